@@ -177,7 +177,7 @@ class Bench:
         command = ["fio", "--name=peer", f"--filename={self.args.prefix}.bin", "--readonly"]
         command += [f"--rw={pattern}", f"--bs={block}", f"--iodepth={depth}", "--direct=1"]
         command += ["--ioengine=io_uring", "--runtime=5", "--time_based", "--output-format=json"]
-        # At its best, as tools/src/fio.rs calls it: buffers in large pages, several requests a call.
+        # At its best, as tools/src/bench/fio/mod.rs calls it: buffers in large pages, several requests a call.
         command += ["--iomem_align=2m", "--gtod_reduce=1", "--registerfiles=1", "--norandommap"]
         command += [f"--iodepth_batch_submit={-(-depth // 4)}", f"--iodepth_batch_complete_max={depth}"]
         large = dict(os.environ, GLIBC_TUNABLES="glibc.malloc.hugetlb=1")

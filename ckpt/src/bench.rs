@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use crate::control::SaveControl;
-use crate::engine::{Checksums, FileJob, ShardWriter};
+use crate::base::save_control::SaveControl;
+use crate::write::shard_writer::{Checksums, FileJob, ShardWriter};
 use crate::{
     Checkpoints, Dtype, Group, HeldRegion, Region, Result, SavePlan, TensorData, TensorRead,
     TensorSpec,

@@ -5,7 +5,7 @@
 
 use fuzz::{Store, key};
 use libfuzzer_sys::fuzz_target;
-use storage::sim::{FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultPlan, FaultStore};
 
 fuzz_target!(|lines: &str| {
     // A mutation hardly ever has the right sum, so all lines but the last, which may be torn, get

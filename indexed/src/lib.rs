@@ -20,53 +20,35 @@
 // A place in a table may be beyond 32 bits.
 const _: () = assert!(usize::BITS == 64);
 
-mod ahead;
-mod blend;
-mod block_shuffle;
-mod builder;
+mod block_prefetch;
 mod cache;
-mod dataset;
 mod dtype;
+mod edit;
 mod error;
-mod feistel;
 mod formats;
-mod gpt_index;
-mod gpt_plan;
-mod gpt_verify;
-mod idx;
-mod lengths;
-mod mapping;
-mod masked_index;
-mod npy;
-mod outline;
-mod python_json;
-mod repair;
+mod mmididx;
+mod order;
 pub mod rng;
-mod sample_index;
-mod sparse;
-mod splice;
 mod split;
-mod stamp;
-mod token_stream;
 
-pub use blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
-pub use block_shuffle::{BlockEpoch, BlockShuffle};
-pub use builder::{Builder, BuilderMark, Built};
-pub use cache::default_cache_folder;
-pub use dataset::{CheckReport, IndexedDataset};
+pub use cache::index_cache::default_cache_folder;
+pub use cache::npy::{Descr, Element, Npy};
 pub use dtype::Dtype;
+pub use edit::concat::{DocumentRange, splice};
+pub use edit::repair::{Repair, RepairReport};
 pub use error::{Error, FormatRule, Result};
 pub use formats::{
     Census, CensusReport, Format, MissingDocumentEnds, ReadOptions, Sink, TokenSource,
     WriteOptions, WriteReport, Writer,
 };
-pub use gpt_index::{GptIndex, GptIndexConfig, TokenSpan};
-pub use lengths::Lengths;
-pub use mapping::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
-pub use masked_index::{MaskedConfig, MaskedIndex, MaskedKind, MaskedSample};
-pub use npy::{Descr, Element, Npy};
-pub use repair::{Repair, RepairReport};
-pub use sample_index::{SampleRule, build_sample_index};
-pub use splice::{DocumentRange, splice};
+pub use mmididx::builder::{Builder, BuilderMark, Built};
+pub use mmididx::dataset::{CheckReport, IndexedDataset};
+pub use mmididx::lengths::Lengths;
+pub use order::blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
+pub use order::block_shuffle::{BlockEpoch, BlockShuffle};
+pub use order::gpt_index::{GptIndex, GptIndexConfig, TokenSpan};
+pub use order::mapping::{BlocksConfig, MappingConfig, build_blocks_mapping, build_mapping};
+pub use order::masked_index::{MaskedConfig, MaskedIndex, MaskedKind, MaskedSample};
+pub use order::sample_index::{SampleRule, build_sample_index};
+pub use order::token_stream::TokenStream;
 pub use split::{Split, SplitMatrix};
-pub use token_stream::TokenStream;

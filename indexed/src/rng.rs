@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::ahead::{BLOCK, in_blocks};
+use crate::block_prefetch::{BLOCK, in_blocks};
 
 /// The 32-bit Mersenne Twister, C++'s `std::mt19937`, seeded with one word.
 #[derive(Clone, Debug)]

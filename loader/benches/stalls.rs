@@ -20,7 +20,7 @@ use indexed::{GptIndex, GptIndexConfig, IndexedDataset, Split};
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{GptOrder, Loader, LoaderOptions};
 use storage::Storage;
-use storage::sim::{ReadFaultLayer, ReadFaults};
+use storage::testing::fault_store::{ReadFaultLayer, ReadFaults};
 
 const SEQ_LEN: usize = 2048;
 const MICRO_BATCH: usize = 8;

@@ -7,51 +7,40 @@
 //! there.
 //!
 //! In reading order: an [`SampleOrder`] says which bytes a sample is made of, [`Ranks`] which
-//! samples are whose; [`plan`] makes requests of them, both pure. `planner` plans as far ahead as
-//! the `window` reaches, one `worker` for each store keeps as many requests in flight as its
-//! `depth` says, `batcher` has an [`Assemble`] make batches of the samples, of the kinds in
+//! samples are whose; [`plan::round`] makes requests of them, both pure. `planner` plans as far
+//! ahead as the `window` reaches, one `worker` for each store keeps as many requests in flight as
+//! its `depth` says, `batcher` has an [`Assemble`] make batches of the samples, of the kinds in
 //! [`batch`]. `shared` says how they pass each other what; [`Metrics`] what they did.
 
 #![forbid(unsafe_code)]
 
-mod assemble;
 pub mod batch;
-mod batcher;
 pub mod cache;
-mod depth;
 mod error;
-mod files;
 mod gpt;
 mod histogram;
-mod loader;
 mod metrics;
-mod near;
 mod node;
 mod order;
-mod order_encdec;
-mod order_file;
-mod order_masked;
 pub mod plan;
-mod planner;
+mod prefetch;
 mod queue;
-mod ranks;
-mod shared;
-mod window;
-mod worker;
 
-pub use assemble::{Assemble, Sample};
 pub use batch::Batch;
+pub use batch::assembler::{Assemble, Sample};
 pub use error::{Error, Result};
 pub use gpt::{GptBatches, GptLoaderOptions};
-pub use loader::{Loader, LoaderOptions};
 pub use metrics::Metrics;
-pub use near::SampleCache;
 pub use node::{
     BatchSource, NodeBatches, NodeClient, NodeError, NodeOptions, Open, RawAssemble, RawBatch,
     Samples,
 };
-pub use order::{BlendOrder, DataFile, GptOrder, PieceRef, SampleOrder, SampleOrigin};
-pub use order_encdec::EncDecOrder;
-pub use order_file::{BlockOrder, FileOrder};
-pub use order_masked::MaskedOrder;
-pub use ranks::Ranks;
+pub use order::encdec::EncDecOrder;
+pub use order::file::{BlockOrder, FileOrder};
+pub use order::masked::MaskedOrder;
+pub use order::rank_schedule::Ranks;
+pub use order::sample_order::{
+    BlendOrder, DataFile, GptOrder, PieceRef, SampleOrder, SampleOrigin,
+};
+pub use plan::sample_cache::SampleCache;
+pub use prefetch::loader::{Loader, LoaderOptions};

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use storage::{Key, Storage};
 
 use crate::Result;
-use crate::journal::{Journal, ResumeState};
-use crate::json::{TextFinder, Value as Found};
+use crate::json::scanner::{TextFinder, Value as Found};
+use crate::tokens::journal::{Journal, ResumeState};
 
 /// The text under a key of a line, and its place between the quotes.
 ///

@@ -1,48 +1,40 @@
 //! JSON lines to tokens.
 //!
-//! [`run`] turns files of JSON lines into the pair of `.bin` and `.idx` that Megatron reads, on all
-//! cores, in the order of the input and to the same bytes for every number of workers. Whatever is
-//! wrong with a line ends the run with its place; nothing is skipped in silence. In reading order:
-//! `run` is the pipeline, `parcel` what goes round in it, `input` where bytes come from, `json`
-//! what a line is, [`Tokenizer`] what a text is made into, and `commit` what is written.
+//! [`tokens::run`] turns files of JSON lines into the pair of `.bin` and `.idx` that Megatron
+//! reads, on all cores, in the order of the input and to the same bytes for every number of
+//! workers. Whatever is wrong with a line ends the run with its place; nothing is skipped in
+//! silence. In reading order: `run` is the pipeline, `parcel` what goes round in it, `input` where
+//! bytes come from, `json` what a line is, [`Tokenizer`] what a text is made into, and `commit`
+//! what is written.
 
 #![forbid(unsafe_code)]
 
+mod batch;
 pub mod clean;
-mod commit;
-mod documents;
 mod error;
-mod estimate;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod identity;
 mod input;
-mod journal;
 mod json;
-mod leftovers;
-mod long;
 pub mod objective;
 mod options;
-mod outputs;
-mod parcel;
-mod pump;
-mod report;
-mod run;
+mod pipeline;
 mod tokenizer;
-mod work;
+mod tokens;
 
-pub use documents::Skipped;
+pub use batch::encoded::Skipped;
+pub use batch::report::{InputReport, Output, PreprocessProgress, Report, Stages};
 pub use error::{BadLine, Error, Result};
-pub use estimate::{Estimate, estimate};
 pub use input::{Format, InputOptions, Separator, TextRules};
 pub use options::{
     EmptyDocuments, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard, SpanOptions,
 };
-pub use report::{InputReport, Output, PreprocessProgress, Report, Stages};
-pub use run::{run, run_until};
 pub use tokenizer::{
     Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, Gpt2, HuggingFace, Jieba,
     JiebaWords, Null, Pattern, Pieces, Tiktoken, Tokenizer, TokenizerSpec, WordPiece,
     WordPieceCase, open_gpt2, open_tokenizer, pieces,
 };
+pub use tokens::estimate::{Estimate, estimate};
+pub use tokens::run::{run, run_until};

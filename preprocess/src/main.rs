@@ -1,8 +1,6 @@
 //! The command `preprocess`: JSON lines to the token files that Megatron reads.
 
 mod cli;
-mod progress;
-mod summary;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -15,9 +13,9 @@ use preprocess::{Error, estimate, open_gpt2, run_until};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use storage::ByteSize;
 
-use crate::cli::Cli;
+use crate::cli::args::Cli;
 use crate::cli::compat::translate;
-use crate::progress::Reporter;
+use crate::cli::progress::Reporter;
 
 /// What `sysexits.h` calls a failure that a later try may not meet, and batch systems requeue.
 const EXIT_STOPPED: u8 = 75;
@@ -87,7 +85,7 @@ fn go(cli: &Cli) -> Result<()> {
             .context("the token files stand, but the report does not")?;
     }
     if !cli.quiet {
-        summary::print(&report)?;
+        cli::summary::print(&report)?;
     }
     Ok(())
 }

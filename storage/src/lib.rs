@@ -19,89 +19,43 @@
 
 #![deny(unsafe_code)]
 
-mod behind;
-mod buf;
-#[expect(unsafe_code, reason = "buffers are disjoint parts of one mapping")]
-mod buffer_pool;
-mod checksum;
-#[cfg(feature = "sim")]
-pub mod conformance;
-mod copy;
-mod disk;
-mod engine;
-mod error;
-pub mod examine;
-mod flying;
-mod folders;
-mod key;
-mod ladder;
-mod layout;
-#[cfg(feature = "s3")]
-mod local_copy;
-pub mod lustre;
-mod manifest;
-#[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
-mod map;
-mod mount;
-mod open_file;
-mod os;
-mod owner;
-mod piece;
+mod api;
+mod base;
+pub mod fs;
+mod io;
+pub mod ipc;
 mod posix;
-mod pread;
-mod profile;
+pub mod probe;
 mod reader;
-mod remote;
-#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
-mod ring;
-mod rng;
 #[cfg(feature = "s3")]
 mod s3;
-pub mod shared;
-#[cfg(feature = "sim")]
-pub mod sim;
-pub mod simulated;
-mod stage;
-mod straight;
-#[expect(unsafe_code, reason = "instructions that write past the cache")]
-mod stream;
-mod stripes;
-#[expect(unsafe_code, reason = "system calls that std does not offer")]
+pub mod simulate;
 mod sys;
-mod temporary;
-mod threads;
-mod units;
-mod unsynced;
-mod upload;
-#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
-mod uring;
-mod url;
-mod watch;
-#[expect(unsafe_code, reason = "vector instructions, where the processor has them")]
-mod wide;
-mod work_file;
+pub mod testing;
 
-pub use buf::Zeros;
-pub use buffer_pool::{Buffer, BufferPool};
-pub use checksum::{Crc32, Crc64, crc64, crc64_join};
-pub use error::{Error, Result, one_line};
-pub use key::Key;
-pub use manifest::{FileEntry, Manifest, VerifyReport};
-pub use map::Map;
-pub use owner::{Liveness, ProcessIdentity};
-pub use profile::{IoEngine, Profile};
-pub use reader::{Completion, RETRY_CAUSES, ReadRequest, Reader, ReaderCounters, ReaderOptions};
-pub use remote::{RemoteError, RemoteErrorKind};
+pub use api::manifest::{FileEntry, Manifest, VerifyReport};
+pub use api::pending_dir_sync::PendingDirSync;
+pub use api::reader::{
+    Completion, RETRY_CAUSES, ReadRequest, Reader, ReaderCounters, ReaderOptions,
+};
+pub use api::startup_step::Stage;
+pub use base::checksum::{Crc32, Crc64, crc64, crc64_join};
+pub use base::error::{Error, Result, one_line};
+pub use base::key::Key;
+pub use base::process_identity::{Liveness, ProcessIdentity};
+pub use base::remote_error::{RemoteError, RemoteErrorKind};
+pub use base::units::{ByteSize, rate_text};
+pub use fs::detect::{IoEngine, Profile};
+pub use posix::in_place_file::{InPlaceFile, LinkMethod};
+pub use reader::watchdog::{StuckRead, StuckReads};
+pub use sys::aligned_buffer::Zeros;
+pub use sys::buffer_pool::{Buffer, BufferPool};
+pub use sys::mapped::Map;
+pub use sys::nontemporal::copy_past_cache;
+pub use sys::simd::{Kernel, Width};
+pub use sys::syscalls::prefetch;
 #[cfg(feature = "server")]
-pub use s3::server;
-pub use stage::Stage;
-pub use stream::copy_past_cache;
-pub use sys::prefetch;
-pub use units::{ByteSize, rate_text};
-pub use unsynced::PendingDirSync;
-pub use watch::{StuckRead, StuckReads};
-pub use wide::{Kernel, Width};
-pub use work_file::{InPlaceFile, LinkMethod};
+pub use testing::s3_server;
 
 use std::fmt;
 use std::sync::Arc;
@@ -325,8 +279,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
         // One read in fifty a second late, at 4,600 a second, is 92 in flight that only wait.
         let depth = options.depth_or(256);
-        let carrier = threads::WorkerPool::new(depth + options.orphans_max);
-        Ok(Box::new(flying::InFlightReader::new(carrier, depth, options)))
+        let carrier = reader::worker_pool::WorkerPool::new(depth + options.orphans_max);
+        Ok(Box::new(reader::in_flight::InFlightReader::new(carrier, depth, options)))
     }
 
     /// Stores with the same answer read alike: a [`Reader`] of one carries the reads of all as
@@ -441,7 +395,7 @@ pub trait Upload: fmt::Debug + Send {
         range: std::ops::Range<u64>,
         crc64: Option<u64>,
     ) -> Result<()> {
-        copy::read_and_write(self, object, &range, crc64)
+        posix::kernel_copy::read_and_write(self, object, &range, crc64)
     }
 
     /// Memory that it may take for bytes on their way: a hint, for before the first byte.
@@ -532,7 +486,7 @@ pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
     if s3::is_ours(url) {
         return s3::open(url);
     }
-    posix::open(&url::parse(url)?)
+    posix::store::open(&api::settings::parse(url)?)
 }
 
 /// Splits a URL or plain path into the store of its folder and the key of its last component, as
@@ -546,13 +500,13 @@ pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
     if s3::is_ours(url) {
         return s3::locate(url);
     }
-    let mut location = url::parse(url)?;
+    let mut location = api::settings::parse(url)?;
     let bad = |reason: &str| Error::BadUrl { url: url.to_owned(), reason: reason.to_owned() };
     let name = location.path.file_name().ok_or_else(|| bad("it has no last component"))?;
     let name = name.to_str().ok_or_else(|| bad("its last component is not UTF-8"))?;
     let key = Key::new(name)?;
-    location.path = disk::folder_of(&location.path);
-    Ok((posix::open(&location)?, key))
+    location.path = fs::filesystem::folder_of(&location.path);
+    Ok((posix::store::open(&location)?, key))
 }
 
 /// Reads a whole object into memory.

@@ -1,23 +1,24 @@
 //! The command `feedline`.
 
-mod cli;
+mod args;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
+use args::{Cli, IndexVerb, Verb};
 use clap::{CommandFactory as _, Parser as _};
-use cli::{Cli, IndexVerb, Verb};
 use serde::Serialize;
-use tools::cmd::ckpt::CkptOutput;
-use tools::cmd::{
-    bench, check, ckpt, clean, convert, doctor, index, inspect, materialize, merge, offload,
-    repair, samples, split, stripe,
+use tools::ckpt::CkptOutput;
+use tools::data::{
+    check, clean, convert, index, inspect, materialize, merge, repair, samples, split,
 };
-use tools::report::ProgressLine;
-use tools::target::InspectTarget;
-use tools::work::CancellableJob;
+use tools::doctor::stripe;
+use tools::ui::inspect_target::InspectTarget;
+use tools::ui::job::CancellableJob;
+use tools::ui::terminal::ProgressLine;
+use tools::{bench, ckpt, doctor, offload};
 
 fn main() -> ExitCode {
     match run(&Cli::parse().verb) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bridge::dist::{Group, GroupOptions, Store, Work};
 use recipe::schedule::{Action, Costs, Pass, Pipeline, Schedule, simulate};
 use tch::{Device, Kind, Tensor};
-use trainer::comm::RankActivity;
+use trainer::launch::comm::RankActivity;
 use trainer::parallel::pipe::Pipe;
 
 const RANKS: usize = 4;

@@ -10,39 +10,28 @@
 //! what it writes down of itself in [`logbook`].
 //!
 //! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
-//! [`launch`] how several processes become one run, [`accumulate`] and [`optim`] what happens to
-//! its gradients, `state` what a checkpoint holds, `saver` when one is made.
+//! [`launch`] how several processes become one run, [`parallel::accumulate`] and [`step::optim`]
+//! what happens to its gradients, `state` what a checkpoint holds, `saver` when one is made.
 
 #![forbid(unsafe_code)]
 
-pub mod accumulate;
-pub mod comm;
-mod crew;
+pub mod checkpoint;
 mod device;
+mod dtype;
 mod error;
 pub mod eval;
-mod evaluate;
 pub mod exit;
 pub mod generate;
-mod held;
-pub mod input;
-mod kind;
 pub mod launch;
 pub mod model;
-mod offload;
-pub mod optim;
 pub mod parallel;
-mod resume;
-mod sample;
-mod saver;
-pub mod state;
-mod step;
+pub mod step;
 mod train;
 
 pub use recipe::{config, mesh, plan, rng};
 
 pub use error::{Error, Result};
 pub use feed::{Batches, Data, NodePeers, open_corpus, open_tokenizer, with_special};
-pub use held::{LocalTensor, LocalTensorMut};
+pub use step::local_tensors::{LocalTensor, LocalTensorMut};
 pub use step::{StepReport, Trainer};
 pub use train::{Host, Outcome, train};

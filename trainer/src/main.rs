@@ -3,8 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
-mod cmd;
-mod stderr;
+mod logger;
 
 use std::io::{self, Write as _};
 use std::process::{Command, ExitCode};
@@ -22,19 +21,19 @@ use trainer::launch::local::{self, LAUNCHER, Launch};
 use trainer::plan::{PlanInputs, RunPlan};
 use trainer::{Host, Outcome};
 
-use crate::cli::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
+use crate::cli::args::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
 
 fn main() -> ExitCode {
-    stderr::install();
+    logger::install();
     end_with_launcher();
     let done = match &Cli::parse().verb {
         Verb::Train(args) => train(args),
-        Verb::Generate(args) => cmd::generate(args),
-        Verb::Eval(args) => cmd::eval(args),
-        Verb::Report(args) => cmd::report(args),
-        Verb::LrSweep(args) => cmd::sweep(args),
+        Verb::Generate(args) => cli::generate(args),
+        Verb::Eval(args) => cli::eval(args),
+        Verb::Report(args) => cli::report(args),
+        Verb::LrSweep(args) => cli::sweep(args),
         Verb::Plan(args) => plan(args),
-        Verb::ImportConfig(args) => cmd::import_config(args),
+        Verb::ImportConfig(args) => cli::import_config(args),
         Verb::Launch(args) => launch(args),
         Verb::CkptAgent => {
             ckpt::serve_agent().map(|()| ExitCode::SUCCESS).context("save for a trainer")
@@ -60,7 +59,7 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     let world = World::find(|name| std::env::var(name).ok())?;
     let rank = world.as_ref().map(|world| world.rank);
     if rank.is_some_and(|rank| rank > 0) {
-        stderr::warnings_only();
+        logger::warnings_only();
     }
     let config = load(&args.config)?;
     let stop = Arc::new(AtomicBool::new(false));

@@ -21,17 +21,17 @@ use serde_json::Value;
 use storage::Key;
 use tch::Device;
 
-use crate::comm::Comm;
+use crate::checkpoint::manager::CheckpointManager;
+use crate::checkpoint::resume::{CheckpointFolder, Start};
+use crate::checkpoint::state::{JointSaveParts, TrainingProgress};
 use crate::config::{Config, OnSpike, Timers};
-use crate::crew::{self, RankGroup};
 use crate::device;
-use crate::kind::peak_flop_per_s;
+use crate::dtype::peak_flop_per_s;
+use crate::launch::comm::Comm;
 use crate::launch::local::WAITING;
+use crate::launch::rank_group::{self, RankGroup};
 use crate::launch::{StartupStage, Watchdog, World};
 use crate::plan::{PlanInputs, RunPlan};
-use crate::resume::{CheckpointFolder, Start};
-use crate::saver::CheckpointManager;
-use crate::state::{JointSaveParts, TrainingProgress};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -154,7 +154,7 @@ impl<'a> TrainingLoop<'a> {
         let restore = || Self::restore(config, host, crew, comm, data);
         let mut run = crew.stage(StartupStage::Checkpoint, restore)?;
         run._watchdog = watchdog;
-        crew.stage(StartupStage::FirstCollective, || crew::any(run.trainer.comm(), [false]))?;
+        crew.stage(StartupStage::FirstCollective, || rank_group::any(run.trainer.comm(), [false]))?;
         crew.ready();
         Ok(run)
     }
@@ -236,7 +236,7 @@ impl<'a> TrainingLoop<'a> {
             // A signal, a clock: not alike on all ranks.
             let out_of_time = self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0);
             let here = [self.stop.load(Ordering::Relaxed), out_of_time, self.save_is_due()];
-            let [stop, out_of_time, save] = crew::any(self.trainer.comm(), here)?;
+            let [stop, out_of_time, save] = rank_group::any(self.trainer.comm(), here)?;
             if stop {
                 return self.stop_until(Some(step_begun + self.config.checkpoint.grace.0));
             }
@@ -259,7 +259,7 @@ impl<'a> TrainingLoop<'a> {
         let ended = self.saver.finish_until(until);
         // What one rank has no time for, or cannot save, none begins.
         let is_late = !matches!(ended, Ok(true));
-        let [is_late] = crew::any(self.trainer.comm(), [is_late])?;
+        let [is_late] = rank_group::any(self.trainer.comm(), [is_late])?;
         ended?;
         if !is_late && self.saved_step != self.progress.step {
             self.save()?;

@@ -7,10 +7,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::wire::{self, AgentCommand, Answer, Hello};
 use super::{ANSWER_MAX, DOOR, LOOK_PAUSE, failed, tell};
-use crate::control::SaveControl;
-use crate::snapshot::Snapshot;
+use crate::base::save_control::SaveControl;
+use crate::save::snapshot::Snapshot;
 use crate::{Checkpoints, Error, LivenessTimeouts, Result, SaveReport};
-use storage::shared::{Arena, Peer, ready};
+use storage::ipc::{Arena, Peer, ready};
 use storage::{Key, ProcessIdentity};
 
 /// Between two answers that tell the progress.

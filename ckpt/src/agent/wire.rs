@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ANSWER_MAX, LOOK_PAUSE, failed};
 use crate::{CheckpointOptions, Result, SaveReport};
-use storage::shared::Peer;
+use storage::ipc::Peer;
 
 /// A kind and two numbers.
 const HEAD_BYTES: usize = 17;

@@ -10,7 +10,8 @@ use super::import::Import;
 use super::source::{FileExtent, TensorSource};
 use super::step::weight_index;
 use super::write::{ConvertLimits, ProgressFn, WriteJob, check, lay_out};
-use crate::{Error, Group, Result, shard};
+use crate::format::safetensors;
+use crate::{Error, Group, Result};
 use storage::{FileEntry, Key, ProcessIdentity, Storage, write_all};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -106,7 +107,7 @@ fn read_index(store: &Arc<dyn Storage>) -> Result<Index> {
 /// Adds the tensors of a safetensors file.
 fn add_file(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result<()> {
     let object = store.open(key)?;
-    let header = shard::read_header(&*object)?;
+    let header = safetensors::read_header(&*object)?;
     let start = header.bytes.len() as u64;
     let file = source.add_file(key.clone(), object.len_bytes());
     for entry in header.entries {

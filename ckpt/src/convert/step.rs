@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::import::Import;
 use super::made::{DerivedTensor, unfit};
 use super::write::{ConvertLimits, OutFile, ProgressFn, WriteJob, check, lay_out};
-use crate::catalog::{BlobEntry, CHUNKS_MAX};
-use crate::staging::{EXTRA, INDEX, WrittenStep};
+use crate::format::catalog::{BlobEntry, CHUNKS_MAX};
+use crate::write::staging::{EXTRA, INDEX, WrittenStep};
 use crate::{Blob, Checkpoints, Group, PeakRate, Result, SaveReport, TensorEntry};
 use storage::{FileEntry, write_all};
 

@@ -2,12 +2,13 @@
 
 use super::made::{DeriveBuffers, DerivedTensor};
 use super::source::TensorSource;
-use crate::blocks::ChunkWriter;
-use crate::catalog::{PACKED_MAGIC, packed_path};
-use crate::engine::Checksums;
-use crate::shard::{self, Unplaced};
+use crate::base::parallel_io;
+use crate::format::catalog::{PACKED_MAGIC, packed_path};
+use crate::format::chunk_writer::ChunkWriter;
+use crate::format::safetensors::{self, Unplaced};
 use crate::spec::{TensorSpec, check_specs};
-use crate::{Chunk, Codec, Error, Region, Result, bands, parallel};
+use crate::write::shard_writer::Checksums;
+use crate::{Chunk, Codec, Error, Region, Result, bands};
 use storage::{FileEntry, Key, Storage, crc64_join};
 
 /// How much is held and written at a time.
@@ -93,7 +94,7 @@ pub(crate) fn lay_out(
 }
 
 fn seal(name: String, mut members: Vec<usize>, made: &[DerivedTensor]) -> Result<OutFile> {
-    let (header, offsets) = shard::arrange(&mut members, false, |&place| {
+    let (header, offsets) = safetensors::arrange(&mut members, false, |&place| {
         let DerivedTensor { name, group, dtype, shape, .. } = &made[place];
         let (group, dtype, shape) = (*group, *dtype, shape.clone());
         Unplaced { name: group.entry_name(name, None), group, dtype, shape }
@@ -117,7 +118,7 @@ impl WriteJob<'_> {
     /// Writes all files, and makes them durable. Beside each its chunks, in the order of members.
     pub(crate) fn write(&self, files: &[OutFile]) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
         let jobs: Vec<&OutFile> = files.iter().collect();
-        parallel::each(jobs, self.bounds.threads.max(1), |file, _| self.write_file(file))
+        parallel_io::each(jobs, self.bounds.threads.max(1), |file, _| self.write_file(file))
     }
 
     fn write_file(&self, file: &OutFile) -> Result<(FileEntry, Vec<Chunk>)> {
@@ -187,7 +188,7 @@ impl WriteJob<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use storage::sim::{FaultPlan, FaultStore};
+    use storage::testing::fault_store::{FaultPlan, FaultStore};
 
     use super::*;
     use crate::convert::source::FileExtent;

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use storage::{Kernel, Width, Zeros};
 
 use super::memory::STAGGER_BYTES;
+use crate::base::parallel_io;
 use crate::layout::{DeviceMesh, Layout, Param, TensorSplit};
-use crate::{Dtype, Group, Result, parallel};
+use crate::{Dtype, Group, Result};
 
 /// Parameters of one matrix: 64 MiB of each array.
 const MATRIX: u64 = 1 << 24;
@@ -53,7 +54,7 @@ pub fn triad(bytes: usize, threads: usize, rounds: usize) -> Result<f64> {
         let rows = a.chunks_mut(ROW_BYTES).zip(b.chunks(ROW_BYTES)).zip(c.chunks(ROW_BYTES));
         let rows = rows.map(|((a, b), c)| Triad { a, b, c }).collect();
         let begun = Instant::now();
-        parallel::each(rows, threads, |row: Triad<'_>, _| {
+        parallel_io::each(rows, threads, |row: Triad<'_>, _| {
             width.run(row);
             Ok(())
         })?;

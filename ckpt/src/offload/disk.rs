@@ -14,7 +14,7 @@ use super::generation::{CompleteGeneration, Sums, number_of, record_name};
 use super::pass::{Buffers, Parts, SegmentInputs, TilePipeline, sums, update};
 use super::slot::{GenerationFiles, remove, slot_of};
 use super::{AdamW, Generation, OffloadOptions, StepReport, Update, WeightsOut};
-use crate::catalog::is_block_size;
+use crate::format::catalog::is_block_size;
 use crate::{Checkpoint, Dtype, Error, Group, RegionRequest, Result};
 use storage::{InPlaceFile, Width, crc64};
 

@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::parts::{cut, parts};
+use crate::format::safetensors::ALIGN_BYTES;
 use crate::layout::Layout;
 use crate::plan::{PlanLimits, SavePlan, spread};
-use crate::shard::ALIGN_BYTES;
 use crate::{Dtype, Error, Group, HeldRegion, Region, Result, TensorSpec};
 
 /// Weights, running means, running means of squares.

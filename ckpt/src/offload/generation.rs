@@ -8,9 +8,10 @@ use super::Generation;
 use super::folders::Folder;
 use super::form::{FileForm, ITEM_BYTES, ROLES, Segment, StateLayout, Tile};
 use super::slot::{GenerationFiles, slot_name};
-use crate::blocks;
-use crate::catalog::{block_count, join_blocks};
-use crate::{Chunk, Error, Result, hex};
+use crate::base::hex;
+use crate::format::catalog::{block_count, join_blocks};
+use crate::format::chunk_writer;
+use crate::{Chunk, Error, Result};
 use storage::{FileEntry, Manifest, crc64, crc64_join};
 
 const FORMAT: &str = "feedline-offload";
@@ -198,12 +199,12 @@ fn array_sums(
     (param, role): (usize, usize),
     sums: &[u64],
     block_bytes: u64,
-) -> blocks::ChunkSums {
+) -> chunk_writer::ChunkSums {
     let bytes = (form.params[param].elements * ITEM_BYTES) as u64;
     let crc64 = join_blocks(sums, bytes, block_bytes);
     let offset = form.places[param][role].offset;
     let blocks = if block_count(bytes, block_bytes) > 0 { sums.to_vec() } else { Vec::new() };
-    blocks::ChunkSums { offset, bytes, crc64, blocks, packed: None }
+    chunk_writer::ChunkSums { offset, bytes, crc64, blocks, packed: None }
 }
 
 /// Takes the sums of a file's arrays from its chunks; `None` if they are no chunks of them.

@@ -7,7 +7,7 @@ use storage::Zeros;
 use super::adamw::AdamWRow;
 use super::form::{ITEM_BYTES, ROLES, StateLayout};
 use super::{AdamW, OffloadOptions, Update, WeightsOut};
-use crate::parallel::{self, IoBuffer};
+use crate::base::parallel_io::{self, IoBuffer};
 use crate::{Checkpoint, Group, RegionRequest, Result};
 
 /// Arrays begin at lines of the cache, so that vectors do.
@@ -123,7 +123,7 @@ impl MemoryState {
             }
             Ok(())
         };
-        parallel::each(items, threads, copy).map(drop)
+        parallel_io::each(items, threads, copy).map(drop)
     }
 
     /// Updates the parameters from `first` on.
@@ -146,7 +146,7 @@ impl MemoryState {
             row.update(&factors, width);
             Ok(())
         };
-        parallel::each(rows, threads, work).map(drop)
+        parallel_io::each(rows, threads, work).map(drop)
     }
 }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::form::{ITEM_BYTES, StateLayout, StateParam, TILE_BYTES};
 use super::{Update, WeightsOut};
-use crate::shard::ALIGN_BYTES;
+use crate::format::safetensors::ALIGN_BYTES;
 use crate::{HeldRegion, Region, TensorSpec};
 
 /// What a rank has, in parts.

@@ -11,8 +11,8 @@ use super::adamw::{AdamWRow, Factors};
 use super::form::{ROLES, Segment, StateLayout, Tile, tile_bytes_max};
 use super::generation::{CompleteGeneration, Sums};
 use super::slot::GenerationFiles;
-use crate::parallel::{self, IoBuffer};
-use crate::shard::ALIGN_BYTES;
+use crate::base::parallel_io::{self, IoBuffer};
+use crate::format::safetensors::ALIGN_BYTES;
 use crate::{Dtype, Result};
 use storage::{Crc64, RangeRead, Width, Zeros, crc64};
 
@@ -88,7 +88,7 @@ impl TilePipeline<'_> {
             self.buffers.give(buffer);
             Ok((tile.segments, done))
         };
-        for (segments, done) in parallel::each(tiles, self.depth, carry)? {
+        for (segments, done) in parallel_io::each(tiles, self.depth, carry)? {
             for (Segment { param, block, .. }, crc64) in segments.into_iter().zip(done) {
                 for (own, crc64) in sums[param].iter_mut().zip(crc64) {
                     if own.len() <= block {

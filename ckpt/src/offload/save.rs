@@ -8,9 +8,9 @@ use serde_json::Value;
 use super::form::{FileForm, StateLayout};
 use super::generation::{CompleteGeneration, entry};
 use super::{Offload, PublishMethod, StateBacking};
-use crate::control::SaveControl;
-use crate::parallel::{self, IoBuffer};
-use crate::staging::{PieceSource, PreparedFiles};
+use crate::base::parallel_io::{self, IoBuffer};
+use crate::base::save_control::SaveControl;
+use crate::write::staging::{PieceSource, PreparedFiles};
 use crate::{Blob, Checkpoints, Chunk, Error, JointSaveOptions, Result, SaveReport};
 use storage::{ByteSize, FileEntry, InPlaceFile, Key, LinkMethod, Object, PendingDirSync};
 
@@ -163,7 +163,7 @@ impl PreparedFiles for ReadyFiles {
         let threads = self.form.plan.folders().min(COPIES_MAX);
         let mut parts = Vec::new();
         let mut names = Vec::new();
-        for (entry, chunks, name) in parallel::each(saved, threads, put)? {
+        for (entry, chunks, name) in parallel_io::each(saved, threads, put)? {
             parts.push((entry, chunks));
             names.push(name);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::folders::{Folder, patiently};
 use super::form::StateLayout;
-use crate::parallel::{self, IoBuffer};
+use crate::base::parallel_io::{self, IoBuffer};
 use crate::{Error, Result};
 use storage::InPlaceFile;
 
@@ -69,7 +69,7 @@ impl GenerationFiles {
     /// Makes all files durable.
     pub(super) fn sync(&self) -> Result<()> {
         let sync = |file: &Arc<dyn InPlaceFile>, _: &mut IoBuffer| Ok(file.sync()?);
-        parallel::each(self.files.iter().collect(), SYNCS_MAX, sync).map(drop)
+        parallel_io::each(self.files.iter().collect(), SYNCS_MAX, sync).map(drop)
     }
 
     /// Refuses files that were removed: what is written to them would be lost with this process.

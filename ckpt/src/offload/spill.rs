@@ -21,7 +21,7 @@ use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 
 use super::Folder;
-use crate::shard::ALIGN_BYTES;
+use crate::format::safetensors::ALIGN_BYTES;
 use crate::{Error, Result};
 use extents::{ExtentState, ExtentTask, Extents, SpillExtent};
 use space::{FileRange, SpaceMap};

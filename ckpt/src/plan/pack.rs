@@ -2,9 +2,9 @@
 
 use std::cmp::Reverse;
 
-use super::share::{HeldTensor, WriterShare};
+use super::assign::{HeldTensor, WriterShare};
 use super::{PlanLimits, PlannedChunk, Shard};
-use crate::shard::{self, Unplaced};
+use crate::format::safetensors::{self, Unplaced};
 use crate::spec::TensorSpec;
 use crate::{Group, Result};
 
@@ -183,14 +183,14 @@ fn seal(
     chunks: &[usize],
     align_all: bool,
 ) -> Result<Shard> {
-    let (header, offsets) = shard::arrange(&mut pieces, align_all, |piece| {
+    let (header, offsets) = safetensors::arrange(&mut pieces, align_all, |piece| {
         let spec = &specs[piece.tensor];
         let k = (chunks[piece.tensor] > 1).then_some(piece.k);
         Unplaced {
             name: spec.group.entry_name(&spec.name, k),
             group: spec.group,
             dtype: spec.dtype,
-            shape: shard::entry_shape(&piece.region.spans, piece.region.flat_span()),
+            shape: safetensors::entry_shape(&piece.region.spans, piece.region.flat_span()),
         }
     })?;
     for (piece, offset) in pieces.iter_mut().zip(offsets) {

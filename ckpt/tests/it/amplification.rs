@@ -6,7 +6,7 @@ use crate::common::Folder;
 use ckpt::layout::{DeviceMesh, Layout, Param, Slices, TensorSplit, Zero};
 use ckpt::{CheckpointOptions, Checkpoints, Dtype, Group, RegionRequest, SavePlan};
 use storage::Key;
-use storage::sim::{ReadFaultLayer, ReadFaults};
+use storage::testing::fault_store::{ReadFaultLayer, ReadFaults};
 
 /// Two layers of a model whose matrices are some dozens of blocks each, all cut along an axis.
 fn layout(mesh: DeviceMesh, axis: usize) -> Layout {

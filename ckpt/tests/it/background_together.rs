@@ -16,7 +16,7 @@ use ckpt::{
     SaveReport, SaveStart,
 };
 use storage::Storage;
-use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 
 /// Far longer than any of these takes, and short enough to see that something waits for it.
 const DEADLINE: Duration = Duration::from_secs(60);

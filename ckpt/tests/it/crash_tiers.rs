@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{Checkpoints, Drain, DrainOptions, Retention};
-use storage::sim::{FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultPlan, FaultStore};
 use storage::{Key, Storage as _};
 
 /// Images that are looked at of each operation.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::common::gate::pulled;
 use crate::common::{Folder, Random, SERIAL, State, Tensor};
 use ckpt::{Check, CheckpointOptions, Checkpoints, Dtype, Error, Group, Retention};
-use storage::sim::{FaultPlan, FaultStore, HookLayer, Mount};
+use storage::testing::fault_store::{FaultPlan, FaultStore, HookLayer, Mount};
 use storage::{Key, Result, Storage};
 
 /// When calls fail, counted over the store and all its uploads.

@@ -8,7 +8,7 @@ use crate::common::beside::{Rank, SMALL, contents, meshes};
 use ckpt::offload::Folder as Place;
 use ckpt::{Checkpoints, Error, Result};
 use serde_json::Value;
-use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage};
 
 const STEPS: u64 = 3;

@@ -11,7 +11,7 @@ use ckpt::{
     JointSaveOptions, PlanLimits,
 };
 use serde_json::{Value, json};
-use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Manifest, Storage};
 
 const PACKED: CheckpointOptions = CheckpointOptions { codec: Some(Codec::Planes), ..SMALL };

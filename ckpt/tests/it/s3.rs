@@ -12,7 +12,7 @@ use ckpt::{
     JointSaveOptions, Retention,
 };
 use storage::Key;
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 
 fn steps_on(server: &S3Server, options: &str) -> Checkpoints {
     let store = storage::open_url(&(server.url("runs") + options)).unwrap();

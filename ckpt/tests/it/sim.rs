@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::{Random, SERIAL, State, Tensor};
 use ckpt::{Checkpoints, Dtype, Error, Group};
 use serde_json::json;
-use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage as _};
 
 /// Images of each moment that are looked at.

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use crate::common::Random;
 use ckpt::offload::{Folder, Spill, SpillHandle, SpillOptions, SpillReport};
 use ckpt::{Error, Result};
-use storage::sim::{FaultKind, FaultPlan, FaultStore, Mount, ReadFaultLayer, ReadFaults};
+use storage::testing::fault_store::{
+    FaultKind, FaultPlan, FaultStore, Mount, ReadFaultLayer, ReadFaults,
+};
 use storage::{Key, Storage};
 
 /// Four buffers of a page.

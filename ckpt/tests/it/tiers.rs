@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::children::dead_are_known;
 use crate::common::{Folder, SERIAL, SMALL, State};
 use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Retention};
-use storage::sim::{FaultKind, FaultPlan, FaultStore, HookLayer};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore, HookLayer};
 use storage::{Key, ProcessIdentity, Storage, write_all};
 
 fn keep(keep_last: usize, every: u64) -> Retention {

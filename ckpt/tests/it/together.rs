@@ -10,7 +10,7 @@ use crate::common::gate::{Gate, Way, pulled};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{JointSaveOptions, LivenessTimeouts, PlanLimits, Result, SaveReport};
-use storage::sim::{FaultKind, FaultPlan, FaultStore, HookLayer};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore, HookLayer};
 use storage::{Key, Storage};
 
 /// Far longer than any of these takes, and short enough to see that something waits for it.

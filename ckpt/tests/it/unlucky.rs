@@ -12,7 +12,7 @@ use crate::common::{Folder, SERIAL, State};
 use ckpt::{
     Check, Checkpoints, Drain, DrainOptions, Error, JointSaveOptions, LivenessTimeouts, Retention,
 };
-use storage::sim::{FaultPlan, FaultStore, HookLayer};
+use storage::testing::fault_store::{FaultPlan, FaultStore, HookLayer};
 use storage::{Key, Storage, write_all};
 
 /// Longer than anything here takes.

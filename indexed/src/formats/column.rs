@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storage::{Object, RangeRead};
 
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{FormatRule, Result};
 
 /// A table is read in steps of this. Four tables of a merge make two megabytes.

@@ -16,11 +16,11 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use super::marks::{Boundaries, Boundary, Lengths};
+use super::boundaries::{Boundaries, Boundary, Lengths};
 use super::pair::Pair;
 use super::source::{Reader, Sink, TokenRun, TokenSource};
 use super::{Format, MissingDocumentEnds};
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{Dtype, Error, FormatRule, Result};
 
 /// What the three are called after the prefix.

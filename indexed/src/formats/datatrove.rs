@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
+use super::boundaries::Boundaries;
 use super::column::{Column, ColumnType};
-use super::marks::Boundaries;
 use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, whole_tokens};
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{Dtype, FormatRule, Result};
 
 pub(super) fn open(

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use flate2::bufread::MultiGzDecoder;
 use storage::{Key, Object, RangeRead, Storage};
 
+use super::boundaries::Boundaries;
 use super::datatrove::of_size;
-use super::marks::Boundaries;
 use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, unfit};
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{Error, FormatRule, Result};
 
 /// Compressed bytes that are read at once.

@@ -20,11 +20,11 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
+use super::boundaries::{Boundaries, Lengths};
 use super::column::{Column, ColumnType};
-use super::marks::{Boundaries, Lengths};
 use super::source::{TokenRun, TokenSource};
 use super::{Format, pair, whole_tokens};
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{Dtype, Error, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"TNTIDX\0\0";

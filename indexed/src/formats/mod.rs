@@ -6,22 +6,22 @@
 //! those of others, `cpm2` the three files of an encoder and decoder. `column` and `marks` are what
 //! they share: tables of integers, and the ends that the tables tell.
 
-mod census;
+mod boundaries;
 mod column;
 mod cpm2;
 mod datatrove;
 mod dolma;
 mod legacy;
-mod marks;
 mod paddle;
 mod pair;
 mod raw;
 mod source;
+mod token_counts;
 mod writer;
 mod zip;
 
-pub use census::{Census, CensusReport};
 pub use source::{Sink, TokenSource};
+pub use token_counts::{Census, CensusReport};
 pub use writer::{WriteOptions, WriteReport, Writer};
 
 pub(crate) use column::{Column, ColumnType};
@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{Dtype, Error, FormatRule, Result};
 
 /// A format of token files.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use storage::{Key, Object, RangeRead, Storage};
 
+use super::boundaries::{Boundaries, Lengths};
 use super::column::{Column, ColumnType};
-use super::marks::{Boundaries, Lengths};
 use super::source::{TokenRun, TokenSource};
 use super::zip::{self, Member};
 use super::{Format, raw};
-use crate::idx::malformed;
-use crate::npy::{Descr, Shape};
+use crate::cache::npy::{Descr, Shape};
+use crate::mmididx::idx::malformed;
 use crate::{FormatRule, Result};
 
 pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource> {

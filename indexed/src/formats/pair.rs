@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use storage::{Key, Object, RangeRead, Storage};
 
+use super::boundaries::{Boundaries, Boundary, Lengths};
 use super::column::{Column, ColumnType};
-use super::marks::{Boundaries, Boundary, Lengths};
 use super::source::{TokenRun, TokenSource};
 use super::{Format, MissingDocumentEnds};
-use crate::dataset::check_bin_len;
-use crate::idx::{HEADER_BYTES, Layout, malformed};
+use crate::mmididx::dataset::check_bin_len;
+use crate::mmididx::idx::{HEADER_BYTES, Layout, malformed};
 use crate::{FormatRule, Result};
 
 /// The files of a pair, the header read.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use super::marks::Boundaries;
+use super::boundaries::Boundaries;
 use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, paddle, whole_tokens};
-use crate::idx::malformed;
-use crate::npy::Descr;
+use crate::cache::npy::Descr;
+use crate::mmididx::idx::malformed;
 use crate::{Dtype, FormatRule, Result};
 
 pub(super) fn open_nanogpt(

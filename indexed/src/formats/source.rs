@@ -6,8 +6,8 @@ use std::sync::Arc;
 use storage::{Object, RangeRead};
 
 use super::Format;
-use super::marks::{Boundaries, Boundary};
-use crate::idx::malformed;
+use super::boundaries::{Boundaries, Boundary};
+use crate::mmididx::idx::malformed;
 use crate::{Dtype, FormatRule, Result};
 
 /// Large enough to go around the page cache, and a multiple of every token's size.

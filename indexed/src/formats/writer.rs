@@ -7,8 +7,8 @@ use storage::{FileEntry, Key, Storage, Upload};
 use super::source::{Sink, TokenSource};
 use super::zip::ZipWriter;
 use super::{Census, Format, unfit};
-use crate::npy::{self, Descr};
-use crate::outline::{Event, LengthLog};
+use crate::cache::npy::{self, Descr};
+use crate::mmididx::length_log::{Event, LengthLog};
 use crate::{Builder, Dtype, Error, Result};
 
 /// Small pieces are gathered to writes of this size.

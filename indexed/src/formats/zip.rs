@@ -5,7 +5,7 @@ use std::sync::Arc;
 use storage::{Crc32, Object, RangeRead};
 
 use super::writer::Write;
-use crate::idx::malformed;
+use crate::mmididx::idx::malformed;
 use crate::{Error, FormatRule, Result};
 
 /// An `.npz` of ours has two members; a directory far larger is no such file.

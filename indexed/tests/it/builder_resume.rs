@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use indexed::{Builder, BuilderMark, Dtype};
-use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage, read_all};
 
 /// Documents of one sequence, of several, and of none.

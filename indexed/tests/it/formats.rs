@@ -8,7 +8,7 @@ use indexed::{
     Builder, Census, Dtype, Error, Format, FormatRule, IndexedDataset, MissingDocumentEnds,
     ReadOptions, Result, Sink, TokenSource, WriteOptions, Writer,
 };
-use storage::sim::{FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultPlan, FaultStore};
 use storage::{Key, Storage};
 
 /// Documents of sequences of ids.

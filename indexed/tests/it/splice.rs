@@ -175,7 +175,7 @@ fn of_a_cut_file_the_whole_documents_stay() {
 }
 
 fn repair_of(bin: &[u8], idx: &[u8]) -> indexed::Result<(IndexedDataset, indexed::RepairReport)> {
-    use storage::sim::{FaultPlan, FaultStore};
+    use storage::testing::fault_store::{FaultPlan, FaultStore};
     let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
     storage::write_all(store.as_ref(), &key("a.bin"), bin).unwrap();
     storage::write_all(store.as_ref(), &key("a.idx"), idx).unwrap();

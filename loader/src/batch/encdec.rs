@@ -1,6 +1,6 @@
 use indexed::Dtype;
 
-use super::bounds::{self, Direction, SequenceBounds};
+use super::sequence_bounds::{self, Direction, SequenceBounds};
 use super::{decode_into, fill_row, of_dataset, resize};
 use crate::{Assemble, Error, PieceRef, Result, Sample};
 
@@ -303,10 +303,10 @@ impl Assemble for EncDecAssemble {
         batch.encoder_tokens[place.clone()].copy_from_slice(&self.encoder);
         batch.encoder_eod[place.clone()].copy_from_slice(&self.encoder_eod);
         let ends = self.encoder_eod.iter().copied();
-        bounds::starts_after(ends, encoder_len, &mut self.starts);
+        sequence_bounds::starts_after(ends, encoder_len, &mut self.starts);
         batch.encoder_bounds.push_row(&self.starts, encoder_len)?;
         if self.config.reset_position_ids {
-            bounds::positions(&self.starts, &mut batch.encoder_position_ids[place]);
+            sequence_bounds::positions(&self.starts, &mut batch.encoder_position_ids[place]);
         }
 
         batch.truncated[row] = self.decoder.len() > decoder_len + 1;
@@ -322,10 +322,10 @@ impl Assemble for EncDecAssemble {
             *place = f32::from(u8::from(counts));
         }
         let ends = tokens.iter().map(|&token| token == eod);
-        bounds::starts_after(ends, decoder_len, &mut self.starts);
+        sequence_bounds::starts_after(ends, decoder_len, &mut self.starts);
         batch.decoder_bounds.push_row(&self.starts, decoder_len)?;
         if self.config.reset_position_ids {
-            bounds::positions(&self.starts, &mut batch.decoder_position_ids[place]);
+            sequence_bounds::positions(&self.starts, &mut batch.decoder_position_ids[place]);
         }
         Ok(())
     }

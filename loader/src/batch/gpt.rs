@@ -1,6 +1,6 @@
 use indexed::Dtype;
 
-use super::bounds::{self, Direction, SequenceBounds};
+use super::sequence_bounds::{self, Direction, SequenceBounds};
 use super::{check_bytes, of_dataset, replace, resize};
 use crate::{Assemble, Error, Result, Sample};
 
@@ -132,7 +132,7 @@ impl GptAssemble {
         match self.config.documents {
             Documents::AfterEod => {
                 let ends = tokens.iter().map(|&token| Some(token) == self.config.eod);
-                bounds::starts_after(ends, seq_len, starts);
+                sequence_bounds::starts_after(ends, seq_len, starts);
             }
             Documents::AsStored => {
                 starts.clear();
@@ -212,7 +212,7 @@ impl Assemble for GptAssemble {
             batch.bounds.push_row(&self.starts, seq_len)?;
         }
         if self.config.reset_position_ids {
-            bounds::positions(&self.starts, &mut batch.position_ids[place]);
+            sequence_bounds::positions(&self.starts, &mut batch.position_ids[place]);
         }
         let (text_end, labels_end) = if is_apart { (text_end, labels_end) } else { (0, 0) };
         replace(&mut tokens[text_end..], pad, 0);

@@ -6,20 +6,21 @@
 //! the encoder and decoder of CPM-2. They write into batches that are used again, and after the
 //! first allocate nothing.
 
+pub(crate) mod assembler;
 mod bert;
-mod bounds;
 mod encdec;
 mod gpt;
 mod masked;
 mod sentences;
+mod sequence_bounds;
 mod t5;
 
 pub use bert::{BertAssemble, BertBatch, BertConfig};
-pub use bounds::{Direction, SequenceBounds};
 pub use encdec::{EncDecAssemble, EncDecBatch, EncDecConfig, EncDecPart};
 pub use gpt::{Batch, Documents, GptAssemble, GptConfig};
 pub use masked::{Masking, NgramLengths, Vocabulary};
 pub use sentences::{MaskedPart, Sentences};
+pub use sequence_bounds::{Direction, SequenceBounds};
 pub use t5::{T5Assemble, T5Batch, T5Config};
 
 use indexed::Dtype;

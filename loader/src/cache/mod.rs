@@ -8,14 +8,14 @@
 //! node: files appear under their final names complete or not at all, and no lock is needed to be
 //! right.
 
-mod at_first_use;
-mod order_log;
+mod lazy;
+mod recent_samples;
 mod segment;
-mod staged;
+mod staged_files;
 
-pub use at_first_use::LazyCache;
-pub use order_log::{LogOptions, OrderLog};
-pub use staged::{StageOptions, StagedFiles};
+pub use lazy::LazyCache;
+pub use recent_samples::{LogOptions, OrderLog};
+pub use staged_files::{StageOptions, StagedFiles};
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ pub fn open(
 ) -> Result<NodeCache> {
     let need: u64 = order.sources().iter().map(|source| source.len_bytes).sum();
     let CacheOptions { limit_bytes, salt } = options;
-    let kept: u64 = staged::kept_bytes(folder.as_ref(), order.as_ref(), salt);
+    let kept: u64 = staged_files::kept_bytes(folder.as_ref(), order.as_ref(), salt);
     if need <= limit_bytes && need.saturating_sub(kept) <= room(folder.as_ref(), kept) {
         let options = StageOptions { salt, ..StageOptions::default() };
         return Ok(NodeCache::Files(Arc::new(StagedFiles::open(folder, order, options)?)));

@@ -7,7 +7,7 @@
 //!
 //! Nothing is left to chance when a process dies, as any may at any time.
 //!
-//! The rank that reads is the one that has the node's [`storage::shared::LocalListener`]. The
+//! The rank that reads is the one that has the node's [`storage::ipc::LocalListener`]. The
 //! kernel gives that to one process at a time and takes it back when that process ends, so there is
 //! no lock to go stale and no vote. Its name is of the job and the user; the memory has no name,
 //! and dies with its last process. A rank whose process ended is dropped, and the others go on.
@@ -18,20 +18,20 @@
 //! that reads, and [`NodeBatches`] makes the batches of a kind out of it.
 
 mod batches;
+mod client;
 mod error;
-mod owner;
 mod raw;
-mod seat;
+mod server;
 
 pub use batches::NodeBatches;
+pub use client::NodeClient;
 pub use error::NodeError;
 pub use raw::{RawAssemble, RawBatch, Samples};
-pub use seat::NodeClient;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use storage::shared::Geometry;
+use storage::ipc::Geometry;
 
 use crate::{Error, Result};
 

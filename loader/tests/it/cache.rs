@@ -7,7 +7,8 @@ use loader::cache::{
     CacheOptions, LogOptions, NodeCache, OrderLog, StageOptions, StagedFiles, open,
 };
 use loader::{DataFile, PieceRef, Result, SampleCache, SampleOrder};
-use storage::{Key, Storage, sim};
+use storage::testing::fault_store;
+use storage::{Key, Storage};
 
 const SAMPLES: u64 = 600;
 
@@ -239,8 +240,8 @@ fn leaves_others_what_it_said() {
     const CAPACITY: u64 = 1 << 20;
     let data = tempfile::tempdir().unwrap();
     let order = Pieces::new(data.path());
-    let faults = sim::FaultPlan { capacity_bytes: Some(CAPACITY), ..Default::default() };
-    let disk: Arc<dyn Storage> = Arc::new(sim::FaultStore::new(7, faults));
+    let faults = fault_store::FaultPlan { capacity_bytes: Some(CAPACITY), ..Default::default() };
+    let disk: Arc<dyn Storage> = Arc::new(fault_store::FaultStore::new(7, faults));
     let options = LogOptions { segment_bytes: 8 << 10, ..LogOptions::default() };
     let log = OrderLog::open(&disk, order.as_ref(), options).unwrap();
     // Each sample again and again: three times what the disk has.

@@ -13,8 +13,8 @@ use std::time::Duration;
 use loader::{
     DataFile, Error, Loader, LoaderOptions, PieceRef, RawAssemble, RawBatch, Result, SampleOrder,
 };
-use storage::server::{Fault, FaultRule, S3Server};
-use storage::sim::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
+use storage::s3_server::{Fault, FaultRule, S3Server};
+use storage::testing::fault_store::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
 use storage::{Key, RemoteErrorKind, Storage, StuckReads, open_url, write_all};
 
 use crate::nfs_server::Nfs;

@@ -1,8 +1,9 @@
 //! The plan of a round: every byte once, in ascending requests, near neighbours together.
 
-use loader::plan::{Limits, PlanContext, PrefetchRound};
+use loader::plan::round::{Limits, PlanContext, PrefetchRound};
 use loader::{DataFile, Error, PieceRef, SampleOrder};
-use storage::{BufferPool, Key, sim};
+use storage::testing::fault_store;
+use storage::{BufferPool, Key};
 
 const LIMITS: Limits = Limits { gap_bytes: 100, extent_bytes_max: 1000 };
 
@@ -16,7 +17,7 @@ struct Written {
 impl Written {
     fn new(samples: Vec<Vec<(u32, u64, u64)>>) -> Self {
         let store: std::sync::Arc<dyn storage::Storage> =
-            std::sync::Arc::new(sim::FaultStore::new(1, sim::FaultPlan::default()));
+            std::sync::Arc::new(fault_store::FaultStore::new(1, fault_store::FaultPlan::default()));
         let source = |name| DataFile {
             store: store.clone(),
             key: Key::new(name).unwrap(),
@@ -80,7 +81,7 @@ fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32,
     for (store, lot) in round.lots[..2].iter_mut().enumerate() {
         let lot = lot.as_mut().unwrap();
         let extents = lot.extents.clone();
-        let list = |e: &loader::plan::Extent| (e.file, e.offset_bytes, e.len_bytes);
+        let list = |e: &loader::plan::round::Extent| (e.file, e.offset_bytes, e.len_bytes);
         requests.push(extents.iter().map(list).collect::<Vec<_>>());
         for pair in extents.windows(2) {
             let end = pair[0].offset_bytes + pair[0].len_bytes;

@@ -11,23 +11,14 @@
 //! (`exact` and `near` find duplicates, `twice` counts bands beforehand, `scratch` remembers texts,
 //! `output` writes), and `report` what is told.
 
-mod block;
-mod char_set;
-mod exact;
+mod dedup;
 mod filter;
-mod fix;
-mod hash;
-mod judged;
-mod keeper;
-mod near;
+mod line_batch;
 mod options;
 mod output;
 mod report;
-mod scratch;
-mod shingle;
-mod sketch;
-mod twice;
-mod urls;
+mod worker;
+mod writer;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -40,12 +31,12 @@ pub use options::{
 pub use report::{CleanProgress, CleanReport, CleanedInput, Clusters, Dropped, Example, Index};
 
 use crate::input::{Format, InputChunker, InputOptions, expand};
-use crate::pump::pump;
+use crate::pipeline::pump;
 use crate::{Error, Result};
-use block::LineBatch;
 use filter::FilterRules;
-use judged::{CleanSettings, CleanWorker};
-use keeper::{BandCollector, CleanWriter, Tally};
+use line_batch::LineBatch;
+use worker::{CleanSettings, CleanWorker};
+use writer::{BandCollector, CleanWriter, Tally};
 
 /// Copies the lines that pass, and tells of the others.
 ///

@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::shingle::SHINGLE_UNITS_MAX;
-use super::sketch::PLACES_MAX;
+use super::dedup::minhash::PLACES_MAX;
+use super::dedup::shingle::SHINGLE_UNITS_MAX;
 use crate::{Error, Result, TokenizerSpec};
 
 /// What to clean, and how. Start from [`CleanOptions::new`], which drops nothing.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use storage::{FileEntry, Key, Storage, Upload};
 
-use super::hash::scatter;
+use super::dedup::hash::scatter;
 use super::{CleanOptions, SplitOptions};
-use crate::report::Output;
+use crate::batch::report::Output;
 use crate::{Error, Result};
 
 /// Lines are gathered to writes of this size.

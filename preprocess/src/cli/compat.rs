@@ -1,12 +1,12 @@
 //! The command lines of other programs: Megatron's, CPM-2's, Yuan's, Paddle's and GPT-NeoX's.
 //!
 //! Where one of their flags means what one of ours does, it is an alias. The rest are in
-//! [`super::foreign`]: left out with a word about why they are not needed, or refused with the
+//! [`crate::cli::foreign`]: left out with a word about why they are not needed, or refused with the
 //! reason.
 
 use std::ffi::OsString;
 
-use super::foreign::{FOREIGN, FlagMapping, Values};
+use crate::cli::foreign::{FOREIGN, FlagMapping, Values};
 
 /// What was read into a command line of ours.
 #[derive(Debug, Default)]

@@ -127,7 +127,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::FOREIGN;
-    use crate::cli::Cli;
+    use crate::cli::args::Cli;
 
     /// All that the programs take, by their own sources or by their help.
     const PROGRAMS: &[(&str, &str)] = &[

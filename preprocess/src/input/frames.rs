@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use storage::Object;
 
 use super::Input;
-use super::ahead::too_short;
 use super::codec::{Codec, is_zstd};
-use super::source::{DecodeError, read_object};
+use super::decompress::too_short;
+use super::stream::{DecodeError, read_object};
 use crate::Error;
 
 /// Frames are put together up to this: some milliseconds of work.

@@ -9,22 +9,22 @@
 //! finds; `records` says where documents end in lines and texts, `array` in a list of JSON, `rows`
 //! in Parquet.
 
-mod ahead;
-mod array;
+mod chunker;
 mod codec;
-mod cutter;
+mod decompress;
+mod discover;
 mod frames;
 mod glob;
-mod names;
+mod json_array;
 #[cfg(test)]
 mod object_tests;
-mod records;
 #[cfg(feature = "parquet")]
-mod rows;
+mod parquet;
 #[cfg(all(test, feature = "parquet"))]
-mod rows_tests;
-mod share;
-mod source;
+mod parquet_tests;
+mod records;
+mod shard;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -36,11 +36,11 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-pub(crate) use cutter::{InputChunker, Position};
-pub(crate) use names::expand;
-pub use names::{Format, InputOptions};
+pub(crate) use chunker::{InputChunker, Position};
+pub(crate) use discover::expand;
+pub use discover::{Format, InputOptions};
 pub(crate) use records::{ByteSpan, Record, RecordFormat, Records};
-pub(crate) use share::{Share, share_out};
+pub(crate) use shard::{Share, share_out};
 pub use text::{Separator, TextRules};
 
 use crate::{Error, Result};

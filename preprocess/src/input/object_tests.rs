@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::{Key, open_url, write_all};
 
 use super::tests::cut;

@@ -10,7 +10,7 @@ use flate2::{Compression, Crc};
 use tempfile::TempDir;
 
 use super::*;
-use crate::parcel::{BatchEnd, DocumentBatch};
+use crate::batch::document_batch::{BatchEnd, DocumentBatch};
 
 /// Documents, where each parcel went on, and why it ended early.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use wide::u8x16;
 
-use super::{LineFault, StringSpan, fault};
+use crate::json::scanner::{LineFault, StringSpan, fault};
 
 /// Writes what a string stands for, its escapes resolved. They have been checked.
 pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result<(), LineFault> {

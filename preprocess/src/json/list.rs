@@ -1,5 +1,5 @@
-use super::escape::resolve;
-use super::{LineFault, Scanner, fault, kind_of};
+use crate::json::escape::resolve;
+use crate::json::scanner::{LineFault, Scanner, fault, kind_of};
 
 /// The strings of a list, one after another.
 #[derive(Debug)]

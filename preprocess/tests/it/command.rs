@@ -12,7 +12,7 @@ use std::os::unix::{fs::PermissionsExt as _, process::CommandExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use storage::sim::Mount;
+use storage::testing::fault_store::Mount;
 
 const GOOD: &str = "{\"text\":\"good\"}\n";
 

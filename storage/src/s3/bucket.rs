@@ -10,38 +10,38 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-use super::address::S3Options;
+use super::attempt_error::AttemptError;
 use super::client::Clients;
-use super::failed::AttemptError;
+use super::latency::LatencyTracker;
 use super::limiter::Limiter;
-use super::pace::LatencyTracker;
+use super::location::S3Options;
 use super::runtime::runtime;
-use crate::rng::Rng;
+use crate::base::rng::Rng;
 use crate::{Error, RemoteError, RemoteErrorKind, Result};
 
 /// A bucket behind an endpoint.
-pub(super) struct Bucket {
-    pub(super) name: String,
-    pub(super) options: S3Options,
-    pub(super) metrics: Arc<Metrics>,
+pub(crate) struct Bucket {
+    pub(crate) name: String,
+    pub(crate) options: S3Options,
+    pub(crate) metrics: Arc<Metrics>,
     live: Mutex<Option<Arc<ProcessBucket>>>,
 }
 
 /// What of a bucket belongs to one process: none of it survives a fork.
-pub(super) struct ProcessBucket {
+pub(crate) struct ProcessBucket {
     process: u32,
-    pub(super) runtime: &'static Runtime,
-    pub(super) clients: Clients,
-    pub(super) bucket: String,
-    pub(super) options: S3Options,
-    pub(super) limiter: Limiter,
-    pub(super) pace: LatencyTracker,
-    pub(super) metrics: Arc<Metrics>,
+    pub(crate) runtime: &'static Runtime,
+    pub(crate) clients: Clients,
+    pub(crate) bucket: String,
+    pub(crate) options: S3Options,
+    pub(crate) limiter: Limiter,
+    pub(crate) pace: LatencyTracker,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Bucket {
     /// The bucket of this name behind these options: always the same one.
-    pub(super) fn of(name: &str, options: &S3Options) -> Arc<Self> {
+    pub(crate) fn of(name: &str, options: &S3Options) -> Arc<Self> {
         type Known = HashMap<(String, S3Options), Arc<Bucket>>;
         static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl Bucket {
     }
 
     /// What this process has of it, made at first use.
-    pub(super) fn live(&self) -> Result<Arc<ProcessBucket>> {
+    pub(crate) fn live(&self) -> Result<Arc<ProcessBucket>> {
         let process = std::process::id();
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(live) = live.as_ref().filter(|live| live.is_here()) {
@@ -98,22 +98,22 @@ impl fmt::Debug for ProcessBucket {
 
 /// What was done, since the process began.
 #[derive(Debug, Default)]
-pub(super) struct Metrics {
-    pub(super) requests: AtomicU64,
-    pub(super) moved_bytes: AtomicU64,
-    pub(super) delivered_bytes: AtomicU64,
-    pub(super) hedges_sent: AtomicU64,
-    pub(super) hedges_won: AtomicU64,
+pub(crate) struct Metrics {
+    pub(crate) requests: AtomicU64,
+    pub(crate) moved_bytes: AtomicU64,
+    pub(crate) delivered_bytes: AtomicU64,
+    pub(crate) hedges_sent: AtomicU64,
+    pub(crate) hedges_won: AtomicU64,
     retries: [AtomicU64; RemoteErrorKind::ALL.len()],
 }
 
-pub(super) fn count(what: &AtomicU64, by: u64) {
+pub(crate) fn count(what: &AtomicU64, by: u64) {
     what.fetch_add(by, Ordering::Relaxed);
 }
 
 impl Metrics {
     /// Names and values; retries of causes that occurred.
-    pub(super) fn named(&self) -> Vec<(String, u64)> {
+    pub(crate) fn named(&self) -> Vec<(String, u64)> {
         let plain = [
             ("requests", &self.requests),
             ("moved_bytes", &self.moved_bytes),
@@ -141,7 +141,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(20);
 
 /// The tries of one request.
 #[derive(Debug, Default)]
-pub(super) struct Tries {
+pub(crate) struct Tries {
     /// When the first one was allowed.
     started: Option<Instant>,
     made: u32,
@@ -150,7 +150,7 @@ pub(super) struct Tries {
 impl Tries {
     /// A try begins. To wait for that behind others, as the last piece of a long read does, is no
     /// failure of the request.
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.started.get_or_insert_with(Instant::now);
     }
 
@@ -158,12 +158,12 @@ impl Tries {
         self.started.map_or(Duration::ZERO, |started| started.elapsed())
     }
 
-    pub(super) fn made(&self) -> u32 {
+    pub(crate) fn made(&self) -> u32 {
         self.made
     }
 
     /// After a failed try: waits for the next one, or says that there is none.
-    pub(super) async fn again(
+    pub(crate) async fn again(
         &mut self,
         live: &ProcessBucket,
         failed: AttemptError,
@@ -186,7 +186,7 @@ impl Tries {
     }
 
     /// The error of the last try.
-    pub(super) fn error(&self, operation: &str, object: &str, failed: AttemptError) -> Error {
+    pub(crate) fn error(&self, operation: &str, object: &str, failed: AttemptError) -> Error {
         if failed.is_absent() {
             return Error::NotFound { object: object.to_owned() };
         }
@@ -204,12 +204,12 @@ impl Tries {
 
 impl ProcessBucket {
     /// Whether this is the process that it was made in.
-    pub(super) fn is_here(&self) -> bool {
+    pub(crate) fn is_here(&self) -> bool {
         self.process == std::process::id()
     }
 
     /// Makes a small request until it is answered or given up.
-    pub(super) async fn ask<T, Asked>(
+    pub(crate) async fn ask<T, Asked>(
         &self,
         doing: &str,
         what: &str,
@@ -231,7 +231,7 @@ impl ProcessBucket {
     }
 
     /// One try, when it is allowed, for so long.
-    pub(super) async fn once<T>(
+    pub(crate) async fn once<T>(
         &self,
         tries: &mut Tries,
         max: Duration,
@@ -252,7 +252,7 @@ impl ProcessBucket {
 
     /// How long a request that sends so many bytes may take: an answer is stalled when a body would
     /// be, and 256 KiB/s are the least that an upload must reach, for it is not seen how it goes.
-    pub(super) fn answer_max(&self, sends_bytes: usize) -> Duration {
+    pub(crate) fn answer_max(&self, sends_bytes: usize) -> Duration {
         const UPLOAD_BYTES_PER_S: f64 = 262_144.0;
         self.options.stall + Duration::from_secs_f64(sends_bytes as f64 / UPLOAD_BYTES_PER_S)
     }

@@ -26,8 +26,8 @@ use aws_smithy_runtime_api::client::http::{
 };
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 
-use super::address::{self, S3Options};
-use crate::rng::Rng;
+use super::location::{self, S3Options};
+use crate::base::rng::Rng;
 use crate::{Error, Result};
 
 /// A server that does not accept a connection within this is not there.
@@ -40,16 +40,16 @@ const IDLE_MAX: Duration = Duration::from_secs(20);
 const IDLE_NONE: Duration = Duration::from_millis(1);
 
 /// Two clients for one bucket: of the second, every connection is a new one.
-pub(super) struct Clients {
-    pub(super) usual: Client,
-    pub(super) fresh: Client,
+pub(crate) struct Clients {
+    pub(crate) usual: Client,
+    pub(crate) fresh: Client,
     /// As a message may name it.
-    pub(super) endpoint: Option<String>,
+    pub(crate) endpoint: Option<String>,
 }
 
 impl Clients {
     /// Reads the environment and the profiles. Credentials are looked for with the first request.
-    pub(super) async fn new(options: &S3Options) -> Result<Self> {
+    pub(crate) async fn new(options: &S3Options) -> Result<Self> {
         let endpoint = options.endpoint.clone().or_else(endpoint_of_environment);
         let ca =
             options.ca.clone().or_else(|| std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from));
@@ -59,7 +59,7 @@ impl Clients {
         let loaded = load(options, endpoint.is_some(), connections).await;
         let endpoint = endpoint.or_else(|| loaded.endpoint_url().map(str::to_owned));
         // Messages name it, so that of an environment or profile must hold no secret either.
-        if let Some(Err(reason)) = endpoint.as_deref().map(address::endpoint) {
+        if let Some(Err(reason)) = endpoint.as_deref().map(location::endpoint) {
             return Err(Error::BadUrl { url: "endpoint_url".to_owned(), reason });
         }
         let client = |idle| {
@@ -228,7 +228,7 @@ impl ResolveDns for Shuffled {
 
 /// A name for which there is no address.
 #[derive(Debug)]
-pub(super) struct NameUnknown(String);
+pub(crate) struct NameUnknown(String);
 
 impl fmt::Display for NameUnknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,8 +9,8 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::operation::RequestId as _;
 use aws_sdk_s3::primitives::ByteStream;
 
+use super::attempt_error::AttemptError;
 use super::bucket::{ProcessBucket, Tries, count};
-use super::failed::AttemptError;
 use crate::{RemoteErrorKind, Result};
 
 type AttemptResult<T> = std::result::Result<T, AttemptError>;
@@ -21,13 +21,13 @@ const DRIP_BYTES: usize = 16 << 10;
 
 /// An object as it was when it was opened.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(crate) struct Opened {
     /// Its key in the bucket.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// How messages name it.
-    pub(super) name: String,
-    pub(super) len_bytes: u64,
-    pub(super) etag: String,
+    pub(crate) name: String,
+    pub(crate) len_bytes: u64,
+    pub(crate) etag: String,
 }
 
 /// Where bytes go. Two requests may fill it at once: both bring the same bytes, and what one has
@@ -40,7 +40,7 @@ struct Filled<'a> {
 
 /// Fills a buffer from a range that lies within the object. Gives the bytes that were moved for
 /// that, also if it fails.
-pub(super) async fn fill(
+pub(crate) async fn fill(
     live: &ProcessBucket,
     object: &Opened,
     offset: u64,
@@ -234,4 +234,4 @@ impl Get<'_> {
 }
 
 /// Pieces that a long read is made of: each is a request, and lost or late by itself.
-pub(super) const PIECE_BYTES: usize = 8 << 20;
+pub(crate) const PIECE_BYTES: usize = 8 << 20;

@@ -11,7 +11,7 @@ const CUT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Additive increase, multiplicative decrease.
 #[derive(Debug)]
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     permits: Semaphore,
     state: Mutex<LimiterState>,
     max: usize,
@@ -28,24 +28,24 @@ struct LimiterState {
 
 /// The right to have one request in flight.
 #[derive(Debug)]
-pub(super) struct Permit<'a> {
+pub(crate) struct Permit<'a> {
     limiter: &'a Limiter,
     permit: Option<SemaphorePermit<'a>>,
 }
 
 impl Limiter {
-    pub(super) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         let state = LimiterState { limit: max as f64, made: max, cut: None };
         Limiter { permits: Semaphore::new(max), state: Mutex::new(state), max }
     }
 
-    pub(super) async fn enter(&self) -> Permit<'_> {
+    pub(crate) async fn enter(&self) -> Permit<'_> {
         let permit = self.permits.acquire().await.expect("never closed");
         Permit { limiter: self, permit: Some(permit) }
     }
 
     /// What is allowed now.
-    pub(super) fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         self.state().limit as usize // fits: at most `max`
     }
 
@@ -54,7 +54,7 @@ impl Limiter {
     }
 
     /// A request went well.
-    pub(super) fn good(&self) {
+    pub(crate) fn good(&self) {
         let mut state = self.state();
         state.limit = (state.limit + 1.0 / state.limit).min(self.max as f64);
         if state.made < state.limit as usize {
@@ -64,7 +64,7 @@ impl Limiter {
     }
 
     /// The server asked for fewer.
-    pub(super) fn slow_down(&self, now: Instant) {
+    pub(crate) fn slow_down(&self, now: Instant) {
         let mut state = self.state();
         if state.cut.is_none_or(|cut| now.duration_since(cut) >= CUT_PAUSE) {
             state.limit = (state.limit / 2.0).max(1.0);

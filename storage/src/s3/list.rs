@@ -3,15 +3,15 @@
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 
+use super::attempt_error::AttemptError;
 use super::bucket::ProcessBucket;
-use super::failed::AttemptError;
 use crate::{Error, Result};
 
 /// Objects in one request to delete, as S3 has it.
 const DELETES_MAX: usize = 1000;
 
 /// Keys and lengths of all objects whose key begins so.
-pub(super) fn all(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<(String, u64)>> {
+pub(crate) fn all(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     pages(live, below, None, name, |page| {
         for object in page.contents() {
@@ -23,7 +23,7 @@ pub(super) fn all(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<(
 }
 
 /// The components that follow, each once, sorted.
-pub(super) fn names(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<String>> {
+pub(crate) fn names(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     pages(live, below, Some("/"), name, |page| {
         let objects = page.contents().iter().filter_map(|object| object.key());
@@ -64,7 +64,7 @@ fn pages(
 }
 
 /// Deletes objects, a thousand at a time.
-pub(super) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Result<()> {
+pub(crate) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Result<()> {
     let client = &live.clients.usual;
     if let [path] = paths {
         let ask = || async {

@@ -12,33 +12,34 @@
 //! sorts what went wrong. `runtime` is where futures run, here and nowhere else: to its callers all
 //! of this blocks.
 
-mod address;
+mod attempt_error;
 mod bucket;
 mod client;
-mod draft;
-mod examine;
-mod failed;
 mod get;
+mod latency;
 mod limiter;
 mod list;
+#[cfg(feature = "s3")]
+mod local_copy;
+mod location;
 mod object;
-mod pace;
+mod probe;
 mod put;
 mod reader;
+mod resumable;
 mod runtime;
-#[cfg(feature = "server")]
-pub mod server;
 
 use std::sync::Arc;
 
-use address::Address;
 use bucket::{Bucket, ProcessBucket};
+use location::Address;
 
-pub(crate) use examine::examine;
+pub(crate) use probe::examine;
 
+use crate::base::temp_names;
 use crate::{
     Error, IoEngine, Key, Object, ObjectMeta, Profile, Reader, ReaderOptions, Result,
-    ResumableUpload, Storage, SyncPoint, Upload, temporary,
+    ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// Whether this URL is for us.
@@ -102,7 +103,7 @@ impl S3 {
 
     /// Where the state of a draft is.
     fn draft_key(key: &Key) -> Result<Key> {
-        key.parent().join(&temporary::draft_name(key.name()))
+        key.parent().join(&temp_names::draft_name(key.name()))
     }
 }
 
@@ -131,7 +132,7 @@ impl Storage for S3 {
             if key.is_none() && !path.ends_with('/') {
                 log::warn!("s3://{}/{path}: passed over, no name of ours", self.bucket.name);
             }
-            let key = key.filter(|key| !temporary::is_hidden(key.name()))?;
+            let key = key.filter(|key| !temp_names::is_hidden(key.name()))?;
             Some(ObjectMeta { key, bytes })
         });
         let mut entries: Vec<_> = entries.collect();
@@ -142,7 +143,7 @@ impl Storage for S3 {
     fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
         let live = self.live()?;
         let mut names = list::names(&live, &self.below(folder), &self.display(folder))?;
-        names.retain(|name| !temporary::is_hidden(name));
+        names.retain(|name| !temp_names::is_hidden(name));
         Ok(names)
     }
 
@@ -198,18 +199,18 @@ impl Storage for S3 {
         if object::head(&live, &target.path, &target.name)?.is_some() {
             return Err(Error::Exists { object: target.name });
         }
-        let draft = draft::begin(self, live, target, &state, self.target(&state))?;
+        let draft = resumable::begin(self, live, target, &state, self.target(&state))?;
         Ok(Box::new(draft))
     }
 
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let (target, state) = (self.target(key), Self::draft_key(key)?);
         let state_target = self.target(&state);
-        Ok(Box::new(draft::resume(self, self.live()?, target, &state, state_target, from)?))
+        Ok(Box::new(resumable::resume(self, self.live()?, target, &state, state_target, from)?))
     }
 
     fn discard(&self, key: &Key) -> Result<()> {
-        draft::discard(self, &*self.live()?, &self.target(key), &Self::draft_key(key)?)
+        resumable::discard(self, &*self.live()?, &self.target(key), &Self::draft_key(key)?)
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {

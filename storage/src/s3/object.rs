@@ -6,14 +6,14 @@ use aws_sdk_s3::operation::head_object::HeadObjectOutput;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
+use super::attempt_error::AttemptError;
 use super::bucket::{Bucket, ProcessBucket};
-use super::failed::AttemptError;
 use super::get::{self, Opened, PIECE_BYTES};
-use crate::local_copy::map_copy;
+use crate::s3::local_copy::map_copy;
 use crate::{Error, Map, Object, RangeRead, RemoteErrorKind, Result};
 
 /// Looks at an object; `None` if it is not there, or its bucket is not.
-pub(super) fn head(
+pub(crate) fn head(
     live: &ProcessBucket,
     path: &str,
     name: &str,
@@ -41,7 +41,7 @@ async fn why_not(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
 }
 
 /// Opens an object, and says why it cannot be.
-pub(super) fn open(live: &ProcessBucket, path: String, name: String) -> Result<Opened> {
+pub(crate) fn open(live: &ProcessBucket, path: String, name: String) -> Result<Opened> {
     let Some(head) = head(live, &path, &name)? else {
         // Without this a bucket that does not exist would be an object that does not exist.
         let ask = || async { why_not(live, &path).await.map_or(Ok(()), Err) };
@@ -59,24 +59,24 @@ pub(super) fn open(live: &ProcessBucket, path: String, name: String) -> Result<O
 
 /// An open object.
 #[derive(Debug)]
-pub(super) struct S3Object {
+pub(crate) struct S3Object {
     bucket: Arc<Bucket>,
-    pub(super) opened: Arc<Opened>,
+    pub(crate) opened: Arc<Opened>,
 }
 
 impl S3Object {
-    pub(super) fn new(bucket: &Arc<Bucket>, opened: Opened) -> Self {
+    pub(crate) fn new(bucket: &Arc<Bucket>, opened: Opened) -> Self {
         S3Object { bucket: Arc::clone(bucket), opened: Arc::new(opened) }
     }
 
-    pub(super) fn live(&self) -> Result<Arc<ProcessBucket>> {
+    pub(crate) fn live(&self) -> Result<Arc<ProcessBucket>> {
         self.bucket.live()
     }
 }
 
 impl Opened {
     /// Refuses a read past the end.
-    pub(super) fn check(&self, offset: u64, len: usize) -> Result<()> {
+    pub(crate) fn check(&self, offset: u64, len: usize) -> Result<()> {
         let expected = len as u64;
         let found = self.len_bytes.saturating_sub(offset).min(expected);
         if found == expected {
@@ -130,6 +130,6 @@ impl Object for S3Object {
 }
 
 /// Whether an error says that an upload of another was there first.
-pub(super) fn is_taken(failed: &AttemptError) -> bool {
+pub(crate) fn is_taken(failed: &AttemptError) -> bool {
     failed.is_unmet() && failed.cause == RemoteErrorKind::Replaced
 }

@@ -19,12 +19,12 @@ use aws_sdk_s3::primitives::{ByteStream, SdkBody};
 use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use tokio::task::JoinSet;
 
+use super::attempt_error::AttemptError;
 use super::bucket::{ProcessBucket, Tries};
-use super::draft::{self, UploadRecord, UploadedPart};
-use super::failed::AttemptError;
 use super::list;
 use super::object::{head, is_taken};
-use crate::rng::Rng;
+use super::resumable::{self, UploadRecord, UploadedPart};
+use crate::base::rng::Rng;
 use crate::{Crc64, Error, FileEntry, Result, SyncPoint, Upload, crc64_join};
 
 /// Smaller parts cost requests, larger ones memory.
@@ -42,22 +42,22 @@ const UNDER_WAY_BYTES_MAX: u64 = 64 << 20;
 const PARTS_PER_DOUBLING: u64 = 1250;
 
 /// Where an object carries the mark of its upload.
-pub(super) const MARK: &str = "feedline-upload";
+pub(crate) const MARK: &str = "feedline-upload";
 
 /// Longest that a dropped upload waits for its parts to be forgotten.
 const ABORT_MAX: Duration = Duration::from_secs(10);
 
 /// What is being written.
 #[derive(Clone, Debug)]
-pub(super) struct UploadTarget {
-    pub(super) path: String,
-    pub(super) name: String,
-    pub(super) file_name: String,
+pub(crate) struct UploadTarget {
+    pub(crate) path: String,
+    pub(crate) name: String,
+    pub(crate) file_name: String,
 }
 
 /// An upload.
 #[derive(Debug)]
-pub(super) struct S3Upload {
+pub(crate) struct S3Upload {
     live: Arc<ProcessBucket>,
     target: UploadTarget,
     mark: String,
@@ -83,7 +83,7 @@ struct Multipart {
 }
 
 /// Writes a small object over what is there.
-pub(super) fn replace(live: &ProcessBucket, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
+pub(crate) fn replace(live: &ProcessBucket, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
     let ask = || async {
         let body = ByteStream::from(bytes.to_vec());
         let put = live.clients.usual.put_object().bucket(&live.bucket).key(path).body(body);
@@ -102,7 +102,7 @@ fn part_bytes(len_bytes_max: u64, number: u64) -> u64 {
 }
 
 impl S3Upload {
-    pub(super) fn new(live: Arc<ProcessBucket>, target: UploadTarget, len_bytes_max: u64) -> Self {
+    pub(crate) fn new(live: Arc<ProcessBucket>, target: UploadTarget, len_bytes_max: u64) -> Self {
         S3Upload {
             live,
             target,
@@ -118,17 +118,17 @@ impl S3Upload {
         }
     }
 
-    pub(super) fn mark(&self) -> &str {
+    pub(crate) fn mark(&self) -> &str {
         &self.mark
     }
 
     /// From now on it outlives its writer.
-    pub(super) fn keep_as(&mut self, state: UploadTarget) {
+    pub(crate) fn keep_as(&mut self, state: UploadTarget) {
         self.draft = Some(state);
     }
 
     /// Takes up the parts of another process.
-    pub(super) fn go_on(&mut self, state: UploadRecord, from: SyncPoint) {
+    pub(crate) fn go_on(&mut self, state: UploadRecord, from: SyncPoint) {
         let UploadRecord { upload, mark, parts } = state;
         (self.mark, self.sent, self.len_bytes) = (mark, from, from.bytes);
         let begun = parts.len() as u64;
@@ -142,7 +142,7 @@ impl S3Upload {
     }
 
     /// Makes the parts certain that were sent.
-    pub(super) fn sync_parts(&mut self) -> Result<SyncPoint> {
+    pub(crate) fn sync_parts(&mut self) -> Result<SyncPoint> {
         self.write(&[])?;
         let synced = self.wait_for_parts().and_then(|()| self.write_state());
         self.remember(synced)?;
@@ -155,7 +155,11 @@ impl S3Upload {
         };
         multipart.parts.sort_by_key(|part| part.number);
         let (upload, parts) = (Some(multipart.id.clone()), multipart.parts.clone());
-        draft::write(&self.live, target, &UploadRecord { upload, mark: self.mark.clone(), parts })
+        resumable::write(
+            &self.live,
+            target,
+            &UploadRecord { upload, mark: self.mark.clone(), parts },
+        )
     }
 
     fn wait_for_parts(&mut self) -> Result<()> {
@@ -433,7 +437,7 @@ fn begin(live: &Arc<ProcessBucket>, target: &UploadTarget, mark: &str) -> Result
 }
 
 /// Has the server forget an upload.
-pub(super) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str) -> Result<()> {
+pub(crate) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str) -> Result<()> {
     let ask = || async {
         let abort = live.clients.usual.abort_multipart_upload().bucket(&live.bucket);
         let abort = abort.key(&target.path).upload_id(id);

@@ -13,18 +13,18 @@ use tokio::task::JoinSet;
 use super::bucket::ProcessBucket;
 use super::get::{self, Opened, PIECE_BYTES};
 use super::object::S3Object;
-use crate::flying::{BackendCompletion, BackendRead, InFlightReader, ReadBackend};
+use crate::reader::in_flight::{BackendCompletion, BackendRead, InFlightReader, ReadBackend};
 use crate::{Error, Object, RangeRead, ReaderOptions, Result};
 
 /// Carries reads. Dropping it ends the tasks, and their connections and buffers with them.
-pub(super) struct S3Backend {
+pub(crate) struct S3Backend {
     live: Arc<ProcessBucket>,
     tasks: JoinSet<()>,
     sender: Sender<BackendCompletion>,
     done: Receiver<BackendCompletion>,
 }
 
-pub(super) fn reader(
+pub(crate) fn reader(
     live: Arc<ProcessBucket>,
     options: &ReaderOptions,
 ) -> InFlightReader<S3Backend> {

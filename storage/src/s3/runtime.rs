@@ -15,7 +15,7 @@ const LOOKUPS_MAX: usize = 4;
 
 /// The runtime of this process, started at first use. A process that was forked has the memory of
 /// its parent's runtime but none of its threads, and gets one of its own.
-pub(super) fn runtime() -> Result<&'static Runtime> {
+pub(crate) fn runtime() -> Result<&'static Runtime> {
     static OURS: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
     let process = std::process::id();
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);

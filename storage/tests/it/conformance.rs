@@ -5,8 +5,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use storage::sim::{FaultPlan, FaultStore};
-use storage::{Storage, conformance, open_url};
+use storage::testing::conformance;
+use storage::testing::fault_store::{FaultPlan, FaultStore};
+use storage::{Storage, open_url};
 
 /// A fresh folder for each check below `base`, gone afterwards.
 fn check(base: &Path, options: &str) {
@@ -22,7 +23,7 @@ fn check(base: &Path, options: &str) {
 /// The store and its reader.
 fn both(make: &dyn Fn() -> Arc<dyn Storage>) {
     conformance::run(make);
-    conformance::reader::run(make);
+    storage::testing::reader_conformance::run(make);
 }
 
 fn ring_works() -> bool {

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use storage::sim::{FaultKind, FaultPlan, FaultStore};
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 use storage::{Error, FileEntry, Key, Manifest, Result, Storage, SyncPoint, read_all, write_all};
 
 const SEEDS: u64 = 40;

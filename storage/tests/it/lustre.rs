@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use storage::Error;
-use storage::lustre::{LayoutComponent, Purpose, Recommendation, Striping};
+use storage::fs::lustre::{LayoutComponent, Purpose, Recommendation, Striping};
 
 const V1: u32 = 0x0bd1_0bd0;
 const V3: u32 = 0x0bd3_0bd0;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use storage::sim::Mount;
+use storage::testing::fault_store::Mount;
 use storage::{
     Error, IoEngine, Key, RangeRead, Storage, SyncPoint, locate, open_url, read_all, write_all,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use storage::sim::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
+use storage::testing::fault_store::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
 use storage::{
     BufferPool, Completion, Error, Key, Object, ReadRequest, Reader, ReaderOptions, Storage,
     open_url, write_all,

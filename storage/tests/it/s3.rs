@@ -8,10 +8,10 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
+use storage::testing::conformance;
 use storage::{
-    Error, Key, RemoteErrorKind, Storage, SyncPoint, conformance, crc64, open_url, read_all,
-    write_all,
+    Error, Key, RemoteErrorKind, Storage, SyncPoint, crc64, open_url, read_all, write_all,
 };
 
 /// A fresh folder of a bucket for each check.
@@ -37,7 +37,7 @@ fn the_contract_on_the_server_in_this_process() {
 #[test]
 fn readers_on_the_server_in_this_process() {
     let server = S3Server::start().unwrap();
-    conformance::reader::run(&folders(&|folder| server.url(folder)));
+    storage::testing::reader_conformance::run(&folders(&|folder| server.url(folder)));
 }
 
 /// Whatever passes is tried again, and nobody sees it.
@@ -56,7 +56,9 @@ fn the_contract_while_requests_fail() {
         server.inject(FaultRule::per_mille(share, seed, fault));
     }
     conformance::run_objects(&folders(&|folder| server.url(folder) + "&hedge=off"));
-    conformance::reader::run(&folders(&|folder| server.url(&format!("r/{folder}"))));
+    storage::testing::reader_conformance::run(&folders(&|folder| {
+        server.url(&format!("r/{folder}"))
+    }));
     assert!(server.fault_count() > 50, "only {} faults", server.fault_count());
 }
 
@@ -91,7 +93,7 @@ fn services_rgw_keeps_the_contract() {
     let run = format!("{}/{}", place.trim_end_matches('/'), std::process::id());
     let url = |folder: &str| format!("{run}/{folder}?{options}");
     conformance::run_objects(&folders(&|folder| url(folder)));
-    conformance::reader::run(&folders(&|folder| url(&format!("r/{folder}"))));
+    storage::testing::reader_conformance::run(&folders(&|folder| url(&format!("r/{folder}"))));
     drafts_go_on(&*open_url(&url("drafts")).unwrap());
     let store = open_url(&format!("{}?{options}", place.trim_end_matches('/'))).unwrap();
     store.delete_folder(&key(&std::process::id().to_string())).unwrap();

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use storage::shared::{Geometry, LocalListener, Peer, RingEnd, RingReceiver, RingSender, ready};
+use storage::ipc::{Geometry, LocalListener, Peer, RingEnd, RingReceiver, RingSender, ready};
 
 const GEOMETRY: Geometry = Geometry { slots: 4, slot_bytes: 5000 };
 const LONG: Duration = Duration::from_secs(20);

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use storage::simulated::{SimCounters, Simulation, StoreModel};
-use storage::{Error, Key, Object, RangeRead, Storage, conformance, open_url, read_all, write_all};
+use storage::simulate::{SimCounters, Simulation, StoreModel};
+use storage::testing::conformance;
+use storage::{Error, Key, Object, RangeRead, Storage, open_url, read_all, write_all};
 
 /// A store whose requests take a millisecond each, without spread, and 100 MB/s a server.
 const PLAIN: &str = "
@@ -90,7 +91,7 @@ fn the_contract_is_kept() {
         sim.wrap(open_url(root.to_str().unwrap()).unwrap())
     };
     conformance::run(&|| make(PLAIN));
-    conformance::reader::run(&|| make(PLAIN));
+    storage::testing::reader_conformance::run(&|| make(PLAIN));
     conformance::run_objects(&|| make(StoreModel::built_in("s3").unwrap()));
 }
 

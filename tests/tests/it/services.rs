@@ -20,7 +20,8 @@ use indexed::{
 };
 use loader::{GptBatches, GptLoaderOptions};
 use sha2::{Digest, Sha256};
-use storage::{Key, Storage, conformance, open_url};
+use storage::testing::conformance;
+use storage::{Key, Storage, open_url};
 
 use crate::nfs_server::Nfs;
 

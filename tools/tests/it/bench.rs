@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use storage::Key;
-use storage::examine::MountInfo;
-use storage::server::{Fault, FaultRule, S3Server};
-use storage::sim::Mount;
-use tools::cmd::bench::target::TargetFolder;
+use storage::probe::MountInfo;
+use storage::s3_server::{Fault, FaultRule, S3Server};
+use storage::testing::fault_store::Mount;
+use tools::bench::target::TargetFolder;
 
 /// As little of everything as there can be.
 const SMALL: [&str; 9] = [
@@ -399,7 +399,7 @@ fn a_target_that_hangs_is_told_of_and_nothing_stays() {
     let (folder, models) = (quick_folder(), tempfile::tempdir().unwrap());
     let model = models.path().join("hung.toml");
     let stall = "\n[[stall]]\nof = \"read\"\nper_million = 1000000\nms = 3600000\n";
-    let text = storage::simulated::StoreModel::built_in("nfs").unwrap().to_owned() + stall;
+    let text = storage::simulate::StoreModel::built_in("nfs").unwrap().to_owned() + stall;
     fs::write(&model, text).unwrap();
     let simulate = format!("--simulate={}", model.display());
     // A run has as long as a request and four times its seconds, so that of the two the request is

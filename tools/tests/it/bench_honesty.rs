@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use storage::examine::{HostInfo, MountInfo, ProbeFolder};
+use storage::probe::{HostInfo, MountInfo, ProbeFolder};
 
 fn bench(targets: &[&str], more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
@@ -150,7 +150,7 @@ fn saves_and_restores_have_a_timeline_too() {
 
 #[test]
 fn fio_stands_beside_us_with_an_interval() {
-    if !tools::fio::is_there() {
+    if !tools::bench::fio::is_there() {
         return eprintln!("SKIPPED: there is no fio");
     }
     if let Some(why) = HostInfo::here().ring_refused {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use storage::examine::{HostInfo, ProbeFolder};
+use storage::probe::{HostInfo, ProbeFolder};
 
 /// One of them over a folder; what it remembers of the device goes to another.
 fn bench(verb: &str, folder: &Path, cache: &Path, more: &[&str]) -> Command {
@@ -31,7 +31,7 @@ const INPUTS: [&str; 3] = ["--parameters=0", "--host-parameters=0", "--input-byt
 
 /// Why fio, if it is there, cannot do what it is asked for here: direct requests of a ring.
 fn fio_cannot() -> Option<String> {
-    if !tools::fio::is_there() {
+    if !tools::bench::fio::is_there() {
         return None;
     }
     if let Some(why) = HostInfo::here().ring_refused {
@@ -69,7 +69,7 @@ fn nothing_stays_of_what_was_measured() {
                 assert!(inputs[way]["bytes_per_s"].as_f64().unwrap() > 0.0, "{way}: {told}");
                 let fio = ["fio_bytes_per_s", "of_fio"].map(|key| inputs[way][key].as_f64());
                 let is_there = fio.map(|value| value.is_some_and(|value| value > 0.0));
-                assert_eq!(is_there, [tools::fio::is_there(); 2], "{way}: {told}");
+                assert_eq!(is_there, [tools::bench::fio::is_there(); 2], "{way}: {told}");
             }
         }
     }

@@ -13,7 +13,7 @@ use recipe::config::Config;
 use recipe::mesh::{DeviceMesh, MeshRank};
 use serde_json::Value;
 use storage::{Key, RangeRead};
-use tools::cmd::bench::replay::WrappedOrder;
+use tools::bench::workload::replay::WrappedOrder;
 
 /// Ids of the vocabulary; the last thirty are sentinels.
 const VOCAB: u32 = 500;

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tools::cmd::bench::counters::CounterSource;
-use tools::cmd::bench::honesty::{RESIDENT, ValidityFlag};
-use tools::cmd::bench::need::Need;
-use tools::cmd::bench::page::html;
-use tools::cmd::bench::pattern::{Pattern, PatternRun};
-use tools::cmd::bench::peer::{Agreement, Peer};
-use tools::cmd::bench::random::Random;
-use tools::cmd::bench::report::{Method, PatternReport, Report, TargetReport};
-use tools::cmd::bench::stats::{Estimate, MARGIN, RatioEstimate};
-use tools::cmd::bench::target::{not_mounted, path_of};
+use tools::bench::demand::Need;
+use tools::bench::fio::comparison::{Agreement, Peer};
+use tools::bench::measure::counters::CounterSource;
+use tools::bench::measure::stats::{Estimate, MARGIN, RatioEstimate};
+use tools::bench::measure::validity::{RESIDENT, ValidityFlag};
+use tools::bench::patterns::{Pattern, PatternRun};
+use tools::bench::random::Random;
+use tools::bench::report::page::html;
+use tools::bench::report::{Method, PatternReport, Report, TargetReport};
+use tools::bench::target::{not_mounted, path_of};
 
 /// Nearly normal, of mean 0 and deviation 1: the sum of twelve even ones.
 fn noise(random: &mut Random) -> f64 {

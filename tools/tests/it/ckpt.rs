@@ -6,7 +6,7 @@ use std::process::Command;
 use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
 use serde_json::{Value, json};
 use storage::Key;
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 
 struct Said {
     code: i32,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use storage::sim::Mount;
+use storage::testing::fault_store::Mount;
 
 fn clean(folder: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));

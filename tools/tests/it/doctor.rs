@@ -9,10 +9,10 @@ use std::thread;
 use ckpt::offload::{self, Folder, Offload, OffloadOptions};
 use serde_json::Value;
 use storage::Key;
-use storage::examine::{BucketInfo, HostInfo, MountInfo};
-use storage::server::{Conditions, Fault, FaultRule, S3Server};
-use storage::sim::Mount;
-use tools::cmd::doctor::{Finding, Purpose, Severity, of_bucket, of_machine, of_mount};
+use storage::probe::{BucketInfo, HostInfo, MountInfo};
+use storage::s3_server::{Conditions, Fault, FaultRule, S3Server};
+use storage::testing::fault_store::Mount;
+use tools::doctor::{Finding, Purpose, Severity, of_bucket, of_machine, of_mount};
 
 struct Said {
     code: i32,

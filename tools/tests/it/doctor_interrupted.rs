@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 
 fn start(target: &str) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));

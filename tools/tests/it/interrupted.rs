@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ckpt::{Checkpoints, Dtype as TensorDtype, Group, TensorData};
 use indexed::{Builder, Dtype};
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::{Key, Storage, open_url};
 
 /// Longest that a moment is waited for.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indexed::{Builder, Dtype};
 use serde_json::Value;
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::{Key, open_url, read_all};
 
 /// Longest that a run is waited for.

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use indexed::IndexedDataset;
 use serde_json::Value;
-use storage::simulated::StoreModel;
+use storage::simulate::StoreModel;
 
 fn samples(args: &[&str]) -> Output {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gpt_cache");

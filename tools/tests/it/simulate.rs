@@ -1,6 +1,6 @@
 //! `--simulate`: which models there are, and what is refused.
 
-use tools::simulate::Simulate;
+use tools::ui::simulate::Simulate;
 
 fn simulate(asked: &str) -> anyhow::Result<String> {
     let asked = Simulate { simulate: Some(asked.to_owned()), simulate_seed: 7 };
@@ -16,7 +16,7 @@ fn models_are_named_or_read_from_files_and_changed() {
     assert!(about.contains("on 8 of 16 servers") && about.ends_with("seed 7"), "{about}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ours.toml");
-    let text = storage::simulated::StoreModel::built_in("nfs").unwrap();
+    let text = storage::simulate::StoreModel::built_in("nfs").unwrap();
     std::fs::write(&file, text.replace("\"nfs\"", "\"ours\"")).unwrap();
     let about = simulate(&format!("{},client.mb_per_s=5000", file.display())).unwrap();
     assert!(about.starts_with("simulated: ours"), "{about}");

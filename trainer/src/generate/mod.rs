@@ -7,13 +7,14 @@
 //! numbers are a function of the seed, the number of the sample and the place of the token, so the
 //! same seed gives the same text again.
 
+mod sampling;
 mod trained;
 mod utf8;
 
 use recipe::Incompatible;
 use tch::Tensor;
 
-pub use crate::sample::Sampling;
+pub use crate::generate::sampling::Sampling;
 pub use trained::Trained;
 pub use utf8::Utf8Stream;
 

@@ -3,9 +3,10 @@ use recipe::Incompatible;
 use storage::Key;
 use tch::{Device, Kind, Tensor};
 
+use crate::checkpoint::state;
 use crate::config::{Config, Family};
 use crate::model::{Micro, Model, Stage, Tp};
-use crate::{Error, Result, device, state};
+use crate::{Error, Result, device};
 
 /// A trained model, ready to compute: whole, on one rank, in f32, whatever it was trained in and
 /// on however many.

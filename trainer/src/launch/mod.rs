@@ -6,10 +6,12 @@
 //! waits too long, what each rank does. What ends a rank ends all: a rank that fails says so, and
 //! one that cannot is missed by the others.
 
+pub mod comm;
 pub mod local;
+pub(crate) mod rank_group;
 mod session;
-mod watch;
+mod watchdog;
 
 pub use recipe::world::{StoreHost, World};
 pub use session::{Session, StartupStage};
-pub use watch::Watchdog;
+pub use watchdog::Watchdog;

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::dropout::DropoutSite;
 use super::micro::Text;
 use crate::Result;
-use crate::kind::at_least_f32;
+use crate::dtype::at_least_f32;
 
 /// What a text sees of another, or of itself.
 #[derive(Debug, Default)]

@@ -7,12 +7,12 @@ use tch::{Kind, Tensor};
 
 use super::attention::AttentionMask;
 use super::head::{self, HeadGrad};
+use super::layers::{StageParams, bend};
 use super::micro::{Micro, Targets};
 use super::network::{Context, Network, UnitContext};
-use super::parts::{StageParams, bend};
 use super::tp::embed;
 use crate::Result;
-use crate::kind::at_least_f32;
+use crate::dtype::at_least_f32;
 
 impl Network for Bert {
     fn context(

@@ -22,10 +22,10 @@ use recipe::model::{Head, head_chunk_rows};
 use tch::{Kind, Tensor};
 
 use super::Tp;
+use super::layers::StageParams;
 use super::micro::Targets;
-use super::parts::StageParams;
 use crate::Result;
-use crate::kind::at_least_f32;
+use crate::dtype::at_least_f32;
 
 /// What goes back from the head.
 #[derive(Debug)]

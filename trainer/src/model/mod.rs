@@ -11,15 +11,16 @@
 
 mod attention;
 mod bert;
-mod cache;
 mod dropout;
 mod gpt;
 mod head;
 mod init;
-mod kept;
+pub mod input;
+mod kv_cache;
+mod layers;
 mod micro;
 mod network;
-mod parts;
+mod saved_activations;
 mod stage;
 mod t5;
 mod tp;
@@ -27,12 +28,12 @@ mod tp;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-pub use cache::KvCache;
 pub use head::HeadGrad;
 pub use init::initialize;
-pub use kept::ActivationStore;
+pub use kv_cache::KvCache;
 pub use micro::{LossWeights, Micro};
 pub use recipe::model::{Blueprint, HEAD_CHUNK_ROWS, Init, ParamSpec, Use};
+pub use saved_activations::ActivationStore;
 pub use stage::{Pass, Stage};
 pub use tp::Tp;
 

@@ -7,8 +7,8 @@ use tch::{Kind, Tensor};
 use super::attention::{AttentionMask, Rope};
 use super::dropout::{Dropout, DropoutSite};
 use super::head::{self, HeadGrad};
+use super::layers::StageParams;
 use super::micro::Text;
-use super::parts::StageParams;
 use super::{KvCache, Micro};
 use crate::Result;
 

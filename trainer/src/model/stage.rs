@@ -6,9 +6,9 @@ use std::ops::Range;
 use recipe::Incompatible;
 use tch::{Kind, Tensor};
 
-use super::kept::{ActivationStore, SavedActivation};
+use super::layers::StageParams;
 use super::network::{Context, UnitContext};
-use super::parts::StageParams;
+use super::saved_activations::{ActivationStore, SavedActivation};
 use super::{HeadGrad, KvCache, Micro, Model, Tp, head, initialize};
 use crate::{Error, Result};
 

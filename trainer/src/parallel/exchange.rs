@@ -12,7 +12,7 @@ use ckpt::layout::{Slices, slice_of};
 use tch::{Device, Kind, Tensor};
 
 use crate::Result;
-use crate::accumulate::TreeSum;
+use crate::parallel::accumulate::TreeSum;
 
 /// How the tensors of a bucket lie in its buffer.
 #[derive(Clone, Debug)]

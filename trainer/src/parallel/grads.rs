@@ -12,8 +12,8 @@ use tch::{Kind, Tensor};
 
 use super::exchange::{Buffer, Gathering, ReduceOrder, Scattering, Sum};
 use crate::Result;
-use crate::accumulate::{TreeSum, add_all};
 use crate::mesh::MicroBatchShare;
+use crate::parallel::accumulate::{TreeSum, add_all};
 
 /// Exchanges that may be under way at once where every micro-batch has its own: one that is being
 /// sent while the next is being computed.

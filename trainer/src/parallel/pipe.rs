@@ -12,8 +12,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::exchange::wait_all;
 use crate::Result;
-use crate::comm::RankActivity;
 use crate::device::to_host;
+use crate::launch::comm::RankActivity;
 use recipe::schedule::{Action, Pass, Pipeline};
 
 /// How many of the next actions have their input asked for: the one at hand, and one that is on its

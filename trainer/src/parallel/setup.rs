@@ -8,12 +8,12 @@ use tch::Kind;
 
 use super::exchange::{Buffer, ReduceOrder};
 use super::grads::{Bucket, GradPolicy};
-use super::run::{PipelineChunk, UnitRange};
+use super::schedule_run::{PipelineChunk, UnitRange};
 use super::tied::SharedParams;
 use crate::Result;
-use crate::comm::Comm;
 use crate::config::{self, Config};
-use crate::kind::kind;
+use crate::dtype::kind;
+use crate::launch::comm::Comm;
 use crate::mesh::DeviceMesh;
 use crate::model::{ActivationStore, Model, Stage, Tp};
 use recipe::schedule::{Pipeline, Schedule};

@@ -10,8 +10,8 @@ use tch::Tensor;
 use super::exchange::wait_all;
 use super::pipe;
 use crate::Result;
-use crate::comm::RankActivity;
 use crate::device::to_host;
+use crate::launch::comm::RankActivity;
 use crate::model::Use;
 
 /// Tells the gradients of uses apart from one another, and from what a pipeline sends.

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::exchange::{Buffer, Gathering};
 use super::grads::{Message, tag};
-use super::run::UnitRange;
+use super::schedule_run::UnitRange;
 use crate::Result;
 
 /// Leaves of the graph for each piece of a rank.

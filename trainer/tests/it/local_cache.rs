@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::common::{Lab, VOCAB, assert_success, train};
 use indexed::{Builder, Dtype};
 use storage::Key;
-use storage::server::{Fault, FaultRule, S3Server};
+use storage::s3_server::{Fault, FaultRule, S3Server};
 use trainer::config::Config;
-use trainer::input::AnyBatch;
 use trainer::mesh::MeshRank;
+use trainer::model::input::AnyBatch;
 use trainer::{Batches, Data, open_corpus};
 
 const GLOBAL: u64 = 64;

@@ -4,12 +4,12 @@
 use loader::Batch;
 use tch::{Kind, Tensor};
 use trainer::Trainer;
-use trainer::accumulate::{Contribution, TreeSum};
 use trainer::config::Config;
 use trainer::model::{LossWeights, Micro, Model, ParamSpec};
-use trainer::optim::clip_divisor;
+use trainer::parallel::accumulate::{Contribution, TreeSum};
 use trainer::parallel::norm::block_sums;
 use trainer::plan::Parameters;
+use trainer::step::optim::clip_divisor;
 
 const GOLDEN: &[u8] = include_bytes!("../golden/gpt2.safetensors");
 const ROWS: usize = 3;

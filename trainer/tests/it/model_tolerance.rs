@@ -8,8 +8,8 @@ use crate::ranks::{Layout, on_ranks};
 use loader::batch::{Batch, T5Batch};
 use tch::{Kind, Tensor};
 use trainer::config::Config;
-use trainer::input::Input;
 use trainer::mesh::DeviceMesh;
+use trainer::model::input::Input;
 use trainer::rng::Stream;
 use trainer::{LocalTensor, Trainer};
 

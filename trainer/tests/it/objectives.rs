@@ -9,8 +9,8 @@ use crate::kills::{kill_after, run};
 use crate::samples::{Folded, cases};
 use serde_json::{Value, json};
 use trainer::config::{Budget, Config};
-use trainer::input::AnyBatch;
 use trainer::mesh::{DeviceMesh, MeshRank};
+use trainer::model::input::AnyBatch;
 use trainer::{Data, NodePeers, Trainer, open_corpus, with_special};
 
 /// Checks every sample of the cases of an objective, one a batch, as a step is given them.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::format::safetensors::ALIGN_BYTES;
 use crate::offload::Folder;
-use crate::shard::ALIGN_BYTES;
 use crate::{Error, Result};
 use storage::{InPlaceFile, RangeRead, crc64};
 

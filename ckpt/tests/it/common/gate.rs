@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use storage::sim::HookLayer;
+use storage::testing::fault_store::HookLayer;
 use storage::{Key, Result, Storage};
 
 /// What a [`Gate`] does with new objects.

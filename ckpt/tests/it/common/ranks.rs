@@ -8,7 +8,7 @@ use ckpt::{
     AsyncSaver, Blob, Checkpoints, HeldRegion, JointSaveOptions, LivenessTimeouts, PlanLimits,
     Region, Result, SavePlan, SaveReport, SaveStart, Span, TensorSpec,
 };
-use storage::sim::FaultStore;
+use storage::testing::fault_store::FaultStore;
 use storage::{Key, Storage};
 
 use super::{SERIAL, State, Tensor};

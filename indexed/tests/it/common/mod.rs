@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use storage::sim::HookLayer;
+use storage::testing::fault_store::HookLayer;
 use storage::{Key, Storage};
 
 /// A folder of goldens.

@@ -10,8 +10,9 @@ use indexed::{
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{BlendOrder, GptOrder, Loader, LoaderOptions, SampleOrder};
 use serde_json::Value;
-use storage::server::{Fault, FaultRule, S3Server};
-use storage::{Key, Storage, sim};
+use storage::s3_server::{Fault, FaultRule, S3Server};
+use storage::testing::fault_store;
+use storage::{Key, Storage};
 
 use super::corpus::{Corpus, config, options, stream, sum};
 
@@ -105,9 +106,12 @@ fn is_the_same_by_every_engine_depth_and_window() {
 #[test]
 fn is_the_same_through_short_interrupted_failing_and_late_reads() {
     let corpus = Corpus::new();
-    let short =
-        sim::FaultPlan { short_per_mille: 200, interrupted_per_mille: 100, ..Default::default() };
-    let simulated: Arc<dyn Storage> = Arc::new(sim::FaultStore::new(3, short));
+    let short = fault_store::FaultPlan {
+        short_per_mille: 200,
+        interrupted_per_mille: 100,
+        ..Default::default()
+    };
+    let simulated: Arc<dyn Storage> = Arc::new(fault_store::FaultStore::new(3, short));
     copy("corpus", &corpus.store(), &simulated);
     let late = Duration::from_millis(20);
     for (depth, _, window_bytes) in WAYS {
@@ -117,7 +121,7 @@ fn is_the_same_through_short_interrupted_failing_and_late_reads() {
         options.window_bytes = window_bytes.min(100_000);
         corpus.check("a simulated disk", &simulated, options.clone());
         for inner in [&simulated, &corpus.store()] {
-            let faults = sim::ReadFaults {
+            let faults = fault_store::ReadFaults {
                 // Four in a row would end a read, and who meets which depends on the threads.
                 io_per_mille: 6,
                 stale_per_mille: 3,
@@ -125,7 +129,7 @@ fn is_the_same_through_short_interrupted_failing_and_late_reads() {
                 late,
                 ..Default::default()
             };
-            let faulty = sim::ReadFaultLayer::new(inner.clone(), 9, faults);
+            let faulty = fault_store::ReadFaultLayer::new(inner.clone(), 9, faults);
             let store: Arc<dyn Storage> = Arc::new(faulty.clone());
             corpus.check(&format!("faults at depth {depth:?}"), &store, options.clone());
             assert!(faulty.failed_count() > 0, "nothing failed: the test tries nothing");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use indexed::{BlockShuffle, Builder, Dtype, IndexedDataset, Split, TokenStream};
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{BlockOrder, FileOrder, Loader, SampleOrder};
-use storage::server::S3Server;
+use storage::s3_server::S3Server;
 use storage::{Key, Storage};
 
 use super::corpus::{SEQ_LEN, options, stream};

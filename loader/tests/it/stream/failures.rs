@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use loader::Error;
-use storage::sim::{ReadFaultLayer, ReadFaults};
+use storage::testing::fault_store::{ReadFaultLayer, ReadFaults};
 use storage::{Key, Storage};
 
 use super::corpus::{Corpus, SAMPLES, options, order, start, stream, sum};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tch::{Device, Tensor};
 
 use super::store::milliseconds;
-use super::{Op, Reduce, Store, Work, absent};
+use super::{Op, Reduce, Store, Work, missing_ranks};
 use crate::ffi::{self, Call, RawGroup};
 use crate::{Error, Result};
 
@@ -168,7 +168,7 @@ impl Group {
         let mut raw = ptr::null_mut();
         let code = create(&own.key("c10d")?, id, &raw mut raw);
         if code != 0 {
-            let text = format!("{name}: {}", absent::one_line(&ffi::last_error()));
+            let text = format!("{name}: {}", missing_ranks::one_line(&ffi::last_error()));
             return Err(Error::Torch { operation, text });
         }
         let raw = NonNull::new(raw).expect("the call succeeded");
@@ -181,7 +181,7 @@ impl Group {
             store: own,
             announced: AtomicU64::new(0),
         });
-        absent::register(id, &inner);
+        missing_ranks::register(id, &inner);
         Ok(Group(inner))
     }
 

@@ -8,14 +8,14 @@
 //! leaves a note in the store about where it is, and looks whose notes are not there. A group that
 //! has failed once stays failed.
 
-mod absent;
 mod group;
+mod missing_ranks;
 mod op;
 mod store;
 mod work;
 
-pub(crate) use absent::{explain, seconds};
 pub use group::{Group, GroupOptions, Listen};
+pub(crate) use missing_ranks::{explain, seconds};
 pub(crate) use op::{LostPeer, Op};
 pub use op::{Reduce, Wait};
 pub use store::Store;

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use super::absent;
+use super::missing_ranks;
 use crate::ffi::{self, RawStore};
 use crate::{Error, Result};
 
@@ -125,7 +125,8 @@ impl Store {
         if self.wait(&[key], timeout)? {
             return self.value(key);
         }
-        let text = format!("it is not there after {}", absent::seconds(timeout.as_secs_f64()));
+        let text =
+            format!("it is not there after {}", missing_ranks::seconds(timeout.as_secs_f64()));
         Err(Error::Store { operation: self.doing(&format!("get '{key}'")), text })
     }
 
@@ -303,12 +304,12 @@ impl Store {
         });
         asking.map_err(|error| refuse(format!("no thread can be started: {error}")))?;
         match answered.recv_timeout(within) {
-            Ok(answer) => answer.map_err(|text| refuse(absent::one_line(&text))),
+            Ok(answer) => answer.map_err(|text| refuse(missing_ranks::one_line(&text))),
             Err(_) => {
                 self.connection.is_stuck.store(true, Ordering::Relaxed);
                 Err(refuse(format!(
                     "no answer after {}: its keeper hangs, or cannot be reached",
-                    absent::seconds(within.as_secs_f64())
+                    missing_ranks::seconds(within.as_secs_f64())
                 )))
             }
         }
@@ -352,7 +353,7 @@ fn open(
         )
     };
     let Some(raw) = NonNull::new(raw).filter(|_| code == 0) else {
-        return Err(absent::one_line(&ffi::last_error()));
+        return Err(missing_ranks::one_line(&ffi::last_error()));
     };
     let (host, is_stuck) = (host.to_owned(), AtomicBool::new(false));
     let connection = Arc::new(Connection { raw, host, port, timeout, is_stuck });

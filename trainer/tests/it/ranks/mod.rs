@@ -10,7 +10,7 @@ use bridge::dist::{GroupOptions, Store};
 use ckpt::Region;
 use tch::{Device, Kind, Tensor};
 use trainer::Trainer;
-use trainer::comm::Comm;
+use trainer::launch::comm::Comm;
 use trainer::mesh::DeviceMesh;
 
 const PATIENCE: Duration = Duration::from_secs(60);

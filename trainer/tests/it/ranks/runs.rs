@@ -7,7 +7,7 @@ use loader::batch::{BertBatch, T5Batch};
 use tch::Device;
 use trainer::Trainer;
 use trainer::config::Config;
-use trainer::input::Input;
+use trainer::model::input::Input;
 use trainer::rng::Stream;
 
 use super::{Layout, assemble, on_devices, pieces};

@@ -1,0 +1,443 @@
+//! Saves behind the training step: the state is copied, and written while training goes on.
+//!
+//! There is one piece of memory for the copy, filled once a save and used again, and one thread
+//! that writes from it. Memory and right to write go together: [`AsyncSaver::save`] has them while
+//! it copies, the thread while it writes, so that a copy is never touched by a later update, and a
+//! second save waits or is left out, but never takes a second copy.
+//!
+//! A process that is one of several writers copies just the pieces that the plan has it write, and
+//! its thread meets those of the others by [`Checkpoints::save_together`].
+
+mod resources;
+pub(crate) mod save_handle;
+mod shutdown;
+mod takeover;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use shutdown::Finish;
+
+use crate::agent::Agent;
+use crate::background::save_handle::SaveStatus;
+use crate::save::snapshot::{JointSaveInfo, Snapshot};
+use crate::{
+    Blob, Checkpoints, Error, JointSaveOptions, Result, SaveHandle, SavePlan, SaveReport,
+    TensorData, save,
+};
+use resources::{CommitHook, PendingSave, ResourceGuard, SaveResources, SaverShared, SaverState};
+use storage::ipc::Arena;
+
+/// Of the time that a process has to end: for removing what a cancelled save has written.
+const ABANDON_MAX: Duration = Duration::from_secs(5);
+
+/// Memory beyond what is copied: a loss of more digits, or a longer token, is to find room without
+/// new memory for all.
+const SPARE_BYTES: u64 = 64 << 10;
+
+/// How saves go on behind the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncSaveOptions {
+    /// Memory for the copy. A state that does not fit is refused; only as much is taken as the
+    /// state has. Default: 64 GiB.
+    pub staging_bytes_max: u64,
+    /// Threads that copy. Default: one a core, at most 8: by then memory is the limit.
+    pub copy_threads: usize,
+    /// What a save does that comes while another is being written. Default: [`WhenBusy::Wait`].
+    pub when_busy: WhenBusy,
+}
+
+impl Default for AsyncSaveOptions {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        AsyncSaveOptions {
+            staging_bytes_max: 64 << 30,
+            copy_threads: cores.min(8),
+            when_busy: WhenBusy::Wait,
+        }
+    }
+}
+
+/// What to do while the memory for the copy is in use. A save of several writers always waits: what
+/// one of them leaves out all must, so they ask [`AsyncSaver::is_busy`] and agree on it first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenBusy {
+    /// Wait until it is written.
+    Wait,
+    /// Save nothing this time.
+    Skip,
+}
+
+/// What became of a call of [`AsyncSaver::save`].
+#[derive(Debug)]
+#[must_use = "an earlier save may have failed"]
+pub struct SaveStart {
+    /// The save that was begun; `None` if it was left out, for another is being written.
+    pub save: Option<SaveHandle>,
+    /// An earlier save that failed since it was last asked, and why. Its step is not there; older
+    /// ones are as they were.
+    pub failed: Option<(u64, Error)>,
+}
+
+/// Saves that go on behind the run. Dropped, it waits for the one in flight.
+#[derive(Debug)]
+pub struct AsyncSaver {
+    steps: Arc<Checkpoints>,
+    options: AsyncSaveOptions,
+    shared: Arc<SaverShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AsyncSaver {
+    /// Saves into `steps` from now on, by a thread of this process.
+    ///
+    /// # Errors
+    /// [`storage::Error::Io`] within [`Error::Storage`] if the system gives no thread.
+    pub fn new(steps: Arc<Checkpoints>, options: AsyncSaveOptions) -> Result<Self> {
+        Self::start(steps, options, None)
+    }
+
+    /// Saves by a process of its own, which goes on with what was copied if this one dies. If it is
+    /// the agent that dies, the save is done here, and so are all later ones.
+    ///
+    /// # Errors
+    /// As [`AsyncSaver::new`].
+    pub fn with_agent(
+        steps: Arc<Checkpoints>,
+        options: AsyncSaveOptions,
+        agent: Agent,
+    ) -> Result<Self> {
+        steps.admit(agent.owner());
+        Self::start(steps, options, Some(agent))
+    }
+
+    fn start(
+        steps: Arc<Checkpoints>,
+        options: AsyncSaveOptions,
+        agent: Option<Agent>,
+    ) -> Result<Self> {
+        let kit = Some(SaveResources { arena: None, agent });
+        let state = Mutex::new(SaverState { kit, ..SaverState::default() });
+        let shared = Arc::new(SaverShared { state, changed: Condvar::new() });
+        let own = (Arc::clone(&steps), Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("ckpt-save".to_owned());
+        let thread = thread
+            .spawn(move || work(&own.0, &own.1))
+            .map_err(|e| storage::Error::from_io("start", "the thread that saves", e))?;
+        Ok(AsyncSaver { steps, options, shared, thread: Some(thread) })
+    }
+
+    /// Has the memory for a state of so many bytes given by the system now, rather than by the
+    /// first save, of which that would be the longest part.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for more than the options allow; what the system says.
+    pub fn reserve(&self, bytes: u64) -> Result<()> {
+        self.make_room(self.take_kit().kit(), bytes)
+    }
+
+    /// Has this done by the thread that saves, after each save that was committed and before the
+    /// next is written: retention, or telling a cache. It gets the `meta` of the save as well.
+    pub fn after_commit(
+        &self,
+        hook: impl Fn(&SaveReport, &serde_json::Value) + Send + Sync + 'static,
+    ) {
+        self.shared.lock().hook = CommitHook(Some(Arc::new(hook)));
+    }
+
+    /// Whether a save would have to wait for another.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.shared.lock().kit.is_none()
+    }
+
+    /// Copies the state and returns; the copy is written behind the run. The arguments are those of
+    /// [`Checkpoints::save`], and may change as soon as this returns.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for what cannot be saved, or does not fit; what the system says of the
+    /// memory. Nothing is saved then. What goes wrong later is told by the handle, or by the next
+    /// call.
+    pub fn save(
+        &self,
+        step: u64,
+        tensors: &[TensorData<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveStart> {
+        self.steps.check_options(step)?;
+        let plan = self.steps.plan_whole(tensors)?;
+        let held: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.bytes).collect();
+        self.save_alone(step, &plan, &held, blobs, meta)
+    }
+
+    /// Copies what this process is to write of a plan, and returns; it is written behind the run
+    /// and committed with that of the other writers. The arguments are those of
+    /// [`Checkpoints::save_together`], and may change as soon as this returns. The deadline counts
+    /// from when this writer begins to write. If the plan has one writer, that saves alone.
+    ///
+    /// Whatever fails, in any of the writers and their agents, fails for all, and each is told once
+    /// why; so does [`SaveHandle::cancel`] of one. An agent that dies before its part is there
+    /// fails this save; later ones are done here.
+    ///
+    /// # Errors
+    /// As [`AsyncSaver::save`]; the other writers are then told why.
+    pub fn save_part(
+        &self,
+        step: u64,
+        plan: &Arc<SavePlan>,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &JointSaveOptions<'_>,
+    ) -> Result<SaveStart> {
+        if plan.writers() == 1 && together.writer == 0 {
+            self.steps.check_options(step)?;
+            return self.save_alone(step, plan, held, blobs, meta);
+        }
+        let pieces = self.steps.check_part(step, plan, held, blobs, together)?;
+        if together.writer == 0 {
+            let checked = save::check_meta(&meta);
+            checked.inspect_err(|error| self.steps.decline(step, plan, together, error))?;
+        }
+        let mut snapshot = Snapshot::new(step, plan, together.writer, blobs, meta);
+        let (token, deadline) = (together.token.to_owned(), together.deadline);
+        snapshot.party = Some(JointSaveInfo { token, deadline });
+        let begun = self.begin(snapshot, plan, &pieces, blobs);
+        begun.inspect_err(|error| self.steps.decline(step, plan, together, error))
+    }
+
+    fn save_alone(
+        &self,
+        step: u64,
+        plan: &Arc<SavePlan>,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveStart> {
+        let pieces = plan.pieces_held(0, held)?;
+        save::check_blobs(blobs)?;
+        save::check_meta(&meta)?;
+        if self.is_busy() && self.options.when_busy == WhenBusy::Skip {
+            return Ok(SaveStart { save: None, failed: None });
+        }
+        self.begin(Snapshot::new(step, plan, 0, blobs, meta), plan, &pieces, blobs)
+    }
+
+    /// Copies, and passes the copy on.
+    fn begin(
+        &self,
+        snapshot: Snapshot,
+        plan: &Arc<SavePlan>,
+        pieces: &[&[u8]],
+        blobs: &[Blob<'_>],
+    ) -> Result<SaveStart> {
+        let mut kit = self.take_kit();
+        let failed = self.take_failure();
+        let begun = Instant::now();
+        let staged = self.stage(kit.kit(), &snapshot, plan, pieces, blobs);
+        if let Err(error) = staged {
+            drop(kit);
+            // The earlier failure is not to be lost for this one.
+            if let Some((step, earlier)) = failed {
+                log::error!("step {step} was not saved: {earlier}");
+            }
+            return Err(error);
+        }
+        let ticket = Arc::new(SaveStatus::new(snapshot.step, snapshot.bytes, begun.elapsed()));
+        let (kit, plan) = (kit.pass_on(), Arc::clone(plan));
+        let mut state = self.shared.lock();
+        state.latest = Some(Arc::clone(&ticket));
+        state.job = Some(PendingSave { kit, plan, snapshot, ticket: Arc::clone(&ticket) });
+        self.shared.changed.notify_all();
+        Ok(SaveStart { save: Some(SaveHandle::new(ticket)), failed })
+    }
+
+    /// Waits for the save in flight. Gives the report of the latest that was committed.
+    ///
+    /// # Errors
+    /// What went wrong with the latest, if that was not told before.
+    pub fn wait(&self) -> Result<Option<SaveReport>> {
+        let state = self.shared.wait_while(None, |state| state.kit.is_none());
+        let last = state.last;
+        drop(state);
+        match self.take_failure() {
+            Some((_, error)) => Err(error),
+            None => Ok(last),
+        }
+    }
+
+    /// For a process that is told to end: finishes the save in flight if that fits into the time,
+    /// and cancels it if not, by the rate at which it goes. A part of the time is kept for removing
+    /// what a cancelled save has written. The text of the outcome says what was decided and done.
+    pub fn finish_within(&self, grace: Duration) -> Finish {
+        // Without end, if there is no such moment.
+        let until = Instant::now().checked_add(grace);
+        let last_call = until.map(|until| until - (grace / 2).min(ABANDON_MAX));
+        let (ticket, last) = {
+            let state = self.shared.lock();
+            match (&state.kit, &state.latest) {
+                (None, Some(ticket)) => (Arc::clone(ticket), state.last),
+                _ => return Finish::Idle,
+            }
+        };
+        let need = ticket.need(last.as_ref());
+        if need.is_some_and(|need| need > grace) {
+            ticket.control.cancel();
+        }
+        drop(self.shared.wait_while(last_call, |state| state.kit.is_none()));
+        let late = ticket.need(last.as_ref()).or(need).unwrap_or_default();
+        ticket.control.cancel();
+        if self.shared.wait_while(until, |state| state.kit.is_none()).kit.is_none() {
+            return Finish::Stuck { step: ticket.step, grace };
+        }
+        match ticket.wait() {
+            Ok(report) => Finish::Committed(report),
+            Err(Error::Cancelled) => {
+                let need = need.filter(|need| *need > grace).unwrap_or(grace + late);
+                Finish::Cancelled { step: ticket.step, need, grace }
+            }
+            Err(error) => Finish::Failed(ticket.step, error),
+        }
+    }
+
+    fn stage(
+        &self,
+        kit: &mut SaveResources,
+        snapshot: &Snapshot,
+        plan: &SavePlan,
+        pieces: &[&[u8]],
+        blobs: &[Blob<'_>],
+    ) -> Result<()> {
+        // An agent reads its orders behind the copy.
+        let orders = kit.agent.as_ref().map_or_else(Vec::new, |_| snapshot.orders(plan));
+        self.make_room(kit, snapshot.arena_bytes + orders.len() as u64)?;
+        let arena = kit.arena.as_mut().expect("room was made above");
+        snapshot.fill(arena, plan, pieces, blobs, self.options.copy_threads)?;
+        let start = snapshot.arena_bytes as usize; // fits: the arena has room for it
+        arena[start..start + orders.len()].copy_from_slice(&orders);
+        // Told before the caller goes on: from here on the agent saves whatever happens here.
+        let told = match &mut kit.agent {
+            Some(agent) => agent.begin(arena, start, orders.len()),
+            None => Ok(()),
+        };
+        if let Err(error) = told {
+            log::error!("saves go on without an agent: {error}");
+            kit.agent = None;
+        }
+        Ok(())
+    }
+
+    fn make_room(&self, kit: &mut SaveResources, bytes: u64) -> Result<()> {
+        let max = self.options.staging_bytes_max;
+        let len = usize::try_from(bytes).ok().filter(|_| bytes <= max);
+        let len = len.ok_or_else(|| Error::BadInput {
+            object: format!("{bytes} bytes behind the run"),
+            reason: format!("there is room for {max}; hint: raise staging_bytes_max"),
+        })?;
+        if kit.arena.as_ref().is_some_and(|arena| arena.len() >= len) {
+            return Ok(());
+        }
+        let spare = (bytes.next_multiple_of(SPARE_BYTES) + SPARE_BYTES).min(max);
+        let len = usize::try_from(spare).unwrap_or(len);
+        // The old one first: there are never two.
+        kit.arena = None;
+        if let Some(agent) = &mut kit.agent {
+            agent.forget();
+        }
+        let mut arena = if kit.agent.is_some() { Arena::new_shared(len) } else { Arena::new(len) }?;
+        arena.populate(self.options.copy_threads)?;
+        kit.arena = Some(arena);
+        Ok(())
+    }
+
+    fn take_kit(&self) -> ResourceGuard<'_> {
+        let mut state = self.shared.wait_while(None, |state| state.kit.is_none());
+        let kit = state.kit.take();
+        ResourceGuard { shared: &self.shared, kit }
+    }
+
+    fn take_failure(&self) -> Option<(u64, Error)> {
+        let latest = self.shared.lock().latest.clone()?;
+        Some((latest.step, latest.take_failure()?))
+    }
+}
+
+impl Drop for AsyncSaver {
+    fn drop(&mut self) {
+        self.shared.lock().end = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported by the panic hook.
+            let _ = thread.join();
+        }
+        if let Some((step, error)) = self.take_failure() {
+            log::error!("step {step} was not saved: {error}");
+        }
+    }
+}
+
+fn work(steps: &Checkpoints, shared: &SaverShared) {
+    loop {
+        let mut state = shared.wait_while(None, |state| state.job.is_none() && !state.end);
+        let Some(mut job) = state.job.take() else { return };
+        drop(state);
+        // Without its memory nobody could ever save again, and the run would wait for it.
+        let outcome = catch_unwind(AssertUnwindSafe(|| write(steps, &mut job)));
+        let outcome = outcome.unwrap_or_else(|_| {
+            // Nobody knows what it has still to say.
+            job.kit.agent = None;
+            let reason = "the thread that writes it panicked".to_owned();
+            Err(Error::BadInput { object: format!("step {}", job.snapshot.step), reason })
+        });
+        tell(&job.snapshot, &outcome);
+        let report = outcome.as_ref().ok().copied();
+        let PendingSave { kit, snapshot, ticket, .. } = job;
+        let mut state = shared.lock();
+        state.last = report.or(state.last);
+        let hook = state.hook.clone();
+        ticket.finish(outcome);
+        state.kit = Some(kit);
+        shared.changed.notify_all();
+        drop(state);
+        if let (Some(report), Some(hook)) = (report, hook.0) {
+            // The panic hook has told of a panic, and the next save is to be written all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| hook(&report, &snapshot.meta)));
+        }
+    }
+}
+
+/// All writers come to the same end: the first tells it.
+fn tell(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
+    let (step, is_first) = (snapshot.step, snapshot.writer == 0);
+    let level = |level| if is_first { level } else { log::Level::Debug };
+    match outcome {
+        Ok(report) => log::log!(level(log::Level::Info), "{report}"),
+        Err(Error::Cancelled) => log::log!(level(log::Level::Info), "step {step} was cancelled"),
+        Err(error) => {
+            log::log!(level(log::Level::Error), "step {step} was not saved: {error}");
+        }
+    }
+}
+
+fn write(steps: &Checkpoints, job: &mut PendingSave) -> Result<SaveReport> {
+    let mut is_orphaned = false;
+    if let Some(agent) = &mut job.kit.agent {
+        match agent.finish(&job.ticket.control) {
+            Ok(outcome) => return outcome,
+            Err(error) => {
+                log::error!("the agent is gone, and this process saves from now on: {error}");
+                job.kit.agent = None;
+                is_orphaned = true;
+            }
+        }
+    }
+    let PendingSave { kit, plan, snapshot, ticket } = job;
+    let arena = kit.arena.as_deref().unwrap_or_default();
+    if is_orphaned {
+        return takeover::save(steps, plan, snapshot, arena, &ticket.control);
+    }
+    snapshot.save(steps, plan, arena, &ticket.control)
+}

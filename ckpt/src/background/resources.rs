@@ -1,0 +1,113 @@
+//! What the thread that saves and its callers share.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::SaveReport;
+use crate::agent::Agent;
+use crate::background::save_handle::SaveStatus;
+use crate::plan::SavePlan;
+use crate::save::snapshot::Snapshot;
+use storage::ipc::Arena;
+
+/// What a save needs, and there is one of.
+#[derive(Debug, Default)]
+pub(super) struct SaveResources {
+    pub(super) arena: Option<Arena>,
+    pub(super) agent: Option<Agent>,
+}
+
+/// A state that was copied, and is to be written.
+#[derive(Debug)]
+pub(super) struct PendingSave {
+    pub(super) kit: SaveResources,
+    pub(super) plan: Arc<SavePlan>,
+    pub(super) snapshot: Snapshot,
+    pub(super) ticket: Arc<SaveStatus>,
+}
+
+/// The kit while a caller has it. Dropped, by a panic too, it goes home: without it nobody could
+/// ever save again, and the run would wait for it.
+pub(super) struct ResourceGuard<'a> {
+    pub(super) shared: &'a SaverShared,
+    /// `None` once it is passed on.
+    pub(super) kit: Option<SaveResources>,
+}
+
+impl ResourceGuard<'_> {
+    pub(super) fn kit(&mut self) -> &mut SaveResources {
+        self.kit.as_mut().expect("it is passed on at the very end")
+    }
+
+    pub(super) fn pass_on(mut self) -> SaveResources {
+        self.kit.take().expect("it is passed on once")
+    }
+}
+
+impl Drop for ResourceGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(kit) = self.kit.take() {
+            self.shared.lock().kit = Some(kit);
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SaverShared {
+    pub(super) state: Mutex<SaverState>,
+    pub(super) changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SaverState {
+    /// At home while nothing is copied or written.
+    pub(super) kit: Option<SaveResources>,
+    pub(super) job: Option<PendingSave>,
+    /// The latest save.
+    pub(super) latest: Option<Arc<SaveStatus>>,
+    /// The latest that was committed.
+    pub(super) last: Option<SaveReport>,
+    pub(super) hook: CommitHook,
+    pub(super) end: bool,
+}
+
+/// What is done after each save that was committed.
+#[derive(Clone, Default)]
+pub(super) struct CommitHook(pub(super) Option<Arc<AfterCommit>>);
+
+pub(super) type AfterCommit = dyn Fn(&SaveReport, &serde_json::Value) + Send + Sync;
+
+impl fmt::Debug for CommitHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Hook" } else { "no hook" })
+    }
+}
+
+impl SaverShared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SaverState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps while `is_so`, until the time is up if there is one.
+    pub(super) fn wait_while(
+        &self,
+        until: Option<Instant>,
+        is_so: impl Fn(&SaverState) -> bool,
+    ) -> MutexGuard<'_, SaverState> {
+        let mut state = self.lock();
+        while is_so(&state) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            state = match left {
+                Some(left) if left.is_zero() => break,
+                Some(left) => {
+                    let waited = self.changed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        state
+    }
+}

@@ -1,0 +1,168 @@
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::base::save_control::SaveControl;
+use crate::{Error, Result, SaveReport};
+
+/// Of a save that has just begun no rate can be told.
+const RATE_BYTES_MIN: u64 = 64 << 20;
+
+/// A save that goes on behind the run. Dropped, it goes on all the same.
+#[derive(Debug)]
+pub struct SaveHandle {
+    ticket: Arc<SaveStatus>,
+}
+
+/// How far a save in the background has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveProgress {
+    /// Bytes that went to the store.
+    pub bytes: u64,
+    /// Bytes in all.
+    pub bytes_total: u64,
+    /// Since the copy was made.
+    pub time: Duration,
+    /// Whether it is over, whatever its outcome.
+    pub is_done: bool,
+    /// Whether it was told to end.
+    pub is_cancelled: bool,
+}
+
+impl SaveHandle {
+    pub(crate) fn new(ticket: Arc<SaveStatus>) -> Self {
+        SaveHandle { ticket }
+    }
+
+    /// The step.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.ticket.step
+    }
+
+    /// How long the copy took, which is what the caller waited for.
+    #[must_use]
+    pub fn staged(&self) -> Duration {
+        self.ticket.staged
+    }
+
+    /// How far it has come.
+    #[must_use]
+    pub fn progress(&self) -> SaveProgress {
+        let ticket = &self.ticket;
+        SaveProgress {
+            bytes: ticket.control.bytes(),
+            bytes_total: ticket.bytes,
+            time: ticket.begun.elapsed(),
+            is_done: !matches!(*ticket.lock(), Outcome::Open),
+            is_cancelled: ticket.control.is_cancelled(),
+        }
+    }
+
+    /// Waits until the step is there.
+    ///
+    /// # Errors
+    /// What [`Checkpoints::save`](crate::Checkpoints::save) says, once; [`Error::Cancelled`];
+    /// [`Error::Reported`] if it was told elsewhere.
+    pub fn wait(&self) -> Result<SaveReport> {
+        self.ticket.wait()
+    }
+
+    /// Ends it, and removes what it has written. Gives its report if it was committed before that
+    /// could be.
+    ///
+    /// # Errors
+    /// As [`SaveHandle::wait`], but for having been cancelled.
+    pub fn cancel(&self) -> Result<Option<SaveReport>> {
+        self.ticket.control.cancel();
+        match self.ticket.wait() {
+            Ok(report) => Ok(Some(report)),
+            Err(Error::Cancelled) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What is known of one save, to all who ask.
+#[derive(Debug)]
+pub(crate) struct SaveStatus {
+    pub(crate) step: u64,
+    pub(crate) control: SaveControl,
+    bytes: u64,
+    staged: Duration,
+    begun: Instant,
+    outcome: Mutex<Outcome>,
+    done: Condvar,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Open,
+    Saved(SaveReport),
+    Failed(Error),
+    Cancelled,
+    /// It failed, and somebody was told.
+    Told(String),
+}
+
+impl SaveStatus {
+    pub(crate) fn new(step: u64, bytes: u64, staged: Duration) -> Self {
+        let (outcome, done) = (Mutex::new(Outcome::Open), Condvar::new());
+        let (control, begun) = (SaveControl::default(), Instant::now());
+        SaveStatus { step, control, bytes, staged, begun, outcome, done }
+    }
+
+    pub(crate) fn finish(&self, outcome: Result<SaveReport>) {
+        *self.lock() = match outcome {
+            Ok(report) => Outcome::Saved(report),
+            Err(Error::Cancelled) => Outcome::Cancelled,
+            Err(error) => Outcome::Failed(error),
+        };
+        self.done.notify_all();
+    }
+
+    pub(crate) fn wait(&self) -> Result<SaveReport> {
+        let is_open = |outcome: &mut Outcome| matches!(outcome, Outcome::Open);
+        let waited = self.done.wait_while(self.lock(), is_open);
+        let mut outcome = waited.unwrap_or_else(PoisonError::into_inner);
+        match &*outcome {
+            Outcome::Saved(report) => Ok(*report),
+            Outcome::Cancelled => Err(Error::Cancelled),
+            Outcome::Told(first) => Err(Error::Reported { step: self.step, first: first.clone() }),
+            Outcome::Failed(_) | Outcome::Open => {
+                Err(take(&mut outcome).expect("it failed, as was just seen"))
+            }
+        }
+    }
+
+    /// Why it failed, for who asks first.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        take(&mut self.lock())
+    }
+
+    /// What is still to be done takes so long, by what was done so far or by the last save; `None`
+    /// if neither tells.
+    pub(crate) fn need(&self, last: Option<&SaveReport>) -> Option<Duration> {
+        let done = self.control.bytes().min(self.bytes);
+        let (bytes, time) = match last {
+            _ if done >= RATE_BYTES_MIN => (done, self.begun.elapsed()),
+            Some(last) => (last.bytes.max(1), last.write),
+            None => return None,
+        };
+        let rest = (self.bytes - done) as f64 / bytes as f64;
+        let rest = Duration::try_from_secs_f64(time.as_secs_f64() * rest).unwrap_or(Duration::MAX);
+        Some(rest.saturating_add(last.map_or(Duration::ZERO, |last| last.commit)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn take(outcome: &mut Outcome) -> Option<Error> {
+    let Outcome::Failed(error) = outcome else { return None };
+    let told = Outcome::Told(storage::one_line(error));
+    match std::mem::replace(outcome, told) {
+        Outcome::Failed(error) => Some(error),
+        _ => None,
+    }
+}

@@ -1,0 +1,83 @@
+//! Checksums in JSON: 16 lower-case hexadecimal digits.
+
+use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+pub(crate) fn serialize<S: Serializer>(value: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&format!("{value:016x}"))
+}
+
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    parse(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn parse(digits: &str) -> Result<u64, String> {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    match u64::from_str_radix(digits, 16) {
+        Ok(value) if digits.len() == 16 && digits.bytes().all(is_hex) => Ok(value),
+        _ => Err(format!("a CRC-64 has 16 hexadecimal digits, not '{digits:.20}'")),
+    }
+}
+
+/// Blocks as they are stored, in one string, end to end: 8 digits of length and 16 of checksum.
+pub(crate) mod stored {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::fmt::Write as _;
+
+    use crate::format::catalog::StoredBlock;
+
+    const DIGITS: usize = 24;
+
+    pub(crate) fn serialize<S: Serializer>(
+        blocks: &[StoredBlock],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(blocks.len() * DIGITS);
+        for StoredBlock { bytes, crc64 } in blocks {
+            write!(text, "{bytes:08x}{crc64:016x}")
+                .expect("a string takes all that is written to it");
+        }
+        to.serialize_str(&text)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<StoredBlock>, D::Error> {
+        let text = String::deserialize(from)?;
+        if !text.is_ascii() || !text.len().is_multiple_of(DIGITS) {
+            return Err(D::Error::custom("packed blocks are 24 hexadecimal digits each"));
+        }
+        let block = |at: usize| {
+            let (bytes, crc64) = text[at..at + DIGITS].split_at(8);
+            let bytes = super::parse(&format!("00000000{bytes}"))? as u32; // fits: 8 digits
+            Ok(StoredBlock { bytes, crc64: super::parse(crc64)? })
+        };
+        (0..text.len())
+            .step_by(DIGITS)
+            .map(block)
+            .collect::<Result<_, String>>()
+            .map_err(D::Error::custom)
+    }
+}
+
+/// Many of them in one string, end to end: a line a chunk, not a line a block.
+pub(crate) mod list {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::fmt::Write as _;
+
+    pub(crate) fn serialize<S: Serializer>(values: &[u64], to: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(values.len() * 16);
+        for value in values {
+            write!(text, "{value:016x}").expect("a string takes all that is written to it");
+        }
+        to.serialize_str(&text)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
+        let text = String::deserialize(from)?;
+        if !text.is_ascii() || !text.len().is_multiple_of(16) {
+            return Err(D::Error::custom("block checksums are 16 hexadecimal digits each"));
+        }
+        let digits = (0..text.len()).step_by(16).map(|at| &text[at..at + 16]);
+        digits.map(|digits| super::parse(digits).map_err(D::Error::custom)).collect()
+    }
+}

@@ -1,0 +1,7 @@
+//! Errors, limits and threads, on which all else stands.
+
+pub(crate) mod error;
+pub(crate) mod hex;
+pub(crate) mod parallel_io;
+pub(crate) mod rate_limit;
+pub(crate) mod save_control;

@@ -1,0 +1,342 @@
+//! Two stores: a fast one that saves go to, and a lasting one that steps are copied to behind them.
+//!
+//! A copy is a commit of its own, by the protocol of a save: files into a hidden folder, durable,
+//! then the manifest, then the name. The hidden folder is named for what it holds, so a drain that
+//! was cut short is gone on with, by any process: a file that is there was whole and checked before
+//! it became visible. Every byte passes its file's checksum on the way, so damage does not spread.
+
+mod copy;
+pub(crate) mod task;
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::base::rate_limit::RateLimiter;
+use crate::base::save_control::SaveControl;
+use crate::liveness::heartbeat::forget;
+use crate::read::checkpoint::{Checkpoint, MANIFEST};
+use crate::retain::retention::{RetentionInputs, RetentionPlan};
+use crate::{Checkpoints, Codec, Error, Result, Retention};
+use storage::{Crc64, Manifest, rate_text};
+
+/// Hidden folders of the second store that a drain fills. What follows is the step and a sum of its
+/// contents.
+const DRAIN: &str = ".drain-";
+
+/// How steps are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainOptions {
+    /// Bytes a second, so that training keeps its share of the network. Default: no limit.
+    pub bytes_per_s: Option<NonZeroU64>,
+    /// How often a step is tried in one pass. Default: 3. Minimum: 1.
+    pub tries: u32,
+    /// Before a second try; each later pause is twice as long. Default: 1 s.
+    pub pause: Duration,
+    /// What the second store keeps. Only what it would keep is copied, and every pass deletes what
+    /// it does not. Default: the 3 newest.
+    pub retention: Retention,
+}
+
+impl Default for DrainOptions {
+    fn default() -> Self {
+        let (tries, pause) = (3, Duration::from_secs(1));
+        DrainOptions { bytes_per_s: None, tries, pause, retention: Retention::default() }
+    }
+}
+
+/// What a step survives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// The end of this process and of this machine's power, but not the loss of the machine: it is
+    /// in the first store alone.
+    Local,
+    /// The loss of the machine: it is complete in the second store.
+    Remote,
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Durability::Local => "local",
+            Durability::Remote => "remote",
+        })
+    }
+}
+
+/// A step that was copied. Its text is a line for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainReport {
+    /// The step.
+    pub step: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Of these, bytes that an earlier drain had copied.
+    pub resumed_bytes: u64,
+    /// From its first try to its commit.
+    pub time: Duration,
+    /// Tries that it took.
+    pub tries: u32,
+}
+
+impl fmt::Display for DrainReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DrainReport { step, bytes, resumed_bytes, time, tries } = self;
+        let size = storage::ByteSize(*bytes);
+        write!(f, "step {step}: {size} drained, {}", rate_text(bytes - resumed_bytes, *time))?;
+        if *resumed_bytes > 0 {
+            write!(f, ", {} of them before", storage::ByteSize(*resumed_bytes))?;
+        }
+        if *tries > 1 { write!(f, ", {tries} tries") } else { Ok(()) }
+    }
+}
+
+/// What a pass over all steps did.
+#[derive(Debug, Default)]
+pub struct DrainPass {
+    /// Steps that were copied, in that order.
+    pub drained: Vec<DrainReport>,
+    /// Steps that could not be, and why. They stay pending.
+    pub failed: Vec<(u64, Error)>,
+    /// Steps that the second store does not keep any more.
+    pub deleted: Vec<u64>,
+}
+
+/// Copies steps from one folder to another, which is usually in another store. Saves into the first
+/// go on meanwhile, and wait for nothing.
+#[derive(Debug)]
+pub struct Drain {
+    from: Arc<Checkpoints>,
+    to: Arc<Checkpoints>,
+    options: DrainOptions,
+    begun: Instant,
+    pace: Mutex<Option<RateLimiter>>,
+    pub(crate) control: Arc<SaveControl>,
+}
+
+impl Drain {
+    pub(crate) fn pause(&self) -> Duration {
+        self.options.pause
+    }
+
+    /// This reads and writes nothing yet.
+    #[must_use]
+    pub fn new(from: Arc<Checkpoints>, to: Arc<Checkpoints>, options: DrainOptions) -> Self {
+        let pace = Mutex::new(options.bytes_per_s.map(RateLimiter::new));
+        Drain { from, to, options, begun: Instant::now(), pace, control: Arc::default() }
+    }
+
+    /// The complete steps of both stores, the oldest first, and what they survive.
+    ///
+    /// # Errors
+    /// What the stores say.
+    pub fn levels(&self) -> Result<Vec<(u64, Durability)>> {
+        let (near, mut far) = (self.from.steps()?, self.to.steps()?);
+        let mut levels = Vec::new();
+        for step in near {
+            let is_far = far.contains(&step) && self.is_same(step)?;
+            levels.push((step, if is_far { Durability::Remote } else { Durability::Local }));
+            far.retain(|there| *there != step);
+        }
+        levels.extend(far.into_iter().map(|step| (step, Durability::Remote)));
+        levels.sort_unstable();
+        Ok(levels)
+    }
+
+    /// Steps that the second store lacks and would keep, the newest first: in this order they are
+    /// copied, for the newest is worth most. A step of other contents under the same name there
+    /// counts as lacking.
+    ///
+    /// # Errors
+    /// What the stores say.
+    pub fn pending(&self) -> Result<Vec<u64>> {
+        let (near, far) = (self.from.steps()?, self.to.steps()?);
+        let mut lacking = Vec::new();
+        for step in near {
+            match far.contains(&step).then(|| self.is_same(step)).transpose() {
+                Ok(Some(true)) => {}
+                Ok(_) => lacking.push(step),
+                Err(Error::NoStep { object, .. }) => was_retired(&object),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut all = far;
+        all.extend(&lacking);
+        all.sort_unstable();
+        all.dedup();
+        let pinned = self.to.pins()?;
+        let facts =
+            RetentionInputs { steps: &all, verified: None, pinned: &pinned, undrained: &[] };
+        let plan = RetentionPlan::new(&self.options.retention, facts);
+        lacking.retain(|step| !plan.delete.contains(step));
+        lacking.reverse();
+        Ok(lacking)
+    }
+
+    /// Whether both stores have the step with the same contents.
+    fn is_same(&self, step: u64) -> Result<bool> {
+        let (near, far) = (self.from.open_step(step)?, self.to.open_step(step)?);
+        Ok(near.catalog.has_same(&far.catalog))
+    }
+
+    /// Copies every pending step, and then deletes what the second store does not keep. A step that
+    /// fails is tried again, as often as the options say; if it is for damage in the first store
+    /// the others still have their turn, else the pass ends.
+    ///
+    /// # Errors
+    /// What the stores say before the first copy, and [`Error::Cancelled`].
+    pub fn run(&self) -> Result<DrainPass> {
+        let mut pass = DrainPass::default();
+        let pending = self.pending()?;
+        self.clear(&pending)?;
+        for step in pending {
+            match self.step(step) {
+                Ok(report) => pass.drained.push(report),
+                Err(Error::Cancelled) => return Err(Error::Cancelled),
+                Err(Error::NoStep { object, .. }) => was_retired(&object),
+                Err(error) => {
+                    let is_own = error.is_damage() || matches!(error, Error::Differs { .. });
+                    pass.failed.push((step, error));
+                    if !is_own {
+                        return Ok(pass);
+                    }
+                }
+            }
+        }
+        pass.deleted = self.to.retain_by(&self.options.retention, &[])?.delete;
+        Ok(pass)
+    }
+
+    /// Copies one step, wanted or not.
+    ///
+    /// # Errors
+    /// [`Error::NoStep`]; [`Error::Differs`] if the second store has other contents under its name;
+    /// [`Error::Corrupt`] if a file is not what was saved; [`Error::Held`] if somebody else writes
+    /// there; what the stores say, after the tries are spent.
+    pub fn step(&self, step: u64) -> Result<DrainReport> {
+        let begun = Instant::now();
+        let mut pause = self.options.pause;
+        let mut tries = 1;
+        loop {
+            match self.try_step(step) {
+                Ok((bytes, resumed_bytes)) => {
+                    let time = begun.elapsed();
+                    return Ok(DrainReport { step, bytes, resumed_bytes, time, tries });
+                }
+                Err(error) if tries >= self.options.tries || !is_passing(&error) => {
+                    return Err(error);
+                }
+                Err(error) => log::warn!("drain step {step}, try {tries}: {error}"),
+            }
+            self.rest(pause)?;
+            pause = pause.saturating_mul(2);
+            tries += 1;
+        }
+    }
+
+    fn try_step(&self, step: u64) -> Result<(u64, u64)> {
+        self.control.check()?;
+        // Retention of the first store leaves it alone meanwhile.
+        let _pin = self.from.pin(step)?;
+        let source = self.from.open_step(step)?;
+        let (_, bytes) = source.size();
+        let _alone = self.to.begin_change()?;
+        let place = match self.to.find_place_for(step, DRAIN, &self.contents(&source)) {
+            Err(Error::StepExists { object: other }) => {
+                let is_same = self.to.open_step(step)?.catalog.has_same(&source.catalog);
+                let object = source.display();
+                return if is_same {
+                    Ok((bytes, bytes))
+                } else {
+                    Err(Error::Differs { object, other })
+                };
+            }
+            place => place?,
+        };
+        let mut manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
+        let resumed = self.copy_files(&source, &place.data, &mut manifest)?;
+        self.control.check()?;
+        let key = place.data.join(MANIFEST)?;
+        // That of a drain which was cut short.
+        forget(&*self.to.store, &key)?;
+        let manifest = manifest.write(&*self.to.store, &key)?;
+        self.to.check_lease()?;
+        self.to.set_aside(&place)?;
+        self.to.publish(&place, &manifest)?;
+        if self.to.named_steps()?.last() == Some(&step) {
+            self.to.note_latest(place.files());
+        }
+        Ok((bytes, resumed))
+    }
+
+    /// Removes what drains have left of steps that are not pending any more.
+    fn clear(&self, pending: &[u64]) -> Result<()> {
+        let mut due = Vec::new();
+        for &step in pending {
+            match self.from.open_step(step) {
+                Ok(source) => due.push((step, self.contents(&source))),
+                Err(Error::NoStep { object, .. }) => was_retired(&object),
+                Err(error) => return Err(error),
+            }
+        }
+        let _alone = self.to.begin_change()?;
+        for (step, mark, folder) in self.to.unfinished(DRAIN)? {
+            if !due.contains(&(step, mark)) {
+                self.to.check_lease()?;
+                self.to.store.delete_folder(&folder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A sum over the names, lengths and checksums of all files. Where they are packed, the codec
+    /// is in it, and its release: another makes other bytes of them.
+    fn contents(&self, source: &Checkpoint) -> String {
+        let mut sum = Crc64::new();
+        for file in &source.catalog.files {
+            sum.update(format!("{} {} {:016x}\n", file.path, file.bytes, file.crc64).as_bytes());
+        }
+        if let Some(codec) = self.to.options.codec {
+            sum.update(format!("{} {}\n", codec.name(), Codec::release()).as_bytes());
+        }
+        format!("{:016x}", sum.value())
+    }
+
+    fn wait_for_turn(&self, bytes: u64) -> Result<()> {
+        let wait = {
+            let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+            pace.as_mut().map_or(Duration::ZERO, |pace| pace.pay(self.begun.elapsed(), bytes))
+        };
+        self.rest(wait)
+    }
+
+    /// Sleeps, in parts: a drain that is to end ends soon.
+    fn rest(&self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        loop {
+            self.control.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(Duration::from_millis(50)));
+        }
+    }
+}
+
+/// Whether another try may end otherwise.
+fn is_passing(error: &Error) -> bool {
+    match error {
+        Error::Storage(error) => {
+            !matches!(error, storage::Error::Denied { .. } | storage::Error::Interrupted)
+        }
+        Error::Held { .. } => true,
+        _ => false,
+    }
+}
+
+/// Between a look at the first store and the pin, its retention deletes what it will.
+fn was_retired(what: &str) {
+    log::info!("drain: {what} was deleted meanwhile, as its store's retention may");
+}

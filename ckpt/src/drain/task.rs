@@ -1,0 +1,163 @@
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::base::save_control::SaveControl;
+use crate::{Drain, DrainReport, Error, Result};
+
+/// After passes that fail one after the other: a store that is down for hours is asked once a
+/// minute.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// A drain on a thread of its own, which makes a pass whenever it is woken. Dropped, it breaks off
+/// the copy that is under way, which the next drain goes on with, and ends.
+#[derive(Debug)]
+pub struct DrainTask {
+    shared: Arc<DrainShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a [`DrainTask`] has done and is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainStatus {
+    /// Whether a pass is under way or due.
+    pub busy: bool,
+    /// Bytes of the step that is being copied which are in the second store.
+    pub step_bytes: u64,
+    /// The step that was copied last.
+    pub last: Option<DrainReport>,
+    /// Steps copied so far.
+    pub drained: usize,
+    /// Why the last pass failed, if it did. It is tried again by itself.
+    pub failure: Option<String>,
+}
+
+#[derive(Debug)]
+struct DrainShared {
+    state: Mutex<DrainState>,
+    changed: Condvar,
+    control: Arc<SaveControl>,
+}
+
+#[derive(Debug, Default)]
+struct DrainState {
+    wake: bool,
+    end: bool,
+    status: DrainStatus,
+}
+
+impl DrainShared {
+    fn lock(&self) -> MutexGuard<'_, DrainState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drain {
+    /// Copies behind the run from now on. The first pass begins at once.
+    ///
+    /// # Errors
+    /// [`storage::Error::Io`] within [`Error::Storage`] if the system gives no thread.
+    pub fn start(self) -> Result<DrainTask> {
+        let mut state = DrainState { wake: true, ..DrainState::default() };
+        state.status.busy = true;
+        let control = Arc::clone(&self.control);
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let shared = Arc::new(DrainShared { state, changed, control });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("ckpt-drain".to_owned());
+        let thread = thread
+            .spawn(move || work(&self, &own))
+            .map_err(|e| storage::Error::from_io("start", "the thread of a drain", e))?;
+        Ok(DrainTask { shared, thread: Some(thread) })
+    }
+}
+
+impl DrainTask {
+    /// There is a new step.
+    pub fn wake(&self) {
+        let mut state = self.shared.lock();
+        (state.wake, state.status.busy) = (true, true);
+        self.shared.changed.notify_all();
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn status(&self) -> DrainStatus {
+        DrainStatus { step_bytes: self.shared.control.bytes(), ..self.shared.lock().status.clone() }
+    }
+
+    /// Waits until every step that is there is copied, or a pass has failed, or for so long.
+    #[must_use]
+    pub fn wait_idle(&self, limit: Duration) -> DrainStatus {
+        let state = self.shared.lock();
+        let is_busy = |state: &mut DrainState| state.status.busy;
+        let waited = self.shared.changed.wait_timeout_while(state, limit, is_busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0.status.clone()
+    }
+}
+
+impl Drop for DrainTask {
+    fn drop(&mut self) {
+        self.shared.lock().end = true;
+        self.shared.control.cancel();
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(drain: &Drain, shared: &DrainShared) {
+    let mut pause = None;
+    loop {
+        {
+            let mut state = shared.lock();
+            while !state.wake && !state.end {
+                state = match pause {
+                    None => shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    Some(pause) => {
+                        let waited = shared.changed.wait_timeout(state, pause);
+                        let (mut state, came) = waited.unwrap_or_else(PoisonError::into_inner);
+                        state.wake |= came.timed_out();
+                        state
+                    }
+                };
+            }
+            if state.end {
+                return;
+            }
+            (state.wake, state.status.busy) = (false, true);
+        }
+        let failure = pass(drain, shared);
+        if let Some(failure) = &failure {
+            log::error!("drain: {failure}");
+        }
+        pause = failure.as_ref().map(|_| {
+            let next = pause.map_or(drain.pause(), |pause: Duration| pause.saturating_mul(2));
+            next.min(PAUSE_MAX)
+        });
+        let mut state = shared.lock();
+        state.status.failure = failure;
+        state.status.busy = state.wake;
+        shared.changed.notify_all();
+    }
+}
+
+/// Gives what failed, for one line.
+fn pass(drain: &Drain, shared: &DrainShared) -> Option<String> {
+    let pass = match drain.run() {
+        Ok(pass) => pass,
+        Err(Error::Cancelled) => return None,
+        Err(error) => return Some(storage::one_line(&error)),
+    };
+    let mut state = shared.lock();
+    for report in &pass.drained {
+        log::info!("{report}");
+        state.status.drained += 1;
+        state.status.last = Some(*report);
+    }
+    let tell = |(step, error): &(u64, Error)| format!("step {step}: {}", storage::one_line(error));
+    let told: Vec<String> = pass.failed.iter().map(tell).collect();
+    if told.is_empty() { None } else { Some(told.join("; ")) }
+}

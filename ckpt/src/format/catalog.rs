@@ -1,0 +1,445 @@
+//! What the manifest says of tensors and blobs, and everything that must hold of it before a byte
+//! is read by it.
+
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+pub(crate) use crate::plan::merge::merge_parts;
+
+use crate::base::hex;
+use crate::region::{self, Region, Span};
+use crate::spec::PAD_PREFIX;
+use crate::tile::{TileBox, tile};
+use crate::{Codec, Dtype, Error, Group, Result};
+use storage::{FileEntry, Key, Manifest, crc64_join};
+
+/// `format` of our manifests.
+pub(crate) const FORMAT: &str = "feedline-ckpt";
+
+/// `version` of our manifests; a reader refuses all others.
+pub(crate) const VERSION: u32 = 1;
+
+/// A checksum covers at least a page and at most what a reader can hold as scratch space.
+pub(crate) const BLOCK_BYTES_MIN: u64 = 4 << 10;
+pub(crate) const BLOCK_BYTES_MAX: u64 = 64 << 20;
+
+/// Blocks are pages, so that none cuts an element or begins within a device's sector.
+pub(crate) fn is_block_size(bytes: u64) -> bool {
+    bytes.is_multiple_of(BLOCK_BYTES_MIN) && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
+}
+
+/// 200,000 chunks take 60 MB of manifest and one second of a reader.
+pub(crate) const CHUNKS_MAX: usize = 200_000;
+
+/// Files of packed chunks have this name, and those of others have not.
+pub(crate) const PACKED_SUFFIX: &str = ".planes";
+
+/// What such a file begins with. As the length of a safetensors header it is beyond all bounds, so
+/// that no reader takes one for the other.
+pub(crate) const PACKED_MAGIC: &[u8; 16] = b"feedline planes\n";
+
+/// The file of packed chunks that stands in the place of one that is not.
+pub(crate) fn packed_path(path: &str) -> String {
+    format!("{}{PACKED_SUFFIX}", path.strip_suffix(".safetensors").unwrap_or(path))
+}
+
+/// A tensor of the checkpoint, whole and without ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// The parameter's name.
+    pub name: String,
+    /// What the tensor is to the parameter.
+    pub group: Group,
+    /// Its elements.
+    pub dtype: Dtype,
+    /// Elements along each axis; empty for a scalar. Row-major.
+    pub shape: Vec<u64>,
+    /// Where its bytes are: disjoint regions that cover the shape.
+    pub chunks: Vec<Chunk>,
+}
+
+impl TensorEntry {
+    /// Bytes of the whole tensor.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.bytes).sum()
+    }
+
+    /// Its name inside a safetensors file, as the `k`-th of its chunks.
+    pub(crate) fn entry_name(&self, k: usize) -> String {
+        self.group.entry_name(&self.name, (self.chunks.len() > 1).then_some(k))
+    }
+
+    /// How a message names it.
+    pub(crate) fn label(&self) -> String {
+        format!("{} '{}'", self.group, self.name)
+    }
+}
+
+/// A region of a tensor that lies in one piece in one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chunk {
+    /// The file, below the step's folder.
+    pub file: String,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes of the region.
+    pub bytes: u64,
+    /// CRC-64/NVME of these bytes.
+    #[serde(with = "hex")]
+    pub crc64: u64,
+    /// CRC-64/NVME of each block of the chunk, if it is longer than one, so that a part of the
+    /// chunk can be read and checked without the rest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hex::list")]
+    pub blocks: Vec<u64>,
+    /// Which box of the tensor this is: one span an axis, row-major.
+    #[serde(rename = "box")]
+    pub spans: Vec<Span>,
+    /// Which of the box's elements, in row-major order; all of them if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flat: Option<Span>,
+    /// How its blocks are packed; absent if they are not. The checksums above are then of what
+    /// comes out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<Packed>,
+}
+
+/// The blocks of a chunk as they are stored, end to end from its offset on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Packed {
+    /// By what.
+    pub codec: Codec,
+    /// Each of them, also if there is only one.
+    #[serde(with = "hex::stored")]
+    pub blocks: Vec<StoredBlock>,
+}
+
+/// A packed block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// Its length.
+    pub bytes: u32,
+    /// CRC-64/NVME of these bytes.
+    pub crc64: u64,
+}
+
+impl Packed {
+    /// Bytes of all blocks, and their CRC-64/NVME.
+    pub(crate) fn sum(&self) -> (u64, u64) {
+        self.blocks.iter().fold((0, 0), |(bytes, sum), block| {
+            let len = u64::from(block.bytes);
+            (bytes + len, crc64_join(sum, block.crc64, len))
+        })
+    }
+}
+
+impl Chunk {
+    /// Bytes that it takes of its file.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        let sum = |packed: &Packed| packed.blocks.iter().map(|block| u64::from(block.bytes)).sum();
+        self.packed.as_ref().map_or(self.bytes, sum)
+    }
+
+    /// Which part of the tensor this is.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        let flat = self.flat.map(|flat| flat.start..flat.start.saturating_add(flat.len));
+        Region { spans: self.spans.clone(), flat }
+    }
+}
+
+/// Bytes that belong to no tensor, whole in a file of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BlobEntry {
+    pub(crate) name: String,
+    pub(crate) file: String,
+}
+
+/// `meta` of the manifest.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Meta {
+    pub(crate) step: u64,
+    pub(crate) block_bytes: u64,
+    pub(crate) tensors: Vec<TensorEntry>,
+    pub(crate) blobs: Vec<BlobEntry>,
+    pub(crate) user: serde_json::Value,
+}
+
+/// A manifest that has been checked: every chunk lies in a listed file, no two share a byte, and
+/// the boxes of every tensor tile its shape.
+#[derive(Debug)]
+pub(crate) struct Catalog {
+    pub(crate) meta: Meta,
+    pub(crate) files: Vec<FileEntry>,
+    file_places: HashMap<String, usize>,
+    tensor_places: HashMap<(Group, String), usize>,
+}
+
+impl Catalog {
+    /// Checks a manifest. `what` names it in messages.
+    pub(crate) fn new(manifest: Manifest, object: &str) -> Result<Self> {
+        let bad = Refusal { object };
+        if manifest.format != FORMAT {
+            return bad.of("format", &manifest.format, FORMAT);
+        }
+        if manifest.version != VERSION {
+            let got = manifest.version.to_string();
+            return bad.of("version", &got, "1, the only one that this reader knows");
+        }
+        let meta: Meta = serde_json::from_value(manifest.meta).or_else(|error| {
+            bad.of("meta", &error.to_string(), "the fields that FORMAT.md lists and no others")
+        })?;
+        Self::of(meta, manifest.files, object)
+    }
+
+    /// Checks what a manifest says, or is to say.
+    pub(crate) fn of(meta: Meta, files: Vec<FileEntry>, object: &str) -> Result<Self> {
+        let bad = Refusal { object };
+        if !is_block_size(meta.block_bytes) {
+            let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
+            return bad.of("block_bytes", &meta.block_bytes.to_string(), &due);
+        }
+        let mut file_places = HashMap::new();
+        for (place, file) in files.iter().enumerate() {
+            Key::new(&file.path)?;
+            if file_places.insert(file.path.clone(), place).is_some() {
+                return bad.of("files", &format!("'{}' twice", file.path), "each file once");
+            }
+        }
+        let chunks: usize = meta.tensors.iter().map(|tensor| tensor.chunks.len()).sum();
+        if chunks > CHUNKS_MAX {
+            return bad.of(
+                "tensors",
+                &format!("{chunks} chunks"),
+                &format!("at most {CHUNKS_MAX}"),
+            );
+        }
+        let mut tensor_places = HashMap::new();
+        for (place, tensor) in meta.tensors.iter().enumerate() {
+            check_tensor(tensor, meta.block_bytes, &bad)?;
+            if tensor_places.insert((tensor.group, tensor.name.clone()), place).is_some() {
+                return bad.of(&tensor.label(), "it twice", "each tensor once");
+            }
+        }
+        let catalog = Catalog { meta, files, file_places, tensor_places };
+        catalog.check_ranges(&bad)?;
+        catalog.check_blobs(&bad)?;
+        Ok(catalog)
+    }
+
+    /// The listed file of that name; every file that a chunk or blob names is listed.
+    pub(crate) fn file(&self, path: &str) -> &FileEntry {
+        &self.files[self.file_places[path]]
+    }
+
+    pub(crate) fn tensor(&self, name: &str, group: Group) -> Option<&TensorEntry> {
+        let place = self.tensor_places.get(&(group, name.to_owned()))?;
+        Some(&self.meta.tensors[*place])
+    }
+
+    /// The place of one of the tensors in the manifest.
+    pub(crate) fn place(&self, tensor: &TensorEntry) -> usize {
+        self.tensor_places[&(tensor.group, tensor.name.clone())]
+    }
+
+    /// Every chunk as (tensor, number in the tensor, chunk), file after file, in the order in which
+    /// they lie there. Files without chunks are left out.
+    pub(crate) fn by_file(&self) -> Vec<(&FileEntry, Vec<Placed<'_>>)> {
+        let mut placed: Vec<Vec<Placed<'_>>> = self.files.iter().map(|_| Vec::new()).collect();
+        for tensor in &self.meta.tensors {
+            for (k, chunk) in tensor.chunks.iter().enumerate() {
+                placed[self.file_places[&chunk.file]].push(Placed { tensor, k, chunk });
+            }
+        }
+        // An empty chunk shares its offset with what follows, and comes before it.
+        for chunks in &mut placed {
+            chunks.sort_by_key(|placed| (placed.chunk.offset, placed.chunk.stored_bytes()));
+        }
+        self.files.iter().zip(placed).filter(|(_, chunks)| !chunks.is_empty()).collect()
+    }
+
+    /// Whether another has the same tensors, cut alike, and the same blobs, packed or not.
+    pub(crate) fn has_same(&self, other: &Catalog) -> bool {
+        let tensors = self.meta.tensors.len() == other.meta.tensors.len()
+            && self.meta.tensors.iter().zip(&other.meta.tensors).all(|(a, b)| {
+                (&a.name, a.group, a.dtype, &a.shape) == (&b.name, b.group, b.dtype, &b.shape)
+                    && a.chunks.len() == b.chunks.len()
+                    && a.chunks
+                        .iter()
+                        .zip(&b.chunks)
+                        .all(|(a, b)| (a.crc64, &a.spans, a.flat) == (b.crc64, &b.spans, b.flat))
+            });
+        let sum = |catalog: &Catalog, blob: &BlobEntry| {
+            let FileEntry { bytes, crc64, .. } = *catalog.file(&blob.file);
+            (blob.name.clone(), bytes, crc64)
+        };
+        let blobs = |catalog: &Catalog| -> Vec<_> {
+            catalog.meta.blobs.iter().map(|blob| sum(catalog, blob)).collect()
+        };
+        tensors && blobs(self) == blobs(other) && self.meta.user == other.meta.user
+    }
+
+    fn check_ranges(&self, bad: &Refusal<'_>) -> Result<()> {
+        for chunk in self.meta.tensors.iter().flat_map(|tensor| &tensor.chunks) {
+            if !self.file_places.contains_key(&chunk.file) {
+                return bad.of("tensors", &format!("a chunk in '{}'", chunk.file), "a listed file");
+            }
+        }
+        for (file, chunks) in self.by_file() {
+            let mut end = 0;
+            let is_packed = file.path.ends_with(PACKED_SUFFIX);
+            for Placed { tensor, chunk, .. } in chunks {
+                let bytes = chunk.stored_bytes();
+                if chunk.packed.is_some() != is_packed {
+                    let got = format!("a chunk, packed or not, in {}", file.path);
+                    let due = format!("packed ones, and no others, in *{PACKED_SUFFIX}");
+                    return bad.of(&tensor.label(), &got, &due);
+                }
+                let next = chunk.offset.checked_add(bytes).filter(|&end| end <= file.bytes);
+                let Some(next) = next.filter(|_| chunk.offset >= end) else {
+                    let got = format!("{bytes} bytes at {} of {}", chunk.offset, file.path);
+                    let due = format!("bytes of its own, at {end} to {}", file.bytes);
+                    return bad.of(&tensor.label(), &got, &due);
+                };
+                end = next;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_blobs(&self, bad: &Refusal<'_>) -> Result<()> {
+        let mut names = std::collections::HashSet::new();
+        for blob in &self.meta.blobs {
+            if !names.insert(&blob.name) {
+                return bad.of("blobs", &format!("'{}' twice", blob.name), "each blob once");
+            }
+            if !self.file_places.contains_key(&blob.file) {
+                return bad.of(
+                    "blobs",
+                    &format!("'{}' in '{}'", blob.name, blob.file),
+                    "a listed file",
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A chunk, whose it is, and which one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed<'a> {
+    pub(crate) tensor: &'a TensorEntry,
+    pub(crate) k: usize,
+    pub(crate) chunk: &'a Chunk,
+}
+
+/// How many blocks of their own checksum a chunk has; none if it is a single block itself.
+pub(crate) fn block_count(chunk_bytes: u64, block_bytes: u64) -> u64 {
+    if chunk_bytes <= block_bytes { 0 } else { chunk_bytes.div_ceil(block_bytes) }
+}
+
+/// The checksum of blocks laid end to end, all `block_bytes` long but the last.
+pub(crate) fn join_blocks(blocks: &[u64], chunk_bytes: u64, block_bytes: u64) -> u64 {
+    let mut left = chunk_bytes;
+    blocks.iter().fold(0, |sum, &block| {
+        let len = left.min(block_bytes);
+        left -= len;
+        crc64_join(sum, block, len)
+    })
+}
+
+fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Result<()> {
+    let place = tensor.label();
+    if tensor.shape.len() > region::RANK_MAX {
+        let got = format!("{} axes", tensor.shape.len());
+        return bad.of(&place, &got, &format!("at most {}", region::RANK_MAX));
+    }
+    if tensor.name.starts_with(PAD_PREFIX) {
+        return bad.of(&place, "a name of the gaps in a file", "that of a tensor");
+    }
+    let item_bytes = tensor.dtype.item_bytes();
+    let bytes = region::elements(tensor.shape.iter().copied())
+        .and_then(|count| count.checked_mul(item_bytes));
+    if bytes.is_none() {
+        return bad.of(&place, &format!("shape {:?}", tensor.shape), "fewer than 2^64 bytes");
+    }
+    for chunk in &tensor.chunks {
+        check_chunk(tensor, chunk, block_bytes, bad)?;
+    }
+    let parts: Vec<TileBox<'_>> =
+        tensor.chunks.iter().map(|chunk| (chunk.spans.as_slice(), chunk.flat)).collect();
+    if !tile(&tensor.shape, &parts) {
+        let got = format!("{} boxes that overlap or leave gaps", parts.len());
+        return bad.of(&place, &got, &format!("disjoint boxes that cover {:?}", tensor.shape));
+    }
+    Ok(())
+}
+
+fn check_chunk(
+    tensor: &TensorEntry,
+    chunk: &Chunk,
+    block_bytes: u64,
+    bad: &Refusal<'_>,
+) -> Result<()> {
+    let place = tensor.label();
+    let got = || {
+        let pairs: Vec<_> = chunk.spans.iter().copied().map(<[u64; 2]>::from).collect();
+        let flat = chunk.flat.map(<[u64; 2]>::from);
+        flat.map_or_else(|| format!("box {pairs:?}"), |flat| format!("{flat:?} of box {pairs:?}"))
+    };
+    let region = chunk.region();
+    if !region.is_within(&tensor.shape) {
+        return bad.of(&place, &got(), &format!("a box within {:?}", tensor.shape));
+    }
+    // fits: within a shape whose bytes fit.
+    let due = region.elements().map_or(0, |count| count * tensor.dtype.item_bytes());
+    if chunk.bytes != due {
+        let got = format!("{} bytes for {}", chunk.bytes, got());
+        return bad.of(&place, &got, &format!("{due}"));
+    }
+    let due = block_count(chunk.bytes, block_bytes);
+    if chunk.blocks.len() as u64 != due {
+        let got = format!("{} block checksums", chunk.blocks.len());
+        return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
+    }
+    let Some(Packed { codec, blocks }) = &chunk.packed else { return Ok(()) };
+    let due = chunk.bytes.div_ceil(block_bytes);
+    if blocks.len() as u64 != due {
+        let got = format!("{} packed blocks", blocks.len());
+        return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
+    }
+    // So no block takes more memory than one that is not packed.
+    let most = codec.bytes_max(tensor.dtype, block_bytes.min(chunk.bytes), block_bytes);
+    match blocks.iter().find(|block| u64::from(block.bytes) > most) {
+        None => Ok(()),
+        Some(block) => bad.of(
+            &place,
+            &format!("a packed block of {} bytes", block.bytes),
+            &format!("at most {most}"),
+        ),
+    }
+}
+
+struct Refusal<'a> {
+    object: &'a str,
+}
+
+impl Refusal<'_> {
+    fn of<T>(&self, place: &str, found: &str, expected: &str) -> Result<T> {
+        Err(Error::BadManifest {
+            object: self.object.to_owned(),
+            place: place.to_owned(),
+            found: found.to_owned(),
+            expected: expected.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

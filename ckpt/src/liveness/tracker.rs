@@ -1,0 +1,135 @@
+//! Which of the other processes live.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use crate::liveness::heartbeat::{LivenessTimeouts, maker_of};
+use storage::{Liveness, ProcessIdentity};
+
+/// What was seen of some processes, by the clock of this one.
+#[derive(Debug)]
+pub(crate) struct LivenessTracker {
+    seen: Vec<Option<Seen>>,
+    /// How many there are in all, for messages.
+    writers: usize,
+    silence_max: Duration,
+}
+
+#[derive(Debug)]
+struct Seen {
+    name: String,
+    since: Instant,
+    owner: Option<ProcessIdentity>,
+}
+
+impl LivenessTracker {
+    /// Watches the first of so many writers.
+    pub(crate) fn new(first: usize, writers: usize, patience: LivenessTimeouts) -> Self {
+        let seen = (0..first).map(|_| None).collect();
+        LivenessTracker { seen, writers, silence_max: patience.silence_max }
+    }
+
+    /// Takes down the signs that are there now, `00003-OWNER` or `00003-OWNER~7`.
+    pub(crate) fn call(&mut self, names: &[String], now: Instant) {
+        for name in names {
+            let Some((writer, maker)) = name.split_once('-') else { continue };
+            let place = writer.parse().ok().and_then(|writer: usize| self.seen.get_mut(writer));
+            let Some(place) = place else { continue };
+            // While one sign follows another both may be there: any that is new is one.
+            if place.as_ref().is_none_or(|seen| is_later(name, &seen.name)) {
+                let owner = maker_of(maker).0;
+                *place = Some(Seen { name: name.clone(), since: now, owner });
+            }
+        }
+    }
+
+    /// Those who are dead, or silent for so long that they count as dead, and have not done their
+    /// part; `None` if there are none.
+    pub(crate) fn dead(&self, done: &HashSet<usize>, now: Instant) -> Option<String> {
+        let silent = |(writer, seen): (usize, &Option<Seen>)| {
+            let seen = seen.as_ref().filter(|_| !done.contains(&writer))?;
+            let silence = now.saturating_duration_since(seen.since);
+            let why = if seen.owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
+                "its process is gone".to_owned()
+            } else if silence >= self.silence_max {
+                format!("no sign of life for {} s", silence.as_secs_f64().round())
+            } else {
+                return None;
+            };
+            Some(format!("{}: {why}", self.label(writer)))
+        };
+        let all: Vec<String> = self.seen.iter().enumerate().filter_map(silent).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// Those who have not done their part when there is no more time.
+    pub(crate) fn late(&self, done: &HashSet<usize>) -> String {
+        let text = |writer: usize| match self.seen[writer] {
+            Some(_) => format!("{}: not done", self.label(writer)),
+            None => format!("{}: never came", self.label(writer)),
+        };
+        let late: Vec<usize> = (0..self.seen.len()).filter(|w| !done.contains(w)).collect();
+        // A message names a few; if a whole rack is gone, these tell which.
+        let mut told: Vec<String> = late.iter().take(LATE_TOLD_MAX).map(|w| text(*w)).collect();
+        if late.len() > LATE_TOLD_MAX {
+            told.push(format!("and {} more", late.len() - LATE_TOLD_MAX));
+        }
+        told.join("; ")
+    }
+
+    pub(crate) fn label(&self, writer: usize) -> String {
+        let owner = self.seen[writer].as_ref().and_then(|seen| seen.owner.as_ref());
+        label_of(writer, self.writers, owner)
+    }
+}
+
+const LATE_TOLD_MAX: usize = 16;
+
+/// `writer 3 of 8 (process 12 on host)`.
+pub(crate) fn label_of(writer: usize, writers: usize, owner: Option<&ProcessIdentity>) -> String {
+    match owner {
+        Some(owner) => format!("writer {writer} of {writers} ({})", owner.label()),
+        None => format!("writer {writer} of {writers}"),
+    }
+}
+
+/// Whether a sign comes after another of the same maker, or is of another maker.
+fn is_later(name: &str, than: &str) -> bool {
+    let parts = |name: &str| {
+        let (stem, number) = name.split_once('~').unwrap_or((name, "0"));
+        (stem.to_owned(), number.parse::<u64>().unwrap_or(0))
+    };
+    let ((stem, number), (old_stem, old)) = (parts(name), parts(than));
+    stem != old_stem || number > old
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_silent_and_the_absent_are_named() {
+        let patience = LivenessTimeouts {
+            silence_max: Duration::from_secs(60),
+            ..LivenessTimeouts::default()
+        };
+        let begun = Instant::now();
+        let at = |s| begun + Duration::from_secs(s);
+        let mut roll = LivenessTracker::new(4, 4, patience);
+        let sign =
+            |writer: usize, beat: &str| format!("{writer:05}-node-{writer}.m.b.1.77.5.0{beat}");
+        roll.call(&[sign(0, ""), sign(1, ""), sign(2, "~9"), "x".to_owned(), sign(9, "")], at(0));
+        roll.call(&[sign(0, "~1"), sign(1, ""), sign(2, "~8")], at(50));
+        let done = HashSet::from([2]);
+        assert_eq!(roll.dead(&done, at(59)), None);
+        let due = "writer 1 of 4 (process 77 on node-1): no sign of life for 62 s";
+        assert_eq!(roll.dead(&done, at(62)).as_deref(), Some(due));
+        let both = roll.dead(&HashSet::new(), at(62)).unwrap();
+        assert!(both.contains(due) && both.contains("writer 2 of 4"), "{both}");
+        let late = roll.late(&HashSet::from([0, 2]));
+        assert_eq!(
+            late,
+            "writer 1 of 4 (process 77 on node-1): not done; writer 3 of 4: never came"
+        );
+    }
+}

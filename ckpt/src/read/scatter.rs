@@ -1,0 +1,385 @@
+//! Reads of any parts of any tensors, wherever and in whatever parts they were saved.
+//!
+//! A block is the unit of what is read, since it is what has a checksum. All wishes of a call are
+//! brought down to blocks first, so that each is read once, whoever and how many want parts of it.
+//! A block that one wish wants whole goes straight to the caller's memory; all others pass through
+//! scratch space, from where each wish gets its elements.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::read::block_reader::{BlockDestination, ChecksumBlock, Visitor, fetch_counted};
+use crate::read::checkpoint::{BlockSource, Checkpoint, blocks_of};
+use crate::runs::each_run;
+use crate::{Chunk, Dtype, Error, Group, Region, Result, TensorEntry, TensorSpec};
+use storage::Object;
+
+/// A process may open 1,024 files unless it is told otherwise, and has others to open.
+const FILES_OPEN_MAX: usize = 64;
+
+/// A block that is shorter is copied, so that many can be read by one request.
+const DIRECT_BYTES_MIN: u64 = 64 << 10;
+
+/// A wish: fill `into` with a part of a tensor.
+#[derive(Debug)]
+pub struct RegionRequest<'a> {
+    /// The parameter's name.
+    pub name: &'a str,
+    /// Which of its tensors.
+    pub group: Group,
+    /// Which part of it.
+    pub region: Region,
+    /// What to fill: its elements, row-major.
+    pub into: &'a mut [u8],
+}
+
+/// What a [`Checkpoint::read`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Bytes that the wishes took, each as often as it was wished for.
+    pub wanted_bytes: u64,
+    /// Bytes of the blocks that were read and checked for them, as they are stored.
+    pub block_bytes: u64,
+}
+
+impl Checkpoint {
+    /// Fills many wishes at once: those of one process, or those of all processes of a node, which
+    /// then reads every block once, however many of them want parts of it. Only blocks that are
+    /// wanted are read, in the order in which they lie in the files, and all of them are checked.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`]; [`Error::BadRequest`] for a region that is not within its tensor or a
+    /// buffer of another length; [`Error::Corrupt`] with file and offset; or what the store says.
+    /// The buffers' contents are then unspecified.
+    pub fn read(&self, wants: Vec<RegionRequest<'_>>) -> Result<ReadReport> {
+        let mut report = ReadReport::default();
+        let mut of_tensor: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        let mut regions = Vec::with_capacity(wants.len());
+        let mut buffers = Vec::with_capacity(wants.len());
+        for (number, RegionRequest { name, group, region, into }) in wants.into_iter().enumerate() {
+            let tensor = self.tensor(name, group)?;
+            check_want(tensor, &region, into)?;
+            report.wanted_bytes += into.len() as u64;
+            of_tensor.entry(self.catalog.place(tensor)).or_default().push(number);
+            regions.push(region.normal());
+            buffers.push(into);
+        }
+        let block_bytes = self.block_bytes() as u64;
+        let mut touched = Vec::new();
+        for (place, numbers) in of_tensor {
+            let tensor = &self.tensors()[place];
+            for chunk in &tensor.chunks {
+                touched.extend(ChunkUse::new(tensor, chunk, &numbers, &regions, block_bytes));
+            }
+        }
+        touched.sort_by_key(|touched| (touched.chunk.file.as_str(), touched.chunk.offset));
+        report.block_bytes = touched.iter().map(|touched| touched.bytes(block_bytes)).sum();
+        let (directs, areas) = split_buffers(&touched, buffers, block_bytes);
+        let deal =
+            BlockScatter { touched: &touched, areas: &areas, regions: &regions, block_bytes };
+        self.read_touched(&deal, directs)?;
+        Ok(report)
+    }
+
+    /// Refuses a checkpoint that is not of a model with just these tensors. Groups of which the
+    /// model has none are not looked at, so that weights can be loaded alone.
+    ///
+    /// # Errors
+    /// [`Error::OtherModel`] lists what is missing, what there is besides, and what is different.
+    pub fn check_against(&self, specs: &[TensorSpec]) -> Result<()> {
+        let mut wanted = std::collections::HashSet::new();
+        let (mut missing, mut different) = (Vec::new(), Vec::new());
+        for spec in specs {
+            wanted.insert((spec.group, spec.name.as_str()));
+            match self.catalog.tensor(&spec.name, spec.group) {
+                None => missing.push(spec.label()),
+                Some(entry) if (entry.dtype, &entry.shape) != (spec.dtype, &spec.shape) => {
+                    let (dtype, shape) = (entry.dtype, &entry.shape);
+                    let due = format!("due {} {:?}", spec.dtype, spec.shape);
+                    different.push(format!("{} (got {dtype} {shape:?}, {due})", spec.label()));
+                }
+                Some(_) => {}
+            }
+        }
+        let extra: Vec<String> = self
+            .tensors()
+            .iter()
+            .filter(|entry| specs.iter().any(|spec| spec.group == entry.group))
+            .filter(|entry| !wanted.contains(&(entry.group, entry.name.as_str())))
+            .map(TensorEntry::label)
+            .collect();
+        if missing.is_empty() && extra.is_empty() && different.is_empty() {
+            return Ok(());
+        }
+        Err(Error::OtherModel { object: self.display(), missing, extra, different })
+    }
+
+    /// Reads the blocks of chunks, file after file.
+    fn read_touched(&self, deal: &BlockScatter<'_, '_>, directs: Vec<&mut [u8]>) -> Result<()> {
+        let mut directs = directs.into_iter();
+        let mut rest = deal.touched;
+        let mut first = 0;
+        while !rest.is_empty() {
+            let mut objects: Vec<(&str, Arc<dyn Object>)> = Vec::new();
+            let mut count = 0;
+            for touched in rest {
+                if objects.last().is_none_or(|(path, _)| *path != touched.file()) {
+                    if objects.len() == FILES_OPEN_MAX {
+                        break;
+                    }
+                    objects.push((touched.file(), self.open_file(touched.file())?));
+                }
+                count += 1;
+            }
+            let mut blocks = Vec::new();
+            let mut open = objects.iter().peekable();
+            for (number, touched) in rest[..count].iter().enumerate() {
+                while open.next_if(|(path, _)| *path != touched.file()).is_some() {}
+                let (_, object) = open.peek().expect("opened above");
+                touched.push_blocks(&**object, deal, first + number, &mut directs, &mut blocks);
+            }
+            fetch_counted(blocks, self.threads, &self.read_bytes)?;
+            rest = &rest[count..];
+            first += count;
+        }
+        Ok(())
+    }
+}
+
+fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> {
+    let bad = |found: String, expected: String| {
+        Err(Error::BadRequest { object: tensor.label(), found, expected })
+    };
+    if !region.is_within(&tensor.shape) {
+        let pairs: Vec<[u64; 2]> = region.spans.iter().map(|&span| span.into()).collect();
+        let found = match &region.flat {
+            None => format!("the box {pairs:?}"),
+            Some(flat) => format!("elements {flat:?} of the box {pairs:?}"),
+        };
+        return bad(found, format!("a box within {:?}", tensor.shape));
+    }
+    // fits: within a tensor whose bytes fit.
+    let expected = region.count() * tensor.dtype.item_bytes();
+    if into.len() as u64 != expected {
+        let lens: Vec<u64> = region.spans.iter().map(|span| span.len).collect();
+        let found = format!("a buffer of {} bytes", into.len());
+        return bad(found, format!("{expected} for {} of shape {lens:?}", tensor.dtype));
+    }
+    Ok(())
+}
+
+/// A chunk of which something is wanted.
+#[derive(Debug)]
+struct ChunkUse<'a> {
+    chunk: &'a Chunk,
+    region: Region,
+    dtype: Dtype,
+    item_bytes: u64,
+    /// The wishes that want something of it.
+    takers: Vec<usize>,
+    /// What happens to each of its blocks.
+    blocks: Vec<BlockUse>,
+}
+
+/// What happens to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockUse {
+    /// It is not read.
+    Unread,
+    /// It is read to its place in the buffer of one wish, at this byte.
+    Direct { request: usize, to: u64 },
+    /// It is read, and dealt out to all who want some of it.
+    Dealt,
+}
+
+impl<'a> ChunkUse<'a> {
+    /// `None` if none of the wishes want anything of the chunk.
+    fn new(
+        tensor: &TensorEntry,
+        chunk: &'a Chunk,
+        wants: &[usize],
+        regions: &[Region],
+        block_bytes: u64,
+    ) -> Option<Self> {
+        // A range is narrowed to the rows that it touches: the box around it may have a million.
+        let (region, dtype) = (chunk.region().normal(), tensor.dtype);
+        let item_bytes = dtype.item_bytes();
+        // fits: as many checksums are in memory.
+        let blocks = vec![BlockUse::Unread; chunk.bytes.div_ceil(block_bytes) as usize];
+        let mut touched = ChunkUse { chunk, region, dtype, item_bytes, takers: Vec::new(), blocks };
+        for &want in wants {
+            let mut is_taker = false;
+            let Ok(()) = each_run(&touched.region, &regions[want], |run| {
+                is_taker = true;
+                let from = run.from * item_bytes;
+                let range = from..from + run.len * item_bytes;
+                use_blocks(&mut touched.blocks, chunk, block_bytes, &range, |at| {
+                    BlockUse::Direct { request: want, to: run.to * item_bytes + (at - from) }
+                });
+                Ok::<(), Infallible>(())
+            });
+            if is_taker {
+                touched.takers.push(want);
+            }
+        }
+        (!touched.takers.is_empty()).then_some(touched)
+    }
+
+    /// Bytes of the blocks that are read, as they are stored.
+    fn bytes(&self, block_bytes: u64) -> u64 {
+        self.used(block_bytes).map(|(_, _, source)| source.stored_bytes()).sum()
+    }
+
+    /// The blocks that are read: number, usage, and where they are.
+    fn used(&self, block_bytes: u64) -> impl Iterator<Item = (usize, BlockUse, BlockSource)> + '_ {
+        let sources = blocks_of(self.chunk, self.dtype, block_bytes);
+        let all = self.blocks.iter().zip(sources).enumerate();
+        let used = all.filter(|(_, (usage, _))| **usage != BlockUse::Unread);
+        used.map(|(block, (usage, source))| (block, *usage, source))
+    }
+
+    fn file(&self) -> &'a str {
+        &self.chunk.file
+    }
+
+    fn push_blocks<'b, 'd: 'b>(
+        &self,
+        object: &'b dyn Object,
+        deal: &'b BlockScatter<'_, '_>,
+        number: usize,
+        directs: &mut std::vec::IntoIter<&'d mut [u8]>,
+        blocks: &mut Vec<ChecksumBlock<'b>>,
+    ) {
+        for (block, usage, source) in self.used(deal.block_bytes) {
+            let into = if usage == BlockUse::Dealt {
+                let len = source.bytes as usize; // fits: at most 64 MiB
+                BlockDestination::Visitor { len, visitor: deal, tag: [number, block] }
+            } else {
+                BlockDestination::Buffer(
+                    directs.next().expect("one was split off for each of them"),
+                )
+            };
+            blocks.push(source.read(object, into));
+        }
+    }
+}
+
+fn block_range(chunk: &Chunk, block: usize, block_bytes: u64) -> Range<u64> {
+    let start = block as u64 * block_bytes;
+    start..(start + block_bytes).min(chunk.bytes)
+}
+
+/// Marks the blocks that bytes of a chunk lie in.
+fn use_blocks(
+    blocks: &mut [BlockUse],
+    chunk: &Chunk,
+    block_bytes: u64,
+    range: &Range<u64>,
+    direct: impl Fn(u64) -> BlockUse,
+) {
+    // fits: as many blocks are in memory.
+    let numbers = range.start / block_bytes..range.end.div_ceil(block_bytes);
+    let (first, end) = (numbers.start as usize, numbers.end as usize);
+    for (number, usage) in blocks[first..end].iter_mut().enumerate() {
+        let block = block_range(chunk, first + number, block_bytes);
+        let is_whole = range.start <= block.start && block.end <= range.end;
+        let is_direct = is_whole && block.end - block.start >= DIRECT_BYTES_MIN;
+        *usage = match usage {
+            BlockUse::Unread if is_direct => direct(block.start),
+            _ => BlockUse::Dealt,
+        };
+    }
+}
+
+/// Part of a wish's buffer that several blocks are dealt into.
+#[derive(Debug)]
+struct ScatterArea<'a> {
+    /// Its first byte within the buffer.
+    start: u64,
+    bytes: Mutex<&'a mut [u8]>,
+}
+
+/// Splits the buffers of all wishes into what blocks are read into directly, in the order of the
+/// blocks, and into the areas between, for each of the wishes.
+fn split_buffers<'a>(
+    touched: &[ChunkUse<'_>],
+    buffers: Vec<&'a mut [u8]>,
+    block_bytes: u64,
+) -> (Vec<&'a mut [u8]>, Vec<Vec<ScatterArea<'a>>>) {
+    let mut of_want: Vec<Vec<(u64, u64, usize)>> = buffers.iter().map(|_| Vec::new()).collect();
+    let mut count = 0;
+    for touched in touched {
+        for (_, usage, source) in touched.used(block_bytes) {
+            if let BlockUse::Direct { request: want, to } = usage {
+                of_want[want].push((to, source.bytes, count));
+                count += 1;
+            }
+        }
+    }
+    let mut directs: Vec<(usize, &'a mut [u8])> = Vec::with_capacity(count);
+    let mut areas = Vec::with_capacity(buffers.len());
+    for (mut places, mut rest) in of_want.into_iter().zip(buffers) {
+        places.sort_unstable();
+        let mut between = Vec::new();
+        let mut start = 0;
+        for (to, len, number) in places {
+            // fits: within a buffer.
+            let (area, after) = rest.split_at_mut((to - start) as usize);
+            let (direct, after) = after.split_at_mut(len as usize);
+            if !area.is_empty() {
+                between.push(ScatterArea { start, bytes: Mutex::new(area) });
+            }
+            directs.push((number, direct));
+            (rest, start) = (after, to + len);
+        }
+        if !rest.is_empty() {
+            between.push(ScatterArea { start, bytes: Mutex::new(rest) });
+        }
+        areas.push(between);
+    }
+    directs.sort_unstable_by_key(|(number, _)| *number);
+    (directs.into_iter().map(|(_, direct)| direct).collect(), areas)
+}
+
+/// Hands the elements of blocks to all who want them.
+#[derive(Debug)]
+struct BlockScatter<'a, 'b> {
+    touched: &'a [ChunkUse<'a>],
+    /// Of each wish.
+    areas: &'a [Vec<ScatterArea<'b>>],
+    regions: &'a [Region],
+    block_bytes: u64,
+}
+
+impl Visitor for BlockScatter<'_, '_> {
+    fn visit(&self, [number, block]: [usize; 2], bytes: &[u8]) {
+        let touched = &self.touched[number];
+        let item_bytes = touched.item_bytes;
+        let range = block_range(touched.chunk, block, self.block_bytes);
+        let region = touched.region.slice(range.start / item_bytes..range.end / item_bytes);
+        for &want in &touched.takers {
+            let areas = &self.areas[want];
+            let mut held = None;
+            let Ok(()) = each_run(&region, &self.regions[want], |run| {
+                let to = run.to * item_bytes;
+                // What lies side by side in a block and in the buffer lies in one area.
+                let place = areas.partition_point(|area| area.start <= to) - 1;
+                if held.as_ref().is_none_or(|(before, _)| *before != place) {
+                    // One area at a time, so nobody waits for two.
+                    drop(held.take());
+                    let bytes = areas[place].bytes.lock().unwrap_or_else(PoisonError::into_inner);
+                    held = Some((place, bytes));
+                }
+                if let Some((_, area)) = &mut held {
+                    // fits: within a block, and within a buffer.
+                    let (from, len) = ((run.from * item_bytes) as usize, run.len * item_bytes);
+                    let (to, len) = ((to - areas[place].start) as usize, len as usize);
+                    area[to..to + len].copy_from_slice(&bytes[from..from + len]);
+                }
+                Ok::<(), Infallible>(())
+            });
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Readers that need a step for a while, and a retention pass that must see them.
+//!
+//! A reader writes its mark, `.pin-step-000000012000-OWNER`, and then looks for the mark of a pass;
+//! a pass writes its mark and then looks for those of readers. Whatever the order of their steps,
+//! at least one sees the other: the pass spares the step, or the reader waits until the pass is
+//! over and then looks whether its step is there.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::retain::retention::RETAIN;
+use crate::retain::sweep::after_step;
+use crate::steps::checkpoints::step_name;
+use crate::{Checkpoints, Result, step_of};
+use storage::{Key, Liveness, ProcessIdentity, Storage, write_all};
+
+/// Marks of readers.
+pub(crate) const PIN: &str = ".pin-";
+
+/// A pass renames a few folders and deletes them; on the slowest file systems that takes seconds.
+/// One that takes longer has died on another machine.
+const PASS_MAX: Duration = Duration::from_secs(30);
+
+/// Between two looks at a pass.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Keeps a step from being deleted by retention; given up when dropped. That of a process that died
+/// on this machine counts for nothing.
+pub struct Pin {
+    store: Arc<dyn Storage>,
+    key: Key,
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pin({})", self.store.display(&self.key))
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        match self.store.delete(&self.key) {
+            Ok(()) | Err(storage::Error::NotFound { .. }) => {}
+            Err(error) => log::warn!("a step stays pinned until this process ends: {error}"),
+        }
+    }
+}
+
+impl Checkpoints {
+    /// Keeps a step for as long as the pin lives, whatever any process's retention says.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::open_step`], such as that it is gone already; what the store says, such as
+    /// that it is read-only.
+    pub fn pin(&self, step: u64) -> Result<Pin> {
+        let key =
+            self.folder.join(&format!("{PIN}{}-{}", step_name(step), ProcessIdentity::new()))?;
+        // Empty, so that a full disk has room for it.
+        write_all(&*self.store, &key, &[])?;
+        let pin = Pin { store: Arc::clone(&self.store), key };
+        self.wait_for_pass()?;
+        self.open_step(step)?;
+        Ok(pin)
+    }
+
+    fn wait_for_pass(&self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let names = self.store.list_names(&self.folder)?;
+            let is_at_work = |owner: &str| {
+                ProcessIdentity::parse(owner).is_some_and(|owner| owner.life() != Liveness::Dead)
+            };
+            let mut passes = names.iter().filter_map(|name| name.strip_prefix(RETAIN));
+            let Some(pass) = passes.find(|owner| is_at_work(owner)) else { return Ok(()) };
+            if begun.elapsed() > PASS_MAX {
+                log::warn!("{RETAIN}{pass} is there for {PASS_MAX:?}; its pass counts as dead");
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    /// The steps that readers hold, and one who does.
+    pub(crate) fn pins(&self) -> Result<BTreeMap<u64, String>> {
+        let mut pins = BTreeMap::new();
+        for name in self.store.list_names(&self.folder)? {
+            let Some(rest) = name.strip_prefix(PIN) else { continue };
+            let Some(owner) = after_step(rest) else { continue };
+            let Some(step) = step_of(&rest[..rest.len() - owner.len() - 1]) else { continue };
+            let owner = ProcessIdentity::parse(owner);
+            if owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
+                continue;
+            }
+            let holder =
+                owner.map_or_else(|| "an unknown process".to_owned(), |owner| owner.label());
+            pins.insert(step, holder);
+        }
+        Ok(pins)
+    }
+}

@@ -1,0 +1,108 @@
+use crate::liveness::heartbeat::forget;
+use crate::read::verified_marks;
+use crate::retain::pin::PIN;
+use crate::retain::retention::{RETAIN, TRASH};
+use crate::save::commit_target::{DAMAGED, STAGING};
+use crate::steps::checkpoints::step_name;
+use crate::{Checkpoints, Result};
+use storage::{Liveness, ProcessIdentity};
+
+/// What [`Checkpoints::sweep`] found. Names are those of things directly below the checkpoints'
+/// folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Left-overs that are gone now, those of the store's own work among them.
+    pub removed: Vec<String>,
+    /// Left-overs that stay, for they may be somebody's work: saves of processes of this machine
+    /// that live, and damaged steps that a save set aside.
+    pub kept: Vec<String>,
+}
+
+/// What a name in the folder stands for.
+enum LeftoverKind {
+    /// A folder that can go.
+    Folder,
+    /// An object that can go.
+    Object,
+    /// Perhaps somebody's work.
+    Kept,
+    /// Nothing that is ours to judge.
+    Other,
+}
+
+impl Checkpoints {
+    /// Removes what crashes have left behind: half-deleted steps, half-written ones unless their
+    /// process lives on this machine, and the marks of readers that are dead on it.
+    ///
+    /// # Errors
+    /// [`Error::Held`](crate::Error::Held), or what the store says.
+    pub fn sweep(&self) -> Result<SweepReport> {
+        let _alone = self.begin_change()?;
+        let removed = self.store.remove_orphans(&self.folder)?;
+        let mut report = SweepReport { removed, kept: Vec::new() };
+        let names = self.names()?;
+        for name in names.clone() {
+            match self.judge(&name, &names) {
+                LeftoverKind::Folder => {
+                    self.check_lease()?;
+                    self.store.delete_folder(&self.folder.join(&name)?)?;
+                }
+                LeftoverKind::Object => self.forget(&name)?,
+                LeftoverKind::Kept => {
+                    report.kept.push(name);
+                    continue;
+                }
+                LeftoverKind::Other => continue,
+            }
+            report.removed.push(name);
+        }
+        self.sweep_data(&mut report)?;
+        report.removed.extend(self.clear_meetings("")?);
+        Ok(report)
+    }
+
+    /// The lease is ours: what others began whom it keeps out, nobody goes on with.
+    fn judge(&self, name: &str, all: &[String]) -> LeftoverKind {
+        if name.starts_with(TRASH) {
+            return LeftoverKind::Folder;
+        }
+        if let Some(rest) = name.strip_prefix(STAGING) {
+            return if self.is_abandoned(after_step(rest)) {
+                LeftoverKind::Folder
+            } else {
+                LeftoverKind::Kept
+            };
+        }
+        if name.starts_with(DAMAGED) {
+            return LeftoverKind::Kept;
+        }
+        let gone = if let Some((step, _)) = verified_marks::parse(name) {
+            !all.contains(&step_name(step))
+        } else if let Some(owner) = name.strip_prefix(RETAIN) {
+            self.is_abandoned(Some(owner))
+        } else if let Some(rest) = name.strip_prefix(PIN) {
+            // Readers hold no lease.
+            life_of(after_step(rest)) == Some(Liveness::Dead)
+        } else {
+            false
+        };
+        if gone { LeftoverKind::Object } else { LeftoverKind::Other }
+    }
+
+    /// Deletes a mark that somebody else may be deleting at the same time.
+    pub(crate) fn forget(&self, name: &str) -> Result<()> {
+        forget(&*self.store, &self.folder.join(name)?)
+    }
+}
+
+/// What follows the step in `step-000012000-owner`.
+pub(crate) fn after_step(name: &str) -> Option<&str> {
+    name.get(STEP_BYTES..)?.strip_prefix('-')
+}
+
+fn life_of(owner: Option<&str>) -> Option<Liveness> {
+    Some(ProcessIdentity::parse(owner?)?.life())
+}
+
+/// Bytes of `step-000012000`.
+const STEP_BYTES: usize = 17;

@@ -1,0 +1,327 @@
+//! Where the files of a step are written, and what makes them the step.
+//!
+//! Where a folder can be renamed unless its new name is taken, a step is written into a hidden
+//! folder and renamed. Elsewhere, on object stores, FUSE and NFS, it is written where it stays,
+//! `step-000012000/data-OWNER`, and is there when `step-000012000/COMMIT` names that folder: one
+//! small object, which every store makes exclusively.
+
+use serde::{Deserialize, Serialize};
+
+use crate::liveness::heartbeat::forget;
+use crate::read::checkpoint::{Listing, MANIFEST};
+use crate::retain::retention::TRASH;
+use crate::steps::checkpoints::{step_name, step_of};
+use crate::{Checkpoints, Error, Result, SweepReport};
+use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity};
+
+/// Hidden folders that are being written.
+pub(crate) const STAGING: &str = ".tmp-";
+
+/// Hidden folders of steps that turned out to be damaged when they were to be saved again.
+pub(crate) const DAMAGED: &str = ".damaged-";
+
+/// Folders within a step that is committed by a record.
+const DATA: &str = "data-";
+
+/// Objects beside them: this one is of a damaged step, and stays for somebody to look at.
+const DAMAGED_DATA: &str = "damaged-";
+
+/// The record that says which of them is the step.
+const COMMIT: &str = "COMMIT";
+
+/// `format` of the record.
+const COMMIT_FORMAT: &str = "feedline-ckpt-commit";
+
+/// `meta` of the record.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Committed {
+    step: u64,
+}
+
+/// How a step comes into being.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CommitMode {
+    Renamed,
+    Marked,
+}
+
+/// Where a step is written.
+#[derive(Debug)]
+pub(crate) struct CommitTarget {
+    step: u64,
+    /// The step's folder.
+    pub(crate) target: Key,
+    /// Where its files are written.
+    pub(crate) data: Key,
+    /// The object that is there when the step is.
+    pub(crate) record: Key,
+    form: CommitMode,
+    /// Whether a damaged step has the target's name.
+    pub(crate) has_damaged: bool,
+}
+
+impl CommitTarget {
+    /// Where the files are once the step is there.
+    pub(crate) fn files(&self) -> &Key {
+        match self.form {
+            CommitMode::Renamed => &self.target,
+            CommitMode::Marked => &self.data,
+        }
+    }
+}
+
+impl Checkpoints {
+    /// Where the step goes. A damaged one of that name is to be set aside.
+    pub(crate) fn find_place(&self, step: u64) -> Result<CommitTarget> {
+        self.find_place_for(step, STAGING, &ProcessIdentity::new().to_string())
+    }
+
+    /// The same, with a folder that is told by a hidden prefix and a mark of who writes into it.
+    pub(crate) fn find_place_for(
+        &self,
+        step: u64,
+        hidden: &str,
+        mark: &str,
+    ) -> Result<CommitTarget> {
+        let name = step_name(step);
+        let target = self.folder.join(&name)?;
+        let is_taken = self.store.list_names(&self.folder)?.contains(&name);
+        let there = if is_taken { self.listing()? } else { Listing::new() };
+        if is_taken && self.open_if_complete(step, &there)?.is_some() {
+            return Err(Error::StepExists { object: self.store.display(&target) });
+        }
+        let (form, data, record, has_damaged) = if self.store.has_atomic_publish(&self.folder)? {
+            let data = self.folder.join(&format!("{hidden}{name}-{mark}"))?;
+            (CommitMode::Renamed, data, target.join(MANIFEST)?, is_taken)
+        } else {
+            let data = target.join(&format!("{DATA}{mark}"))?;
+            let record = target.join(COMMIT)?;
+            let has_damaged = there.contains_key(&record) || has_manifest(&target, &there)?;
+            (CommitMode::Marked, data, record, has_damaged)
+        };
+        Ok(CommitTarget { step, target, data, record, form, has_damaged })
+    }
+
+    /// Makes room for the step, where a damaged one has its name.
+    pub(crate) fn set_aside(&self, place: &CommitTarget) -> Result<()> {
+        if !place.has_damaged {
+            return Ok(());
+        }
+        let what = self.store.display(&place.target);
+        if place.form == CommitMode::Renamed {
+            let name = format!("{DAMAGED}{}-{}", place.target.name(), ProcessIdentity::new());
+            let aside = self.folder.join(&name)?;
+            log::warn!("{what} is damaged and moves to {}", self.store.display(&aside));
+            return Ok(self.store.publish(&place.target, &aside)?);
+        }
+        log::warn!("{what} is damaged; its files stay, and are not the step any more");
+        for name in self.store.list_names(&place.target)? {
+            if let Some(owner) = name.strip_prefix(DATA) {
+                let mark = place.target.join(&format!("{DAMAGED_DATA}{owner}"))?;
+                match storage::write_all(&*self.store, &mark, b"") {
+                    Ok(_) | Err(storage::Error::Exists { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        self.forget_records(&place.target)
+    }
+
+    /// Makes the files, all of which are durable, the step. This is the commit.
+    pub(crate) fn publish(&self, place: &CommitTarget, manifest: &FileEntry) -> Result<()> {
+        if place.form == CommitMode::Renamed {
+            let published = self.store.publish(&place.data, &place.target);
+            return Ok(published.inspect_err(|_| self.abandon(&place.data))?);
+        }
+        // If this fails and the record comes to be there all the same, its files must be, too: they
+        // are left to the next sweep.
+        let path = format!("{}/{MANIFEST}", place.data.name());
+        let files = vec![FileEntry { path, ..manifest.clone() }];
+        let meta = serde_json::json!(Committed { step: place.step });
+        let record = Manifest { format: COMMIT_FORMAT.to_owned(), version: 1, files, meta };
+        record.write(&*self.store, &place.record)?;
+        Ok(())
+    }
+
+    /// Removes what a failed save has written.
+    pub(crate) fn abandon(&self, data: &Key) {
+        if let Err(error) = self.store.delete_folder(data) {
+            log::warn!("a failed save leaves its folder to the next sweep: {error}");
+        }
+    }
+
+    /// Deletes a step: it is gone at once, and its files then. The lease is held.
+    pub(crate) fn withdraw(&self, step: u64) -> Result<()> {
+        self.check_lease()?;
+        self.forget_notes(step)?;
+        let name = step_name(step);
+        let target = self.folder.join(&name)?;
+        if self.store.has_atomic_publish(&self.folder)? {
+            // Hidden in one step, so that a crash never shows half a checkpoint.
+            let trash = self.folder.join(&format!("{TRASH}{name}-{}", ProcessIdentity::new()))?;
+            self.store.publish(&target, &trash)?;
+            return Ok(self.store.delete_folder(&trash)?);
+        }
+        self.forget_records(&target)?;
+        Ok(self.store.delete_folder(&target)?)
+    }
+
+    fn forget_records(&self, target: &Key) -> Result<()> {
+        forget(&*self.store, &target.join(COMMIT)?)?;
+        forget(&*self.store, &target.join(MANIFEST)?)
+    }
+
+    /// The folder of a step's files.
+    pub(crate) fn data_folder(&self, step: u64, there: &Listing) -> Result<Key> {
+        let target = self.folder.join(&step_name(step))?;
+        let record = target.join(COMMIT)?;
+        if has_manifest(&target, there)? {
+            return Ok(target);
+        }
+        if !there.contains_key(&record) {
+            let data = format!("{target}/{DATA}");
+            let object = self.store.display(&target);
+            let is_begun = there.keys().any(|key| key.as_str().starts_with(&data));
+            return if is_begun { Err(Error::Uncommitted { object }) } else { Ok(target) };
+        }
+        self.read_record(step, &target, &record, there)
+    }
+
+    fn read_record(&self, step: u64, target: &Key, record: &Key, there: &Listing) -> Result<Key> {
+        let object = self.store.display(record);
+        let bad = |place: &str, found: String, expected: String| {
+            Err(Error::BadManifest {
+                object: object.clone(),
+                place: place.to_owned(),
+                found,
+                expected,
+            })
+        };
+        let Manifest { format, version, files, meta } = Manifest::read(&*self.store, record)?;
+        if (format.as_str(), version) != (COMMIT_FORMAT, 1) {
+            let expected = format!("{COMMIT_FORMAT} 1");
+            return bad("format and version", format!("{format} {version}"), expected);
+        }
+        let expected = Committed { step };
+        match serde_json::from_value::<Committed>(meta) {
+            Ok(meta) if meta.step == step => {}
+            Ok(meta) => return bad("meta", format!("{meta:?}"), format!("{expected:?}")),
+            Err(error) => return bad("meta", error.to_string(), format!("{expected:?}")),
+        }
+        let [manifest] = files.as_slice() else {
+            return bad("files", format!("{} of them", files.len()), "a manifest alone".to_owned());
+        };
+        let folder = manifest.path.strip_suffix(&format!("/{MANIFEST}"));
+        let Some(folder) = folder.filter(|f| f.starts_with(DATA) && !f.contains('/')) else {
+            let expected = format!("{DATA}OWNER/{MANIFEST}");
+            return bad("files", format!("'{}'", manifest.path), expected);
+        };
+        let data = target.join(folder)?;
+        match there.get(&data.join(MANIFEST)?) {
+            Some(&bytes) if bytes == manifest.bytes => Ok(data),
+            found => bad(
+                &manifest.path,
+                found.map_or("none".to_owned(), |bytes| format!("{bytes} bytes")),
+                format!("{} bytes, as were committed", manifest.bytes),
+            ),
+        }
+    }
+
+    /// What was begun by [`Checkpoints::find_place_for`] with this hidden prefix and a mark that is
+    /// no owner's, and is no step: the step, the mark, and the folder.
+    pub(crate) fn unfinished(&self, hidden: &str) -> Result<Vec<(u64, String, Key)>> {
+        let mut found = Vec::new();
+        let mut add = |name: &str, folder: Key| {
+            let Some((step, mark)) = name.split_at_checked(step_name(0).len()) else { return };
+            let mark = mark.strip_prefix('-').filter(|mark| ProcessIdentity::parse(mark).is_none());
+            if let Some((step, mark)) = step_of(step).zip(mark) {
+                found.push((step, mark.to_owned(), folder));
+            }
+        };
+        for name in self.store.list_names(&self.folder)? {
+            if let Some(rest) = name.strip_prefix(hidden) {
+                add(rest, self.folder.join(&name)?);
+            }
+        }
+        if self.store.has_atomic_publish(&self.folder)? {
+            return Ok(found);
+        }
+        let there = self.listing()?;
+        for step in self.named_steps()? {
+            let target = self.folder.join(&step_name(step))?;
+            let committed = match self.data_folder(step, &there) {
+                Ok(data) => Some(data),
+                Err(Error::Uncommitted { .. }) => None,
+                // What the record names may be all that there is of the step.
+                Err(error) if error.is_damage() => {
+                    log::warn!("what is unfinished of step {step} stays: {error}");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            for name in self.store.list_names(&target)? {
+                let folder = target.join(&name)?;
+                let mark = name.strip_prefix(DATA).filter(|_| committed.as_ref() != Some(&folder));
+                if let Some(mark) = mark {
+                    add(&format!("{}-{mark}", step_name(step)), folder);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether nobody writes what this owner began, as long as the lease is ours. A process of this
+    /// machine that lives gets the benefit of the doubt.
+    pub(crate) fn is_abandoned(&self, owner: Option<&str>) -> bool {
+        let owner = owner.and_then(ProcessIdentity::parse);
+        owner.is_some_and(|owner| {
+            owner.life() != Liveness::Alive && !self.lease.is_of_family(&owner)
+        })
+    }
+
+    /// Removes the files of steps that were never committed, or were being deleted, where steps are
+    /// committed by a record. The lease is held: whoever wrote them writes no more.
+    pub(crate) fn sweep_data(&self, report: &mut SweepReport) -> Result<()> {
+        if self.store.has_atomic_publish(&self.folder)? {
+            return Ok(());
+        }
+        let there = self.listing()?;
+        for name in self.store.list_names(&self.folder)? {
+            let Some(step) = step_of(&name) else { continue };
+            let target = self.folder.join(&name)?;
+            let committed = match self.data_folder(step, &there) {
+                Ok(data) => Some(data),
+                Err(Error::Uncommitted { .. }) => None,
+                Err(_) => continue, // damaged, for somebody to look at
+            };
+            let names = self.store.list_names(&target)?;
+            let mut left = names.len();
+            for inner in &names {
+                let Some(owner) = inner.strip_prefix(DATA) else { continue };
+                let data = target.join(inner)?;
+                if committed.as_ref() == Some(&data) {
+                    continue;
+                }
+                let is_damaged = names.contains(&format!("{DAMAGED_DATA}{owner}"));
+                let path = format!("{name}/{inner}");
+                if is_damaged || !self.is_abandoned(Some(owner)) {
+                    report.kept.push(path);
+                    continue;
+                }
+                self.check_lease()?;
+                self.store.delete_folder(&data)?;
+                report.removed.push(path);
+                left -= 1;
+            }
+            if left == 0 && !names.is_empty() {
+                self.store.delete_folder(&target)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_manifest(target: &Key, there: &Listing) -> Result<bool> {
+    Ok(there.contains_key(&target.join(MANIFEST)?))
+}

@@ -1,0 +1,290 @@
+//! A save of several processes, as those see it that follow writer 0.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use crate::liveness::tracker::LivenessTracker;
+use crate::save::commit_target::STAGING;
+use crate::save::joint::JointSave;
+use crate::save::rendezvous::{Decision, SaveAnnouncement, WriterOutput, pause};
+use crate::steps::checkpoints::step_name;
+use crate::{Codec, Error, Result, SaveReport};
+use storage::{Key, Manifest};
+
+/// What was announced, as a writer follows it.
+struct AnnouncedSave {
+    announce: SaveAnnouncement,
+    data: Key,
+    record: Key,
+}
+
+impl JointSave<'_> {
+    pub(super) fn follow(&self) -> Result<SaveReport> {
+        let announced = self.wait_for_announce();
+        let goal = announced.inspect_err(|error| self.decline(error))?;
+        let planned = Instant::now();
+        let (pulse, written) = match self.pulse("alive") {
+            Ok(pulse) => (Some(pulse), self.write_part(&goal)),
+            Err(error) => (None, Err(error)),
+        };
+        let durable = Instant::now();
+        let told = written.as_ref().err().map(|error| self.told(error));
+        let ended = self.wait_for_step(&goal, written.as_ref().ok(), told.as_deref());
+        drop(pulse);
+        match (written, ended) {
+            (Ok(part), Ok(())) => Ok(self.report(&part, planned, durable)),
+            // The part was there although that was an error, and all went well.
+            (Err(_), Ok(())) => Ok(self.report(&WriterOutput::default(), planned, durable)),
+            // Somebody else was first, and ours may follow from that.
+            (Err(_), Err(Error::Aborted { reason, .. }))
+                if told.is_some_and(|told| told != reason) =>
+            {
+                Err(self.aborted(reason))
+            }
+            (Ok(_), Err(Error::Aborted { reason, .. }))
+                if self.cancelled().is_some_and(|told| told == reason) =>
+            {
+                Err(Error::Cancelled)
+            }
+            (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(error),
+        }
+    }
+
+    /// Ends what another process was to save as this writer, and died over. If its part is there,
+    /// the step may come to be; if not, all writers are told why it will not.
+    pub(super) fn take_over(&self) -> Result<SaveReport> {
+        let told = format!("{}: the process that saved for it died", self.label());
+        let Some(announce) = self.meeting.announced()? else {
+            let decided = self.decide(false, &told)?;
+            return Err(self.aborted(decided.why));
+        };
+        let (goal, writer) = (self.goal(announce)?, self.together.writer);
+        let part = match writer {
+            0 => None,
+            _ => self.meeting.part(writer, &goal.announce.owner).ok(),
+        };
+        let own = part.is_none().then_some(told.as_str());
+        let ended = self.wait_for_step(&goal, part.as_ref(), own);
+        if ended.is_err() && writer == 0 && goal.announce.data.starts_with(STAGING) {
+            // Nobody else would before the next sweep, and it may be the room of the next save.
+            let _alone = self.steps.begin_change()?;
+            self.steps.abandon(&goal.data);
+        }
+        let now = Instant::now();
+        ended.map(|()| self.report(&part.unwrap_or_default(), self.begun, now))
+    }
+
+    /// What the others are told if this writer was told to end.
+    fn cancelled(&self) -> Option<String> {
+        self.control.is_cancelled().then(|| self.told(&Error::Cancelled))
+    }
+
+    fn write_part(&self, goal: &AnnouncedSave) -> Result<WriterOutput> {
+        let part = self.write(&goal.data)?;
+        self.meeting.put_part(self.together.writer, &goal.announce.owner, &part)?;
+        Ok(part)
+    }
+
+    fn wait_for_announce(&self) -> Result<AnnouncedSave> {
+        let announce = loop {
+            self.go_on()?;
+            self.control.check()?;
+            if let Some(announce) = self.meeting.announced()? {
+                break announce;
+            }
+            if self.is_late() {
+                let deadline = self.together.deadline;
+                return Err(self.aborted(format!("writer 0 did not begin within {deadline:?}")));
+            }
+            pause(self.begun);
+        };
+        self.goal(announce)
+    }
+
+    /// Refuses what is not what this writer is to save.
+    fn goal(&self, announce: SaveAnnouncement) -> Result<AnnouncedSave> {
+        let &SaveAnnouncement { step, writers, fingerprint, block_bytes, codec, .. } = &announce;
+        let ours = (
+            self.step,
+            self.plan.writers(),
+            self.plan.fingerprint(),
+            self.steps.options.block_bytes,
+            self.steps.options.codec,
+        );
+        let theirs = (step, writers, fingerprint, block_bytes, codec);
+        if theirs != ours {
+            let (ours, theirs) = (plan_text(ours), plan_text(theirs));
+            let reason = format!(
+                "it is {ours}, and writer 0 has {theirs}; hint: all processes are to plan the same \
+                 tensors, held alike, with the same options"
+            );
+            return Err(Error::BadInput { object: self.what(), reason });
+        }
+        let name = step_name(step);
+        let is_place = announce.data.starts_with(&format!("{STAGING}{name}-"))
+            || announce.data.starts_with(&format!("{name}/data-"));
+        if !is_place || !announce.record.starts_with(&format!("{name}/")) {
+            let (object, place) = (self.what(), "the announcement".to_owned());
+            let found = format!("files in '{}', committed by '{}'", announce.data, announce.record);
+            return Err(Error::BadManifest {
+                object,
+                place,
+                found,
+                expected: format!("those of {name}"),
+            });
+        }
+        let below = |name: &str| self.steps.folder.join(name);
+        Ok(AnnouncedSave {
+            data: below(&announce.data)?,
+            record: below(&announce.record)?,
+            announce,
+        })
+    }
+
+    /// Waits until the step is there, durably, or it is certain that it will not be. `own` is what
+    /// the others are told of an error of ours.
+    fn wait_for_step(
+        &self,
+        goal: &AnnouncedSave,
+        part: Option<&WriterOutput>,
+        own: Option<&str>,
+    ) -> Result<()> {
+        let mut leader = LeaderLiveness::new(self, &goal.announce)?;
+        let (mut decided, waited) = (None, Instant::now());
+        loop {
+            let is_late = self.is_late();
+            match self.look(goal, part, own, &mut leader, &mut decided) {
+                Ok(Some(ended)) => return ended,
+                Ok(None) => {}
+                // The others may well commit: what we could not see decides nothing.
+                Err(error) if !is_late => log::warn!("{}: asked again: {error}", self.what()),
+                Err(error) => return Err(error),
+            }
+            pause(waited);
+        }
+    }
+
+    /// How it has ended, if it has.
+    fn look(
+        &self,
+        goal: &AnnouncedSave,
+        part: Option<&WriterOutput>,
+        own: Option<&str>,
+        leader: &mut LeaderLiveness<'_>,
+        decided: &mut Option<Decision>,
+    ) -> Result<Option<Result<()>>> {
+        // Asked for first: what is seen below then came after it.
+        let gone = leader.is_gone()?;
+        if decided.is_none() {
+            *decided = self.meeting.decided()?;
+        }
+        let cancelled = self.cancelled();
+        if decided.is_none()
+            && !leader.has_left
+            && let Some(why) = own.or(cancelled.as_deref()).or(gone.as_deref())
+        {
+            *decided = self.give_up(goal, why)?;
+            leader.has_left = decided.is_none();
+        }
+        match decided {
+            Some(Decision { commit: false, why }) => {
+                return Ok(Some(Err(self.aborted(why.clone()))));
+            }
+            Some(_) => match self.meeting.ended()? {
+                Some(Decision { commit: true, .. }) => return Ok(Some(Ok(()))),
+                Some(Decision { why, .. }) => return Ok(Some(Err(self.aborted(why)))),
+                None => {}
+            },
+            None => {}
+        }
+        let when = "after the commit was decided and before it was seen";
+        let why = match (gone, decided.is_some()) {
+            _ if leader.has_left => "it has ended, and nobody says why".to_owned(),
+            (Some(why), true) => format!("{why}, {when}"),
+            _ => return Ok(None),
+        };
+        if !self.is_there(goal, part)? {
+            return Ok(Some(Err(self.aborted(why))));
+        }
+        // Writer 0 may have died before it made the name durable.
+        let steps = self.steps;
+        for folder in [&goal.record.parent(), &steps.folder] {
+            steps.store.sync_folder(folder)?;
+        }
+        Ok(Some(Ok(())))
+    }
+
+    /// Decides that there is no step, unless it is decided. `None` if the meeting is over: then
+    /// what is decided in its empty folder binds nobody. Its announcement is the first to go, so
+    /// where that is still there no decision was made and removed before ours.
+    fn give_up(&self, goal: &AnnouncedSave, why: &str) -> Result<Option<Decision>> {
+        let is_on = || Ok::<_, Error>(self.meeting.announced()?.as_ref() == Some(&goal.announce));
+        if !is_on()? {
+            return Ok(None);
+        }
+        let decided = self.decide(false, why)?;
+        Ok(is_on()?.then_some(decided))
+    }
+
+    /// Whether the step is there, and is this one. A folder's new name tells that only by what is
+    /// in it, and not even so if a damaged one of that name was there before.
+    fn is_there(&self, goal: &AnnouncedSave, part: Option<&WriterOutput>) -> Result<bool> {
+        let record = match Manifest::read(&*self.steps.store, &goal.record) {
+            Err(storage::Error::NotFound { .. }) => return Ok(false),
+            record => record?,
+        };
+        if goal.announce.data.starts_with(STAGING) {
+            let mut files = part.into_iter().flat_map(WriterOutput::files);
+            return Ok(!goal.announce.has_damaged && files.all(|file| record.files.contains(file)));
+        }
+        let below = format!("{}/", goal.data.name());
+        Ok(record.files.iter().any(|file| file.path.starts_with(&below)))
+    }
+}
+
+/// Writer 0, as another sees it.
+struct LeaderLiveness<'a> {
+    joint: &'a JointSave<'a>,
+    folder: Key,
+    roll: LivenessTracker,
+    called: Instant,
+    /// Whether its meeting was cleared away, as whoever holds the lease next does.
+    has_left: bool,
+}
+
+impl<'a> LeaderLiveness<'a> {
+    fn new(joint: &'a JointSave<'a>, announce: &SaveAnnouncement) -> Result<Self> {
+        let mut roll = LivenessTracker::new(1, announce.writers, joint.steps.patience);
+        roll.call(&[format!("00000-{}", announce.owner)], Instant::now());
+        let (folder, called) = (joint.meeting.key("lead")?, Instant::now());
+        Ok(LeaderLiveness { joint, folder, roll, called, has_left: false })
+    }
+
+    /// Why nothing is to be expected of it any more.
+    fn is_gone(&mut self) -> Result<Option<String>> {
+        let steps = self.joint.steps;
+        if self.called.elapsed() >= steps.patience.beat / 2 {
+            self.called = Instant::now();
+            let names = steps.store.list_names(&self.folder)?;
+            if names.is_empty() {
+                self.has_left = true;
+                return Ok(Some("writer 0 has left".to_owned()));
+            }
+            let names: Vec<_> = names.iter().map(|name| format!("00000-{name}")).collect();
+            self.roll.call(&names, self.called);
+        }
+        if self.joint.is_late() {
+            let deadline = self.joint.together.deadline;
+            return Ok(Some(format!("{}: no end within {deadline:?}", self.roll.label(0))));
+        }
+        Ok(self.roll.dead(&HashSet::new(), Instant::now()))
+    }
+}
+
+fn plan_text(of: (u64, usize, u64, u64, Option<Codec>)) -> String {
+    let (step, writers, fingerprint, block_bytes, codec) = of;
+    let how = codec.map_or("as they are", Codec::name);
+    format!(
+        "step {step} by {writers} writers, plan {fingerprint:016x}, blocks of {block_bytes}, {how}"
+    )
+}

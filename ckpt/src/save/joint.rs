@@ -1,0 +1,448 @@
+//! A save of several processes, which share nothing but the store.
+//!
+//! Writer 0 takes the lease, looks for space for all, and announces the save. Every writer follows
+//! the same plan: it writes its files, makes them durable, and then its part of the manifest. When
+//! all parts are there and fit, writer 0 writes the manifest and commits.
+//!
+//! Who decides is whoever first creates one object: writer 0 that the step is committed, or any
+//! writer, for an error of its own or for want of patience, that it is not. An object is created
+//! once on every store, so all come to the same end. A writer that dies decides nothing: the others
+//! see that its signs of life have stopped, or that the deadline has passed.
+//!
+//! Only writer 0 and a sweep, which hold the lease, delete anything. Another writer cannot tell an
+//! error of its store from the end of the save, and on some stores would delete the very step.
+
+use std::collections::HashSet;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::base::save_control::SaveControl;
+use crate::format::catalog::merge_parts;
+use crate::liveness::heartbeat::Heartbeat;
+use crate::liveness::tracker::{LivenessTracker, label_of};
+use crate::plan::SavePlan;
+use crate::save::commit_target::CommitTarget;
+use crate::save::rendezvous::{Decision, Rendezvous, SaveAnnouncement, WriterOutput, pause};
+use crate::save::{check_blobs, check_meta, check_space};
+use crate::write::staging::{PieceSource, PreparedFiles, Staging, WrittenStep};
+use crate::{Blob, Checkpoints, Error, PeakRate, Result, SaveReport};
+use storage::{FileEntry, Key, ProcessIdentity};
+
+/// How one of several processes takes part in a save.
+#[derive(Clone, Copy, Debug)]
+pub struct JointSaveOptions<'a> {
+    /// The same in all processes, and another for every try: letters, digits, `-`, `_` and `.`.
+    /// A job's number with that of the try in it is one, or what writer 0 draws and broadcasts.
+    pub token: &'a str,
+    /// Which of the plan's writers this process is.
+    pub writer: usize,
+    /// From the call to its return. It is time to give up when the store must be stuck: the bytes
+    /// of a writer at a tenth of its usual rate, and a minute.
+    pub deadline: Duration,
+}
+
+/// One save, as one writer sees it.
+pub(super) struct JointSave<'a> {
+    pub(super) steps: &'a Checkpoints,
+    pub(super) step: u64,
+    pub(super) plan: &'a SavePlan,
+    /// What this writer puts into its files.
+    pieces: PieceSource<'a>,
+    blobs: &'a [Blob<'a>],
+    pub(super) together: &'a JointSaveOptions<'a>,
+    pub(super) meeting: Rendezvous<'a>,
+    owner: ProcessIdentity,
+    pub(super) begun: Instant,
+    pub(super) control: &'a SaveControl,
+}
+
+impl Checkpoints {
+    /// Saves a step together with other processes, each of which calls this with the same step,
+    /// plan and token, and with `held`, the bytes of its own holdings. What they share is the
+    /// store, and nothing else. All of them come to the same end: when this returns, the step is
+    /// there and stays there; when it fails, it fails for all, and the error says for which writer,
+    /// and why. The files go to the store from where they are: nothing passes through writer 0.
+    ///
+    /// Names of `blobs` are global, so that a state of each rank has the rank in its name. `meta`
+    /// is that of writer 0.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`] in the writer that it happened to, [`Error::Aborted`] in the
+    /// others. A writer whose coordinator dies between the decision to commit and the commit itself
+    /// is told so; the step may then appear nevertheless, whole.
+    pub fn save_together(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &JointSaveOptions<'_>,
+    ) -> Result<SaveReport> {
+        let pieces = self.check_part(step, plan, held, blobs, together)?;
+        let control = SaveControl::default();
+        self.save_part(step, plan, PieceSource::Memory(&pieces), blobs, meta, together, &control)
+    }
+
+    /// The same of files that hold this writer's pieces.
+    pub(crate) fn save_files_together(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        files: &dyn PreparedFiles,
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &JointSaveOptions<'_>,
+    ) -> Result<SaveReport> {
+        let control = SaveControl::default();
+        let joint = JointSave { blobs, ..JointSave::new(self, step, plan, together, &control)? };
+        joint.check_call().inspect_err(|error| joint.decline(error))?;
+        self.save_part(step, plan, PieceSource::Files(files), blobs, meta, together, &control)
+    }
+
+    /// The bytes of a writer's pieces. What is wrong with its call is told to the others.
+    pub(crate) fn check_part<'a>(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        held: &[&'a [u8]],
+        blobs: &[Blob<'_>],
+        together: &JointSaveOptions<'_>,
+    ) -> Result<Vec<&'a [u8]>> {
+        let control = SaveControl::default();
+        let joint = JointSave { blobs, ..JointSave::new(self, step, plan, together, &control)? };
+        let checked = joint.check_call();
+        let pieces = checked.and_then(|()| plan.pieces_held(together.writer, held));
+        pieces.inspect_err(|error| joint.decline(error))
+    }
+
+    /// A save of pieces that were checked, which can be watched and cancelled. To cancel it is to
+    /// cancel it for all writers, as any failure is.
+    #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
+    pub(crate) fn save_part(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        pieces: PieceSource<'_>,
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &JointSaveOptions<'_>,
+        control: &SaveControl,
+    ) -> Result<SaveReport> {
+        let joint =
+            JointSave { pieces, blobs, ..JointSave::new(self, step, plan, together, control)? };
+        if together.writer == 0 { joint.lead(meta) } else { joint.follow() }
+    }
+
+    /// Tells the other writers that this one cannot take part.
+    pub(crate) fn decline(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        together: &JointSaveOptions<'_>,
+        error: &Error,
+    ) {
+        let control = SaveControl::default();
+        match JointSave::new(self, step, plan, together, &control) {
+            Ok(joint) => joint.decline(error),
+            Err(error) => log::warn!("the other writers of step {step} are not told: {error}"),
+        }
+    }
+
+    /// Ends what another process was to save in this one's stead, and died over.
+    pub(crate) fn take_over(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        together: &JointSaveOptions<'_>,
+        control: &SaveControl,
+    ) -> Result<SaveReport> {
+        JointSave::new(self, step, plan, together, control)?.take_over()
+    }
+}
+
+impl<'a> JointSave<'a> {
+    /// Without anything to write.
+    fn new(
+        steps: &'a Checkpoints,
+        step: u64,
+        plan: &'a SavePlan,
+        together: &'a JointSaveOptions<'a>,
+        control: &'a SaveControl,
+    ) -> Result<Self> {
+        let meeting = Rendezvous::new(steps, step, together.token)?;
+        let (owner, begun) = (ProcessIdentity::new(), Instant::now());
+        let (pieces, blobs): (_, &[Blob<'_>]) = (PieceSource::Memory(&[]), &[]);
+        Ok(JointSave { steps, step, plan, pieces, blobs, together, meeting, owner, begun, control })
+    }
+}
+
+impl JointSave<'_> {
+    /// What can be wrong with the call itself.
+    fn check_call(&self) -> Result<()> {
+        self.steps.check_options(self.step)?;
+        check_blobs(self.blobs)?;
+        let writers = self.plan.writers();
+        if self.together.writer >= writers {
+            let reason = format!("the plan has {writers} writers");
+            return Err(Error::BadInput { object: self.what(), reason });
+        }
+        Ok(())
+    }
+
+    pub(super) fn decline(&self, error: &Error) {
+        self.warn_untold(self.decide(false, &self.told(error)));
+    }
+
+    fn warn_untold<T>(&self, told: Result<T>) {
+        if let Err(error) = told {
+            log::warn!("the other writers of {} are not told: {error}", self.what());
+        }
+    }
+
+    fn lead(&self, user: serde_json::Value) -> Result<SaveReport> {
+        let led = self.try_lead(user);
+        let Err(error) = led else { return led };
+        let told = self.told(&error);
+        match self.decide(false, &told) {
+            Ok(decided) if decided.commit => self.warn_untold(self.meeting.end(false, &told)),
+            // Somebody else was first, and ours may follow from that.
+            Ok(decided) if decided.why != told => return Err(self.aborted(decided.why)),
+            decided => self.warn_untold(decided),
+        }
+        Err(error)
+    }
+
+    fn try_lead(&self, user: serde_json::Value) -> Result<SaveReport> {
+        check_meta(&user)?;
+        let steps = self.steps;
+        let _alone = steps.begin_change()?;
+        steps.clear_meetings(self.meeting.folder.name())?;
+        let place = steps.find_place(self.step)?;
+        let bytes: u64 = match self.pieces {
+            PieceSource::Memory(_) => {
+                (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum()
+            }
+            PieceSource::Files(_) => 0, // they have their space
+        };
+        check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
+        let below = |key: &Key| {
+            let text = key.as_str().strip_prefix(steps.folder.as_str()).unwrap_or(key.as_str());
+            text.trim_start_matches('/').to_owned()
+        };
+        // Before the announcement: whoever has read that finds a sign.
+        let _pulse = self.pulse("lead")?;
+        self.meeting.announce(&SaveAnnouncement {
+            step: self.step,
+            writers: self.plan.writers(),
+            fingerprint: self.plan.fingerprint(),
+            block_bytes: steps.options.block_bytes,
+            codec: steps.options.codec,
+            owner: self.owner.to_string(),
+            data: below(&place.data),
+            record: below(&place.record),
+            has_damaged: place.has_damaged,
+        })?;
+        let planned = Instant::now();
+        let prepared = self.prepare(&place, user).inspect_err(|error| {
+            // Before the folder goes: else a writer that meets its end takes that for the cause.
+            self.decline(error);
+            steps.abandon(&place.data);
+        });
+        let (manifest, mine, durable) = prepared?;
+        steps.publish(&place, &manifest)?;
+        self.warn_untold(self.meeting.end(true, ""));
+        steps.note_latest(place.files());
+        Ok(self.report(&mine, planned, durable))
+    }
+
+    /// All that comes before the commit, the decision for it included.
+    fn prepare(
+        &self,
+        place: &CommitTarget,
+        user: serde_json::Value,
+    ) -> Result<(FileEntry, WriterOutput, Instant)> {
+        let steps = self.steps;
+        let mine = self.write(&place.data)?;
+        let mut parts = vec![mine.clone()];
+        parts.extend(self.wait_for_parts()?);
+        let durable = Instant::now();
+        let mut blobs = Vec::new();
+        let mut extra = Vec::new();
+        let mut shards = Vec::new();
+        for part in parts {
+            shards.push(part.shards);
+            let (files, entries): (Vec<_>, Vec<_>) = part.blobs.into_iter().unzip();
+            extra.extend(files);
+            blobs.extend(entries);
+        }
+        let (mut files, tensors) = merge_parts(self.plan, steps.options.codec, shards)?;
+        files.extend(self.staging(&place.data).write_index()?);
+        files.extend(extra);
+        let written = WrittenStep { files, tensors, blobs, sync: Duration::ZERO };
+        self.check(place, &written)?;
+        let manifest = steps.seal(self.step, place, written, user)?;
+        self.control.check()?;
+        match self.decide(true, "")? {
+            Decision { commit: true, .. } => Ok((manifest, mine, durable)),
+            Decision { why, .. } => Err(self.aborted(why)),
+        }
+    }
+
+    /// Whether all files are there, as long as they were written, and no others.
+    fn check(&self, place: &CommitTarget, written: &WrittenStep) -> Result<()> {
+        let object = self.steps.store.display(&place.data);
+        let there = self.steps.listing_of(&place.data)?;
+        for file in &written.files {
+            let found = there.get(&place.data.join(&file.path)?);
+            if found != Some(&file.bytes) {
+                let found = found.map_or("none".to_owned(), |bytes| format!("{bytes} bytes"));
+                let (place, expected) = (file.path.clone(), format!("{} bytes", file.bytes));
+                return Err(Error::BadManifest { object, place, found, expected });
+            }
+        }
+        if there.len() != written.files.len() {
+            let found = format!("{} files", there.len());
+            let expected = format!("the {} that were planned", written.files.len());
+            return Err(Error::BadManifest {
+                object,
+                place: "its files".to_owned(),
+                found,
+                expected,
+            });
+        }
+        Ok(())
+    }
+
+    fn wait_for_parts(&self) -> Result<Vec<WriterOutput>> {
+        let writers = self.plan.writers();
+        let mut roll = LivenessTracker::new(writers, writers, self.steps.patience);
+        let (alive, waited) = (self.meeting.key("alive")?, Instant::now());
+        let mut called: Option<Instant> = None;
+        loop {
+            let mut done = HashSet::from([0]);
+            done.extend(self.meeting.parts_there()?);
+            if (0..writers).all(|writer| done.contains(&writer)) {
+                let owner = self.owner.to_string();
+                return (1..writers).map(|writer| self.meeting.part(writer, &owner)).collect();
+            }
+            self.go_on()?;
+            self.control.check()?;
+            if called.is_none_or(|called| called.elapsed() >= self.steps.patience.beat / 2) {
+                called = Some(Instant::now());
+                roll.call(&self.steps.store.list_names(&alive)?, Instant::now());
+            }
+            if let Some(dead) = roll.dead(&done, Instant::now()) {
+                return Err(self.aborted(dead));
+            }
+            if self.is_late() {
+                roll.call(&self.steps.store.list_names(&alive)?, Instant::now());
+                let (late, deadline) = (roll.late(&done), self.together.deadline);
+                return Err(self.aborted(format!("{late}; the deadline is {deadline:?}")));
+            }
+            pause(waited);
+        }
+    }
+
+    /// Writes this writer's files, durably.
+    pub(super) fn write(&self, data: &Key) -> Result<WriterOutput> {
+        let staging = self.staging(data);
+        let write = || staging.write_part(self.together.writer, self.pieces, self.blobs);
+        match self.unless_given_up(write) {
+            Err(Error::Cancelled) if !self.control.is_cancelled() => {
+                self.go_on().and(Err(Error::Cancelled))
+            }
+            written => written,
+        }
+    }
+
+    /// Cuts the writing short if the save is given up meanwhile, by whomever.
+    fn unless_given_up<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (writing, written) = mpsc::channel::<()>();
+        let pause = self.steps.patience.beat / 2;
+        let watch = move || {
+            while written.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                if matches!(self.meeting.decided(), Ok(Some(Decision { commit: false, .. }))) {
+                    return self.control.give_up();
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("ckpt-watch".to_owned());
+            if let Err(error) = thread.spawn_scoped(scope, watch) {
+                log::debug!("whether the save is given up is seen after the writing: {error}");
+            }
+            let done = write();
+            drop(writing);
+            done
+        })
+    }
+
+    fn staging<'b>(&'b self, folder: &'b Key) -> Staging<'b> {
+        Staging { steps: self.steps, folder, plan: self.plan, pieces: &[], control: self.control }
+    }
+
+    /// Fails if somebody has decided that there is no such step.
+    pub(super) fn go_on(&self) -> Result<()> {
+        match self.meeting.decided()? {
+            Some(Decision { commit: false, why }) => Err(self.aborted(why)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn decide(&self, commit: bool, why: &str) -> Result<Decision> {
+        self.meeting.decide(Decision { commit, why: why.to_owned() })
+    }
+
+    pub(super) fn pulse(&self, folder: &str) -> Result<Heartbeat> {
+        let (steps, owner) = (self.steps, &self.owner);
+        let writer = self.together.writer;
+        let name = if writer == 0 { owner.to_string() } else { format!("{writer:05}-{owner}") };
+        let text = format!("{}\n", self.label());
+        let folder = self.meeting.key(folder)?;
+        Heartbeat::start(&steps.store, &folder, name, text, steps.patience.beat)
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.begun.elapsed() >= self.together.deadline
+    }
+
+    pub(super) fn label(&self) -> String {
+        label_of(self.together.writer, self.plan.writers(), Some(&self.owner))
+    }
+
+    pub(super) fn what(&self) -> String {
+        format!("step {} as writer {}", self.step, self.together.writer)
+    }
+
+    /// What the others are told of an error of ours.
+    pub(super) fn told(&self, error: &Error) -> String {
+        match error {
+            Error::Aborted { reason, .. } => reason.clone(),
+            error => format!("{}: {error}", self.label()),
+        }
+    }
+
+    pub(super) fn aborted(&self, reason: String) -> Error {
+        Error::Aborted { object: self.what(), reason }
+    }
+
+    pub(super) fn report(
+        &self,
+        part: &WriterOutput,
+        planned: Instant,
+        durable: Instant,
+    ) -> SaveReport {
+        SaveReport {
+            step: self.step,
+            bytes: part.files().map(|file| file.bytes).sum(),
+            files: part.files().count(),
+            plan: planned - self.begun,
+            write: durable - planned,
+            sync: Duration::ZERO, // it is within the writing
+            commit: durable.elapsed(),
+            peak_bytes_per_s: PeakRate::of(&*self.steps.store).map(|peak| peak.write_bytes_per_s),
+        }
+    }
+}

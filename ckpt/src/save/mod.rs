@@ -1,0 +1,349 @@
+//! A save: everything under a hidden name, durable, then the manifest, then the name.
+
+pub(crate) mod commit_target;
+mod follower;
+pub(crate) mod joint;
+mod latest;
+pub(crate) mod rendezvous;
+pub(crate) mod snapshot;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::save_control::SaveControl;
+use crate::format::catalog::{Catalog, FORMAT, Meta, VERSION};
+use crate::plan::{PlanLimits, SavePlan};
+use crate::read::checkpoint::MANIFEST;
+use crate::save::commit_target::CommitTarget;
+use crate::spec::{HeldRegion, TensorSpec};
+use crate::write::staging::{PieceSource, Staging, WrittenStep, weight_index};
+use crate::{Checkpoints, Dtype, Error, Group, PeakRate, Region, Result};
+use storage::{ByteSize, FileEntry, Key, Manifest, Storage};
+
+/// A tensor to be saved. The bytes stay the caller's, and are written from where they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorData<'a> {
+    /// The parameter's name; the same in every group. Without `#`, which marks pieces.
+    pub name: &'a str,
+    /// What the tensor is to the parameter.
+    pub group: Group,
+    /// Its elements, little-endian.
+    pub dtype: Dtype,
+    /// Elements along each axis; empty for a scalar.
+    pub shape: &'a [u64],
+    /// All elements, row-major.
+    pub bytes: &'a [u8],
+}
+
+impl TensorData<'_> {
+    pub(crate) fn spec(&self) -> TensorSpec {
+        let &TensorData { name, group, dtype, shape, .. } = self;
+        TensorSpec { name: name.to_owned(), group, dtype, shape: shape.to_vec() }
+    }
+}
+
+/// Bytes that belong to no tensor: the state of a loader, of a random generator, a configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Blob<'a> {
+    /// A file name, without `/` and not hidden.
+    pub name: &'a str,
+    /// Its contents.
+    pub bytes: &'a [u8],
+}
+
+/// What a save did, and how long that took. Its text is a line for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveReport {
+    /// The step.
+    pub step: u64,
+    /// Bytes written, without the manifest.
+    pub bytes: u64,
+    /// Files written, without the manifest.
+    pub files: usize,
+    /// Laying out, and looking for space.
+    pub plan: Duration,
+    /// Checksumming and writing.
+    pub write: Duration,
+    /// Making files durable.
+    pub sync: Duration,
+    /// Manifest and name.
+    pub commit: Duration,
+    /// What `feedline ckpt bench` has found this device to write at best, if it has.
+    pub peak_bytes_per_s: Option<u64>,
+}
+
+impl SaveReport {
+    /// From the call to its return.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.plan + self.write + self.sync + self.commit
+    }
+}
+
+impl fmt::Display for SaveReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SaveReport { step, bytes, files, plan, write, sync, commit, .. } = self;
+        let rate = *bytes as f64 / self.total().as_secs_f64().max(1e-9);
+        write!(f, "step {step}: {} in {files} files, {:.2} GB/s", ByteSize(*bytes), rate / 1e9)?;
+        if let Some(peak) = self.peak_bytes_per_s {
+            write!(f, ", {:.0} % of the device's peak", 100.0 * rate / peak as f64)?;
+        }
+        let [plan, write, sync, commit] = [plan, write, sync, commit].map(Duration::as_secs_f64);
+        write!(f, " (plan {plan:.3} s, write {write:.3} s, sync {sync:.3} s, ")?;
+        write!(f, "commit {commit:.3} s)")
+    }
+}
+
+impl Checkpoints {
+    /// Saves a step. When this returns, it is there and stays there, also after a crash. If it
+    /// fails, nothing of it is visible, and all earlier steps are as they were; the one exception
+    /// is a failure of the very last operation, the sync of a folder that has its name already:
+    /// then the step may be there, and complete.
+    ///
+    /// `meta` is stored for the caller, and [`Checkpoint::meta`](crate::Checkpoint::meta) returns
+    /// it. The files are a pure function of the arguments and the
+    /// [`CheckpointOptions`](crate::CheckpointOptions).
+    ///
+    /// # Errors
+    /// [`Error::StepExists`]; [`Error::BadInput`] for tensors that cannot be saved;
+    /// [`Error::Held`]; [`storage::Error::NoSpace`] within [`Error::Storage`], before the first
+    /// byte is written wherever the store knows its free space; or what else the store says.
+    pub fn save(
+        &self,
+        step: u64,
+        tensors: &[TensorData<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveReport> {
+        self.save_counted(step, tensors, blobs, meta, &Arc::default())
+    }
+
+    /// The same for somebody who watches: to `wrote` is added what goes to the store, as it goes.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`].
+    pub fn save_counted(
+        &self,
+        step: u64,
+        tensors: &[TensorData<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        wrote: &Arc<AtomicU64>,
+    ) -> Result<SaveReport> {
+        let begun = Instant::now();
+        self.check_options(step)?;
+        let plan = self.plan_whole(tensors)?;
+        let held: Vec<_> = tensors.iter().map(|tensor| tensor.bytes).collect();
+        let pieces = plan.pieces_held(0, &held)?;
+        let pieces = [PieceSource::Memory(&pieces)];
+        let control = SaveControl::counting(Arc::clone(wrote));
+        self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &control)
+    }
+
+    /// The plan of one writer that holds all tensors whole. It is made once and then remembered.
+    pub(crate) fn plan_whole(&self, tensors: &[TensorData<'_>]) -> Result<Arc<SavePlan>> {
+        let specs: Vec<TensorSpec> = tensors.iter().map(TensorData::spec).collect();
+        let whole = |(tensor, data): (usize, &TensorData<'_>)| HeldRegion {
+            tensor,
+            region: Region::whole(data.shape),
+        };
+        let held = [tensors.iter().enumerate().map(whole).collect()];
+        self.plans.plan(&specs, &held, self.plan_limits())
+    }
+
+    /// Saves a step of which this process holds the parts of all writers of a plan: `held` has for
+    /// each writer the bytes of its holdings.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::save`].
+    ///
+    /// # Panics
+    /// If there are not as many writers as the plan has.
+    pub fn save_plan(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        held: &[Vec<&[u8]>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+    ) -> Result<SaveReport> {
+        assert_eq!(held.len(), plan.writers(), "each writer has its holdings");
+        let begun = Instant::now();
+        let pieces = held.iter().enumerate().map(|(writer, held)| plan.pieces_held(writer, held));
+        let pieces = pieces.collect::<Result<Vec<_>>>()?;
+        let pieces: Vec<_> = pieces.iter().map(|pieces| PieceSource::Memory(pieces)).collect();
+        self.save_pieces(begun, step, plan, &pieces, blobs, meta, &SaveControl::default())
+    }
+
+    /// What the options say of a plan.
+    #[must_use]
+    pub fn plan_limits(&self) -> PlanLimits {
+        PlanLimits { shard_bytes_max: self.options.shard_bytes_max, ..PlanLimits::default() }
+    }
+
+    /// A save of the pieces of all writers, that can be watched and cancelled.
+    #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
+    pub(crate) fn save_pieces(
+        &self,
+        begun: Instant,
+        step: u64,
+        plan: &SavePlan,
+        pieces: &[PieceSource<'_>],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        control: &SaveControl,
+    ) -> Result<SaveReport> {
+        self.check_options(step)?;
+        check_blobs(blobs)?;
+        check_meta(&meta)?;
+        let index = weight_index(plan, self.options.codec);
+        let _alone = self.begin_change()?;
+        let place = self.find_place(step)?;
+        let size = |(writer, pieces): (usize, &PieceSource<'_>)| match pieces {
+            PieceSource::Memory(_) => plan.bytes(writer),
+            PieceSource::Files(_) => 0, // they have their space
+        };
+        let sizes = pieces.iter().enumerate().map(size);
+        let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
+        let bytes = sizes.chain(others.map(|len| len as u64)).sum();
+        check_space(&*self.store, &place.target, bytes, plan.chunks() as u64)?;
+        let planned = Instant::now();
+
+        let staging = Staging { steps: self, folder: &place.data, plan, pieces, control };
+        let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
+            let (durable, sync, bytes) = (Instant::now(), written.sync, written.bytes());
+            control.check()?;
+            Ok((self.seal(step, &place, written, meta)?, durable, sync, bytes))
+        });
+        let (manifest, durable, sync, bytes) = saved.inspect_err(|_| self.abandon(&place.data))?;
+        self.publish(&place, &manifest)?;
+        self.note_latest(place.files());
+        Ok(SaveReport {
+            step,
+            bytes,
+            files: plan.all_shards().count() + blobs.len() + usize::from(index.is_some()),
+            plan: planned - begun,
+            write: (durable - planned).saturating_sub(sync),
+            sync,
+            commit: durable.elapsed(),
+            peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+        })
+    }
+
+    /// Writes the manifest, if it is one that readers open, and makes room for the step.
+    pub(crate) fn seal(
+        &self,
+        step: u64,
+        place: &CommitTarget,
+        written: WrittenStep,
+        user: serde_json::Value,
+    ) -> Result<FileEntry> {
+        let WrittenStep { files, tensors, blobs, .. } = written;
+        let block_bytes = self.options.block_bytes;
+        let meta = Meta { step, block_bytes, tensors, blobs, user };
+        let key = place.data.join(MANIFEST)?;
+        let Catalog { meta, files, .. } = Catalog::of(meta, files, &self.store.display(&key))?;
+        let meta = serde_json::to_value(meta)
+            .expect("strings, numbers and lists always serialize, and all keys are strings");
+        let manifest = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
+        let sealed = manifest.write(&*self.store, &key)?;
+        self.check_lease()?;
+        self.set_aside(place)?;
+        Ok(sealed)
+    }
+}
+
+pub(crate) fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
+    let mut seen = HashSet::new();
+    for blob in blobs {
+        let bad = |reason: &str| {
+            Err(Error::BadInput {
+                object: format!("extra '{}'", blob.name),
+                reason: reason.to_owned(),
+            })
+        };
+        if blob.name.contains('/') || blob.name.starts_with('.') {
+            return bad("its name is to be a plain file name, not hidden and without '/'");
+        }
+        if blob.name.len() > BLOB_NAME_BYTES_MAX {
+            return bad("its name is longer than 200 bytes");
+        }
+        Key::new(blob.name)?;
+        if !seen.insert(blob.name) {
+            return bad("it is there twice");
+        }
+    }
+    Ok(())
+}
+
+/// What is larger is a blob.
+const META_BYTES_MAX: usize = 64 << 20;
+
+/// Readers of JSON stop at 128, of which a manifest has two.
+const META_DEPTH_MAX: usize = 100;
+
+/// Refuses what would make a manifest that no reader opens, before the first byte is written.
+pub(crate) fn check_meta(meta: &serde_json::Value) -> Result<()> {
+    let bad =
+        |reason: String| Err(Error::BadInput { object: "the meta of a step".to_owned(), reason });
+    if is_deeper(meta, META_DEPTH_MAX) {
+        return bad(format!("its lists and objects lie more than {META_DEPTH_MAX} deep"));
+    }
+    match serde_json::to_writer(SizeLimit(META_BYTES_MAX), meta) {
+        Ok(()) => Ok(()),
+        Err(_) => bad(format!("as JSON it has more than {META_BYTES_MAX} bytes; hint: a blob may")),
+    }
+}
+
+fn is_deeper(value: &serde_json::Value, most: usize) -> bool {
+    use serde_json::Value::{Array, Object};
+    let Some(most) = most.checked_sub(1) else {
+        return matches!(value, Array(_) | Object(_));
+    };
+    match value {
+        Array(list) => list.iter().any(|value| is_deeper(value, most)),
+        Object(map) => map.values().any(|value| is_deeper(value, most)),
+        _ => false,
+    }
+}
+
+/// Takes so many bytes, and keeps none.
+struct SizeLimit(usize);
+
+impl std::io::Write for SizeLimit {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::WriteZero)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// File systems take 255, of which an unfinished upload needs some for its own name.
+const BLOB_NAME_BYTES_MAX: usize = 200;
+
+/// Looks for room for all bytes, the manifest, and the file system's own needs, before the first
+/// byte is written: a disk that fills up halfway costs minutes, and may take others down with us.
+pub(crate) fn check_space(
+    store: &dyn Storage,
+    target: &Key,
+    bytes: u64,
+    pieces: u64,
+) -> Result<()> {
+    // A piece takes about 700 bytes of the manifest.
+    let need_bytes = bytes + bytes / 50 + (1 << 20) + 1024 * pieces;
+    match store.free_bytes()? {
+        Some(free) if free < need_bytes => {
+            let (object, free_bytes) = (store.display(target), Some(free));
+            Err(storage::Error::NoSpace { object, need_bytes, free_bytes }.into())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,174 @@
+//! Datasets and parts of datasets, one after the other, as a new one: what merging and splitting
+//! are.
+//!
+//! The tables of the sources are read, and those of the result written, from front to back; the
+//! tokens are copied by [`Upload::write_from`]. So memory grows neither with the tokens nor with
+//! the sequences nor with the sources, and files are open one source at a time.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storage::{Key, Storage, Upload};
+
+use crate::formats::{Column, Pair, finish_all};
+use crate::mmididx::idx;
+use crate::{Built, Dtype, Error, Result};
+
+/// Documents of a dataset.
+#[derive(Clone, Debug)]
+pub struct DocumentRange {
+    /// Where the dataset is.
+    pub store: Arc<dyn Storage>,
+    /// Its prefix.
+    pub prefix: Key,
+    /// Which of its documents; all if none are named.
+    pub documents: Option<Range<u64>>,
+    /// CRC-64/NVME of its whole `.bin`, from a manifest that is trusted. The tokens of a whole
+    /// dataset are then copied unread, where the file system can do so.
+    pub bin_crc64: Option<u64>,
+}
+
+/// A part that was checked.
+struct CheckedRange {
+    documents: Range<u64>,
+    sequences: Range<u64>,
+    bytes: Range<u64>,
+}
+
+/// What the result is.
+struct ConcatPlan {
+    dtype: Dtype,
+    has_modes: bool,
+    extents: Vec<CheckedRange>,
+    sequences: u64,
+    documents: u64,
+    bytes: u64,
+}
+
+/// Writes the documents of all parts as one dataset, byte for byte as Megatron's writer does.
+///
+/// # Errors
+/// [`Error::CannotMerge`] if the parts are of different types, or some have modes;
+/// [`Error::Malformed`] for a part that breaks the format, every entry of which is read before
+/// anything is written; [`Error::BadSetting`] for documents that are not there; [`Error::Orphan`];
+/// [`Error::Storage`]. No file is left then, but for [`Error::LeftBehind`].
+///
+/// # Panics
+/// If there are no parts.
+pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[DocumentRange]) -> Result<Built> {
+    assert!(!parts.is_empty(), "a dataset of no parts has no type");
+    let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
+    let mut idx = store.create(&idx_key, 0)?;
+    let mut bin = store.create(&bin_key, 0).map_err(|error| match error {
+        storage::Error::Exists { object } => Error::Orphan { file: object },
+        other => Error::Storage(other),
+    })?;
+    let plan = plan(parts, &store.display(prefix))?;
+    write_idx(idx.as_mut(), parts, &plan)?;
+    for (part, extent) in parts.iter().zip(&plan.extents) {
+        let from = part.store.open(&part.prefix.with_suffix(".bin")?)?;
+        let whole = extent.bytes == (0..from.len_bytes());
+        bin.write_from(from.as_ref(), extent.bytes.clone(), part.bin_crc64.filter(|_| whole))?;
+    }
+    let files = finish_all(store.as_ref(), vec![(bin_key, bin), (idx_key, idx)])?;
+    let [bin, idx] = <[_; 2]>::try_from(files).expect("two were finished");
+    let tokens = plan.bytes / plan.dtype.item_bytes();
+    Ok(Built { bin, idx, sequences: plan.sequences, documents: plan.documents, tokens })
+}
+
+/// Checks every entry of every part.
+fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
+    let mut plan: Option<ConcatPlan> = None;
+    for part in parts {
+        let pair = Pair::open(&part.store, &part.prefix)?;
+        let (dtype, has_modes) = (pair.layout.dtype, pair.layout.has_modes);
+        let plan = plan.get_or_insert(ConcatPlan {
+            dtype,
+            has_modes,
+            extents: Vec::new(),
+            sequences: 0,
+            documents: 0,
+            bytes: 0,
+        });
+        // A dataset without sequences looks the same with modes and without.
+        let (none_here, none_yet) = (pair.lengths.count() == 0, plan.sequences == 0);
+        if dtype != plan.dtype || (has_modes != plan.has_modes && !none_here && !none_yet) {
+            let words = |dtype: Dtype, has_modes| {
+                format!("{dtype} with{} modes", if has_modes { "" } else { "out" })
+            };
+            return Err(Error::CannotMerge {
+                file: pair.display,
+                into: into.to_owned(),
+                found: words(dtype, has_modes),
+                expected: words(plan.dtype, plan.has_modes),
+            });
+        }
+        pair.check()?;
+        plan.has_modes |= has_modes;
+        let all = pair.documents.count() - 1;
+        let documents = part.documents.clone().unwrap_or(0..all);
+        if documents.start > documents.end || documents.end > all {
+            let (name, found) = ("documents", format!("{documents:?}"));
+            return Err(Error::BadSetting {
+                name,
+                found,
+                expected: format!("a range in 0..{all}"),
+            });
+        }
+        let (sequences, bytes) = pair.extent(&documents)?;
+        plan.sequences += sequences.end - sequences.start;
+        plan.documents += documents.end - documents.start;
+        plan.bytes += bytes.end - bytes.start;
+        plan.extents.push(CheckedRange { documents, sequences, bytes });
+    }
+    Ok(plan.expect("there is a part"))
+}
+
+fn write_idx(idx: &mut dyn Upload, parts: &[DocumentRange], plan: &ConcatPlan) -> Result<()> {
+    idx.write(&idx::header(plan.dtype, plan.sequences, plan.documents + 1))?;
+    let mut table = idx::Table::default();
+    each(parts, plan, |pair, extent| {
+        lengths(pair, extent).iter().try_for_each(|len| {
+            table.push((len? as i32).to_le_bytes(), idx) // fits: read as 32 bits
+        })
+    })?;
+    let mut pointer = 0_u64;
+    each(parts, plan, |pair, extent| {
+        lengths(pair, extent).iter().try_for_each(|len| {
+            table.push(pointer.to_le_bytes(), idx)?;
+            pointer += len? as u64 * plan.dtype.item_bytes();
+            Ok(())
+        })
+    })?;
+    table.push(0_u64.to_le_bytes(), idx)?;
+    let mut base = 0_i64;
+    each(parts, plan, |pair, extent| {
+        let first = extent.sequences.start as i64;
+        let ends = pair.documents.part(extent.documents.start + 1..extent.documents.end + 1);
+        ends.iter().try_for_each(|end| table.push((base + end? - first).to_le_bytes(), idx))?;
+        base += extent.sequences.end as i64 - first;
+        Ok(())
+    })?;
+    each(parts, plan, |pair, extent| {
+        let modes = pair.modes.as_ref().map(|modes| modes.part(extent.sequences.clone()));
+        modes.iter().flat_map(Column::iter).try_for_each(|mode| {
+            table.push((mode? as i8).to_le_bytes(), idx) // fits: read as 8 bits
+        })
+    })?;
+    table.end(idx)
+}
+
+fn lengths(pair: &Pair, extent: &CheckedRange) -> Column {
+    pair.lengths.part(extent.sequences.clone())
+}
+
+fn each(
+    parts: &[DocumentRange],
+    plan: &ConcatPlan,
+    mut visit: impl FnMut(&Pair, &CheckedRange) -> Result<()>,
+) -> Result<()> {
+    for (part, extent) in parts.iter().zip(&plan.extents) {
+        visit(&Pair::open(&part.store, &part.prefix)?, extent)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! What can be saved of a pair that breaks its format, written as a new one.
+//!
+//! The lengths are believed, as far as the `.bin` has tokens for them; everything else follows. The
+//! pointers are their sums. The document index is kept where it is one, and made anew, each
+//! sequence a document, where it is not: so CPM-2 and Yuan mean their files, whose documents were
+//! never ended.
+
+use std::sync::Arc;
+
+use storage::{Key, Object, Storage};
+
+use crate::formats::{Column, ColumnType, finish_all, start_of};
+use crate::mmididx::idx::{self, HEADER_BYTES};
+use crate::{Built, Dtype, Result};
+
+/// A pair that was examined.
+#[derive(Debug)]
+pub struct Repair {
+    dtype: Dtype,
+    bin: Arc<dyn Object>,
+    lengths: Column,
+    /// None if each sequence shall be a document.
+    documents: Option<Column>,
+    modes: Option<Column>,
+    /// What is kept.
+    sequences_kept: u64,
+    documents_kept: u64,
+    bytes_kept: u64,
+    report: RepairReport,
+}
+
+/// What is wrong with a pair, and what is lost of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// Each fault, and what becomes of it. None if the pair is as it should be.
+    pub faults: Vec<String>,
+    /// Sequences that the header tells of and that cannot be kept.
+    pub sequences_lost: u64,
+    /// Bytes of the `.bin` that belong to no document that is kept.
+    pub bytes_lost: u64,
+}
+
+impl Repair {
+    /// Looks what is wrong with a pair. Its header must be whole: without it nothing is known.
+    ///
+    /// # Errors
+    /// [`crate::Error::Malformed`] for the header; [`crate::Error::Storage`].
+    pub fn examine(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
+        let idx = store.open(&prefix.with_suffix(".idx")?)?;
+        let bin = store.open(&prefix.with_suffix(".bin")?)?;
+        let (dtype, sequences, documents) = idx::header_fields(&start_of(&*idx)?, &idx.display())?;
+        let mut faults = Vec::new();
+        // As many lengths as the file has room for; no count is believed beyond it.
+        let room = idx.len_bytes().saturating_sub(HEADER_BYTES) / 4;
+        let lengths = Column::new(&idx, HEADER_BYTES, sequences.min(room), ColumnType::I32)?;
+        let tables = Tables::find(&idx, sequences, documents, &mut faults)?;
+        let mut repair = Repair {
+            dtype,
+            bin,
+            lengths,
+            documents: None,
+            modes: tables.modes,
+            sequences_kept: 0,
+            documents_kept: 0,
+            bytes_kept: 0,
+            report: RepairReport::default(),
+        };
+        repair.keep_sequences(tables.pointers.as_ref(), &mut faults)?;
+        match tables.documents {
+            Some(documents) => repair.keep_documents(documents, sequences, &mut faults)?,
+            None => repair.documents_kept = repair.sequences_kept,
+        }
+        let bytes_lost = repair.bin.len_bytes() - repair.bytes_kept;
+        if bytes_lost > 0 {
+            faults
+                .push(format!("{bytes_lost} bytes of the .bin are of no whole document: left out"));
+        }
+        let sequences_lost = sequences - repair.sequences_kept;
+        repair.report = RepairReport { faults, sequences_lost, bytes_lost };
+        Ok(repair)
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn report(&self) -> &RepairReport {
+        &self.report
+    }
+
+    /// Whether each sequence becomes a document of its own.
+    #[must_use]
+    pub fn each_sequence_is_a_document(&self) -> bool {
+        self.documents.is_none()
+    }
+
+    /// Writes what is kept, under another name.
+    ///
+    /// # Errors
+    /// [`crate::Error::Storage`], also if the name is taken; [`crate::Error::LeftBehind`].
+    pub fn write(&self, store: &Arc<dyn Storage>, prefix: &Key) -> Result<Built> {
+        let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
+        let mut idx = store.create(&idx_key, 0)?;
+        let mut bin = store.create(&bin_key, 0)?;
+        let (sequences, documents) = (self.sequences_kept, self.documents_kept);
+        idx.write(&idx::header(self.dtype, sequences, documents + 1))?;
+        let mut table = idx::Table::default();
+        let lengths = self.lengths.part(0..sequences);
+        for len in lengths.iter() {
+            table.push((len? as i32).to_le_bytes(), idx.as_mut())?; // fits: read as 32 bits
+        }
+        let mut pointer = 0_u64;
+        for len in lengths.iter() {
+            table.push(pointer.to_le_bytes(), idx.as_mut())?;
+            pointer += len? as u64 * self.dtype.item_bytes();
+        }
+        match &self.documents {
+            Some(column) => {
+                for entry in column.part(0..documents + 1).iter() {
+                    table.push(entry?.to_le_bytes(), idx.as_mut())?;
+                }
+            }
+            None => {
+                for entry in 0..=documents {
+                    table.push(entry.to_le_bytes(), idx.as_mut())?;
+                }
+            }
+        }
+        for mode in self.modes.iter().flat_map(|modes| modes.part(0..sequences).iter()) {
+            table.push((mode? as i8).to_le_bytes(), idx.as_mut())?; // fits: read as 8 bits
+        }
+        table.end(idx.as_mut())?;
+        bin.write_from(self.bin.as_ref(), 0..self.bytes_kept, None)?;
+        let files = finish_all(store.as_ref(), vec![(bin_key, bin), (idx_key, idx)])?;
+        let [bin, idx] = <[_; 2]>::try_from(files).expect("two were finished");
+        let tokens = self.bytes_kept / self.dtype.item_bytes();
+        Ok(Built { bin, idx, sequences, documents, tokens })
+    }
+
+    /// As many sequences as have a length that can be one, and tokens in the `.bin`.
+    fn keep_sequences(
+        &mut self,
+        pointers: Option<&Column>,
+        faults: &mut Vec<String>,
+    ) -> Result<()> {
+        let (item_bytes, bin_bytes) = (self.dtype.item_bytes(), self.bin.len_bytes());
+        let mut pointers = pointers.map(Column::iter);
+        let mut pointers_wrong = 0_u64;
+        for len in self.lengths.iter() {
+            let (len, pointer) = (len?, pointers.as_mut().and_then(Iterator::next).transpose()?);
+            if len < 0 {
+                let place = self.sequences_kept;
+                faults.push(format!("length {len} of sequence {place}: it and all after it go"));
+                break;
+            }
+            let end = self.bytes_kept + len as u64 * item_bytes; // fits: below 2^34 more
+            if end > bin_bytes {
+                let place = self.sequences_kept;
+                faults.push(format!(
+                    "the .bin ends at byte {bin_bytes}, within sequence {place}, due {end}"
+                ));
+                break;
+            }
+            pointers_wrong += u64::from(pointer.is_some_and(|at| at as u64 != self.bytes_kept));
+            self.bytes_kept = end;
+            self.sequences_kept += 1;
+        }
+        if pointers_wrong > 0 {
+            faults.push(format!(
+                "{pointers_wrong} pointers are not the sums of the lengths: made anew"
+            ));
+        }
+        Ok(())
+    }
+
+    /// As many documents as are whole, if it is a document index at all.
+    fn keep_documents(
+        &mut self,
+        column: Column,
+        sequences: u64,
+        faults: &mut Vec<String>,
+    ) -> Result<()> {
+        let (mut last, mut kept, mut kept_end) = (0, 0, 0);
+        let mut good = true;
+        for (nth, entry) in column.iter().enumerate() {
+            let entry = entry?;
+            good &= entry >= last && (nth > 0 || entry == 0);
+            last = entry;
+            if good && entry as u64 <= self.sequences_kept {
+                (kept, kept_end) = (nth as u64, entry as u64);
+            }
+        }
+        if !good || last as u64 != sequences {
+            let what = match column.count() {
+                1 => "no document was ended".to_owned(),
+                entries => format!(
+                    "the {entries} entries of the document index do not rise from 0 to \
+                    {sequences}"
+                ),
+            };
+            faults.push(format!("{what}: each sequence becomes a document"));
+            self.documents_kept = self.sequences_kept;
+            return Ok(());
+        }
+        // Sequences of a document that is not whole go with it.
+        for len in self.lengths.part(kept_end..self.sequences_kept).iter() {
+            self.bytes_kept -= len? as u64 * self.dtype.item_bytes();
+        }
+        (self.sequences_kept, self.documents_kept) = (kept_end, kept);
+        self.documents = Some(column);
+        Ok(())
+    }
+}
+
+/// The tables after the lengths, as far as the file is as long as it should be.
+struct Tables {
+    pointers: Option<Column>,
+    documents: Option<Column>,
+    modes: Option<Column>,
+}
+
+impl Tables {
+    fn find(
+        idx: &Arc<dyn Object>,
+        sequences: u64,
+        documents: u64,
+        faults: &mut Vec<String>,
+    ) -> Result<Self> {
+        let len = u128::from(idx.len_bytes());
+        let documents_at = u128::from(HEADER_BYTES) + 12 * u128::from(sequences);
+        let end = documents_at + 8 * u128::from(documents);
+        let has_modes = sequences > 0 && len == end + u128::from(sequences);
+        if len != end && !has_modes {
+            let what = if len < end { "cut short; the document index is lost" } else { "too long" };
+            faults.push(format!("the .idx is {what}: {len} bytes, due {end}"));
+        }
+        let at = |end: u128, start: u64, count, entry| {
+            (len >= end).then(|| Column::new(idx, start, count, entry)).transpose()
+        };
+        // fits: each place is within the file where it is used
+        let pointers = at(
+            documents_at,
+            HEADER_BYTES + 4 * sequences.min(1 << 60),
+            sequences,
+            ColumnType::I64,
+        )?;
+        let index = at(end, documents_at as u64, documents, ColumnType::I64)?;
+        // One without even its leading 0 is none.
+        let index = index.filter(|index| index.count() > 0);
+        let modes = has_modes.then(|| Column::new(idx, end as u64, sequences, ColumnType::I8));
+        Ok(Tables { pointers, documents: index, modes: modes.transpose()? })
+    }
+}

@@ -1,0 +1,411 @@
+//! The side that reads for all: one thread that serves the ranks, one that reads.
+//!
+//! The serving thread sleeps until a rank joins, takes a batch or ends, or a batch was read, and
+//! never waits for anything else: a stuck read hinders nobody from joining, nor this process from
+//! leaving. It moves step by step: a step is done when every rank that is there has its part.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use storage::ipc::{LocalListener, Peer, RingEnd, RingSender, ready};
+
+use super::client::{HELLO, MISMATCH, NodeContext, REFUSED, TEXT_BYTES_MAX, WELCOME, read_text};
+use super::{Open, RawBatch, SAMPLES_MAX};
+use crate::{Error, Result};
+
+/// Reads for the node until it is dropped.
+#[derive(Debug)]
+pub(super) struct NodeServer {
+    leave: Option<Peer>,
+    serving: Option<JoinHandle<()>>,
+}
+
+/// When the reading begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartAt {
+    /// A job's first reader knows where all ranks begin: where it does.
+    AtOnce,
+    /// One that takes over asks the others first, for so long as [`GATHER`]; whoever has not come
+    /// by then is dropped, as the one whose place it takes.
+    WhenAllAreThere,
+}
+
+/// Ranks look for a new reader within 20 ms of losing one.
+const GATHER: Duration = Duration::from_millis(500);
+/// A rank sends its greeting in one piece, at once.
+const GREETING_LIMIT: Duration = Duration::from_secs(1);
+
+impl NodeServer {
+    /// `own` is this process's connection to itself.
+    pub(super) fn start(
+        door: LocalListener,
+        common: Arc<NodeContext>,
+        own: Peer,
+        position: u64,
+        begin: StartAt,
+    ) -> Result<Self> {
+        let (leave, left) = Peer::pair()?;
+        let (bell, rung) = Peer::pair()?;
+        let gather = (begin == StartAt::WhenAllAreThere).then(|| Instant::now() + GATHER);
+        let options = &common.options;
+        log::info!(
+            "reading for the {} ranks of job {} on this node, from sample {position} on",
+            options.blocks.len(),
+            options.job
+        );
+        let mut seats = Vec::new();
+        for &block in &options.blocks {
+            let ring = Some(RingSender::create(options.geometry())?);
+            let block = block as usize;
+            seats.push(ClientSlot { block, peer: None, ring, begin: position, position });
+        }
+        let desk = NodeServerState {
+            common,
+            door,
+            left,
+            rung,
+            bell: Arc::new(bell),
+            seats,
+            gather,
+            source: None,
+            batch: None,
+            position,
+            tail: RingEnd::Open,
+        };
+        let serving = std::thread::Builder::new()
+            .name("node".to_owned())
+            .spawn(move || desk.run(own))
+            .map_err(|e| storage::Error::from_io("start a thread for", "the node's reader", e))?;
+        Ok(NodeServer { leave: Some(leave), serving: Some(serving) })
+    }
+}
+
+impl Drop for NodeServer {
+    fn drop(&mut self) {
+        // The serving thread sees its end closed, and leaves the door open for another.
+        self.leave = None;
+        if let Some(serving) = self.serving.take() {
+            let _ = serving.join();
+        }
+    }
+}
+
+/// What the serving thread has before it.
+struct NodeServerState {
+    common: Arc<NodeContext>,
+    door: LocalListener,
+    left: Peer,
+    rung: Peer,
+    bell: Arc<Peer>,
+    seats: Vec<ClientSlot>,
+    gather: Option<Instant>,
+    source: Option<ReaderThread>,
+    /// The step that is being handed out, which begins at `position`.
+    batch: Option<RawBatch>,
+    position: u64,
+    tail: RingEnd,
+}
+
+/// A rank's place. One that has no ring is not waited for; one that has no peer has not come yet.
+struct ClientSlot {
+    block: usize,
+    peer: Option<Peer>,
+    ring: Option<RingSender>,
+    /// Where its ring began, and the step that goes into it next.
+    begin: u64,
+    position: u64,
+}
+
+/// Why a rank is turned away.
+type JoinRefusal = (u8, String);
+
+impl NodeServerState {
+    fn run(mut self, own: Peer) {
+        self.welcome(own);
+        loop {
+            self.hand_out();
+            match self.sleep() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(e) => {
+                    log::warn!("the node's reader gives up: {e}");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do, and sees to the door and the seats. `false`: leave.
+    fn sleep(&mut self) -> Result<bool> {
+        let now = Instant::now();
+        let limit = self.gather.map(|until| until.saturating_duration_since(now));
+        let mut fds = vec![self.left.as_fd(), self.door.as_fd(), self.rung.as_fd()];
+        let peers = self.seats.iter().enumerate();
+        let taken: Vec<(usize, &Peer)> =
+            peers.filter_map(|(rank, seat)| Some((rank, seat.peer.as_ref()?))).collect();
+        fds.extend(taken.iter().map(|(_, peer)| peer.as_fd()));
+        // A limit in milliseconds is cut off: one more, or the last is spent spinning.
+        let is_ready = ready(&fds, limit.map(|limit| limit + Duration::from_millis(1)))?;
+        let gone: Vec<usize> = taken
+            .iter()
+            .zip(&is_ready[3..])
+            .filter(|((_, peer), is_ready)| **is_ready && !peer.drain())
+            .map(|((rank, _), _)| *rank)
+            .collect();
+        for rank in gone {
+            log::info!("rank {rank} of the node has ended; the others go on");
+            self.seats[rank].leave();
+        }
+        self.rung.drain();
+        match self.door.accept() {
+            Ok(Some(peer)) => self.welcome(peer),
+            Ok(None) => {}
+            Err(e) => {
+                log::warn!("turned away: {e}");
+                // Too many open files would come again at once.
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Ok(!is_ready[0])
+    }
+
+    /// Gives one who knocked its ring, or says why not.
+    fn welcome(&mut self, peer: Peer) {
+        let greeting = greeting(&peer);
+        let outcome = greeting
+            .map(|(rank, position, theirs)| self.seat(rank, position, &theirs).map(|()| rank));
+        let answered = match outcome {
+            Ok(Ok(rank)) => {
+                let rank = rank as usize;
+                let seat = &mut self.seats[rank];
+                let ring = seat.ring.as_ref().expect("a rank that is seated has one");
+                let sent = peer.send_fd(WELCOME, ring.fd(), GREETING_LIMIT);
+                seat.peer = Some(peer);
+                sent
+            }
+            Ok(Err((kind, told))) => {
+                log::warn!("process {} is turned away: {told}", peer.pid());
+                refuse(&peer, kind, &told)
+            }
+            Err(e) => Err(e),
+        };
+        if let Err(e) = answered {
+            // A seat whose rank did not hear of it is given up when its connection ends.
+            log::warn!("a rank that knocked went away: {e}");
+        }
+    }
+
+    /// Puts a rank on its seat, with a ring that begins at its position.
+    fn seat(
+        &mut self,
+        rank: u32,
+        position: u64,
+        theirs: &str,
+    ) -> std::result::Result<(), JoinRefusal> {
+        if theirs != self.common.fingerprint {
+            return Err((MISMATCH, self.common.fingerprint.clone()));
+        }
+        let geometry = self.common.options.geometry();
+        let step = self.common.options.step_samples;
+        let Some(seat) = self.seats.get_mut(rank as usize) else {
+            return Err((REFUSED, format!("there is no rank {rank}")));
+        };
+        if let Some(peer) = seat.peer.as_ref().filter(|peer| peer.drain()) {
+            return Err((REFUSED, format!("process {} is rank {rank} already", peer.pid())));
+        }
+        let steps = position.abs_diff(self.position).is_multiple_of(step);
+        let is_done = position >= self.common.options.samples_end;
+        if !(steps || is_done) || position > SAMPLES_MAX {
+            let at = self.position;
+            let told = format!("sample {position} is no whole number of steps of {step} from {at}");
+            return Err((REFUSED, told));
+        }
+        let waits = seat.peer.is_none() && seat.ring.is_some();
+        if !(waits && seat.begin == position) {
+            let ring = RingSender::create(geometry).map_err(|e| (REFUSED, e.to_string()))?;
+            (seat.ring, seat.begin, seat.position) = (Some(ring), position, position);
+        }
+        if seat.position < self.position && !is_done {
+            self.begin_anew();
+        } else if let Some(ring) = &mut self.seats[rank as usize].ring {
+            // A tail that is open changes nothing.
+            ring.close(&self.tail);
+        }
+        Ok(())
+    }
+
+    /// Begins at the smallest of the positions.
+    fn begin_anew(&mut self) {
+        let there = self.seats.iter().filter(|seat| seat.ring.is_some());
+        self.position = there.map(|seat| seat.position).min().unwrap_or(self.position);
+        (self.source, self.batch, self.tail) = (None, None, RingEnd::Open);
+    }
+
+    /// Hands out what there is to whoever has room, step after step.
+    fn hand_out(&mut self) {
+        if let Some(until) = self.gather {
+            if self.seats.iter().any(|seat| seat.peer.is_none()) && Instant::now() < until {
+                return;
+            }
+            self.gather = None;
+            self.seats.iter_mut().filter(|seat| seat.peer.is_none()).for_each(ClientSlot::leave);
+            self.begin_anew();
+        }
+        while self.tail == RingEnd::Open {
+            if self.batch.is_none() && !self.fetch() {
+                return;
+            }
+            match self.step() {
+                Ok(None) => {}
+                Ok(Some(rank)) => return self.note(rank as u32 + 1),
+                Err(e) => return self.close(RingEnd::Failed(e.to_string())),
+            }
+        }
+    }
+
+    /// Gives each rank that has not had it its part of the step. A rank that has no room is
+    /// returned; with none the step is done.
+    fn step(&mut self) -> Result<Option<usize>> {
+        let batch = self.batch.as_ref().expect("the caller saw to it");
+        let options = &self.common.options;
+        for (rank, seat) in self.seats.iter_mut().enumerate() {
+            if seat.ring.is_some()
+                && seat.position == self.position
+                && !seat.take(batch, options.micro_batch)?
+            {
+                return Ok(Some(rank));
+            }
+            if seat.position == self.position {
+                seat.position += options.step_samples;
+            }
+        }
+        self.position += options.step_samples;
+        if let (Some(source), Some(batch)) = (&self.source, self.batch.take()) {
+            // A reader that has ended needs no memory.
+            let _ = source.spent.send(batch);
+        }
+        Ok(None)
+    }
+
+    /// Gets the next step, if it was read by now.
+    fn fetch(&mut self) -> bool {
+        if self.source.is_none() {
+            match ReaderThread::start(&self.common.open, self.position, &self.bell) {
+                Ok(source) => self.source = Some(source),
+                Err(e) => self.close(RingEnd::Failed(e.to_string())),
+            }
+        }
+        let Some(source) = &self.source else { return false };
+        match source.read.try_recv() {
+            Ok(Ok(Some(batch))) => self.batch = Some(batch),
+            Ok(Ok(None)) => self.close(RingEnd::End),
+            Ok(Err(e)) => self.close(RingEnd::Failed(e.to_string())),
+            Err(TryRecvError::Empty) => self.note(0),
+            Err(TryRecvError::Disconnected) => self.close(RingEnd::Failed(Error::Gone.to_string())),
+        }
+        self.batch.is_some()
+    }
+
+    fn close(&mut self, tail: RingEnd) {
+        self.seats.iter_mut().filter_map(|seat| seat.ring.as_mut()).for_each(|r| r.close(&tail));
+        self.tail = tail;
+    }
+
+    /// For a rank that waits in vain: whom the step waits for.
+    fn note(&self, rank: u32) {
+        self.seats.iter().filter_map(|seat| seat.ring.as_ref()).for_each(|ring| ring.note(rank));
+    }
+}
+
+impl ClientSlot {
+    /// Puts this seat's rows of a step into its ring; `false` if there is no room.
+    fn take(&mut self, batch: &RawBatch, micro_batch: usize) -> Result<bool> {
+        let Some(ring) = &mut self.ring else { return Ok(true) };
+        let first = self.block.saturating_mul(micro_batch).min(batch.rows());
+        // Without a row too: all ranks take the same number of steps.
+        let rows = first..first.saturating_add(micro_batch).min(batch.rows());
+        match ring.slot() {
+            Ok(None) => return Ok(false),
+            Ok(Some(slot)) => {
+                let len = batch.write(rows, slot)?;
+                ring.send(len);
+            }
+            // Its memory is broken, which is no reason for the others to stop.
+            Err(e) => {
+                log::warn!("a rank of the node is dropped: {e}");
+                self.leave();
+            }
+        }
+        Ok(true)
+    }
+
+    fn leave(&mut self) {
+        self.peer = None;
+        self.ring = None;
+    }
+}
+
+/// The reading thread, which ends when nobody wants what it reads.
+struct ReaderThread {
+    read: Receiver<Result<Option<RawBatch>>>,
+    spent: Sender<RawBatch>,
+}
+
+impl ReaderThread {
+    fn start(open: &Open, position: u64, bell: &Arc<Peer>) -> Result<Self> {
+        // One that waits, one that is read into and one that is handed out.
+        let (to_desk, read) = sync_channel(1);
+        let (spent, recycled) = channel::<RawBatch>();
+        let (open, bell) = (Arc::clone(open), Arc::clone(bell));
+        let work = move || {
+            let mut source = match open(position) {
+                Ok(source) => source,
+                Err(e) => {
+                    let _ = to_desk.send(Err(e));
+                    return bell.nudge();
+                }
+            };
+            loop {
+                let mut batch = recycled.try_recv().unwrap_or_default();
+                let came = source.next(&mut batch).map(|more| more.then_some(batch));
+                let last = !matches!(came, Ok(Some(_)));
+                let heard = to_desk.send(came).is_ok();
+                bell.nudge();
+                if last || !heard {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("node reads".to_owned())
+            .spawn(work)
+            .map_err(|e| storage::Error::from_io("start a thread for", "the node's reads", e))?;
+        Ok(ReaderThread { read, spent })
+    }
+}
+
+/// What a rank says first: its number, its position and what it reads.
+fn greeting(peer: &Peer) -> io::Result<(u32, u64, String)> {
+    let mut hello = [0; HELLO.len() + 12];
+    peer.receive(&mut hello, GREETING_LIMIT)?;
+    let (magic, rest) = hello.split_at(HELLO.len());
+    if magic != HELLO {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no rank of this version"));
+    }
+    let (rank, position) = rest.split_at(4);
+    let rank = u32::from_le_bytes(rank.try_into().expect("four bytes"));
+    let position = u64::from_le_bytes(position.try_into().expect("eight bytes"));
+    Ok((rank, position, read_text(peer, GREETING_LIMIT)?))
+}
+
+fn refuse(peer: &Peer, kind: u8, told: &str) -> io::Result<()> {
+    let told = &told.as_bytes()[..told.len().min(TEXT_BYTES_MAX)];
+    let mut answer = vec![kind];
+    answer.extend((told.len() as u32).to_le_bytes()); // fits: bounded above
+    answer.extend(told);
+    peer.send(&answer, GREETING_LIMIT)
+}

@@ -1,0 +1,5 @@
+//! Which reads a round of samples needs.
+
+pub mod round;
+pub(crate) mod sample_cache;
+mod store_reads;

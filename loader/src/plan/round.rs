@@ -1,0 +1,330 @@
+//! The future order as requests: pure, no clock and no reading.
+//!
+//! A sample is cut from one or more documents, each somewhere else in some file. The pieces of all
+//! samples of a [`PrefetchRound`] are sorted by their place and merged where they touch or nearly
+//! do, so that a device sees few, ascending requests; each then knows where which of its bytes go.
+//! A round has one [`StoreReads`] for each store, so that stores do not wait for each other.
+
+use std::ops::Range;
+
+pub use crate::plan::store_reads::{Extent, ScatterCopy, StoreReads};
+
+use crate::plan::sample_cache::SampleCache;
+use crate::plan::store_reads::{PieceRead, reserve};
+use crate::{Error, PieceRef, Result, Sample, SampleOrder, SampleOrigin};
+
+/// Where a piece is: its lot, where it begins in the lot's bytes, and the extent that brings its
+/// first byte, beyond all if it needs none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PieceLocation {
+    store: usize,
+    pub(super) start: usize,
+    pub(super) extent: usize,
+}
+
+/// Where a sample of a round is.
+#[derive(Clone, Debug)]
+struct SampleSlot {
+    number: u64,
+    origin: SampleOrigin,
+    pieces: Range<usize>,
+    len: usize,
+    /// The lot that has all of it, and where, unless several have a share of it.
+    whole: Option<(usize, usize)>,
+}
+
+/// Consecutive batches whose requests are made together.
+#[derive(Debug, Default)]
+pub struct PrefetchRound {
+    /// One for each store, and one for samples that were near. `None` while a worker has it.
+    pub lots: Vec<Option<Box<StoreReads>>>,
+    pub(crate) number: u64,
+    samples: Vec<SampleSlot>,
+    pieces: Vec<PieceRef>,
+    /// Where each piece is.
+    spots: Vec<PieceLocation>,
+    /// The first sample of each batch, and where it ends in `samples`.
+    batches: Vec<(u64, usize)>,
+    chunks: Vec<PieceRead>,
+    /// Why it could not be planned.
+    pub(crate) failure: Option<Error>,
+}
+
+/// The largest round so far: what is reserved for the next, so that nothing is allocated later.
+#[derive(Debug, Default)]
+pub(crate) struct RoundCapacity {
+    samples: usize,
+    pieces: usize,
+    batches: usize,
+    chunks: usize,
+    /// Extents, copies and bytes of each lot.
+    lots: Vec<[usize; 3]>,
+}
+
+/// What a store likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes that nobody asked for and that are read for the sake of one request less, at most.
+    pub gap_bytes: u64,
+    /// Longer runs are cut here.
+    pub extent_bytes_max: u64,
+}
+
+/// What a round is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanContext<'a> {
+    /// The order of all samples.
+    pub order: &'a dyn SampleOrder,
+    /// The store of each of its files.
+    pub store_of: &'a [usize],
+    /// What each store likes.
+    pub limits: &'a [Limits],
+    /// What is nearer.
+    pub near: Option<&'a dyn SampleCache>,
+}
+
+impl Limits {
+    /// What is right for a store of this kind.
+    ///
+    /// A request of an object store costs about as much as 256 KiB; that its first byte is late is
+    /// hidden by others in flight. On a parallel file system 16 KiB that nobody asked for cost less
+    /// than a request. A local disk gains by a join only what the two would round to twice.
+    #[must_use]
+    pub fn of(profile: &storage::Profile) -> Self {
+        match profile.kind() {
+            "s3" => Limits { gap_bytes: 256 << 10, extent_bytes_max: 8 << 20 },
+            "ext4" | "xfs" | "btrfs" | "f2fs" => {
+                Limits { gap_bytes: profile.align_bytes.into(), extent_bytes_max: 1 << 20 }
+            }
+            _ => Limits { gap_bytes: 16 << 10, extent_bytes_max: 1 << 20 },
+        }
+    }
+}
+
+impl PrefetchRound {
+    /// Plans some batches, each a run of samples, in what memory the round has.
+    ///
+    /// # Errors
+    /// What the order says of a sample; [`Error::PieceOutside`].
+    pub fn fill(
+        &mut self,
+        outlook: &PlanContext<'_>,
+        batches: impl Iterator<Item = Range<u64>>,
+    ) -> Result<()> {
+        self.clear(outlook.limits.len());
+        for samples in batches {
+            let first = samples.start;
+            for sample in samples {
+                self.add(outlook, sample)?;
+            }
+            self.batches.push((first, self.samples.len()));
+        }
+        self.chunks.sort_unstable_by_key(|chunk| (chunk.store, chunk.file, chunk.offset));
+        let mut rest = &self.chunks[..];
+        while let Some(first) = rest.first() {
+            let (store, file) = (first.store, first.file);
+            let count = rest.partition_point(|chunk| (chunk.store, chunk.file) <= (store, file));
+            let (of_file, after) = rest.split_at(count);
+            let lot = self.lots[store].as_mut().expect("all lots are here while planning");
+            lot.cut(of_file, &outlook.limits[store], &mut self.spots);
+            rest = after;
+        }
+        for (store, lot) in self.lots.iter_mut().flatten().enumerate() {
+            lot.complete(self.number, store);
+        }
+        Ok(())
+    }
+
+    /// How many batches it has.
+    #[must_use]
+    pub fn batch_count(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// The first sample of a batch of it, and how many it has.
+    #[must_use]
+    pub fn batch(&self, nth: usize) -> (u64, usize) {
+        let (first, end) = self.batches[nth];
+        (first, end - self.batch_start(nth))
+    }
+
+    /// Bytes of all its samples.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.len as u64).sum()
+    }
+
+    /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each. All
+    /// lots are here.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let a_piece = size_of::<PieceRef>() + size_of::<PieceRead>() + size_of::<PieceLocation>();
+        let known = self.samples.len() * size_of::<SampleSlot>() + self.pieces.len() * a_piece;
+        let lots = self.lots.iter().flatten().map(|lot| lot.memory_bytes());
+        lots.sum::<u64>() + known as u64
+    }
+
+    /// One sample, when all lots are back with their bytes. `scratch` is for samples that do not
+    /// lie in one run: parts of them came from several stores, or in several requests.
+    #[must_use]
+    pub fn sample<'a>(&'a self, batch: usize, row: usize, scratch: &'a mut Vec<u8>) -> Sample<'a> {
+        let place = &self.samples[self.batch_start(batch) + row];
+        let pieces = &self.pieces[place.pieces.clone()];
+        let spots = &self.spots[place.pieces.clone()];
+        let lot = |store: usize| self.lots[store].as_ref().expect("all lots are back");
+        let first = spots.first().map_or(usize::MAX, |spot| spot.extent);
+        let run = place.whole.and_then(|(store, start)| lot(store).run(start, pieces, first));
+        let bytes = match run {
+            Some(bytes) => bytes,
+            None => {
+                scratch.clear();
+                let each = pieces.iter().zip(spots);
+                each.for_each(|(piece, spot)| lot(spot.store).append(piece, spot, scratch));
+                scratch
+            }
+        };
+        Sample { number: place.number, origin: place.origin, pieces, bytes }
+    }
+
+    /// Whether bytes of a sample have not come, and why if this is the first to ask.
+    pub(crate) fn failure(&mut self, batch: usize, row: usize) -> Option<storage::Error> {
+        let place = &self.samples[self.batch_start(batch) + row];
+        for nth in place.pieces.clone() {
+            let PieceLocation { store, start, .. } = self.spots[nth];
+            let end = start + self.pieces[nth].len_bytes as usize; // fits: it is in memory
+            let lot = self.lots[store].as_mut().expect("all lots are back");
+            let missing = |copy: &ScatterCopy| copy.to < end && start < copy.to + copy.len;
+            let copies = |&extent: &usize| &lot.copies[lot.extents[extent].copies.clone()];
+            if lot.failed.iter().flat_map(copies).any(missing) {
+                return lot.failure.take();
+            }
+        }
+        None
+    }
+
+    /// Makes room for as much as the largest round had, and a quarter more.
+    pub(crate) fn reserve(&mut self, sizes: &RoundCapacity) {
+        reserve(&mut self.samples, sizes.samples);
+        reserve(&mut self.pieces, sizes.pieces);
+        reserve(&mut self.spots, sizes.pieces);
+        reserve(&mut self.batches, sizes.batches);
+        reserve(&mut self.chunks, sizes.chunks);
+        self.lots.resize_with(sizes.lots.len(), Option::default);
+        for (lot, &[extents, copies, bytes]) in self.lots.iter_mut().zip(&sizes.lots) {
+            let lot = lot.get_or_insert_default();
+            reserve(&mut lot.extents, extents);
+            reserve(&mut lot.copies, copies);
+            reserve(&mut lot.bytes, bytes);
+        }
+    }
+
+    /// Remembers how large it is.
+    pub(crate) fn measure(&self, sizes: &mut RoundCapacity) {
+        sizes.samples = sizes.samples.max(self.samples.len());
+        sizes.pieces = sizes.pieces.max(self.pieces.len());
+        sizes.batches = sizes.batches.max(self.batches.len());
+        sizes.chunks = sizes.chunks.max(self.chunks.len());
+        sizes.lots.resize(self.lots.len(), [0; 3]);
+        for (most, lot) in sizes.lots.iter_mut().zip(self.lots.iter().flatten()) {
+            let lens = [lot.extents.len(), lot.copies.len(), lot.used];
+            *most = std::array::from_fn(|nth| most[nth].max(lens[nth]));
+        }
+    }
+
+    /// Gives back the buffers in which samples came: all of them are in batches.
+    pub(crate) fn release(&mut self) {
+        self.lots.iter_mut().flatten().for_each(|lot| lot.release());
+    }
+
+    /// Whether a sample was near.
+    pub(crate) fn was_near(&self, batch: usize, row: usize) -> bool {
+        let place = &self.samples[self.batch_start(batch) + row];
+        place.whole.is_some_and(|(store, _)| store + 1 == self.lots.len())
+    }
+
+    fn batch_start(&self, nth: usize) -> usize {
+        if nth == 0 { 0 } else { self.batches[nth - 1].1 }
+    }
+
+    fn clear(&mut self, stores: usize) {
+        self.lots.resize_with(stores + 1, Option::default); // and the near one
+        for lot in &mut self.lots {
+            lot.get_or_insert_default().clear();
+        }
+        self.samples.clear();
+        self.pieces.clear();
+        self.spots.clear();
+        self.batches.clear();
+        self.chunks.clear();
+    }
+
+    fn add(&mut self, outlook: &PlanContext<'_>, number: u64) -> Result<()> {
+        let first = self.pieces.len();
+        outlook.order.pieces(number, &mut self.pieces)?;
+        let mut len = 0;
+        for piece in &self.pieces[first..] {
+            check(outlook, number, piece)?;
+            len += piece.len_bytes as usize; // fits: within files of this machine's memory
+        }
+        let pieces = first..self.pieces.len();
+        let origin = outlook.order.origin(number);
+        let whole = match self.find_near(outlook, number, len) {
+            Some(start) => {
+                let store = outlook.limits.len();
+                self.spots.resize(pieces.end, PieceLocation { store, start, extent: usize::MAX });
+                Some((store, start))
+            }
+            None => self.place(outlook, pieces.clone()),
+        };
+        self.samples.push(SampleSlot { number, origin, pieces, len, whole });
+        Ok(())
+    }
+
+    /// Gives each piece its place in its store's lot, and cuts it into chunks.
+    fn place(&mut self, outlook: &PlanContext<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
+        let mut whole = None;
+        let mut several = false;
+        for nth in pieces {
+            let PieceRef { file, offset_bytes, len_bytes } = self.pieces[nth];
+            let store = outlook.store_of[file as usize];
+            let lot = self.lots[store].as_mut().expect("all lots are here while planning");
+            let start = lot.grow(len_bytes as usize); // fits: checked by the caller
+            self.spots.push(PieceLocation { store, start, extent: usize::MAX });
+            several |= whole.get_or_insert((store, start)).0 != store;
+            let chunk_max = outlook.limits[store].extent_bytes_max;
+            let mut done = 0;
+            while done < len_bytes {
+                let len = chunk_max.min(len_bytes - done);
+                let (offset, to) = (offset_bytes + done, start + done as usize);
+                self.chunks.push(PieceRead { store, file, offset, len, to, piece: nth });
+                done += len;
+            }
+        }
+        if several { None } else { whole.or(Some((0, 0))) }
+    }
+
+    fn find_near(&mut self, outlook: &PlanContext<'_>, number: u64, len: usize) -> Option<usize> {
+        let near = outlook.near?;
+        let lot = self.lots[outlook.limits.len()].as_mut().expect("all lots are here");
+        let start = lot.grow(len);
+        lot.make_room();
+        let found = near.find(number, &mut lot.bytes[start..start + len]);
+        if !found {
+            lot.used = start;
+        }
+        found.then_some(start)
+    }
+}
+
+/// Sixteen million tokens of four bytes are far beyond any context; an index that says more is
+/// wrong, and must not size an allocation.
+const SAMPLE_BYTES_MAX: u64 = 64 << 20;
+
+fn check(outlook: &PlanContext<'_>, sample: u64, piece: &PieceRef) -> Result<()> {
+    let source = outlook.order.sources().get(piece.file as usize); // fits: 64 bits
+    let file_bytes = source.map_or(0, |source| source.len_bytes);
+    let end = piece.offset_bytes.checked_add(piece.len_bytes);
+    if end.is_some_and(|end| end <= file_bytes) && piece.len_bytes <= SAMPLE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::PieceOutside { order: outlook.order.name(), sample, piece: *piece, file_bytes })
+}

@@ -1,0 +1,300 @@
+//! What one store brings for a round: its requests, and where their bytes go or stay.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use storage::{Buffer, BufferPool, Object};
+
+use crate::PieceRef;
+use crate::plan::round::{Limits, PieceLocation};
+
+/// A run of bytes to be read in one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The file, as a place in [`crate::SampleOrder::sources`].
+    pub file: u32,
+    /// First byte.
+    pub offset_bytes: u64,
+    /// How many.
+    pub len_bytes: u64,
+    /// Which of [`StoreReads::copies`] it feeds.
+    pub copies: Range<usize>,
+}
+
+/// Bytes of an extent that belong to a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScatterCopy {
+    /// First byte, counted from the start of the extent.
+    pub from: usize,
+    /// How many.
+    pub len: usize,
+    /// First byte in [`StoreReads::bytes`].
+    pub to: usize,
+}
+
+/// What one store has to bring for a round.
+#[derive(Debug, Default)]
+pub struct StoreReads {
+    /// Ascending by file and place, disjoint.
+    pub extents: Vec<Extent>,
+    /// Of all extents.
+    pub copies: Vec<ScatterCopy>,
+    /// The bytes of the samples, piece after piece in sample order, but for those that stay where
+    /// they came. Longer if it was once.
+    pub bytes: Vec<u8>,
+    /// What came of each extent, and where it begins in the buffer, for those that were kept. Empty
+    /// if none was.
+    kept: Vec<Option<(Buffer, Range<usize>)>>,
+    pub(crate) round: u64,
+    pub(crate) store: usize,
+    /// Bytes that are of this round.
+    pub(super) used: usize,
+    /// What its buffers take if all of them are kept, where that is worth it.
+    kept_bytes: Option<u64>,
+    /// Extents that have been handed to the store.
+    pub(crate) begun: usize,
+    /// Extents that have not come.
+    pub(crate) left: usize,
+    pub(crate) deadline: Option<Instant>,
+    /// The files of the extents, ascending.
+    pub(crate) objects: Vec<(u32, Arc<dyn Object>)>,
+    /// The first error, and all extents that have not come because of one.
+    pub(crate) failure: Option<storage::Error>,
+    pub(crate) failed: Vec<usize>,
+}
+
+/// A run of bytes that a sample wants of a file, no longer than a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PieceRead {
+    pub(super) store: usize,
+    pub(super) file: u32,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) to: usize,
+    /// The piece that it is of, as a place in the round's.
+    pub(super) piece: usize,
+}
+
+impl PieceRead {
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+impl StoreReads {
+    /// Copies what came of an extent to its samples.
+    ///
+    /// # Panics
+    /// If it is not as long as the extent.
+    pub fn feed(&mut self, extent: usize, came: &[u8]) {
+        self.make_room();
+        let Extent { len_bytes, copies, .. } = &self.extents[extent];
+        assert_eq!(came.len() as u64, *len_bytes, "a reader gives what it was asked for");
+        for &ScatterCopy { from, len, to } in &self.copies[copies.clone()] {
+            self.bytes[to..to + len].copy_from_slice(&came[from..from + len]);
+        }
+    }
+
+    /// Whether the bytes of its extents had better stay where they come: the buffers, which are
+    /// whole pages and have what nobody wants, take no more than half as much again as the samples.
+    #[must_use]
+    pub fn is_worth_keeping(&self) -> bool {
+        self.kept_bytes.is_some()
+    }
+
+    /// What it keeps in memory.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.kept_bytes.unwrap_or(self.used as u64)
+    }
+
+    /// Takes what came of an extent as it is: its samples are then looked at in there. Of a buffer
+    /// that holds more, `data` is the part.
+    ///
+    /// # Panics
+    /// If it is not as long as the extent.
+    pub fn keep(&mut self, extent: usize, came: Buffer, data: Range<usize>) {
+        let due = self.extents[extent].len_bytes;
+        assert_eq!(data.len() as u64, due, "a reader gives what it was asked for");
+        self.kept.resize_with(self.extents.len(), || None);
+        self.kept[extent] = Some((came, data));
+    }
+
+    /// Lets go of what was kept.
+    pub(crate) fn release(&mut self) {
+        self.kept.clear();
+    }
+
+    /// The bytes of a sample that is in this lot alone and begins there, if they lie in one run.
+    pub(super) fn run(&self, start: usize, pieces: &[PieceRef], extent: usize) -> Option<&[u8]> {
+        let len: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
+        let len = len as usize; // fits: it is in memory
+        if len == 0 {
+            return Some(&[]);
+        }
+        if self.kept.is_empty() {
+            return Some(&self.bytes[start..start + len]);
+        }
+        let follows = |pair: &[PieceRef]| {
+            let end = pair[0].offset_bytes + pair[0].len_bytes;
+            pair[0].file == pair[1].file && end == pair[1].offset_bytes
+        };
+        let came = self.came(extent).filter(|_| pieces.windows(2).all(follows))?;
+        // fits: an extent begins at or before the first byte of what is cut from it
+        let from = (pieces.first()?.offset_bytes - self.extents[extent].offset_bytes) as usize;
+        came.get(from..from + len)
+    }
+
+    /// Appends the bytes of a piece, wherever they are. One that is cut goes on at the start of the
+    /// next extent.
+    pub(super) fn append(&self, piece: &PieceRef, spot: &PieceLocation, into: &mut Vec<u8>) {
+        let (mut at, end) = (spot.start, spot.start + piece.len_bytes as usize); // fits: in memory
+        if self.kept.is_empty() && at < end {
+            return into.extend_from_slice(&self.bytes[at..end]);
+        }
+        let (mut offset, mut nth) = (piece.offset_bytes, spot.extent);
+        while at < end {
+            let Extent { offset_bytes, len_bytes, .. } = self.extents[nth];
+            let from = (offset - offset_bytes) as usize; // fits: within an extent, as is the next
+            let len = (end - at).min(len_bytes as usize - from);
+            into.extend_from_slice(match self.came(nth) {
+                Some(came) => &came[from..from + len],
+                None => &self.bytes[at..at + len],
+            });
+            (at, offset, nth) = (at + len, offset + len as u64, nth + 1);
+        }
+    }
+
+    fn came(&self, extent: usize) -> Option<&[u8]> {
+        let (buf, data) = self.kept.get(extent)?.as_ref()?;
+        Some(&buf[data.clone()])
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.release();
+        self.extents.clear();
+        self.copies.clear();
+        self.objects.clear();
+        self.failed.clear();
+        (self.used, self.begun, self.left) = (0, 0, 0);
+        (self.deadline, self.failure, self.kept_bytes) = (None, None, None);
+    }
+
+    /// The bytes of its samples.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used as u64
+    }
+
+    /// The file of an extent.
+    pub(crate) fn object(&self, file: u32) -> &Arc<dyn Object> {
+        let place = self.objects.partition_point(|(of, _)| *of < file);
+        &self.objects[place].1
+    }
+
+    /// Files that its extents are in, each once, ascending.
+    pub(crate) fn files(&self) -> impl Iterator<Item = u32> {
+        let mut last = None;
+        let files = self.extents.iter().map(|extent| extent.file);
+        files.filter(move |&file| last.replace(file) != Some(file))
+    }
+
+    /// Room for so many bytes more; where it begins.
+    pub(super) fn grow(&mut self, len: usize) -> usize {
+        let start = self.used;
+        self.used += len;
+        start
+    }
+
+    /// What is there from before need not be cleared: every byte of a round is written.
+    pub(super) fn make_room(&mut self) {
+        if self.bytes.len() < self.used {
+            self.bytes.resize(self.used, 0);
+        }
+    }
+
+    pub(super) fn complete(&mut self, round: u64, store: usize) {
+        (self.round, self.store, self.left) = (round, store, self.extents.len());
+        let buffers = self.extents.iter().map(|extent| BufferPool::bytes_of(extent.len_bytes));
+        let buffers = buffers.sum::<u64>();
+        let is_worth = buffers > 0 && 2 * buffers <= 3 * self.used as u64;
+        self.kept_bytes = is_worth.then_some(buffers);
+    }
+
+    /// Makes extents of the chunks of one file, which are sorted.
+    pub(super) fn cut(
+        &mut self,
+        chunks: &[PieceRead],
+        limits: &Limits,
+        spots: &mut [PieceLocation],
+    ) {
+        let mut rest = chunks;
+        while let Some(first) = rest.first() {
+            let (mut end, mut count) = (first.end(), 1);
+            while let Some(next) = rest.get(count)
+                && next.offset <= end.saturating_add(limits.gap_bytes)
+            {
+                end = end.max(next.end());
+                count += 1;
+            }
+            let (run, after) = rest.split_at(count);
+            self.cut_run(run, first.offset..end, limits.extent_bytes_max, spots);
+            rest = after;
+        }
+    }
+
+    /// A run that is too long for one request is cut at multiples of the longest one, so that no
+    /// sector is read twice.
+    fn cut_run(
+        &mut self,
+        run: &[PieceRead],
+        bytes: Range<u64>,
+        extent_bytes_max: u64,
+        spots: &mut [PieceLocation],
+    ) {
+        let mut first = 0;
+        let mut start = bytes.start;
+        while start < bytes.end {
+            let next_cut = (start / extent_bytes_max + 1) * extent_bytes_max;
+            let fits = bytes.end - start <= extent_bytes_max;
+            let end = if fits { bytes.end } else { next_cut };
+            while run[first].end() <= start {
+                first += 1;
+            }
+            self.add_extent(&run[first..], start..end, spots);
+            start = end;
+        }
+    }
+
+    /// Reads what chunks there are between two places of a run, from the first of their bytes to
+    /// the last.
+    fn add_extent(&mut self, run: &[PieceRead], bytes: Range<u64>, spots: &mut [PieceLocation]) {
+        let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
+        let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
+        let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
+        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
+        let first = self.copies.len();
+        let mut end = start;
+        for chunk in wanted() {
+            let part = cut(chunk);
+            end = end.max(part.end);
+            let spot = &mut spots[chunk.piece];
+            if part.start == chunk.offset && chunk.to == spot.start {
+                spot.extent = self.extents.len();
+            }
+            self.copies.push(ScatterCopy {
+                from: (part.start - start) as usize,   // fits: within an extent
+                len: (part.end - part.start) as usize, // fits: as above
+                to: chunk.to + (part.start - chunk.offset) as usize, // fits: it is in memory
+            });
+        }
+        let copies = first..self.copies.len();
+        let (file, len_bytes) = (run[0].file, end - start);
+        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies });
+    }
+}
+
+pub(super) fn reserve<T>(list: &mut Vec<T>, most: usize) {
+    if list.capacity() < most {
+        list.reserve_exact(most + most / 4 - list.len());
+    }
+}

@@ -1,0 +1,155 @@
+//! The thread that makes batches: in order, whatever the order in which their bytes came.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::order::rank_schedule::RankSchedule;
+use crate::plan::round::{PrefetchRound, StoreReads};
+use crate::plan::sample_cache::SampleCache;
+use crate::prefetch::channels::LoaderChannels;
+use crate::queue::{Queue, QueueEmpty};
+use crate::{Assemble, Error, Result};
+
+/// How often the log is told how it goes.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+/// What the batcher and the consumer pass each other.
+#[derive(Debug)]
+pub(crate) struct Counter<B> {
+    /// Finished batches, in order.
+    pub(crate) ready: Queue<Result<B>>,
+    /// Those to be filled again.
+    pub(crate) spent: Queue<B>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Batcher<A: Assemble> {
+    pub(crate) assemble: A,
+    pub(crate) course: RankSchedule,
+    pub(crate) near: Option<Arc<dyn SampleCache>>,
+    pub(crate) shared: Arc<LoaderChannels>,
+    pub(crate) counter: Arc<Counter<A::Batch>>,
+    /// Lots of rounds that are not yet due.
+    #[expect(clippy::vec_box, reason = "a lot stays in the box in which it goes round")]
+    pub(crate) early: Vec<Box<StoreReads>>,
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) tell_at: Instant,
+}
+
+impl<A: Assemble> Batcher<A> {
+    pub(crate) fn new(
+        assemble: A,
+        course: RankSchedule,
+        near: Option<Arc<dyn SampleCache>>,
+        shared: Arc<LoaderChannels>,
+        counter: Arc<Counter<A::Batch>>,
+    ) -> Self {
+        let (early, scratch) = (Vec::new(), Vec::new());
+        let tell_at = Instant::now() + TELL_EVERY;
+        Batcher { assemble, course, near, shared, counter, early, scratch, tell_at }
+    }
+
+    /// Delivers round after round, until one has failed or nobody listens any more.
+    pub(crate) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        while let Ok(mut round) = self.wait(&shared.rounds) {
+            if !self.gather(&mut round) {
+                return;
+            }
+            match self.deliver(&mut round) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    // Nobody may be listening.
+                    let _ = self.counter.ready.push(Err(error));
+                    return;
+                }
+            }
+            round.release();
+            shared.window.done(round.batch_count() as u64, round.memory_bytes());
+            shared.free.push_now(round);
+            if let Some(near) = &self.near {
+                near.consumed(self.course.consumed(shared.consumed.load(Relaxed)));
+            }
+        }
+    }
+
+    /// Waits for all lots of a round. False if nobody listens any more.
+    fn gather(&mut self, round: &mut PrefetchRound) -> bool {
+        let away = |lot: &Option<Box<StoreReads>>| lot.is_none();
+        let mut missing = round.lots.iter().filter(|lot| away(lot)).count();
+        while missing > 0 {
+            let here = self.early.iter().position(|lot| lot.round == round.number);
+            let lot = match here {
+                Some(place) => self.early.swap_remove(place),
+                None => match self.wait(&Arc::clone(&self.shared).done) {
+                    Ok(lot) => lot,
+                    Err(_) => return false,
+                },
+            };
+            if lot.round == round.number {
+                let store = lot.store;
+                round.lots[store] = Some(lot);
+                missing -= 1;
+            } else {
+                self.early.push(lot);
+            }
+        }
+        true
+    }
+
+    /// Makes the batches of a round. False if nobody listens any more.
+    fn deliver(&mut self, round: &mut PrefetchRound) -> Result<bool> {
+        if let Some(error) = round.failure.take() {
+            return Err(error);
+        }
+        let failed = round.lots.iter().flatten().any(|lot| !lot.failed.is_empty());
+        for nth in 0..round.batch_count() {
+            let (first_sample, rows) = round.batch(nth);
+            if failed && let Some(error) = (0..rows).find_map(|row| round.failure(nth, row)) {
+                return Err(Error::Storage(error));
+            }
+            let mut batch = self.counter.spent.try_pop().unwrap_or_default();
+            self.assemble.begin(&mut batch, first_sample, rows);
+            let mut bytes = 0;
+            for row in 0..rows {
+                let sample = round.sample(nth, row, &mut self.scratch);
+                self.assemble.set_row(&mut batch, row, &sample)?;
+                bytes += sample.bytes.len() as u64;
+                match &self.near {
+                    Some(_) if round.was_near(nth, row) => {
+                        self.shared.meter.near_samples.fetch_add(1, Relaxed);
+                    }
+                    Some(near) => near.keep(sample.number, sample.bytes),
+                    None => {}
+                }
+            }
+            self.assemble.finish(&mut batch)?;
+            self.shared.meter.delivered_bytes.fetch_add(bytes, Relaxed);
+            if self.counter.ready.push(Ok(batch)).is_err() {
+                return Ok(false);
+            }
+            self.tell();
+        }
+        Ok(true)
+    }
+
+    /// Takes the next item of a queue, and tells the log how it goes while there is none.
+    fn wait<T>(&mut self, queue: &Queue<T>) -> std::result::Result<T, QueueEmpty> {
+        loop {
+            match queue.pop(Some(self.tell_at)) {
+                Err(QueueEmpty::Late) => self.tell(),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn tell(&mut self) {
+        let now = Instant::now();
+        if now >= self.tell_at {
+            log::info!("loader: {}", self.shared.metrics());
+            self.tell_at = now + TELL_EVERY;
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What the threads of a loader share: the queues between them, the window and the counts.
+//!
+//! A [`PrefetchRound`] goes round: planned by `planner`, its [`StoreReads`]s filled by the `worker`
+//! of each store, made into batches by `batcher`, and back to `planner` with all its memory.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::metrics::{Meter, Metrics};
+use crate::plan::round::{PrefetchRound, StoreReads};
+use crate::prefetch::files::Opening;
+use crate::prefetch::window::{PrefetchWindow, WindowLimits};
+use crate::queue::Queue;
+
+/// More rounds than there are in the largest window: the queues do not grow.
+const ROUNDS_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct LoaderChannels {
+    pub(crate) window: PrefetchWindow,
+    pub(crate) meter: Meter,
+    pub(crate) opening: Opening,
+    /// Batches that have been consumed.
+    pub(crate) consumed: AtomicU64,
+    /// Rounds without their lots, in order.
+    pub(crate) rounds: Queue<Box<PrefetchRound>>,
+    /// For the worker of each store.
+    pub(crate) work: Vec<Queue<Box<StoreReads>>>,
+    /// Lots that are full, in any order.
+    pub(crate) done: Queue<Box<StoreReads>>,
+    /// Rounds to be filled again.
+    pub(crate) free: Queue<Box<PrefetchRound>>,
+}
+
+impl LoaderChannels {
+    pub(crate) fn new(stores: usize, bounds: WindowLimits) -> Self {
+        LoaderChannels {
+            window: PrefetchWindow::new(bounds),
+            meter: Meter::new(stores),
+            opening: Opening::default(),
+            consumed: AtomicU64::new(0),
+            rounds: Queue::new(ROUNDS_MAX),
+            work: (0..stores).map(|_| Queue::new(ROUNDS_MAX)).collect(),
+            done: Queue::new(ROUNDS_MAX * stores),
+            free: Queue::new(ROUNDS_MAX),
+        }
+    }
+
+    /// Ends every wait; the threads follow.
+    pub(crate) fn close(&self) {
+        self.window.close();
+        self.rounds.close();
+        self.work.iter().for_each(Queue::close);
+        self.done.close();
+        self.free.close();
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        let (ahead_bytes, rate) = self.window.look();
+        self.meter.look(ahead_bytes, rate)
+    }
+
+    /// Why nothing comes, as far as it is known.
+    pub(crate) fn story(&self) -> String {
+        if let Some((what, age)) = self.opening.look() {
+            return format!("{what} has been opening for {:.0} s", age.as_secs_f64());
+        }
+        if let Some(story) = storage::StuckReads::describe() {
+            return story;
+        }
+        let Metrics { in_flight, reads, .. } = self.metrics();
+        let consumed = self.consumed.load(Relaxed);
+        format!("{in_flight} reads are in flight, {reads} came, {consumed} batches were consumed")
+    }
+}

@@ -1,0 +1,138 @@
+//! The thread that plans ahead: round after round, as far as the window reaches.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::order::rank_schedule::RankSchedule;
+use crate::plan::round::{Limits, PlanContext, PrefetchRound, RoundCapacity};
+use crate::plan::sample_cache::SampleCache;
+use crate::prefetch::channels::LoaderChannels;
+use crate::prefetch::files::DataFiles;
+use crate::prefetch::window::WindowBudget;
+use crate::{Result, SampleOrder};
+
+/// So many rounds fill the window: each can be late by as much without the next one waiting.
+const ROUNDS_IN_WINDOW: u64 = 16;
+
+/// A larger round would find few more neighbours to read together, and come later as a whole.
+const ROUND_BYTES_MAX: u64 = 8 << 20;
+
+/// The same for very short samples.
+const ROUND_SAMPLES_MAX: u64 = 4096;
+
+#[derive(Debug)]
+pub(crate) struct Planner {
+    pub(crate) order: Arc<dyn SampleOrder>,
+    pub(crate) course: RankSchedule,
+    pub(crate) near: Option<Arc<dyn SampleCache>>,
+    pub(crate) store_of: Vec<usize>,
+    pub(crate) limits: Vec<Limits>,
+    /// For a file to open.
+    pub(crate) timeout: Duration,
+    pub(crate) shared: Arc<LoaderChannels>,
+}
+
+impl Planner {
+    /// Plans until all is planned, something is wrong with the order, or nobody listens any more.
+    pub(crate) fn run(self) {
+        let mut files = DataFiles::new(self.order.sources().len());
+        let mut sizes = RoundCapacity::default();
+        let (mut first, mut number) = (0, 0);
+        // The first round is one batch, so that it comes at once; each next is twice as long.
+        let mut batches_max = 1;
+        // Where a round ended that could not be planned: what is wrong lies before.
+        let mut doubtful_end: u64 = 0;
+        while first < self.course.batch_count() {
+            // The first batch comes at once, whatever is best.
+            let together = if number == 0 { 0 } else { self.together(first) };
+            let Some(room) = self.shared.window.wait_for_room(together) else { return };
+            let doubtful = doubtful_end.saturating_sub(first);
+            let count = match doubtful {
+                0 => self.round_batches(&room, batches_max).min(self.course.batch_count() - first),
+                _ => (doubtful / 2).max(1),
+            };
+            let mut round = self.shared.free.try_pop().unwrap_or_default();
+            round.number = number;
+            round.reserve(&sizes);
+            match self.plan(&mut round, first..first + count, &mut files) {
+                Ok(()) => {}
+                // What comes before the failure is still delivered, whatever the rounds are: it is
+                // found by halving. If it is gone when it is looked for again, so much the better.
+                Err(_) if count > 1 => {
+                    doubtful_end = first + count;
+                    self.shared.free.push_now(round);
+                    continue;
+                }
+                Err(error) => {
+                    round.failure = Some(error);
+                    self.shared.rounds.push_now(round);
+                    return;
+                }
+            }
+            round.measure(&mut sizes);
+            self.hand_over(round);
+            (first, number, batches_max) = (first + count, number + 1, count * 2);
+        }
+    }
+
+    fn round_batches(&self, room: &WindowBudget, batches_max: u64) -> u64 {
+        let bytes = (room.bytes / ROUNDS_IN_WINDOW).min(ROUND_BYTES_MAX);
+        let by_bytes = bytes / room.batch_bytes.max(1);
+        let by_samples = ROUND_SAMPLES_MAX / self.course.rows_max().max(1);
+        by_bytes.min(by_samples).min(batches_max).max(room.together).max(1)
+    }
+
+    /// Batches from this one on that are best read together.
+    fn together(&self, first: u64) -> u64 {
+        let samples = self.course.batch(first);
+        if samples.is_empty() {
+            return 0;
+        }
+        let until = self.order.together_until(samples.start);
+        let is_within = |nth: u64| self.course.batch(nth).start < until;
+        let (mut low, mut high) = (first, self.course.batch_count());
+        while low < high {
+            let middle = low.midpoint(high);
+            (low, high) = if is_within(middle) { (middle + 1, high) } else { (low, middle) };
+        }
+        low - first
+    }
+
+    fn plan(
+        &self,
+        round: &mut PrefetchRound,
+        batches: std::ops::Range<u64>,
+        files: &mut DataFiles,
+    ) -> Result<()> {
+        let outlook = PlanContext {
+            order: self.order.as_ref(),
+            store_of: &self.store_of,
+            limits: &self.limits,
+            near: self.near.as_deref(),
+        };
+        round.fill(&outlook, batches.map(|nth| self.course.batch(nth)))?;
+        for lot in round.lots.iter_mut().flatten() {
+            let mut objects = std::mem::take(&mut lot.objects);
+            for file in lot.files() {
+                let (sources, opening) = (self.order.sources(), &self.shared.opening);
+                let object = files.get(sources, file, round.number, opening, self.timeout)?;
+                objects.push((file, object));
+            }
+            lot.objects = objects;
+        }
+        Ok(())
+    }
+
+    /// Gives the lots to the workers, and the rest of the round to whom they come back to.
+    fn hand_over(&self, mut round: Box<PrefetchRound>) {
+        self.shared.window.planned(round.batch_count() as u64, round.memory_bytes());
+        let due = self.shared.window.due(Instant::now());
+        for (lot, work) in round.lots.iter_mut().zip(&self.shared.work) {
+            if let Some(mut lot) = lot.take_if(|lot| lot.left > 0) {
+                lot.deadline = due;
+                work.push_now(lot);
+            }
+        }
+        self.shared.rounds.push_now(round);
+    }
+}

@@ -1,0 +1,263 @@
+//! The thread of one store: keeps its requests in flight, and puts what comes in its place.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use storage::{BufferPool, Completion, ReadRequest, Reader, ReaderOptions, Storage};
+
+use crate::plan::round::StoreReads;
+use crate::prefetch::channels::LoaderChannels;
+use crate::prefetch::depth::Depth;
+use crate::queue::QueueEmpty;
+
+/// Where the search for the best depth begins, unless the backend likes less.
+const DEPTH_START: usize = 32;
+
+/// How long to wait for what is in flight while there is room for more: new work is looked for
+/// after it. Doubled up to the second number while nothing happens.
+const LOOK_AFTER: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(20)];
+
+/// How often late requests are counted.
+const LATE_LOOK: Duration = Duration::from_millis(5);
+
+/// How long to wait if there is no room for more: only the end of the loader can come meanwhile.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// How a worker is to go about it.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkerOptions {
+    pub(crate) depth: Option<usize>,
+    pub(crate) timeout: Duration,
+    pub(crate) retry_pauses: [Duration; 3],
+    /// Of all requests in flight.
+    pub(crate) buffer_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Worker {
+    store: usize,
+    shared: Arc<LoaderChannels>,
+    pool: Arc<BufferPool>,
+    /// For what stays where it comes until it is in a batch; of all stores.
+    kept: Arc<BufferPool>,
+    reader: Box<dyn Reader>,
+    depth: Depth,
+    /// Lots under way, in no order.
+    lots: Vec<Option<Box<StoreReads>>>,
+    /// Those that have extents to be begun, by deadline.
+    queue: VecDeque<usize>,
+    /// The request of each tag.
+    flights: Vec<InFlightRead>,
+    free_tags: Vec<usize>,
+    completions: Vec<Completion>,
+    /// Requests that were late when they were last counted, and when that was.
+    late: (usize, Instant),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlightRead {
+    lot: usize,
+    extent: usize,
+    /// None once it came.
+    begun: Option<Instant>,
+    is_kept: bool,
+}
+
+/// Reads lots until the queue of work is closed or the store is of no use any more.
+pub(crate) fn run(
+    shared: Arc<LoaderChannels>,
+    nth: usize,
+    store: &dyn Storage,
+    manner: &WorkerOptions,
+    kept: Arc<BufferPool>,
+) {
+    let pool = BufferPool::new(manner.buffer_bytes);
+    let mut options = ReaderOptions::new(&pool);
+    (options.depth, options.timeout) = (manner.depth, manner.timeout);
+    options.retry_pauses = manner.retry_pauses;
+    let reader = match store.reader(&options) {
+        Ok(reader) => reader,
+        Err(error) => {
+            if let Ok(lot) = shared.work[nth].pop(None) {
+                fail(&shared, lot, error);
+            }
+            return;
+        }
+    };
+    let depth = Depth::new(DEPTH_START, reader.depth_max(), manner.depth, Instant::now());
+    let most = reader.depth_max();
+    let (lots, queue, came) = (Vec::new(), VecDeque::new(), Vec::with_capacity(most));
+    let late = (0, Instant::now());
+    let (flights, free_tags) = (Vec::with_capacity(most), Vec::with_capacity(most));
+    let mut worker = Worker {
+        store: nth,
+        shared,
+        pool,
+        kept,
+        reader,
+        depth,
+        lots,
+        queue,
+        flights,
+        free_tags,
+        completions: came,
+        late,
+    };
+    if let Err(error) = worker.work() {
+        // The oldest is waited for first, and what is after it will not be asked for.
+        let oldest = worker.lots.iter_mut().filter_map(Option::take).min_by_key(|lot| lot.round);
+        if let Some(lot) = oldest {
+            fail(&worker.shared, lot, error);
+        }
+    }
+}
+
+/// Gives a lot back of which nothing more will come.
+fn fail(shared: &LoaderChannels, mut lot: Box<StoreReads>, error: storage::Error) {
+    lot.failed = (0..lot.extents.len()).collect();
+    lot.failure.get_or_insert(error);
+    shared.done.push_now(lot);
+}
+
+impl Worker {
+    fn work(&mut self) -> storage::Result<()> {
+        let mut look_after = LOOK_AFTER[0];
+        loop {
+            if !self.take_lots() {
+                return Ok(());
+            }
+            self.submit();
+            let now = Instant::now();
+            let full = !self.queue.is_empty();
+            let wait = if full { WAIT } else { look_after };
+            if !full {
+                self.depth.starved();
+            }
+            if full && self.reader.in_flight() == 0 {
+                // Requests that were given up have all memory, and give it back when they end.
+                std::thread::sleep(look_after);
+            }
+            self.reader.wait(now + wait, &mut self.completions)?;
+            look_after = if self.completions.is_empty() {
+                (look_after * 2).min(LOOK_AFTER[1])
+            } else {
+                LOOK_AFTER[0]
+            };
+            self.finish();
+        }
+    }
+
+    /// Takes what new lots there are, and waits for one if there is nothing else to do. False at
+    /// the end.
+    fn take_lots(&mut self) -> bool {
+        let work = &self.shared.work[self.store];
+        if work.is_closed() {
+            return false;
+        }
+        let idle = self.queue.is_empty() && self.reader.in_flight() == 0;
+        let first = if idle { work.pop(None) } else { work.try_pop().ok_or(QueueEmpty::Late) };
+        let more = || work.try_pop();
+        for lot in first.ok().into_iter().chain(std::iter::from_fn(more)) {
+            let place = self.lots.iter().position(Option::is_none).unwrap_or(self.lots.len());
+            if place == self.lots.len() {
+                self.lots.push(None);
+            }
+            self.lots[place] = Some(lot);
+            self.queue.push_back(place);
+        }
+        true
+    }
+
+    /// Begins requests, those of the earliest deadline first, until the depth is reached or no
+    /// buffer is free. Late ones leave their place to others, as far as the store carries more: if
+    /// one request in fifty takes a second and the others half a millisecond, they soon have all
+    /// places otherwise.
+    fn submit(&mut self) {
+        let mut depth = self.depth.get();
+        if self.reader.in_flight() >= depth {
+            depth += self.late();
+        }
+        let depth = depth.min(self.reader.depth_max());
+        while self.reader.in_flight() < depth {
+            let Some(&place) = self.queue.front() else { return };
+            let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
+            let extent = &lot.extents[lot.begun];
+            let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
+            // Where there is no memory to keep it in it is copied: what is in flight goes on.
+            let keep = lot.is_worth_keeping().then(|| self.kept.take(len)).flatten();
+            let is_kept = keep.is_some();
+            let Some(buf) = keep.or_else(|| self.pool.take(len)) else { return };
+            let tag = self.free_tags.pop().unwrap_or(self.flights.len());
+            let begun = Some(Instant::now());
+            let flight = InFlightRead { lot: place, extent: lot.begun, begun, is_kept };
+            match self.flights.get_mut(tag) {
+                Some(slot) => *slot = flight,
+                None => self.flights.push(flight),
+            }
+            let object = Arc::clone(lot.object(extent.file));
+            let (offset, due) = (extent.offset_bytes, lot.deadline);
+            self.reader.submit(ReadRequest {
+                object,
+                offset,
+                len,
+                buf,
+                tag: tag as u64,
+                deadline: due,
+            });
+            lot.begun += 1;
+            if lot.begun == lot.extents.len() {
+                self.queue.pop_front();
+            }
+        }
+    }
+
+    /// How many of the requests in flight are late; looked up every few milliseconds.
+    fn late(&mut self) -> usize {
+        let now = Instant::now();
+        if now - self.late.1 >= LATE_LOOK {
+            let after = self.depth.late_after().unwrap_or(Duration::MAX);
+            let is_late =
+                |flight: &&InFlightRead| flight.begun.is_some_and(|begun| now - begun > after);
+            self.late = (self.flights.iter().filter(is_late).count(), now);
+        }
+        self.late.0
+    }
+
+    /// Puts what came in its place, and hands over the lots of which all came.
+    fn finish(&mut self) {
+        let now = Instant::now();
+        for came in self.completions.drain(..) {
+            let tag = came.tag as usize; // fits: it was a usize
+            let flight = &mut self.flights[tag];
+            let (place, extent, is_kept) = (flight.lot, flight.extent, flight.is_kept);
+            let begun = flight.begun.take().expect("a request comes once");
+            self.free_tags.push(tag);
+            let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
+            self.shared.meter.read(now - begun);
+            match came.outcome {
+                Ok(()) => {
+                    match is_kept {
+                        true => lot.keep(extent, came.buf, came.data),
+                        false => lot.feed(extent, &came.buf[came.data]),
+                    }
+                    self.depth.came(lot.extents[extent].len_bytes, now - begun);
+                }
+                Err(error) => {
+                    self.depth.failed();
+                    lot.failed.push(extent);
+                    lot.failure.get_or_insert(error);
+                }
+            }
+            lot.left -= 1;
+            if lot.left == 0 {
+                self.shared.meter.wanted(lot.used_bytes());
+                let lot = self.lots[place].take().expect("it was there just now");
+                self.shared.done.push_now(lot);
+            }
+        }
+        self.depth.turn(now);
+        let (counters, in_flight) = (self.reader.counters(), self.reader.in_flight());
+        self.shared.meter.store(self.store, counters, in_flight, self.depth.get());
+    }
+}

@@ -1,0 +1,112 @@
+//! Texts that may be asked for again, in a file without a name.
+//!
+//! This is the one place that opens a file past `storage`: what it holds is nobody's data, is read
+//! while it is written, and must vanish with the process however that ends, so it is unlinked at
+//! once.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+
+/// Small texts are gathered to writes of this size.
+const WRITE_BYTES: usize = 1 << 20;
+
+/// Names tried before we believe that none is free.
+const NAMES_MAX: u32 = 64;
+
+#[derive(Debug)]
+pub(in crate::clean) struct TextSpool {
+    file: File,
+    folder: PathBuf,
+    /// Bytes in the file; the rest is pending.
+    written: u64,
+    pending: Vec<u8>,
+}
+
+impl TextSpool {
+    pub(in crate::clean) fn create(folder: Option<&Path>) -> Result<Self> {
+        let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
+        let file = unnamed(&folder).map_err(|error| failed("make", &folder, error))?;
+        Ok(TextSpool { file, folder, written: 0, pending: Vec::new() })
+    }
+
+    /// Appends, and gives the place of the first byte.
+    pub(in crate::clean) fn append(&mut self, bytes: &[u8]) -> Result<u64> {
+        let place = self.len_bytes();
+        self.pending.extend_from_slice(bytes);
+        if self.pending.len() >= WRITE_BYTES {
+            let written = self.file.write_all_at(&self.pending, self.written);
+            written.map_err(|error| failed("write", &self.folder, error))?;
+            self.written += self.pending.len() as u64;
+            self.pending.clear();
+            self.pending.shrink_to(WRITE_BYTES * 2);
+        }
+        Ok(place)
+    }
+
+    /// Reads what was appended, written or pending: an append lies in one of the two whole.
+    pub(in crate::clean) fn read(&self, place: u64, len: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        bytes.clear();
+        if let Some(at) = place.checked_sub(self.written) {
+            let at = at as usize; // fits: within what is pending
+            bytes.extend_from_slice(&self.pending[at..at + len]);
+            return Ok(());
+        }
+        bytes.resize(len, 0);
+        let read = self.file.read_exact_at(bytes, place);
+        read.map_err(|error| failed("read", &self.folder, error))
+    }
+
+    pub(in crate::clean) fn len_bytes(&self) -> u64 {
+        self.written + self.pending.len() as u64
+    }
+}
+
+fn failed(doing: &str, folder: &Path, source: io::Error) -> crate::Error {
+    let what = format!("the temporary file in {} (--scratch names another)", folder.display());
+    storage::Error::from_io(doing, what, source).into()
+}
+
+/// A file that only its handle knows.
+fn unnamed(folder: &Path) -> io::Result<File> {
+    let process = std::process::id();
+    for nth in 0..NAMES_MAX {
+        let path = folder.join(format!(".feedline-scratch-{process}-{nth}"));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => {
+                std::fs::remove_file(&path)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_was_appended_and_leaves_no_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut scratch = TextSpool::create(Some(folder.path())).unwrap();
+        let other = TextSpool::create(Some(folder.path())).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let texts: Vec<Vec<u8>> = (0..50).map(|nth| vec![nth; usize::from(nth) * 3001]).collect();
+        let places: Vec<u64> = texts.iter().map(|text| scratch.append(text).unwrap()).collect();
+        assert!(scratch.written > 0 && !scratch.pending.is_empty());
+        let mut bytes = Vec::new();
+        for (text, place) in texts.iter().zip(places) {
+            scratch.read(place, text.len(), &mut bytes).unwrap();
+            assert_eq!(&bytes, text);
+        }
+        assert_eq!(other.len_bytes(), 0);
+        let gone = TextSpool::create(Some(&folder.path().join("no"))).unwrap_err().to_string();
+        assert!(gone.contains("--scratch"), "{gone}");
+    }
+}

@@ -1,0 +1,180 @@
+//! What a worker does: lines to what is known of each without the others.
+
+use std::ops::Range;
+
+use memchr::memchr;
+
+use super::CleanOptions;
+use super::dedup::hash;
+use super::dedup::minhash::MinHasher;
+use super::dedup::shingle::Shingler;
+use super::filter::{DropReason, FilterRules, FilterWorker, fix};
+use crate::batch::document_batch::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
+use crate::json::scanner::{LineFault, TextFinder};
+
+/// What all workers of a run do alike.
+#[derive(Debug)]
+pub(super) struct CleanSettings<'a> {
+    pub(super) options: &'a CleanOptions,
+    pub(super) rules: &'a FilterRules,
+}
+
+/// The lines of a parcel, judged.
+#[derive(Debug, Default)]
+pub(super) struct FilteredBatch {
+    pub(super) lines: Vec<FilteredDocument>,
+    /// Lines up to here, blank ones included.
+    pub(super) line_count: u64,
+    pub(super) blank_lines: u64,
+    pub(super) without_url: u64,
+    /// Lines that were written anew, without newlines.
+    pub(super) rewritten: Vec<u8>,
+    /// What is compared of the documents that passed, one after another.
+    pub(super) texts: String,
+    /// As many hashes as there are bands for each document that has them.
+    pub(super) bands: Vec<u64>,
+}
+
+/// One document.
+#[derive(Debug)]
+pub(super) struct FilteredDocument {
+    /// Where it stands in the parcel, without its newline.
+    pub(super) bytes: Range<usize>,
+    /// Its number among the lines of the parcel.
+    pub(super) nth: u64,
+    /// Where it stands in [`FilteredBatch::rewritten`], if it was.
+    pub(super) rewritten: Option<Range<usize>>,
+    /// Where it stands in [`FilteredBatch::texts`].
+    pub(super) text: Range<usize>,
+    pub(super) cause: Option<DropReason>,
+    pub(super) hash: u128,
+    pub(super) has_bands: bool,
+}
+
+impl FilteredBatch {
+    /// Empties it for its next round, and gives memory back that an uncommonly long line needed.
+    pub(super) fn reset(&mut self) {
+        let FilteredBatch { mut lines, mut rewritten, mut texts, mut bands, .. } =
+            std::mem::take(self);
+        lines.clear();
+        rewritten.clear();
+        rewritten.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        texts.clear();
+        texts.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        bands.clear();
+        *self = FilteredBatch { lines, rewritten, texts, bands, ..FilteredBatch::default() };
+    }
+}
+
+/// One worker's memory.
+#[derive(Debug)]
+pub(super) struct CleanWorker<'a> {
+    work: &'a CleanSettings<'a>,
+    judge: FilterWorker<'a>,
+    sketcher: Option<MinHasher>,
+    finder: TextFinder,
+    url_finder: Option<TextFinder>,
+    fixed: String,
+    folded: String,
+}
+
+impl<'a> CleanWorker<'a> {
+    pub(super) fn new(work: &'a CleanSettings<'a>) -> Self {
+        let options = work.options;
+        let sketcher = options.near.as_ref().map(|near| {
+            let shingler = Shingler::new(near.unit, near.shingle);
+            MinHasher::new(shingler, near.bands, near.rows)
+        });
+        CleanWorker {
+            work,
+            judge: work.rules.judge(),
+            sketcher,
+            finder: TextFinder::new(&options.key),
+            url_finder: options.filters.urls.as_ref().map(|urls| TextFinder::new(&urls.key)),
+            fixed: String::new(),
+            folded: String::new(),
+        }
+    }
+
+    /// Judges the lines of a parcel, up to the first bad one.
+    pub(super) fn judge(&mut self, parcel: &mut DocumentBatch, judged: &mut FilteredBatch) {
+        let mut offset = 0;
+        while offset < parcel.bytes.len() {
+            let rest = &parcel.bytes[offset..];
+            let line = &rest[..memchr(b'\n', rest).unwrap_or(rest.len())];
+            if let Err(fault) = self.judge_line(line, offset, judged) {
+                parcel.stop = Some(BatchEnd::Line { offset, fault });
+                return;
+            }
+            judged.line_count += 1;
+            offset += line.len() + 1;
+        }
+        self.finder.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        for text in [&mut self.fixed, &mut self.folded] {
+            text.clear();
+            text.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        }
+    }
+
+    fn judge_line(
+        &mut self,
+        line: &[u8],
+        offset: usize,
+        judged: &mut FilteredBatch,
+    ) -> Result<(), LineFault> {
+        let options = self.work.options;
+        if line.len() as u64 > options.line_bytes_max {
+            return Err(too_long(options.line_bytes_max as usize)); // fits: at most 1 GiB
+        }
+        if line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r')) {
+            judged.blank_lines += 1;
+            return Ok(());
+        }
+        let bytes = offset..offset + line.len();
+        let line = std::str::from_utf8(line)
+            .map_err(|e| crate::tokens::worker::not_utf8(line, e.valid_up_to()))?;
+        let (span, mut text) = self.finder.find_at(line)?;
+        let url = match &mut self.url_finder {
+            None => None,
+            Some(finder) => {
+                let url = finder.find(line).ok();
+                judged.without_url += u64::from(url.is_none());
+                url
+            }
+        };
+        let mut rewritten = None;
+        if options.fix_spaces && fix::spaces(text, &mut self.fixed) {
+            let start = judged.rewritten.len();
+            fix::rewrite(line, span, &self.fixed, &mut judged.rewritten);
+            rewritten = Some(start..judged.rewritten.len());
+            text = &self.fixed;
+        }
+        let cause = self.judge.cause(text, url);
+        let mut found = FilteredDocument {
+            bytes,
+            nth: judged.line_count,
+            rewritten,
+            text: 0..0,
+            cause,
+            hash: 0,
+            has_bands: false,
+        };
+        if cause.is_none() {
+            if options.fold {
+                fix::fold(text, &mut self.folded);
+                text = &self.folded;
+            }
+            if options.exact || options.split.is_some() {
+                found.hash = hash::of_text(text);
+            }
+            if let Some(sketcher) = &mut self.sketcher {
+                found.has_bands = sketcher.bands(text, &mut judged.bands);
+                let start = judged.texts.len();
+                judged.texts.push_str(text);
+                found.text = start..judged.texts.len();
+            }
+        }
+        judged.lines.push(found);
+        Ok(())
+    }
+}

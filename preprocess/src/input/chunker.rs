@@ -1,0 +1,302 @@
+use std::sync::Arc;
+
+use memchr::memchr;
+use serde::{Deserialize, Serialize};
+
+use super::decompress::Decompressor;
+use super::frames::DecodePlan;
+use super::json_array::{ArrayFault, ArrayScan};
+use super::stream::InputStream;
+use super::text::{Separator, newlines};
+use super::{Input, RecordFormat};
+use crate::Result;
+use crate::batch::document_batch::{BatchEnd, DocumentBatch, too_long};
+
+/// A place between two documents, at which a run may go on. Whoever keeps it need not know what
+/// its offset counts: bytes, decompressed, or rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Position {
+    pub(crate) input_idx: usize,
+    pub(crate) offset: u64,
+}
+
+/// Cuts the inputs, one after another, into parcels of whole documents.
+#[derive(Debug)]
+pub(crate) struct InputChunker {
+    inputs: Vec<Input>,
+    block_bytes: usize,
+    line_bytes_max: usize,
+    threads: usize,
+    ahead: Option<Arc<Decompressor>>,
+    input_idx: usize,
+    open: Option<Open>,
+    /// The begin of a document whose end has not been read yet.
+    rest: Vec<u8>,
+    /// Where `rest` begins in its input, decompressed.
+    offset: u64,
+    seq: u64,
+}
+
+/// An input that is being read.
+#[derive(Debug)]
+enum Open {
+    Bytes {
+        source: InputStream,
+        scan: ArrayScan,
+    },
+    #[cfg(feature = "parquet")]
+    Rows(Box<super::parquet::RowReader>),
+}
+
+/// How far a parcel was filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filled {
+    /// More may come.
+    Some,
+    /// The parcel is the last of its input.
+    Last,
+    /// There was nothing left.
+    Nothing,
+}
+
+impl InputChunker {
+    pub(crate) fn new(inputs: Vec<Input>, block_bytes: usize, line_bytes_max: usize) -> Self {
+        InputChunker {
+            inputs,
+            block_bytes,
+            line_bytes_max,
+            threads: 1,
+            ahead: None,
+            input_idx: 0,
+            open: None,
+            rest: Vec::new(),
+            offset: 0,
+            seq: 0,
+        }
+    }
+
+    /// Decompresses on so many threads, beside the one that cuts.
+    #[must_use]
+    pub(crate) fn ahead(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Goes on where an earlier run of the same inputs stopped: at [`DocumentBatch::next`] of its
+    /// last parcel.
+    #[must_use]
+    pub(crate) fn start_at(mut self, position: Position) -> Self {
+        self.input_idx = position.input_idx;
+        self.offset = position.offset;
+        self
+    }
+
+    /// Fills an empty parcel. False: there is nothing more. A parcel that comes back with
+    /// [`DocumentBatch::stop`] set is the last.
+    pub(crate) fn fill(&mut self, parcel: &mut DocumentBatch) -> bool {
+        while self.input_idx < self.inputs.len() {
+            parcel.input_idx = self.input_idx;
+            parcel.offset = self.offset;
+            let filled = self.fill_from_input(parcel);
+            if matches!(filled, Ok(Filled::Last | Filled::Nothing)) {
+                self.input_idx += 1;
+                self.offset = 0;
+                self.open = None;
+                self.rest.clear();
+            }
+            match filled {
+                Ok(Filled::Nothing) => continue,
+                Ok(Filled::Some | Filled::Last) => {}
+                Err(error) => parcel.stop = Some(BatchEnd::Input(error)),
+            }
+            if let Some(BatchEnd::Line { offset, .. }) = parcel.stop {
+                // No worker will see it.
+                let before = &parcel.bytes[..offset.min(parcel.bytes.len())];
+                parcel.documents.lines = newlines(before);
+            }
+            parcel.next = Position { input_idx: self.input_idx, offset: self.offset };
+            parcel.seq = self.seq;
+            self.seq += 1;
+            return true;
+        }
+        false
+    }
+
+    fn fill_from_input(&mut self, parcel: &mut DocumentBatch) -> Result<Filled> {
+        if self.open.is_none() && !self.open_input()? {
+            return Ok(Filled::Nothing);
+        }
+        let input = &self.inputs[self.input_idx];
+        parcel.offset = self.offset;
+        parcel.shape = input.shape.clone();
+        parcel.numbered = input.part.start == 0;
+        match self.open.as_mut().expect("opened above") {
+            Open::Bytes { source, scan } => {
+                parcel.bytes.append(&mut self.rest);
+                let mut block = ChunkBuffer {
+                    source,
+                    scan,
+                    rest: &mut self.rest,
+                    // Documents that begin there and later are another's.
+                    limit: input.part.end.saturating_sub(self.offset),
+                    block_bytes: self.block_bytes,
+                    line_bytes_max: self.line_bytes_max,
+                };
+                let filled = block.fill(parcel)?;
+                self.offset += parcel.bytes.len() as u64;
+                parcel.decompressed = source.decompressed;
+                parcel.stored_bytes = match source.decompressed {
+                    true => source.stored_bytes(),
+                    false => self.offset - input.part.start.min(self.offset),
+                };
+                Ok(filled)
+            }
+            #[cfg(feature = "parquet")]
+            Open::Rows(reader) => {
+                let filled = reader.fill(parcel, self.block_bytes)?;
+                self.offset = reader.row();
+                Ok(filled)
+            }
+        }
+    }
+
+    /// Begins with the next input. False: there is nothing in it for us.
+    fn open_input(&mut self) -> Result<bool> {
+        let input = &self.inputs[self.input_idx];
+        let part = input.part.clone();
+        if part.is_empty() {
+            return Ok(false);
+        }
+        #[cfg(feature = "parquet")]
+        if let RecordFormat::Rows(column) = &input.shape {
+            let reader = super::parquet::RowReader::open(input, column, self.offset)?;
+            self.open = Some(Open::Rows(Box::new(reader)));
+            return Ok(true);
+        }
+        let mut source = if input.codec.is_compressed() {
+            let ahead = self.ahead.get_or_insert_with(|| {
+                let compressed = (0..).zip(&self.inputs).skip(self.input_idx);
+                let compressed = compressed
+                    .filter(|(_, input)| input.codec.is_compressed() && !input.part.is_empty());
+                let inputs = compressed.map(|(at, input)| (at, input.clone())).collect();
+                Arc::new(Decompressor::start(DecodePlan::new(inputs, self.offset), self.threads))
+            });
+            InputStream::ahead(input, self.input_idx, ahead, self.offset)
+        } else if part.start > 0 && self.offset == 0 {
+            // A line is ours if its first byte is: if there is a newline before it.
+            self.offset = part.start - 1;
+            InputStream::open(input, self.offset)?
+        } else {
+            InputStream::open(input, self.offset)?
+        };
+        if part.start > self.offset && !self.skip_line(&mut source)? {
+            return Ok(false);
+        }
+        let scan = ArrayScan::new(self.offset);
+        self.open = Some(Open::Bytes { source, scan });
+        Ok(true)
+    }
+
+    /// Reads past the end of a line. False: the input has none.
+    fn skip_line(&mut self, source: &mut InputStream) -> Result<bool> {
+        loop {
+            self.rest.clear();
+            if source.read(&mut self.rest, self.block_bytes)?.is_none() {
+                return Ok(false);
+            }
+            let newline = memchr(b'\n', &self.rest);
+            let skipped = newline.map_or(self.rest.len(), |at| at + 1);
+            self.offset += skipped as u64;
+            if newline.is_some() {
+                self.rest.drain(..skipped);
+                return Ok(true);
+            }
+        }
+    }
+}
+
+/// A parcel being filled from a source of bytes.
+struct ChunkBuffer<'a> {
+    source: &'a mut InputStream,
+    scan: &'a mut ArrayScan,
+    rest: &'a mut Vec<u8>,
+    limit: u64,
+    block_bytes: usize,
+    line_bytes_max: usize,
+}
+
+impl ChunkBuffer<'_> {
+    fn fill(&mut self, parcel: &mut DocumentBatch) -> Result<Filled> {
+        if self.limit == 0 {
+            parcel.bytes.clear();
+            return Ok(Filled::Nothing);
+        }
+        let mut searched = 0;
+        loop {
+            let more = self.source.read(&mut parcel.bytes, self.block_bytes)?.is_some();
+            if let Some(end) = self.end_of_part(&parcel.bytes) {
+                parcel.bytes.truncate(end);
+                return Ok(Filled::Last);
+            }
+            if !more {
+                return Ok(self.end_of_input(parcel));
+            }
+            if let Some(end) = self.last_end(parcel, searched) {
+                self.rest.extend_from_slice(&parcel.bytes[end..]);
+                parcel.bytes.truncate(end);
+                return Ok(Filled::Some);
+            }
+            if parcel.stop.is_some() {
+                return Ok(Filled::Some);
+            }
+            if parcel.bytes.len() > self.line_bytes_max {
+                let fault = too_long(self.line_bytes_max);
+                parcel.stop = Some(BatchEnd::Line { offset: 0, fault });
+                return Ok(Filled::Some);
+            }
+            searched = parcel.bytes.len();
+        }
+    }
+
+    /// Where the lines that begin in our part end, if that has been read.
+    fn end_of_part(&self, bytes: &[u8]) -> Option<usize> {
+        let last = usize::try_from(self.limit).ok()?.checked_sub(1)?;
+        let newline = memchr(b'\n', bytes.get(last..)?)?;
+        Some(last + newline + 1)
+    }
+
+    /// Where the last document that is whole ends.
+    fn last_end(&mut self, parcel: &mut DocumentBatch, searched: usize) -> Option<usize> {
+        let DocumentBatch { shape, bytes, spans, stop, .. } = parcel;
+        match shape {
+            RecordFormat::JsonLines => Separator::Line.last_end(bytes, searched),
+            RecordFormat::Text(rules) => rules.separator.last_end(bytes, searched),
+            _ => {
+                let scanned = self.scan.scan(bytes, spans);
+                let Some(last) = spans.last() else {
+                    // What comes after elements is stumbled over when they are done.
+                    *stop = scanned.err().map(stop_at);
+                    return None;
+                };
+                self.scan.cut();
+                Some(last.end)
+            }
+        }
+    }
+
+    /// What is left is the last document, or the end of a list.
+    fn end_of_input(&mut self, parcel: &mut DocumentBatch) -> Filled {
+        if matches!(parcel.shape, RecordFormat::JsonArray) {
+            let ended = self.scan.scan(&parcel.bytes, &mut parcel.spans);
+            parcel.stop = ended.and_then(|()| self.scan.end()).err().map(stop_at);
+        }
+        match parcel.bytes.is_empty() && parcel.stop.is_none() {
+            true => Filled::Nothing,
+            false => Filled::Last,
+        }
+    }
+}
+
+fn stop_at((offset, fault): ArrayFault) -> BatchEnd {
+    BatchEnd::Line { offset, fault }
+}

@@ -1,0 +1,437 @@
+//! From what the command line names to files.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use storage::{Key, Object, Storage};
+
+use super::codec::{Codec, HEAD_BYTES, split_ending};
+use super::stream::decompressed_head;
+use super::{
+    Input, InputLocation, RecordFormat, STDIN, TextRules, WHOLE, bad_input, glob, not_a_file,
+};
+use crate::{Error, Result};
+
+/// What files that hold documents are called, before the ending of a compressed one. Of the files
+/// in a folder these are taken.
+const ENDINGS: [&str; 5] = [".jsonl", ".ndjson", ".json", ".txt", ".parquet"];
+
+/// White space that may stand before the first sign of what a file is.
+const PEEK_BYTES: u64 = 64 << 10;
+
+/// Text and JSON expand three to ten times; what expands so much more, beyond the first gibibyte,
+/// is hardly a corpus.
+const EXPAND_RATIO_MAX: u64 = 256;
+
+/// Up to here an input may expand as much as it likes: this much is soon read and soon written, and
+/// short files of one line repeated are not what a limit is for.
+const EXPAND_FREE_BYTES: u64 = 1 << 30;
+
+/// How inputs are read. Start from [`InputOptions::default`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputOptions {
+    /// What the files are. Default: as each is named.
+    pub format: Format,
+    /// How documents stand in plain text. Default: each on a line.
+    pub text: TextRules,
+    /// Take a file that is named twice twice, and do not refuse it. Default: no.
+    pub repeats: bool,
+    /// How many times longer than it is stored an input may be decompressed, beyond its first
+    /// gibibyte. None: there is no limit. Default: 256.
+    pub expand_ratio_max: Option<u64>,
+}
+
+impl Default for InputOptions {
+    fn default() -> Self {
+        InputOptions {
+            format: Format::Auto,
+            text: TextRules::default(),
+            repeats: false,
+            expand_ratio_max: Some(EXPAND_RATIO_MAX),
+        }
+    }
+}
+
+/// What inputs are, decompressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// By name: `.txt` is plain text, a `.json` that begins with a bracket is a list of objects,
+    /// Parquet is what begins as such, and all else JSON lines.
+    #[default]
+    Auto,
+    /// An object of JSON on every line.
+    JsonLines,
+    /// One list of objects of JSON.
+    JsonArray,
+    /// Plain text, as [`TextRules`] say.
+    Text,
+    /// A column of Parquet files.
+    Parquet,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        Ok(match text {
+            "auto" => Format::Auto,
+            "jsonl" => Format::JsonLines,
+            "json" => Format::JsonArray,
+            "txt" => Format::Text,
+            "parquet" => Format::Parquet,
+            _ => return Err(format!("'{text}' is none of auto, jsonl, json, txt and parquet")),
+        })
+    }
+}
+
+/// The inputs that names stand for, in the order of the names. A name is a file, a folder (all
+/// files below it that are called as ours are, in the order of their bytes), a pattern (in the same
+/// order), a pipe, `-` for standard input, or several of these with commas between. What exists
+/// under the whole name is not taken for a pattern or a list. The text of Parquet is in `column`.
+///
+/// # Errors
+/// [`Error::BadInput`] for what is nothing or none of ours, or comes twice; [`Error::Storage`].
+pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> Result<Vec<Input>> {
+    let text = Arc::new(options.text.clone());
+    let mut finder = Finder { options, column, text, stores: HashMap::new(), found: Vec::new() };
+    for name in names {
+        finder.add(name)?;
+    }
+    let mut seen = HashSet::new();
+    for input in &finder.found {
+        let is_stream = !matches!(input.place, InputLocation::Object { .. });
+        if !seen.insert(input.identity()) && (is_stream || !options.repeats) {
+            let due = match is_stream {
+                true => "a stream once at most",
+                false => "each file once; hint: --allow-repeats takes it as often as it is named",
+            };
+            return Err(bad_input(&input.name, "the same input twice", due));
+        }
+    }
+    Ok(finder.found)
+}
+
+impl Input {
+    /// What two names of one file have in common, without looking at the disk.
+    fn identity(&self) -> PathBuf {
+        match &self.place {
+            InputLocation::Object { store, key } => {
+                let name = store.display(key);
+                std::path::absolute(&name).unwrap_or_else(|_| name.into())
+            }
+            InputLocation::Pipe(path) => path.clone(),
+            InputLocation::Stdin => "/dev/stdin".into(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Finder<'a> {
+    options: &'a InputOptions,
+    #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "of Parquet alone"))]
+    column: &'a str,
+    text: Arc<TextRules>,
+    /// Of folders: a store takes some looking at its file system.
+    stores: HashMap<String, Arc<dyn Storage>>,
+    found: Vec<Input>,
+}
+
+/// What is under a name.
+enum Look {
+    Stream(InputLocation),
+    File(Arc<dyn Storage>, Key, Arc<dyn Object>),
+    Folder,
+    Nothing(Error),
+}
+
+impl Finder<'_> {
+    fn add(&mut self, name: &str) -> Result<()> {
+        let nothing = match self.look(name)? {
+            Look::Stream(place) => return self.add_stream(name, place),
+            Look::File(store, key, object) => {
+                // Without the options of a URL, after which its ending would not be the last.
+                let name = if is_s3(name) { store.display(&key) } else { name.to_owned() };
+                return self.add_file(name, store, key, object.as_ref());
+            }
+            Look::Folder => return self.add_folder(name),
+            Look::Nothing(error) => error,
+        };
+        if is_s3(name) && has_options(name) {
+            return Err(nothing); // a question mark is no pattern there
+        }
+        let parts = glob::split_outside_braces(name);
+        if parts.len() > 1 {
+            return parts.into_iter().filter(|part| !part.is_empty()).try_for_each(|p| self.add(p));
+        }
+        if glob::is_pattern(name) { self.add_pattern(name) } else { Err(nothing) }
+    }
+
+    fn look(&mut self, name: &str) -> Result<Look> {
+        if name == STDIN {
+            return Ok(Look::Stream(InputLocation::Stdin));
+        }
+        // A named pipe must not be opened to look at it: its writer would meet a closed end.
+        if let Ok(meta) = fs::metadata(name)
+            && (meta.file_type().is_fifo() || meta.file_type().is_char_device())
+        {
+            return Ok(Look::Stream(InputLocation::Pipe(name.into())));
+        }
+        let located = match self.locate(name) {
+            // A list or a pattern of objects may be no name of one.
+            Err(error) if is_s3(name) && !has_options(name) => return Ok(Look::Nothing(error)),
+            located => located?,
+        };
+        let Some((store, key)) = located else { return Ok(Look::Folder) };
+        Ok(match store.open(&key) {
+            Ok(object) => Look::File(store, key, object),
+            Err(error) if is_folder(&error) => Look::Folder,
+            // A store without folders has what is below them.
+            Err(storage::Error::NotFound { .. }) if !store.list_names(&key)?.is_empty() => {
+                Look::Folder
+            }
+            Err(error @ storage::Error::NotFound { .. }) => Look::Nothing(error.into()),
+            Err(error) => return Err(not_a_file(name, error)),
+        })
+    }
+
+    /// None: a folder without a name of its own, such as `.`.
+    fn locate(&mut self, name: &str) -> Result<Option<(Arc<dyn Storage>, Key)>> {
+        if is_bucket(name) {
+            return Ok(None);
+        }
+        if is_url(name) {
+            return Ok(Some(storage::locate(name)?));
+        }
+        if name.is_empty() {
+            return Err(bad_input("''", "an empty name", "a file"));
+        }
+        if Path::new(name).file_name().is_none() {
+            return Ok(None);
+        }
+        let (folder, last) = match name.trim_end_matches('/').rsplit_once('/') {
+            None => (".", name.trim_end_matches('/')),
+            Some(("", last)) => ("/", last),
+            Some(parts) => parts,
+        };
+        // A name that is too odd for a key gets the message of the store.
+        let Ok(key) = Key::new(last) else { return Ok(Some(storage::locate(name)?)) };
+        Ok(Some((self.store(folder)?, key)))
+    }
+
+    fn store(&mut self, folder: &str) -> Result<Arc<dyn Storage>> {
+        if let Some(store) = self.stores.get(folder) {
+            return Ok(Arc::clone(store));
+        }
+        let store = storage::open_url(folder)?;
+        self.stores.insert(folder.to_owned(), Arc::clone(&store));
+        Ok(store)
+    }
+
+    fn add_folder(&mut self, name: &str) -> Result<()> {
+        let store = self.store(name)?;
+        let entries = store.list(&Key::root())?;
+        let mut ours = 0;
+        for entry in &entries {
+            let key = entry.key.as_str();
+            let stem = split_ending(key).0;
+            if key.split('/').any(glob::is_hidden) || !ENDINGS.iter().any(|e| stem.ends_with(e)) {
+                continue;
+            }
+            ours += 1;
+            let shown = if is_s3(name) { store.display(&entry.key) } else { join(name, key) };
+            self.add_key(&store, &entry.key, shown)?;
+        }
+        log::info!("{name}: {ours} of {} files", entries.len());
+        if ours > 0 {
+            return Ok(());
+        }
+        let endings = ENDINGS.join(", ");
+        let got = match entries.len() {
+            0 => "a folder without files".to_owned(),
+            count => format!("a folder of {count} files, none of which is called so"),
+        };
+        let due = format!("files that end in {endings}, plain or with .zst or .gz");
+        Err(bad_input(name, got, due))
+    }
+
+    fn add_pattern(&mut self, name: &str) -> Result<()> {
+        let before = self.found.len();
+        let alternatives = glob::alternatives(name);
+        for pattern in alternatives.map_err(|got| bad_input(name, got, "fewer"))? {
+            let (base, rest) = split_base(&pattern);
+            let folder = if base.is_empty() { "." } else { base };
+            let store = self.store(folder)?;
+            let components: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
+            for key in glob::find(store.as_ref(), &Key::root(), &components)? {
+                match self.add_key(&store, &key, join(base, key.as_str())) {
+                    // Its last component was no pattern, and need not be in every folder.
+                    Err(Error::Storage(storage::Error::NotFound { .. })) => {}
+                    Err(Error::Storage(storage::Error::Io { source, .. }))
+                        if source.kind() == io::ErrorKind::NotADirectory => {}
+                    outcome => outcome?,
+                }
+            }
+        }
+        let count = self.found.len() - before;
+        log::info!("{name}: {count} files");
+        if count == 0 {
+            Err(bad_input(name, "no file that matches", "at least one"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What was found under a name: a file, or a folder of files.
+    fn add_key(&mut self, store: &Arc<dyn Storage>, key: &Key, name: String) -> Result<()> {
+        match store.open(key) {
+            Ok(object) => self.add_file(name, Arc::clone(store), key.clone(), object.as_ref()),
+            Err(error) if is_folder(&error) => self.add_folder(&name),
+            Err(error) => Err(not_a_file(&name, error)),
+        }
+    }
+
+    fn add_file(
+        &mut self,
+        name: String,
+        store: Arc<dyn Storage>,
+        key: Key,
+        object: &dyn Object,
+    ) -> Result<()> {
+        let mut head = [0; HEAD_BYTES];
+        let len = object.len_bytes().min(head.len() as u64) as usize; // fits: at most 8
+        object
+            .read_many(&mut [storage::RangeRead { offset: 0, buf: &mut head[..len] }])
+            .map_err(|error| not_a_file(&name, error))?;
+        let codec = Codec::detect(&name, &head[..len])?;
+        let mut input = Input {
+            name,
+            stored_bytes: Some(object.len_bytes()),
+            place: InputLocation::Object { store, key },
+            codec,
+            shape: RecordFormat::JsonLines,
+            part: WHOLE,
+            expand_free_bytes: EXPAND_FREE_BYTES,
+            expand_ratio_max: self.options.expand_ratio_max,
+        };
+        input.shape = self.shape(&input)?;
+        self.found.push(input);
+        Ok(())
+    }
+
+    fn add_stream(&mut self, name: &str, place: InputLocation) -> Result<()> {
+        let shape = match self.options.format {
+            Format::Auto | Format::JsonLines => RecordFormat::JsonLines,
+            Format::JsonArray => RecordFormat::JsonArray,
+            Format::Text => RecordFormat::Text(Arc::clone(&self.text)),
+            Format::Parquet => {
+                return Err(bad_input(name, "a stream", "a file: Parquet is read from its end"));
+            }
+        };
+        self.found.push(Input {
+            name: name.to_owned(),
+            stored_bytes: None,
+            place,
+            codec: Codec::Plain,
+            shape,
+            part: WHOLE,
+            expand_free_bytes: EXPAND_FREE_BYTES,
+            expand_ratio_max: self.options.expand_ratio_max,
+        });
+        Ok(())
+    }
+
+    fn shape(&self, input: &Input) -> Result<RecordFormat> {
+        let stem = split_ending(&input.name).0;
+        let is_parquet = input.codec == Codec::Parquet;
+        match self.options.format {
+            Format::Auto | Format::Parquet if is_parquet => self.rows(input),
+            Format::Parquet => Err(bad_input(&input.name, "something else", "Parquet")),
+            _ if is_parquet => Err(bad_input(&input.name, "Parquet", "what --input-format says")),
+            Format::JsonArray => Ok(RecordFormat::JsonArray),
+            Format::Text => Ok(RecordFormat::Text(Arc::clone(&self.text))),
+            Format::Auto if stem.ends_with(".txt") => {
+                if starts_with(input, b"{\"")? {
+                    let got = "what looks like lines of JSON";
+                    let due = "plain text, as it is called; hint: say --input-format jsonl, or txt";
+                    return Err(bad_input(&input.name, got, due));
+                }
+                Ok(RecordFormat::Text(Arc::clone(&self.text)))
+            }
+            Format::Auto if stem.ends_with(".json") && starts_with(input, b"[")? => {
+                Ok(RecordFormat::JsonArray)
+            }
+            Format::Auto | Format::JsonLines => Ok(RecordFormat::JsonLines),
+        }
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    #[expect(clippy::unused_self, reason = "it has a twin that looks at the column")]
+    fn rows(&self, input: &Input) -> Result<RecordFormat> {
+        let due = "JSON lines, plain, .zst or .gz; hint: this program was built without the \
+                   feature parquet; build it with, or write the file as JSON lines first";
+        Err(bad_input(&input.name, "Parquet", due))
+    }
+
+    #[cfg(feature = "parquet")]
+    fn rows(&self, input: &Input) -> Result<RecordFormat> {
+        super::parquet::RowReader::open(input, self.column, 0)?;
+        Ok(RecordFormat::Rows(self.column.into()))
+    }
+}
+
+/// Whether a file begins with some bytes, but for white space and a byte order mark.
+fn starts_with(input: &Input, due: &[u8]) -> Result<bool> {
+    let head = decompressed_head(input, PEEK_BYTES)?;
+    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
+    Ok(head.trim_ascii_start().starts_with(due))
+}
+
+fn is_folder(error: &storage::Error) -> bool {
+    matches!(error, storage::Error::Io { source, .. }
+        if source.kind() == io::ErrorKind::IsADirectory)
+}
+
+/// How the names of objects begin.
+const S3: &str = "s3://";
+
+fn is_s3(name: &str) -> bool {
+    name.starts_with(S3)
+}
+
+/// Whether a name is a bucket and nothing below it.
+fn is_bucket(name: &str) -> bool {
+    let place = name.strip_prefix(S3).and_then(|rest| rest.split('?').next());
+    place.is_some_and(|place| !place.trim_end_matches('/').contains('/'))
+}
+
+/// Whether what follows a question mark is for the store, and no pattern.
+fn has_options(name: &str) -> bool {
+    name.split_once('?').is_some_and(|(_, options)| options.contains('='))
+}
+
+fn is_url(name: &str) -> bool {
+    name.starts_with("file:") || name.contains("://")
+}
+
+/// The folder before the first component that is a pattern, and the rest.
+fn split_base(pattern: &str) -> (&str, &str) {
+    let first = pattern.find(['*', '?', '[']).unwrap_or(pattern.len());
+    match pattern[..first].rfind('/') {
+        None => ("", pattern),
+        Some(0) => ("/", &pattern[1..]),
+        Some(slash) => (&pattern[..slash], &pattern[slash + 1..]),
+    }
+}
+
+fn join(folder: &str, name: &str) -> String {
+    match folder {
+        "" => name.to_owned(),
+        _ if folder.ends_with('/') => format!("{folder}{name}"),
+        _ => format!("{folder}/{name}"),
+    }
+}

@@ -1,0 +1,161 @@
+//! Where the elements of a list of JSON begin and end, without holding the list. What is in an
+//! element is not checked here: who reads it does.
+
+use memchr::memchr2;
+
+use super::records::ByteSpan;
+use crate::json::scanner::LineFault;
+
+/// A scan of a list that is read in pieces. It looks at each byte once, but for those of an element
+/// that goes on in the next parcel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArrayScan {
+    /// Bytes that have been looked at.
+    at: usize,
+    state: ScanState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScanState {
+    /// Nothing has been seen yet.
+    Start,
+    /// Behind the bracket that opens the list.
+    Opened,
+    /// Behind an element.
+    Behind,
+    /// Behind a comma.
+    Comma,
+    Element {
+        start: usize,
+        depth: u32,
+        in_string: bool,
+    },
+    /// Behind the bracket that closes the list.
+    Closed,
+}
+
+/// What a scan stumbled over, and where.
+pub(super) type ArrayFault = (usize, LineFault);
+
+impl ArrayScan {
+    /// Begins at the first byte of a file, or behind an element.
+    pub(super) fn new(offset: u64) -> Self {
+        ArrayScan { at: 0, state: if offset == 0 { ScanState::Start } else { ScanState::Behind } }
+    }
+
+    /// Goes on to the end of the bytes and appends the elements that ended.
+    pub(super) fn scan(
+        &mut self,
+        bytes: &[u8],
+        spans: &mut Vec<ByteSpan>,
+    ) -> Result<(), ArrayFault> {
+        while self.at < bytes.len() {
+            if let ScanState::Element { .. } = self.state {
+                self.go_on(bytes, spans);
+                continue;
+            }
+            let byte = bytes[self.at];
+            if byte.is_ascii_whitespace() {
+                self.at += 1;
+                continue;
+            }
+            self.state = match (self.state, byte) {
+                (ScanState::Start, b'[') => ScanState::Opened,
+                (ScanState::Behind, b',') => ScanState::Comma,
+                (ScanState::Opened | ScanState::Behind, b']') => ScanState::Closed,
+                (ScanState::Opened | ScanState::Comma, _)
+                    if !matches!(byte, b',' | b']' | b'}') =>
+                {
+                    self.state = ScanState::Element { start: self.at, depth: 0, in_string: false };
+                    continue;
+                }
+                _ => return Err((self.at, self.stumble(char_of(bytes, self.at)))),
+            };
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    /// The bytes up to the end of the last element are gone; what is behind it is looked at again.
+    pub(super) fn cut(&mut self) {
+        *self = ArrayScan { at: 0, state: ScanState::Behind };
+    }
+
+    /// Whether the list has been closed; if not, what is wrong with a file that ends here.
+    pub(super) fn end(&self) -> Result<(), ArrayFault> {
+        if self.state == ScanState::Closed {
+            return Ok(());
+        }
+        let mut fault = self.stumble("the end of the file".to_owned());
+        fault.hint = Some("the file may have been cut short");
+        Err((self.at, fault))
+    }
+
+    /// To the end of the element, if it is there.
+    fn go_on(&mut self, bytes: &[u8], spans: &mut Vec<ByteSpan>) {
+        let ScanState::Element { start, mut depth, mut in_string } = self.state else { return };
+        while self.at < bytes.len() {
+            let rest = &bytes[self.at..];
+            if in_string {
+                let Some(at) = memchr2(b'"', b'\\', rest) else {
+                    self.at = bytes.len();
+                    break;
+                };
+                if rest[at] == b'\\' {
+                    // What is escaped may come with the next bytes, and is then stepped over.
+                    self.at += at + 2;
+                    continue;
+                }
+                in_string = false;
+                self.at += at + 1;
+            } else {
+                match rest[0] {
+                    b'"' => in_string = true,
+                    b'{' | b'[' => depth += 1,
+                    b'}' | b']' if depth > 0 => depth -= 1,
+                    // Behind a bare number or word.
+                    b',' | b']' | b'}' if depth == 0 => {
+                        return self.end_element(start, spans);
+                    }
+                    byte if depth == 0 && byte.is_ascii_whitespace() => {
+                        return self.end_element(start, spans);
+                    }
+                    _ => {
+                        self.at += 1;
+                        continue;
+                    }
+                }
+                self.at += 1;
+            }
+            if depth == 0 && !in_string {
+                return self.end_element(start, spans);
+            }
+        }
+        self.state = ScanState::Element { start, depth, in_string };
+    }
+
+    fn end_element(&mut self, start: usize, spans: &mut Vec<ByteSpan>) {
+        spans.push(start..self.at);
+        self.state = ScanState::Behind;
+    }
+
+    fn stumble(&self, found: String) -> LineFault {
+        let expected = match self.state {
+            ScanState::Start => "a list, '['",
+            ScanState::Opened => "an object or ']'",
+            ScanState::Behind => "',' or ']'",
+            ScanState::Comma => "an object",
+            ScanState::Element { .. } => "the end of the element, and ']'",
+            ScanState::Closed => "nothing after the list",
+        };
+        LineFault { column: 0, found, expected: expected.to_owned(), hint: None }
+    }
+}
+
+fn char_of(bytes: &[u8], at: usize) -> String {
+    let end = bytes.len().min(at + 4);
+    match String::from_utf8_lossy(&bytes[at..end]).chars().next() {
+        Some(char) if char.is_ascii_graphic() => format!("'{char}'"),
+        _ => format!("the byte {:#04x}", bytes[at]),
+    }
+}

@@ -1,0 +1,244 @@
+//! One column of a Parquet file, row after row.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::basic::Type;
+use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, FileReader as _, Length, SerializedFileReader};
+use storage::Object;
+
+use super::chunker::Filled;
+use super::records::NO_TEXT;
+use super::stream::ObjectRead;
+use super::{Input, bad_input};
+use crate::batch::document_batch::DocumentBatch;
+use crate::{Error, Result};
+
+/// Rows that are decoded at a time.
+const ROWS: usize = 64;
+
+/// Headers of pages are read in pieces of this size.
+const HEADER_BYTES: usize = 4096;
+
+/// A file of Parquet, being read.
+pub(super) struct RowReader {
+    name: String,
+    file: SerializedFileReader<Chunks>,
+    column: usize,
+    /// A row may have no value.
+    max_def_level: i16,
+    /// The next group of rows.
+    group: usize,
+    pages: Option<ColumnReaderImpl<ByteArrayType>>,
+    /// The next row, from 0.
+    row: u64,
+    rows: u64,
+    stored_bytes: u64,
+}
+
+impl std::fmt::Debug for RowReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RowReader({}, row {} of {})", self.name, self.row, self.rows)
+    }
+}
+
+impl RowReader {
+    /// Opens a file at one of its rows.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for what is no Parquet, or has no such column of texts.
+    pub(super) fn open(input: &Input, column: &str, row: u64) -> Result<Self> {
+        guard(&input.name, 0, || RowReader::begin(input, column, row))
+    }
+
+    fn begin(input: &Input, column: &str, row: u64) -> Result<Self> {
+        let object = input.object()?;
+        let stored_bytes = object.len_bytes();
+        let failed = |error| told(&input.name, 0, error);
+        let file = SerializedFileReader::new(Chunks(object)).map_err(failed)?;
+        let schema = file.metadata().file_metadata().schema_descr();
+        let names: Vec<String> = schema.columns().iter().map(|c| c.path().string()).collect();
+        let Some(at) = names.iter().position(|name| name == column) else {
+            let got = format!("only the columns {}", names.join(", "));
+            return Err(bad_input(&input.name, got, format!("the column '{column}'")));
+        };
+        let found = schema.column(at);
+        if found.physical_type() != Type::BYTE_ARRAY || found.max_rep_level() > 0 {
+            let got = format!("the column '{column}' of {}", found.physical_type());
+            return Err(bad_input(&input.name, got, "one of strings"));
+        }
+        let groups = file.metadata().row_groups();
+        let rows = groups.iter().map(|group| u64::try_from(group.num_rows()).unwrap_or(0)).sum();
+        let mut reader = RowReader {
+            name: input.name.clone(),
+            max_def_level: found.max_def_level(),
+            file,
+            column: at,
+            group: 0,
+            pages: None,
+            row: 0,
+            rows,
+            stored_bytes,
+        };
+        reader.seek(row)?;
+        Ok(reader)
+    }
+
+    /// The next row, from 0.
+    pub(super) fn row(&self) -> u64 {
+        self.row
+    }
+
+    fn seek(&mut self, row: u64) -> Result<()> {
+        let groups = self.file.metadata().row_groups();
+        for group in groups {
+            let rows = u64::try_from(group.num_rows()).unwrap_or(0);
+            if self.row + rows > row {
+                break;
+            }
+            self.row += rows;
+            self.group += 1;
+        }
+        let within = row.saturating_sub(self.row);
+        if within > 0 && self.next_group()? {
+            let name = &self.name;
+            let failed = |error| told(name, row, error);
+            let pages = self.pages.as_mut().expect("just opened");
+            // fits: a row of a group, of which a usize can count the rows.
+            self.row += pages.skip_records(within as usize).map_err(failed)? as u64;
+        }
+        if self.row == row {
+            return Ok(());
+        }
+        Err(bad_input(&self.name, format!("{} rows", self.row), format!("the {row} read before")))
+    }
+
+    /// False: there are no more.
+    fn next_group(&mut self) -> Result<bool> {
+        if self.group == self.file.num_row_groups() {
+            return Ok(false);
+        }
+        let failed = |error| told(&self.name, self.row, error);
+        let group = self.file.get_row_group(self.group).map_err(failed)?;
+        let column = group.get_column_reader(self.column).map_err(failed)?;
+        self.pages = Some(get_typed_column_reader(column));
+        self.group += 1;
+        Ok(true)
+    }
+
+    /// Appends rows until they are a block.
+    ///
+    /// # Errors
+    /// [`Error::BadInput`] for what is no Parquet; there is then no more to be read.
+    pub(super) fn fill(
+        &mut self,
+        parcel: &mut DocumentBatch,
+        block_bytes: usize,
+    ) -> Result<Filled> {
+        let (name, row) = (self.name.clone(), self.row);
+        guard(&name, row, || self.fill_block(parcel, block_bytes))
+    }
+
+    fn fill_block(&mut self, parcel: &mut DocumentBatch, block_bytes: usize) -> Result<Filled> {
+        let (mut levels, mut values) = (Vec::new(), Vec::new());
+        while parcel.bytes.len() < block_bytes {
+            if self.pages.is_none() && !self.next_group()? {
+                break;
+            }
+            levels.clear();
+            values.clear();
+            let pages = self.pages.as_mut().expect("opened above");
+            let nullable = (self.max_def_level > 0).then_some(&mut levels);
+            let read = pages.read_records(ROWS, nullable, None, &mut values);
+            let (rows, ..) = read.map_err(|error| told(&self.name, self.row, error))?;
+            if rows == 0 {
+                self.pages = None;
+            }
+            let mut texts = values.iter();
+            for row in 0..rows {
+                let is_null = levels.get(row).is_some_and(|&level| level < self.max_def_level);
+                let text = if is_null { None } else { texts.next() };
+                self.push(parcel, text.map(ByteArray::data))?;
+            }
+            self.row += rows as u64;
+        }
+        parcel.decompressed = true;
+        // As far in the file as in its rows: their pages are not in one piece.
+        let stored = u128::from(self.stored_bytes) * u128::from(self.row);
+        parcel.stored_bytes = (stored / u128::from(self.rows.max(1))) as u64; // fits: a share of it
+        Ok(if parcel.spans.is_empty() { Filled::Nothing } else { Filled::Some })
+    }
+
+    fn push(&self, parcel: &mut DocumentBatch, text: Option<&[u8]>) -> Result<()> {
+        let Some(text) = text else {
+            parcel.spans.push(NO_TEXT);
+            return Ok(());
+        };
+        let start = parcel.bytes.len();
+        parcel.bytes.try_reserve(text.len()).map_err(|_| Error::NoMemory {
+            input: self.name.clone(),
+            offset: self.row,
+            bytes: text.len() as u64,
+        })?;
+        parcel.bytes.extend_from_slice(text);
+        parcel.spans.push(start..parcel.bytes.len());
+        Ok(())
+    }
+}
+
+/// Parquet's reader asserts of a file what a file need not keep. What it held when it panicked is
+/// not used again: after an error nothing more is read.
+fn guard<T>(name: &str, row: u64, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        Err(told(name, row, ParquetError::General("not as its header says".to_owned())))
+    })
+}
+
+/// What Parquet's reader said, or what the store said to it.
+fn told(name: &str, row: u64, error: ParquetError) -> Error {
+    let error = match error {
+        ParquetError::External(error) => match error.downcast::<storage::Error>() {
+            Ok(error) => return Error::Storage(*error),
+            Err(error) => ParquetError::External(error),
+        },
+        other => other,
+    };
+    let got = format!("after {row} rows: {error}");
+    bad_input(name, got, "Parquet as its specification has it; hint: the file may have been cut")
+}
+
+/// A file as Parquet's reader wants it.
+struct Chunks(Arc<dyn Object>);
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.0.len_bytes()
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = io::BufReader<ObjectRead>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        let object = ObjectRead::new(Arc::clone(&self.0), start);
+        Ok(io::BufReader::with_capacity(HEADER_BYTES, object))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        // A file may say any length: it is compared with its own before there is memory for it.
+        let end = start.checked_add(length as u64).filter(|&end| end <= self.len());
+        let Some(_) = end else {
+            let told = format!("{length} bytes due at {start} of {}", self.len());
+            return Err(ParquetError::EOF(told));
+        };
+        let mut buf = vec![0; length];
+        let read = self.0.read_many(&mut [storage::RangeRead { offset: start, buf: &mut buf }]);
+        read.map_err(|error| ParquetError::External(Box::new(error)))?;
+        Ok(buf.into())
+    }
+}

@@ -1,0 +1,112 @@
+//! Columns of Parquet, written by the reference library.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+use std::fs::File;
+use std::sync::Arc;
+
+use ::parquet::basic::Compression;
+use ::parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use ::parquet::schema::parser::parse_message_type;
+
+use super::*;
+use crate::batch::document_batch::{BatchEnd, DocumentBatch};
+
+/// Rows in groups; a row may have no text.
+fn write(path: &std::path::Path, groups: &[&[Option<&str>]]) {
+    let schema = "message m { required int32 id; optional binary text (UTF8); }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+    let file = File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    for rows in groups {
+        let mut group = writer.next_row_group().unwrap();
+        write_group(&mut group, rows);
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+fn write_group(group: &mut SerializedRowGroupWriter<'_, File>, rows: &[Option<&str>]) {
+    let ids: Vec<i32> = (0..).take(rows.len()).collect();
+    let levels: Vec<i16> = rows.iter().map(|row| i16::from(row.is_some())).collect();
+    let texts: Vec<_> = rows.iter().flatten().map(|text| ByteArray::from(*text)).collect();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int32Type>().write_batch(&ids, None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&texts, Some(&levels), None).unwrap();
+    column.close().unwrap();
+}
+
+/// Texts, and after how many rows each parcel went on.
+fn cut(cutter: InputChunker) -> (Vec<String>, Vec<(usize, Position)>, u64) {
+    let mut cutter = cutter;
+    let (mut texts, mut places, mut lines) = (Vec::new(), Vec::new(), 0);
+    let mut parcel = DocumentBatch::default();
+    loop {
+        parcel.reset();
+        if !cutter.fill(&mut parcel) {
+            return (texts, places, lines);
+        }
+        assert!(parcel.stop.is_none(), "{:?}", parcel.stop);
+        let mut records = Records::new(&parcel.shape, &parcel.bytes, &parcel.spans, parcel.offset);
+        for record in records.by_ref().filter(|record| !record.is_blank) {
+            texts.push(String::from_utf8(record.bytes.to_vec()).unwrap());
+        }
+        lines += records.lines_before();
+        places.push((texts.len(), parcel.next));
+    }
+}
+
+#[test]
+fn a_column_is_read_from_any_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let many = vec![Some("again"); 300];
+    write(&path, &[&[Some("one"), None, Some(""), Some("二")], &[], &many, &[Some("last")]]);
+    let names = [path.display().to_string()];
+    let inputs = expand(&names, &InputOptions::default(), "text").unwrap();
+    for block_bytes in [1, 64, 1 << 20] {
+        let cutter = || InputChunker::new(inputs.clone(), block_bytes, 1000);
+        let (texts, places, lines) = cut(cutter());
+        assert_eq!(texts.len(), 304);
+        assert_eq!(
+            (&texts[..3], texts[303].as_str()),
+            (&["one", "", "二"].map(String::from)[..], "last")
+        );
+        assert_eq!(lines, 305);
+        for (before, place) in places {
+            assert_eq!(cut(cutter().start_at(place)).0, texts[before..], "{place:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_column_of_texts_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    write(&path, &[&[Some("one")]]);
+    let names = [path.display().to_string()];
+    let told = |column| expand(&names, &InputOptions::default(), column).unwrap_err().to_string();
+    assert!(told("body").contains("only the columns id, text"), "{}", told("body"));
+    assert!(told("id").contains("of INT32"), "{}", told("id"));
+    let whole = std::fs::read(&path).unwrap();
+    for len in 4..whole.len() {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        assert!(told("text").contains("may have been cut"), "{len}: {}", told("text"));
+    }
+    // A byte that was changed may pass, but nothing may panic or hang.
+    for at in 4..whole.len() {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x40;
+        std::fs::write(&path, changed).unwrap();
+        let Ok(inputs) = expand(&names, &InputOptions::default(), "text") else { continue };
+        let mut cutter = InputChunker::new(inputs, 64, 1000);
+        let mut parcel = DocumentBatch::default();
+        while cutter.fill(&mut parcel) && !matches!(parcel.stop, Some(BatchEnd::Input(_))) {
+            parcel.reset();
+        }
+    }
+}

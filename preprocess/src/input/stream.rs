@@ -1,0 +1,380 @@
+//! The bytes of one input, in order, decompressed.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use storage::{ByteSize, Object};
+
+use super::codec::{Codec, HEAD_BYTES};
+use super::decompress::{DecodedChunk, Decompressor};
+use super::{Input, InputLocation, bad_input};
+use crate::{Error, Result};
+
+/// Requests of 1 MiB, several at a time, keep disks and parallel file systems busy.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// Where every read is a journey, as to an object store, so much is fetched at once.
+const FETCH_BYTES: usize = 8 << 20;
+
+/// A decoder takes compressed bytes in pieces of this size.
+const COMPRESSED_BYTES: usize = 1 << 20;
+
+/// The bytes of one input.
+#[derive(Debug)]
+pub(super) struct InputStream {
+    name: String,
+    bytes: Bytes,
+    pub(super) decompressed: bool,
+    /// Bytes taken from the input as it is stored.
+    stored: Arc<AtomicU64>,
+    /// Where the next byte given out stands in the input, decompressed.
+    offset: u64,
+    stored_all: Option<u64>,
+    expand_free_bytes: u64,
+    expand_ratio_max: Option<u64>,
+    /// Why there will be no more.
+    failed: Option<DecodeError>,
+}
+
+/// Where in what is stored a decoder gave up, and why.
+#[derive(Debug)]
+pub(super) struct DecodeError {
+    pub(super) stored: Option<u64>,
+    pub(super) source: io::Error,
+}
+
+enum Bytes {
+    Object {
+        object: Arc<dyn Object>,
+        at: u64,
+        fetched: ObjectChunk,
+    },
+    Stream(Box<dyn io::Read + Send>),
+    /// Chunks of this input that other threads decompress.
+    Ahead {
+        ahead: Arc<Decompressor>,
+        input_idx: usize,
+        chunk: DecodedChunk,
+    },
+}
+
+/// Bytes of an object from `at` on, some of which have been given out.
+#[derive(Debug, Default)]
+struct ObjectChunk {
+    bytes: Vec<u8>,
+    given: usize,
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Bytes::Object { object, .. } => object.fmt(f),
+            Bytes::Stream(_) => f.write_str("Stream"),
+            Bytes::Ahead { input_idx, .. } => write!(f, "Ahead({input_idx})"),
+        }
+    }
+}
+
+impl InputStream {
+    /// Begins to read a file at a byte, as it is stored, if it is not compressed, or a stream.
+    ///
+    /// # Errors
+    /// What the store or the system says; [`Error::BadInput`] for a stream that is none of ours.
+    pub(super) fn open(input: &Input, offset: u64) -> Result<InputStream> {
+        let stored = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&stored);
+        let failed = |source| at_start(&input.name, source);
+        let (bytes, decompressed) = match &input.place {
+            InputLocation::Object { .. } => {
+                let object = input.object()?;
+                if object.len_bytes() < offset {
+                    let got = format!("a file of {} bytes", object.len_bytes());
+                    let due = format!("more than the {offset} read before");
+                    return Err(bad_input(&input.name, got, due));
+                }
+                (Bytes::Object { object, at: offset, fetched: ObjectChunk::default() }, false)
+            }
+            InputLocation::Pipe(path) => {
+                stream(&input.name, File::open(path).map_err(failed)?, count, offset)?
+            }
+            InputLocation::Stdin => stream(&input.name, io::stdin(), count, offset)?,
+        };
+        Ok(InputStream::new(input, bytes, decompressed, stored, offset))
+    }
+
+    /// Begins to read what other threads decompress, from a byte of it on.
+    pub(super) fn ahead(
+        input: &Input,
+        input_idx: usize,
+        ahead: &Arc<Decompressor>,
+        offset: u64,
+    ) -> InputStream {
+        let ahead = Arc::clone(ahead);
+        let bytes = Bytes::Ahead { ahead, input_idx, chunk: DecodedChunk::default() };
+        InputStream::new(input, bytes, true, Arc::default(), offset)
+    }
+
+    fn new(
+        input: &Input,
+        bytes: Bytes,
+        decompressed: bool,
+        stored: Arc<AtomicU64>,
+        offset: u64,
+    ) -> InputStream {
+        InputStream {
+            name: input.name.clone(),
+            bytes,
+            decompressed,
+            stored,
+            offset,
+            stored_all: input.stored_bytes,
+            expand_free_bytes: input.expand_free_bytes,
+            expand_ratio_max: input.expand_ratio_max,
+            failed: None,
+        }
+    }
+
+    /// Appends up to `bytes_max` bytes. None: the input has ended. What came before an error is
+    /// given first.
+    ///
+    /// # Errors
+    /// [`Error::Storage`]; [`Error::Stream`] for streams and what cannot be decompressed;
+    /// [`Error::NoMemory`]; [`Error::BadInput`] for what expands beyond its limit.
+    pub(super) fn read(&mut self, buf: &mut Vec<u8>, bytes_max: usize) -> Result<Option<usize>> {
+        if let Some(failed) = self.failed.take() {
+            return Err(stream_error(&self.name, self.offset, failed));
+        }
+        let len = buf.len();
+        let reserved = buf.try_reserve(bytes_max).or_else(|_| buf.try_reserve_exact(bytes_max));
+        reserved.map_err(|_| Error::NoMemory {
+            input: self.name.clone(),
+            offset: self.offset,
+            bytes: len as u64 + bytes_max as u64,
+        })?;
+        buf.resize(len + bytes_max, 0);
+        let (read, failed) = self.fill(&mut buf[len..]);
+        buf.truncate(len + read);
+        self.offset += read as u64;
+        self.check_expansion()?;
+        match failed {
+            Some(failed) if read == 0 => Err(stream_error(&self.name, self.offset, failed)),
+            failed => {
+                self.failed = failed;
+                Ok((read > 0).then_some(read))
+            }
+        }
+    }
+
+    fn fill(&mut self, buf: &mut [u8]) -> (usize, Option<DecodeError>) {
+        match &mut self.bytes {
+            Bytes::Object { object, at, fetched } => {
+                let (read, error) = match object.file() {
+                    Some(_) => match read_object(object.as_ref(), at, buf) {
+                        Ok(read) => (read, None),
+                        Err(error) => (0, Some(error)),
+                    },
+                    None => fetched.read(object.as_ref(), at, buf),
+                };
+                self.stored.store(*at, Ordering::Relaxed);
+                let failed = |error| DecodeError { stored: None, source: io::Error::other(error) };
+                (read, error.map(failed))
+            }
+            Bytes::Stream(stream) => {
+                let (read, failed) = read_stream(stream.as_mut(), buf);
+                let stored = self.decompressed.then(|| self.stored.load(Ordering::Relaxed));
+                (read, failed.map(|source| DecodeError { stored, source }))
+            }
+            Bytes::Ahead { ahead, input_idx, chunk } => {
+                let mut len = 0;
+                while len < buf.len() {
+                    if chunk.is_empty() {
+                        match ahead.next(*input_idx, std::mem::take(chunk)) {
+                            Ok(Some(next)) => *chunk = next,
+                            Ok(None) => break,
+                            Err(failed) => return (len, Some(failed)),
+                        }
+                        self.stored.store(chunk.stored, Ordering::Relaxed);
+                    }
+                    len += chunk.take(&mut buf[len..]);
+                }
+                (len, None)
+            }
+        }
+    }
+
+    /// A small file that would fill a disk is not taken for what it says.
+    fn check_expansion(&self) -> Result<()> {
+        if !self.decompressed || self.offset <= self.expand_free_bytes {
+            return Ok(());
+        }
+        let Some(ratio_max) = self.expand_ratio_max else { return Ok(()) };
+        let stored = self.stored_all.unwrap_or_else(|| self.stored_bytes());
+        if self.offset / ratio_max.max(1) <= stored {
+            return Ok(());
+        }
+        let (got, stored) = (ByteSize(self.offset), ByteSize(stored));
+        Err(bad_input(
+            &self.name,
+            format!("{got} and more out of {stored}"),
+            format!(
+                "at most {ratio_max} times what is stored, from {} on; hint: if it is no \
+                 decompression bomb, raise --expand-max",
+                ByteSize(self.expand_free_bytes)
+            ),
+        ))
+    }
+
+    /// Bytes taken from the input so far, as it is stored.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.stored.load(Ordering::Relaxed)
+    }
+}
+
+impl ObjectChunk {
+    /// As [`read_object`], but what came before an error counts.
+    fn read(
+        &mut self,
+        object: &dyn Object,
+        at: &mut u64,
+        buf: &mut [u8],
+    ) -> (usize, Option<storage::Error>) {
+        let mut len = 0;
+        while len < buf.len() {
+            if self.given == self.bytes.len() {
+                self.bytes.resize(FETCH_BYTES, 0);
+                let read = read_object(object, &mut at.clone(), &mut self.bytes);
+                self.bytes.truncate(*read.as_ref().unwrap_or(&0));
+                self.given = 0;
+                match read {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(error) => return (len, Some(error)),
+                }
+            }
+            let count = (self.bytes.len() - self.given).min(buf.len() - len);
+            let fetched = &self.bytes[self.given..self.given + count];
+            buf[len..len + count].copy_from_slice(fetched);
+            (self.given, len, *at) = (self.given + count, len + count, *at + count as u64);
+        }
+        (len, None)
+    }
+}
+
+/// A stream may be compressed too: its first bytes are read to know. What is before `offset` is
+/// read past.
+fn stream(
+    name: &str,
+    mut raw: impl io::Read + Send + 'static,
+    count: Arc<AtomicU64>,
+    offset: u64,
+) -> Result<(Bytes, bool)> {
+    let failed = |source| at_start(name, source);
+    let mut head = Vec::new();
+    raw.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(failed)?;
+    let codec = Codec::detect(name, &head)?;
+    if codec == Codec::Parquet {
+        return Err(bad_input(name, "Parquet", "a file: Parquet is read from its end"));
+    }
+    let whole = Counted { inner: io::Cursor::new(head).chain(raw), count };
+    let mut bytes: Box<dyn io::Read + Send> = match codec.is_compressed() {
+        true => codec.decoder(BufReader::with_capacity(COMPRESSED_BYTES, whole)).map_err(failed)?,
+        false => Box::new(whole),
+    };
+    let skipped = io::copy(&mut bytes.by_ref().take(offset), &mut io::sink()).map_err(failed)?;
+    if skipped < offset {
+        let got = format!("an end after {skipped} bytes");
+        return Err(bad_input(name, got, format!("more than the {offset} read before")));
+    }
+    Ok((Bytes::Stream(bytes), codec.is_compressed()))
+}
+
+/// The first bytes of a file as a decoder gives them, to look at.
+pub(super) fn decompressed_head(input: &Input, bytes_max: u64) -> Result<Vec<u8>> {
+    let failed = |source| at_start(&input.name, source);
+    let reader = BufReader::with_capacity(COMPRESSED_BYTES, ObjectRead::new(input.object()?, 0));
+    let decoder = input.codec.decoder(reader).map_err(failed)?;
+    let mut head = Vec::new();
+    decoder.take(bytes_max).read_to_end(&mut head).map_err(failed)?;
+    Ok(head)
+}
+
+/// Fills the buffer from an object, or what is left of it, in requests that may run side by side.
+pub(super) fn read_object(
+    object: &dyn Object,
+    at: &mut u64,
+    buf: &mut [u8],
+) -> storage::Result<usize> {
+    let left = object.len_bytes().saturating_sub(*at);
+    let len = left.min(buf.len() as u64) as usize; // fits: at most the buffer
+    let offsets = (*at..).step_by(REQUEST_BYTES);
+    let chunks = buf[..len].chunks_mut(REQUEST_BYTES);
+    let mut reads: Vec<_> =
+        offsets.zip(chunks).map(|(offset, buf)| storage::RangeRead { offset, buf }).collect();
+    object.read_many(&mut reads)?;
+    *at += len as u64;
+    Ok(len)
+}
+
+/// Fills the buffer from a stream, or what is left of it before it ends or fails.
+pub(super) fn read_stream(stream: &mut dyn io::Read, buf: &mut [u8]) -> (usize, Option<io::Error>) {
+    let mut len = 0;
+    while len < buf.len() {
+        match stream.read(&mut buf[len..]) {
+            Ok(0) => break,
+            Ok(read) => len += read,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return (len, Some(e)),
+        }
+    }
+    (len, None)
+}
+
+/// A decoder hands on what its own input said, wrapped.
+pub(super) fn stream_error(input: &str, offset: u64, failed: DecodeError) -> Error {
+    let input = input.to_owned();
+    match failed.source.downcast::<storage::Error>() {
+        Ok(error) => Error::Storage(error),
+        Err(source) => Error::Stream { input, offset, stored: failed.stored, source },
+    }
+}
+
+/// A stream that could not be opened or read from its first byte on.
+fn at_start(input: &str, source: io::Error) -> Error {
+    stream_error(input, 0, DecodeError { stored: None, source })
+}
+
+/// An object as the reader that decoders want.
+#[derive(Debug)]
+pub(super) struct ObjectRead {
+    object: Arc<dyn Object>,
+    at: u64,
+}
+
+impl ObjectRead {
+    pub(super) fn new(object: Arc<dyn Object>, at: u64) -> Self {
+        ObjectRead { object, at }
+    }
+}
+
+impl io::Read for ObjectRead {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        read_object(self.object.as_ref(), &mut self.at, buf).map_err(io::Error::other)
+    }
+}
+
+/// Counts what passes.
+#[derive(Debug)]
+pub(super) struct Counted<R> {
+    pub(super) inner: R,
+    pub(super) count: Arc<AtomicU64>,
+}
+
+impl<R: io::Read> io::Read for Counted<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buf)?;
+        self.count.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}

@@ -1,0 +1,203 @@
+//! Threads: one reads and cuts at newlines, workers do the work, and the calling thread takes the
+//! results in the order of the input. [`PipelineItem`]s circulate between them; their number is
+//! fixed, which bounds memory and applies backpressure.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::batch::document_batch::DocumentBatch;
+use crate::input::InputChunker;
+use crate::{Error, Result};
+
+/// A worker finds its next load waiting while one is read and one is taken. A parcel to tokenize
+/// holds a block and its tokens, at worst two bytes a byte (four with ids of 32 bits): with 64
+/// workers 194 parcels of at most 768 KiB, so 150 MiB; on plain text, at four bytes a token, half.
+/// One to judge holds its lines, and for near duplicates their texts and 8 bytes a band: at 1 MiB
+/// about 3 MiB.
+const LOADS_PER_WORKER: usize = 3;
+
+/// One is being read, one is being taken.
+const LOADS_BESIDE: usize = 2;
+
+/// An input may be silent for hours; whether to go on waiting is asked ten times a second.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// What goes round: a parcel, and what becomes of it.
+pub(crate) trait PipelineItem: Default + Send + 'static {
+    fn parcel(&mut self) -> &mut DocumentBatch;
+
+    /// Empties it for its next round.
+    fn reset(&mut self);
+}
+
+impl PipelineItem for DocumentBatch {
+    fn parcel(&mut self) -> &mut DocumentBatch {
+        self
+    }
+
+    fn reset(&mut self) {
+        DocumentBatch::reset(self);
+    }
+}
+
+/// What comes to a worker.
+enum WorkerMessage<L> {
+    Load(Box<L>),
+    /// There will be no more.
+    End,
+}
+
+/// What comes to the thread that called.
+enum ResultMessage<L> {
+    Load(Box<L>),
+    /// All has been read, which was so many loads.
+    Read(u64),
+    /// A thread ended by a panic; its load will not come.
+    Panicked,
+}
+
+/// Tells if its thread panics: who waits for it would wait for ever otherwise.
+struct PanicNotifier<L>(Sender<ResultMessage<L>>);
+
+impl<L> Drop for PanicNotifier<L> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.send(ResultMessage::Panicked);
+        }
+    }
+}
+
+/// Sends the workers home, however the thread that called returns. The reader may hold the other
+/// end of their channel for ever: it may wait for an input that never comes.
+struct WorkerShutdown<'a, L> {
+    job: Sender<WorkerMessage<L>>,
+    workers: usize,
+    closed: &'a AtomicBool,
+}
+
+impl<L> Drop for WorkerShutdown<'_, L> {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+        for _ in 0..self.workers {
+            // Those that panicked need no word.
+            let _ = self.job.send(WorkerMessage::End);
+        }
+    }
+}
+
+/// Runs the threads and hands every load to `take`, in order, until there are no more, one fails,
+/// or `stop` is true while nothing comes. `worker` is called on each worker's own thread, so that
+/// its memory is near the core it runs on.
+///
+/// # Errors
+/// What `take` says; [`Error::Stopped`].
+pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
+    cutter: InputChunker,
+    workers: usize,
+    stop: &AtomicBool,
+    worker: impl Fn() -> W + Sync,
+    take: &mut dyn FnMut(&mut L) -> Result<()>,
+) -> Result<()> {
+    let (free, frees) = mpsc::channel();
+    let (job, jobs) = mpsc::channel();
+    let (done, dones) = mpsc::channel();
+    for _ in 0..workers * LOADS_PER_WORKER + LOADS_BESIDE {
+        free.send(Box::default()).expect("its receiver is here");
+    }
+    let jobs = Mutex::new(jobs);
+    let closed = AtomicBool::new(false);
+    let (to_workers, alarm) = (job.clone(), PanicNotifier(done.clone()));
+    // Not of the scope: it may wait for an input that need not ever come.
+    thread::spawn(move || read(cutter, &frees, &to_workers, &alarm));
+    thread::scope(|scope| {
+        let _closing = WorkerShutdown { job, workers, closed: &closed };
+        for _ in 0..workers {
+            let (jobs, closed, worker, alarm) =
+                (&jobs, &closed, &worker, PanicNotifier(done.clone()));
+            scope.spawn(move || work(worker(), jobs, closed, &alarm));
+        }
+        take_in_order(&dones, &free, stop, take)
+    })
+}
+
+/// The reader. It ends when there is nothing more, or when nobody waits for it.
+fn read<L: PipelineItem>(
+    mut cutter: InputChunker,
+    frees: &Receiver<Box<L>>,
+    job: &Sender<WorkerMessage<L>>,
+    alarm: &PanicNotifier<L>,
+) {
+    let mut count = 0;
+    while let Ok(mut load) = frees.recv() {
+        load.reset();
+        if !cutter.fill(load.parcel()) {
+            break;
+        }
+        count += 1;
+        if load.parcel().stop.is_some() {
+            let _ = alarm.0.send(ResultMessage::Load(load));
+            break;
+        }
+        if job.send(WorkerMessage::Load(load)).is_err() {
+            return;
+        }
+    }
+    let _ = alarm.0.send(ResultMessage::Read(count));
+}
+
+/// A worker. It ends when it is told to, or when nobody waits for what it does.
+fn work<L: PipelineItem>(
+    mut worker: impl FnMut(&mut L),
+    jobs: &Mutex<Receiver<WorkerMessage<L>>>,
+    closed: &AtomicBool,
+    alarm: &PanicNotifier<L>,
+) {
+    loop {
+        // A worker that panicked holds no lock: it was at work.
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(WorkerMessage::Load(mut load)) = job else { return };
+        if closed.load(Ordering::Relaxed) {
+            return;
+        }
+        worker(&mut load);
+        if alarm.0.send(ResultMessage::Load(load)).is_err() {
+            return;
+        }
+    }
+}
+
+fn take_in_order<L: PipelineItem>(
+    dones: &Receiver<ResultMessage<L>>,
+    free: &Sender<Box<L>>,
+    stop: &AtomicBool,
+    take: &mut dyn FnMut(&mut L) -> Result<()>,
+) -> Result<()> {
+    let mut early = BTreeMap::new();
+    let (mut next_seq, mut all) = (0, None);
+    while all != Some(next_seq) {
+        match dones.recv_timeout(ASK_EVERY) {
+            Ok(ResultMessage::Load(mut load)) => {
+                early.insert(load.parcel().seq, load);
+            }
+            Ok(ResultMessage::Read(count)) => all = Some(count),
+            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+                return Err(Error::Stopped);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(ResultMessage::Panicked) | Err(RecvTimeoutError::Disconnected) => {
+                panic!("a thread of the pipeline panicked")
+            }
+        }
+        while let Some(mut load) = early.remove(&next_seq) {
+            next_seq += 1;
+            take(&mut load)?;
+            // The reader has gone when it has read all.
+            let _ = free.send(load);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! What a run would make, from a sample of its inputs.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::batch::document_batch::{BatchEnd, DocumentBatch};
+use crate::input::{Input, InputChunker};
+use crate::tokens::outputs::Outputs;
+use crate::tokens::run::{Prepared, encode, prepare};
+use crate::{BadLine, Error, PreprocessOptions, Result};
+
+/// Documents from so many inputs, evenly chosen, are sampled.
+const INPUTS_MAX: usize = 16;
+
+/// Bytes of JSON that are sampled, over all inputs: a second or two.
+const SAMPLE_BYTES: u64 = 64 << 20;
+
+/// What a run would make. Serializes with units in the keys.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// Inputs.
+    pub inputs: usize,
+    /// Their bytes as stored, if none is a stream.
+    pub stored_bytes: Option<u64>,
+    /// Bytes of JSON that were looked at.
+    pub sampled_bytes: u64,
+    /// Documents among them.
+    pub sampled_documents: u64,
+    /// Documents of all inputs.
+    pub documents: Option<u64>,
+    /// Tokens of all inputs.
+    pub tokens: Option<u64>,
+    /// Bytes of the `.bin` files.
+    pub bin_bytes: Option<u64>,
+    /// Bytes of the `.idx` files.
+    pub idx_bytes: Option<u64>,
+    /// Wall-clock time of the run on this machine.
+    pub elapsed_s: Option<f64>,
+    /// Bytes that may be written where the outputs are to be.
+    pub free_bytes: Option<u64>,
+    /// Datasets that are written.
+    pub outputs: Vec<String>,
+}
+
+/// Tokenizes a sample and writes nothing.
+///
+/// # Errors
+/// As [`crate::tokens::run`], but for what is found only when writing.
+pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
+    let Prepared { inputs, outputs, work, tokenizer, .. } = prepare(options)?;
+    // Of a shard, what it has of them.
+    let inputs: Vec<_> = inputs.into_iter().filter(|i| i.part_bytes() != Some(0)).collect();
+    let stored_bytes: Option<u64> = inputs.iter().map(Input::part_bytes).sum();
+    let sampled: Vec<Input> = match stored_bytes {
+        Some(_) => {
+            inputs.iter().step_by(inputs.len().div_ceil(INPUTS_MAX).max(1)).cloned().collect()
+        }
+        None => Vec::new(),
+    };
+    let (start, mut sums) = (Instant::now(), Sums::default());
+    for input in sampled.clone() {
+        let share = SAMPLE_BYTES / sampled.len() as u64;
+        let of_input = AtomicU64::new(0);
+        let name = input.name.clone();
+        let cutter = InputChunker::new(vec![input], 1 << 20, work.line_bytes_max);
+        let mut take = |parcel: &mut DocumentBatch| {
+            if let Some(stop) = parcel.stop.take() {
+                return Err(stopped(&name, stop));
+            }
+            sums.stored_bytes += parcel.stored_bytes - of_input.load(Ordering::Relaxed);
+            of_input.store(parcel.stored_bytes, Ordering::Relaxed);
+            sums.json_bytes += parcel.bytes.len() as u64;
+            sums.documents += parcel.documents.tally.documents;
+            for output in &parcel.documents.outputs {
+                sums.bin_bytes += output.bytes.len() as u64;
+                sums.sequences += output.lens.len() as u64;
+                sums.tokens += output.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
+            }
+            if sums.json_bytes >= share { Err(Error::Stopped) } else { Ok(()) }
+        };
+        let never = AtomicBool::new(false);
+        let outcome = encode(cutter, &work, tokenizer.as_ref(), options.workers, &never, &mut take);
+        match outcome {
+            Ok(()) | Err(Error::Stopped) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sums.extrapolate(&inputs, stored_bytes, &outputs, start.elapsed().as_secs_f64()))
+}
+
+/// Of the sample.
+#[derive(Debug, Default)]
+struct Sums {
+    stored_bytes: u64,
+    json_bytes: u64,
+    documents: u64,
+    tokens: u64,
+    bin_bytes: u64,
+    sequences: u64,
+}
+
+impl Sums {
+    fn extrapolate(
+        &self,
+        inputs: &[Input],
+        stored_bytes: Option<u64>,
+        outputs: &Outputs,
+        elapsed_s: f64,
+    ) -> Estimate {
+        let factor = stored_bytes
+            .filter(|_| self.stored_bytes > 0)
+            .map(|all| all as f64 / self.stored_bytes as f64);
+        let scaled = |part: u64| factor.map(|factor| (part as f64 * factor) as u64);
+        Estimate {
+            inputs: inputs.len(),
+            stored_bytes,
+            sampled_bytes: self.json_bytes,
+            sampled_documents: self.documents,
+            documents: scaled(self.documents),
+            tokens: scaled(self.tokens),
+            bin_bytes: scaled(self.bin_bytes),
+            // A length and a pointer a sequence, and an entry a document.
+            idx_bytes: scaled(12 * self.sequences + 8 * self.documents),
+            elapsed_s: factor.map(|factor| elapsed_s * factor),
+            free_bytes: outputs.store.free_bytes().ok().flatten(),
+            outputs: outputs.plans.iter().map(|plan| outputs.store.display(&plan.prefix)).collect(),
+        }
+    }
+}
+
+fn stopped(input: &str, stop: BatchEnd) -> Error {
+    match stop {
+        BatchEnd::Input(error) => error,
+        BatchEnd::Line { offset, fault } => Error::BadLine(Box::new(BadLine {
+            input: input.to_owned(),
+            line: None,
+            offset: offset as u64,
+            column: fault.column as u64,
+            decompressed: false,
+            found: fault.found,
+            expected: fault.expected,
+            hint: fault.hint,
+        })),
+    }
+}

@@ -1,0 +1,10 @@
+//! A run from text to token files, which can be gone on with.
+
+mod cleanup;
+pub(crate) mod estimate;
+pub(crate) mod journal;
+mod long_text;
+mod outputs;
+pub(crate) mod run;
+pub(crate) mod worker;
+mod writer;

@@ -1,0 +1,174 @@
+//! Whole runs on disks that fail: at each operation that changes the outputs, and at each read of
+//! the inputs.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
+use storage::{Key, Storage, one_line, read_all, write_all};
+
+use super::*;
+use crate::{ResumePolicy, TokenizerSpec};
+
+const NAMES: [&str; 3] = ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst"];
+
+/// A run of six outputs, in several commits, from three inputs.
+struct Fixture {
+    _folder: tempfile::TempDir,
+    options: PreprocessOptions,
+    inputs: Arc<dyn Storage>,
+    expected: Vec<(String, Vec<u8>)>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let inputs: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
+        for (name, first) in NAMES.into_iter().zip([0, 30, 60]) {
+            let line = |at| format!("{{\"text\":\"{at} 1 2 3 4 5 6\",\"title\":\"{at}\"}}\n");
+            let text: String = (first..first + 30).map(line).collect();
+            let bytes = match name {
+                "b.jsonl.gz" => {
+                    let mut gz = flate2::write::GzEncoder::new(Vec::new(), Default::default());
+                    gz.write_all(text.as_bytes()).unwrap();
+                    gz.finish().unwrap()
+                }
+                "c.jsonl.zst" => zstd::encode_all(text.as_bytes(), 1).unwrap(),
+                _ => text.into_bytes(),
+            };
+            std::fs::write(folder.path().join(name), &bytes).unwrap();
+            write_all(&*inputs, &Key::new(name).unwrap(), &bytes).unwrap();
+        }
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let mut options = PreprocessOptions::new(NAMES.map(at).to_vec(), at("out"));
+        // Texts that are ids need no vocabulary to be made, hundreds of times.
+        options.tokenizer =
+            TokenizerSpec { kind: "null".into(), vocab_size: Some(1000), ..Default::default() };
+        options.keys = ["text", "title"].map(str::to_owned).to_vec();
+        options.workers = 2;
+        options.block_bytes = Some(700);
+        options.commit_every = Duration::ZERO;
+        let mut fixture = Fixture { _folder: folder, options, inputs, expected: Vec::new() };
+        let store = FaultStore::new(2, FaultPlan::default());
+        fixture.run(&store, ResumePolicy::Refuse).unwrap();
+        fixture.expected = visible(&store);
+        assert_eq!(fixture.expected.len(), 6);
+        fixture
+    }
+
+    fn run(&self, outputs: &FaultStore, interrupted: ResumePolicy) -> Result<Report> {
+        self.run_on(&[&self.inputs; NAMES.len()], outputs, interrupted)
+    }
+
+    /// With each input on a disk of its own.
+    fn run_on(
+        &self,
+        disks: &[&Arc<dyn Storage>],
+        outputs: &FaultStore,
+        interrupted: ResumePolicy,
+    ) -> Result<Report> {
+        let options = PreprocessOptions { interrupted, ..self.options.clone() };
+        let mut prepared = prepare(&options)?;
+        prepared.outputs.store = Arc::new(outputs.clone());
+        let inputs = prepared.inputs.into_iter().zip(disks);
+        prepared.inputs = inputs.map(|(input, disk)| input.on(disk)).collect();
+        let never = AtomicBool::new(false);
+        run_prepared(&options, prepared, Instant::now(), &never, &mut |_| {})
+    }
+
+    /// What is under a final name is whole, and a manifest stands only where its files do.
+    fn check_visible(&self, store: &FaultStore, case: &str) {
+        let visible = visible(store);
+        for (name, bytes) in &visible {
+            let due = self.expected.iter().find(|(due, _)| due == name);
+            let (_, due) = due.unwrap_or_else(|| panic!("{case}: {name} is under a final name"));
+            // A manifest tells of the run: that it was gone on with.
+            if let Some(prefix) = name.strip_suffix(".manifest.json") {
+                let is_there =
+                    |end| visible.iter().any(|(name, _)| *name == format!("{prefix}{end}"));
+                assert!(is_there(".bin") && is_there(".idx"), "{case}: {name} is too early");
+            } else {
+                assert!(bytes == due, "{case}: {name} is under a final name and not whole");
+            }
+        }
+    }
+
+    /// The run is gone on with, and its outputs are those of one that nothing happened to.
+    fn go_on(&self, store: &FaultStore, case: &str) {
+        match self.run(store, ResumePolicy::Resume) {
+            Ok(_) | Err(Error::Complete { .. }) => {}
+            Err(error) => panic!("{case}: gone on with: {error}"),
+        }
+        self.check_visible(store, case);
+        assert_eq!(visible(store).len(), self.expected.len(), "{case}");
+        let draft = store.raw_paths().into_iter().find(|path| path.ends_with(".draft"));
+        assert_eq!(draft, None, "{case}: left behind");
+    }
+}
+
+fn visible(store: &FaultStore) -> Vec<(String, Vec<u8>)> {
+    let list = store.list(&Key::root()).unwrap().into_iter();
+    list.map(|entry| (entry.key.as_str().to_owned(), read_all(store, &entry.key).unwrap()))
+        .collect()
+}
+
+#[test]
+fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
+    let fixture = Fixture::new();
+    for (how, words) in
+        [(FaultKind::Io, "Input/output error"), (FaultKind::NoSpace, "no space left")]
+    {
+        let (mut op, mut failures) = (0, 0);
+        loop {
+            let store = FaultStore::new(3, FaultPlan::default());
+            store.fail_op(op, how);
+            let outcome = fixture.run(&store, ResumePolicy::Refuse);
+            if store.op_count() <= op {
+                outcome.unwrap();
+                break;
+            }
+            let case = format!("{how:?} at operation {op}");
+            fixture.check_visible(&store, &case);
+            if let Err(error) = outcome {
+                let said = one_line(&error);
+                assert!(said.contains(words) && said.contains("sim:/"), "{case}: {said}");
+                let goes_on = said.contains("--resume goes on with it");
+                assert!(goes_on || store.raw_paths().is_empty(), "{case}: {:?}", store.raw_paths());
+                failures += 1;
+            }
+            // Some meet a power cut before they are gone on with.
+            fixture.go_on(&if op % 3 == 0 { store.crash(op as u64) } else { store }, &case);
+            op += 1;
+        }
+        assert!(op > 60 && failures > op / 2, "{failures} of {op} operations failed a run");
+    }
+}
+
+/// Whichever of its bytes a disk cannot give, and in whatever form an input is stored.
+#[test]
+fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
+    let fixture = Fixture::new();
+    for (input_idx, name) in NAMES.into_iter().enumerate() {
+        let len = fixture.inputs.open(&Key::new(name).unwrap()).unwrap().len_bytes();
+        for at in (0..len).step_by(100) {
+            let faults = ReadFaults { broken: at..at + 1, ..ReadFaults::default() };
+            let faulty: Arc<dyn Storage> =
+                Arc::new(ReadFaultLayer::new(Arc::clone(&fixture.inputs), 1, faults));
+            let store = FaultStore::new(4, FaultPlan::default());
+            let case = format!("{name} broken at {at}");
+            // All before it are read from a disk that is sound.
+            let disks: Vec<_> = (0..NAMES.len())
+                .map(|idx| if idx == input_idx { &faulty } else { &fixture.inputs })
+                .collect();
+            let outcome = fixture.run_on(&disks, &store, ResumePolicy::Refuse);
+            let said = one_line(&outcome.unwrap_err());
+            assert!(said.contains(&format!("of sim:/{name}: Input/output error")), "{said}");
+            assert!(said.starts_with("read "), "{said}");
+            assert_eq!(visible(&store), [], "{case}");
+            if !said.contains("--resume goes on with it") {
+                assert_eq!(store.raw_paths(), Vec::<String>::new(), "{case}: left behind");
+            }
+            fixture.go_on(&store, &case);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! What a worker does: lines to documents of tokens.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use indexed::Dtype;
+
+use crate::batch::document_batch::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
+use crate::batch::encoded::{Encoded, EncodedDocuments, LineCounts, SkippedLine};
+use crate::input::{Record, RecordFormat, Records};
+use crate::json::scanner::{LineFault, TextFinder, Texts, Value};
+use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
+use crate::tokens::long_text;
+use crate::{EmptyDocuments, EncodeError, Encoder, OnBadLine, Tokenizer};
+
+/// One line in so many is timed: reading the clock for each would take longer than the shortest.
+const TIMED_EVERY: u64 = 16;
+
+const SPLIT_ALREADY: &str = "a list is of sentences already: leave out --split-sentences";
+
+/// What all workers of a run do alike.
+#[derive(Debug)]
+pub(crate) struct WorkerSettings {
+    pub(crate) keys: Vec<String>,
+    /// Appended to every document that has tokens.
+    pub(crate) eod: Option<u32>,
+    pub(crate) empty_documents: EmptyDocuments,
+    /// Of the datasets that are written: as many as keys, or three for each.
+    pub(crate) dtypes: Vec<Dtype>,
+    pub(crate) task: Task,
+    pub(crate) on_bad_line: OnBadLine,
+    /// A key that holds texts and comes again in an object makes its line a bad one.
+    pub(crate) keys_once: bool,
+    pub(crate) line_bytes_max: usize,
+    /// Threads that may help with long texts, over all workers.
+    pub(crate) helpers: long_text::Helpers,
+}
+
+/// What becomes of a text.
+#[derive(Debug)]
+pub(crate) enum Task {
+    Documents,
+    Sentences(Splitter),
+    Spans(SpanConfig),
+}
+
+/// One worker's memory.
+#[derive(Debug)]
+pub(crate) struct TokenizeWorker<'a> {
+    work: &'a WorkerSettings,
+    tokenizer: &'a dyn Tokenizer,
+    encoder: Box<dyn Encoder + 'a>,
+    finders: Vec<TextFinder>,
+    /// A text that does not stand in its input as it is.
+    scratch: String,
+    ids: Vec<u32>,
+    triple: Triple,
+    sentences: Vec<Range<usize>>,
+    places: Vec<[usize; 3]>,
+    /// Lines so far, to time some of them.
+    lines: u64,
+}
+
+/// How a line of a known place is worked on.
+#[derive(Clone, Copy, Debug)]
+struct LineContext<'a> {
+    shape: &'a RecordFormat,
+    record: Record<'a>,
+    /// A number that no other document has, and this one in every run.
+    document: u64,
+}
+
+impl<'a> TokenizeWorker<'a> {
+    pub(crate) fn new(work: &'a WorkerSettings, tokenizer: &'a dyn Tokenizer) -> Self {
+        TokenizeWorker {
+            work,
+            tokenizer,
+            encoder: tokenizer.encoder(),
+            finders: work
+                .keys
+                .iter()
+                .map(|key| TextFinder::new(key).once(work.keys_once))
+                .collect(),
+            scratch: String::new(),
+            ids: Vec::new(),
+            triple: Triple::default(),
+            sentences: Vec::new(),
+            places: Vec::new(),
+            lines: 0,
+        }
+    }
+
+    /// Encodes the lines of a parcel, up to the first bad one that may not be left out.
+    pub(crate) fn encode(&mut self, parcel: &mut DocumentBatch) {
+        parcel.documents.outputs.resize_with(self.work.dtypes.len(), Encoded::default);
+        let DocumentBatch { input_idx, shape, bytes, spans, documents, stop, .. } = parcel;
+        let mut records = Records::new(shape, bytes, spans, parcel.offset);
+        while let Some(record) = records.next() {
+            let offset = record.start;
+            let document = document_number(*input_idx, parcel.offset + offset as u64);
+            documents.lines = records.lines_before();
+            // Of a line that is too long, the size of a block decides whether it comes here at all.
+            let is_long = record.bytes.len() > self.work.line_bytes_max;
+            if let Err(fault) = self.encode_line(LineContext { shape, record, document }, documents)
+            {
+                documents.rewind(&self.places);
+                if is_long || self.work.on_bad_line == OnBadLine::Fail {
+                    *stop = Some(BatchEnd::Line { offset, fault });
+                    return;
+                }
+                documents.tally.skipped.bad_lines += 1;
+                documents.bad.push(SkippedLine { line: documents.lines, offset, fault });
+            }
+        }
+        documents.lines = records.lines_before();
+        self.scratch.clear();
+        self.scratch.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        for finder in &mut self.finders {
+            finder.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        }
+        self.ids.clear();
+        self.ids.shrink_to(BUFFER_BYTES_KEPT_MAX / size_of::<u32>());
+    }
+
+    fn encode_line(
+        &mut self,
+        line: LineContext<'_>,
+        documents: &mut EncodedDocuments,
+    ) -> Result<(), LineFault> {
+        documents.place(&mut self.places);
+        let LineContext { shape, record: Record { bytes, is_blank, .. }, .. } = line;
+        if bytes.len() > self.work.line_bytes_max {
+            return Err(too_long(self.work.line_bytes_max));
+        }
+        if is_blank {
+            documents.tally.blank_lines += 1;
+            return Ok(());
+        }
+        let utf8 = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
+        // Counted when the whole line is good.
+        let mut tally = documents.tally;
+        self.lines += 1;
+        let timed = self.lines.is_multiple_of(TIMED_EVERY);
+        let mut finders = std::mem::take(&mut self.finders);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        for (key, finder) in finders.iter_mut().enumerate() {
+            let start = timed.then(Instant::now);
+            let value = match shape.is_json() {
+                true => finder.value(utf8),
+                false => Ok(Value::Text(shape.text(utf8, &mut scratch))),
+            };
+            let parsed = timed.then(Instant::now);
+            let done = value.and_then(|value| match value {
+                Value::Text(text) => {
+                    tally.text_bytes += text.len() as u64;
+                    self.encode_text(text, key, line.document, documents, &mut tally)
+                }
+                Value::Texts(texts) => self.encode_list(texts, key, documents, &mut tally),
+            });
+            if let Err(fault) = done {
+                self.finders = finders;
+                return Err(fault);
+            }
+            if let (Some(start), Some(parsed)) = (start, parsed) {
+                documents.parse_ns += (parsed - start).as_nanos() as u64 * TIMED_EVERY;
+                documents.tokenize_ns += parsed.elapsed().as_nanos() as u64 * TIMED_EVERY;
+            }
+        }
+        self.finders = finders;
+        self.scratch = scratch;
+        tally.documents += 1;
+        documents.tally = tally;
+        Ok(())
+    }
+
+    fn encode_text(
+        &mut self,
+        text: &str,
+        key: usize,
+        document: u64,
+        documents: &mut EncodedDocuments,
+        tally: &mut LineCounts,
+    ) -> Result<(), LineFault> {
+        let WorkerSettings { dtypes, task, .. } = self.work;
+        match task {
+            Task::Documents => {
+                self.tokenize(text)?;
+                let output = &mut documents.outputs[key];
+                if self.ids.is_empty() {
+                    self.push_empty(output, dtypes[key], tally);
+                } else {
+                    self.ids.extend(self.work.eod);
+                    output.push(&self.ids, dtypes[key]);
+                    output.sequences.push(1);
+                }
+                Ok(())
+            }
+            Task::Sentences(splitter) => {
+                let mut sentences = std::mem::take(&mut self.sentences);
+                splitter.split(text, &mut sentences);
+                let (output, dtype) = (&mut documents.outputs[key], dtypes[key]);
+                let first = output.lens.len();
+                let mut each = sentences.iter();
+                let done =
+                    each.try_for_each(|it| self.push_sentence(&text[it.clone()], output, dtype));
+                self.sentences = sentences;
+                done?;
+                self.end_sentences(first, output, dtype, tally);
+                Ok(())
+            }
+            Task::Spans(config) => {
+                let outputs = &mut documents.outputs[3 * key..3 * key + 3];
+                self.encode_spans(text, document, config, outputs, tally)
+            }
+        }
+    }
+
+    /// A list is a document whose sentences are known, as Megatron's program has it.
+    fn encode_list(
+        &mut self,
+        mut texts: Texts<'_>,
+        key: usize,
+        documents: &mut EncodedDocuments,
+        tally: &mut LineCounts,
+    ) -> Result<(), LineFault> {
+        match &self.work.task {
+            Task::Documents => {}
+            Task::Sentences(_) => return Err(texts.refused(SPLIT_ALREADY)),
+            Task::Spans(_) => return Err(texts.refused("cpm2 hides spans of one text")),
+        }
+        let (output, dtype) = (&mut documents.outputs[key], self.work.dtypes[key]);
+        let first = output.lens.len();
+        while let Some(text) = texts.next_text() {
+            let text = text?;
+            tally.text_bytes += text.len() as u64;
+            self.push_sentence(text, output, dtype)?;
+        }
+        self.end_sentences(first, output, dtype, tally);
+        Ok(())
+    }
+
+    /// Into [`TokenizeWorker::ids`].
+    fn tokenize(&mut self, text: &str) -> Result<(), LineFault> {
+        if let Some(EncodeError { found, expected }) = self.tokenizer.refused(text) {
+            return Err(LineFault { column: 0, found, expected, hint: None });
+        }
+        self.ids.clear();
+        if !long_text::encode(self.tokenizer, text, &self.work.helpers, &mut self.ids) {
+            self.encoder.encode(text, &mut self.ids);
+        }
+        Ok(())
+    }
+
+    /// One without tokens is no sequence.
+    fn push_sentence(
+        &mut self,
+        sentence: &str,
+        output: &mut Encoded,
+        dtype: Dtype,
+    ) -> Result<(), LineFault> {
+        self.tokenize(sentence)?;
+        if !self.ids.is_empty() {
+            output.push(&self.ids, dtype);
+        }
+        Ok(())
+    }
+
+    /// The sentences from the `first` on are a document, whose end is of the last.
+    fn end_sentences(
+        &self,
+        first: usize,
+        output: &mut Encoded,
+        dtype: Dtype,
+        tally: &mut LineCounts,
+    ) {
+        let Some(last) = output.lens[first..].last_mut() else {
+            return self.push_empty(output, dtype, tally);
+        };
+        if let Some(eod) = self.work.eod {
+            *last += 1;
+            write_ids(&[eod], dtype, &mut output.bytes);
+        }
+        // fits: sentences of one line, which is below 2^31 bytes
+        output.sequences.push((output.lens.len() - first) as u32);
+    }
+
+    fn encode_spans(
+        &mut self,
+        text: &str,
+        document: u64,
+        config: &SpanConfig,
+        outputs: &mut [Encoded],
+        tally: &mut LineCounts,
+    ) -> Result<(), LineFault> {
+        self.tokenize(text)?;
+        // As the original counts them, with the newline that ended its line.
+        let characters = text.chars().count() as u64 + 1;
+        match Dropped::of(characters, self.ids.len() as u64) {
+            Some(Dropped::LongLine) => tally.skipped.long_lines += 1,
+            Some(Dropped::FewTokens) => tally.skipped.few_tokens += 1,
+            None => {
+                self.ids.extend(self.work.eod);
+                objective::corrupt(&self.ids, document, config, &mut self.triple).map_err(
+                    |SpanError { found, expected, hint }| LineFault {
+                        column: 0,
+                        found,
+                        expected,
+                        hint: Some(hint),
+                    },
+                )?;
+                let Triple { context, target, offsets } = &self.triple;
+                let dtypes = [config.ids, config.ids, config.offsets];
+                for ((output, ids), dtype) in
+                    outputs.iter_mut().zip([context, target, offsets]).zip(dtypes)
+                {
+                    output.push(ids, dtype);
+                    output.sequences.push(1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push_empty(&self, output: &mut Encoded, dtype: Dtype, tally: &mut LineCounts) {
+        match self.work.empty_documents {
+            EmptyDocuments::Megatron => {
+                tally.empty += 1;
+                output.sequences.push(0);
+            }
+            EmptyDocuments::Skip => tally.skipped.empty += 1,
+            EmptyDocuments::Sequence => {
+                tally.empty += 1;
+                output.push(self.work.eod.as_slice(), dtype);
+                output.sequences.push(1);
+            }
+        }
+    }
+}
+
+impl Encoded {
+    /// Appends a sequence.
+    fn push(&mut self, ids: &[u32], dtype: Dtype) {
+        write_ids(ids, dtype, &mut self.bytes);
+        // fits: a line, and so its tokens, are bounded by `PreprocessOptions::line_bytes_max`,
+        // below 2^31.
+        self.lens.push(ids.len() as u32);
+    }
+}
+
+/// Where a document begins is the same in every run, for every number of workers and of shards.
+fn document_number(input_idx: usize, offset: u64) -> u64 {
+    (input_idx as u64) << 44 ^ offset
+}
+
+pub(crate) fn not_utf8(line: &[u8], at: usize) -> LineFault {
+    LineFault {
+        column: at,
+        found: format!("the byte {:#04x}, which is no UTF-8", line[at]),
+        expected: "JSON in UTF-8".to_owned(),
+        hint: Some("if the file is GBK or Latin-1, convert it: iconv -f GB18030 -t UTF-8 FILE"),
+    }
+}
+
+/// Appends ids as they stand in a `.bin`. All are below the vocabulary size that chose the type.
+fn write_ids(ids: &[u32], dtype: Dtype, bytes: &mut Vec<u8>) {
+    let start = bytes.len();
+    if dtype == Dtype::U16 {
+        bytes.resize(start + ids.len() * 2, 0);
+        for (item, &id) in bytes[start..].as_chunks_mut().0.iter_mut().zip(ids) {
+            *item = (id as u16).to_le_bytes(); // fits: the vocabulary is below 65,536
+        }
+    } else {
+        bytes.resize(start + ids.len() * 4, 0);
+        for (item, &id) in bytes[start..].as_chunks_mut().0.iter_mut().zip(ids) {
+            *item = id.to_le_bytes();
+        }
+    }
+}

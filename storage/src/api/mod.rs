@@ -1,0 +1,7 @@
+//! The contract that every store keeps.
+
+pub(crate) mod manifest;
+pub(crate) mod pending_dir_sync;
+pub(crate) mod reader;
+pub(crate) mod settings;
+pub(crate) mod startup_step;

@@ -1,0 +1,269 @@
+//! What a file system is, and so how we go about it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::{fmt, fs};
+
+use crate::api::settings::{IoSettings, Setting};
+use crate::fs::mount;
+use crate::io::uring_batch;
+use crate::simulate::MARK;
+use crate::sys::aligned_buffer::ALIGN_BYTES;
+use crate::sys::syscalls;
+use crate::{Error, Result};
+
+/// Which system calls move the bytes. Both keep the same contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoEngine {
+    /// `io_uring`: a window of requests in flight from one thread.
+    Ring,
+    /// `pread` and `pwrite`, for large batches from a few threads.
+    Pread,
+}
+
+impl fmt::Display for IoEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoEngine::Ring => "ring",
+            IoEngine::Pread => "pread",
+        })
+    }
+}
+
+/// How a store goes about its bytes, and why: found when it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Profile {
+    /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; for a kind that
+    /// we do not know, its magic number; of a model, as `simulated lustre`.
+    pub file_system: String,
+    /// What moves the bytes.
+    pub engine: IoEngine,
+    /// Why that one.
+    pub engine_why: String,
+    /// Whether large transfers go around the page cache. A file system that refuses that later is
+    /// believed, and the rest goes through the cache.
+    pub direct: bool,
+    /// What direct transfers are aligned to, in bytes, as the file system told of one of its files;
+    /// 4096 if it did not. We align to 4096 in any case.
+    pub align_bytes: u32,
+    /// Where the file system is mounted; empty if that is not known.
+    pub mount_point: String,
+}
+
+/// The environment's wish for all stores whose URL has none.
+const ENGINE_VARIABLE: &str = "FEEDLINE_ENGINE";
+
+/// Magic numbers of `statfs(2)`, names, and whether a buffered read that misses the page cache is
+/// asynchronous (`FMODE_NOWAIT`). Where it is not, io_uring would hold a kernel thread asleep for
+/// each read: the same parallelism as ours, with stacks that nobody can see.
+const FILE_SYSTEMS: [(u32, &str, bool); 14] = [
+    (0xef53, "ext4", true),
+    (0x5846_5342, "xfs", true),
+    (0x9123_683e, "btrfs", true),
+    (0xf2f5_2010, "f2fs", true),
+    (0x0102_1994, "tmpfs", false),
+    (0x8584_58f6, "ramfs", false),
+    (0x794c_7630, "overlay", false),
+    (0x6573_5546, "fuse", false),
+    (0x6969, "nfs", false),
+    (0x0bd0_0bd0, "lustre", false),
+    (0x00c3_6400, "ceph", false),
+    (0x4750_4653, "gpfs", false),
+    (0x1983_0326, "beegfs", false),
+    (0x8f3f_5fff, "hf3fs", false),
+];
+
+/// The name of a kind of file system, and whether a read of it is asynchronous by itself.
+pub(crate) fn kind_of(magic: u32) -> (String, bool) {
+    match FILE_SYSTEMS.iter().find(|(of, ..)| *of == magic) {
+        Some((_, name, asynchronous)) => ((*name).to_owned(), *asynchronous),
+        None => (format!("file system {magic:#x}"), false),
+    }
+}
+
+/// The wishes, with that of the environment where the URL has none. A word that is no engine was
+/// refused when the store was opened.
+pub(crate) fn with_environment(wishes: IoSettings) -> IoSettings {
+    let engine = match (wishes.engine, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
+        (Setting::Auto, Some("ring")) => Setting::Only(IoEngine::Ring),
+        (Setting::Auto, Some("pread")) => Setting::Only(IoEngine::Pread),
+        (wish, _) => wish,
+    };
+    IoSettings { engine, ..wishes }
+}
+
+impl Profile {
+    /// The kind of file system, also of one that is simulated.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        self.file_system.strip_prefix(MARK).unwrap_or(&self.file_system)
+    }
+
+    /// Whether it is a model of the kind that it says, and not one.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.file_system.starts_with(MARK)
+    }
+
+    /// A store that is no file system: what the default of [`crate::Storage::profile`] tells.
+    pub(crate) fn unknown() -> &'static Profile {
+        static UNKNOWN: std::sync::OnceLock<Profile> = std::sync::OnceLock::new();
+        UNKNOWN.get_or_init(|| Profile {
+            file_system: "unknown".to_owned(),
+            engine: IoEngine::Pread,
+            engine_why: "it is no file system".to_owned(),
+            direct: false,
+            align_bytes: ALIGN_BYTES as u32,
+            mount_point: String::new(),
+        })
+    }
+
+    /// Looks at the file system of `root`, or of the nearest folder above it that exists, and tells
+    /// the log, once a file system and choice.
+    ///
+    /// # Errors
+    /// A wish that cannot be granted.
+    pub(crate) fn detect(root: &Path, wishes: IoSettings) -> Result<Self> {
+        let name = root.display().to_string();
+        let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
+        let told =
+            syscalls::file_system(there).map_err(|e| Error::from_io("look at", name.clone(), e))?;
+        let (kind, asynchronous) = kind_of(told.magic);
+        let file_system = match kind.as_str() {
+            "fuse" => fuse_name(there).unwrap_or(kind),
+            _ => kind,
+        };
+        let (engine, engine_why) = choose_engine(&name, &file_system, asynchronous, wishes.engine)?;
+        let in_memory = matches!(file_system.as_str(), "tmpfs" | "ramfs");
+        let align = align_of_some_file(there);
+        let direct = match wishes.direct {
+            Setting::Only(wish) => wish,
+            Setting::Auto => !in_memory && align != Some(0),
+        };
+        let align_bytes = align.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES as u32);
+        let mount_point = mount::point_of(there).unwrap_or_default();
+        let profile = Profile { file_system, engine, engine_why, direct, align_bytes, mount_point };
+        profile.tell_once(there, &name);
+        Ok(profile)
+    }
+
+    fn tell_once(&self, there: &Path, name: &str) {
+        static TOLD: Mutex<Option<HashSet<(u64, IoEngine, bool)>>> = Mutex::new(None);
+        let device = fs::metadata(there).map_or(0, |meta| meta.dev());
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let choice = (device, self.engine, self.direct);
+        if told.get_or_insert_default().insert(choice) {
+            log::info!("{name}: {self}");
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Profile { file_system, engine, engine_why, direct, align_bytes, .. } = self;
+        let direct = if *direct { "around" } else { "through" };
+        write!(
+            f,
+            "{file_system}, engine {engine} because {engine_why}, large transfers {direct} the \
+             page cache, aligned to {align_bytes}"
+        )
+    }
+}
+
+/// The wish of the URL counts first, then that of the environment, then what is best.
+fn choose_engine(
+    name: &str,
+    file_system: &str,
+    asynchronous: bool,
+    wish: Setting<IoEngine>,
+) -> Result<(IoEngine, String)> {
+    let bad = |reason: String| Error::BadUrl { url: name.to_owned(), reason };
+    let (wish, whose) = match (wish, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
+        (Setting::Only(engine), _) => (Setting::Only(engine), "the URL says so".to_owned()),
+        (Setting::Auto, None | Some("" | "auto")) => (Setting::Auto, String::new()),
+        (Setting::Auto, Some(value)) => {
+            let engine = match value {
+                "ring" => IoEngine::Ring,
+                "pread" => IoEngine::Pread,
+                _ => {
+                    let due = "due: auto, ring or pread";
+                    return Err(bad(format!("{ENGINE_VARIABLE}={value} is no engine; {due}")));
+                }
+            };
+            (Setting::Only(engine), format!("{ENGINE_VARIABLE} says so"))
+        }
+    };
+    let works = uring_batch::probe();
+    match (wish, works) {
+        (Setting::Only(IoEngine::Ring), Err(reason)) => {
+            Err(bad(format!("engine ring was asked for, and does not work here: {reason}")))
+        }
+        (Setting::Only(engine), _) => Ok((engine, whose)),
+        (Setting::Auto, Err(reason)) => {
+            Ok((IoEngine::Pread, format!("io_uring does not work: {reason}")))
+        }
+        (Setting::Auto, Ok(())) if asynchronous => {
+            Ok((IoEngine::Ring, format!("io_uring works and reads {file_system} asynchronously")))
+        }
+        (Setting::Auto, Ok(())) => {
+            Ok((IoEngine::Pread, format!("io_uring gains nothing on {file_system}")))
+        }
+    }
+}
+
+/// What direct IO asks of a file can be asked of files only; any other of this folder will do.
+fn align_of_some_file(folder: &Path) -> Option<u32> {
+    const LOOKED_AT_MAX: usize = 64;
+    let entries = fs::read_dir(folder).ok()?.take(LOOKED_AT_MAX);
+    let file = entries.flatten().find(|e| e.file_type().is_ok_and(|kind| kind.is_file()))?;
+    syscalls::direct_align(&File::open(file.path()).ok()?).map(syscalls::DirectAlign::most)
+}
+
+/// FUSE is a hundred file systems; the mount table says which.
+fn fuse_name(path: &Path) -> Option<String> {
+    let device = fs::metadata(path).ok()?.dev();
+    let device = format!("{}:{}", libc::major(device), libc::minor(device));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&device))?;
+    mount.split_once(" - ")?.1.split(' ').next().map(str::to_owned)
+}
+
+fn or_here(path: &Path) -> &Path {
+    if path.as_os_str().is_empty() { Path::new(".") } else { path }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_kind_of_this_machine_even_for_a_folder_yet_to_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("not/yet/there");
+        let profile = Profile::detect(&deep, IoSettings::default()).unwrap();
+        assert_eq!(
+            profile.file_system,
+            Profile::detect(folder.path(), IoSettings::default()).unwrap().file_system
+        );
+        assert!(profile.align_bytes.is_power_of_two());
+        let proc = Profile::detect(Path::new("/proc"), IoSettings::default()).unwrap();
+        assert_eq!(
+            (proc.file_system.as_str(), proc.engine),
+            ("file system 0x9fa0", IoEngine::Pread)
+        );
+    }
+
+    #[test]
+    fn wishes_are_granted() {
+        let folder = tempfile::tempdir().unwrap();
+        let wishes =
+            IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
+        let profile = Profile::detect(folder.path(), wishes).unwrap();
+        assert_eq!((profile.engine, profile.direct), (IoEngine::Pread, false));
+        assert_eq!(profile.engine_why, "the URL says so");
+    }
+}

@@ -1,0 +1,10 @@
+//! What a file system is, and what it offers.
+
+pub(crate) mod detect;
+pub(crate) mod filesystem;
+pub mod lustre;
+pub(crate) mod mount;
+pub(crate) mod os_filesystem;
+pub(crate) mod placement;
+mod stripe_advice;
+mod stripe_policy;

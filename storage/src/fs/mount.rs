@@ -1,0 +1,238 @@
+//! What is known of the file system of an open file, once a mount: its kind and options, and the
+//! ways of reading that it was found to refuse.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::{fmt, fs, io};
+
+use crate::fs::detect;
+use crate::sys::syscalls;
+
+/// Ways of reading, from the one that is best where it works to the one that always works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadMethod {
+    /// `io_uring`, around the page cache.
+    RingDirect,
+    /// `io_uring`, through the page cache, leaving nothing in it where the kernel can.
+    RingCached,
+    /// `pread` by threads, around the page cache.
+    ThreadsDirect,
+    /// `pread` by threads, through the page cache.
+    ThreadsCached,
+}
+
+impl ReadMethod {
+    pub(crate) const ALL: [ReadMethod; 4] = [
+        ReadMethod::RingDirect,
+        ReadMethod::RingCached,
+        ReadMethod::ThreadsDirect,
+        ReadMethod::ThreadsCached,
+    ];
+
+    pub(crate) fn is_ring(self) -> bool {
+        matches!(self, ReadMethod::RingDirect | ReadMethod::RingCached)
+    }
+
+    pub(crate) fn is_direct(self) -> bool {
+        matches!(self, ReadMethod::RingDirect | ReadMethod::ThreadsDirect)
+    }
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+impl fmt::Display for ReadMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ReadMethod::RingDirect => "io_uring around the page cache",
+            ReadMethod::RingCached => "io_uring through the page cache",
+            ReadMethod::ThreadsDirect => "threads around the page cache",
+            ReadMethod::ThreadsCached => "threads through the page cache",
+        })
+    }
+}
+
+/// The bit beside those of [`ReadMethod`]: buffered reads cannot leave the page cache as it was.
+const KEEPS_CACHE: u8 = 1 << 7;
+
+/// One mounted file system, as far as this process knows it.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    /// Such as `ext4`, `lustre` or `fuse.ceph-fuse`.
+    pub(crate) file_system: String,
+    /// Where it is mounted, and those of its options that matter for reading.
+    pub(crate) description: String,
+    /// Whether reading from it is asynchronous by itself: then a submission does not block.
+    pub(crate) inline: bool,
+    /// Bits of [`ReadMethod`], and [`KEEPS_CACHE`].
+    refused: AtomicU8,
+    /// Whether a ring was tried on it, and what became of it.
+    pub(crate) probed: OnceLock<()>,
+}
+
+/// All mounts that were looked at, by their device number.
+static MOUNTS: Mutex<Option<HashMap<u64, Arc<Mount>>>> = Mutex::new(None);
+
+impl Mount {
+    /// The mount of an open file. Blocks if its file system does.
+    pub(crate) fn of(file: &File) -> io::Result<Arc<Self>> {
+        let device = file.metadata()?.dev();
+        let lock = || MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mount) = lock().get_or_insert_default().get(&device) {
+            return Ok(Arc::clone(mount));
+        }
+        let found = Arc::new(Mount::look(file, device)?);
+        Ok(Arc::clone(lock().get_or_insert_default().entry(device).or_insert(found)))
+    }
+
+    fn look(file: &File, device: u64) -> io::Result<Self> {
+        let (file_system, inline) = detect::kind_of(syscalls::magic_of(file)?);
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let line = MountLine::find(&table, device);
+        // FUSE is a hundred file systems; the mount table says which.
+        let file_system = match &line {
+            Some(line) if file_system == "fuse" => line.kind.to_owned(),
+            _ => file_system,
+        };
+        let told = line.map_or_else(String::new, |line| line.tell());
+        let refused = AtomicU8::new(0);
+        Ok(Mount { file_system, description: told, inline, refused, probed: OnceLock::new() })
+    }
+
+    pub(crate) fn is_refused(&self, way: ReadMethod) -> bool {
+        self.refused.load(Ordering::Relaxed) & way.bit() != 0
+    }
+
+    /// Takes a way off the ladder of this mount, for this process, and says so once.
+    pub(crate) fn refuse(&self, way: ReadMethod, why: &dyn fmt::Display) {
+        if self.refused.fetch_or(way.bit(), Ordering::Relaxed) & way.bit() == 0 {
+            log::info!("{} {}: not {way}, because {why}", self.file_system, self.description);
+        }
+    }
+
+    /// Whether buffered reads can leave the page cache as it was.
+    pub(crate) fn spares_cache(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) & KEEPS_CACHE == 0
+    }
+
+    pub(crate) fn keeps_cache(&self) {
+        self.refused.fetch_or(KEEPS_CACHE, Ordering::Relaxed);
+    }
+}
+
+/// Where the file system of a path is mounted.
+pub(crate) fn point_of(path: &Path) -> Option<String> {
+    let device = fs::metadata(path).ok()?.dev();
+    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    MountLine::find(&table, device).map(|line| line.point.to_owned())
+}
+
+/// A line of `/proc/self/mountinfo`, as `proc(5)` describes it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MountLine<'a> {
+    pub(crate) point: &'a str,
+    pub(crate) kind: &'a str,
+    /// What is mounted, such as `/dev/vda` or `10.0.0.2@tcp:/scratch`.
+    pub(crate) source: &'a str,
+    /// Of the mount itself, such as `ro`.
+    pub(crate) flags: &'a str,
+    pub(crate) options: &'a str,
+}
+
+/// Options that change how reads go, without their values.
+const TELLING: [&str; 16] = [
+    "flock",
+    "localflock",
+    "noflock",
+    "rasize",
+    "rsize",
+    "wsize",
+    "recover_session",
+    "vers",
+    "nconnect",
+    "soft",
+    "hard",
+    "timeo",
+    "retrans",
+    "proto",
+    "noasyncreaddir",
+    "max_read",
+];
+
+impl<'a> MountLine<'a> {
+    /// By the device, not by the path: so links and bind mounts are resolved.
+    pub(crate) fn find(table: &'a str, device: u64) -> Option<Self> {
+        let device = format!("{}:{}", libc::major(device), libc::minor(device));
+        table.lines().find_map(|line| {
+            let mut words = line.split(' ');
+            if words.nth(2)? != device {
+                return None;
+            }
+            let (point, flags) = (words.nth(1)?, words.next().unwrap_or(""));
+            let mut rest = line.split_once(" - ")?.1.split(' ');
+            let (kind, source) = (rest.next()?, rest.next().unwrap_or(""));
+            let options = rest.next().unwrap_or("");
+            Some(MountLine { point, kind, source, flags, options })
+        })
+    }
+
+    fn tell(&self) -> String {
+        let telling = |option: &&str| {
+            let name = option.split('=').next().unwrap_or(option);
+            TELLING.contains(&name)
+        };
+        let options: Vec<&str> = self.options.split(',').filter(telling).collect();
+        match options.as_slice() {
+            [] => self.point.to_owned(),
+            some => format!("{} ({})", self.point, some.join(",")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+40 22 0:35 / /ceph rw shared:9 master:2 - ceph 10.0.0.1:/ rw,rasize=8388608,recover_session=clean
+41 22 0:36 / /a\\040b rw - fuse.ceph-fuse ceph-fuse rw,user_id=0,max_read=131072
+42 22 2840:1053 / /lustre rw - lustre 10.0.0.2@tcp:/scratch rw,flock,lazystatfs
+43 22 0:50 / /short rw - nfs4
+broken line
+";
+
+    #[test]
+    fn the_mount_table_is_read_by_device() {
+        let told = |major, minor| {
+            let line = MountLine::find(TABLE, libc::makedev(major, minor))?;
+            Some((line.kind, line.tell()))
+        };
+        assert_eq!(told(254, 0), Some(("ext4", "/".to_owned())));
+        let ceph = "/ceph (rasize=8388608,recover_session=clean)".to_owned();
+        assert_eq!(told(0, 35), Some(("ceph", ceph)));
+        assert_eq!(told(0, 36), Some(("fuse.ceph-fuse", "/a\\040b (max_read=131072)".to_owned())));
+        assert_eq!(told(2840, 1053), Some(("lustre", "/lustre (flock)".to_owned())));
+        assert_eq!(told(0, 50), Some(("nfs4", "/short".to_owned())));
+        assert_eq!(told(9, 9), None);
+    }
+
+    #[test]
+    fn a_refused_way_stays_refused_for_all() {
+        let file = tempfile::tempfile().unwrap();
+        let mount = Mount::look(&file, file.metadata().unwrap().dev()).unwrap();
+        assert!(!mount.is_refused(ReadMethod::RingCached));
+        mount.refuse(ReadMethod::RingCached, &"a test says so");
+        assert!(
+            mount.is_refused(ReadMethod::RingCached) && !mount.is_refused(ReadMethod::RingDirect)
+        );
+        assert!(mount.spares_cache());
+        mount.keeps_cache();
+        assert!(!mount.spares_cache() && !mount.is_refused(ReadMethod::ThreadsCached));
+    }
+}

@@ -1,0 +1,97 @@
+//! How a new file is spread over Lustre's servers, by its length: a file on one target has the rate
+//! of that target, and a small one on many only has more to be opened and locked.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use crate::fs::filesystem::folder_of;
+use crate::fs::lustre::{self, LayoutComponent};
+use crate::fs::placement::Layout;
+use crate::sys::aligned_buffer::BUF_BYTES;
+use crate::sys::syscalls;
+
+/// Files from here on are striped by us; what is shorter is laid out as the site has it.
+const STRIPED_BYTES_MIN: u64 = 1 << 30;
+
+/// A target for each GiB, up to four: as Lustre's manual advises for one writer a file. Many
+/// writers then reach all targets, each by files of its own.
+const TARGETS_MAX: u64 = 4;
+
+/// A stripe is a staging buffer, so that no write is cut in two and no lock is asked for twice.
+const STRIPE_BYTES: u32 = BUF_BYTES as u32;
+
+/// A layout that is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StripePolicy {
+    targets: u16,
+}
+
+impl StripePolicy {
+    /// Those of a file of so many bytes; `None` to leave it to the site.
+    pub(crate) fn for_len(len_bytes: u64) -> Option<Self> {
+        let targets = (len_bytes / STRIPED_BYTES_MIN).min(TARGETS_MAX);
+        // fits: at most TARGETS_MAX
+        (targets > 0).then_some(StripePolicy { targets: targets as u16 })
+    }
+
+    fn part(self) -> LayoutComponent {
+        LayoutComponent::whole(self.targets, STRIPE_BYTES)
+    }
+
+    /// Makes a new file with this layout, unless its folder has one that grows with the file, which
+    /// whoever runs the site has thought about. `None`: it has none, or Lustre refused.
+    pub(crate) fn create(self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
+        if lustre::grows(&File::open(folder_of(path))?) {
+            return Ok(None);
+        }
+        let file = options.clone().custom_flags(lustre::DELAY_CREATE).open(path)?;
+        let set = syscalls::set_attribute(&file, lustre::ATTRIBUTE, &self.part().to_bytes());
+        let told = set.map(|()| Layout::of(&file, "lustre"));
+        match told {
+            Ok(Layout::Lustre(_)) => Ok(Some(file)),
+            refused => {
+                log::warn!("{}: not striped: {refused:?}", path.display());
+                drop(file);
+                std::fs::remove_file(path)?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longer_files_have_more_targets() {
+        let targets = |len| StripePolicy::for_len(len).map(|stripes| stripes.targets);
+        const GIB: u64 = 1 << 30;
+        assert_eq!([0, 1, GIB - 1].map(targets), [None; 3]);
+        assert_eq!([GIB, 3 * GIB - 1, 3 * GIB].map(targets), [Some(1), Some(2), Some(3)]);
+        assert_eq!([4 * GIB, u64::MAX].map(targets), [Some(4), Some(4)]);
+    }
+
+    /// Byte for byte what `lfs setstripe -S 8M -c 2` hands to the client.
+    #[test]
+    fn the_layout_is_as_lustre_reads_it() {
+        let bytes = StripePolicy { targets: 2 }.part().to_bytes();
+        assert_eq!(bytes[..8], [0xd0, 0x0b, 0xd1, 0x0b, 1, 0, 0, 0]);
+        assert_eq!(bytes[8..24], [0; 16]);
+        assert_eq!(bytes[24..], [0, 0, 0x80, 0, 2, 0, 0xff, 0xff]);
+    }
+
+    /// On a file system that is no Lustre there is no such attribute: nothing stays, and the caller
+    /// makes its file as usual.
+    #[test]
+    fn where_it_is_refused_nothing_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        assert!(StripePolicy { targets: 1 }.create(&path, &options).unwrap().is_none());
+        assert!(!path.exists());
+    }
+}

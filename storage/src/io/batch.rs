@@ -1,0 +1,48 @@
+//! Which engine carries a batch: the ring while it may, `pread` else.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::IoEngine;
+use crate::io::pread;
+use crate::io::transfer::{Transfer, TransferError};
+use crate::io::uring_batch::{self, BatchError, SubmitMode};
+
+/// The engine of one store.
+#[derive(Debug)]
+pub(crate) struct BatchEngine {
+    /// Turned off for good when the kernel refuses a ring or a request; never for an error of data.
+    ring: AtomicBool,
+    start: SubmitMode,
+    threads_max: usize,
+}
+
+impl BatchEngine {
+    pub(crate) fn new(engine: IoEngine, start: SubmitMode, threads_max: usize) -> Self {
+        BatchEngine { ring: AtomicBool::new(engine == IoEngine::Ring), start, threads_max }
+    }
+
+    /// Carries out all pieces on one file. Nothing is in flight when it returns.
+    pub(crate) fn transfer(
+        &self,
+        file: &File,
+        pieces: &mut [Transfer<'_>],
+    ) -> Result<(), TransferError> {
+        // A ring cannot beat one system call with one system call.
+        if pieces.len() > 1 && self.ring.load(Ordering::Relaxed) {
+            match uring_batch::transfer(file, pieces, self.start) {
+                Ok(()) => return Ok(()),
+                Err(BatchError::Failed(failure)) => return Err(failure),
+                Err(BatchError::Busy) => {}
+                Err(BatchError::Refused(why)) => {
+                    if self.ring.swap(false, Ordering::Relaxed) {
+                        log::warn!("engine pread from now on, because io_uring: {why}");
+                    }
+                }
+            }
+            // Reads and writes at offsets give the same when they are done again.
+            pieces.iter_mut().for_each(Transfer::reset);
+        }
+        pread::transfer(file, pieces, self.threads_max)
+    }
+}

@@ -1,0 +1,8 @@
+//! Requests of one open file, carried out while the caller waits.
+
+pub(crate) mod batch;
+pub(crate) mod direct;
+pub(crate) mod pread;
+pub(crate) mod transfer;
+#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
+pub(crate) mod uring_batch;

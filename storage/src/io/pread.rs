@@ -1,0 +1,118 @@
+//! Positioned reads and writes by `pread` and `pwrite`: the same contract as `ring`, everywhere.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+use std::{io, thread};
+
+use crate::io::transfer::{NextStep, Transfer, TransferBuffer, TransferError};
+use crate::sys::syscalls;
+
+/// Threads that share one batch of reads that wait for a device. Eight keep a network file system
+/// busy; each costs about 30 us to start, so one is due for every eight pieces only.
+pub(crate) const THREADS_MAX: usize = 8;
+
+const PIECES_PER_THREAD: usize = 8;
+
+/// A file, as far as this engine knows one.
+pub(crate) trait PositionedIo: Sync {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Reads what is in memory already, and fails where that is nothing, or cannot be told.
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+}
+
+impl PositionedIo for File {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        FileExt::read_at(self, buf, offset)
+    }
+
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        syscalls::read_cached_at(self, buf, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        FileExt::write_at(self, bytes, offset)
+    }
+}
+
+/// Carries out all pieces, or fails with the first that did.
+pub(crate) fn transfer(
+    file: &dyn PositionedIo,
+    pieces: &mut [Transfer<'_>],
+    threads_max: usize,
+) -> Result<(), TransferError> {
+    let threads = |pieces: usize| threads_max.min(pieces / PIECES_PER_THREAD);
+    if threads(pieces.len()) < 2 {
+        return pieces.iter_mut().try_for_each(|piece| carry(file, piece));
+    }
+    // What is in the page cache is copied sooner than a thread is started.
+    let mut waiting = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        if !carry_cached(file, piece)? {
+            waiting.push(piece);
+        }
+    }
+    let threads = threads(waiting.len()).max(1);
+    share(&mut waiting, threads, || (), |(), piece| carry(file, piece))
+}
+
+/// Does `work` on every item, with so many threads, of which this is one and each has its own
+/// `tool`. Gives the first failure; what nobody has begun by then is not begun.
+pub(crate) fn share<T: Send, Tool>(
+    items: &mut [T],
+    threads: usize,
+    tool: impl Fn() -> Tool + Sync,
+    work: impl Fn(&mut Tool, &mut T) -> Result<(), TransferError> + Sync,
+) -> Result<(), TransferError> {
+    let queue = Mutex::new(items.iter_mut());
+    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || {
+        let mut tool = tool();
+        while let Some(item) = take() {
+            if let Err(failure) = work(&mut tool, item) {
+                while take().is_some() {}
+                return Err(failure);
+            }
+        }
+        Ok(())
+    };
+    if threads < 2 {
+        return run();
+    }
+    thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let mut outcome = run();
+        for helper in helpers {
+            let theirs = helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            outcome = outcome.and(theirs);
+        }
+        outcome
+    })
+}
+
+fn carry(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<(), TransferError> {
+    loop {
+        let came = match piece.rest() {
+            (offset, TransferBuffer::Into(buf)) => file.read_at(buf, offset),
+            (offset, TransferBuffer::From(bytes)) => file.write_at(bytes, offset),
+        };
+        if piece.advance(came)? == NextStep::Done {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether the piece is done. One that is not has come as far as the cache went.
+fn carry_cached(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<bool, TransferError> {
+    loop {
+        let (offset, TransferBuffer::Into(buf)) = piece.rest() else { return Ok(false) };
+        match file.read_cached_at(buf, offset) {
+            Ok(count) if piece.advance(Ok(count))? == NextStep::Done => return Ok(true),
+            Ok(_) => {}
+            Err(_) => return Ok(false),
+        }
+    }
+}

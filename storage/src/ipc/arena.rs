@@ -1,0 +1,165 @@
+//! One large piece of memory that is filled, handed on and filled again.
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use memmap2::{Advice, MmapMut};
+
+use super::shared_memory::SharedMemory;
+use crate::{Error, Result};
+
+/// Bytes of one length, zeros at first. Their pages are given by the system when they are first
+/// written, or before by [`Arena::populate`], and stay until the arena is dropped.
+pub struct Arena(Backing);
+
+enum Backing {
+    Own(MmapMut),
+    Shared(SharedMemory),
+}
+
+/// Pages that one thread asks for at once: large enough for the largest pages, small enough that
+/// threads end together.
+const POPULATE_BYTES: usize = 64 << 20;
+
+impl Arena {
+    /// Memory of this process alone, in large pages where the system has them.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system has no addresses for so much.
+    pub fn new(len: usize) -> Result<Self> {
+        let failed = |e| Error::from_io("reserve", format!("{len} bytes of memory"), e);
+        let map = MmapMut::map_anon(len.max(1)).map_err(failed)?;
+        // It is advice: where it is not taken, copies are somewhat slower.
+        let _ = map.advise(Advice::HugePage);
+        Ok(Arena(Backing::Own(map)))
+    }
+
+    /// Memory that other processes may open by its descriptor, and that outlives this one with
+    /// them. All who have it must agree on who writes when: it is read as plain memory.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the kernel gives none.
+    pub fn new_shared(len: usize) -> Result<Self> {
+        let failed = |e| Error::from_io("make", format!("{len} bytes of memory to share"), e);
+        Ok(Arena(Backing::Shared(SharedMemory::create(len.max(1)).map_err(failed)?)))
+    }
+
+    /// What another process made by [`Arena::new_shared`].
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it has another length, or could lose pages.
+    pub fn open(fd: OwnedFd, len: usize) -> Result<Self> {
+        let failed = |e| Error::from_io("open", format!("{len} bytes of shared memory"), e);
+        Ok(Arena(Backing::Shared(SharedMemory::open(fd, len.max(1)).map_err(failed)?)))
+    }
+
+    /// What other processes open; none of memory of this process alone.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Backing::Own(_) => None,
+            Backing::Shared(memory) => Some(memory.fd()),
+        }
+    }
+
+    /// Has the system give all pages now, by so many threads, so that the first who writes need not
+    /// wait for each. Of shared memory a lack is found here, which would end the process later.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is not so much memory. A kernel before 5.14 does nothing.
+    pub fn populate(&mut self, threads: usize) -> Result<()> {
+        let len = self.len();
+        let part = len.div_ceil(threads.max(1)).next_multiple_of(POPULATE_BYTES);
+        let backing = &self.0;
+        let populate = |start: usize| {
+            let end = len.min(start + part);
+            (start..end).step_by(POPULATE_BYTES).try_for_each(|at| {
+                let count = POPULATE_BYTES.min(end - at);
+                match backing {
+                    Backing::Own(map) => map.advise_range(Advice::PopulateWrite, at, count),
+                    Backing::Shared(memory) => memory.populate(at, count),
+                }
+            })
+        };
+        let outcomes: Vec<io::Result<()>> = std::thread::scope(|scope| {
+            let starts = (0..len).step_by(part);
+            let all: Vec<_> = starts.map(|at| scope.spawn(move || populate(at))).collect();
+            let join = |one: std::thread::ScopedJoinHandle<'_, _>| {
+                one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            all.into_iter().map(join).collect()
+        });
+        for outcome in outcomes {
+            match outcome {
+                Err(e) if e.raw_os_error() != Some(libc::EINVAL) => {
+                    return Err(Error::from_io("fill", format!("{len} bytes of memory"), e));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Arena {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Backing::Own(map) => map,
+            Backing::Shared(memory) => memory.bytes(0, memory.len()),
+        }
+    }
+}
+
+impl DerefMut for Arena {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Backing::Own(map) => map,
+            Backing::Shared(memory) => {
+                let len = memory.len();
+                memory.bytes_mut(0, len)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.fd().is_some() { ", shared" } else { "" };
+        write!(f, "Arena({} bytes{kind})", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_writes_the_other_reads() {
+        let len = 3 * 4096 + 5;
+        let mut mine = Arena::new_shared(len).unwrap();
+        mine.populate(2).unwrap();
+        assert!(mine.iter().all(|&byte| byte == 0));
+        mine[len - 1] = 7;
+        let fd = mine.fd().unwrap().try_clone_to_owned().unwrap();
+        let theirs = Arena::open(fd.try_clone().unwrap(), len).unwrap();
+        assert_eq!((theirs.len(), theirs[len - 1]), (len, 7));
+        assert!(Arena::open(fd, len - 1).is_err(), "of another length");
+        drop(mine);
+        assert_eq!(theirs[len - 1], 7, "it lives as long as anybody has it");
+    }
+
+    #[test]
+    fn memory_of_ones_own() {
+        let mut arena = Arena::new(POPULATE_BYTES + 12345).unwrap();
+        arena.populate(3).unwrap();
+        assert!(arena.fd().is_none());
+        let last = arena.len() - 1;
+        arena[last] = 1;
+        assert_eq!(arena.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 1);
+        assert_eq!(Arena::new(0).unwrap().len(), 1);
+    }
+}

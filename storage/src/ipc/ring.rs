@@ -1,0 +1,296 @@
+//! One sender, one receiver, a few slots between them.
+//!
+//! ```text
+//! page 0    magic, slots, bytes a slot; bell, sent, state; taken; the last words and their length
+//! page 1    the lengths of the messages, a word each
+//! page 2..  the slots, each from a page of its own
+//! ```
+//!
+//! `sent` and `taken` count messages and wrap. The slots from `taken` to `sent` belong to the
+//! receiver, the others to the sender; each side moves its own counter, so a slot has one owner at
+//! any time, and the slices of it are sound. The sender rings the bell after all that it does, and
+//! the receiver sleeps on the bell that it saw before it looked, so nothing is slept through.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::shared_memory::{SharedMemory, wait, wake};
+use crate::{Error, Result};
+
+/// How large a ring is. Both sides must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Messages that wait at most, with the one that is being looked at: a power of two up to 1024,
+    /// so that counters may wrap.
+    pub slots: usize,
+    /// Bytes a message has at most. Maximum: 1 GiB.
+    pub slot_bytes: usize,
+}
+
+/// What comes after the last message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RingEnd {
+    /// More messages may come.
+    Open,
+    /// None: the sender has sent all.
+    End,
+    /// None: the sender failed, and said why.
+    Failed(String),
+}
+
+/// The side that fills slots. Dropped without a word the ring stays [`Tail::Open`]: that its
+/// process is gone is for the socket to say.
+#[derive(Debug)]
+pub struct RingSender {
+    memory: SharedMemory,
+    geometry: Geometry,
+    sent: u32,
+    closed: bool,
+}
+
+/// The side that looks at what came.
+#[derive(Debug)]
+pub struct RingReceiver {
+    memory: SharedMemory,
+    geometry: Geometry,
+    taken: u32,
+    holds: bool,
+}
+
+const PAGE_BYTES: usize = 4096;
+const MAGIC: u32 = u32::from_le_bytes(*b"FLr1");
+const SLOTS_MAX: usize = PAGE_BYTES / 4;
+const SLOT_BYTES_MAX: usize = 1 << 30;
+
+// Each side's counter has a cache line of its own.
+const AT_MAGIC: usize = 0;
+const AT_SLOTS: usize = 4;
+const AT_SLOT_BYTES: usize = 8;
+const AT_BELL: usize = 64;
+const AT_SENT: usize = 68;
+const AT_STATE: usize = 72;
+const AT_NOTE: usize = 76;
+const AT_TAKEN: usize = 128;
+const AT_WORDS_LEN: usize = 192;
+const AT_WORDS: usize = 256;
+const AT_LENGTHS: usize = PAGE_BYTES;
+const AT_MESSAGES: usize = 2 * PAGE_BYTES;
+const WORDS_MAX: usize = PAGE_BYTES - AT_WORDS;
+
+const OPEN: u32 = 0;
+const END: u32 = 1;
+const FAILED: u32 = 2;
+
+impl Geometry {
+    fn stride(&self) -> usize {
+        self.slot_bytes.next_multiple_of(PAGE_BYTES)
+    }
+
+    fn len(&self) -> Result<usize> {
+        let slots = self.slots <= SLOTS_MAX && self.slots.is_power_of_two();
+        let bytes = (1..=SLOT_BYTES_MAX).contains(&self.slot_bytes);
+        let len = self.stride().checked_mul(self.slots).filter(|_| slots && bytes);
+        len.and_then(|len| len.checked_add(AT_MESSAGES)).ok_or_else(|| {
+            let Geometry { slots, slot_bytes } = self;
+            let due = format!("due a power of two up to {SLOTS_MAX}, of 1 byte to 1 GiB");
+            let told = format!("{slots} slots of {slot_bytes} bytes; {due}");
+            Error::from_io("share", "memory", io::Error::new(io::ErrorKind::InvalidInput, told))
+        })
+    }
+}
+
+impl RingSender {
+    /// An empty ring in memory of its own.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the kernel gives none, or the geometry is out of its bounds.
+    pub fn create(geometry: Geometry) -> Result<Self> {
+        let memory = SharedMemory::create(geometry.len()?)
+            .map_err(|e| Error::from_io("make", "memory to share", e))?;
+        // fits: `len` bounds both
+        memory.word(AT_SLOTS).store(geometry.slots as u32, Ordering::Relaxed);
+        memory.word(AT_SLOT_BYTES).store(geometry.slot_bytes as u32, Ordering::Relaxed);
+        memory.word(AT_MAGIC).store(MAGIC, Ordering::Release);
+        Ok(RingSender { memory, geometry, sent: 0, closed: false })
+    }
+
+    /// What the receiver opens.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.memory.fd()
+    }
+
+    /// A free slot to write a message into, or `None` if there is none now. Nothing is seen of it
+    /// before [`Self::send`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the receiver's counter cannot be.
+    pub fn slot(&mut self) -> Result<Option<&mut [u8]>> {
+        let taken = self.memory.word(AT_TAKEN).load(Ordering::Acquire);
+        let waiting = waiting(self.sent, taken, &self.geometry)?;
+        if self.closed || waiting == self.geometry.slots {
+            return Ok(None);
+        }
+        let at = place(&self.geometry, self.sent);
+        Ok(Some(self.memory.bytes_mut(at, self.geometry.slot_bytes)))
+    }
+
+    /// Hands over the first `len` bytes of the slot that [`Self::slot`] gave.
+    ///
+    /// # Panics
+    /// If `len` is more than a slot has.
+    pub fn send(&mut self, len: usize) {
+        assert!(len <= self.geometry.slot_bytes, "a message of {len} bytes");
+        let at = AT_LENGTHS + 4 * nth(&self.geometry, self.sent);
+        // fits: a slot has 1 GiB at most
+        self.memory.word(at).store(len as u32, Ordering::Relaxed);
+        self.sent = self.sent.wrapping_add(1);
+        self.memory.word(AT_SENT).store(self.sent, Ordering::Release);
+        self.ring_the_bell();
+    }
+
+    /// Says that no more will come, and why. What was sent before stays to be taken.
+    pub fn close(&mut self, tail: &RingEnd) {
+        let (state, words) = match tail {
+            RingEnd::Open => return,
+            RingEnd::End => (END, ""),
+            RingEnd::Failed(words) => (FAILED, words.as_str()),
+        };
+        if self.closed {
+            return;
+        }
+        let mut len = words.len().min(WORDS_MAX);
+        while !words.is_char_boundary(len) {
+            len -= 1;
+        }
+        self.memory.bytes_mut(AT_WORDS, len).copy_from_slice(&words.as_bytes()[..len]);
+        self.memory.word(AT_WORDS_LEN).store(len as u32, Ordering::Relaxed);
+        self.memory.word(AT_STATE).store(state, Ordering::Release);
+        self.closed = true;
+        self.ring_the_bell();
+    }
+
+    /// A number for a receiver that waits too long to tell its user. It wakes nobody.
+    pub fn note(&self, number: u32) {
+        self.memory.word(AT_NOTE).store(number, Ordering::Relaxed);
+    }
+
+    fn ring_the_bell(&self) {
+        let bell = self.memory.word(AT_BELL);
+        bell.fetch_add(1, Ordering::Release);
+        wake(bell);
+    }
+}
+
+impl RingReceiver {
+    /// The ring that another process made.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is not what both sides agreed on.
+    pub fn open(fd: OwnedFd, geometry: Geometry) -> Result<Self> {
+        let open = |e| Error::from_io("open", "shared memory", e);
+        let memory = SharedMemory::open(fd, geometry.len()?).map_err(open)?;
+        let got =
+            [AT_MAGIC, AT_SLOTS, AT_SLOT_BYTES].map(|at| memory.word(at).load(Ordering::Acquire));
+        let due = [MAGIC, geometry.slots as u32, geometry.slot_bytes as u32];
+        if got != due {
+            let told = format!("its header is {got:?}, due {due:?}");
+            return Err(open(io::Error::new(io::ErrorKind::InvalidData, told)));
+        }
+        Ok(RingReceiver { memory, geometry, taken: 0, holds: false })
+    }
+
+    /// The oldest message that was not released, if one is there. It is looked at in place.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the sender's counter or length cannot be.
+    pub fn message(&mut self) -> Result<Option<&[u8]>> {
+        self.holds = self.waiting()? > 0;
+        if !self.holds {
+            return Ok(None);
+        }
+        let at = AT_LENGTHS + 4 * nth(&self.geometry, self.taken);
+        let len = self.memory.word(at).load(Ordering::Relaxed) as usize;
+        if len > self.geometry.slot_bytes {
+            let due = format!("at most {}", self.geometry.slot_bytes);
+            return Err(corrupt(at, format!("a message of {len} bytes"), due));
+        }
+        Ok(Some(self.memory.bytes(place(&self.geometry, self.taken), len)))
+    }
+
+    /// Gives back the slot of the message that was looked at last, and says whether it still had
+    /// it. The sender does not sleep on the ring: it is to be told.
+    pub fn release(&mut self) -> bool {
+        let held = std::mem::take(&mut self.holds);
+        if held {
+            self.taken = self.taken.wrapping_add(1);
+            self.memory.word(AT_TAKEN).store(self.taken, Ordering::Release);
+        }
+        held
+    }
+
+    /// What the sender noted last; 0 before that.
+    #[must_use]
+    pub fn note(&self) -> u32 {
+        self.memory.word(AT_NOTE).load(Ordering::Relaxed)
+    }
+
+    /// What comes after the messages that are there: to be believed when there is none left.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the state is none that we know, or its words are no text.
+    pub fn tail(&self) -> Result<RingEnd> {
+        match self.memory.word(AT_STATE).load(Ordering::Acquire) {
+            OPEN => Ok(RingEnd::Open),
+            END => Ok(RingEnd::End),
+            FAILED => {
+                let len = self.memory.word(AT_WORDS_LEN).load(Ordering::Relaxed) as usize;
+                let words = self.memory.bytes(AT_WORDS, len.min(WORDS_MAX));
+                Ok(RingEnd::Failed(String::from_utf8_lossy(words).into_owned()))
+            }
+            state => Err(corrupt(AT_STATE, format!("state {state}"), "0 to 2".to_owned())),
+        }
+    }
+
+    /// Sleeps until a message or the end may have come, or for so long. Looks first.
+    ///
+    /// # Errors
+    /// As [`Self::message`].
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        let bell = self.memory.word(AT_BELL);
+        let seen = bell.load(Ordering::Acquire);
+        if self.waiting()? == 0 && self.tail()? == RingEnd::Open {
+            wait(bell, seen, limit);
+        }
+        Ok(())
+    }
+
+    fn waiting(&self) -> Result<usize> {
+        let sent = self.memory.word(AT_SENT).load(Ordering::Acquire);
+        waiting(sent, self.taken, &self.geometry)
+    }
+}
+
+/// Messages between the two counters. The other side's is memory that it may have broken.
+fn waiting(sent: u32, taken: u32, geometry: &Geometry) -> Result<usize> {
+    let waiting = sent.wrapping_sub(taken) as usize;
+    if waiting > geometry.slots {
+        let got = format!("{sent} messages sent and {taken} taken");
+        return Err(corrupt(AT_SENT, got, format!("{} between them at most", geometry.slots)));
+    }
+    Ok(waiting)
+}
+
+fn nth(geometry: &Geometry, count: u32) -> usize {
+    count as usize % geometry.slots
+}
+
+fn place(geometry: &Geometry, count: u32) -> usize {
+    AT_MESSAGES + nth(geometry, count) * geometry.stride()
+}
+
+fn corrupt(at: usize, found: String, expected: String) -> Error {
+    Error::Corrupt { object: "shared memory".to_owned(), offset: at as u64, found, expected }
+}

@@ -1,0 +1,90 @@
+//! Folders that are there and stay there.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::fs::filesystem::{FileSystem, folder_of};
+
+/// Folders below a root whose own entries are known to be durable. An object is no more durable
+/// than the folders on its way, and asking the disk each time would cost a device flush for each.
+#[derive(Debug, Default)]
+pub(crate) struct DurableDirs(Mutex<HashSet<PathBuf>>);
+
+/// Folders remembered: far more than a run has checkpoints. When it is reached all are forgotten,
+/// which costs a few flushes.
+const KNOWN_MAX: usize = 4096;
+
+/// What went wrong, with which folder.
+pub(crate) type Failed = (PathBuf, io::Error);
+
+impl DurableDirs {
+    /// Makes `folder`, and what it is in, durably. Gives those that it made, outermost first; if it
+    /// fails, none of them stays.
+    pub(crate) fn make(
+        &self,
+        disk: &dyn FileSystem,
+        root: &Path,
+        folder: &Path,
+    ) -> Result<Vec<PathBuf>, Failed> {
+        let mut made = Vec::new();
+        let outcome = self.make_into(&mut made, disk, root, folder);
+        if outcome.is_err() {
+            self.unmake(disk, &made);
+        }
+        outcome.map(|()| made)
+    }
+
+    fn make_into(
+        &self,
+        made: &mut Vec<PathBuf>,
+        disk: &dyn FileSystem,
+        root: &Path,
+        folder: &Path,
+    ) -> Result<(), Failed> {
+        let mut way: Vec<&Path> = folder.ancestors().collect();
+        way.retain(|path| !path.as_os_str().is_empty());
+        for path in way.into_iter().rev() {
+            // What is above the root, and the root itself, need only be there: if they were before
+            // us they are not ours to make durable, and perhaps not even ours to look into.
+            let ours = path != root && path.starts_with(root);
+            if self.known().contains(path) || (!ours && disk.stat(path).is_ok()) {
+                continue;
+            }
+            let failed = |e| (path.to_owned(), e);
+            match disk.mkdir(path) {
+                Ok(()) => made.push(path.to_owned()),
+                // Whoever made it may not have made it durable yet.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(failed(e)),
+            }
+            disk.sync_dir(&folder_of(path)).map_err(failed)?;
+            let mut known = self.known();
+            if known.len() >= KNOWN_MAX {
+                known.clear();
+            }
+            known.insert(path.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Forgets a folder and all in it, before it goes.
+    pub(crate) fn forget(&self, folder: &Path) {
+        self.known().retain(|path| !path.starts_with(folder));
+    }
+
+    /// Removes folders that an upload made and left empty. Those that others use stay.
+    pub(crate) fn unmake(&self, disk: &dyn FileSystem, made: &[PathBuf]) {
+        for folder in made.iter().rev() {
+            self.forget(folder);
+            if disk.rmdir(folder).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,247 @@
+//! Files that are written in place, by one process, for as long as it lives: state that is kept on
+//! a disk because memory does not hold it. Unlike an object such a file is there before it is
+//! complete; what of it is good, a record says that is an object.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::base::temp_names;
+use crate::fs::filesystem::folder_of;
+use crate::io::transfer::TransferError;
+use crate::posix::store::{PosixObject, StoreRoot};
+use crate::sys::aligned_buffer::ALIGN_BYTES;
+use crate::sys::syscalls;
+use crate::{Error, Key, Map, Object, PendingDirSync, RangeRead, Result};
+
+/// A file of a fixed length that its owner writes in place. Bytes are read and written by any
+/// number of threads, as long as none of them writes what another reads or writes.
+pub trait InPlaceFile: Object {
+    /// Writes all bytes. When it returns nothing is in flight. What begins and ends at multiples of
+    /// 4096, in memory and in the file, goes around the page cache.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::Io`].
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Makes all that was written durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`]. What was written since the last sync is then to be written anew, into another
+    /// file.
+    fn sync(&self) -> Result<()>;
+
+    /// How many names the file has: none if it was removed, several if it is an object too, and
+    /// must not be written any more.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn names(&self) -> Result<u64>;
+}
+
+/// How an object comes to have the bytes of a file without a copy of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkMethod {
+    /// The file gets a second name, and must never be written again.
+    Name,
+    /// Another file gets the same blocks, of which the file system makes copies when either file is
+    /// written (`FICLONE`).
+    Blocks,
+}
+
+/// A work file of a file system.
+pub(crate) struct PosixInPlaceFile {
+    object: PosixObject,
+    place: Arc<StoreRoot>,
+}
+
+impl fmt::Debug for PosixInPlaceFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PosixWork({}, {} bytes)", self.object.name, self.object.len_bytes)
+    }
+}
+
+impl PosixInPlaceFile {
+    /// Makes one, with all its space. Its name is durable when this returns.
+    pub(crate) fn create(place: Arc<StoreRoot>, key: &Key, len_bytes: u64) -> Result<Self> {
+        let path = place.path(key);
+        let name = path.display().to_string();
+        place.make_folder(&folder_of(&path))?;
+        let file = place.disk.create_sized(&path, len_bytes).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => Error::Exists { object: name.clone() },
+            _ => Error::from_io("create", &name, e),
+        })?;
+        let make = || {
+            file.lock()?;
+            file.allocate(len_bytes)?;
+            // Where space cannot be reserved the length is set all the same.
+            file.set_len(len_bytes)?;
+            place.disk.sync_dir(&folder_of(&path))
+        };
+        if let Err(e) = make() {
+            // Best effort: a file of a slot that no record names is removed by the next opening.
+            let _ = place.disk.unlink(&path);
+            let failed = Error::from_io("reserve the space of", &name, e);
+            return Err(no_space(&place, &path, len_bytes, failed));
+        }
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
+    }
+
+    /// Makes one without a name, with all its space.
+    pub(crate) fn create_unnamed(
+        place: Arc<StoreRoot>,
+        folder: &Key,
+        len_bytes: u64,
+    ) -> Result<Self> {
+        let folder = place.path(folder);
+        let name = format!("a file without a name in {}", folder.display());
+        place.make_folder(&folder)?;
+        // It has one for a moment, by which a sweep knows it if its maker dies in that moment.
+        let path = folder.join(temp_names::name_for("unnamed", &place.disk.writer()));
+        let make = || {
+            let file = place.disk.create_sized(&path, len_bytes)?;
+            place.disk.unlink(&path)?;
+            file.allocate(len_bytes)?;
+            file.set_len(len_bytes)?;
+            Ok(file)
+        };
+        let file = make().map_err(|e| {
+            let failed = Error::from_io("reserve the space of", &name, e);
+            no_space(&place, &path, len_bytes, failed)
+        })?;
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
+    }
+
+    pub(crate) fn open(place: Arc<StoreRoot>, key: &Key) -> Result<Self> {
+        let path = place.path(key);
+        let name = path.display().to_string();
+        let file = place.disk.reopen(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => Error::Locked { object: name.clone() },
+            _ => Error::from_io("open", &name, e),
+        })?;
+        let len_bytes = file.len_bytes().map_err(|e| Error::from_io("open", &name, e))?;
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
+    }
+
+    fn failed(&self, failure: TransferError) -> Error {
+        let doing = format!("write {} bytes at {} of", failure.expected, failure.offset);
+        let failed = Error::from_io(doing, &self.object.name, failure.into_io());
+        no_space(&self.place, self.object.name.as_ref(), self.object.len_bytes, failed)
+    }
+}
+
+/// With the numbers, if it is an error of space.
+fn no_space(place: &StoreRoot, path: &Path, need_bytes: u64, failed: Error) -> Error {
+    match failed {
+        Error::NoSpace { object, .. } => {
+            let free_bytes = place.disk.free_bytes(&folder_of(path)).ok().flatten();
+            Error::NoSpace { object, need_bytes, free_bytes }
+        }
+        other => other,
+    }
+}
+
+impl Object for PosixInPlaceFile {
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes
+    }
+
+    fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
+        self.object.read_many(reads)
+    }
+
+    fn map(&self) -> Result<Map> {
+        self.object.map()
+    }
+
+    fn display(&self) -> String {
+        self.object.display()
+    }
+
+    fn memory_align(&self) -> usize {
+        self.object.memory_align()
+    }
+
+    fn file(&self) -> Option<&std::fs::File> {
+        self.object.file()
+    }
+}
+
+impl InPlaceFile for PosixInPlaceFile {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let expected = bytes.len() as u64;
+        if offset.checked_add(expected).is_none_or(|end| end > self.object.len_bytes) {
+            let object = self.object.name.clone();
+            let found = format!("{expected} bytes to be written");
+            let expected = format!("no more than up to its end, at {}", self.object.len_bytes);
+            return Err(Error::Corrupt { object, offset, found, expected });
+        }
+        // The end of a file need not be that of a block, and goes through the page cache.
+        let (whole, end) = bytes.split_at(bytes.len() / ALIGN_BYTES * ALIGN_BYTES);
+        for (offset, bytes) in [(offset, whole), (offset + whole.len() as u64, end)] {
+            if !bytes.is_empty() {
+                self.object.file.write(offset, bytes).map_err(|failure| self.failed(failure))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let failed = |e| Error::from_io("sync", &self.object.name, e);
+        self.object.file.sync().map_err(failed)
+    }
+
+    fn names(&self) -> Result<u64> {
+        let failed = |e| Error::from_io("look at", &self.object.name, e);
+        self.object.file.names().map_err(failed)
+    }
+}
+
+/// Makes the object `path` of the bytes of a file. `None` if this file system or these two files
+/// cannot.
+pub(crate) fn share(
+    place: &Arc<StoreRoot>,
+    path: &Path,
+    from: &std::fs::File,
+    how: LinkMethod,
+) -> Result<Option<PendingDirSync>> {
+    let name = path.display().to_string();
+    let folder = folder_of(path);
+    place.make_folder(&folder)?;
+    let shared = match how {
+        LinkMethod::Name => syscalls::link(from, path),
+        LinkMethod::Blocks => clone(place, path, from),
+    };
+    match shared {
+        Ok(()) => Ok(Some(PendingDirSync::in_folder(Arc::clone(&place.disk), folder))),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::Exists { object: name }),
+        Err(e) if cannot(&e) => {
+            log::debug!("{name}: {how:?} is not shared: {e}");
+            Ok(None)
+        }
+        Err(e) => Err(Error::from_io("share the bytes of a file with", name, e)),
+    }
+}
+
+fn clone(place: &StoreRoot, path: &Path, from: &std::fs::File) -> io::Result<()> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let temporary = folder_of(path).join(temp_names::name_for(name, &place.disk.writer()));
+    let file = place.disk.create_new(&temporary)?;
+    let make = || {
+        syscalls::clone_blocks(from, file.os_file().ok_or(io::ErrorKind::Unsupported)?)?;
+        file.sync()?;
+        place.disk.rename_new(&temporary, path)
+    };
+    make().inspect_err(|_| {
+        // Best effort: what stays is hidden, and swept when this process is gone.
+        let _ = place.disk.unlink(&temporary);
+    })
+}
+
+/// Another file system, one that has no such thing, too many names of one file, a sandbox.
+fn cannot(e: &io::Error) -> bool {
+    use libc::{EINVAL, EMLINK, ENOSYS, ENOTTY, EOPNOTSUPP, EPERM, EXDEV};
+    let said = [EXDEV, EOPNOTSUPP, ENOTTY, EINVAL, EPERM, EMLINK, ENOSYS];
+    e.kind() == io::ErrorKind::Unsupported || e.raw_os_error().is_some_and(|e| said.contains(&e))
+}

@@ -1,0 +1,8 @@
+//! The contract on file systems: how what is written becomes durable, then visible.
+
+mod durable_dirs;
+pub(crate) mod in_place_file;
+pub(crate) mod kernel_copy;
+pub(crate) mod store;
+mod upload;
+mod write_behind;

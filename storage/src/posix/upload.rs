@@ -1,0 +1,480 @@
+//! The protocol that brings an object into being: temporary name, space, content, fsync, exclusive
+//! rename, fsync of the folder. Whatever fails on the way, nothing stays.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::{io, mem};
+
+use crate::base::temp_names;
+use crate::fs::filesystem::{FsFile, folder_of};
+use crate::io::transfer::{TransferError, TransferErrorKind};
+use crate::posix::kernel_copy;
+use crate::posix::store::{PosixObject, StoreRoot};
+use crate::posix::write_behind::{BUFFERS_MIN, WriteBehind};
+use crate::sys::aligned_buffer::BUF_BYTES;
+use crate::{
+    Crc64, Error, FileEntry, Key, Object, PendingDirSync, Result, ResumableUpload, SyncPoint,
+    Upload, crc64_join,
+};
+
+/// Objects up to here are written by one call through the page cache. Above, around it: a
+/// checkpoint would push out the data set, and its `fsync` would take seconds instead of
+/// milliseconds.
+const SMALL_BYTES_MAX: usize = 256 << 10;
+
+/// Times that the folder may vanish, by another's failed upload, between our making it and our
+/// making a file in it.
+const FOLDER_RETRIES_MAX: usize = 16;
+
+/// An object on its way.
+pub(crate) struct PosixUpload {
+    place: Arc<StoreRoot>,
+    /// `None` once it is closed.
+    file: Option<Arc<dyn FsFile>>,
+    content: UploadBuffer,
+    /// Where it is written, and where it will be.
+    temporary: PathBuf,
+    path: PathBuf,
+    /// As messages name it.
+    name: String,
+    file_name: String,
+    /// Folders made for it.
+    made: Vec<PathBuf>,
+    /// Length of the file as far as we set it.
+    allocated: u64,
+    /// Buffers that it may have on their way.
+    buffers_max: usize,
+    len_bytes: u64,
+    len_bytes_max: u64,
+    /// Where this writer took over from another.
+    resumed: SyncPoint,
+    /// Of the bytes after that.
+    sum: Crc64,
+    life: OnDrop,
+    state: UploadState,
+}
+
+/// What becomes of the file if the upload is not finished.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnDrop {
+    Removed,
+    /// It is a draft. Its name is durable from the first sync on.
+    Kept {
+        named: bool,
+    },
+}
+
+enum UploadBuffer {
+    Small(Vec<u8>),
+    Large(WriteBehind),
+    /// All that came is written, or given up.
+    Settled,
+}
+
+enum UploadState {
+    Open,
+    /// With the first error.
+    Poisoned(String),
+    Finished,
+}
+
+impl fmt::Debug for PosixUpload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PosixUpload({}, {} bytes so far)", self.name, self.len_bytes)
+    }
+}
+
+impl PosixUpload {
+    pub(crate) fn begin(place: Arc<StoreRoot>, key: &Key, len_bytes_max: u64) -> Result<Self> {
+        let path = place.path(key);
+        let name = path.display().to_string();
+        let folder = folder_of(&path);
+        let free_bytes = place.disk.free_bytes(&folder).ok().flatten();
+        if let Some(free) = free_bytes
+            && free < len_bytes_max
+        {
+            return Err(Error::NoSpace { object: name, need_bytes: len_bytes_max, free_bytes });
+        }
+        let (made, temporary, file) = create_temporary(&place, &path, key.name(), len_bytes_max)?;
+        let mut upload = PosixUpload::new(place, key, file, temporary);
+        upload.made = made;
+        upload.len_bytes_max = len_bytes_max;
+        if len_bytes_max > SMALL_BYTES_MAX as u64 {
+            let allocate = upload.file().allocate(len_bytes_max);
+            allocate.map_err(|e| upload.failed("reserve the space of", e))?;
+            upload.allocated = len_bytes_max;
+        }
+        Ok(upload)
+    }
+
+    pub(crate) fn begin_draft(place: Arc<StoreRoot>, key: &Key) -> Result<Self> {
+        let path = place.draft_path(key);
+        place.make_folder(&folder_of(&path))?;
+        let failed = |e| Error::from_io("create", path.display().to_string(), e);
+        let file = place.disk.create_new(&path).map_err(failed)?;
+        file.lock().map_err(|e| locked(&path, e))?;
+        let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
+        upload.life = OnDrop::Kept { named: false };
+        let large = WriteBehind::start(file, BUFFERS_MIN);
+        upload.content = UploadBuffer::Large(large.map_err(|e| upload.failed("begin", e))?);
+        Ok(upload)
+    }
+
+    /// `find` tells from where, when nobody else can write it any more.
+    pub(crate) fn resume_draft(
+        place: Arc<StoreRoot>,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Self> {
+        let path = place.draft_path(key);
+        let failed = |e| Error::from_io("go on with", path.display().to_string(), e);
+        let file = place.disk.reopen(&path).map_err(|e| locked(&path, e))?;
+        let len_bytes = file.len_bytes().map_err(failed)?;
+        let name = path.display().to_string();
+        let from = find(&PosixObject { file: Arc::clone(&file), len_bytes, name })?;
+        if len_bytes < from.bytes {
+            return Err(Error::Corrupt {
+                object: path.display().to_string(),
+                offset: len_bytes,
+                found: "the end".to_owned(),
+                expected: format!("{} bytes, as were synced", from.bytes),
+            });
+        }
+        file.set_len(from.bytes).map_err(failed)?;
+        let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
+        upload.life = OnDrop::Kept { named: false };
+        (upload.resumed, upload.len_bytes) = (from, from.bytes);
+        let large = WriteBehind::resume(&file, from.bytes, BUFFERS_MIN);
+        upload.content =
+            UploadBuffer::Large(large.map_err(|failure| upload.write_failed(failure))?);
+        Ok(upload)
+    }
+
+    fn new(place: Arc<StoreRoot>, key: &Key, file: Arc<dyn FsFile>, temporary: PathBuf) -> Self {
+        let path = place.path(key);
+        PosixUpload {
+            file: Some(file),
+            content: UploadBuffer::Small(Vec::new()),
+            temporary,
+            name: path.display().to_string(),
+            path,
+            file_name: key.name().to_owned(),
+            made: Vec::new(),
+            allocated: 0,
+            buffers_max: BUFFERS_MIN,
+            len_bytes: 0,
+            len_bytes_max: 0,
+            resumed: SyncPoint::default(),
+            sum: Crc64::new(),
+            life: OnDrop::Removed,
+            state: UploadState::Open,
+            place,
+        }
+    }
+
+    /// Of all bytes, those of writers before this one among them.
+    fn crc64(&self) -> u64 {
+        let SyncPoint { bytes, crc64 } = self.resumed;
+        crc64_join(crc64, self.sum.value(), self.len_bytes - bytes)
+    }
+
+    fn sync_content(&mut self) -> Result<()> {
+        if let UploadBuffer::Large(large) = &mut self.content {
+            let flushed = large.flush();
+            flushed.map_err(|failure| self.write_failed(failure))?;
+        }
+        self.file().sync().map_err(|e| self.failed("sync", e))?;
+        if self.life == (OnDrop::Kept { named: false }) {
+            let synced = self.place.disk.sync_dir(&folder_of(&self.temporary));
+            synced.map_err(|e| self.failed("sync the folder of", e))?;
+            self.life = OnDrop::Kept { named: true };
+        }
+        Ok(())
+    }
+
+    fn check_state(&self) -> Result<()> {
+        match &self.state {
+            UploadState::Poisoned(first) => {
+                Err(Error::Poisoned { object: self.name.clone(), first: first.clone() })
+            }
+            UploadState::Open | UploadState::Finished => Ok(()),
+        }
+    }
+
+    fn file(&self) -> &Arc<dyn FsFile> {
+        self.file.as_ref().expect("open until all is written and synced")
+    }
+
+    /// Appends bytes, and sums them unless their sum is given.
+    fn append(&mut self, bytes: &[u8], given: Option<u64>) -> Result<()> {
+        let offset = self.len_bytes;
+        let joined = given.map(|crc64| crc64_join(self.crc64(), crc64, bytes.len() as u64));
+        self.len_bytes += bytes.len() as u64;
+        if let UploadBuffer::Small(small) = &mut self.content {
+            if small.len() + bytes.len() <= SMALL_BYTES_MAX {
+                small.extend_from_slice(bytes);
+                match joined {
+                    Some(crc64) => self.sum_from(crc64),
+                    None => self.sum.update(bytes),
+                }
+                return Ok(());
+            }
+            let small = mem::take(small);
+            let mut large = WriteBehind::start(Arc::clone(self.file()), self.buffers_max)
+                .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
+            // These bytes are in the sum already.
+            let moved = large.copy(&small);
+            self.content = UploadBuffer::Large(large);
+            moved.map_err(|failure| self.write_failed(failure))?;
+        }
+        if let UploadBuffer::Settled = self.content {
+            let large = WriteBehind::resume(self.file(), offset, self.buffers_max);
+            self.content =
+                UploadBuffer::Large(large.map_err(|failure| self.write_failed(failure))?);
+        }
+        let UploadBuffer::Large(large) = &mut self.content else {
+            unreachable!("large since above")
+        };
+        let pushed = match given {
+            Some(_) => large.copy(bytes),
+            None => large.push(bytes, &mut self.sum),
+        };
+        pushed.map_err(|failure| self.write_failed(failure))?;
+        joined.into_iter().for_each(|crc64| self.sum_from(crc64));
+        Ok(())
+    }
+
+    /// Begins a new sum after all bytes so far, which have this one.
+    fn sum_from(&mut self, crc64: u64) {
+        (self.resumed, self.sum) = (SyncPoint { bytes: self.len_bytes, crc64 }, Crc64::new());
+    }
+
+    /// Does what changes the upload, unless it has failed before; from its failure on it has.
+    fn attempt<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.check_state()?;
+        act(self).inspect_err(|e| self.state = UploadState::Poisoned(e.to_string()))
+    }
+
+    /// Appends by a copy within the kernel where it can, else by reading.
+    fn copy(&mut self, object: &dyn Object, range: &Range<u64>, crc64: Option<u64>) -> Result<()> {
+        let len = range.end.saturating_sub(range.start);
+        let (crc64_b, from) = match (crc64, object.file()) {
+            (Some(crc64), Some(from))
+                if len > SMALL_BYTES_MAX as u64
+                    && kernel_copy::may_share(self.place.disk.profile()) =>
+            {
+                (crc64, from)
+            }
+            _ => return kernel_copy::read_and_write(self, object, range, crc64),
+        };
+        self.len_bytes_max = self.len_bytes_max.max(self.len_bytes + len);
+        self.settle_content()?;
+        let Some(to) = self.file().os_file() else {
+            return kernel_copy::read_and_write(self, object, range, crc64);
+        };
+        let go_on = |bytes| object.copied(bytes);
+        let copied = kernel_copy::copy_range(from, range, to, self.len_bytes, &go_on);
+        self.allocated = u64::MAX; // it may have grown past its end
+        if copied.map_err(|e| self.failed(&format!("copy {} to", object.display()), e))? < len {
+            // What was copied of it is written over by the same bytes.
+            return kernel_copy::read_and_write(self, object, range, crc64);
+        }
+        let crc64 = crc64_join(self.crc64(), crc64_b, len);
+        self.len_bytes += len;
+        self.sum_from(crc64);
+        Ok(())
+    }
+
+    /// Writes all that came.
+    fn settle_content(&mut self) -> Result<()> {
+        let written = match mem::replace(&mut self.content, UploadBuffer::Settled) {
+            UploadBuffer::Small(small) => self.file().write(0, &small).map(|()| small.len() as u64),
+            // The last block is padded.
+            UploadBuffer::Large(large) => large.finish(),
+            UploadBuffer::Settled => Ok(0),
+        };
+        let end = written.map_err(|failure| self.write_failed(failure))?;
+        self.allocated = self.allocated.max(end);
+        Ok(())
+    }
+
+    fn finished(&mut self) -> FileEntry {
+        self.state = UploadState::Finished;
+        let path = mem::take(&mut self.file_name);
+        FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() }
+    }
+
+    /// From all bytes taken to all bytes durable, under a name that a crash may take away.
+    fn name(&mut self) -> Result<()> {
+        self.settle_content()?;
+        if self.allocated != self.len_bytes {
+            let cut = self.file().set_len(self.len_bytes);
+            cut.map_err(|e| self.failed("set the length of", e))?;
+        }
+        let synced = self.file().sync();
+        synced.map_err(|e| self.failed("sync", e))?;
+        self.file = None;
+        let named = self.place.disk.rename_new(&self.temporary, &self.path);
+        named.map_err(|e| self.failed("name", e))
+    }
+
+    /// From all bytes taken to all bytes durable under the final name.
+    fn commit(&mut self) -> Result<()> {
+        self.name()?;
+        let disk = &*self.place.disk;
+        if let Err(e) = disk.sync_dir(&folder_of(&self.path)) {
+            // Visible and perhaps not durable is neither of the two things that we promise. A draft
+            // is one again: it is what its writer goes on from.
+            let _ = match self.life {
+                OnDrop::Removed => disk.unlink(&self.path),
+                OnDrop::Kept { .. } => disk.rename_new(&self.path, &self.temporary),
+            };
+            return Err(self.failed("sync the folder of", e));
+        }
+        Ok(())
+    }
+
+    fn write_failed(&self, failure: TransferError) -> Error {
+        let TransferError { offset, expected, cause, .. } = failure;
+        let source = match cause {
+            TransferErrorKind::Io(source) => source,
+            TransferErrorKind::End => io::ErrorKind::WriteZero.into(),
+        };
+        self.failed(&format!("write {expected} bytes at {offset} of"), source)
+    }
+
+    /// An error, with the numbers if it is one of space.
+    fn failed(&self, doing: &str, e: io::Error) -> Error {
+        match Error::from_io(doing, &self.name, e) {
+            Error::NoSpace { object, .. } => {
+                let need_bytes = self.len_bytes_max.max(self.len_bytes);
+                let folder = folder_of(&self.path);
+                let free_bytes = self.place.disk.free_bytes(&folder).ok().flatten();
+                Error::NoSpace { object, need_bytes, free_bytes }
+            }
+            other => other,
+        }
+    }
+}
+
+impl Upload for PosixUpload {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.attempt(|upload| upload.append(bytes, None))
+    }
+
+    fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
+        self.attempt(|upload| {
+            upload.sum_from(upload.crc64());
+            upload.append(bytes, None)?;
+            Ok(upload.sum.value())
+        })
+    }
+
+    fn write_with_known_crc(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
+        self.attempt(|upload| upload.append(bytes, Some(crc64)))
+    }
+
+    fn write_from(
+        &mut self,
+        object: &dyn Object,
+        range: Range<u64>,
+        crc64: Option<u64>,
+    ) -> Result<()> {
+        self.attempt(|upload| upload.copy(object, &range, crc64))
+    }
+
+    fn stage_in(&mut self, bytes_max: u64) {
+        let buffers = bytes_max / BUF_BYTES as u64;
+        self.buffers_max = usize::try_from(buffers).unwrap_or(usize::MAX);
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.attempt(|upload| {
+            upload.settle_content()?;
+            // What the page cache has is on its way while others are still being written.
+            if upload.file().is_direct() {
+                return Ok(());
+            }
+            upload.file().sync().map_err(|e| upload.failed("sync", e))
+        })
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<FileEntry> {
+        self.check_state()?;
+        self.commit()?;
+        Ok(self.finished())
+    }
+
+    fn finish_deferred(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
+        self.check_state()?;
+        self.name()?;
+        let disk = Arc::clone(&self.place.disk);
+        Ok((self.finished(), PendingDirSync::in_folder(disk, folder_of(&self.path))))
+    }
+}
+
+impl ResumableUpload for PosixUpload {
+    fn sync(&mut self) -> Result<SyncPoint> {
+        self.attempt(PosixUpload::sync_content)?;
+        Ok(SyncPoint { bytes: self.len_bytes, crc64: self.crc64() })
+    }
+}
+
+impl Drop for PosixUpload {
+    fn drop(&mut self) {
+        if matches!(self.state, UploadState::Finished) {
+            return;
+        }
+        self.content = UploadBuffer::Settled; // waits for writes on their way
+        if matches!(self.life, OnDrop::Kept { .. }) {
+            return;
+        }
+        // NFS and FUSE keep a file that is unlinked while it is open, under a name of their own.
+        self.file = None;
+        // Best effort: what cannot be removed is hidden, and swept when this process is gone.
+        let _ = self.place.disk.unlink(&self.temporary);
+        self.place.unmake_folders(&self.made);
+    }
+}
+
+fn locked(path: &std::path::Path, e: io::Error) -> Error {
+    let object = path.display().to_string();
+    match e.kind() {
+        io::ErrorKind::WouldBlock => Error::Locked { object },
+        _ => Error::from_io("go on with", object, e),
+    }
+}
+
+type Created = (Vec<PathBuf>, PathBuf, Arc<dyn FsFile>);
+
+fn create_temporary(
+    place: &StoreRoot,
+    path: &std::path::Path,
+    name: &str,
+    len_bytes_max: u64,
+) -> Result<Created> {
+    let folder = folder_of(path);
+    let mut made = Vec::new();
+    let mut tries = 0;
+    loop {
+        made.extend(place.make_folder(&folder)?);
+        let temporary = folder.join(temp_names::name_for(name, &place.disk.writer()));
+        match place.disk.create_sized(&temporary, len_bytes_max) {
+            Ok(file) => return Ok((made, temporary, file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && tries < FOLDER_RETRIES_MAX => {
+                place.forget_folder(&folder);
+                tries += 1;
+            }
+            Err(e) => {
+                place.unmake_folders(&made);
+                return Err(Error::from_io("create", path.display().to_string(), e));
+            }
+        }
+    }
+}

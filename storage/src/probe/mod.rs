@@ -1,0 +1,217 @@
+//! What a folder, a bucket and this machine offer to whoever reads and writes there: facts, of
+//! which somebody else says whether they will hurt.
+//!
+//! Everything here may block for as long as a file system does. Whoever asks does so in a
+//! [`crate::Stage`], which has an end.
+
+mod probe_folder;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::fs::detect;
+use crate::fs::mount::MountLine;
+use crate::io::uring_batch;
+use crate::sys::syscalls;
+use crate::{Error, Object, Result};
+
+pub use probe_folder::{Direct, ProbeFolder};
+
+/// What is mounted where a path leads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MountInfo {
+    /// The nearest folder that is there, the path itself or one above it.
+    pub nearest: String,
+    /// Whether the path itself is there.
+    pub is_there: bool,
+    /// Where its file system is mounted.
+    pub point: String,
+    /// The kind of file system, as `ext4`, `lustre` or `fuse.ceph-fuse`.
+    pub file_system: String,
+    /// What is mounted, as `/dev/vda` or `10.0.0.2@tcp:/scratch`.
+    pub source: String,
+    /// All options.
+    pub options: Vec<String>,
+    /// What the kernel reads ahead of whoever reads through the page cache or a map.
+    pub read_ahead_kib: Option<u64>,
+    /// All bytes that it holds.
+    pub total_bytes: Option<u64>,
+    /// Bytes that may still be written.
+    pub free_bytes: Option<u64>,
+    /// Files that may still be made.
+    pub free_files: Option<u64>,
+    /// All files that it may hold.
+    pub total_files: Option<u64>,
+}
+
+impl MountInfo {
+    /// Looks where a path leads.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn of(path: &Path) -> Result<Self> {
+        let failed = |e| Error::from_io("look at", path.display().to_string(), e);
+        let path = std::path::absolute(path).map_err(failed)?;
+        let nearest = nearest(&path)?;
+        let told = syscalls::file_system(&nearest).map_err(failed)?;
+        let device = fs::metadata(&nearest).map_err(failed)?.dev();
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let line = MountLine::find(&table, device);
+        let kind = detect::kind_of(told.magic).0;
+        // FUSE is a hundred file systems; the mount table says which.
+        let file_system = match &line {
+            Some(line) if kind == "fuse" => line.kind.to_owned(),
+            _ => kind,
+        };
+        let words =
+            line.iter().flat_map(|line| line.flags.split(',').chain(line.options.split(',')));
+        let mut options: Vec<String> = words.filter(|w| !w.is_empty()).map(str::to_owned).collect();
+        options.sort_unstable();
+        options.dedup();
+        let place = |name: Option<&str>| name.unwrap_or_default().to_owned();
+        Ok(MountInfo {
+            is_there: nearest == path,
+            nearest: nearest.display().to_string(),
+            point: place(line.as_ref().map(|line| line.point)),
+            source: place(line.as_ref().map(|line| line.source)),
+            file_system,
+            options,
+            read_ahead_kib: read_ahead_kib(device),
+            total_bytes: told.total_bytes,
+            free_bytes: told.free_bytes,
+            free_files: told.files.map(|(free, _)| free),
+            total_files: told.files.map(|(_, total)| total),
+        })
+    }
+
+    /// Whether it was mounted with an option of this name.
+    #[must_use]
+    pub fn has(&self, option: &str) -> bool {
+        self.value(option).is_some()
+    }
+
+    /// What an option is set to; empty for one that has no value.
+    #[must_use]
+    pub fn value(&self, option: &str) -> Option<&str> {
+        self.options.iter().find_map(|set| match set.split_once('=') {
+            Some((name, value)) => (name == option).then_some(value),
+            None => (set == option).then_some(""),
+        })
+    }
+}
+
+/// The nearest of a path and the folders above it that is there.
+fn nearest(path: &Path) -> Result<PathBuf> {
+    for there in path.ancestors() {
+        match fs::metadata(there) {
+            Ok(_) => return Ok(there.to_owned()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(Error::from_io("look at", there.display().to_string(), e)),
+        }
+    }
+    Err(Error::NotFound { object: path.display().to_string() })
+}
+
+fn read_ahead_kib(device: u64) -> Option<u64> {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let told = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).ok()?;
+    told.trim().parse().ok()
+}
+
+/// What this machine allows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostInfo {
+    /// Why `io_uring` does not work; `None` if it does.
+    pub ring_refused: Option<String>,
+    /// `kernel.io_uring_disabled`, if this kernel has it.
+    pub ring_disabled: Option<u32>,
+    /// Memory that a process may lock; `None` if there is no limit.
+    pub memlock_bytes: Option<u64>,
+    /// Files that a process may have open; `None` if there is no limit.
+    pub open_files: Option<u64>,
+    /// Whether the clock is kept by another one; `None` if that is not told.
+    pub clock_is_kept: Option<bool>,
+}
+
+impl HostInfo {
+    /// Looks at this machine.
+    #[must_use]
+    pub fn here() -> Self {
+        let told = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
+        HostInfo {
+            ring_refused: uring_batch::probe().err().map(str::to_owned),
+            ring_disabled: told.and_then(|told| told.trim().parse().ok()),
+            memlock_bytes: limit("Max locked memory"),
+            open_files: limit("Max open files"),
+            clock_is_kept: syscalls::clock().ok().map(|(kept, _)| kept),
+        }
+    }
+}
+
+/// A limit of this process, as the kernel lists them: name, soft, hard, unit.
+fn limit(name: &str) -> Option<u64> {
+    let table = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = table.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// What a bucket offers.
+#[derive(Debug, Default)]
+pub struct BucketInfo {
+    /// The server, if it is not AWS.
+    pub endpoint: Option<String>,
+    /// What was tried, and what came of it.
+    pub tried: Vec<(&'static str, Result<()>)>,
+    /// Seconds that the server's clock is ahead of this machine's, if it told.
+    pub clock_ahead_s: Option<i64>,
+    /// Whether an object that is there is not overwritten under `If-None-Match`.
+    pub conditional_put: Option<bool>,
+    /// The same of one that is uploaded in parts.
+    pub conditional_complete: Option<bool>,
+    /// Why nothing can be uploaded in parts.
+    pub multipart: Option<String>,
+    /// Whether bytes that do not agree with a CRC-64/NVME are refused.
+    pub checks_sums: Option<bool>,
+    /// Whether a rule removes parts of uploads that were never finished.
+    pub aborts_parts: Option<bool>,
+}
+
+/// How far an examination goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeDepth {
+    /// Nothing is written.
+    Look,
+    /// One object of ours is written, and gone afterwards.
+    Write,
+}
+
+#[cfg(feature = "s3")]
+impl BucketInfo {
+    /// Looks at the folder of a bucket that a URL names, or tries what may be done in it. `doing`
+    /// hears of every step before it is made.
+    ///
+    /// # Errors
+    /// [`Error::BadUrl`]. What the bucket refuses is among the facts.
+    pub fn of(url: &str, trial: ProbeDepth, doing: &dyn Fn(&'static str)) -> Result<Self> {
+        crate::s3::examine(url, trial, doing)
+    }
+}
+
+/// What this process took of the cores so far, in its own code and in the kernel; `None` if that
+/// cannot be told.
+#[must_use]
+pub fn cpu_times() -> Option<[Duration; 2]> {
+    syscalls::cpu_times().ok()
+}
+
+/// The share of an object that is in this machine's page cache; `None` if that cannot be told.
+#[must_use]
+pub fn cached_share(object: &dyn Object) -> Option<f64> {
+    let (file, len) = (object.file()?, object.len_bytes());
+    let cached = syscalls::cached_bytes(file, len).ok()?;
+    (len > 0).then(|| (cached as f64 / len as f64).min(1.0))
+}

@@ -1,0 +1,210 @@
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer};
+use crate::sys::syscalls;
+use crate::{Error, ProcessIdentity, Result};
+
+/// A folder of our own in which a file system is tried. [`ProbeFolder::remove`] takes it away; that
+/// of a process that died before is removed by the next sweep, as all that begins with `.tmp-`.
+#[derive(Clone, Debug)]
+pub struct ProbeFolder {
+    folder: PathBuf,
+}
+
+/// How reads and writes go around the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Direct {
+    /// The least alignment of offsets that was accepted, in bytes.
+    pub offset_align: u32,
+    /// What the file system says of memory, if it does.
+    pub memory_align: Option<u32>,
+}
+
+type Tried<T> = io::Result<T>;
+
+impl ProbeFolder {
+    /// Makes the folder in one that is there.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn new(parent: &Path) -> Result<Self> {
+        let folder = parent.join(format!(".tmp-doctor-{}", ProcessIdentity::new()));
+        fs::create_dir(&folder)
+            .map_err(|e| Error::from_io("make the folder", folder.display().to_string(), e))?;
+        Ok(ProbeFolder { folder })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.folder.display().to_string()
+    }
+
+    /// Takes it away, with all that is in it.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn remove(&self) -> Result<()> {
+        fs::remove_dir_all(&self.folder).map_err(|e| Error::from_io("remove", self.name(), e))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn make(&self, name: &str) -> Tried<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).open(self.path(name))
+    }
+
+    /// Whether a name that is taken is not taken again.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn exclusive_create(&self) -> Tried<bool> {
+        self.make("exclusive")?;
+        is_taken(self.make("exclusive").map(drop))
+    }
+
+    /// Whether a name is given only if it is free, in one step, by `renameat2` itself. An error is
+    /// that there is no such thing here.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn exclusive_rename(&self) -> Tried<bool> {
+        self.make("renamed")?;
+        self.make("in the way")?;
+        // The kernel looks by itself whether a name is taken: only where it is free does a file
+        // system without such a thing say so.
+        let free = self.path("renamed to");
+        syscalls::rename_noreplace(&self.path("renamed"), &free)?;
+        is_taken(syscalls::rename_noreplace(&free, &self.path("in the way")))
+    }
+
+    /// Whether a file takes a second name.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn hard_link(&self) -> Tried<()> {
+        self.make("linked")?;
+        fs::hard_link(self.path("linked"), self.path("link"))
+    }
+
+    /// Whether a lock keeps a second one out.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn lock(&self) -> Tried<bool> {
+        let first = self.make("locked")?;
+        first.try_lock()?;
+        // NFS locks for writing only what was opened for it.
+        let second = OpenOptions::new().read(true).write(true).open(self.path("locked"))?;
+        match second.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => Ok(true),
+            Err(fs::TryLockError::Error(e)) => Err(e),
+            Ok(()) => Ok(false),
+        }
+    }
+
+    /// Whether files share blocks instead of copying them.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn reflink(&self) -> Tried<()> {
+        let from = self.make("shared")?;
+        from.write_all_at(&[7; ALIGN_BYTES], 0)?;
+        syscalls::clone_file(&from, &self.make("sharing")?)
+    }
+
+    /// Whether space is reserved before the first byte.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn allocate(&self) -> Tried<()> {
+        syscalls::allocate(&self.make("reserved")?, 1 << 20)
+    }
+
+    /// Writes and reads around the page cache, at 512 bytes and at 4096.
+    ///
+    /// # Errors
+    /// What the file system says to the coarser.
+    pub fn direct(&self) -> Tried<Direct> {
+        let file = self.make("direct")?;
+        let memory_align = syscalls::direct_align(&file).map(|align| align.memory);
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).custom_flags(libc::O_DIRECT);
+        let file = options.open(self.path("direct"))?;
+        let mut buf = AlignedBuffer::take();
+        let mut at = |align: usize| -> Tried<()> {
+            buf[..align].fill(7);
+            file.write_all_at(&buf[..align], align as u64)?;
+            buf[..align].fill(0);
+            file.read_exact_at(&mut buf[..align], align as u64)?;
+            match buf[..align].iter().all(|&byte| byte == 7) {
+                true => Ok(()),
+                false => Err(io::Error::other("other bytes came back than were written")),
+            }
+        };
+        at(ALIGN_BYTES)?;
+        let finer = at(512);
+        let offset_align = if finer.is_ok() { 512 } else { ALIGN_BYTES as u32 };
+        Ok(Direct { offset_align, memory_align })
+    }
+
+    /// Milliseconds that it takes to make a small file and its name durable: the median of a few.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn commit_ms(&self) -> Tried<f64> {
+        const ROUNDS: usize = 5;
+        let mut all = Vec::with_capacity(ROUNDS);
+        for round in 0..ROUNDS {
+            let begun = Instant::now();
+            let mut file = self.make(&format!("durable {round}"))?;
+            file.write_all(&[7; ALIGN_BYTES])?;
+            file.sync_all()?;
+            // Some file systems have no such thing, and need none.
+            let _ = File::open(&self.folder)?.sync_all();
+            all.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        all.sort_by(f64::total_cmp);
+        Ok(all[ROUNDS / 2])
+    }
+
+    /// Seconds that the clock by which the file system dates its files is ahead of ours.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn clock_ahead_s(&self) -> Tried<f64> {
+        let now =
+            || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
+        let before = now();
+        let mut file = self.make("dated")?;
+        file.write_all(b"now")?;
+        file.sync_all()?;
+        let after = now();
+        let meta = fs::metadata(self.path("dated"))?;
+        let dated = meta.mtime() as f64 + meta.mtime_nsec() as f64 / 1e9;
+        // A file is dated by the tick before, of up to 10 ms.
+        Ok(if dated > after {
+            dated - after
+        } else if dated < before - 0.01 {
+            dated - before
+        } else {
+            0.0
+        })
+    }
+}
+
+fn is_taken(outcome: Tried<()>) -> Tried<bool> {
+    match outcome {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(true),
+        outcome => outcome.map(|()| false),
+    }
+}

@@ -1,0 +1,473 @@
+//! Reads of files, carried the best way that their mount allows. What may block, opening a file and
+//! looking at its file system, is done by the threads, with the first read of it: the thread that
+//! owns the reader waits in `reap` and nowhere else.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use crate::api::settings::IoSettings;
+use crate::fs::mount::ReadMethod;
+use crate::io::transfer::Transfer;
+use crate::io::uring_batch::{self, BatchError, SubmitMode};
+use crate::reader::in_flight::{BackendCompletion, BackendRead, ReadBackend};
+use crate::reader::open_file::{OpenFile, is_refusal};
+use crate::reader::uring_backend::{FILES_MAX, RingOutcome, UringBackend};
+use crate::reader::worker_pool::{PoolTask, WorkerPool};
+use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer};
+use crate::{BufferPool, Object};
+
+/// How long the first read through a ring on a mount may take before the mount is read by threads.
+/// Some versions of some clients never return from it.
+const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// While a ring and threads both have reads, each is looked at so often.
+const TURN: Duration = Duration::from_millis(1);
+
+/// The carrier of a store of files.
+#[derive(Debug)]
+pub(crate) struct FileBackend {
+    wishes: IoSettings,
+    slots_max: usize,
+    pool: Arc<BufferPool>,
+    ring: Option<UringBackend>,
+    /// No ring can be made.
+    ringless: bool,
+    threads: WorkerPool<FileRequest>,
+    in_threads: usize,
+    files: OpenFiles,
+    landed: Vec<RingOutcome>,
+    done: Vec<FileCompletion>,
+}
+
+impl FileBackend {
+    pub(crate) fn new(wishes: IoSettings, slots_max: usize, pool: &Arc<BufferPool>) -> Self {
+        FileBackend {
+            wishes,
+            slots_max,
+            pool: Arc::clone(pool),
+            ring: None,
+            ringless: false,
+            threads: WorkerPool::new(slots_max),
+            in_threads: 0,
+            files: OpenFiles::default(),
+            landed: Vec::with_capacity(slots_max),
+            done: Vec::with_capacity(slots_max),
+        }
+    }
+
+    fn hand_over(&mut self, load: BackendRead, work: FileTask) {
+        self.in_threads += 1;
+        self.threads.push(FileRequest { load, work, wishes: self.wishes });
+    }
+
+    /// Begins a read of a file that is open.
+    fn send(&mut self, load: BackendRead, number: u32, file: Arc<OpenFile>) {
+        let way = file.way(self.wishes);
+        if way.is_ring() && self.has_ring() {
+            let ring = self.ring.as_mut().expect("it was just looked for");
+            return ring.begin(load, file, number, way);
+        }
+        self.hand_over(load, FileTask::Read(file));
+    }
+
+    /// Makes the ring with the first read that is for it.
+    fn has_ring(&mut self) -> bool {
+        if self.ring.is_none() && !self.ringless {
+            match UringBackend::new(self.slots_max, &self.pool) {
+                Ok(ring) => self.ring = Some(ring),
+                Err(why) => {
+                    static TOLD: AtomicBool = AtomicBool::new(false);
+                    self.ringless = true;
+                    if !TOLD.swap(true, Ordering::Relaxed) {
+                        log::warn!("reads by threads, because io_uring does not work: {why}");
+                    }
+                }
+            }
+        }
+        self.ring.is_some()
+    }
+
+    /// Sorts what came from the ring: what is done, and what threads are to do.
+    fn settle_ring(&mut self, done: &mut Vec<BackendCompletion>) {
+        let mut landed = std::mem::take(&mut self.landed);
+        for one in landed.drain(..) {
+            match one {
+                RingOutcome::Done(one) => done.push(one),
+                RingOutcome::Refused(load, file) => self.hand_over(load, FileTask::Read(file)),
+                // Whether the file ended, or failed, is asked of the file system by a thread.
+                RingOutcome::Failed(load, file, cause) => {
+                    self.hand_over(load, FileTask::Explain(file, cause));
+                }
+            }
+        }
+        self.landed = landed;
+    }
+
+    /// Takes over what threads opened, and begins what waited for that.
+    fn settle_threads(&mut self, done: &mut Vec<BackendCompletion>) {
+        let mut came = std::mem::take(&mut self.done);
+        for FileCompletion { done: one, object, opened } in came.drain(..) {
+            self.in_threads -= 1;
+            done.push(one);
+            let Some((object, opened)) = object.zip(opened) else { continue };
+            match opened {
+                Opened::File(file) => {
+                    for (load, number, file) in self.files.opened(&object, &file) {
+                        self.send(load, number, file);
+                    }
+                }
+                Opened::Failed => {
+                    for load in self.files.failed(&object) {
+                        // Each fails, or does not, by itself.
+                        self.hand_over(load, FileTask::Open);
+                    }
+                }
+            }
+        }
+        self.done = came;
+    }
+}
+
+impl ReadBackend for FileBackend {
+    fn carry(&mut self, load: BackendRead) {
+        if load.object.file().is_none() {
+            return self.hand_over(load, FileTask::Object);
+        }
+        if load.attempt > 0 {
+            let known = self.files.look(&load.object).map(Arc::clone);
+            return self.hand_over(load, FileTask::Reopen(known));
+        }
+        match self.files.find(load) {
+            FileLookup::Open(load, number, file) => self.send(load, number, file),
+            FileLookup::New(load) => self.hand_over(load, FileTask::Open),
+            FileLookup::Waits => {}
+        }
+    }
+
+    fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
+        let before = done.len();
+        loop {
+            let in_ring = self.ring.as_ref().map_or(0, UringBackend::flying);
+            let now = Instant::now();
+            if in_ring == 0 && self.in_threads == 0 {
+                // All that is in flight waits to be made again.
+                return thread::sleep(until.saturating_duration_since(now));
+            }
+            let turn =
+                if in_ring > 0 && self.in_threads > 0 { until.min(now + TURN) } else { until };
+            if in_ring > 0
+                && let Some(ring) = &mut self.ring
+            {
+                let wake = if self.in_threads > 0 { now } else { until };
+                ring.wait(wake, &mut self.landed);
+            }
+            if self.in_threads > 0 {
+                let wake = if self.landed.is_empty() { turn } else { now };
+                self.threads.wait(wake, &mut self.done);
+            }
+            self.settle_ring(done);
+            self.settle_threads(done);
+            if done.len() > before || now >= until {
+                return;
+            }
+        }
+    }
+
+    fn place(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String) {
+        match self.files.look(object) {
+            Some(file) => {
+                let kind = &file.mount.file_system;
+                (format!("{kind}, {}", file.way(self.wishes)), file.layout.placement(offset))
+            }
+            None => ("a file being opened".to_owned(), String::new()),
+        }
+    }
+}
+
+/// The files that a reader has open, by their objects.
+#[derive(Debug, Default)]
+struct OpenFiles {
+    numbers: HashMap<usize, u32>,
+    entries: Vec<FileSlot>,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct FileSlot {
+    /// Held, so that no other object has its address.
+    object: Arc<dyn Object>,
+    file: Option<Arc<OpenFile>>,
+    /// A thread opens it.
+    opening: bool,
+    /// Reads that wait until it is open.
+    waiting: Vec<BackendRead>,
+    used: u64,
+}
+
+enum FileLookup {
+    Open(BackendRead, u32, Arc<OpenFile>),
+    /// The first read of it, which opens it.
+    New(BackendRead),
+    /// Kept until it is open.
+    Waits,
+}
+
+fn address(object: &Arc<dyn Object>) -> usize {
+    Arc::as_ptr(object).cast::<()>().addr()
+}
+
+impl OpenFiles {
+    fn find(&mut self, load: BackendRead) -> FileLookup {
+        self.clock += 1;
+        if let Some(&number) = self.numbers.get(&address(&load.object)) {
+            let entry = &mut self.entries[number as usize];
+            entry.used = self.clock;
+            return match &entry.file {
+                Some(file) => FileLookup::Open(load, number, Arc::clone(file)),
+                None if !std::mem::replace(&mut entry.opening, true) => FileLookup::New(load),
+                None => {
+                    entry.waiting.push(load);
+                    FileLookup::Waits
+                }
+            };
+        }
+        let (object, used) = (Arc::clone(&load.object), self.clock);
+        let entry = FileSlot { object, file: None, opening: true, waiting: Vec::new(), used };
+        if let Some(number) = self.place_for_one() {
+            self.numbers.insert(address(&entry.object), number);
+            match self.entries.get_mut(number as usize) {
+                Some(old) => *old = entry,
+                None => self.entries.push(entry),
+            }
+        }
+        FileLookup::New(load)
+    }
+
+    /// A number that is free, if need be by closing the file that was not used for longest.
+    fn place_for_one(&mut self) -> Option<u32> {
+        if self.entries.len() < FILES_MAX {
+            return Some(self.entries.len() as u32); // fits: below FILES_MAX
+        }
+        let idle = |entry: &&FileSlot| {
+            !entry.opening
+                && entry.waiting.is_empty()
+                && entry.file.as_ref().is_none_or(|file| Arc::strong_count(file) == 1)
+        };
+        let oldest = self.entries.iter().filter(idle).min_by_key(|entry| entry.used)?;
+        self.numbers.remove(&address(&oldest.object))
+    }
+
+    fn opened(
+        &mut self,
+        object: &Arc<dyn Object>,
+        file: &Arc<OpenFile>,
+    ) -> Vec<(BackendRead, u32, Arc<OpenFile>)> {
+        let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
+        let entry = &mut self.entries[number as usize];
+        (entry.file, entry.opening) = (Some(Arc::clone(file)), false);
+        let waiting = std::mem::take(&mut entry.waiting);
+        waiting.into_iter().map(|load| (load, number, Arc::clone(file))).collect()
+    }
+
+    /// Nothing is known of it; what waited is given back.
+    fn failed(&mut self, object: &Arc<dyn Object>) -> Vec<BackendRead> {
+        let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
+        let entry = &mut self.entries[number as usize];
+        entry.opening = false;
+        std::mem::take(&mut entry.waiting)
+    }
+
+    fn look(&self, object: &Arc<dyn Object>) -> Option<&Arc<OpenFile>> {
+        let number = self.numbers.get(&address(object))?;
+        self.entries[*number as usize].file.as_ref()
+    }
+}
+
+/// A read for a thread, and what else it is to do.
+#[derive(Debug)]
+struct FileRequest {
+    load: BackendRead,
+    work: FileTask,
+    wishes: IoSettings,
+}
+
+#[derive(Debug)]
+enum FileTask {
+    /// By what every object can.
+    Object,
+    /// Open it, and try the ways that its mount has.
+    Open,
+    /// Open it anew after an error, if it is still what it was.
+    Reopen(Option<Arc<OpenFile>>),
+    Read(Arc<OpenFile>),
+    /// Say what a ring's failure means.
+    Explain(Arc<OpenFile>, crate::io::transfer::TransferErrorKind),
+}
+
+#[derive(Debug)]
+struct FileCompletion {
+    done: BackendCompletion,
+    /// Of which object something was opened.
+    object: Option<Arc<dyn Object>>,
+    opened: Option<Opened>,
+}
+
+#[derive(Debug)]
+enum Opened {
+    File(Arc<OpenFile>),
+    Failed,
+}
+
+impl PoolTask for FileRequest {
+    type Out = FileCompletion;
+
+    fn run(self) -> FileCompletion {
+        let FileRequest { load, work, wishes } = self;
+        let object = Arc::clone(&load.object);
+        let opened = match work {
+            FileTask::Object => return FileCompletion::of(load.read()),
+            FileTask::Read(file) => return FileCompletion::of(file.read(load, wishes)),
+            FileTask::Explain(file, cause) => {
+                let error = file.error(&load, cause);
+                return FileCompletion::of(load.failed(error));
+            }
+            FileTask::Open => match object.file() {
+                Some(file) => OpenFile::open(&object, file, wishes),
+                None => return FileCompletion::of(load.read()),
+            },
+            FileTask::Reopen(known) => OpenFile::reopen(&object, known.as_deref(), wishes),
+        };
+        let (done, opened) = match opened {
+            Ok(file) => {
+                let done = file.read(load, wishes);
+                probe(&file, wishes);
+                (done, Opened::File(Arc::new(file)))
+            }
+            Err(error) => (load.failed(error), Opened::Failed),
+        };
+        FileCompletion { done, object: Some(object), opened: Some(opened) }
+    }
+
+    fn fail(self, e: io::Error) -> FileCompletion {
+        let object = Some(Arc::clone(&self.load.object));
+        FileCompletion { done: self.load.fail(e), object, opened: Some(Opened::Failed) }
+    }
+}
+
+impl FileCompletion {
+    fn of(done: BackendCompletion) -> Self {
+        FileCompletion { done, object: None, opened: None }
+    }
+}
+
+/// Reads a block of the file through a ring, once a mount, on a thread that may hang, and takes the
+/// ways off its ladder that do not work. Says then how the mount is read.
+fn probe(file: &OpenFile, wishes: IoSettings) {
+    file.mount.probed.get_or_init(|| {
+        let mut way = file.way(wishes);
+        while way.is_ring()
+            && let Err(why) = try_ring(file, way)
+        {
+            file.mount.refuse(way, &why);
+            way = file.way(wishes);
+        }
+        let (kind, told) = (&file.mount.file_system, &file.mount.description);
+        log::info!("{kind} {told}: read by {way}, aligned to {}", file.align(way));
+    });
+}
+
+fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
+    let start = if file.mount.inline { SubmitMode::Inline } else { SubmitMode::Punted };
+    // Too few descriptors are no word about the mount.
+    let Ok(own) = file.file(way).try_clone() else { return Ok(()) };
+    let (answer, answered) = mpsc::sync_channel(1);
+    let read = move || {
+        let mut block = AlignedBuffer::take();
+        // The file need not have a block; what is asked is whether it may be read.
+        let piece = Transfer::read(0, &mut block[..ALIGN_BYTES]).direct(ALIGN_BYTES, 0);
+        let outcome = match uring_batch::transfer(&own, &mut [piece], start) {
+            Err(BatchError::Refused(why)) => Err(why),
+            Err(BatchError::Failed(failure)) => match &failure.cause {
+                crate::io::transfer::TransferErrorKind::Io(e) if is_refusal(e, way) => {
+                    Err(e.to_string())
+                }
+                _ => Ok(()), // an error of data is no refusal
+            },
+            Err(BatchError::Busy) | Ok(()) => Ok(()),
+        };
+        let _ = answer.send(outcome);
+    };
+    let builder = thread::Builder::new().name("read".to_owned());
+    builder.spawn(read).map_err(|e| e.to_string())?;
+    answered.recv_timeout(PROBE_PATIENCE).unwrap_or_else(|_| {
+        Err(format!("a read through a ring did not come back in {} s", PROBE_PATIENCE.as_secs()))
+    })
+}
+
+/// How many reads at once a kind of file system may be given. Whoever reads finds the best number
+/// up to it; beyond, nothing is gained even if many of them are late.
+pub(crate) fn depth_liked(file_system: &str) -> usize {
+    match file_system {
+        // Eight requests for each of so many servers.
+        "lustre" => 256,
+        "tmpfs" | "ramfs" => 4,
+        "overlay" | "fuse.ceph-fuse" | "fuse.ceph" => 32,
+        // A process that answers, often one at a time, is slower with more.
+        kind if kind.starts_with("fuse") => 4,
+        // A solid-state disk, a network with latency: 64 random reads of 8 KiB at once gave 59.7
+        // thousand a second, 16 gave 48.2 and 128 gave 51.6. But if of 4,600 reads a second one in
+        // fifty comes a second late, 92 are waiting at any time.
+        _ => 128,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::mount::Mount;
+    use crate::{Key, ReadRequest, ReaderOptions, open_url, write_all};
+
+    /// A memory file system knows no reads that leave the page cache as it was. Many of them in
+    /// flight at once are refused one by one, and that once took the ring off the mount.
+    #[test]
+    fn a_flag_that_is_refused_leaves_the_ring() {
+        let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+            return eprintln!("SKIPPED: no memory file system at /dev/shm");
+        };
+        if let Err(why) = uring_batch::probe() {
+            return eprintln!("SKIPPED: io_uring does not work here: {why}");
+        }
+        let url = format!("file:{}?engine=ring&direct=off", folder.path().display());
+        let (store, key) = (open_url(&url).unwrap(), Key::new("a").unwrap());
+        write_all(&*store, &key, &[7; 1 << 16]).unwrap();
+        let object = store.open(&key).unwrap();
+        let pool = BufferPool::new(1 << 20);
+        let mut options = ReaderOptions::new(&pool);
+        options.depth = Some(16);
+        let mut reader = store.reader(&options).unwrap();
+        // The first one is read by the thread that opens the file.
+        for count in [1, 16] {
+            for tag in 0..count {
+                let (object, buf) = (Arc::clone(&object), pool.take(100).unwrap());
+                reader.submit(ReadRequest {
+                    object,
+                    offset: tag * 9,
+                    len: 100,
+                    buf,
+                    tag,
+                    deadline: None,
+                });
+            }
+            let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+            while reader.in_flight() > 0 && Instant::now() < until {
+                reader.wait(until, &mut came).unwrap();
+            }
+            assert!(came.iter().all(|came| came.bytes() == [7; 100]), "{came:?}");
+        }
+        let file = std::fs::File::open(object.display()).unwrap();
+        assert!(!Mount::of(&file).unwrap().is_refused(ReadMethod::RingCached));
+    }
+}

@@ -1,0 +1,9 @@
+//! Requests in flight, and who watches them.
+
+pub(crate) mod file_backend;
+pub(crate) mod in_flight;
+mod open_file;
+#[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
+mod uring_backend;
+pub(crate) mod watchdog;
+pub(crate) mod worker_pool;

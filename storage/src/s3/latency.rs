@@ -1,0 +1,181 @@
+//! How long requests of a size take, and so which one is late.
+//!
+//! A late request is made a second time on a new connection, for the slowest hundredth of requests
+//! is slow for reasons that the next one does not share: a front end, a disk, a lost packet. When
+//! all requests are slow that only adds to the load, so then it is not done, and never for more
+//! than one request in twenty.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// No request is late before this.
+const LATE_MIN: Duration = Duration::from_millis(200);
+
+/// Of a kind seen this rarely, nothing is known.
+const SEEN_MIN: u32 = 16;
+
+/// One hedge for so many requests.
+const REQUESTS_PER_HEDGE: u32 = 20;
+
+/// Hedges that may be saved up: 20 pauses of a second in a row would otherwise end in a burst.
+const SAVED_MAX: u32 = 5 * REQUESTS_PER_HEDGE;
+
+/// Sizes by powers of two, from 4 KiB and below to 128 MiB and above.
+const CLASSES: usize = 16;
+
+/// What was measured, and what is left of the budget.
+#[derive(Debug)]
+pub(crate) struct LatencyTracker(Mutex<LatencyState>);
+
+#[derive(Debug)]
+struct LatencyState {
+    classes: [Class; CLASSES],
+    saved: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Class {
+    /// The last hundreds: what is usual now.
+    recent: Times,
+    /// The last thousands: what was usual.
+    usual: Times,
+}
+
+impl LatencyTracker {
+    pub(crate) fn new() -> Self {
+        let class = Class { recent: Times::new(64), usual: Times::new(4096) };
+        LatencyTracker(Mutex::new(LatencyState { classes: [class; CLASSES], saved: 0 }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, LatencyState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request of `len` bytes took so long.
+    pub(crate) fn took(&self, len: usize, time: Duration) {
+        let mut state = self.state();
+        state.saved = (state.saved + 1).min(SAVED_MAX);
+        let class = &mut state.classes[class_of(len)];
+        class.recent.add(time);
+        class.usual.add(time);
+    }
+
+    /// When a request of `len` bytes is late, counted from its begin; `None` if that is not known,
+    /// or if all are late.
+    pub(crate) fn late_after(&self, len: usize, slack: Option<Duration>) -> Option<Duration> {
+        let class = self.state().classes[class_of(len)];
+        if class.usual.seen < SEEN_MIN {
+            return None;
+        }
+        let slow_for_all = class.recent.at(500) > class.usual.at(500).saturating_mul(2);
+        let late = class.usual.at(950).max(LATE_MIN);
+        // With less time left than two slow requests take, waiting for the first is a gamble.
+        let hurry = slack.map(|slack| slack.saturating_sub(class.usual.at(990).saturating_mul(2)));
+        (!slow_for_all).then(|| hurry.map_or(late, |hurry| hurry.clamp(LATE_MIN / 4, late)))
+    }
+
+    /// Takes a hedge out of the budget, if there is one in it.
+    pub(crate) fn may_hedge(&self) -> bool {
+        let mut state = self.state();
+        let may = state.saved >= REQUESTS_PER_HEDGE;
+        state.saved -= if may { REQUESTS_PER_HEDGE } else { 0 };
+        may
+    }
+}
+
+fn class_of(len: usize) -> usize {
+    let log = len.max(1).next_power_of_two().trailing_zeros() as usize; // fits: at most 64
+    log.saturating_sub(12).min(CLASSES - 1)
+}
+
+/// A histogram of times that forgets: when it is full, all of it is halved.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    counts: [u32; BUCKETS],
+    seen: u32,
+    full: u32,
+}
+
+/// Four for each doubling, from 0.25 ms to a minute: a quantile is at most 19 % too large.
+const BUCKETS: usize = 72;
+
+impl Times {
+    fn new(full: u32) -> Self {
+        Times { counts: [0; BUCKETS], seen: 0, full }
+    }
+
+    fn add(&mut self, time: Duration) {
+        let quarters = (time.as_secs_f64() * 4000.0).max(1.0).log2() * 4.0;
+        self.counts[(quarters.ceil() as usize).min(BUCKETS - 1)] += 1; // fits: below 200
+        self.seen += 1;
+        if self.seen == self.full {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.seen = self.counts.iter().sum();
+        }
+    }
+
+    /// The time within which so many in a thousand came.
+    fn at(&self, per_mille: u32) -> Duration {
+        let due = (self.seen * per_mille).div_ceil(1000);
+        let mut sum = 0;
+        let bucket = self.counts.iter().position(|count| {
+            sum += count;
+            sum >= due
+        });
+        let quarters = bucket.unwrap_or(BUCKETS - 1) as f64;
+        Duration::from_secs_f64((quarters / 4.0).exp2() / 4000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn quantiles_are_a_little_too_large_at_most() {
+        let mut times = Times::new(4096);
+        (1..=1000).for_each(|i| times.add(MS * i));
+        for (per_mille, due) in [(500, 500), (950, 950), (990, 990)] {
+            let at = times.at(per_mille);
+            let ratio = at.as_secs_f64() / (MS * due).as_secs_f64();
+            assert!((1.0..1.2).contains(&ratio), "{per_mille}: {at:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_late_past_the_95th_of_its_size() {
+        let pace = LatencyTracker::new();
+        assert_eq!(pace.late_after(1 << 20, None), None, "nothing is known yet");
+        (0..100).for_each(|_| pace.took(1 << 20, MS * 400));
+        let late = pace.late_after(1 << 20, None).unwrap();
+        assert!((MS * 400..MS * 480).contains(&late), "{late:?}");
+        assert_eq!(pace.late_after(1 << 13, None), None, "another size is another matter");
+        (0..100).for_each(|_| pace.took(1 << 13, MS));
+        assert_eq!(pace.late_after(1 << 13, None), Some(LATE_MIN));
+        assert!(pace.late_after(1 << 20, Some(MS * 900)).unwrap() < MS * 400, "in a hurry");
+    }
+
+    #[test]
+    fn no_hedges_when_everything_is_slow() {
+        let pace = LatencyTracker::new();
+        (0..1000).for_each(|_| pace.took(1 << 20, MS * 10));
+        assert!(pace.late_after(1 << 20, None).is_some());
+        (0..60).for_each(|_| pace.took(1 << 20, MS * 100));
+        assert_eq!(pace.late_after(1 << 20, None), None);
+    }
+
+    #[test]
+    fn one_hedge_for_twenty_requests() {
+        let pace = LatencyTracker::new();
+        assert!(!pace.may_hedge());
+        let hedges = (0..1000).filter(|_| {
+            pace.took(1, MS);
+            pace.may_hedge()
+        });
+        assert_eq!(hedges.count(), 50);
+        (0..1000).for_each(|_| pace.took(1, MS));
+        assert_eq!((0..100).filter(|_| pace.may_hedge()).count(), 5, "saved up");
+    }
+}

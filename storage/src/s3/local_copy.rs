@@ -1,0 +1,86 @@
+//! A remote object as a slice of memory: small ones in memory, large ones in a file without a name.
+//!
+//! The index of a large corpus has gigabytes, which each rank of a node would hold for good. In a
+//! file they are pages that the kernel takes back when memory is short, and the file is gone with
+//! whoever mapped it, however that ends.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::base::process_identity::ProcessIdentity;
+use crate::sys::{mapped, syscalls};
+use crate::{Error, Map, Object, RangeRead, Result};
+
+/// Up to here a copy in memory is no burden.
+const IN_MEMORY_BYTES_MAX: u64 = 16 << 20;
+
+/// What is in memory at a time: eight requests side by side.
+const CHUNK_BYTES: u64 = 64 << 20;
+
+/// All of an object, which is read once.
+pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
+    let len_bytes = object.len_bytes();
+    if len_bytes <= IN_MEMORY_BYTES_MAX {
+        let mut bytes = vec![0; len_bytes as usize]; // fits: seen above
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
+        return Ok(Map::owned(bytes));
+    }
+    let folder = folder();
+    let place = format!("{} (TMPDIR says where)", folder.display());
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Error::NoSpace { object: place.clone(), need_bytes: len_bytes, free_bytes: None }
+        }
+        _ => Error::from_io(format!("copy {} to", object.display()), &*place, error),
+    };
+    let file = nameless(&folder).map_err(failed)?;
+    // A disk that is full is an error here, and would be a signal in the slice.
+    match syscalls::allocate(&file, len_bytes) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        outcome => outcome.map_err(failed)?,
+    }
+    let mut chunk = vec![0; CHUNK_BYTES.min(len_bytes) as usize]; // fits: a chunk at most
+    for offset in (0..len_bytes).step_by(CHUNK_BYTES as usize) {
+        let len = CHUNK_BYTES.min(len_bytes - offset) as usize; // fits: a chunk at most
+        object.read_many(&mut [RangeRead { offset, buf: &mut chunk[..len] }])?;
+        file.write_all_at(&chunk[..len], offset).map_err(failed)?;
+    }
+    mapped::map(&file, len_bytes).map_err(failed)
+}
+
+/// That of `TMPDIR`; else `/var/tmp`, for `/tmp` is memory on many machines.
+fn folder() -> PathBuf {
+    std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
+}
+
+/// A file that no folder knows.
+fn nameless(folder: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
+        // `EISDIR` is what kernels say that do not know the flag.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
+        outcome => return outcome,
+    }
+    let path = folder.join(format!("feedline-{}", ProcessIdentity::new()));
+    let file = options.create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nameless_file_keeps_what_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = nameless(folder.path()).unwrap();
+        file.write_all_at(b"here", 3).unwrap();
+        assert_eq!(&mapped::map(&file, 7).unwrap()[3..], b"here");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert!(nameless(&folder.path().join("missing")).is_err());
+    }
+}

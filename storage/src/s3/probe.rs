@@ -1,0 +1,215 @@
+//! What a bucket lets us do, and which promises of S3 it keeps: tried, on one object that is gone
+//! afterwards.
+
+use std::future::Future;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_sdk_s3::error::SdkError;
+use aws_sdk_s3::primitives::{AggregatedBytes, ByteStream};
+use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
+
+use super::attempt_error::AttemptError;
+use super::bucket::{Bucket, ProcessBucket, Tries};
+use super::location::Address;
+use crate::probe::{BucketInfo, ProbeDepth};
+use crate::{Error, Key, ProcessIdentity, RemoteErrorKind, Result};
+
+/// What is written, and what of it is read.
+const BYTES: &[u8] = b"feedline doctor was here";
+
+/// Not the CRC-64/NVME of that.
+const WRONG_SUM: &str = "AAAAAAAAAAA=";
+
+pub(crate) fn examine(
+    url: &str,
+    trial: ProbeDepth,
+    doing: &dyn Fn(&'static str),
+) -> Result<BucketInfo> {
+    let Address { bucket, prefix, options } = Address::parse(url)?;
+    let name = prefix.join(&format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
+    let live = Bucket::of(&bucket, &options).live()?;
+    let what = format!("s3://{bucket}/{name}");
+    let probe = Probe { live: &live, key: &name, object: &what, announce: doing };
+    Ok(live.runtime.block_on(probe.run(trial)))
+}
+
+struct Probe<'a> {
+    live: &'a ProcessBucket,
+    key: &'a Key,
+    object: &'a str,
+    announce: &'a dyn Fn(&'static str),
+}
+
+impl Probe<'_> {
+    async fn run(&self, trial: ProbeDepth) -> BucketInfo {
+        let mut facts =
+            BucketInfo { endpoint: self.live.clients.endpoint.clone(), ..BucketInfo::default() };
+        (self.announce)("look at an object that is not there");
+        facts.clock_ahead_s = self.clock().await;
+        let listed = self.list().await;
+        let is_away = listed.as_ref().is_err_and(is_away);
+        facts.tried.push(("list", listed));
+        if trial == ProbeDepth::Look || is_away {
+            return facts;
+        }
+        let put = self.put(false, None).await;
+        let is_there = put.is_ok();
+        facts.tried.push(("put", put));
+        if is_there {
+            facts.tried.push(("get", self.get(None, BYTES).await));
+            facts.tried.push(("get a range", self.get(Some("bytes=3-6"), &BYTES[3..7]).await));
+            facts.conditional_put = refuses(&self.put(true, None).await);
+            (facts.multipart, facts.conditional_complete) = self.parts().await;
+            facts.checks_sums = refuses(&self.put(false, Some(WRONG_SUM)).await);
+            facts.tried.push(("delete", self.delete().await));
+        }
+        facts.aborts_parts = self.rule().await;
+        facts
+    }
+
+    async fn ask<T>(
+        &self,
+        doing: &'static str,
+        asked: impl Future<Output = std::result::Result<T, AttemptError>>,
+    ) -> Result<T> {
+        (self.announce)(doing);
+        let mut tries = Tries::default();
+        let answered = self.live.once(&mut tries, self.live.answer_max(0), asked).await;
+        answered.map_err(|failed| tries.error(doing, self.object, failed))
+    }
+
+    /// Seconds that the server's clock is ahead of ours, by the date of any answer.
+    async fn clock(&self) -> Option<i64> {
+        let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
+        let asked = head.key(self.key.as_str()).send();
+        let answer = tokio::time::timeout(self.live.options.stall, asked).await.ok()?;
+        let Err(SdkError::ServiceError(answer)) = answer else { return None };
+        let told = answer.raw().headers().get("date")?;
+        let theirs = DateTime::from_str(told, Format::HttpDate).ok()?.secs();
+        let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+        Some(theirs - i64::try_from(ours).ok()?)
+    }
+
+    async fn list(&self) -> Result<()> {
+        let list = self.live.clients.usual.list_objects_v2().bucket(&self.live.bucket);
+        let asked = list.prefix(self.key.as_str()).max_keys(1).send();
+        self.ask("list", async { asked.await.map(drop).map_err(AttemptError::of) }).await
+    }
+
+    async fn put(&self, only_new: bool, sum: Option<&str>) -> Result<()> {
+        let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
+        let put = put.key(self.key.as_str()).body(ByteStream::from_static(BYTES));
+        let put = put.set_if_none_match(only_new.then(|| "*".to_owned()));
+        let asked = put.set_checksum_crc64_nvme(sum.map(str::to_owned)).send();
+        self.ask("write", async { asked.await.map(drop).map_err(AttemptError::of) }).await
+    }
+
+    async fn get(&self, range: Option<&str>, expected: &[u8]) -> Result<()> {
+        let get = self.live.clients.usual.get_object().bucket(&self.live.bucket);
+        let asked = get.key(self.key.as_str()).set_range(range.map(str::to_owned)).send();
+        let found = self.ask("read", async {
+            let body = asked.await.map_err(AttemptError::of)?.body.collect().await;
+            body.map(AggregatedBytes::into_bytes).map_err(|e| AttemptError::of_body(&e))
+        });
+        let found = found.await?;
+        if found == expected {
+            return Ok(());
+        }
+        let (found, expected) =
+            (format!("{} bytes", found.len()), format!("{} others", expected.len()));
+        Err(Error::Corrupt { object: self.object.to_owned(), offset: 0, found, expected })
+    }
+
+    async fn delete(&self) -> Result<()> {
+        let delete = self.live.clients.usual.delete_object().bucket(&self.live.bucket);
+        let asked = delete.key(self.key.as_str()).send();
+        self.ask("delete", async { asked.await.map(drop).map_err(AttemptError::of) }).await
+    }
+
+    /// Whether parts can be uploaded, and whether a name that is taken refuses them.
+    async fn parts(&self) -> (Option<String>, Option<bool>) {
+        let create = self.live.clients.usual.create_multipart_upload().bucket(&self.live.bucket);
+        let asked = create.key(self.key.as_str()).send();
+        let begun = self
+            .ask("begin an upload of parts of", async { asked.await.map_err(AttemptError::of) });
+        let id = match begun.await {
+            Ok(begun) => begun.upload_id().unwrap_or_default().to_owned(),
+            Err(error) => return (Some(error.to_string()), None),
+        };
+        let outcome = self.part_and_join(&id).await;
+        let refused = refuses(&outcome);
+        if refused != Some(false) {
+            let abort = self.live.clients.usual.abort_multipart_upload();
+            let abort = abort.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(&id);
+            let asked = abort.send();
+            let aborted = self
+                .ask("give up", async { asked.await.map(drop).map_err(AttemptError::of) })
+                .await;
+            if let Err(error) = aborted {
+                return (Some(error.to_string()), refused);
+            }
+        }
+        (outcome.err().filter(|_| refused.is_none()).map(|error| error.to_string()), refused)
+    }
+
+    /// Joins a part to an object whose name is taken, on the condition that it is not.
+    async fn part_and_join(&self, id: &str) -> Result<()> {
+        let part = self.live.clients.usual.upload_part().bucket(&self.live.bucket);
+        let part = part.key(self.key.as_str()).upload_id(id).part_number(1);
+        let asked = part.body(ByteStream::from_static(BYTES)).send();
+        let sent =
+            self.ask("write a part of", async { asked.await.map_err(AttemptError::of) }).await?;
+        let part = CompletedPart::builder().part_number(1);
+        let part = part.set_e_tag(sent.e_tag().map(str::to_owned)).build();
+        let complete = self.live.clients.usual.complete_multipart_upload();
+        let complete = complete.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(id);
+        let complete = complete
+            .if_none_match("*")
+            .multipart_upload(CompletedMultipartUpload::builder().parts(part).build());
+        let asked = complete.send();
+        self.ask("join the parts of", async { asked.await.map(drop).map_err(AttemptError::of) })
+            .await
+    }
+
+    /// Whether a rule removes parts that nobody joined; `None` if that may not be asked.
+    async fn rule(&self) -> Option<bool> {
+        let get = self.live.clients.usual.get_bucket_lifecycle_configuration();
+        let asked = get.bucket(&self.live.bucket).send();
+        (self.announce)("read the life cycle rules of");
+        match tokio::time::timeout(self.live.options.stall, asked).await.ok()? {
+            Ok(rules) => {
+                let aborts = |rule: &aws_sdk_s3::types::LifecycleRule| {
+                    rule.abort_incomplete_multipart_upload().is_some()
+                };
+                Some(rules.rules().iter().any(aborts))
+            }
+            Err(error) => {
+                let failed = AttemptError::of(error);
+                failed.response.contains("NoSuchLifecycleConfiguration").then_some(false)
+            }
+        }
+    }
+}
+
+/// Whether what should be refused was; `None` if it failed otherwise.
+fn refuses(outcome: &Result<()>) -> Option<bool> {
+    match outcome {
+        Ok(()) => Some(false),
+        Err(Error::Remote(remote)) => match remote.cause {
+            RemoteErrorKind::Replaced | RemoteErrorKind::Refused => Some(true),
+            _ => None,
+        },
+        Err(_) => None,
+    }
+}
+
+/// Whether nobody answers, so that there is nothing more to be asked.
+fn is_away(error: &Error) -> bool {
+    use RemoteErrorKind as C;
+    let Error::Remote(remote) = error else { return false };
+    let away =
+        [C::Unreachable, C::Dns, C::Tls, C::Stalled, C::NoBucket, C::NoCredentials, C::Expired];
+    away.contains(&remote.cause)
+}

@@ -1,0 +1,268 @@
+//! Drafts: multipart uploads whose state lies in a small hidden object beside them, `.NAME.draft`,
+//! so that another process goes on with the parts that are there.
+//!
+//! Parts cannot be read, and a part that is not full must be the last one. So a draft here cannot
+//! be opened, and is certain up to its last full part, or whole when it is settled. Nobody is kept
+//! out either: two that go on with one draft and write the same bytes make one object of them, and
+//! of two that do not, the parts of the loser are refused by their ETags.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::attempt_error::AttemptError;
+use super::bucket::ProcessBucket;
+use super::object::head;
+use super::put::{self, MARK, S3Upload, UploadTarget};
+use crate::{
+    Error, Key, Result, ResumableUpload, Storage, SyncPoint, crc64_join, read_small, write_all,
+};
+
+/// A state has at most 10,000 parts of a hundred bytes or so.
+const STATE_BYTES_MAX: u64 = 8 << 20;
+
+/// What another process needs to go on.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UploadRecord {
+    /// The name of the upload; none before the first part is sent.
+    pub(crate) upload: Option<String>,
+    /// What the object carries when it is there.
+    pub(crate) mark: String,
+    pub(crate) parts: Vec<UploadedPart>,
+}
+
+/// A part that the server has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UploadedPart {
+    pub(crate) number: i32,
+    pub(crate) etag: Option<String>,
+    pub(crate) bytes: u64,
+    pub(crate) crc64: u64,
+}
+
+/// Begins a draft: its state is the object that makes it one.
+pub(crate) fn begin(
+    store: &dyn Storage,
+    live: Arc<ProcessBucket>,
+    target: UploadTarget,
+    key: &Key,
+    state: UploadTarget,
+) -> Result<S3Upload> {
+    name_others(&live, &target, None);
+    let mut upload = S3Upload::new(live, target, 0);
+    let first = UploadRecord { mark: upload.mark().to_owned(), ..UploadRecord::default() };
+    write_all(store, key, &to_bytes(&state.name, &first)?)?;
+    upload.keep_as(state);
+    Ok(upload)
+}
+
+/// Goes on with the parts before a place.
+pub(crate) fn resume(
+    store: &dyn Storage,
+    live: Arc<ProcessBucket>,
+    target: UploadTarget,
+    key: &Key,
+    state_target: UploadTarget,
+    from: SyncPoint,
+) -> Result<S3Upload> {
+    let mut state = read(store, key)?;
+    cut(&mut state.parts, &state_target.name, from)?;
+    let there = match &state.upload {
+        Some(id) => parts_of(&live, &target, id)?,
+        None => None,
+    };
+    name_others(&live, &target, state.upload.as_deref());
+    match &there {
+        Some(there) => compare(&state, there, &target)?,
+        // Completed, or taken away.
+        None if state.upload.is_some() => match head(&live, &target.path, &target.name)? {
+            Some(head) if head.metadata().and_then(|m| m.get(MARK)) == Some(&state.mark) => {
+                return Err(Error::NotFound { object: state_target.name });
+            }
+            Some(_) => return Err(Error::Exists { object: target.name }),
+            None if from.bytes > 0 => return Err(gone(&state, &target)),
+            None => state.upload = None,
+        },
+        None => {}
+    }
+    let mut upload = S3Upload::new(live, target, 0);
+    upload.keep_as(state_target);
+    upload.go_on(state, from);
+    Ok(upload)
+}
+
+/// Gives up the parts of a draft, then forgets it.
+pub(crate) fn discard(
+    store: &dyn Storage,
+    live: &ProcessBucket,
+    target: &UploadTarget,
+    key: &Key,
+) -> Result<()> {
+    let state = match read(store, key) {
+        Err(Error::NotFound { .. }) => return Ok(()),
+        // What cannot be read names no upload; a life cycle rule finds it.
+        Err(Error::Corrupt { .. }) => UploadRecord::default(),
+        state => state?,
+    };
+    if let Some(id) = &state.upload {
+        match live.runtime.block_on(put::abort(live, target, id)) {
+            Ok(()) | Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    store.delete(key)
+}
+
+/// Writes the state over what was.
+pub(crate) fn write(
+    live: &ProcessBucket,
+    target: &UploadTarget,
+    state: &UploadRecord,
+) -> Result<()> {
+    put::replace(live, &target.path, &target.name, &to_bytes(&target.name, state)?)
+}
+
+fn to_bytes(name: &str, state: &UploadRecord) -> Result<Vec<u8>> {
+    serde_json::to_vec(state).map_err(|e| Error::from_io("write", name, e.into()))
+}
+
+fn read(store: &dyn Storage, key: &Key) -> Result<UploadRecord> {
+    let bytes = read_small(store, key, STATE_BYTES_MAX)?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        let (object, expected) = (store.display(key), "the state of a draft".to_owned());
+        Error::Corrupt { object, offset: 0, found: e.to_string(), expected }
+    })
+}
+
+/// Keeps the parts before a place, which must be the end of one, and sum up to it.
+fn cut(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()> {
+    let (mut at, mut count) = (SyncPoint::default(), 0);
+    for (nth, part) in (1..).zip(parts.iter()) {
+        if at.bytes >= from.bytes || part.number != nth {
+            break;
+        }
+        at.crc64 = crc64_join(at.crc64, part.crc64, part.bytes);
+        at.bytes = at.bytes.saturating_add(part.bytes);
+        count += 1;
+    }
+    if at != from {
+        let sum = |mark: SyncPoint| format!("{} bytes that sum to {:016x}", mark.bytes, mark.crc64);
+        let (object, offset) = (name.to_owned(), at.bytes.min(from.bytes));
+        let (found, expected) =
+            (format!("parts of {}", sum(at)), format!("{}, as were synced", sum(from)));
+        return Err(Error::Corrupt { object, offset, found, expected });
+    }
+    parts.truncate(count);
+    Ok(())
+}
+
+/// The parts that the server has; `None` if it does not know the upload.
+fn parts_of(
+    live: &ProcessBucket,
+    target: &UploadTarget,
+    id: &str,
+) -> Result<Option<HashMap<i32, (String, u64)>>> {
+    let mut parts = HashMap::new();
+    let mut next: Option<String> = None;
+    loop {
+        let after = &next;
+        let ask = || async move {
+            let list = live.clients.usual.list_parts().bucket(&live.bucket).key(&target.path);
+            let list = list.upload_id(id).set_part_number_marker(after.clone());
+            list.send().await.map_err(AttemptError::of)
+        };
+        let page = match live.runtime.block_on(live.ask("list the parts of", &target.name, ask)) {
+            Err(Error::NotFound { .. }) => return Ok(None),
+            page => page?,
+        };
+        for part in page.parts() {
+            let bytes = part.size().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
+            let etag = bare(part.e_tag()).to_owned();
+            if let Some(number) = part.part_number() {
+                parts.insert(number, (etag, bytes));
+            }
+        }
+        let following = page.next_part_number_marker().map(str::to_owned);
+        if page.is_truncated() != Some(true) || following.is_none() || following == next {
+            return Ok(Some(parts));
+        }
+        next = following;
+    }
+}
+
+fn compare(
+    state: &UploadRecord,
+    there: &HashMap<i32, (String, u64)>,
+    target: &UploadTarget,
+) -> Result<()> {
+    let mut offset = 0;
+    for part in &state.parts {
+        let due = (bare(part.etag.as_deref()), part.bytes);
+        let found = there.get(&part.number).map(|(etag, bytes)| (etag.as_str(), *bytes));
+        if found != Some(due) {
+            let words = |(etag, bytes): (&str, u64)| {
+                format!("part {} of {bytes} bytes with ETag {etag}", part.number)
+            };
+            return Err(Error::Corrupt {
+                object: target.name.clone(),
+                offset,
+                found: found.map_or_else(|| format!("no part {}", part.number), words),
+                expected: words(due),
+            });
+        }
+        offset += part.bytes;
+    }
+    Ok(())
+}
+
+fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
+    let id = state.upload.as_deref().unwrap_or("");
+    Error::Corrupt {
+        object: target.name.clone(),
+        offset: 0,
+        found: format!("no multipart upload {id}"),
+        expected: format!(
+            "its {} parts; hint: a life cycle rule aborts old uploads",
+            state.parts.len()
+        ),
+    }
+}
+
+/// Uploads of this object that nobody finished, other than this one, cost space: they are named, as
+/// it cannot be told whether their writers are at work.
+fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) {
+    let ask = || async {
+        let list = live.clients.usual.list_multipart_uploads().bucket(&live.bucket);
+        list.prefix(&target.path).send().await.map_err(AttemptError::of)
+    };
+    match live.runtime.block_on(live.ask("list the uploads of", &target.name, ask)) {
+        Err(error) => log::info!("{error}; so unfinished uploads are not named"),
+        Ok(page) => {
+            let same = |key: Option<&str>| key == Some(target.path.as_str());
+            for other in page.uploads().iter().filter(|upload| same(upload.key())) {
+                if other.upload_id() != ours {
+                    log::warn!(
+                        "{}: the upload {} is unfinished, of a run that was killed or one that \
+                         is at work; hint: its parts cost space until it is aborted",
+                        target.name,
+                        other.upload_id().unwrap_or("without a name")
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Some servers quote it here and not there.
+fn bare(etag: Option<&str>) -> &str {
+    etag.unwrap_or("").trim_matches('"')
+}
+
+impl ResumableUpload for S3Upload {
+    fn sync(&mut self) -> Result<SyncPoint> {
+        self.sync_parts()
+    }
+}

@@ -1,0 +1,304 @@
+//! A store as it would be on other hardware: a model of its latencies, rates, servers, stalls and
+//! failures around a real store that has the bytes.
+//!
+//! A [`StoreModel`] is a few figures of a TOML file; four are built in. A [`Simulation`] is a
+//! cluster of that kind as one client meets it, and lends its servers, its link and its luck to
+//! every store that it wraps. What is above a wrapped store runs unchanged. Each request is given
+//! the time at which the model would have done it, and waits for that; the n-th of a kind has the
+//! luck that seed, kind and n decide, whichever thread makes it.
+//!
+//! A simulation says what follows from its figures, and nothing of a cluster that was not measured.
+//! So wrapped stores say in their profile what they are, and every report says it by
+//! [`Simulation::label`]. Nor can it be quicker than the real store below: [`SimCounters`] tell
+//! what came later than the model has it.
+//!
+//! `model` is the file, `books` are the queues, `store` is what is wrapped.
+
+mod layer;
+mod model;
+mod queues;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::base::rng::Rng;
+use crate::{Error, Result, Storage};
+pub(crate) use layer::MARK;
+pub use model::StoreModel;
+use model::{Errno, Op};
+use queues::QueueModel;
+
+/// A cluster as one client meets it. It is shared by all stores that it wraps.
+#[derive(Debug)]
+pub struct Simulation {
+    model: StoreModel,
+    seed: u64,
+    clock: Clock,
+    state: Mutex<SimulationState>,
+}
+
+#[derive(Debug)]
+enum Clock {
+    /// Since then; whoever waits sleeps.
+    Real(Instant),
+    /// Nobody sleeps: whoever would, sets the clock.
+    Counted,
+}
+
+#[derive(Debug)]
+struct SimulationState {
+    books: QueueModel,
+    /// Of a counted clock, in nanoseconds.
+    now: u64,
+    /// Requests so far, by [`Op`].
+    drawn: [u64; 4],
+    counters: SimCounters,
+}
+
+/// What a simulation did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SimCounters {
+    /// Requests that read.
+    pub reads: u64,
+    /// Requests that wrote.
+    pub writes: u64,
+    /// Requests that made something durable.
+    pub commits: u64,
+    /// Requests about names.
+    pub metas: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Requests that stalled.
+    pub stalls: u64,
+    /// Requests that failed by the model.
+    pub failures: u64,
+    /// Operations that the real store finished later than the model would have: where they are
+    /// many, the real store was measured.
+    pub late_ops: u64,
+    /// How much later, in all.
+    pub late_us: u64,
+}
+
+/// When an operation is done, and whether it fails then.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+struct SimulatedCompletion {
+    done: u64,
+    failure: Option<Errno>,
+}
+
+impl SimulatedCompletion {
+    /// Both.
+    fn and(self, other: Self) -> Self {
+        SimulatedCompletion {
+            done: self.done.max(other.done),
+            failure: self.failure.or(other.failure),
+        }
+    }
+}
+
+impl Simulation {
+    /// A cluster in real time.
+    #[must_use]
+    pub fn new(model: StoreModel, seed: u64) -> Arc<Self> {
+        Self::with_clock(model, seed, Clock::Real(Instant::now()))
+    }
+
+    /// One whose time is counted and not waited for, which is exact for whoever makes one call
+    /// after the other; the reads of one call are in flight together.
+    #[must_use]
+    pub fn counted(model: StoreModel, seed: u64) -> Arc<Self> {
+        Self::with_clock(model, seed, Clock::Counted)
+    }
+
+    fn with_clock(model: StoreModel, seed: u64, clock: Clock) -> Arc<Self> {
+        let books = QueueModel::new(&model);
+        let state =
+            SimulationState { books, now: 0, drawn: [0; 4], counters: SimCounters::default() };
+        Arc::new(Simulation { model, seed, clock, state: Mutex::new(state) })
+    }
+
+    /// A store that has the bytes of `inner`, and the times of the cluster.
+    #[must_use]
+    pub fn wrap(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
+        Arc::new(layer::SimulationLayer::new(inner, Arc::clone(self)))
+    }
+
+    /// What every report of it says: `simulated: lustre`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("simulated: {}", self.model.name)
+    }
+
+    /// What the model assumes, in a line.
+    #[must_use]
+    pub fn about(&self) -> String {
+        let StoreModel { latency_us, servers, client, .. } = &self.model;
+        let ms = |us: f64| us / 1e3;
+        let stripes = if servers.stripes == 0 { servers.count } else { servers.stripes };
+        format!(
+            "{}, not measured: reads {} ms (99 %: {} ms), writes {} ms, names {} ms; files on \
+             {stripes} of {} servers of {} MB/s, a link of {} MB/s; seed {}",
+            self.label(),
+            ms(latency_us.read[0]),
+            ms(latency_us.read[1]),
+            ms(latency_us.write[0]),
+            ms(latency_us.meta[0]),
+            servers.count,
+            servers.mb_per_s,
+            client.mb_per_s,
+            self.seed
+        )
+    }
+
+    /// The time that its clock tells: since it began, or counted.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.elapsed_ns())
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> SimCounters {
+        self.state().counters
+    }
+
+    fn state(&self) -> MutexGuard<'_, SimulationState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self, state: &SimulationState) -> u64 {
+        match self.clock {
+            // fits: 584 years
+            Clock::Real(begun) => begun.elapsed().as_nanos() as u64,
+            Clock::Counted => state.now,
+        }
+    }
+
+    fn elapsed_ns(&self) -> u64 {
+        self.now(&self.state())
+    }
+
+    /// Asks for a range of a file.
+    fn transfer(&self, op: Op, file: u64, offset: u64, len: u64) -> SimulatedCompletion {
+        let mut state = self.state();
+        let now = self.now(&state);
+        let mut ticket = SimulatedCompletion { done: now, failure: None };
+        for piece in queues::pieces(&self.model, file, offset, len) {
+            let luck = self.draw(&mut state, op);
+            let done = state.books.transfer(&self.model, piece, now, luck.done);
+            ticket = ticket.and(SimulatedCompletion { done, failure: luck.failure });
+        }
+        let SimCounters { read_bytes, written_bytes, .. } = &mut state.counters;
+        *(if op == Op::Read { read_bytes } else { written_bytes }) += len;
+        ticket
+    }
+
+    /// Asks for so many requests about names, or to make durable, one after the other, that begin
+    /// at `start` or now.
+    fn ask(&self, op: Op, requests: u64, start: u64) -> SimulatedCompletion {
+        let mut state = self.state();
+        let now = self.now(&state);
+        let mut ticket = SimulatedCompletion { done: start.max(now), failure: None };
+        for _ in 0..requests {
+            let luck = self.draw(&mut state, op);
+            let done = state.books.name(&self.model, now, ticket.done, luck.done);
+            ticket = ticket.and(SimulatedCompletion { done, failure: luck.failure });
+        }
+        ticket
+    }
+
+    /// The luck of the next request of a kind: its latency, and whether it fails.
+    fn draw(&self, state: &mut SimulationState, op: Op) -> SimulatedCompletion {
+        let number = state.drawn[op as usize];
+        state.drawn[op as usize] += 1;
+        let counters = &mut state.counters;
+        *match op {
+            Op::Read => &mut counters.reads,
+            Op::Write => &mut counters.writes,
+            Op::Commit => &mut counters.commits,
+            Op::Meta => &mut counters.metas,
+        } += 1;
+        // Each kind and number has a generator of its own, far from the others'.
+        let kind = Rng::new(self.seed.wrapping_add(op as u64)).next();
+        let mut rng = Rng::new(Rng::new(kind ^ number).next());
+        let [median, p99] = self.model.spread(op);
+        let mut latency = (median * (sigma(median, p99) * normal(&mut rng)).exp() * 1e3) as u64;
+        for stall in self.model.stall.iter().filter(|stall| stall.of == op) {
+            if rng.below(1_000_000) < u64::from(stall.per_million) {
+                counters.stalls += 1;
+                latency = latency.saturating_add(stall.ms.saturating_mul(1_000_000));
+            }
+        }
+        let mut failure = None;
+        for failing in self.model.failure.iter().filter(|failing| failing.of == op) {
+            if rng.below(1_000_000) < u64::from(failing.per_million) {
+                failure = failure.or(Some(failing.errno));
+            }
+        }
+        counters.failures += u64::from(failure.is_some());
+        SimulatedCompletion { done: latency, failure }
+    }
+
+    /// Does what the ticket is for, and gives what comes of it when the model would have it done.
+    fn carry<T>(
+        &self,
+        ticket: SimulatedCompletion,
+        doing: impl fmt::Display,
+        what: impl FnOnce() -> String,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if let Some(errno) = ticket.failure {
+            self.wait(ticket.done);
+            let source = std::io::Error::from_raw_os_error(errno.number());
+            return Err(Error::from_io(format!("{doing} (simulated)"), what(), source));
+        }
+        let came = work();
+        self.finish(ticket.done);
+        came
+    }
+
+    /// Waits until `done`, and counts by how much the real store was later than that.
+    fn finish(&self, done: u64) {
+        let mut state = self.state();
+        let late_ns = self.now(&state).saturating_sub(done);
+        if late_ns > 0 && matches!(self.clock, Clock::Real(_)) {
+            state.counters.late_ops += 1;
+            state.counters.late_us += late_ns / 1000;
+        }
+        drop(state);
+        self.wait(done);
+    }
+
+    fn wait(&self, done: u64) {
+        match self.clock {
+            Clock::Real(begun) => {
+                thread::sleep(Duration::from_nanos(done).saturating_sub(begun.elapsed()));
+            }
+            Clock::Counted => {
+                let mut state = self.state();
+                state.now = state.now.max(done);
+            }
+        }
+    }
+}
+
+/// The spread of a log-normal distribution by its median and its 99th percentile, which is at
+/// 2.326 standard deviations.
+fn sigma(median: f64, p99: f64) -> f64 {
+    (p99 / median).ln() / 2.326_347_874
+}
+
+/// A number from the standard normal distribution (Box and Muller 1958).
+fn normal(rng: &mut Rng) -> f64 {
+    let [one, two] =
+        [rng.next(), rng.next()].map(|bits| ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64);
+    (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * two).cos()
+}

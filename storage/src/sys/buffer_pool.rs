@@ -1,0 +1,285 @@
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, slice};
+
+use memmap2::{Advice, MmapMut};
+
+use crate::sys::aligned_buffer::ALIGN_BYTES;
+
+/// Aligned memory for reads in flight: one arena of a fixed size, given out in buffers.
+///
+/// The lowest free place is taken first, so that only as much of the arena is ever touched as is in
+/// use at once, and what is registered with the kernel, the beginning, is used most. Making a pool
+/// reserves addresses; a page costs memory from its first use on. Nothing is allocated later.
+#[derive(Debug)]
+pub struct BufferPool {
+    arena: Arena,
+    taken: Mutex<PageBitmap>,
+}
+
+impl BufferPool {
+    /// A pool of so many bytes, rounded up to whole pages; one page at least.
+    ///
+    /// # Panics
+    /// If the system has no addresses for so much.
+    #[must_use]
+    pub fn new(bytes_max: usize) -> Arc<Self> {
+        let arena = Arena::new(bytes_max.max(1).next_multiple_of(ALIGN_BYTES));
+        let pages = arena.len / ALIGN_BYTES;
+        let taken =
+            PageBitmap { words: vec![0; pages.div_ceil(64)], pages, count: 0, lowest_free: 0 };
+        Arc::new(BufferPool { arena, taken: Mutex::new(taken) })
+    }
+
+    /// A buffer with room for `len` bytes from any offset of a file, rounded out to whole blocks;
+    /// `None` if the pool has no such piece free now. What it holds is unspecified. While nothing
+    /// is taken, every length up to [`BufferPool::len_max`] is served.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        let pages = len.checked_add(ALIGN_BYTES - 1)?.div_ceil(ALIGN_BYTES);
+        let first = self.lock().take(pages)?;
+        let span = PageRange { first, pages, pool: Arc::clone(self) };
+        Some(Buffer(Some(span)))
+    }
+
+    /// What a buffer for so many bytes takes.
+    #[must_use]
+    pub fn bytes_of(len: u64) -> u64 {
+        let align = ALIGN_BYTES as u64;
+        len.saturating_add(align - 1).div_ceil(align).saturating_mul(align)
+    }
+
+    /// The longest read that a buffer of this pool can have room for.
+    #[must_use]
+    pub fn len_max(&self) -> usize {
+        self.arena.len - (ALIGN_BYTES - 1)
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn bytes_max(&self) -> usize {
+        self.arena.len
+    }
+
+    /// Bytes in buffers that are in use.
+    #[must_use]
+    pub fn taken_bytes(&self) -> usize {
+        self.lock().count * ALIGN_BYTES
+    }
+
+    /// Where the arena begins, for its registration with the kernel.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.arena.start.as_ptr()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, PageBitmap> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory of a [`BufferPool`], aligned to 4096. It goes back when it is dropped.
+pub struct Buffer(Option<PageRange>);
+
+struct PageRange {
+    first: usize,
+    pages: usize,
+    pool: Arc<BufferPool>,
+}
+
+impl Buffer {
+    /// No memory, of no pool.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Buffer(None)
+    }
+
+    /// Where it begins in the arena of `pool`, if it is of that pool.
+    pub(crate) fn place_in(&self, pool: &BufferPool) -> Option<usize> {
+        let span = self.0.as_ref()?;
+        std::ptr::eq(&*span.pool, pool).then_some(span.first * ALIGN_BYTES)
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let Some(span) = &self.0 else { return &[] };
+        let start = span.pool.arena.at(span.first);
+        // SAFETY: initialised memory of the arena, which lives as long as the span, and which the
+        // pool gave to this buffer alone; shared while `self` is.
+        unsafe { slice::from_raw_parts(start, span.pages * ALIGN_BYTES) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let Some(span) = &self.0 else { return &mut [] };
+        let start = span.pool.arena.at(span.first);
+        // SAFETY: as above, and `self` is borrowed by nobody else.
+        unsafe { slice::from_raw_parts_mut(start, span.pages * ALIGN_BYTES) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(span) = &self.0 {
+            span.pool.lock().give(span.first, span.pages);
+        }
+    }
+}
+
+/// Which pages are in use: a bit each. Neighbours that are given back are one free place again by
+/// themselves.
+#[derive(Debug)]
+struct PageBitmap {
+    words: Vec<u64>,
+    pages: usize,
+    count: usize,
+    /// No page below this one is free.
+    lowest_free: usize,
+}
+
+impl PageBitmap {
+    fn take(&mut self, pages: usize) -> Option<usize> {
+        if pages > self.pages - self.count {
+            return None;
+        }
+        let mut first = self.free_from(self.lowest_free);
+        self.lowest_free = first;
+        while first + pages <= self.pages {
+            match (first..first + pages).rev().find(|&page| self.is_taken(page)) {
+                Some(blocked) => first = self.free_from(blocked + 1),
+                None => {
+                    self.mark(first, pages);
+                    return Some(first);
+                }
+            }
+        }
+        None
+    }
+
+    fn give(&mut self, first: usize, pages: usize) {
+        for page in first..first + pages {
+            assert!(self.is_taken(page), "a buffer is given back once");
+            self.words[page / 64] &= !(1 << (page % 64));
+        }
+        self.count -= pages;
+        self.lowest_free = self.lowest_free.min(first);
+    }
+
+    fn mark(&mut self, first: usize, pages: usize) {
+        for page in first..first + pages {
+            self.words[page / 64] |= 1 << (page % 64);
+        }
+        self.count += pages;
+    }
+
+    fn is_taken(&self, page: usize) -> bool {
+        self.words[page / 64] & (1 << (page % 64)) != 0
+    }
+
+    /// The first free page from this one on; past the end if there is none.
+    fn free_from(&self, page: usize) -> usize {
+        let (mut word, below) = (page / 64, (1_u64 << (page % 64)) - 1);
+        let mut taken = self.words.get(word).map_or(0, |bits| bits | below);
+        while taken == u64::MAX {
+            word += 1;
+            taken = self.words.get(word).copied().unwrap_or(0);
+        }
+        word * 64 + taken.trailing_ones() as usize // fits: less than 64
+    }
+}
+
+/// The memory itself.
+struct Arena {
+    start: NonNull<u8>,
+    len: usize,
+    /// Unmaps it in the end. Only `start` is used to reach it.
+    _owner: MmapMut,
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+// SAFETY: an arena owns its memory and has no tie to the thread that mapped it.
+unsafe impl Send for Arena {}
+
+// SAFETY: a shared arena gives out addresses; which of them are whose is kept under a lock.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// A mapping, and not an allocation: its zeros are the system's, so nothing is touched here.
+    fn new(len: usize) -> Self {
+        let mut owner = MmapMut::map_anon(len).expect("the machine has addresses for a pool");
+        // Fewer entries in the list of a request, which is up to twice as fast for it. A hint: some
+        // kernels have no large pages.
+        let _ = owner.advise(Advice::HugePage);
+        let start = NonNull::new(owner.as_mut_ptr()).expect("a mapping is not at address zero");
+        Arena { start, len, _owner: owner }
+    }
+
+    fn at(&self, page: usize) -> *mut u8 {
+        assert!(page * ALIGN_BYTES < self.len, "the page is in the arena");
+        // SAFETY: within the mapping, as was just asserted.
+        unsafe { self.start.as_ptr().add(page * ALIGN_BYTES) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::rng::Rng;
+
+    #[test]
+    fn room_at_any_offset_and_back() {
+        let pool = BufferPool::new(10 * ALIGN_BYTES);
+        assert_eq!(pool.take(1).unwrap().len(), ALIGN_BYTES);
+        assert_eq!(pool.take(2).unwrap().len(), 2 * ALIGN_BYTES);
+        assert_eq!(pool.take(pool.len_max()).unwrap().len(), pool.bytes_max());
+        assert!(pool.take(pool.len_max() + 1).is_none());
+        assert!(pool.take(usize::MAX).is_none());
+        assert_eq!(pool.take(0).unwrap().len(), ALIGN_BYTES);
+        assert_eq!(Buffer::empty().len(), 0);
+        assert_eq!(pool.taken_bytes(), 0);
+    }
+
+    /// Whatever is taken and given back in whatever order, no two buffers share a byte, and all of
+    /// it is one piece again in the end.
+    #[test]
+    fn random_buffers_keep_their_bytes() {
+        let pool = BufferPool::new(200 * ALIGN_BYTES);
+        let mut rng = Rng::new(11);
+        let mut held: Vec<(u8, Buffer)> = Vec::new();
+        let mut refused = 0;
+        for i in 0..20_000_u32 {
+            let len = rng.below(9 * ALIGN_BYTES as u64) as usize;
+            let mark = i as u8;
+            match pool.take(len) {
+                Some(mut buffer) => {
+                    assert_eq!(buffer.as_ptr() as usize % ALIGN_BYTES, 0);
+                    buffer.fill(mark);
+                    held.push((mark, buffer));
+                }
+                None => refused += 1,
+            }
+            if held.len() > 30 || rng.below(2) == 0 && !held.is_empty() {
+                let (mark, buffer) = held.swap_remove(rng.below(held.len() as u64) as usize);
+                assert!(buffer.iter().all(|&byte| byte == mark), "round {i}");
+            }
+        }
+        assert!(refused > 0, "the pool was never full: the test tries nothing");
+        drop(held);
+        assert_eq!(pool.take(pool.len_max()).unwrap().len(), pool.bytes_max());
+    }
+}

@@ -1,0 +1,13 @@
+//! System calls, memory and vectors: what is unsafe stands here.
+
+pub(crate) mod aligned_buffer;
+#[expect(unsafe_code, reason = "buffers are disjoint parts of one mapping")]
+pub(crate) mod buffer_pool;
+#[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
+pub(crate) mod mapped;
+#[expect(unsafe_code, reason = "instructions that write past the cache")]
+pub(crate) mod nontemporal;
+#[expect(unsafe_code, reason = "vector instructions, where the processor has them")]
+pub(crate) mod simd;
+#[expect(unsafe_code, reason = "system calls that std does not offer")]
+pub(crate) mod syscalls;

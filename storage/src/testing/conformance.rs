@@ -1,0 +1,498 @@
+//! What every store must pass: [`run`] makes a store for each of a list of small checks. A check
+//! that fails panics with its name, and its seed if it has one.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::thread;
+
+use crate::base::rng::Rng;
+use crate::{
+    Error, FileEntry, Key, Manifest, RangeRead, Storage, SyncPoint, crc64, read_all, write_all,
+};
+
+pub(super) type Outcome = Result<(), Box<dyn StdError>>;
+
+/// Fails a check with a sentence.
+macro_rules! ensure {
+    ($holds:expr, $($why:tt)+) => {
+        if !$holds {
+            return Err(format!($($why)+).into());
+        }
+    };
+}
+pub(crate) use ensure;
+
+type Check = fn(&Arc<dyn Storage>) -> Outcome;
+
+/// What object stores keep too.
+const OBJECTS: [(&str, Check); 16] = [
+    ("what is written comes back, at every size", comes_back),
+    ("an upload reports what it wrote", reports),
+    ("ranges of objects are appended, and summed", copies_ranges),
+    ("an empty object is an object", empty_object),
+    ("an upload is invisible until it is finished", invisible_until_finished),
+    ("a dropped upload is as if never begun", dropped),
+    ("a taken name is refused and kept", taken_name),
+    ("of two finishing at once exactly one wins", one_winner),
+    ("an absent object is not found", absent),
+    ("reads past the end are errors, with numbers", past_the_end),
+    ("random batches equal a model", random_batches),
+    ("many threads read one object", many_readers),
+    ("a map is the bytes", maps),
+    ("listings are complete, sorted and deep", listings),
+    ("deleting deletes that and no more", deletes),
+    ("a sweep takes nothing that lives", sweeps),
+];
+
+/// What takes folders that are more than the begin of a name.
+const FOLDERS: [(&str, Check); 4] = [
+    ("a folder is no object, and says so", folder_is_no_object),
+    ("a folder is published in one step, over nothing", publishes),
+    ("a draft goes on from where it was synced", drafts_go_on),
+    ("a draft is invisible, alone of its name, and discarded", drafts_are_drafts),
+];
+
+/// Runs every check on a store of its own. `make` gives a store that is empty.
+///
+/// # Panics
+/// With the name of the first check that fails, and why it did.
+pub fn run(make: &dyn Fn() -> Arc<dyn Storage>) {
+    run_objects(make);
+    run_all(&FOLDERS, make);
+}
+
+/// The checks of [`run`] that a store without folders keeps.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_objects(make: &dyn Fn() -> Arc<dyn Storage>) {
+    run_all(&OBJECTS, make);
+}
+
+fn run_all(checks: &[(&str, Check)], make: &dyn Fn() -> Arc<dyn Storage>) {
+    for (name, check) in checks {
+        if let Err(e) = check(&make()) {
+            panic!("a store must keep this: {name}; but {e}");
+        }
+    }
+}
+
+/// Around every size at which something changes: blocks, small and large uploads, pieces, buffers.
+const SIZES: [usize; 16] = [
+    1, 511, 512, 513, 4095, 4096, 4097, 65_537, 262_144, 262_145, 524_288, 1_048_577, 8_388_607,
+    8_388_608, 8_388_609, 17_000_001,
+];
+
+/// Bytes without period, so that a piece in the wrong place is seen.
+pub(super) fn bytes_of(len: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Rng::new(seed).fill(&mut bytes);
+    bytes
+}
+
+pub(super) fn key(name: &str) -> Result<Key, Error> {
+    Key::new(name)
+}
+
+fn comes_back(store: &Arc<dyn Storage>) -> Outcome {
+    for (i, size) in SIZES.into_iter().enumerate() {
+        let bytes = bytes_of(size, i as u64);
+        let known = key(&format!("known/{size}"))?;
+        write_all(&**store, &known, &bytes)?;
+        ensure!(read_all(&**store, &known)? == bytes, "{size} bytes came back changed");
+
+        // The same without a promised length, and in uneven steps.
+        let unknown = key(&format!("unknown/{size}"))?;
+        let mut upload = store.create(&unknown, 0)?;
+        let mut rest = &bytes[..];
+        let mut step = 1;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(step));
+            upload.write(now)?;
+            (rest, step) = (later, step * 3 % 1_000_003);
+        }
+        upload.finish()?;
+        ensure!(read_all(&**store, &unknown)? == bytes, "{size} bytes in steps changed");
+    }
+    Ok(())
+}
+
+fn reports(store: &Arc<dyn Storage>) -> Outcome {
+    for size in [0, 5, 300_000, 9_000_000] {
+        let bytes = bytes_of(size, 1);
+        let mut upload = store.create(&key(&format!("deep/er/{size}"))?, 10_000_000)?;
+        upload.write(&bytes)?;
+        ensure!(upload.len_bytes() == size as u64, "len_bytes was {}", upload.len_bytes());
+        let entry = upload.finish()?;
+        ensure!(entry.path == size.to_string(), "the path was {}", entry.path);
+        ensure!(entry.bytes == size as u64, "the length was {}", entry.bytes);
+        ensure!(entry.crc64 == crc64(&bytes), "the sum was {:016x}", entry.crc64);
+        entry.verify(&**store, &key("deep/er")?)?;
+    }
+    Ok(())
+}
+
+/// Between ranges that are copied by their sums and ranges that are read, bytes are written.
+fn copies_ranges(store: &Arc<dyn Storage>) -> Outcome {
+    let bytes = bytes_of(1_300_001, 3);
+    write_all(&**store, &key("from")?, &bytes)?;
+    let from = store.open(&key("from")?)?;
+    for first in [0, 7, 4096, 300_000] {
+        let mut upload = store.create(&key(&format!("to/{first}"))?, 0)?;
+        let mut due = bytes_of(first, 4);
+        upload.write(&due)?;
+        for range in [0..bytes.len(), 5..1_000_000, 9..9, 1..700, 4096..1_052_672] {
+            let part = &bytes[range.clone()];
+            for crc64 in [Some(crc64(part)), None] {
+                upload.write_from(&*from, range.start as u64..range.end as u64, crc64)?;
+                due.extend_from_slice(part);
+                ensure!(upload.len_bytes() == due.len() as u64, "{} bytes", upload.len_bytes());
+            }
+            upload.write(&bytes[..range.start.min(100)])?;
+            due.extend_from_slice(&bytes[..range.start.min(100)]);
+        }
+        let entry = upload.finish()?;
+        let wrote =
+            FileEntry { path: first.to_string(), bytes: due.len() as u64, crc64: crc64(&due) };
+        ensure!(entry == wrote, "the upload reports {entry:?}, due {wrote:?}");
+        let got = read_all(&**store, &key(&format!("to/{first}"))?)?;
+        ensure!(got == due, "after {first} bytes, the copies differ");
+    }
+    let mut upload = store.create(&key("short")?, 0)?;
+    let past = upload.write_from(&*from, 1_000_000..1_300_002, None);
+    ensure!(matches!(past, Err(Error::ShortRead { .. })), "past the end: {past:?}");
+    let mut upload = store.create(&key("wrong")?, 0)?;
+    let wrong = upload.write_from(&*from, 0..10, Some(1));
+    ensure!(matches!(wrong, Err(Error::Corrupt { .. })), "a wrong sum: {wrong:?}");
+    Ok(())
+}
+
+fn empty_object(store: &Arc<dyn Storage>) -> Outcome {
+    let name = key("nothing")?;
+    write_all(&**store, &name, &[])?;
+    let object = store.open(&name)?;
+    ensure!(object.len_bytes() == 0, "its length is {}", object.len_bytes());
+    ensure!(object.map()?.is_empty(), "its map is not empty");
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut [] }])?;
+    object.read_many(&mut [])?;
+    ensure!(store.list_names(&Key::root())? == ["nothing"], "it is not listed");
+    Ok(())
+}
+
+fn invisible_until_finished(store: &Arc<dyn Storage>) -> Outcome {
+    for size in [10, 1_000_000, 20_000_000] {
+        let (folder, name) = (key(&format!("f{size}"))?, key(&format!("f{size}/a"))?);
+        write_all(&**store, &folder.join("other")?, &[1])?;
+        let mut upload = store.create(&name, 0)?;
+        upload.write(&bytes_of(size, 2))?;
+        ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
+        ensure!(
+            store.list_names(&folder)? == ["other"],
+            "names shows {:?}",
+            store.list_names(&folder)?
+        );
+        ensure!(store.list(&folder)?.len() == 1, "list shows {:?}", store.list(&folder)?);
+        upload.finish()?;
+        ensure!(store.list_names(&folder)? == ["a", "other"], "it is not there when finished");
+    }
+    Ok(())
+}
+
+fn dropped(store: &Arc<dyn Storage>) -> Outcome {
+    for size in [0, 10, 1_000_000, 20_000_000] {
+        let mut upload = store.create(&key("new/folder/a")?, size as u64)?;
+        upload.write(&bytes_of(size, 3))?;
+        drop(upload);
+        let names = store.list_names(&Key::root())?;
+        ensure!(names.is_empty(), "after dropping {size} bytes there is {names:?}");
+        ensure!(store.remove_orphans(&Key::root())?.is_empty(), "there was something to sweep");
+    }
+    write_all(&**store, &key("new/folder/a")?, &[1, 2])?;
+    ensure!(read_all(&**store, &key("new/folder/a")?)? == [1, 2], "the name was spoilt");
+    Ok(())
+}
+
+fn taken_name(store: &Arc<dyn Storage>) -> Outcome {
+    let name = key("a")?;
+    write_all(&**store, &name, b"first")?;
+    let again = write_all(&**store, &name, b"second");
+    ensure!(matches!(again, Err(Error::Exists { .. })), "the second got {again:?}");
+    ensure!(read_all(&**store, &name)? == b"first", "the first was overwritten");
+    Ok(())
+}
+
+fn one_winner(store: &Arc<dyn Storage>) -> Outcome {
+    for round in 0..8 {
+        let name = key(&format!("race/{round}"))?;
+        let uploads: Vec<_> = (0..4_u8)
+            .map(|i| {
+                let mut upload = store.create(&name, 0)?;
+                upload.write(&vec![i; 300_000])?;
+                Ok(upload)
+            })
+            .collect::<Result<_, Error>>()?;
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let racers: Vec<_> = uploads.into_iter().map(|u| scope.spawn(|| u.finish())).collect();
+            racers.into_iter().map(|racer| racer.join().expect("does not panic")).collect()
+        });
+        let winners: Vec<_> = (0..4_u8).filter(|&i| outcomes[usize::from(i)].is_ok()).collect();
+        ensure!(winners.len() == 1, "in round {round} there were winners {winners:?}");
+        let clear = outcomes.iter().all(|o| matches!(o, Ok(_) | Err(Error::Exists { .. })));
+        ensure!(clear, "in round {round} the losers got {outcomes:?}");
+        let bytes = read_all(&**store, &name)?;
+        ensure!(bytes == vec![winners[0]; 300_000], "the bytes are not the winner's");
+    }
+    ensure!(store.list_names(&key("race")?)?.len() == 8, "the losers left something");
+    Ok(())
+}
+
+fn absent(store: &Arc<dyn Storage>) -> Outcome {
+    let name = key("no/where")?;
+    let opened = store.open(&name);
+    ensure!(matches!(opened, Err(Error::NotFound { .. })), "open gave {opened:?}");
+    let deleted = store.delete(&name);
+    ensure!(matches!(deleted, Err(Error::NotFound { .. })), "delete gave {deleted:?}");
+    store.delete_folder(&name)?;
+    ensure!(store.list(&name)?.is_empty(), "list is not empty");
+    ensure!(store.list_names(&name)?.is_empty(), "names is not empty");
+    ensure!(store.remove_orphans(&name)?.is_empty(), "there was something to sweep");
+    Ok(())
+}
+
+fn folder_is_no_object(store: &Arc<dyn Storage>) -> Outcome {
+    write_all(&**store, &key("folder/a")?, &[1])?;
+    let Err(e) = store.open(&key("folder")?) else { return Err("it was opened".into()) };
+    ensure!(e.to_string().contains("folder"), "the error does not name it: {e}");
+    ensure!(store.delete(&key("folder")?).is_err(), "it was deleted as an object");
+    ensure!(store.create(&key("folder")?, 0).is_err(), "an object took its name");
+    ensure!(store.create(&key("folder/a/b")?, 0).is_err(), "an object became a folder");
+    ensure!(store.list(&Key::root())?.len() == 1, "something changed");
+    Ok(())
+}
+
+fn past_the_end(store: &Arc<dyn Storage>) -> Outcome {
+    let len = 600_000;
+    write_all(&**store, &key("a")?, &bytes_of(len, 4))?;
+    let object = store.open(&key("a")?)?;
+    let mut buf = vec![0; len + 1];
+    for (offset, want, came) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)] {
+        let read = object.read_many(&mut [RangeRead { offset, buf: &mut buf[..want] }]);
+        let Err(Error::ShortRead { found, expected, len_bytes, .. }) = read else {
+            return Err(format!("{want} bytes at {offset} gave {read:?}").into());
+        };
+        let told = (found, expected, len_bytes) == (came as u64, want as u64, len as u64);
+        ensure!(told, "{want} bytes at {offset} told of {found} of {expected} in {len_bytes}");
+    }
+    object.read_many(&mut [RangeRead { offset: len as u64, buf: &mut [] }])?;
+    Ok(())
+}
+
+fn random_batches(store: &Arc<dyn Storage>) -> Outcome {
+    let model = bytes_of(3_000_017, 5);
+    write_all(&**store, &key("a")?, &model)?;
+    let object = store.open(&key("a")?)?;
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        let count_max = [1, 2, 20, 200][rng.below(4) as usize];
+        let count = rng.below(count_max) as usize + 1;
+        let len_max = if count > 20 { 20_000 } else { 1_500_000 };
+        let mut spans = Vec::new();
+        let mut bufs = Vec::new();
+        for _ in 0..count {
+            let offset = rng.below(model.len() as u64) as usize;
+            let len = (rng.below(len_max) as usize).min(model.len() - offset);
+            // Half of them aligned, as direct IO likes them.
+            let align = if rng.below(2) == 0 { 4096 } else { 1 };
+            spans.push((offset / align * align, len));
+            bufs.push(vec![0xaa; len]);
+        }
+        let offsets = spans.iter().map(|&(offset, _)| offset as u64);
+        let mut reads: Vec<_> =
+            bufs.iter_mut().zip(offsets).map(|(buf, offset)| RangeRead { offset, buf }).collect();
+        object.read_many(&mut reads)?;
+        for ((offset, len), buf) in spans.iter().zip(&bufs) {
+            let due = &model[*offset..offset + len];
+            ensure!(buf == due, "seed {seed}: {len} bytes at {offset} are not the model's");
+        }
+    }
+    Ok(())
+}
+
+fn many_readers(store: &Arc<dyn Storage>) -> Outcome {
+    let model = bytes_of(2_000_000, 6);
+    write_all(&**store, &key("a")?, &model)?;
+    let object = store.open(&key("a")?)?;
+    let read_some = |seed| -> Result<bool, Error> {
+        let mut rng = Rng::new(seed);
+        for _ in 0..20 {
+            let spans: Vec<_> = (0..16).map(|_| rng.below(1_900_000) as usize).collect();
+            let mut bufs = vec![vec![0; 10_000]; 16];
+            let mut reads: Vec<_> = (bufs.iter_mut().zip(&spans))
+                .map(|(buf, &offset)| RangeRead { offset: offset as u64, buf })
+                .collect();
+            object.read_many(&mut reads)?;
+            if bufs.iter().zip(&spans).any(|(buf, &at)| buf[..] != model[at..at + 10_000]) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    // More threads than there are rings, so that some share and some do without.
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let readers: Vec<_> = (0..24).map(|seed| scope.spawn(move || read_some(seed))).collect();
+        readers.into_iter().map(|reader| reader.join().expect("does not panic")).collect()
+    });
+    for (seed, outcome) in outcomes.into_iter().enumerate() {
+        ensure!(outcome?, "the reader with seed {seed} got bytes of another place");
+    }
+    Ok(())
+}
+
+fn maps(store: &Arc<dyn Storage>) -> Outcome {
+    for size in [1, 4096, 1_000_001] {
+        let bytes = bytes_of(size, 7);
+        let name = key(&size.to_string())?;
+        write_all(&**store, &name, &bytes)?;
+        let map = store.open(&name)?.map()?;
+        ensure!(map[..] == bytes[..], "the map of {size} bytes differs");
+        store.delete(&name)?;
+        ensure!(map[..] == bytes[..], "the map of {size} bytes changed when it was deleted");
+    }
+    Ok(())
+}
+
+fn listings(store: &Arc<dyn Storage>) -> Outcome {
+    let names = ["b", "a/z", "a/b/c", "a-1", "表/詩 詞.bin", ".hidden", ".tmp-step-3/x", "a.b"];
+    for (i, name) in names.iter().enumerate() {
+        write_all(&**store, &key(name)?, &vec![0; i])?;
+    }
+    let listed = store.list(&Key::root())?;
+    let mut due: Vec<_> = names.iter().enumerate().map(|(i, name)| (*name, i as u64)).collect();
+    due.sort_by_key(|(name, _)| *name);
+    let came: Vec<_> = listed.iter().map(|entry| (entry.key.as_str(), entry.bytes)).collect();
+    ensure!(came == due, "list gave {came:?}");
+    let below: Vec<_> = store.list(&key("a")?)?.into_iter().map(|e| e.key.to_string()).collect();
+    ensure!(below == ["a/b/c", "a/z"], "below a there was {below:?}");
+    let top = store.list_names(&Key::root())?;
+    ensure!(top == [".hidden", ".tmp-step-3", "a", "a-1", "a.b", "b", "表"], "names gave {top:?}");
+    ensure!(store.list_names(&key("a")?)? == ["b", "z"], "names of a gave something else");
+    Ok(())
+}
+
+fn deletes(store: &Arc<dyn Storage>) -> Outcome {
+    for name in ["a/b", "a/c", "a/d/e", "ab"] {
+        write_all(&**store, &key(name)?, &[1])?;
+    }
+    let open = store.open(&key("a/b")?)?;
+    store.delete(&key("a/b")?)?;
+    ensure!(store.open(&key("a/b")?).is_err(), "it is still there");
+    ensure!(store.list_names(&key("a")?)? == ["c", "d"], "others went with it");
+    let mut byte = [0];
+    // An open object may outlive its name, or say that it is gone; it may not be another's bytes.
+    if open.read_many(&mut [RangeRead { offset: 0, buf: &mut byte }]).is_ok() {
+        ensure!(byte == [1], "an open object changed");
+    }
+    store.delete_folder(&key("a")?)?;
+    ensure!(
+        store.list_names(&Key::root())? == ["ab"],
+        "left is {:?}",
+        store.list_names(&Key::root())?
+    );
+    write_all(&**store, &key("a/b")?, &[2])?;
+    ensure!(read_all(&**store, &key("a/b")?)? == [2], "the name was spoilt");
+    ensure!(store.delete_folder(&Key::root()).is_err(), "the root was deleted");
+    ensure!(store.list(&Key::root())?.len() == 2, "the root lost something");
+    Ok(())
+}
+
+fn publishes(store: &Arc<dyn Storage>) -> Outcome {
+    let absent = store.publish(&key("no/where")?, &key("there")?);
+    ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
+    let (staged, target) = (key("staging/x")?, key("deep/step-1")?);
+    let mut files = Vec::new();
+    for (name, len) in [("a", 5), ("b", 300_000), ("c", 0)] {
+        files.push(write_all(&**store, &staged.join(name)?, &bytes_of(len, 8))?);
+    }
+    let manifest =
+        Manifest { format: "test".to_owned(), version: 1, files, meta: serde_json::Value::Null };
+    manifest.write(&**store, &staged.join("manifest.json")?)?;
+    store.publish(&staged, &target)?;
+    ensure!(store.list_names(&target)?.len() == 4, "it has {:?}", store.list_names(&target)?);
+    ensure!(store.list(&key("staging")?)?.is_empty(), "the staged folder is still there");
+    let read = Manifest::read(&**store, &target.join("manifest.json")?)?;
+    ensure!(read == manifest, "the manifest came back as {read:?}");
+    ensure!(read.verify(&**store, &target)?.files == 3, "not all files were verified");
+
+    write_all(&**store, &key("other/a")?, &[9])?;
+    let again = store.publish(&key("other")?, &target);
+    ensure!(matches!(again, Err(Error::Exists { .. })), "a second publish gave {again:?}");
+    ensure!(read_all(&**store, &key("other/a")?)? == [9], "the second lost its files");
+    read.verify(&**store, &target)?;
+    let taken = store.create(&target, 0);
+    ensure!(taken.is_err(), "an object took the name of the folder");
+    Ok(())
+}
+
+fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
+    let all = bytes_of(17_000_001, 10);
+    for marks in [vec![], vec![0], vec![5], vec![4096, 8_388_608], vec![1, 4097, 9_000_000]] {
+        let name = key(&format!("deep/{marks:?}"))?;
+        let mut draft = store.create_resumable(&name)?;
+        let mut from = SyncPoint::default();
+        for end in marks {
+            draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
+            from = draft.sync()?;
+            ensure!(from == SyncPoint { bytes: end as u64, crc64: crc64(&all[..end]) }, "{from:?}");
+            // What comes after the mark is cut off again.
+            draft.write(&bytes_of(100_000, 11))?;
+            drop(draft);
+            draft = store.resume(&name, from)?;
+            ensure!(draft.len_bytes() == from.bytes, "it has {} bytes", draft.len_bytes());
+        }
+        draft.write(&all[from.bytes as usize..])?;
+        let entry = draft.finish()?;
+        ensure!(entry.crc64 == crc64(&all), "the sum was {:016x}", entry.crc64);
+        ensure!(read_all(&**store, &name)? == all, "from {from:?} it came back changed");
+        entry.verify(&**store, &key("deep")?)?;
+    }
+    Ok(())
+}
+
+fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
+    let name = key("d")?;
+    let absent = store.resume(&name, SyncPoint::default());
+    ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
+    let mut draft = store.create_resumable(&name)?;
+    draft.write(b"seen")?;
+    draft.sync()?;
+    ensure!(store.list_names(&Key::root())?.is_empty(), "it is listed");
+    ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
+    let second = store.create_resumable(&name);
+    ensure!(matches!(second, Err(Error::Exists { .. })), "a second gave {second:?}");
+    let mut bytes = [0; 4];
+    store.open_partial(&name)?.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
+    ensure!(&bytes == b"seen", "its begin is {bytes:?}");
+    drop(draft);
+    let far = store.resume(&name, SyncPoint { bytes: 10_000, crc64: 0 });
+    ensure!(matches!(far, Err(Error::Corrupt { .. })), "beyond its end gave {far:?}");
+    ensure!(store.remove_orphans(&Key::root())?.is_empty(), "it was swept");
+    store.discard(&name)?;
+    store.discard(&name)?;
+    drop(store.create_resumable(&name)?);
+    write_all(&**store, &name, b"taken")?;
+    let late = store.resume(&name, SyncPoint::default())?.finish();
+    ensure!(matches!(late, Err(Error::Exists { .. })), "over a taken name: {late:?}");
+    ensure!(read_all(&**store, &name)? == b"taken", "what was there has changed");
+    Ok(())
+}
+
+fn sweeps(store: &Arc<dyn Storage>) -> Outcome {
+    write_all(&**store, &key("f/a")?, &[1])?;
+    let mut upload = store.create(&key("f/b")?, 0)?;
+    upload.write(&bytes_of(1_000_000, 9))?;
+    let swept = store.remove_orphans(&key("f")?)?;
+    ensure!(swept.is_empty(), "it took {swept:?}");
+    upload.finish()?;
+    ensure!(store.list_names(&key("f")?)? == ["a", "b"], "something is missing");
+    Ok(())
+}

@@ -1,0 +1,275 @@
+//! What a power cut may leave on the disk.
+//!
+//! Content: of the sectors written since the last successful sync of a file, any subset; one sector
+//! of the last write is torn. Its length is any that it had since then. What was never written may
+//! be zeros or anything. Names: of the changes to folders since their last sync, any subset; a
+//! rename happened or it did not, also between two folders. Syncing a folder makes durable every
+//! change of it, and all earlier changes of the folders that these touch: so do journals.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::base::rng::Rng;
+use crate::testing::tree::{Content, Node, TOP, Tree};
+
+/// A sector is written whole or not at all, except the last one of all.
+const SECTOR_BYTES: usize = 512;
+
+/// One operation, as far as a power cut cares.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    /// Entries of folders appear (with a node) and vanish, at once. The file, if one is made by it.
+    Name {
+        edits: Vec<Edit>,
+        new_file: Option<Node>,
+    },
+    Write {
+        node: Node,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    SetLen {
+        node: Node,
+        len_bytes: u64,
+    },
+    Sync {
+        node: Node,
+    },
+    SyncFailed {
+        node: Node,
+    },
+    SyncFolder {
+        folder: Node,
+    },
+    /// Nothing happened.
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Edit {
+    folder: Node,
+    name: String,
+    node: Option<Node>,
+}
+
+impl Op {
+    pub(super) fn create_file(folder: Node, name: &str, node: Node) -> Self {
+        Op::Name { edits: vec![Edit::new((folder, name), Some(node))], new_file: Some(node) }
+    }
+
+    pub(super) fn create_folder(folder: Node, name: &str, node: Node) -> Self {
+        Op::Name { edits: vec![Edit::new((folder, name), Some(node))], new_file: None }
+    }
+
+    pub(super) fn remove(folder: Node, name: &str) -> Self {
+        Op::Name { edits: vec![Edit::new((folder, name), None)], new_file: None }
+    }
+
+    pub(super) fn rename(from: (Node, &str), to: (Node, &str), node: Node) -> Self {
+        let edits = vec![Edit::new(from, None), Edit::new(to, Some(node))];
+        Op::Name { edits, new_file: None }
+    }
+}
+
+impl Edit {
+    fn new((folder, name): (Node, &str), node: Option<Node>) -> Self {
+        Edit { folder, name: name.to_owned(), node }
+    }
+}
+
+/// One of the trees that a disk which began as `start`, and was told to do what is in `log`, may
+/// hold after a power cut.
+pub(super) fn image(start: &Tree, log: &[Op], seed: u64) -> Tree {
+    let mut rng = Rng::new(seed);
+    // Now and then all that is not durable is lost, or nothing is; else each has its own fate.
+    let kept_per_mille = [0, 100, 500, 900, 1000][rng.below(5) as usize];
+    let folders = folders_after(start, log, kept_per_mille, &mut rng);
+    let mut files = files_after(start, log, kept_per_mille, &mut rng);
+
+    // Nodes of the new tree are given out afresh, along what can be reached.
+    let mut tree = Tree::new();
+    let mut way = vec![(TOP, TOP)];
+    while let Some((old, new)) = way.pop() {
+        for (name, &child) in folders.get(&old).into_iter().flatten() {
+            let content = match files.remove(&child) {
+                Some(bytes) => Content::File(bytes),
+                None => Content::Folder(BTreeMap::new()),
+            };
+            let added = tree.add(content);
+            let folder = tree.folder_mut(new).expect("only folders have children");
+            folder.insert(name.clone(), added);
+            way.push((child, added));
+        }
+    }
+    tree
+}
+
+type Folders = BTreeMap<Node, BTreeMap<String, Node>>;
+
+fn folders_after(start: &Tree, log: &[Op], kept_per_mille: u32, rng: &mut Rng) -> Folders {
+    let mut durable = Folders::new();
+    let mut add = |node| {
+        if let Ok(entries) = start.folder(node) {
+            durable.insert(node, entries.clone());
+        }
+    };
+    add(TOP);
+    start.walk(TOP, "", &mut |_, node| add(node));
+
+    let mut pending: Vec<&[Edit]> = Vec::new();
+    for op in log {
+        match op {
+            Op::Name { edits, .. } => pending.push(edits),
+            Op::SyncFolder { folder } => {
+                let mut touched = BTreeSet::from([*folder]);
+                let mut synced = vec![false; pending.len()];
+                for (edits, synced) in pending.iter().zip(&mut synced).rev() {
+                    *synced = edits.iter().any(|edit| touched.contains(&edit.folder));
+                    if *synced {
+                        touched.extend(edits.iter().map(|edit| edit.folder));
+                    }
+                }
+                let mut synced = synced.into_iter();
+                pending.retain(|edits| {
+                    let synced = synced.next().expect("one for each");
+                    if synced {
+                        apply(&mut durable, edits);
+                    }
+                    !synced
+                });
+            }
+            _ => {}
+        }
+    }
+    for edits in pending {
+        if rng.chance(kept_per_mille) {
+            apply(&mut durable, edits);
+        }
+    }
+    durable
+}
+
+fn apply(folders: &mut Folders, edits: &[Edit]) {
+    for Edit { folder, name, node } in edits {
+        let entries = folders.entry(*folder).or_default();
+        match node {
+            Some(node) => entries.insert(name.clone(), *node),
+            None => entries.remove(name),
+        };
+    }
+}
+
+/// A file while the log is replayed.
+#[derive(Default)]
+struct ReplayedFile<'a> {
+    durable: Vec<u8>,
+    /// Since the last sync, and whether a failed sync has lost it for good.
+    pending: Vec<(&'a Op, bool)>,
+}
+
+fn files_after(
+    start: &Tree,
+    log: &[Op],
+    kept_per_mille: u32,
+    rng: &mut Rng,
+) -> BTreeMap<Node, Vec<u8>> {
+    let mut files: BTreeMap<Node, ReplayedFile<'_>> = BTreeMap::new();
+    start.walk(TOP, "", &mut |_, node| {
+        if let Ok(bytes) = start.file(node) {
+            files.insert(node, ReplayedFile { durable: bytes.clone(), pending: Vec::new() });
+        }
+    });
+    let last_write = log.iter().rposition(|op| matches!(op, Op::Write { .. }));
+    for op in log {
+        match op {
+            // A file that is never written has no bytes.
+            Op::Name { new_file: Some(node), .. } => {
+                files.insert(*node, ReplayedFile::default());
+            }
+            Op::Write { node, .. } | Op::SetLen { node, .. } => {
+                files.entry(*node).or_default().pending.push((op, false));
+            }
+            Op::Sync { node } => {
+                let file = files.entry(*node).or_default();
+                let mut lost = Vec::new();
+                for (op, is_lost) in std::mem::take(&mut file.pending) {
+                    match is_lost {
+                        true => lost.push((op, true)),
+                        false => write(&mut file.durable, op),
+                    }
+                }
+                file.pending = lost;
+            }
+            Op::SyncFailed { node } => {
+                let pending = &mut files.entry(*node).or_default().pending;
+                pending.iter_mut().for_each(|(_, is_lost)| *is_lost = true);
+            }
+            _ => {}
+        }
+    }
+    let torn = last_write.map(|at| &log[at]);
+    let settle =
+        |(node, file): (Node, ReplayedFile<'_>)| (node, settle(&file, torn, kept_per_mille, rng));
+    files.into_iter().map(settle).collect()
+}
+
+/// All of one operation.
+fn write(content: &mut Vec<u8>, op: &Op) {
+    match op {
+        Op::Write { offset, bytes, .. } => {
+            let start = *offset as usize; // fits: it was in memory
+            content.resize(content.len().max(start + bytes.len()), 0);
+            content[start..start + bytes.len()].copy_from_slice(bytes);
+        }
+        Op::SetLen { len_bytes, .. } => content.resize(*len_bytes as usize, 0), // fits: as above
+        _ => {}
+    }
+}
+
+/// Some of what is pending.
+fn settle(
+    file: &ReplayedFile<'_>,
+    torn: Option<&Op>,
+    kept_per_mille: u32,
+    rng: &mut Rng,
+) -> Vec<u8> {
+    let mut now = file.durable.clone();
+    let mut lens = vec![now.len()];
+    for (op, _) in &file.pending {
+        write(&mut now, op);
+        lens.push(now.len());
+    }
+    let len = match kept_per_mille {
+        1000 => now.len(),
+        _ => lens[rng.below(lens.len() as u64) as usize],
+    };
+    let mut content = file.durable.clone();
+    let longest = lens.into_iter().max().unwrap_or(0);
+    let grown = content.len();
+    content.resize(longest, 0);
+    if rng.chance(500) {
+        rng.fill(&mut content[grown..]);
+    }
+    for (op, _) in &file.pending {
+        let Op::Write { offset, bytes, .. } = op else { continue };
+        let mut at = *offset as usize; // fits: it was in memory
+        let mut rest = &bytes[..];
+        let tear = if torn.is_some_and(|torn| std::ptr::eq(torn, *op)) {
+            rng.below(bytes.len().div_ceil(SECTOR_BYTES) as u64)
+        } else {
+            u64::MAX
+        };
+        let mut sector = 0;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(SECTOR_BYTES - at % SECTOR_BYTES));
+            if rng.chance(kept_per_mille) {
+                let whole = kept_per_mille == 1000 || sector != tear;
+                let kept = if whole { now.len() } else { rng.below(now.len() as u64) as usize };
+                content[at..at + kept].copy_from_slice(&now[..kept]);
+            }
+            at += now.len();
+            (rest, sector) = (later, sector + 1);
+        }
+    }
+    content.truncate(len);
+    content
+}

@@ -1,0 +1,335 @@
+//! A store in memory whose disk fails and loses power on demand. It runs the very protocol that
+//! runs on real file systems, over a disk that remembers which writes were synced and which were
+//! not.
+//!
+//! ```
+//! use storage::{Key, Storage as _};
+//! use storage::testing::fault_store;
+//!
+//! let store = fault_store::FaultStore::new(7, fault_store::FaultPlan::default());
+//! let key = Key::new("a")?;
+//! storage::write_all(&store, &key, b"all of it")?;
+//! // Whenever the power fails, the object is absent or complete.
+//! for ops in 0..=store.op_count() {
+//!     let after = store.crash_at(ops, 1);
+//!     if after.open(&key).is_ok() {
+//!         assert_eq!(storage::read_all(&after, &key)?, b"all of it");
+//!     }
+//! }
+//! # Ok::<(), storage::Error>(())
+//! ```
+//!
+//! What a power cut may leave is decided in `crash`: any subset of the sectors written since the
+//! last sync of their file, the last one torn; any subset of the changes to a folder since its last
+//! sync.
+
+pub use crate::testing::hooks::HookLayer;
+pub use crate::testing::read_faults::{ReadFaultLayer, ReadFaults};
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::posix::store::Posix;
+use crate::testing::fault_filesystem::FaultFileSystem;
+pub use crate::testing::tmpfs::Mount;
+use crate::{
+    InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, Profile, Reader,
+    ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
+};
+
+/// What goes wrong by itself. By default nothing does.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan {
+    /// Of 1000 transfers, how many move less than they were asked to.
+    pub short_per_mille: u32,
+    /// Of 1000 transfers, how many are interrupted (`EINTR`) or put off (`EAGAIN`).
+    pub interrupted_per_mille: u32,
+    /// Bytes that all files together may have. Default: no limit.
+    pub capacity_bytes: Option<u64>,
+    /// `fsync` of a file says that it did, and did not. No protocol survives that: a crash test
+    /// that passes with it tests nothing.
+    pub sync_lies: bool,
+    /// The same of folders.
+    pub sync_dir_lies: bool,
+    /// No folder is renamed unless its new name is free in one operation: FUSE and NFS.
+    pub no_exclusive_rename: bool,
+}
+
+/// How one operation fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// `EIO`: the device gave up. After a failed sync the data is lost, whatever a second one says.
+    Io,
+    /// `ENOSPC`: no space.
+    NoSpace,
+    /// `EACCES`: not allowed.
+    Denied,
+    /// It and everything after it fails with `EIO`: the disk is gone.
+    Gone,
+}
+
+/// The store. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct FaultStore {
+    disk: Arc<FaultFileSystem>,
+    store: Posix,
+}
+
+impl FaultStore {
+    /// An empty store. The seed decides which transfers meet a fault.
+    #[must_use]
+    pub fn new(seed: u64, faults: FaultPlan) -> Self {
+        Self::on(FaultFileSystem::new(seed, faults, crate::testing::tree::Tree::new(), 1))
+    }
+
+    fn on(disk: FaultFileSystem) -> Self {
+        let disk = Arc::new(disk);
+        let store = Posix::new(
+            Arc::clone(&disk) as _,
+            PathBuf::from(crate::testing::fault_filesystem::ROOT),
+        );
+        FaultStore { disk, store }
+    }
+
+    /// Operations so far that would change the disk, failed ones among them: creating, writing,
+    /// syncing, renaming, removing. Reads are none.
+    #[must_use]
+    pub fn op_count(&self) -> usize {
+        self.disk.op_count()
+    }
+
+    /// Lets the operation with this number, counted from 0, fail.
+    pub fn fail_op(&self, op: usize, how: FaultKind) {
+        self.disk.fail_op(op, how);
+    }
+
+    /// The store after a power cut now and a restart: without faults, and with other uploads' left-
+    /// overs. The seed picks one of the states that the disk may be in. This store goes on
+    /// unharmed.
+    #[must_use]
+    pub fn crash(&self, seed: u64) -> Self {
+        self.crash_at(self.op_count(), seed)
+    }
+
+    /// The store after a power cut when so many operations had been made, of the [`op_count`]
+    /// so far.
+    ///
+    /// [`op_count`]: FaultStore::op_count
+    ///
+    /// # Panics
+    /// If there have not been so many.
+    #[must_use]
+    pub fn crash_at(&self, op_count: usize, seed: u64) -> Self {
+        let (tree, boot) = self.disk.crash_at(op_count, seed);
+        // Of what goes wrong, this alone is of the file system and not of the moment.
+        let no_exclusive_rename = self.disk.no_exclusive_rename();
+        let faults = FaultPlan { no_exclusive_rename, ..FaultPlan::default() };
+        Self::on(FaultFileSystem::new(seed, faults, tree, boot + 1))
+    }
+
+    /// All paths on the disk, temporaries among them, sorted.
+    #[must_use]
+    pub fn raw_paths(&self) -> Vec<String> {
+        self.disk.raw_paths()
+    }
+}
+
+impl Storage for FaultStore {
+    fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.store.open(key)
+    }
+
+    fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
+        self.store.create(key, len_bytes_max)
+    }
+
+    fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
+        self.store.list(folder)
+    }
+
+    fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
+        self.store.list_names(folder)
+    }
+
+    fn delete(&self, key: &Key) -> Result<()> {
+        self.store.delete(key)
+    }
+
+    fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
+        self.store.publish(staged, target)
+    }
+
+    fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
+        self.store.has_atomic_publish(folder)
+    }
+
+    fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
+        self.store.replace(key, bytes)
+    }
+
+    fn sync_folder(&self, folder: &Key) -> Result<()> {
+        self.store.sync_folder(folder)
+    }
+
+    fn delete_folder(&self, folder: &Key) -> Result<()> {
+        self.store.delete_folder(folder)
+    }
+
+    fn free_bytes(&self) -> Result<Option<u64>> {
+        self.store.free_bytes()
+    }
+
+    fn display(&self, key: &Key) -> String {
+        self.store.display(key)
+    }
+
+    fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
+        self.store.remove_orphans(folder)
+    }
+
+    fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
+        self.store.create_resumable(key)
+    }
+
+    fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
+        self.store.resume(key, from)
+    }
+
+    fn resume_with(
+        &self,
+        key: &Key,
+        find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
+    ) -> Result<Box<dyn ResumableUpload>> {
+        self.store.resume_with(key, find)
+    }
+
+    fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
+        self.store.open_partial(key)
+    }
+
+    fn discard(&self, key: &Key) -> Result<()> {
+        self.store.discard(key)
+    }
+
+    fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        self.store.create_in_place(key, len_bytes)
+    }
+
+    fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
+        self.store.open_in_place(key)
+    }
+
+    fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
+        self.store.create_anonymous(folder, len_bytes)
+    }
+
+    fn link(
+        &self,
+        key: &Key,
+        from: &dyn Object,
+        how: LinkMethod,
+    ) -> Result<Option<PendingDirSync>> {
+        self.store.link(key, from, how)
+    }
+
+    fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
+        self.store.reader(options)
+    }
+
+    fn profile(&self) -> &Profile {
+        self.store.profile()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::Path;
+
+    use super::*;
+    use crate::fs::filesystem::FileSystem as _;
+    use crate::read_all;
+    use crate::testing::fault_filesystem::ROOT;
+
+    /// What a protocol is made of.
+    #[derive(Clone, Copy)]
+    enum FaultStep {
+        Write,
+        Sync,
+        Rename,
+        SyncFolder,
+    }
+
+    /// Carries a protocol out, and tells whether a crash can leave anything but nothing or all.
+    fn can_tear(steps: &[FaultStep]) -> bool {
+        let store = FaultStore::new(3, FaultPlan::default());
+        let (temporary, path) = (Path::new("sim:/.a"), Path::new("sim:/a"));
+        let bytes = [7; 5000];
+        let act = || -> io::Result<()> {
+            let file = store.disk.create_new(temporary)?;
+            for step in steps {
+                match step {
+                    FaultStep::Write => file.write(0, &bytes).expect("no fault is planned"),
+                    FaultStep::Sync => file.sync()?,
+                    FaultStep::Rename => store.disk.rename_new(temporary, path)?,
+                    FaultStep::SyncFolder => store.disk.sync_dir(Path::new(ROOT))?,
+                }
+            }
+            Ok(())
+        };
+        act().unwrap();
+        let torn = |ops, seed| match read_all(&store.crash_at(ops, seed), &Key::new("a").unwrap()) {
+            Ok(came) => came != bytes,
+            Err(_) => ops == store.op_count(),
+        };
+        (0..=store.op_count()).any(|ops| (0..50).any(|seed| torn(ops, seed)))
+    }
+
+    /// Protocols that have been shipped, and are wrong, must be told from the right one.
+    #[test]
+    fn wrong_protocols_are_caught() {
+        use FaultStep::{Rename, Sync, SyncFolder, Write};
+        assert!(!can_tear(&[Write, Sync, Rename, SyncFolder]), "the right one was blamed");
+        assert!(can_tear(&[Write, Rename, Sync, SyncFolder]), "renamed before it was durable");
+        assert!(can_tear(&[Write, Rename, SyncFolder]), "never synced");
+        assert!(can_tear(&[Write, Sync, Rename]), "the name was never made durable");
+        assert!(can_tear(&[Sync, Write, Rename, SyncFolder]), "synced too early");
+    }
+
+    /// `fsync` fails once and succeeds then, without having written anything: so do kernels.
+    #[test]
+    fn a_sync_after_a_failed_one_proves_nothing() {
+        let store = FaultStore::new(4, FaultPlan::default());
+        let file = store.disk.create_new(Path::new("sim:/a")).unwrap();
+        store.disk.sync_dir(Path::new(ROOT)).unwrap();
+        file.write(0, &[7; 600]).unwrap();
+        store.fail_op(store.op_count(), FaultKind::Io);
+        assert!(file.sync().is_err());
+        assert!(file.sync().is_ok());
+        let whole = |seed| {
+            let after = store.crash(seed);
+            read_all(&after, &Key::new("a").unwrap()).is_ok_and(|came| came == [7; 600])
+        };
+        assert!((0..50).any(|seed| !whole(seed)));
+        assert!((0..50).any(whole));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_disk() {
+        let store = FaultStore::new(5, FaultPlan { short_per_mille: 300, ..FaultPlan::default() });
+        let key = Key::new("a").unwrap();
+        let mut upload = store.create(&key, 0).unwrap();
+        upload.write(&[9; 400_000]).unwrap();
+        upload.finish().unwrap();
+        let images = |seed| (0..store.op_count()).map(move |ops| (ops, seed));
+        for (ops, seed) in images(1).chain(images(2)) {
+            let contents = |store: FaultStore| {
+                let list = store.list(&Key::root()).unwrap();
+                let bytes: Vec<_> =
+                    list.iter().map(|e| read_all(&store, &e.key).unwrap()).collect();
+                (store.raw_paths(), list, bytes)
+            };
+            assert!(contents(store.crash_at(ops, seed)) == contents(store.crash_at(ops, seed)));
+        }
+    }
+}

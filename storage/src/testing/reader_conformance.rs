@@ -1,0 +1,196 @@
+//! What every [`Reader`] must keep: [`run`] makes a store for each of a list of small checks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::rng::Rng;
+use crate::testing::conformance::ensure;
+use crate::testing::conformance::{Outcome, bytes_of, key};
+use crate::{
+    Buffer, BufferPool, Completion, Error, Object, ReadRequest, Reader, ReaderOptions, Storage,
+    write_all,
+};
+
+type Check = fn(&dyn Storage) -> Outcome;
+
+const CHECKS: [(&str, Check); 5] = [
+    ("reads at any place and size equal a model", equals_a_model),
+    ("an empty read comes, one past the end fails with numbers", edges),
+    ("a reap ends at its time, and at once if nothing is in flight", reap_ends),
+    ("several objects, dropped by the caller at once", several_objects),
+    ("a reader dropped in flight gives its buffers back", dropped),
+];
+
+/// Runs every check on a store of its own. `make` gives a store that is empty.
+///
+/// # Panics
+/// With the name of the first check that fails, and why it did.
+pub fn run(make: &dyn Fn() -> Arc<dyn Storage>) {
+    for (name, check) in CHECKS {
+        if let Err(e) = check(&*make()) {
+            panic!("a reader must keep this: {name}; but {e}");
+        }
+    }
+}
+
+/// Long enough for any machine; nothing waits for it unless it fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// One read, waited for.
+fn read_one(reader: &mut dyn Reader, want: ReadRequest) -> Result<Completion, Error> {
+    let (mut came, until) = (Vec::new(), soon());
+    reader.submit(want);
+    while came.is_empty() && Instant::now() < until {
+        reader.wait(until, &mut came)?;
+    }
+    Ok(came.pop().expect("a read comes, or fails, within a minute"))
+}
+
+fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> ReadRequest {
+    let buf = pool.take(len).expect("the pool has room for the window of a test");
+    ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, deadline: None }
+}
+
+fn equals_a_model(store: &dyn Storage) -> Outcome {
+    let bytes = bytes_of(3_000_001, 21);
+    write_all(store, &key("a")?, &bytes)?;
+    let object = store.open(&key("a")?)?;
+    let pool = BufferPool::new(32 << 20);
+    for depth in [1, 3, 16] {
+        let mut options = ReaderOptions::new(&pool);
+        options.depth = Some(depth);
+        let mut reader = store.reader(&options)?;
+        let mut rng = Rng::new(depth as u64);
+        let mut waiting = HashMap::new();
+        let (mut came, mut tag) = (Vec::new(), 0);
+        while tag < 400 || !waiting.is_empty() {
+            while tag < 400 && reader.in_flight() < reader.depth_max() {
+                let len = 1 + rng.below(if tag % 8 == 0 { 1 << 20 } else { 9000 }) as usize;
+                let offset = rng.below((bytes.len() - len + 1) as u64);
+                // Also the last bytes of the file, where blocks reach past its end.
+                let offset = if tag % 5 == 0 { (bytes.len() - len) as u64 } else { offset };
+                reader.submit(ReadRequest { tag, ..want(&pool, &object, offset, len) });
+                waiting.insert(tag, offset as usize..offset as usize + len);
+                tag += 1;
+            }
+            reader.wait(soon(), &mut came)?;
+            for came in came.drain(..) {
+                let range = waiting.remove(&came.tag).ok_or("a tag came that was not due")?;
+                came.outcome.as_ref().map_err(ToString::to_string)?;
+                ensure!(came.bytes() == &bytes[range.clone()], "{range:?} came back changed");
+                ensure!(came.moved_bytes >= range.len() as u64, "it moved {}", came.moved_bytes);
+            }
+        }
+        let counters = reader.counters();
+        ensure!(counters.reads == 400 && counters.failed == 0, "it counted {counters:?}");
+        drop(reader);
+        ensure!(pool.taken_bytes() == 0, "{} bytes were not given back", pool.taken_bytes());
+    }
+    Ok(())
+}
+
+fn edges(store: &dyn Storage) -> Outcome {
+    write_all(store, &key("a")?, &bytes_of(5000, 22))?;
+    write_all(store, &key("empty")?, &[])?;
+    let pool = BufferPool::new(1 << 20);
+    let mut reader = store.reader(&ReaderOptions::new(&pool))?;
+    for name in ["a", "empty"] {
+        let object = store.open(&key(name)?)?;
+        let came = read_one(&mut *reader, want(&pool, &object, object.len_bytes(), 0))?;
+        ensure!(came.outcome.is_ok() && came.bytes().is_empty(), "an empty read gave {came:?}");
+        for (offset, len, got) in [(4999, 2, 1), (5000, 1, 0), (u64::MAX, 4000, 0)] {
+            let got = if name == "a" { got } else { 0 };
+            let came = read_one(&mut *reader, want(&pool, &object, offset, len))?;
+            let is_short = match came.outcome {
+                Err(Error::ShortRead { offset: at, found, expected, .. }) => {
+                    (at, found, expected) == (offset, got, len as u64)
+                }
+                _ => false,
+            };
+            ensure!(is_short, "{len} bytes at {offset} of {name} gave {came:?}");
+            ensure!(came.bytes().is_empty() && !came.buf.is_empty(), "the buffer was kept");
+        }
+    }
+    Ok(())
+}
+
+fn reap_ends(store: &dyn Storage) -> Outcome {
+    let pool = BufferPool::new(1 << 20);
+    let mut reader = store.reader(&ReaderOptions::new(&pool))?;
+    let mut came = Vec::new();
+    reader.wait(Instant::now() + Duration::from_secs(3600), &mut came)?;
+    ensure!(came.is_empty(), "out of nothing came {came:?}");
+    write_all(store, &key("a")?, &bytes_of(9, 23))?;
+    reader.submit(want(&pool, &store.open(&key("a")?)?, 1, 8));
+    let past = Instant::now();
+    while came.is_empty() {
+        reader.wait(past, &mut came)?;
+    }
+    ensure!(came[0].bytes() == &bytes_of(9, 23)[1..], "it came back changed");
+    ensure!(reader.in_flight() == 0, "{} are in flight", reader.in_flight());
+    Ok(())
+}
+
+fn several_objects(store: &dyn Storage) -> Outcome {
+    let pool = BufferPool::new(8 << 20);
+    let mut reader = store.reader(&ReaderOptions::new(&pool))?;
+    let mut came = Vec::new();
+    let mut due = 0..0;
+    // More files than any reader keeps open, if it keeps few.
+    for i in 0..100 {
+        write_all(store, &key(&format!("f{i}"))?, &bytes_of(700 + i as usize, i))?;
+    }
+    for round in 0..3 {
+        for i in 0..100 {
+            while reader.in_flight() == reader.depth_max() {
+                reader.wait(soon(), &mut came)?;
+            }
+            let object = store.open(&key(&format!("f{i}"))?)?;
+            reader.submit(ReadRequest { tag: i, ..want(&pool, &object, round, 600) });
+            due.end += 1;
+        }
+        while reader.in_flight() > 0 {
+            reader.wait(soon(), &mut came)?;
+        }
+        for one in came.drain(..) {
+            let bytes = bytes_of(700 + one.tag as usize, one.tag);
+            let range = round as usize..round as usize + 600;
+            ensure!(one.bytes() == &bytes[range], "file {} came back changed: {one:?}", one.tag);
+            due.start += 1;
+        }
+        ensure!(due.is_empty(), "{due:?} did not come");
+    }
+    Ok(())
+}
+
+fn dropped(store: &dyn Storage) -> Outcome {
+    let bytes = bytes_of(1 << 20, 24);
+    write_all(store, &key("a")?, &bytes)?;
+    let object = store.open(&key("a")?)?;
+    let pool = BufferPool::new(8 << 20);
+    for in_flight in [1, 2, 4] {
+        let mut options = ReaderOptions::new(&pool);
+        options.depth = Some(4);
+        let mut reader = store.reader(&options)?;
+        for i in 0..in_flight {
+            reader.submit(want(&pool, &object, i * 1000, 500_000));
+        }
+        if in_flight > 1 {
+            reader.wait(Instant::now(), &mut Vec::new())?;
+        }
+        drop(reader);
+        let until = soon();
+        while pool.taken_bytes() > 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        ensure!(pool.taken_bytes() == 0, "{} bytes are still taken", pool.taken_bytes());
+    }
+    let empty = Buffer::empty();
+    ensure!(empty.is_empty(), "an empty buffer has {} bytes", empty.len());
+    Ok(())
+}

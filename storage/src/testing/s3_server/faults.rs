@@ -1,0 +1,293 @@
+//! What goes wrong on request.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
+use futures_util::stream;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_RANGE, DATE, HeaderValue};
+use hyper::{Request, Response};
+use s3s::Body;
+use s3s::dto::StreamingBlob;
+use s3s::service::S3Service;
+
+use crate::base::rng::Rng;
+
+/// One way for a request to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// `503 SlowDown`: the request is not looked at.
+    SlowDown,
+    /// `500 InternalError`, likewise.
+    InternalError,
+    /// `400 ExpiredToken`, likewise.
+    Expired,
+    /// `403 AccessDenied`, likewise.
+    Denied,
+    /// `403 RequestTimeTooSkewed`, likewise.
+    ClockSkew,
+    /// `409 ConditionalRequestConflict`, likewise.
+    Conflict,
+    /// The answer comes so much later.
+    Delay(Duration),
+    /// The answer never comes.
+    Stall,
+    /// The answer stops after half of its body.
+    StallInBody,
+    /// The body comes in pieces of so many bytes, with a pause before each.
+    Drip(usize, Duration),
+    /// The connection is closed after half of the body.
+    Truncate,
+    /// The connection is reset after half of the body.
+    Reset,
+    /// One byte of the body is another.
+    WrongByte,
+    /// The answer says that it is of another range.
+    WrongRange,
+    /// What was asked for is done, and the connection closed without an answer.
+    LoseAnswer,
+    /// The date of the answer is so many seconds ahead, or behind if it is negative.
+    Clock(i64),
+}
+
+/// Which requests meet which fault.
+#[derive(Clone, Debug)]
+pub struct FaultRule {
+    fault: Fault,
+    when: When,
+    method: Option<&'static str>,
+    target_holds: Option<String>,
+    met: u64,
+}
+
+#[derive(Clone, Debug)]
+enum When {
+    Nth(u64),
+    Every(u64),
+    Chance(Rng, u32),
+}
+
+impl FaultRule {
+    fn new(fault: Fault, when: When) -> Self {
+        FaultRule { fault, when, method: None, target_holds: None, met: 0 }
+    }
+
+    /// The request with this number from now on, counted from 1, of those that this rule is about.
+    #[must_use]
+    pub fn nth(n: u64, fault: Fault) -> Self {
+        Self::new(fault, When::Nth(n))
+    }
+
+    /// Every `k`th request.
+    #[must_use]
+    pub fn every(k: u64, fault: Fault) -> Self {
+        Self::new(fault, When::Every(k.max(1)))
+    }
+
+    /// So many of 1000 requests, chosen by the seed.
+    #[must_use]
+    pub fn per_mille(share: u32, seed: u64, fault: Fault) -> Self {
+        Self::new(fault, When::Chance(Rng::new(seed), share))
+    }
+
+    /// Only of requests with this method.
+    #[must_use]
+    pub fn of(mut self, method: &'static str) -> Self {
+        self.method = Some(method);
+        self
+    }
+
+    /// Only of requests whose path and query hold this text.
+    #[must_use]
+    pub fn to(mut self, text: &str) -> Self {
+        self.target_holds = Some(text.to_owned());
+        self
+    }
+
+    fn hits(&mut self, method: &str, target: &str) -> bool {
+        let about = self.method.is_none_or(|of| of == method)
+            && self.target_holds.as_ref().is_none_or(|text| target.contains(text));
+        if !about {
+            return false;
+        }
+        self.met += 1;
+        match &mut self.when {
+            When::Nth(n) => self.met == *n,
+            When::Every(k) => self.met.is_multiple_of(*k),
+            When::Chance(rng, share) => rng.chance(*share),
+        }
+    }
+}
+
+/// The rules in force.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    rules: Mutex<Vec<FaultRule>>,
+    seen: AtomicU64,
+    hits: AtomicU64,
+}
+
+impl Faults {
+    fn rules(&self) -> MutexGuard<'_, Vec<FaultRule>> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, rule: FaultRule) {
+        self.rules().push(rule);
+    }
+
+    pub(super) fn clear(&self) {
+        self.rules().clear();
+    }
+
+    pub(super) fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn seen(&self) -> u64 {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    fn choose(&self, request: &Request<Incoming>) -> Option<Fault> {
+        let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+        let method = request.method().as_str();
+        // Every rule counts every request, also one that another hits.
+        let hit = |found: Option<Fault>, rule: &mut FaultRule| {
+            let hits = rule.hits(method, target);
+            found.or(hits.then_some(rule.fault))
+        };
+        let fault = self.rules().iter_mut().fold(None, hit);
+        self.hits.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
+        fault
+    }
+
+    /// Answers a request, or does not.
+    pub(super) async fn serve(
+        &self,
+        request: Request<Incoming>,
+        service: &S3Service,
+        reset: &AtomicBool,
+    ) -> io::Result<Response<Body>> {
+        let number = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
+        let fault = self.choose(&request);
+        let mut answer = match fault.and_then(refusal) {
+            Some((status, code)) => refuse(status, code)?,
+            None => {
+                match fault {
+                    Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+                    Some(Fault::Stall) => std::future::pending().await,
+                    _ => {}
+                }
+                service.call(request.map(Body::from)).await.map_err(io::Error::other)?
+            }
+        };
+        if fault == Some(Fault::LoseAnswer) {
+            return Err(io::Error::other("the answer is lost"));
+        }
+        let id = HeaderValue::from_str(&format!("request-{number}")).map_err(io::Error::other)?;
+        answer.headers_mut().insert("x-amz-request-id", id);
+        if let Some(Fault::Clock(ahead_s)) = fault {
+            answer.headers_mut().insert(DATE, date(ahead_s)?);
+        }
+        let in_body = |fault: &Fault| !matches!(fault, Fault::Clock(_));
+        match fault.filter(in_body).filter(|_| answer.status().is_success()) {
+            Some(fault) => spoil(answer, fault, reset).await,
+            None => Ok(answer),
+        }
+    }
+}
+
+fn date(ahead_s: i64) -> io::Result<HeaderValue> {
+    let now = DateTime::from(SystemTime::now());
+    let told = DateTime::from_secs(now.secs() + ahead_s).fmt(Format::HttpDate);
+    HeaderValue::from_str(&told.map_err(io::Error::other)?).map_err(io::Error::other)
+}
+
+fn refusal(fault: Fault) -> Option<(u16, &'static str)> {
+    match fault {
+        Fault::SlowDown => Some((503, "SlowDown")),
+        Fault::InternalError => Some((500, "InternalError")),
+        Fault::Expired => Some((400, "ExpiredToken")),
+        Fault::Denied => Some((403, "AccessDenied")),
+        Fault::ClockSkew => Some((403, "RequestTimeTooSkewed")),
+        Fault::Conflict => Some((409, "ConditionalRequestConflict")),
+        _ => None,
+    }
+}
+
+fn refuse(status: u16, code: &str) -> io::Result<Response<Body>> {
+    let body = format!("<Error><Code>{code}</Code><Message>on request</Message></Error>");
+    let answer = Response::builder().status(status).header("content-type", "application/xml");
+    answer.body(Body::from(body)).map_err(io::Error::other)
+}
+
+/// Half of a body goes out well.
+async fn spoil(
+    answer: Response<Body>,
+    fault: Fault,
+    reset: &AtomicBool,
+) -> io::Result<Response<Body>> {
+    let (mut head, mut body) = answer.into_parts();
+    let bytes = body.store_all_limited(usize::MAX).await.map_err(io::Error::other)?;
+    let half = bytes.slice(..bytes.len() / 2);
+    let body = match fault {
+        Fault::Truncate => pieces(vec![half], FaultEnd::Closed),
+        Fault::Reset => {
+            reset.store(true, Ordering::Relaxed);
+            pieces(vec![half], FaultEnd::Closed)
+        }
+        Fault::StallInBody => pieces(vec![half], FaultEnd::Never),
+        Fault::Drip(size, pause) => {
+            let places = (0..bytes.len()).step_by(size.max(1));
+            let parts = places.map(|at| bytes.slice(at..bytes.len().min(at + size.max(1))));
+            pieces(parts.collect(), FaultEnd::Slow(pause))
+        }
+        Fault::WrongByte => {
+            let mut wrong = bytes.to_vec();
+            if let Some(byte) = wrong.last_mut() {
+                *byte ^= 1;
+            }
+            Body::from(wrong)
+        }
+        Fault::WrongRange => {
+            head.headers.insert(CONTENT_RANGE, HeaderValue::from_static("bytes 7-7/8"));
+            Body::from(bytes)
+        }
+        _ => Body::from(bytes),
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+#[derive(Clone, Copy)]
+enum FaultEnd {
+    /// After the pieces the connection goes.
+    Closed,
+    /// After the pieces nothing comes.
+    Never,
+    /// The pieces are all, each after a pause.
+    Slow(Duration),
+}
+
+fn pieces(pieces: Vec<Bytes>, end: FaultEnd) -> Body {
+    let next = move |mut left: std::vec::IntoIter<Bytes>| async move {
+        if let FaultEnd::Slow(pause) = end {
+            tokio::time::sleep(pause).await;
+        }
+        match (left.next(), end) {
+            (Some(piece), _) => Some((Ok(piece), left)),
+            (None, FaultEnd::Slow(_)) => None,
+            (None, FaultEnd::Closed) => {
+                // So that the pieces are on their way.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Some((Err(io::Error::other("cut on request")), left))
+            }
+            (None, FaultEnd::Never) => std::future::pending().await,
+        }
+    };
+    Body::from(StreamingBlob::wrap(stream::unfold(pieces.into_iter(), next)))
+}

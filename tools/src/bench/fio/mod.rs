@@ -1,0 +1,106 @@
+//! fio, the yardstick of devices, at its best.
+//!
+//! As it is called by most it loses up to half of a quick device to itself: its buffers lie in
+//! small pages, each of which is an entry of a request's list; it changes something in each 512
+//! bytes before it writes them; and it reads clocks twice a request. Not so here.
+
+pub(crate) mod checkpoint;
+pub mod comparison;
+pub mod requests;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+/// Whether there is one on this machine.
+#[must_use]
+pub fn is_there() -> bool {
+    let mut fio = Command::new("fio");
+    fio.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    fio.status().is_ok_and(|status| status.success())
+}
+
+/// One job on these files.
+///
+/// # Errors
+/// If a name is not UTF-8.
+pub fn job(files: &[&Path]) -> Result<Command> {
+    let named = |file: &&Path| Some(file.to_str()?.replace(':', "\\:"));
+    let names: Option<Vec<String>> = files.iter().map(named).collect();
+    let names = names.context("a name that is not UTF-8")?;
+    let mut fio = bare();
+    // A colon divides the names of several files.
+    fio.arg(format!("--filename={}", names.join(":")));
+    Ok(fio)
+}
+
+/// One job on files that are still to be named.
+#[must_use]
+pub fn bare() -> Command {
+    let mut fio = Command::new("fio");
+    // Large pages for buffers, where the C library is GNU's, of 2.35 or newer.
+    fio.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+    fio.args([
+        "--name=feedline",
+        "--output-format=json",
+        "--scramble_buffers=0",
+        "--gtod_reduce=1",
+        // Else those buffers begin and end in small ones.
+        "--iomem_align=2m",
+    ]);
+    fio
+}
+
+/// Requests of a ring, so many at once. Registered buffers would want a larger `ulimit -l` than
+/// users have, and make no difference once they are large pages.
+pub fn ring(fio: &mut Command, depth: usize) {
+    fio.args(["--ioengine=io_uring", "--registerfiles=1"]);
+    // Several in one call, as a ring is meant to be used.
+    fio.arg(format!("--iodepth={depth}"));
+    fio.arg(format!("--iodepth_batch_submit={}", depth.div_ceil(4)));
+    fio.arg(format!("--iodepth_batch_complete_max={depth}"));
+}
+
+/// What fio did.
+#[derive(Clone, Copy, Debug)]
+pub struct FioResult {
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// Of cores, as shares of the time of one job; `None` if it does not say.
+    pub cores: Option<f64>,
+}
+
+/// Bytes a second that it read, wrote or (`rw`) both together.
+///
+/// # Errors
+/// As [`run`].
+pub fn rate(fio: Command, what: &str) -> Result<f64> {
+    Ok(run(fio, what)?.bytes_per_s)
+}
+
+/// Runs it and tells what it read, wrote or (`rw`) both together.
+///
+/// # Errors
+/// If fio fails, or tells nothing.
+pub fn run(mut fio: Command, what: &str) -> Result<FioResult> {
+    let done = fio.stdin(Stdio::null()).output().context("start fio")?;
+    if !done.status.success() {
+        let told = String::from_utf8_lossy(&done.stderr);
+        bail!("{what} by fio: {}: {}", done.status, told.lines().next().unwrap_or(""));
+    }
+    let text = String::from_utf8_lossy(&done.stdout);
+    // Notes may come before the object.
+    let json = text.find('{').map_or("", |at| &text[at..]);
+    let told: Value = serde_json::from_str(json).context("what fio printed is no JSON")?;
+    let rate = |what: &str| told["jobs"][0][what]["bw_bytes"].as_f64();
+    let rate = match what {
+        "rw" => rate("read").zip(rate("write")).map(|(read, write)| read + write),
+        _ => rate(what),
+    };
+    let bytes_per_s = rate.with_context(|| format!("fio told no bw_bytes of its {what}"))?;
+    let per_cent = |whose: &str| told["jobs"][0][whose].as_f64();
+    let both = per_cent("usr_cpu").zip(per_cent("sys_cpu"));
+    Ok(FioResult { bytes_per_s, cores: both.map(|(own, kernel)| (own + kernel) / 100.0) })
+}

@@ -1,0 +1,123 @@
+//! How far a number is to be trusted: what was moved for what was delivered, what lay in the page
+//! cache, and what of the machine the benchmark itself took.
+
+use serde::Serialize;
+
+use crate::bench::measure::counters::CounterSource;
+use crate::bench::patterns::{Direction, Pattern, PatternRun};
+
+/// Below, a cache was measured.
+const CACHED_BELOW: f64 = 0.9;
+
+/// Above, more came than was asked for.
+const AMPLIFIED_ABOVE: f64 = 1.2;
+
+/// From so much of a file in the page cache on, reads that pass it are not of the store.
+const RESIDENT_MAX: f64 = 0.1;
+
+/// Of a core for each gigabyte a second: what takes more may be what was measured.
+pub const OWN_CORE_S_PER_GB_MAX: f64 = 0.1;
+
+/// What is told of reads that pass the page cache: the share of the file that lay in it before.
+pub const RESIDENT: &str = "page_cache_share_before";
+
+/// Why a number is not that of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ValidityFlag {
+    /// It is that of a cache, at least in part.
+    Cached,
+    /// More was moved than was asked for.
+    Amplified,
+    /// There is no device: the files are in memory.
+    Memory,
+}
+
+impl ValidityFlag {
+    /// As it stands beside a number.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            ValidityFlag::Cached => "CACHED",
+            ValidityFlag::Amplified => "AMPLIFIED",
+            ValidityFlag::Memory => "MEMORY",
+        }
+    }
+
+    /// Whether the device did less than the number says.
+    #[must_use]
+    pub fn flatters(self) -> bool {
+        self != ValidityFlag::Amplified
+    }
+}
+
+/// Bytes moved by bytes delivered, if both were seen, and what is to be said of the number.
+#[must_use]
+pub fn judged(
+    pattern: Pattern,
+    all: &PatternRun,
+    witness: CounterSource,
+) -> (Option<f64>, Option<ValidityFlag>) {
+    if pattern.direction() == Direction::Both || all.bytes == 0 {
+        return (None, None);
+    }
+    if witness == CounterSource::Memory {
+        return (None, Some(ValidityFlag::Memory));
+    }
+    // Who counts requests sees no cache below them, but the kernel tells what it holds of a file.
+    let resident = all.more.get(RESIDENT).is_some_and(|share| *share > RESIDENT_MAX);
+    // The requests of saves and restores are not counted.
+    let is_uncounted = matches!(pattern, Pattern::Save | Pattern::SaveOne | Pattern::Restore);
+    if witness == CounterSource::Requests && is_uncounted {
+        return (None, resident.then_some(ValidityFlag::Cached));
+    }
+    let ratio = all.moved_bytes as f64 / all.bytes as f64;
+    let is_long = !matches!(pattern, Pattern::Samples | Pattern::Rate | Pattern::Replay);
+    let flag = match ratio {
+        ratio if ratio < CACHED_BELOW => Some(ValidityFlag::Cached),
+        _ if resident && witness == CounterSource::Requests => Some(ValidityFlag::Cached),
+        ratio if ratio > AMPLIFIED_ABOVE && is_long => Some(ValidityFlag::Amplified),
+        _ => None,
+    };
+    (Some(ratio), flag)
+}
+
+/// What this program took of the cores.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct ClientOverhead {
+    /// Cores that it kept busy.
+    #[serde(rename = "own_cores")]
+    pub cores: f64,
+    /// Seconds of a core for a gigabyte, which are cores for a gigabyte a second; of patterns that
+    /// are about bytes.
+    #[serde(rename = "own_core_s_per_gb")]
+    pub core_s_per_gb: Option<f64>,
+    /// Those of them that the kernel took to carry the requests, as it would for everybody.
+    #[serde(rename = "own_kernel_core_s_per_gb")]
+    pub kernel_core_s_per_gb: Option<f64>,
+    /// Microseconds of a core for an operation.
+    #[serde(rename = "own_us_per_op")]
+    pub us_per_op: f64,
+    /// Whether that is more than [`OWN_CORE_S_PER_GB_MAX`].
+    #[serde(rename = "own_is_over")]
+    pub is_over: bool,
+}
+
+impl ClientOverhead {
+    /// In all rounds together, which took so many seconds.
+    #[must_use]
+    pub fn of(pattern: Pattern, all: &PatternRun, seconds: f64) -> Self {
+        let gigabytes = all.bytes as f64 / 1e9;
+        // Where the rate is given, or small objects are made, bytes are not what the time is for.
+        let by_bytes = !matches!(pattern, Pattern::Rate) && pattern.direction() != Direction::Both;
+        let per_gb = |cpu_s: f64| (by_bytes && gigabytes > 0.001).then(|| cpu_s / gigabytes);
+        let core_s_per_gb = per_gb(all.cpu_s);
+        ClientOverhead {
+            cores: all.cpu_s / seconds.max(1e-9),
+            core_s_per_gb,
+            kernel_core_s_per_gb: per_gb(all.kernel_cpu_s),
+            us_per_op: all.cpu_s * 1e6 / all.ops.max(1) as f64,
+            is_over: core_s_per_gb.is_some_and(|s| s > OWN_CORE_S_PER_GB_MAX),
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! `feedline bench`: which store is for what, told in what a training run needs.
+//!
+//! In reading order: [`demand`] is what a run asks for, [`patterns`] what it does to a store;
+//! [`target`] opens and cleans, [`rounds`] measures every pattern on every target in turn, by
+//! [`workload::reads`], [`workload::replay`], [`workload::saves`] and [`workload::metadata`], with
+//! [`processes`] by several processes and [`crate::ui::timeout`] against what hangs, and
+//! [`fio::comparison`] the same by fio. [`measure::validity`] says how far a number is to be
+//! trusted, [`measure::stats`] what can be told apart, [`report::verdict`] what that means;
+//! [`report`], [`report::tables`] and [`report::page`] show it.
+
+pub mod chart;
+pub mod demand;
+pub mod fio;
+pub mod histogram;
+pub mod measure;
+pub mod patterns;
+pub mod processes;
+pub mod random;
+pub mod report;
+pub mod rounds;
+pub mod target;
+pub mod workload;
+
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use clap::Args;
+use recipe::config::Config;
+use storage::ByteSize;
+use storage::simulate::Simulation;
+
+use crate::ui::simulate::Simulate;
+use crate::ui::terminal::ProgressLine;
+use crate::ui::timeout::StopSignal;
+use demand::Need;
+use fio::comparison::FioPairs;
+use patterns::Pattern;
+use processes::BenchProcesses;
+use report::{Method, PatternReport, Report, TargetReport};
+use rounds::{Measured, Session, Settings};
+use target::TargetFolder;
+use workload::saves::WriterBuffers;
+
+/// Where to measure, and what for.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// Folders, mounts or s3:// URLs that are there. All that is written lies in one new folder of
+    /// each, which is removed at the end.
+    #[arg(value_name = "TARGET", required = true, num_args = 1..=report::page::TARGETS_MAX)]
+    pub targets: Vec<String>,
+    /// The config of a run: its model is the measure, and the real order of its samples is
+    /// replayed. Its .idx files are read.
+    #[arg(long, value_name = "CONFIG.toml", conflicts_with_all = ["model", "seq"])]
+    pub from: Option<String>,
+    /// Parameters of the model, such as 350m or 11b.
+    #[arg(long, value_name = "SIZE", default_value = "1b")]
+    pub model: String,
+    /// Accelerators of the cluster.
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    pub ranks: u64,
+    /// Tokens of a sample.
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    pub seq: u64,
+    /// Floating-point operations a second that one accelerator reaches in training. More need more
+    /// samples.
+    #[arg(long, value_name = "PER-SECOND", default_value_t = 4e14)]
+    pub flops: f64,
+    /// What is measured. Default: all.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PATTERN")]
+    pub patterns: Vec<Pattern>,
+    /// Rounds that count, after one to warm up. Fewer than 5 tell nothing apart.
+    #[arg(long, default_value_t = 5)]
+    pub runs: usize,
+    /// Seconds of a run whose length can be chosen. Shorter ones say less of stalls.
+    #[arg(long, default_value_t = 5.0)]
+    pub seconds: f64,
+    /// Bytes to read from. What fits into the caches of servers measures them.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub bytes: ByteSize,
+    /// Bytes of a checkpoint, over all processes, kept in memory.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub checkpoint: ByteSize,
+    /// Writers, and readers of checkpoints, in each process.
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    pub writers: usize,
+    /// Small objects that are made, opened and removed.
+    #[arg(long, value_name = "COUNT", default_value_t = 400)]
+    pub files: usize,
+    /// Processes of this machine that measure at the same time.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub processes: usize,
+    /// A folder that all hosts share, in which they meet; start the same command on each, with
+    /// --member, or all by srun, which says it.
+    #[arg(long, value_name = "FOLDER")]
+    pub meet: Option<String>,
+    /// Which of the processes that meet this is, `0/4` the first of four. Default: what srun says.
+    #[arg(long, value_name = "NTH/COUNT", value_parser = member, requires = "meet")]
+    pub member: Option<(usize, usize)>,
+    /// Lets the targets answer as another kind of store would: lustre, ceph, s3, nfs, or the file
+    /// of a model, with other values behind commas, as lustre,servers.stripes=8. Given several
+    /// times, each target is measured as each of them. What is measured then follows from the
+    /// model's figures, and every output says so. A target should be quick, such as /dev/shm.
+    #[arg(long, value_name = "lustre|ceph|s3|nfs|FILE[,KEY=VALUE]...")]
+    pub simulate: Vec<String>,
+    /// The seed of all that is drawn.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Seconds after which a request, or a run beyond its length, hangs.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u64,
+    /// Leaves out fio, which is else asked for the same reads where it is installed.
+    #[arg(long)]
+    pub no_fio: bool,
+    /// Writes the report as a page, which needs nothing else, to a file that is not there yet.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+    /// Was started by another process of the benchmark, and ends with it.
+    #[arg(long, hide = true)]
+    pub child: bool,
+}
+
+/// Measures; `None` in a process that has helped another, which tells.
+///
+/// # Errors
+/// What is wrong with the arguments or a target, or that it was interrupted. What was written is
+/// removed in any case; if a target hangs so that it cannot be, the error says what is left.
+pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> {
+    let stop = StopSignal::at_signals()?;
+    check(args)?;
+    let part = part(args)?;
+    let settings = Arc::new(settings(args, part)?);
+    let mut crew = crew(args, part, &stop)?;
+    let mut silent = ProgressLine::silent();
+    let line = if args.child { &mut silent } else { line };
+    if args.child {
+        processes::stop_with_parent(&stop);
+    }
+    let mut places = Vec::new();
+    let measured = measure(args, &settings, &crew, &stop, &mut places, line);
+    let measured = measured.map_err(|error| match crew.heard() {
+        Some(why) => anyhow!("another process failed: {why}"),
+        None => error,
+    });
+    if let Err(error) = &measured {
+        crew.fail(&storage::one_line(&**error));
+    }
+    line.show("removing what was written");
+    crew.part();
+    let removed = if crew.member == 0 { remove(&places) } else { Ok(()) };
+    let ended = crew.end();
+    line.clear();
+    let (measured, peers) = match (measured, removed) {
+        (Ok(measured), Ok(())) => measured,
+        (Ok(_), Err(left)) => return Err(left),
+        (Err(error), Ok(())) => return Err(error),
+        (Err(error), Err(left)) => bail!("{}; {left}", storage::one_line(&*error)),
+    };
+    ended?;
+    if crew.member > 0 {
+        return Ok(None);
+    }
+    let mut report = report(args, &settings, &places, (&measured, &peers));
+    if let Some(file) = &args.html {
+        write_page(file, &report)?;
+        report.page = Some(file.clone());
+    }
+    Ok(Some(report))
+}
+
+/// Everything that can be said before a target is touched.
+fn check(args: &BenchArgs) -> Result<()> {
+    for (name, got) in [
+        ("--runs", args.runs),
+        ("--writers", args.writers),
+        ("--files", args.files),
+        ("--processes", args.processes),
+    ] {
+        ensure!((1..=100_000).contains(&got), "{name}: got {got}, due 1 to 100000");
+    }
+    let seconds = args.seconds;
+    ensure!((0.05..=3600.0).contains(&seconds), "--seconds: got {seconds}, due 0.05 to 3600");
+    ensure!(args.timeout > 0, "--timeout: got 0, due at least 1");
+    ensure!(args.bytes.0 >= 16 << 20, "--bytes: got {}, due at least 16MiB", args.bytes);
+    let is_named = args.targets.iter().all(|target| !target.is_empty());
+    ensure!(is_named, "a target has no name; hint: is the variable set that it comes from?");
+    let together = args.meet.is_some() && !args.child && args.processes > 1;
+    let count = args.targets.len() * args.simulate.len().max(1);
+    let most = report::page::TARGETS_MAX;
+    ensure!(count <= most, "got {count} targets, each as each model, due at most {most}");
+    ensure!(!together, "--processes and --meet: due one of them; start more of the command");
+    if let Some(file) = &args.html {
+        ensure!(!file.exists(), "--html {}: exists, and is not overwritten", file.display());
+    }
+    Ok(())
+}
+
+/// Which of how many processes this is.
+fn part(args: &BenchArgs) -> Result<(usize, usize)> {
+    let Some(_) = &args.meet else { return Ok((0, args.processes)) };
+    let from_srun = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    let srun = from_srun("SLURM_PROCID").zip(from_srun("SLURM_NTASKS"));
+    let part = args.member.or(srun);
+    part.context("--meet: due --member NTH/COUNT, or srun, which says it")
+}
+
+fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
+    // A process may prepare for long before it comes.
+    let timeout = Duration::from_secs(args.timeout.saturating_mul(10));
+    if let Some(folder) = &args.meet {
+        // Steps of one job must not meet.
+        let ids = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| std::env::var(name).ok());
+        let [job, step] = ids.map(|id| id.unwrap_or_else(|| "0".to_owned()));
+        return BenchProcesses::join(part, folder, &format!("{job}-{step}"), timeout, stop);
+    }
+    if args.processes == 1 {
+        return Ok(BenchProcesses::alone());
+    }
+    let folder = std::env::temp_dir();
+    let folder = folder.to_str().context("the temporary folder's name is not UTF-8")?;
+    let folder = format!("{}/{}{}", folder, target::FOLDER, drawn());
+    fs::create_dir(&folder).with_context(|| format!("make {folder}"))?;
+    let mut crew = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
+    crew.remove_at_end(&folder);
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    arguments.extend([format!("--meet={folder}"), "--child".to_owned()]);
+    crew.start_others(&arguments)?;
+    Ok(crew)
+}
+
+fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Settings> {
+    let (need, order) = match &args.from {
+        Some(file) => {
+            let config = Config::load(file, &[])?;
+            let order = feed::order_of(&config)?;
+            (Need::of_config(&config, args.ranks, args.flops)?, Some(order))
+        }
+        None => (Need::of_size(&args.model, args.ranks, args.seq, args.flops)?, None),
+    };
+    ensure!(
+        need.sample_bytes <= args.bytes.0,
+        "--bytes: got {}, due at least a sample, {} bytes",
+        args.bytes,
+        need.sample_bytes
+    );
+    let patterns =
+        if args.patterns.is_empty() { Pattern::ALL.to_vec() } else { args.patterns.clone() };
+    let saves = [Pattern::Save, Pattern::SaveOne, Pattern::Restore, Pattern::Mix];
+    let is_saved = saves.iter().any(|pattern| patterns.contains(pattern));
+    let state_bytes = if is_saved { args.checkpoint.0 / members as u64 } else { 0 };
+    let state_seed = random::word(args.seed, member as u64);
+    let state = WriterBuffers::new(state_bytes, args.writers, state_seed)?;
+    Ok(Settings {
+        need,
+        order,
+        processes: members,
+        patterns,
+        runs: args.runs,
+        seconds: args.seconds,
+        data_bytes: args.bytes.0,
+        state,
+        writers: args.writers,
+        files: args.files.div_ceil(members),
+        ranks: ranks_here(args.ranks, members),
+        seed: args.seed,
+        timeout: Duration::from_secs(args.timeout),
+        fio: !args.no_fio && members == 1 && fio::is_there(),
+    })
+}
+
+/// Threads of one process that each stand for a rank.
+const RANKS_MAX: u64 = 256;
+
+fn ranks_here(ranks: u64, members: usize) -> usize {
+    ranks.div_ceil(members as u64).clamp(1, RANKS_MAX) as usize // fits: 256
+}
+
+/// Opens all targets, which the caller removes what was written from, and measures.
+fn measure(
+    args: &BenchArgs,
+    settings: &Arc<Settings>,
+    crew: &BenchProcesses,
+    stop: &StopSignal,
+    places: &mut Vec<Arc<TargetFolder>>,
+    line: &mut ProgressLine,
+) -> Result<(Measured, Vec<FioPairs>)> {
+    let id = crew.exchange("id", drawn())?.swap_remove(0);
+    for (nth, (url, name, model)) in wanted(args).into_iter().enumerate() {
+        let simulate = Simulate { simulate: model, simulate_seed: args.seed };
+        let (simulation, id) = (simulate.start()?, format!("{id}-{nth}"));
+        let limit = Duration::from_secs(args.timeout);
+        let open = move || TargetFolder::open(&name, &url, simulation, &id);
+        places.push(Arc::new(stop.guard("open a target", limit, open)?));
+    }
+    let (settings, stop) = (Arc::clone(settings), stop.clone());
+    let session = Session { settings, places: places.clone(), crew, stop };
+    session.prepare(line)?;
+    session.rounds(line)
+}
+
+/// What a target that hangs has to let go of a folder.
+const REMOVE_WAIT: Duration = Duration::from_secs(20);
+
+fn remove(places: &[Arc<TargetFolder>]) -> Result<()> {
+    let mut left = Vec::new();
+    for place in places.iter().filter(|place| place.has_begun()) {
+        // Also after an interruption.
+        let (place, folder) = (Arc::clone(place), place.folder());
+        let removed = StopSignal::default().guard("remove", REMOVE_WAIT, move || place.remove());
+        if let Err(error) = removed {
+            log::debug!("{folder}: {error:#}");
+            left.push(folder);
+        }
+    }
+    let left = left.join(" ");
+    ensure!(left.is_empty(), "left behind, to be removed when it answers: {left}");
+    Ok(())
+}
+
+fn report(
+    args: &BenchArgs,
+    settings: &Settings,
+    places: &[Arc<TargetFolder>],
+    (measured, peers): (&Measured, &[FioPairs]),
+) -> Report {
+    let targets = places.iter().zip(measured).zip(peers).map(|((place, measured), peers)| {
+        let profile = place.store.profile();
+        let of = |(pattern, runs): (&Pattern, &Vec<patterns::PatternRun>)| {
+            PatternReport::of(*pattern, runs, place.witness, args.seed)
+        };
+        let model = place.simulation.iter();
+        TargetReport {
+            name: place.name.clone(),
+            url: place.url.clone(),
+            simulated: place.simulation.as_ref().map(|model| model.label()),
+            file_system: profile.file_system.clone(),
+            mount_point: profile.mount_point.clone(),
+            engine: profile.engine.to_string(),
+            direct: profile.direct,
+            witness: place.witness,
+            notes: model.flat_map(model_notes).chain(peers.failed()).collect(),
+            patterns: measured.iter().map(of).collect(),
+            peers: peers.peers(args.seed),
+        }
+    });
+    let order = settings.order.as_ref().map(|order| order.name());
+    let processes = settings.processes;
+    let method = Method {
+        runs: args.runs,
+        seconds: args.seconds,
+        data_bytes: args.bytes.0,
+        checkpoint_bytes: settings.state.part_bytes() * (args.writers * processes) as u64,
+        processes,
+        writers: args.writers,
+        ranks_started: settings.ranks * processes,
+        seed: args.seed,
+        order: order.unwrap_or_else(|| "samples from anywhere".to_owned()),
+        machine: machine(),
+    };
+    Report::new(settings.need.clone(), method, targets.collect())
+}
+
+/// What the model assumes, and whether what is below it was quick enough.
+fn model_notes(model: &Arc<Simulation>) -> Vec<String> {
+    let counted = model.counters();
+    let ops = counted.reads + counted.writes + counted.commits + counted.metas;
+    let mut notes = vec![model.about()];
+    if counted.late_ops * LATE_SHARE > ops {
+        notes.push(format!(
+            "{} of {ops} operations came later than the model has it: the target below it was \
+             measured too; hint: --simulate on /dev/shm",
+            counted.late_ops
+        ));
+    }
+    notes
+}
+
+/// One in so many operations may be late.
+const LATE_SHARE: u64 = 20;
+
+fn machine() -> String {
+    let cores = available_parallelism().map_or(1, std::num::NonZero::get);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{cores} cores, Linux {}", kernel.trim())
+}
+
+/// What nobody else draws: the process and the time.
+fn drawn() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{:x}-{:x}", std::process::id(), since.as_nanos())
+}
+
+/// Every target, as each model: URL, name and model.
+fn wanted(args: &BenchArgs) -> Vec<(String, String, Option<String>)> {
+    let models: Vec<Option<&String>> = match args.simulate.as_slice() {
+        [] => vec![None],
+        some => some.iter().map(Some).collect(),
+    };
+    let short = names_of(&args.targets);
+    let each = args.targets.iter().zip(&short);
+    let each = each.flat_map(|(url, name)| models.iter().map(move |model| (url, name, *model)));
+    let all: Vec<_> = each.collect();
+    let said = |(_, name, model): &(&String, &String, Option<&String>)| match model {
+        Some(model) => format!("{name} as {model} (simulated)"),
+        None => (*name).clone(),
+    };
+    let names = distinct(all.iter().map(said));
+    let all = all.into_iter().zip(names);
+    all.map(|((url, _, model), name)| (url.clone(), name, model.cloned())).collect()
+}
+
+/// URLs without options, where these are not all that tells two of them apart.
+fn names_of(targets: &[String]) -> Vec<String> {
+    let short = |url: &String| url.split('?').next().unwrap_or(url).to_owned();
+    let is_one = |name: &String| targets.iter().filter(|url| short(url) == *name).count() == 1;
+    let name = |url: &String| Some(short(url)).filter(is_one).unwrap_or_else(|| url.clone());
+    distinct(targets.iter().map(name))
+}
+
+/// Names with a number where one comes again.
+fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen: Vec<String> = Vec::new();
+    let number = |name: String| {
+        let again = seen.iter().filter(|other| **other == name).count();
+        seen.push(name.clone());
+        if again > 0 { format!("{name} ({})", again + 1) } else { name }
+    };
+    names.map(number).collect()
+}
+
+fn write_page(file: &Path, report: &Report) -> Result<()> {
+    let named = || format!("write {}", file.display());
+    let mut out = OpenOptions::new().write(true).create_new(true).open(file).with_context(named)?;
+    out.write_all(report::page::html(report).as_bytes()).with_context(named)
+}
+
+fn member(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    parts.filter(|(nth, count)| nth < count).ok_or_else(|| "due NTH/COUNT, such as 0/4".to_owned())
+}

@@ -1,0 +1,240 @@
+//! What a training run does to a store, pattern by pattern, and what one run of one has measured.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::histogram::Histogram;
+use super::measure::counters::Counters;
+
+/// A pattern. They are run in this order, in every round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// A file from front to back, in requests of 1 MiB.
+    Stream,
+    /// Samples of the model's length from anywhere, as many at once as pay.
+    Samples,
+    /// The same at the rate of the whole cluster, timed from when each was due.
+    Rate,
+    /// The order of a run through the loader, as fast as it comes.
+    Replay,
+    /// A checkpoint, a file for each writer, durable.
+    Save,
+    /// A checkpoint, all writers into one file, durable.
+    SaveOne,
+    /// A checkpoint read by all, verified.
+    Restore,
+    /// Small objects made, looked at, opened, read, listed and removed.
+    Names,
+    /// All ranks open index and data at once and read their first sample.
+    Start,
+    /// The rate of the cluster while checkpoints are saved.
+    Mix,
+}
+
+/// What the main figure of a pattern is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Figure {
+    /// Megabytes (10^6 bytes) a second; more is better.
+    MbPerS,
+    /// Operations or samples a second; more is better.
+    PerS,
+    /// All but one of a hundred took no longer, in milliseconds; less is better.
+    P99Ms,
+    /// Seconds until the last was done; less is better.
+    Seconds,
+}
+
+impl Pattern {
+    /// All of them, in their order.
+    pub const ALL: [Pattern; 10] = [
+        Pattern::Stream,
+        Pattern::Samples,
+        Pattern::Rate,
+        Pattern::Replay,
+        Pattern::Save,
+        Pattern::SaveOne,
+        Pattern::Restore,
+        Pattern::Names,
+        Pattern::Start,
+        Pattern::Mix,
+    ];
+
+    /// As on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Stream => "stream",
+            Pattern::Samples => "samples",
+            Pattern::Rate => "rate",
+            Pattern::Replay => "replay",
+            Pattern::Save => "save",
+            Pattern::SaveOne => "save-one",
+            Pattern::Restore => "restore",
+            Pattern::Names => "names",
+            Pattern::Start => "start",
+            Pattern::Mix => "mix",
+        }
+    }
+
+    /// For a heading.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Pattern::Stream => "Reading from front to back",
+            Pattern::Samples => "Shuffled samples, as many as come",
+            Pattern::Rate => "Shuffled samples at the cluster's rate",
+            Pattern::Replay => "The run's order, through the loader",
+            Pattern::Save => "Checkpoint, a file for each writer",
+            Pattern::SaveOne => "Checkpoint, all writers into one file",
+            Pattern::Restore => "Restore, every reader all of it",
+            Pattern::Names => "Small objects: make, stat, open, read, list, remove",
+            Pattern::Start => "All ranks start",
+            Pattern::Mix => "The cluster's rate beside a checkpoint",
+        }
+    }
+
+    /// What its main figure is.
+    #[must_use]
+    pub fn figure(self) -> Figure {
+        match self {
+            Pattern::Stream | Pattern::Save | Pattern::SaveOne | Pattern::Restore => Figure::MbPerS,
+            Pattern::Samples | Pattern::Replay | Pattern::Names => Figure::PerS,
+            Pattern::Rate | Pattern::Mix => Figure::P99Ms,
+            Pattern::Start => Figure::Seconds,
+        }
+    }
+
+    /// Whether its bytes come from the store, or go there.
+    #[must_use]
+    pub fn direction(self) -> Direction {
+        match self {
+            Pattern::Save | Pattern::SaveOne => Direction::Write,
+            Pattern::Names | Pattern::Start | Pattern::Mix => Direction::Both,
+            _ => Direction::Read,
+        }
+    }
+}
+
+/// Which way the bytes of a pattern go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the store.
+    Read,
+    /// To the store.
+    Write,
+    /// Both, so that no ratio says anything.
+    Both,
+}
+
+impl Figure {
+    /// Its unit.
+    #[must_use]
+    pub fn unit(self) -> &'static str {
+        match self {
+            Figure::MbPerS => "MB/s",
+            Figure::PerS => "/s",
+            Figure::P99Ms => "ms",
+            Figure::Seconds => "s",
+        }
+    }
+
+    /// Whether more is better.
+    #[must_use]
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Figure::MbPerS | Figure::PerS)
+    }
+
+    /// Of a run.
+    #[must_use]
+    pub fn of(self, run: &PatternRun) -> f64 {
+        let seconds = run.seconds.max(1e-9);
+        match self {
+            Figure::MbPerS => run.bytes as f64 / 1e6 / seconds,
+            Figure::PerS => run.ops as f64 / seconds,
+            Figure::P99Ms => run.latency.quantile_ms(0.99),
+            Figure::Seconds => run.seconds,
+        }
+    }
+}
+
+/// The timeline of a run has a count for each hundredth of a second: a save may last for a few.
+pub const TICK_S: f64 = 0.01;
+
+/// What one run of a pattern has measured: of one process, or of all, joined.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PatternRun {
+    /// From the first request to the last answer; of several processes that of the slowest.
+    pub seconds: f64,
+    /// Bytes delivered.
+    pub bytes: u64,
+    /// Operations.
+    pub ops: u64,
+    /// Bytes that were moved for them, by whichever witness there is.
+    pub moved_bytes: u64,
+    /// Seconds of cores that this program took.
+    pub cpu_s: f64,
+    /// Those of them that the kernel took for it.
+    pub kernel_cpu_s: f64,
+    /// How long each operation took; at a given rate, from the moment that it was due.
+    pub latency: Histogram,
+    /// Bytes that came or went, by ticks of [`TICK_S`].
+    pub timeline: Vec<u64>,
+    /// What is told beside the main figure, with the unit in the name.
+    pub more: BTreeMap<String, f64>,
+}
+
+impl PatternRun {
+    /// What all processes did at once. Of what is told beside, the largest counts.
+    #[must_use]
+    pub fn joined(runs: Vec<PatternRun>) -> Self {
+        let mut all = PatternRun::default();
+        for run in runs {
+            all.seconds = all.seconds.max(run.seconds);
+            all.bytes += run.bytes;
+            all.ops += run.ops;
+            all.moved_bytes += run.moved_bytes;
+            all.cpu_s += run.cpu_s;
+            all.kernel_cpu_s += run.kernel_cpu_s;
+            all.latency.join(&run.latency);
+            if all.timeline.len() < run.timeline.len() {
+                all.timeline.resize(run.timeline.len(), 0);
+            }
+            for (tick, bytes) in all.timeline.iter_mut().zip(&run.timeline) {
+                *tick += bytes;
+            }
+            for (name, value) in run.more {
+                let most = all.more.entry(name).or_insert(value);
+                *most = most.max(value);
+            }
+        }
+        all
+    }
+
+    /// Takes over what was counted of the cores.
+    pub fn took(&mut self, taken: &Counters) {
+        (self.cpu_s, self.kernel_cpu_s) = (taken.cpu_s, taken.kernel_cpu_s);
+    }
+
+    /// Counts bytes that came so long after the start.
+    pub fn came(&mut self, after_s: f64, bytes: u64) {
+        self.bytes += bytes;
+        self.ops += 1;
+        self.passed(after_s, after_s, bytes);
+    }
+
+    /// Has the timeline tell of bytes that are counted elsewhere, and passed between two moments.
+    pub fn passed(&mut self, from_s: f64, to_s: f64, bytes: u64) {
+        // fits: a run is bounded by its time-out
+        let [first, last] = [from_s, to_s].map(|at| (at / TICK_S) as usize);
+        if self.timeline.len() <= last {
+            self.timeline.resize(last + 1, 0);
+        }
+        let each = bytes / (last - first + 1) as u64;
+        self.timeline[first..=last].iter_mut().for_each(|tick| *tick += each);
+        self.timeline[last] += bytes - each * (last - first + 1) as u64;
+    }
+}

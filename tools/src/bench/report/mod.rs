@@ -1,0 +1,367 @@
+//! What was measured, as `--json` prints it, and as tables; the page is made of the same.
+
+pub mod page;
+pub mod tables;
+pub mod verdict;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::demand::Need;
+use super::fio::comparison::Peer;
+use super::measure::counters::CounterSource;
+use super::measure::stats::{Estimate, RatioEstimate};
+use super::measure::validity::{
+    ClientOverhead, OWN_CORE_S_PER_GB_MAX, RESIDENT, ValidityFlag, judged,
+};
+use super::patterns::{Figure, Pattern, PatternRun, TICK_S};
+use super::report::tables::{peers, rows};
+use super::report::verdict::StoreVerdict;
+
+/// The version of the JSON. It grows when a field changes its meaning or goes.
+pub const SCHEMA: u32 = 1;
+
+/// Points of a timeline: more are not seen apart.
+const POINTS_MAX: usize = 80;
+
+/// All of a benchmark.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// See [`SCHEMA`].
+    pub schema: u32,
+    /// Whether a target was a model of a store. Then no number here is of the real one.
+    pub simulated: bool,
+    /// What it was measured for.
+    pub need: Need,
+    /// How.
+    pub method: Method,
+    /// The targets, in the order in which they were given.
+    pub targets: Vec<TargetReport>,
+    /// Every pair of them, by pattern.
+    pub comparisons: Vec<Comparison>,
+    /// What to do.
+    pub verdict: StoreVerdict,
+    /// The page that was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<PathBuf>,
+}
+
+/// How it was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Method {
+    /// Rounds that count; one before them warmed up.
+    pub runs: usize,
+    /// Seconds of a run whose length is chosen.
+    pub seconds: f64,
+    /// Bytes that were read from.
+    pub data_bytes: u64,
+    /// Bytes of a checkpoint.
+    pub checkpoint_bytes: u64,
+    /// Processes that measured at the same time.
+    pub processes: usize,
+    /// Writers and readers of checkpoints in each.
+    pub writers: usize,
+    /// Ranks that started at once, over all processes.
+    pub ranks_started: usize,
+    /// The seed of all that was drawn.
+    pub seed: u64,
+    /// Whose order was replayed.
+    pub order: String,
+    /// The machine: cores and kernel.
+    pub machine: String,
+}
+
+/// One target.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetReport {
+    /// How it is called here.
+    pub name: String,
+    /// As it was given.
+    pub url: String,
+    /// What it is a model of, if it is one.
+    pub simulated: Option<String>,
+    /// Its file system, or `s3`.
+    pub file_system: String,
+    /// Where that is mounted.
+    pub mount_point: String,
+    /// What moved the bytes.
+    pub engine: String,
+    /// Whether large transfers went around the page cache.
+    pub direct: bool,
+    /// Who counted what was moved.
+    pub witness: CounterSource,
+    /// What a reader of the numbers must know.
+    pub notes: Vec<String>,
+    /// By pattern.
+    pub patterns: Vec<PatternReport>,
+    /// fio beside us.
+    pub peers: Vec<Peer>,
+}
+
+/// A pattern on a target.
+#[derive(Clone, Debug, Serialize)]
+pub struct PatternReport {
+    /// Which.
+    pub pattern: Pattern,
+    /// What its figure is.
+    pub figure: Figure,
+    /// The figure.
+    pub estimate: Estimate,
+    /// Of each round.
+    pub values: Vec<f64>,
+    /// Of the round that does not count.
+    pub warm_up: f64,
+    /// Operations of all rounds.
+    pub ops: u64,
+    /// How long operations took, in milliseconds: the share that took no longer, and the longest.
+    pub latency_ms: Latency,
+    /// Bytes moved by bytes delivered, if both were seen.
+    pub moved_per_delivered: Option<f64>,
+    /// Why the number is not the device's.
+    pub flag: Option<ValidityFlag>,
+    /// What this program took.
+    #[serde(flatten)]
+    pub own: ClientOverhead,
+    /// What else was told, medians over the rounds.
+    pub more: BTreeMap<String, f64>,
+    /// Milliseconds, and the share of operations that took no longer.
+    pub distribution_ms: Vec<(f64, f64)>,
+    /// Seconds of the last round, and megabytes a second then.
+    pub timeline: Vec<(f64, f64)>,
+}
+
+/// Latencies in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[expect(missing_docs, reason = "percentiles are called what they are")]
+pub struct Latency {
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub p999: f64,
+    pub max: f64,
+}
+
+/// Two targets in one pattern.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// The pattern.
+    pub pattern: Pattern,
+    /// A target.
+    pub first: String,
+    /// Another.
+    pub second: String,
+    /// The first by the second.
+    #[serde(flatten)]
+    pub beside: RatioEstimate,
+    /// Which is better, if they are told apart.
+    pub better: Option<String>,
+}
+
+impl PatternReport {
+    /// Of the runs of all rounds, the first of which warmed up.
+    #[must_use]
+    pub fn of(pattern: Pattern, runs: &[PatternRun], witness: CounterSource, seed: u64) -> Self {
+        let figure = pattern.figure();
+        let empty = PatternRun::default();
+        let (warm_up, counted) = runs.split_first().unwrap_or((&empty, &[]));
+        let values: Vec<f64> = counted.iter().map(|run| figure.of(run)).collect();
+        let all = PatternRun::joined(counted.to_vec());
+        let seconds: f64 = counted.iter().map(|run| run.seconds).sum();
+        let share = |share| all.latency.quantile_ms(share);
+        let (moved, flag) = judged(pattern, &all, witness);
+        let mut more: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (name, value) in counted.iter().flat_map(|run| &run.more) {
+            more.entry(name.clone()).or_default().push(*value);
+        }
+        let timeline = counted.last().map(timeline_of).unwrap_or_default();
+        PatternReport {
+            pattern,
+            figure,
+            estimate: Estimate::of(&values, seed),
+            values,
+            warm_up: figure.of(warm_up),
+            ops: all.ops,
+            latency_ms: Latency {
+                p50: share(0.5),
+                p90: share(0.9),
+                p99: share(0.99),
+                p999: share(0.999),
+                max: all.latency.max_ms(),
+            },
+            moved_per_delivered: moved,
+            flag,
+            own: ClientOverhead::of(pattern, &all, seconds),
+            more: more.into_iter().map(|(k, v)| (k, super::measure::stats::median(&v))).collect(),
+            distribution_ms: all.latency.distribution(),
+            timeline,
+        }
+    }
+}
+
+fn timeline_of(run: &PatternRun) -> Vec<(f64, f64)> {
+    let each = run.timeline.len().div_ceil(POINTS_MAX).max(1);
+    let point_s = each as f64 * TICK_S;
+    let point = |(nth, ticks): (usize, &[u64])| {
+        let begin_s = nth as f64 * point_s;
+        // The last may not be whole, and of a part of one no rate can be told.
+        let long_s = (ticks.len() as f64 * TICK_S).min(run.seconds - begin_s);
+        let bytes: u64 = ticks.iter().sum();
+        (long_s > point_s / 2.0).then(|| (begin_s, bytes as f64 / 1e6 / long_s))
+    };
+    run.timeline.chunks(each).enumerate().filter_map(point).collect()
+}
+
+impl TargetReport {
+    /// A pattern of it, if that was measured.
+    #[must_use]
+    pub fn pattern(&self, pattern: Pattern) -> Option<&PatternReport> {
+        self.patterns.iter().find(|of| of.pattern == pattern)
+    }
+
+    /// Finds what must be told beside its numbers.
+    pub fn note(&mut self) {
+        let mut notes = std::mem::take(&mut self.notes);
+        if let Some(label) = &self.simulated {
+            notes.insert(0, format!("{label}: a model, not a measurement of one"));
+        }
+        match self.witness {
+            CounterSource::Memory => {
+                notes.push("its files are in memory: no device was measured".into());
+            }
+            CounterSource::Requests => notes.push(
+                "what happens below our requests is not seen: caches of the mount or of its \
+                 servers may have answered some"
+                    .into(),
+            ),
+            CounterSource::Kernel if !self.direct => notes.push("reads pass the page cache".into()),
+            CounterSource::Kernel => {}
+        }
+        notes.extend(self.patterns.iter().filter_map(PatternReport::doubt));
+        notes.extend(self.own_cost());
+        self.notes = notes;
+    }
+
+    /// What the benchmark itself took where that is much.
+    fn own_cost(&self) -> Option<String> {
+        let over = self.patterns.iter().filter(|of| of.own.is_over);
+        let each: Vec<String> = over
+            .map(|of| {
+                let ClientOverhead { core_s_per_gb, us_per_op, .. } = of.own;
+                let (all, kernel) = (core_s_per_gb, of.own.kernel_core_s_per_gb);
+                let [all, kernel] = [all, kernel].map(|cores| cores.unwrap_or(0.0));
+                let said =
+                    format!("{} {all:.2}, {kernel:.2} of it the kernel's", of.pattern.name());
+                // Of small requests that is the figure that one can do something about.
+                if us_per_op < 100.0 {
+                    format!("{said} ({us_per_op:.1} µs a request)")
+                } else {
+                    said
+                }
+            })
+            .collect();
+        let http = if self.file_system == "s3" { " (HTTP is in both)" } else { "" };
+        (!each.is_empty()).then(|| {
+            format!(
+                "of cores the benchmark itself took more than {OWN_CORE_S_PER_GB_MAX} for each \
+                 GB/s{http}: {}",
+                each.join("; ")
+            )
+        })
+    }
+}
+
+impl PatternReport {
+    /// Why its number is not the device's.
+    fn doubt(&self) -> Option<String> {
+        let (name, moved) = (self.pattern.name(), self.moved_per_delivered.unwrap_or(0.0));
+        let flag = self.flag?;
+        let mut why = match flag {
+            // It is told once of the whole target.
+            ValidityFlag::Memory => return None,
+            ValidityFlag::Cached => format!("the device moved {moved:.2} of what was delivered"),
+            ValidityFlag::Amplified => format!("{moved:.2} bytes were moved for each delivered"),
+        };
+        if let Some(share) = self.more.get(RESIDENT).filter(|_| flag == ValidityFlag::Cached) {
+            let lay = format!("{:.0} % of the file lay in the page cache before", share * 100.0);
+            // Who counts requests saw all of them.
+            why = if moved < 1.0 { format!("{why}; {lay}") } else { lay };
+        }
+        Some(format!("{name} is {}: {why}", flag.name()))
+    }
+}
+
+/// Every pair of targets in every pattern.
+#[must_use]
+pub fn compared(targets: &[TargetReport], seed: u64) -> Vec<Comparison> {
+    let mut all = Vec::new();
+    for pattern in Pattern::ALL {
+        for (nth, first) in targets.iter().enumerate() {
+            for second in &targets[nth + 1..] {
+                let pair = first.pattern(pattern).zip(second.pattern(pattern));
+                let beside = pair.and_then(|(a, b)| RatioEstimate::of(&a.values, &b.values, seed));
+                let Some(beside) = beside else { continue };
+                let first_wins = (beside.ratio > 1.0) == pattern.figure().more_is_better();
+                let winner = if first_wins { first } else { second };
+                let better = beside.told_apart.then(|| winner.name.clone());
+                let (first, second) = (first.name.clone(), second.name.clone());
+                all.push(Comparison { pattern, first, second, beside, better });
+            }
+        }
+    }
+    all
+}
+
+impl Report {
+    /// Of targets that are measured: compares them, and says what to do.
+    #[must_use]
+    pub fn new(need: Need, method: Method, mut targets: Vec<TargetReport>) -> Self {
+        targets.iter_mut().for_each(TargetReport::note);
+        let comparisons = compared(&targets, method.seed);
+        let verdict = StoreVerdict::of(&need, &method, &targets, &comparisons);
+        let simulated = targets.iter().any(|target| target.simulated.is_some());
+        let page = None;
+        Report { schema: SCHEMA, simulated, need, method, targets, comparisons, verdict, page }
+    }
+
+    /// For a person.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        if self.simulated {
+            text += "SIMULATED: these are numbers of models of stores\n\n";
+        }
+        text += &self.verdict.text();
+        text += "\n";
+        text += &rows(&self.targets);
+        text += &peers(&self.targets);
+        for target in &self.targets {
+            for note in &target.notes {
+                text += &format!("\n  {}: {note}", target.name);
+            }
+        }
+        let Method { runs, seconds, processes, machine, .. } = &self.method;
+        text += &format!(
+            "\n  medians of {runs} rounds with 95 % intervals, targets in turn; runs of \
+             {seconds} s by {processes} processes; {machine}\n"
+        );
+        if let Some(page) = &self.page {
+            text += &format!("  as a page: {}\n", page.display());
+        }
+        text
+    }
+}
+
+/// A number to three digits.
+#[must_use]
+pub fn short(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        // fits: shown
+        a if a >= 99.95 => crate::ui::terminal::thousands(value.round().max(0.0) as u64),
+        a if a >= 9.995 => format!("{value:.1}"),
+        a if a >= 0.9995 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}

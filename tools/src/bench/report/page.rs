@@ -1,0 +1,247 @@
+//! The report as a page: one HTML file that needs nothing else, for a browser or a printer.
+//!
+//! What is written by others (names of targets) is escaped wherever it stands.
+
+use std::fmt::Write as _;
+
+use logbook::report::{BASE_STYLE, escaped};
+
+use crate::bench::chart::{Lines, bars};
+use crate::bench::measure::validity::{ClientOverhead, OWN_CORE_S_PER_GB_MAX};
+use crate::bench::patterns::{Figure, Pattern};
+use crate::bench::report::{PatternReport, Report, TargetReport, short};
+
+/// What this page has beside what all have.
+const STYLE: &str = include_str!("page.css");
+
+/// Targets of one page: as many as the style has colours for.
+pub const TARGETS_MAX: usize = 8;
+
+/// The page.
+#[must_use]
+pub fn html(report: &Report) -> String {
+    let title = if report.simulated { "Which store? (simulated)" } else { "Which store?" };
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>{title}</title>\n<style>\n{BASE_STYLE}{STYLE}</style>\n</head>\n<body>\n\
+         <h1>{title}</h1>\n"
+    );
+    if report.simulated {
+        page.push_str(
+            "<p class=\"warn\">Simulated: these are numbers of models of stores, not of \
+             stores.</p>\n",
+        );
+    }
+    legend(&mut page, &report.targets);
+    page.push_str("<ul class=\"verdict\">\n");
+    for line in &report.verdict.lines {
+        _ = writeln!(page, "<li>{}</li>", escaped(line));
+    }
+    page.push_str("</ul>\n");
+    let need = &report.need;
+    _ = writeln!(
+        page,
+        "<p class=\"about\">For {}: {} samples of {} tokens a second, checkpoints of {} GB.</p>",
+        escaped(&need.name),
+        short(need.samples_per_s),
+        need.seq_len,
+        short(need.checkpoint_bytes as f64 / 1e9)
+    );
+    numbers(&mut page, report);
+    own(&mut page, report);
+    figures(&mut page, report, "How much, with 95 % intervals", bar_chart);
+    figures(&mut page, report, "How long each operation took", distribution);
+    figures(&mut page, report, "The last round, as it went", timeline);
+    notes(&mut page, report);
+    page.push_str("</body>\n</html>\n");
+    page
+}
+
+fn legend(page: &mut String, targets: &[TargetReport]) {
+    page.push_str("<ul class=\"legend\">\n");
+    for (place, target) in targets.iter().enumerate() {
+        let model = target.simulated.as_ref().map(|of| format!(" ({of})"));
+        _ = writeln!(
+            page,
+            "<li><svg viewBox=\"0 0 28 8\"><polyline class=\"line s{place}\" \
+             points=\"0,4 28,4\"/></svg>{}{}</li>",
+            escaped(&target.name),
+            escaped(&model.unwrap_or_default())
+        );
+    }
+    page.push_str("</ul>\n");
+}
+
+/// One row a pattern, one column a target.
+fn numbers(page: &mut String, report: &Report) {
+    page.push_str("<div class=\"wide\"><table>\n<tr><th></th>");
+    for target in &report.targets {
+        _ = write!(page, "<th>{}</th>", escaped(&target.name));
+    }
+    page.push_str("<th>told apart</th></tr>\n");
+    for pattern in measured(report) {
+        _ = write!(page, "<tr><th>{}</th>", pattern.title());
+        for target in &report.targets {
+            let cell = target.pattern(pattern).map_or_else(|| "–".to_owned(), cell);
+            _ = write!(page, "<td>{cell}</td>");
+        }
+        let pairs = report.comparisons.iter().filter(|of| of.pattern == pattern);
+        let apart: Vec<String> = pairs
+            .filter(|of| of.beside.told_apart)
+            .map(|of| format!("{} : {} = {:.2}", of.first, of.second, of.beside.ratio))
+            .collect();
+        let apart = if apart.is_empty() { "none".to_owned() } else { apart.join("; ") };
+        _ = writeln!(page, "<td>{}</td></tr>", escaped(&apart));
+    }
+    page.push_str("</table></div>\n");
+}
+
+fn cell(of: &PatternReport) -> String {
+    let unit = of.figure.unit();
+    let mut cell = format!("{} {unit}", short(of.estimate.median));
+    _ = write!(cell, "<br><small>{} to {}", short(of.estimate.low), short(of.estimate.high));
+    if of.figure != Figure::P99Ms {
+        _ = write!(cell, "; p99 {} ms", short(of.latency_ms.p99));
+    }
+    if let Some(moved) = of.moved_per_delivered {
+        _ = write!(cell, "; moved {moved:.2}");
+    }
+    cell.push_str("</small>");
+    if let Some(flag) = of.flag {
+        _ = write!(cell, " <b class=\"warn\">{}</b>", flag.name());
+    }
+    cell
+}
+
+/// What the benchmark itself took, one row a pattern, one column a target.
+fn own(page: &mut String, report: &Report) {
+    let mut rows = String::new();
+    for pattern in measured(report) {
+        _ = write!(rows, "<tr><th>{}</th>", pattern.title());
+        for target in &report.targets {
+            let cell = target.pattern(pattern).map_or_else(|| "–".to_owned(), own_cell);
+            _ = write!(rows, "<td>{cell}</td>");
+        }
+        rows.push_str("</tr>\n");
+    }
+    if rows.is_empty() {
+        return;
+    }
+    page.push_str(
+        "<h2>What the benchmark itself took of the cores</h2>\n\
+         <div class=\"wide\"><table>\n<tr><th></th>",
+    );
+    for target in &report.targets {
+        _ = write!(page, "<th>{}</th>", escaped(&target.name));
+    }
+    _ = write!(
+        page,
+        "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores for each gigabyte a second; above \
+         {OWN_CORE_S_PER_GB_MAX} it may be what was measured, unless cores were left. The kernel's \
+         part carries the requests, whoever makes them.</p>\n"
+    );
+}
+
+fn own_cell(of: &PatternReport) -> String {
+    let ClientOverhead { cores, core_s_per_gb, kernel_core_s_per_gb, us_per_op, is_over } = of.own;
+    let per_gb = core_s_per_gb.map_or_else(|| "–".to_owned(), |s| format!("{s:.2}"));
+    let kernel = kernel_core_s_per_gb.map(|s| format!("{s:.2} the kernel's; "));
+    let kernel = kernel.unwrap_or_default();
+    let over = if is_over { " <b class=\"warn\">OVER</b>" } else { "" };
+    let us = short(us_per_op);
+    format!("{per_gb}{over}<br><small>{kernel}{cores:.2} cores; {us} µs an operation</small>")
+}
+
+fn measured(report: &Report) -> impl Iterator<Item = Pattern> {
+    let has = |pattern: &Pattern| report.targets.iter().any(|of| of.pattern(*pattern).is_some());
+    Pattern::ALL.into_iter().filter(has)
+}
+
+/// A figure of a pattern: what is written beside its title, and the drawing.
+type Draw = fn(&[(usize, &PatternReport)]) -> Option<(String, String)>;
+
+fn figures(page: &mut String, report: &Report, title: &str, draw: Draw) {
+    let mut drawn = String::new();
+    for pattern in measured(report) {
+        let targets = report.targets.iter().enumerate();
+        let there: Vec<_> =
+            targets.filter_map(|(place, of)| Some((place, of.pattern(pattern)?))).collect();
+        if let Some((unit, svg)) = draw(&there) {
+            let title = pattern.title();
+            _ = write!(
+                drawn,
+                "<figure>\n<figcaption><b>{title}</b> {unit}</figcaption>\n{svg}</figure>\n"
+            );
+        }
+    }
+    if !drawn.is_empty() {
+        _ = write!(page, "<h2>{title}</h2>\n<div class=\"charts\">\n{drawn}</div>\n");
+    }
+}
+
+fn bar_chart(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
+    let figure = of.first()?.1.figure;
+    let better = if figure.more_is_better() { "more is better" } else { "less is better" };
+    let values: Vec<_> = of.iter().map(|(place, of)| (*place, of.estimate)).collect();
+    Some((format!("{}; {better}", figure.unit()), bars(&values, figure.unit())))
+}
+
+/// Fewer operations have no distribution.
+const OPS_MIN: u64 = 20;
+
+fn distribution(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
+    let many = of.iter().filter(|(_, of)| of.ops >= OPS_MIN);
+    let lines: Vec<_> = many.map(|(place, of)| (*place, &of.distribution_ms[..])).collect();
+    let svg = Lines { x_name: "ms", x_log: true, lines }.svg()?;
+    Some(("share that took no longer".to_owned(), svg))
+}
+
+fn timeline(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
+    let some = of.iter().filter(|(_, of)| of.timeline.len() > 1);
+    let lines: Vec<_> = some.map(|(place, of)| (*place, &of.timeline[..])).collect();
+    let svg = Lines { x_name: "s", x_log: false, lines }.svg()?;
+    Some(("MB/s".to_owned(), svg))
+}
+
+fn notes(page: &mut String, report: &Report) {
+    page.push_str("<h2>What to know of these numbers</h2>\n<ul>\n");
+    for target in &report.targets {
+        let about = format!(
+            "{}: {} at {}, engine {}, {} the page cache",
+            target.url,
+            target.file_system,
+            if target.mount_point.is_empty() { "no mount" } else { &target.mount_point },
+            target.engine,
+            if target.direct { "around" } else { "not around" }
+        );
+        _ = writeln!(page, "<li>{}</li>", escaped(&about));
+        for note in &target.notes {
+            _ = writeln!(page, "<li>{}</li>", escaped(&format!("{}: {note}", target.name)));
+        }
+        for peer in &target.peers {
+            let said = format!(
+                "{}: {}: ours {} MB/s, fio {} MB/s, ours by fio {:.3} ({:.3} to {:.3}); \
+                 within 5 %: {}",
+                target.name,
+                peer.what,
+                short(peer.ours_mb_per_s),
+                short(peer.fio_mb_per_s),
+                peer.ours_by_fio,
+                peer.low,
+                peer.high,
+                peer.agreement.text()
+            );
+            _ = writeln!(page, "<li>{}</li>", escaped(&said));
+        }
+    }
+    let method = &report.method;
+    let how = format!(
+        "medians of {} rounds after one to warm up, targets in turn, by {} processes; {}; order: \
+         {}",
+        method.runs, method.processes, method.machine, method.order
+    );
+    _ = writeln!(page, "<li>{}</li>", escaped(&how));
+    page.push_str("</ul>\n");
+}

@@ -1,0 +1,309 @@
+//! What the numbers mean for a training run, in its own terms.
+
+use serde::Serialize;
+
+use crate::bench::demand::Need;
+use crate::bench::measure::counters::CounterSource;
+use crate::bench::measure::stats::{Estimate, ROUNDS_MIN};
+use crate::bench::measure::validity::ValidityFlag;
+use crate::bench::patterns::Pattern;
+use crate::bench::report::{Comparison, Method, TargetReport, short};
+
+/// What to do.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreVerdict {
+    /// What each target does for the run.
+    pub targets: Vec<TargetSummary>,
+    /// Targets for the token files: the best, and those that are not told apart from it.
+    pub data: Vec<String>,
+    /// Targets for the checkpoints, likewise.
+    pub checkpoints: Vec<String>,
+    /// The same in sentences, with what to set.
+    pub lines: Vec<String>,
+}
+
+/// A target in terms of the run.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetSummary {
+    /// The target.
+    pub name: String,
+    /// Clusters of this kind that it feeds, from where it was measured.
+    pub feeds_clusters: Option<Estimate>,
+    /// Seconds that a whole checkpoint takes, at the rate that was measured.
+    pub checkpoint_s: Option<Estimate>,
+    /// The same with all writers in one file.
+    pub checkpoint_one_file_s: Option<f64>,
+    /// Seconds until a whole checkpoint is read.
+    pub restore_s: Option<f64>,
+    /// Seconds until all ranks have started.
+    pub start_s: Option<f64>,
+    /// The longest wait for a sample at the cluster's rate: what a look-ahead must hide.
+    pub look_ahead_s: Option<f64>,
+    /// Whether one of these numbers is of a cache.
+    pub cached: bool,
+    /// Whether there is no device below it.
+    pub in_memory: bool,
+}
+
+/// File systems of one machine: what is there is lost with it.
+const LOCAL: [&str; 6] = ["ext4", "xfs", "btrfs", "f2fs", "overlay", "tmpfs"];
+
+impl StoreVerdict {
+    /// Of targets and their comparisons.
+    #[must_use]
+    pub fn of(
+        need: &Need,
+        method: &Method,
+        targets: &[TargetReport],
+        comparisons: &[Comparison],
+    ) -> Self {
+        let standings: Vec<TargetSummary> = targets.iter().map(|of| standing(need, of)).collect();
+        let feeding = [Pattern::Replay, Pattern::Samples];
+        let feeding = feeding.into_iter().find(|pattern| has(targets, *pattern));
+        let data = feeding.map(|by| leaders(by, targets, comparisons)).unwrap_or_default();
+        let saving = [Pattern::Save, Pattern::SaveOne];
+        let saving = saving.into_iter().find(|pattern| has(targets, *pattern));
+        let checkpoints = saving.map(|by| leaders(by, targets, comparisons)).unwrap_or_default();
+        let mut lines: Vec<String> = standings.iter().map(|of| line(need, method, of)).collect();
+        if targets.len() > 1 {
+            let both = [("data", feeding, &data), ("checkpoints", saving, &checkpoints)];
+            for (what, by, leaders) in both {
+                lines.extend(by.map(|by| choice(what, by, leaders, comparisons)));
+            }
+        }
+        let cached = standings.iter().filter(|of| of.cached && !of.in_memory);
+        lines.extend(cached.map(|of| again(&of.name)));
+        if method.runs < ROUNDS_MIN {
+            lines.push(format!(
+                "{} rounds tell nothing apart: due at least {ROUNDS_MIN}",
+                method.runs
+            ));
+        }
+        lines.extend(settings(targets, &standings, &data, &checkpoints));
+        StoreVerdict { targets: standings, data, checkpoints, lines }
+    }
+
+    /// For a person.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+}
+
+fn has(targets: &[TargetReport], pattern: Pattern) -> bool {
+    targets.iter().any(|target| target.pattern(pattern).is_some())
+}
+
+fn standing(need: &Need, target: &TargetReport) -> TargetSummary {
+    let of = |pattern| target.pattern(pattern).map(|of| of.estimate);
+    let by = |estimate: Estimate, unit: f64| Estimate {
+        median: estimate.median / unit,
+        low: estimate.low / unit,
+        high: estimate.high / unit,
+    };
+    let checkpoint_mb = need.checkpoint_bytes as f64 / 1e6;
+    let seconds = |rate: f64| checkpoint_mb / rate.max(1e-9);
+    let save = of(Pattern::Save);
+    let feeds = of(Pattern::Replay).or_else(|| of(Pattern::Samples));
+    let longest = target.pattern(Pattern::Rate).map(|rate| rate.latency_ms.max / 1e3);
+    let cached = target.patterns.iter().any(|of| of.flag == Some(ValidityFlag::Cached));
+    TargetSummary {
+        name: target.name.clone(),
+        feeds_clusters: feeds.map(|feeds| by(feeds, need.samples_per_s)),
+        checkpoint_s: save.map(|save| Estimate {
+            median: seconds(save.median),
+            low: seconds(save.high),
+            high: seconds(save.low),
+        }),
+        checkpoint_one_file_s: of(Pattern::SaveOne).map(|one| seconds(one.median)),
+        restore_s: of(Pattern::Restore).map(|restore| seconds(restore.median)),
+        start_s: of(Pattern::Start).map(|start| start.median),
+        look_ahead_s: longest,
+        cached,
+        in_memory: target.witness == CounterSource::Memory,
+    }
+}
+
+/// The best target, and those that are not told apart from it.
+fn leaders(by: Pattern, targets: &[TargetReport], comparisons: &[Comparison]) -> Vec<String> {
+    let more = by.figure().more_is_better();
+    let measured = targets.iter().filter_map(|target| Some((target, target.pattern(by)?)));
+    let rank = |median: f64| if more { -median } else { median };
+    let mut order: Vec<_> = measured.map(|(t, of)| (rank(of.estimate.median), &t.name)).collect();
+    order.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let Some((_, best)) = order.first() else { return Vec::new() };
+    let is_apart = |name: &String| {
+        pair(comparisons, by, best, name).is_some_and(|pair| pair.beside.told_apart)
+    };
+    order.iter().map(|(_, name)| (*name).clone()).filter(|name| !is_apart(name)).collect()
+}
+
+fn pair<'a>(
+    comparisons: &'a [Comparison],
+    pattern: Pattern,
+    a: &str,
+    b: &str,
+) -> Option<&'a Comparison> {
+    comparisons.iter().find(|of| {
+        of.pattern == pattern
+            && ((of.first == a && of.second == b) || (of.first == b && of.second == a))
+    })
+}
+
+fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
+    let TargetSummary { name, .. } = standing;
+    let mut parts = Vec::new();
+    if let Some(Estimate { median, low, high }) = standing.feeds_clusters {
+        let (median, low, high) = (short(median), short(low), short(high));
+        parts.push(format!("feeds {median} clusters of this kind ({low} to {high})"));
+    }
+    if let Some(Estimate { median, low, high }) = standing.checkpoint_s {
+        let size = short(need.checkpoint_bytes as f64 / 1e9);
+        let (median, low, high) = (short(median), short(low), short(high));
+        parts.push(format!("a checkpoint of {size} GB blocks {median} s ({low} to {high})"));
+    }
+    if let Some(seconds) = standing.checkpoint_one_file_s {
+        parts.push(format!("in one file {} s", short(seconds)));
+    }
+    if let Some(seconds) = standing.restore_s {
+        parts.push(format!("is read back in {} s", short(seconds)));
+    }
+    if let Some(seconds) = standing.start_s {
+        let ranks = method.ranks_started;
+        parts.push(format!("{ranks} ranks start in {} s", short(seconds)));
+    }
+    if let Some(seconds) = standing.look_ahead_s {
+        parts.push(format!("a look-ahead of {} s hides its longest wait", short(seconds)));
+    }
+    let but = match (standing.in_memory, standing.cached) {
+        (true, _) => "; but MEMORY: there is no device",
+        (_, true) => "; but CACHED: not what the device does",
+        _ => "",
+    };
+    if parts.is_empty() {
+        parts.push("nothing was measured that a verdict rests on".to_owned());
+    }
+    format!("{name}: {}{but}", parts.join("; "))
+}
+
+/// What to do about a number that is a cache's.
+fn again(name: &str) -> String {
+    format!(
+        "{name} was measured from a cache that the data of a run is too large for: measure again \
+         with ?direct=on behind its file: URL, or with --bytes beyond the memory"
+    )
+}
+
+/// Which is for what, and by how much.
+fn choice(what: &str, by: Pattern, leaders: &[String], comparisons: &[Comparison]) -> String {
+    let Some(best) = leaders.first() else { return format!("{what}: nothing was measured") };
+    let others = comparisons
+        .iter()
+        .filter(|of| of.pattern == by && (of.first == *best || of.second == *best));
+    let said: Vec<String> = others.map(|of| beside(by, best, of)).collect();
+    let name = by.name();
+    match leaders {
+        [only] => format!("{what}: {only} ({name}: {})", said.join(", ")),
+        several => {
+            let names = several.join(" or ");
+            format!("{what}: {names}, which are not told apart ({name}: {})", said.join(", "))
+        }
+    }
+}
+
+fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
+    // In favour of the best, whichever way round the pair and the figure are.
+    let is_first = of.first == best;
+    let turned = is_first != by.figure().more_is_better();
+    let (ratio, low, high) = match turned {
+        false => (of.beside.ratio, of.beside.low, of.beside.high),
+        true => (1.0 / of.beside.ratio, 1.0 / of.beside.high, 1.0 / of.beside.low),
+    };
+    let other = if is_first { &of.second } else { &of.first };
+    format!("{ratio:.2} times {other} [{low:.2} to {high:.2}]")
+}
+
+/// What to set.
+fn settings(
+    targets: &[TargetReport],
+    standings: &[TargetSummary],
+    data: &[String],
+    checkpoints: &[String],
+) -> Vec<String> {
+    let mut lines = Vec::new();
+    let named = |name: &String| targets.iter().find(|target| target.name == *name);
+    let (data, saves) = (data.first().and_then(named), checkpoints.first().and_then(named));
+    let is_local = |target: &&TargetReport| LOCAL.contains(&target.file_system.as_str());
+    let kind = |target: &TargetReport| {
+        target.simulated.clone().unwrap_or_else(|| target.file_system.clone())
+    };
+    if let Some(target) = data {
+        let feeds = standings.iter().find(|of| of.name == target.name);
+        let feeds = feeds.and_then(|of| of.feeds_clusters).map(|feeds| feeds.median);
+        if feeds.is_some_and(|feeds| feeds < 1.0) {
+            lines.push(
+                "set data.local_cache.dir to a disk of each node: no target feeds this cluster \
+                 from here"
+                    .to_owned(),
+            );
+        }
+        let others = standings.iter().zip(targets).filter(|(_, of)| !is_local(of));
+        let clusters = |of: &TargetSummary| of.feeds_clusters.map_or(0.0, |feeds| feeds.median);
+        let shared = others.max_by(|(a, _), (b, _)| clusters(a).total_cmp(&clusters(b)));
+        if is_local(&target)
+            && let Some((shared, _)) = shared
+        {
+            lines.push(format!(
+                "keep the token files on {}, which feeds {} clusters, and set \
+                 data.local_cache.dir on {}: a disk of one node serves that node alone",
+                shared.name,
+                short(clusters(shared)),
+                target.name
+            ));
+        }
+        if kind(target).contains("lustre") {
+            lines.push(format!(
+                "set stripes for token files: lfs setstripe -c 8 -S 4M FOLDER on {}",
+                target.name
+            ));
+        }
+    }
+    if let Some(target) = saves {
+        let shared = targets.iter().find(|target| !is_local(target));
+        if is_local(&target)
+            && let Some(shared) = shared
+        {
+            lines.push(format!(
+                "set checkpoint.dir on {} and checkpoint.drain_to on {}: saves at the speed of \
+                 the one, kept by the other",
+                target.name, shared.name
+            ));
+        }
+        if kind(target).contains("lustre") {
+            lines.push(format!(
+                "set stripes for checkpoints: lfs setstripe -c 1 FOLDER on {}, a file a rank \
+                 spreads by itself",
+                target.name
+            ));
+        }
+    }
+    lines.extend(targets.iter().filter_map(disturbed));
+    lines
+}
+
+/// Reads that wait ten times as long beside a save are in its way.
+const DISTURBED: f64 = 10.0;
+
+fn disturbed(target: &TargetReport) -> Option<String> {
+    let p99 = |pattern| target.pattern(pattern).map(|of| of.estimate.median);
+    let (alone, beside) = (p99(Pattern::Rate)?, p99(Pattern::Mix)?);
+    (beside > DISTURBED * alone).then(|| {
+        format!(
+            "{}: beside a checkpoint a sample takes {} ms where it takes {} ms alone (p99): keep \
+             data and checkpoints apart, or a look-ahead of seconds",
+            target.name,
+            short(beside),
+            short(alone)
+        )
+    })
+}

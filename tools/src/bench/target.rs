@@ -1,0 +1,228 @@
+//! The places that are measured: opened, looked at, and left as they were found.
+//!
+//! All that is written to a target lies in one folder of it, which has a name that nobody else
+//! draws; names for it are made by [`TargetFolder::key`] alone, and a [`Key`] cannot leave its
+//! folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::{fs, io};
+
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use storage::simulate::Simulation;
+use storage::{ByteSize, Key, Storage};
+
+use super::measure::counters::CounterSource;
+
+/// What the folder in each target begins with; the rest is drawn.
+pub const FOLDER: &str = "feedline-bench-";
+
+/// A folder of a target, as this process sees it.
+#[derive(Debug)]
+pub struct TargetFolder {
+    /// How outputs call it.
+    pub name: String,
+    /// As it was given.
+    pub url: String,
+    /// The target.
+    pub store: Arc<dyn Storage>,
+    /// Who counts what is moved.
+    pub witness: CounterSource,
+    /// What it is a model of, if it is one.
+    pub simulation: Option<Arc<Simulation>>,
+    folder: Key,
+    path: Option<PathBuf>,
+    /// Whether anything may lie there.
+    begun: AtomicBool,
+}
+
+/// Opens what a URL names, to answer as a model does if there is one. Every store that is measured
+/// is opened here.
+///
+/// # Errors
+/// As [`storage::open_url`].
+pub fn open_target(url: &str, model: Option<&Arc<Simulation>>) -> Result<Arc<dyn Storage>> {
+    let store = storage::open_url(url)?;
+    Ok(match model {
+        Some(model) => model.wrap(store),
+        None => store,
+    })
+}
+
+impl TargetFolder {
+    /// A place in a target that is there. Nothing is written yet.
+    ///
+    /// # Errors
+    /// If the target is no folder, or not mounted where the machine's table of mounts says that it
+    /// is to be.
+    pub fn open(
+        name: &str,
+        url: &str,
+        simulation: Option<Arc<Simulation>>,
+        id: &str,
+    ) -> Result<Self> {
+        let path = path_of(url);
+        if let Some(path) = &path {
+            check_folder(url, path)?;
+        }
+        let store = open_target(url, simulation.as_ref())?;
+        if let Some(path) = &path {
+            check_mounted(url, path, &store.profile().mount_point)?;
+        }
+        let witness = CounterSource::of(&store.profile().file_system);
+        let folder = Key::new(format!("{FOLDER}{id}"))?;
+        let (name, url) = (name.to_owned(), url.to_owned());
+        // What goes by the path would go past the model.
+        let path = path.filter(|_| simulation.is_none());
+        let begun = AtomicBool::new(false);
+        Ok(TargetFolder { name, url, store, witness, simulation, folder, path, begun })
+    }
+
+    /// The target opened once more, as another process would.
+    ///
+    /// # Errors
+    /// As [`open_target`].
+    pub fn reopen(&self) -> Result<Arc<dyn Storage>> {
+        open_target(&self.url, self.simulation.as_ref())
+    }
+
+    /// The name of something in the folder.
+    ///
+    /// # Errors
+    /// As [`Key::join`].
+    pub fn key(&self, name: &str) -> storage::Result<Key> {
+        self.folder.join(name)
+    }
+
+    /// Where that is on this machine, if it is a file.
+    #[must_use]
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
+        self.path_of(&self.key(name).ok()?)
+    }
+
+    /// The same of one of its keys.
+    #[must_use]
+    pub fn path_of(&self, key: &Key) -> Option<PathBuf> {
+        Some(self.path.as_ref()?.join(key.as_str()))
+    }
+
+    /// How messages call the folder.
+    #[must_use]
+    pub fn folder(&self) -> String {
+        self.store.display(&self.folder)
+    }
+
+    /// Makes the folder, and finds out whether anything can be written at all.
+    ///
+    /// # Errors
+    /// What forbids it, or that there is no room for so many bytes.
+    pub fn begin(&self, need_bytes: u64) -> Result<()> {
+        let about = b"Files of a benchmark that runs, or was killed: feedline bench.\n";
+        let store = self.store.as_ref();
+        // What cannot even be looked at is not written to, and nothing is left there.
+        let looked = self.store.list_names(&self.folder);
+        looked.map_err(|error| self.told(error)).context("look into it")?;
+        self.begun.store(true, Relaxed);
+        let wrote = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));
+        wrote.map_err(|error| self.told(error)).context("make a folder in it")?;
+        if let Some(free) = self.store.free_bytes()? {
+            ensure!(
+                free >= need_bytes,
+                "{} are free, {} are needed; hint: --bytes, --checkpoint and --files say how \
+                 much is written",
+                ByteSize(free),
+                ByteSize(need_bytes)
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether anything may have been written there.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Relaxed)
+    }
+
+    /// Removes the folder and all in it.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn remove(&self) -> Result<()> {
+        self.store.delete_folder(&self.folder).map_err(|error| self.told(error))
+    }
+
+    /// An error of the store, with what to do about it.
+    #[must_use]
+    pub fn told(&self, error: storage::Error) -> Error {
+        let may_write = "name a folder of it that you may write to";
+        let hint = match &error {
+            storage::Error::Denied { .. } => may_write,
+            storage::Error::Io { source, .. } if is_read_only(source) => may_write,
+            storage::Error::NoSpace { .. } => {
+                "--bytes, --checkpoint and --files say how much is written"
+            }
+            _ => return Error::new(error),
+        };
+        anyhow!("{error}; hint: {hint}")
+    }
+}
+
+fn is_read_only(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ReadOnlyFilesystem
+}
+
+/// The path that a URL of files names; `None` for all others.
+#[must_use]
+pub fn path_of(url: &str) -> Option<PathBuf> {
+    let Some(rest) = url.strip_prefix("file:") else {
+        return (!url.contains("://")).then(|| PathBuf::from(url));
+    };
+    let path = rest.split('?').next().unwrap_or(rest);
+    Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
+}
+
+fn check_folder(url: &str, path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => bail!("{url}: got a file, due a folder"),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            bail!("{url}: no such folder; hint: is it mounted? a target is made by whoever owns it")
+        }
+        Err(e) if e.raw_os_error() == Some(NOT_CONNECTED) => {
+            bail!("{url}: {e}; hint: the process behind this mount is gone; unmount, mount again")
+        }
+        Err(e) => Err(Error::new(storage::Error::from_io("look at", url, e))),
+    }
+}
+
+/// `ENOTCONN`, what every call on a FUSE mount says whose process has died.
+const NOT_CONNECTED: i32 = 107;
+
+/// A folder that waits for a mount looks like any other, and would measure the disk below it.
+fn check_mounted(url: &str, path: &Path, mount_point: &str) -> Result<()> {
+    let table = fs::read_to_string("/etc/fstab").unwrap_or_default();
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if let Some((point, kind)) = not_mounted(&table, &path, mount_point) {
+        bail!(
+            "{url}: /etc/fstab has {kind} at {point}, which is not mounted: files would go to \
+             {mount_point}; hint: mount {point}"
+        );
+    }
+    Ok(())
+}
+
+/// The entry of `fstab(5)` that should be mounted above a path, nearer than what is.
+#[must_use]
+pub fn not_mounted(table: &str, path: &Path, mount_point: &str) -> Option<(String, String)> {
+    let entries = table.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let entries = entries.filter_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        Some((words.next()?, words.next()?))
+    });
+    let above = entries.filter(|(point, _)| point.starts_with('/') && path.starts_with(point));
+    let nearest = above.max_by_key(|(point, _)| point.len())?;
+    let is_there = Path::new(mount_point).starts_with(nearest.0) || mount_point.is_empty();
+    (!is_there).then(|| (nearest.0.to_owned(), nearest.1.to_owned()))
+}

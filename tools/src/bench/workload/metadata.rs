@@ -1,0 +1,186 @@
+//! Metadata: small objects by the hundred, and the start of all ranks at once.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use storage::{Key, RangeRead};
+
+use crate::bench::histogram::Histogram;
+use crate::bench::measure::counters::Counters;
+use crate::bench::patterns::PatternRun;
+use crate::bench::target::TargetFolder;
+
+/// An object: less than a block of any file system.
+const OBJECT_BYTES: usize = 1000;
+
+/// What is done to the objects, in this order.
+const STEPS: [&str; 6] = ["create", "stat", "open", "read", "list", "delete"];
+
+/// Makes, looks at, opens, reads, lists and removes so many objects, by so many threads in folders
+/// of their own.
+///
+/// # Errors
+/// What the store says.
+pub fn names(
+    place: &TargetFolder,
+    files: usize,
+    threads: usize,
+    member: usize,
+) -> Result<PatternRun> {
+    let before = Counters::now();
+    let barrier = Barrier::new(threads);
+    let each = files.div_ceil(threads);
+    let done: Vec<_> = thread::scope(|scope| {
+        let barrier = &barrier;
+        let start =
+            |nth| scope.spawn(move || one(place, &format!("names-{member}-{nth}"), each, barrier));
+        let threads: Vec<_> = (0..threads).map(start).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread broke off")))
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    let mut run = PatternRun::default();
+    for (nth, step) in STEPS.iter().enumerate() {
+        let mut seconds = 0_f64;
+        let mut ops = 0;
+        for steps in &done {
+            let (latency, took): &(Histogram, Duration) = &steps[nth];
+            run.latency.join(latency);
+            seconds = seconds.max(took.as_secs_f64());
+            // A listing is one operation that tells of many objects.
+            ops += if *step == "list" { each as u64 } else { latency.count() };
+        }
+        run.more.insert(format!("{step}_per_s"), ops as f64 / seconds.max(1e-9));
+        run.seconds += seconds;
+    }
+    run.ops = run.latency.count();
+    run.bytes = (each * done.len() * OBJECT_BYTES) as u64;
+    run.took(&Counters::since(&before));
+    Ok(run)
+}
+
+/// How long each operation of each step took, and the step.
+fn one(
+    place: &TargetFolder,
+    folder: &str,
+    count: usize,
+    barrier: &Barrier,
+) -> Result<Vec<(Histogram, Duration)>> {
+    let store = place.store.as_ref();
+    let names = (0..count).map(|nth| place.key(&format!("{folder}/object-{nth:06}")));
+    let names = names.collect::<storage::Result<Vec<_>>>()?;
+    let folder = place.key(folder)?;
+    let mut bytes = vec![7; OBJECT_BYTES];
+    let mut failed = None;
+    let mut steps = Vec::with_capacity(STEPS.len());
+    for step in STEPS {
+        // All threads are in the same step, also after an error of one.
+        barrier.wait();
+        let begun = Instant::now();
+        let mut latency = Histogram::default();
+        let count = if failed.is_some() {
+            0
+        } else if step == "list" {
+            1
+        } else {
+            names.len()
+        };
+        for name in &names[..count.min(names.len())] {
+            let begun = Instant::now();
+            let done = match step {
+                "create" => storage::write_all(store, name, &bytes).map(drop),
+                "stat" => stat(place, name),
+                "open" => store.open(name).map(drop),
+                "read" => store.open(name).and_then(|object| {
+                    object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])
+                }),
+                "list" => store.list(&folder).map(drop),
+                _ => store.delete(name),
+            };
+            latency.add(begun.elapsed());
+            if let Err(error) = done {
+                failed = Some(error);
+                break;
+            }
+        }
+        steps.push((latency, begun.elapsed()));
+    }
+    match failed {
+        Some(error) => Err(place.told(error)),
+        None => {
+            store.delete_folder(&folder)?;
+            Ok(steps)
+        }
+    }
+}
+
+/// Looks at an object; of one in a bucket that is what opening it is.
+fn stat(place: &TargetFolder, name: &Key) -> storage::Result<()> {
+    match place.path_of(name) {
+        Some(path) => {
+            let looked = std::fs::metadata(&path).map(drop);
+            looked.map_err(|e| storage::Error::from_io("look at", path.display().to_string(), e))
+        }
+        None => place.store.open(name).map(drop),
+    }
+}
+
+/// The index that every rank reads at its start: that of 80,000 documents.
+const INDEX_BYTES: usize = 1 << 20;
+const INDEX: &str = "tokens.idx";
+
+/// Leaves what [`start`] reads beside the data.
+///
+/// # Errors
+/// What the store says.
+pub fn prepare_start(place: &TargetFolder) -> Result<()> {
+    let mut index = vec![0; INDEX_BYTES];
+    crate::bench::workload::reads::fill(&mut index, 1, 0);
+    let wrote = storage::write_all(place.store.as_ref(), &place.key(INDEX)?, &index);
+    wrote.map(drop).map_err(|error| place.told(error))
+}
+
+/// So many ranks, each with a store of its own, open index and data and read all of the one and a
+/// sample of the other.
+///
+/// # Errors
+/// What the store says.
+pub fn start(place: &TargetFolder, ranks: usize, sample_bytes: usize) -> Result<PatternRun> {
+    let before = Counters::now();
+    let barrier = Barrier::new(ranks);
+    let rank = |nth: u64| -> Result<(Instant, Instant)> {
+        barrier.wait();
+        let begun = Instant::now();
+        let store = place.reopen()?;
+        storage::read_all(store.as_ref(), &place.key(INDEX)?)?;
+        let data = store.open(&crate::bench::workload::reads::data_key(place)?)?;
+        let mut sample = vec![0; sample_bytes];
+        let places = data.len_bytes().saturating_sub(sample_bytes as u64) + 1;
+        let offset = crate::bench::random::word(nth, 0) % places;
+        data.read_many(&mut [RangeRead { offset, buf: &mut sample }])?;
+        Ok((begun, Instant::now()))
+    };
+    let done = thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = (0..ranks as u64).map(|nth| scope.spawn(move || rank(nth))).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a rank broke off")))
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    let mut run = PatternRun::default();
+    let begun = done.iter().map(|(begun, _)| *begun).min();
+    for (_, ended) in done {
+        let took = begun.map_or(Duration::ZERO, |begun| ended - begun);
+        run.latency.add(took);
+        run.seconds = run.seconds.max(took.as_secs_f64());
+        run.ops += 1;
+        run.bytes += (INDEX_BYTES + sample_bytes) as u64;
+    }
+    run.more.insert("first_rank_s".to_owned(), run.latency.quantile_ms(0.0) / 1e3);
+    run.took(&Counters::since(&before));
+    Ok(run)
+}

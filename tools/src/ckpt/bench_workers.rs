@@ -1,0 +1,108 @@
+//! Several processes that save at the same time, each its part of a state into a folder of its own.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+
+use crate::ckpt::bench::{BenchArgs, median};
+use crate::ui::terminal::ProgressLine;
+use crate::ui::timeout::StopSignal;
+
+/// What so many processes did in all.
+#[derive(Debug, Serialize)]
+pub(crate) struct WorkersTotal {
+    pub(crate) processes: usize,
+    pub(crate) median_bytes_per_s: f64,
+    /// The median of what they did in each round of what one did in that round.
+    pub(crate) of_one: f64,
+}
+
+/// One process alone, and the numbers asked for, in turn.
+pub(crate) fn all(
+    args: &BenchArgs,
+    folder: &Path,
+    stop: &StopSignal,
+    line: &mut ProgressLine,
+) -> Result<Vec<WorkersTotal>> {
+    let mut counts = vec![1];
+    counts.extend(args.processes.iter().copied().filter(|&count| count > 1));
+    let mut rates: Vec<Vec<f64>> = vec![Vec::new(); counts.len()];
+    for round in 1..=args.rounds {
+        for (&count, rates) in counts.iter().zip(&mut rates) {
+            line.show(&format!("round {round}: {count} processes"));
+            stop.check()?;
+            rates.push(together(args, folder, count)?);
+        }
+    }
+    let of_one = |theirs: &[f64]| {
+        let ratios = theirs.iter().zip(&rates[0]).map(|(theirs, one)| theirs / one);
+        median(&ratios.collect::<Vec<_>>())
+    };
+    let told = counts.iter().zip(&rates).map(|(&processes, theirs)| WorkersTotal {
+        processes,
+        median_bytes_per_s: median(theirs),
+        of_one: of_one(theirs),
+    });
+    Ok(told.collect())
+}
+
+/// Bytes a second from the moment that all may begin until the last has saved.
+fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
+    let parts =
+        (0..count).map(|i| WorkerShare::start(args, &folder.join(format!("part-{i}")), i, count));
+    let mut parts = parts.collect::<Result<Vec<WorkerShare>>>()?;
+    for part in &mut parts {
+        let said = part.line()?;
+        ensure!(said == "ready", "a process of the benchmark said '{said}', due 'ready'");
+    }
+    let begun = Instant::now();
+    for part in &mut parts {
+        let stdin = part.child.stdin.as_mut().context("the process has no standard input")?;
+        stdin.write_all(b"go\n")?;
+    }
+    let mut bytes = 0;
+    for part in &mut parts {
+        let said = part.line()?;
+        let told = said.strip_prefix("done ").and_then(|rest| rest.split(' ').next());
+        let told: Option<u64> = told.and_then(|told| told.parse().ok());
+        bytes += told.with_context(|| format!("a process said '{said}', due 'done BYTES ...'"))?;
+    }
+    let took = begun.elapsed();
+    Ok(crate::ckpt::bench::rate(bytes, took))
+}
+
+struct WorkerShare {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl WorkerShare {
+    fn start(args: &BenchArgs, folder: &Path, part: usize, count: usize) -> Result<Self> {
+        let bytes = args.bytes.0;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["ckpt", "bench"]).arg(folder).arg(format!("--part={part}/{count}"));
+        command.args([format!("--bytes={bytes}B"), format!("--threads={}", args.threads)]);
+        command.arg(format!("--shard-bytes={}B", args.shard_bytes.0));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let stdout = child.stdout.take().context("the process has no standard output")?;
+        Ok(WorkerShare { child, stdout: BufReader::new(stdout) })
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+}
+
+impl Drop for WorkerShare {
+    fn drop(&mut self) {
+        // One that waits for its line goes on with none, and ends by itself.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,470 @@
+//! `feedline ckpt export`, `import` and `reshard`: a checkpoint as another.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use ckpt::convert::{
+    ConvertLimits, DerivedTensor, Family, Format, Import, NewRows, RenameRules, export,
+};
+use ckpt::{Blob, CheckpointOptions, Checkpoints, Codec, Dtype};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use serde_json::{Value, json};
+use storage::{ByteSize, Key, rate_text};
+
+use super::{CkptOutput, open_step};
+use crate::ui::job::CancellableJob;
+use crate::ui::terminal::{Bar, FactTable, ProgressLine, thousands};
+
+/// What bounds a conversion.
+#[derive(Debug, Args)]
+pub struct BoundArgs {
+    /// The most that one file holds; a larger tensor has a file of its own. Default: 5GB with
+    /// export, 4GiB else.
+    #[arg(long, value_name = "SIZE")]
+    pub max_shard: Option<ByteSize>,
+    /// Memory for buffers. With less, large matrices that are transposed are read more than once.
+    /// Minimum: 1MiB.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub memory: ByteSize,
+    /// Files written side by side. Minimum: 1.
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    pub threads: usize,
+}
+
+impl BoundArgs {
+    fn bounds(&self, max_shard: u64) -> Result<ConvertLimits> {
+        ensure!(self.memory.0 >= 1 << 20, "--memory: got {}, due at least 1MiB", self.memory);
+        ensure!(self.threads > 0, "--threads: got 0, due at least 1");
+        let shard_bytes_max = self.max_shard.map_or(max_shard, |size| size.0);
+        ensure!(shard_bytes_max > 0, "--max-shard: got 0, due at least 1B");
+        Ok(ConvertLimits { shard_bytes_max, memory_bytes: self.memory.0, threads: self.threads })
+    }
+}
+
+/// What to export.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// A step-* folder; or the folder that holds such, for the newest.
+    #[arg(value_name = "CKPT")]
+    pub name: String,
+    /// The folder to write, which is not there yet.
+    #[arg(value_name = "OUT")]
+    pub out: String,
+    /// The type of the weights: F32, BF16, F16 or F64. Default: as they are.
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    pub dtype: Option<Dtype>,
+    /// Rows of the word embedding. Default: `model.vocab` of the run's config, without its padding.
+    #[arg(long, value_name = "WORDS")]
+    pub vocab: Option<u64>,
+    /// Attention heads, for config.json. Default: `model.heads` of the run's config.
+    #[arg(long, value_name = "COUNT")]
+    pub heads: Option<u64>,
+    #[command(flatten)]
+    bounds: BoundArgs,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to import, and as what.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The checkpoint: a folder, or a file.
+    #[arg(value_name = "SOURCE")]
+    pub source: String,
+    /// The folder of steps to write into.
+    #[arg(value_name = "OUT")]
+    pub out: String,
+    /// Whose it is.
+    #[arg(long, value_enum)]
+    pub from: FromArg,
+    /// The step to save it as. Default: the one that SOURCE says, else 0.
+    #[arg(long, value_name = "STEP")]
+    pub step: Option<u64>,
+    /// Keeps the names of SOURCE. Default: those of GPT-2, T5 and BERT become the ones that
+    /// `transformers` gives the model with its head, without buffers and copies.
+    #[arg(long)]
+    pub keep_names: bool,
+    /// A file of rules: `rename P -> NAME`, `drop P`, `transpose P`,
+    /// `split P axis N -> NAME, NAME`.
+    #[arg(long, value_name = "FILE")]
+    pub rename: Option<String>,
+    /// Gives the word embedding, and what else has a row a word, so many rows.
+    #[arg(long, value_name = "WORDS")]
+    pub extend_vocab: Option<u64>,
+    /// How new rows begin.
+    #[arg(long, value_enum, default_value = "mean")]
+    pub new_rows: NewRowsArg,
+    /// The seed of --new-rows normal.
+    #[arg(long, value_name = "N", default_value_t = 1234)]
+    pub seed: u64,
+    /// The standard deviation of --new-rows normal.
+    #[arg(long, value_name = "STD", default_value_t = 0.02)]
+    pub std: f64,
+    /// Leaves Adam's moments and master weights out.
+    #[arg(long)]
+    pub without_optimizer: bool,
+    /// The type of the weights: F32, BF16, F16 or F64. Default: as they are.
+    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    pub dtype: Option<Dtype>,
+    /// Packs tensors without loss: smaller files, which only this command and the library read.
+    #[arg(long)]
+    pub compress: bool,
+    #[command(flatten)]
+    bounds: BoundArgs,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to write anew.
+#[derive(Debug, Args)]
+pub struct ReshardArgs {
+    /// A step-* folder; or the folder that holds such, for the newest.
+    #[arg(value_name = "CKPT")]
+    pub name: String,
+    /// The folder of steps to write into; another than the one it is in.
+    #[arg(value_name = "OUT")]
+    pub out: String,
+    /// Leaves Adam's moments and master weights out.
+    #[arg(long)]
+    pub without_optimizer: bool,
+    /// Packs tensors without loss: smaller files, which only this command and the library read.
+    /// Without this a packed step is unpacked.
+    #[arg(long)]
+    pub compress: bool,
+    #[command(flatten)]
+    bounds: BoundArgs,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// As on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FromArg {
+    /// Hugging Face's safetensors.
+    Hf,
+    /// A file of torch.save.
+    Torch,
+    /// A folder of torch.distributed.checkpoint.
+    Dcp,
+    /// Megatron-LM's mp_rank_* folders.
+    Megatron,
+    /// DeepSpeed's ZeRO files.
+    Deepspeed,
+}
+
+/// As on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NewRowsArg {
+    /// All zeros.
+    Zeros,
+    /// Each the mean of the old rows.
+    Mean,
+    /// Normal about zero.
+    Normal,
+}
+
+/// What was written; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Converted {
+    source: String,
+    out: String,
+    step: Option<u64>,
+    /// `gpt2`, `t5` or `bert`, if its names are.
+    family: Option<&'static str>,
+    tensors: usize,
+    files: usize,
+    bytes: u64,
+    elapsed_s: f64,
+    /// Buffers, copies of tied weights, and what rules drop.
+    left_out: Vec<String>,
+}
+
+/// Hugging Face's default for a file.
+const HF_SHARD_BYTES: u64 = 5_000_000_000;
+
+pub(crate) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let work = CancellableJob::at_signals()?;
+    work.end(export_by(args, &work, line))
+}
+
+fn export_by(
+    args: &ExportArgs,
+    work: &Arc<CancellableJob>,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
+    let begun = Instant::now();
+    let bounds = args.bounds.bounds(HF_SHARD_BYTES)?;
+    let step = open_step(&args.name)?;
+    let (store, folder) = work.locate(&args.out)?;
+    let mut import = Import::of_step(step)?;
+    let model = model_of(&import);
+    import.without_optimizer();
+    import.dropped.clear();
+    ensure!(!import.made.is_empty(), "{}: no weights in it", args.name);
+    let family = import.normalize()?;
+    ensure!(
+        args.vocab.is_none() || family.is_some(),
+        "--vocab: got names of another architecture in {}, due those of GPT-2, T5 or BERT",
+        args.name
+    );
+    if let Some(words) = args.vocab.or(model.vocab).filter(|_| family.is_some()) {
+        import.set_vocab(words, &NewRows::Zeros)?;
+    }
+    if let Some(dtype) = args.dtype {
+        import.set_dtype(dtype)?;
+    }
+    let blobs = import.source.blobs().iter().filter(|(name, _)| is_companion(name));
+    let mut companions: Vec<(String, Vec<u8>)> = blobs.cloned().collect();
+    if let Some(family) = family {
+        let config = import.config_json(family, args.heads.or(model.heads))?;
+        companions.retain(|(name, _)| name != "config.json");
+        companions.push(("config.json".to_owned(), format!("{config:#}\n").into_bytes()));
+    }
+    let written = with_bar(line, "export", &import.made, |tell| {
+        export(&import, &companions, &store, &folder, bounds, tell)
+    })?;
+    let converted = Converted {
+        source: import.source.display().to_owned(),
+        out: store.display(&folder),
+        step: import.step,
+        family: family.map(Family::name),
+        tensors: written.tensors,
+        files: written.files.len(),
+        bytes: written.bytes,
+        elapsed_s: begun.elapsed().as_secs_f64(),
+        left_out: import.dropped,
+    };
+    CkptOutput::new(args.json, &converted, converted.text("exported"), true)
+}
+
+pub(crate) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let work = CancellableJob::at_signals()?;
+    work.end(import_by(args, &work, line))
+}
+
+fn import_by(
+    args: &ImportArgs,
+    work: &Arc<CancellableJob>,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
+    let begun = Instant::now();
+    let bounds = args.bounds.bounds(ConvertLimits::default().shard_bytes_max)?;
+    let format = match args.from {
+        FromArg::Hf => Format::HuggingFace,
+        FromArg::Torch => Format::Torch,
+        FromArg::Dcp => Format::Dcp,
+        FromArg::Megatron => Format::Megatron,
+        FromArg::Deepspeed => Format::DeepSpeed,
+    };
+    let rules = match &args.rename {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).with_context(|| format!("read {file}"))?;
+            RenameRules::parse(file, &text)?
+        }
+        None => RenameRules::default(),
+    };
+    let mut import = Import::open(&args.source, format)?;
+    import.apply(&rules)?;
+    let family = if args.keep_names { None } else { import.normalize()? };
+    if args.without_optimizer {
+        import.without_optimizer();
+    }
+    if let Some(words) = args.extend_vocab {
+        import.set_vocab(words, &new_rows(args))?;
+    }
+    if let Some(dtype) = args.dtype {
+        import.set_dtype(dtype)?;
+    }
+    let step = args.step.or(import.step).unwrap_or(0);
+    let meta = json!({
+        "step": step,
+        "imported": {
+            "source": import.source.display(),
+            "format": format!("{:?}", args.from).to_lowercase(),
+            "heads": import.heads,
+            "tool": crate::ui::output::TOOL,
+        },
+    });
+    let steps = steps_to_write(&args.out, args.compress, work)?;
+    write_step(&steps, step, &import, meta, bounds, line).map(|report| {
+        let converted = Converted {
+            source: import.source.display().to_owned(),
+            out: args.out.clone(),
+            step: Some(step),
+            family: family.map(Family::name),
+            tensors: import.made.len(),
+            files: report.files,
+            bytes: report.bytes,
+            elapsed_s: begun.elapsed().as_secs_f64(),
+            left_out: import.dropped.clone(),
+        };
+        CkptOutput::new(args.json, &converted, converted.text("imported"), true)
+    })?
+}
+
+pub(crate) fn run_reshard(args: &ReshardArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let work = CancellableJob::at_signals()?;
+    work.end(reshard_by(args, &work, line))
+}
+
+fn reshard_by(
+    args: &ReshardArgs,
+    work: &Arc<CancellableJob>,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
+    let begun = Instant::now();
+    let bounds = args.bounds.bounds(ConvertLimits::default().shard_bytes_max)?;
+    let source = open_step(&args.name)?;
+    let (step, meta) = (source.step(), source.meta().clone());
+    let mut import = Import::of_step(source)?;
+    if args.without_optimizer {
+        import.without_optimizer();
+    }
+    let steps = steps_to_write(&args.out, args.compress, work)?;
+    let report = write_step(&steps, step, &import, meta, bounds, line)?;
+    let converted = Converted {
+        source: import.source.display().to_owned(),
+        out: args.out.clone(),
+        step: Some(step),
+        family: Family::of(&import.made).map(Family::name),
+        tensors: import.made.len(),
+        files: report.files,
+        bytes: report.bytes,
+        elapsed_s: begun.elapsed().as_secs_f64(),
+        left_out: import.dropped,
+    };
+    CkptOutput::new(args.json, &converted, converted.text("wrote"), true)
+}
+
+fn steps_to_write(out: &str, compress: bool, work: &Arc<CancellableJob>) -> Result<Checkpoints> {
+    let options = CheckpointOptions { codec: codec_if(compress), ..CheckpointOptions::default() };
+    Ok(Checkpoints::open(work.open_url(out)?, Key::root()).with_options(options))
+}
+
+/// What `--compress` stands for.
+pub(crate) fn codec_if(compress: bool) -> Option<Codec> {
+    compress.then_some(Codec::Planes)
+}
+
+fn write_step(
+    steps: &Checkpoints,
+    step: u64,
+    import: &Import,
+    meta: Value,
+    bounds: ConvertLimits,
+    line: &mut ProgressLine,
+) -> Result<ckpt::SaveReport> {
+    let blobs: Vec<Blob<'_>> =
+        import.source.blobs().iter().map(|(name, bytes)| Blob { name, bytes }).collect();
+    with_bar(line, "write", &import.made, |tell| {
+        steps.save_made(step, import, &blobs, meta, bounds, tell)
+    })
+}
+
+/// Shows a bar while something is written.
+fn with_bar<T>(
+    line: &mut ProgressLine,
+    what: &str,
+    made: &[DerivedTensor],
+    work: impl FnOnce(&(dyn Fn(u64) + Sync)) -> ckpt::Result<T>,
+) -> Result<T> {
+    let total = made.iter().map(DerivedTensor::bytes).fold(0, u64::saturating_add);
+    let bar = Mutex::new((Bar::new(line, what, total), 0));
+    let tell = |bytes: u64| {
+        // A bar is of no use after a panic, and of no harm.
+        if let Ok(mut held) = bar.lock() {
+            let (bar, done) = &mut *held;
+            *done += bytes;
+            bar.at(*done);
+        }
+    };
+    Ok(work(&tell)?)
+}
+
+/// What the run's config says of the model.
+#[derive(Default)]
+struct ModelFacts {
+    heads: Option<u64>,
+    vocab: Option<u64>,
+}
+
+fn model_of(import: &Import) -> ModelFacts {
+    let meta = import.source.step().map(ckpt::Checkpoint::meta);
+    let heads = meta.and_then(|meta| meta["imported"]["heads"].as_u64());
+    let text = import.source.blobs().iter().find(|(name, _)| name == "config.toml");
+    let Some((_, text)) = text else { return ModelFacts { heads, vocab: None } };
+    let text = String::from_utf8_lossy(text);
+    let number = |key| model_number(&text, key);
+    ModelFacts { heads: number("heads").or(heads), vocab: number("vocab") }
+}
+
+/// A number of `[model]` in a resolved config, which the trainer's own serializer has written: the
+/// keys of a table stand below its name, one a line.
+fn model_number(config: &str, key: &str) -> Option<u64> {
+    let (_, model) = config.split_once("[model]\n")?;
+    let mut lines = model.lines().take_while(|line| !line.starts_with('['));
+    lines.find_map(|line| line.split_once(" = ").filter(|(name, _)| *name == key)?.1.parse().ok())
+}
+
+/// Blobs that belong beside exported weights.
+fn is_companion(name: &str) -> bool {
+    let ends = [".json", ".txt", ".model"].iter().any(|end| name.ends_with(end));
+    ends && name != "loader.json"
+}
+
+fn new_rows(args: &ImportArgs) -> NewRows {
+    match args.new_rows {
+        NewRowsArg::Zeros => NewRows::Zeros,
+        NewRowsArg::Mean => NewRows::Mean,
+        NewRowsArg::Normal => NewRows::Normal { std: args.std, seed: args.seed },
+    }
+}
+
+fn dtype(name: &str) -> Result<Dtype, String> {
+    let all = [Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64];
+    let found = all.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| "due one of F32, BF16, F16, F64".to_owned())
+}
+
+impl Converted {
+    fn text(&self, verb: &str) -> String {
+        let mut facts = FactTable::default();
+        facts.add("from", &self.source);
+        facts.add("to", &self.out);
+        if let Some(step) = self.step {
+            facts.add("step", step);
+        }
+        if let Some(family) = self.family {
+            facts.add("architecture", family);
+        }
+        facts.add("tensors", thousands(self.tensors as u64));
+        let rate = rate_text(self.bytes, Duration::from_secs_f64(self.elapsed_s));
+        facts.add("wrote", format!("{} in {} files at {rate}", ByteSize(self.bytes), self.files));
+        if !self.left_out.is_empty() {
+            let shown: Vec<&str> = self.left_out.iter().take(4).map(String::as_str).collect();
+            let more = if self.left_out.len() > 4 { ", ..." } else { "" };
+            let count = self.left_out.len();
+            facts.add("left out", format!("{count}: {}{more}", shown.join(", ")));
+        }
+        format!("{verb}\n{}", facts.text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_tells_its_model() {
+        let text =
+            "[run]\nheads = 9\n\n[model]\nheads = 12\nvocab = 50257\n\n[model.init]\nstd = 1\n";
+        assert_eq!(model_number(text, "heads"), Some(12));
+        assert_eq!(model_number(text, "vocab"), Some(50_257));
+        assert_eq!((model_number(text, "std"), model_number("", "heads")), (None, None));
+    }
+}

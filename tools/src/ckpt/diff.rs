@@ -1,0 +1,315 @@
+//! `feedline ckpt diff`: where two steps differ.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use ckpt::{Checkpoint, Group, Span, TensorEntry, bands, to_f64};
+use clap::Args;
+use serde::Serialize;
+
+use super::{CkptOutput, open_step};
+use crate::ui::terminal::{Bar, ProgressLine, table, thousands};
+
+/// Which steps to compare, and how.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// A step-* folder; or the folder that holds such, for the newest.
+    #[arg(value_name = "A")]
+    pub a: String,
+    /// The other.
+    #[arg(value_name = "B")]
+    pub b: String,
+    /// Reads every byte of both. Default: tensors that are cut alike and have equal CRC-64s in both
+    /// manifests are equal, and only the others are read.
+    #[arg(long)]
+    pub read: bool,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Two steps; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Diff {
+    a: String,
+    b: String,
+    same: bool,
+    tensors_equal: usize,
+    blobs_equal: usize,
+    /// Bytes of each that were read; the others were compared by checksum.
+    read_bytes: u64,
+    tensors: Vec<TensorDiff>,
+    blobs: Vec<BlobDiff>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorDiff {
+    group: &'static str,
+    name: String,
+    #[serde(flatten)]
+    how: How,
+}
+
+/// How a tensor differs.
+#[derive(Debug, Serialize)]
+#[serde(tag = "difference", rename_all = "snake_case")]
+enum How {
+    OnlyInA,
+    OnlyInB,
+    /// Type or shape.
+    Kind {
+        a: String,
+        b: String,
+    },
+    Values(Values),
+}
+
+/// Elements whose bytes differ.
+#[derive(Debug, Default, Serialize)]
+struct Values {
+    elements: u64,
+    elements_differ: u64,
+    /// The largest difference of two numbers; `None` if one of every pair is no number.
+    max_abs: Option<f64>,
+    /// Pairs of which one is no number or infinite.
+    not_finite: u64,
+    first_index: Vec<u64>,
+    first_a: Option<f64>,
+    first_b: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct BlobDiff {
+    name: String,
+    difference: &'static str,
+    first_byte: Option<u64>,
+}
+
+/// Read of each step at a time.
+const BAND_BYTES: u64 = 16 << 20;
+
+pub(crate) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
+    let (a, b) = (open_step(&args.a)?, open_step(&args.b)?);
+    let mut diff = Diff {
+        a: a.display(),
+        b: b.display(),
+        same: false,
+        tensors_equal: 0,
+        blobs_equal: 0,
+        read_bytes: 0,
+        tensors: Vec::new(),
+        blobs: Vec::new(),
+    };
+    let total = a.tensors().iter().map(TensorEntry::bytes).sum();
+    let mut bar = Bar::new(line, "compare", total);
+    let mut done = 0;
+    let (of_a, of_b) = (by_name(&a), by_name(&b));
+    for tensor in a.tensors() {
+        let how = match of_b.get(&(tensor.group, tensor.name.as_str())) {
+            None => Some(How::OnlyInA),
+            Some(other) => diff.tensor(&a, tensor, &b, other, args.read, &mut |bytes| {
+                bar.at(done + bytes);
+            })?,
+        };
+        done += tensor.bytes();
+        diff.add(tensor, how);
+    }
+    for tensor in b.tensors() {
+        if !of_a.contains_key(&(tensor.group, tensor.name.as_str())) {
+            diff.add(tensor, Some(How::OnlyInB));
+        }
+    }
+    diff.compare_blobs(&a, &b)?;
+    diff.same = diff.tensors.is_empty() && diff.blobs.is_empty();
+    CkptOutput::new(args.json, &diff, diff.text(), diff.same)
+}
+
+/// All tensors by name: asking a step for one that it lacks compares that name with all others.
+fn by_name(step: &Checkpoint) -> HashMap<(Group, &str), &TensorEntry> {
+    step.tensors().iter().map(|tensor| ((tensor.group, tensor.name.as_str()), tensor)).collect()
+}
+
+impl Diff {
+    fn add(&mut self, tensor: &TensorEntry, how: Option<How>) {
+        match how {
+            None => self.tensors_equal += 1,
+            Some(how) => {
+                let (group, name) = (tensor.group.name(), tensor.name.clone());
+                self.tensors.push(TensorDiff { group, name, how });
+            }
+        }
+    }
+
+    fn tensor(
+        &mut self,
+        a: &Checkpoint,
+        in_a: &TensorEntry,
+        b: &Checkpoint,
+        in_b: &TensorEntry,
+        read: bool,
+        tell: &mut dyn FnMut(u64),
+    ) -> Result<Option<How>> {
+        let kind = |tensor: &TensorEntry| format!("{} {:?}", tensor.dtype, tensor.shape);
+        if (in_a.dtype, &in_a.shape) != (in_b.dtype, &in_b.shape) {
+            return Ok(Some(How::Kind { a: kind(in_a), b: kind(in_b) }));
+        }
+        if !read && sums_agree(in_a, in_b) {
+            return Ok(None);
+        }
+        self.read_bytes += in_a.bytes();
+        let values = compare(a, b, in_a, tell)?;
+        Ok((values.elements_differ > 0).then_some(How::Values(values)))
+    }
+
+    fn compare_blobs(&mut self, a: &Checkpoint, b: &Checkpoint) -> Result<()> {
+        let in_b: Vec<&str> = b.blobs().collect();
+        for name in a.blobs() {
+            let mut add = |difference, first_byte| {
+                self.blobs.push(BlobDiff { name: name.to_owned(), difference, first_byte });
+            };
+            if !in_b.contains(&name) {
+                add("only_in_a", None);
+                continue;
+            }
+            let (of_a, of_b) = (a.blob(name)?, b.blob(name)?);
+            if of_a == of_b {
+                self.blobs_equal += 1;
+            } else {
+                let same = of_a.iter().zip(&of_b).take_while(|(a, b)| a == b).count();
+                add("bytes", Some(same as u64));
+            }
+        }
+        let in_a: Vec<&str> = a.blobs().collect();
+        for name in in_b.into_iter().filter(|name| !in_a.contains(name)) {
+            let (name, difference) = (name.to_owned(), "only_in_b");
+            self.blobs.push(BlobDiff { name, difference, first_byte: None });
+        }
+        Ok(())
+    }
+}
+
+/// Whether both manifests cut the tensor alike and sum each chunk alike. That two contents have one
+/// CRC-64 by chance happens once in 2^64 times.
+fn sums_agree(a: &TensorEntry, b: &TensorEntry) -> bool {
+    let places = |tensor: &TensorEntry| {
+        let mut places: Vec<_> = tensor
+            .chunks
+            .iter()
+            .map(|chunk| {
+                let spans: Vec<[u64; 2]> = chunk.spans.iter().map(|&s| s.into()).collect();
+                (spans, chunk.flat.map(<[u64; 2]>::from), chunk.crc64)
+            })
+            .collect();
+        places.sort_unstable();
+        places
+    };
+    places(a) == places(b)
+}
+
+fn compare(
+    a: &Checkpoint,
+    b: &Checkpoint,
+    tensor: &TensorEntry,
+    tell: &mut dyn FnMut(u64),
+) -> Result<Values> {
+    let item_bytes = tensor.dtype.item_bytes();
+    let mut values = Values { elements: tensor.bytes() / item_bytes, ..Values::default() };
+    let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
+    let mut first = 0;
+    let (name, group): (&str, Group) = (&tensor.name, tensor.group);
+    for band in bands(&tensor.shape, item_bytes, BAND_BYTES) {
+        let items: u64 = band.iter().map(|span: &Span| span.len).product();
+        // fits: a band is at most 16 MiB
+        of_a.resize((items * item_bytes) as usize, 0);
+        of_b.resize(of_a.len(), 0);
+        a.read_box(name, group, &band, &mut of_a)?;
+        b.read_box(name, group, &band, &mut of_b)?;
+        if of_a != of_b {
+            values.add(tensor, first, &of_a, &of_b);
+        }
+        first += items;
+        tell(first * item_bytes);
+    }
+    Ok(values)
+}
+
+impl Values {
+    /// Adds elements that stand at `first` of the tensor.
+    fn add(&mut self, tensor: &TensorEntry, first: u64, a: &[u8], b: &[u8]) {
+        let item_bytes = tensor.dtype.item_bytes() as usize; // fits: at most 8
+        let pairs = a.chunks_exact(item_bytes).zip(b.chunks_exact(item_bytes));
+        for (place, (a, b)) in pairs.enumerate().filter(|(_, (a, b))| a != b) {
+            let (a, b) = (to_f64(tensor.dtype, a), to_f64(tensor.dtype, b));
+            if self.elements_differ == 0 {
+                self.first_index = index_of(&tensor.shape, first + place as u64);
+                (self.first_a, self.first_b) = (Some(a), Some(b));
+            }
+            self.elements_differ += 1;
+            let gap = (a - b).abs();
+            if gap.is_finite() {
+                self.max_abs = Some(self.max_abs.map_or(gap, |max| max.max(gap)));
+            } else {
+                self.not_finite += 1;
+            }
+        }
+    }
+}
+
+fn index_of(shape: &[u64], mut place: u64) -> Vec<u64> {
+    let mut index = vec![0; shape.len()];
+    for (at, &len) in index.iter_mut().zip(shape).rev() {
+        (*at, place) = (place % len, place / len);
+    }
+    index
+}
+
+impl Diff {
+    fn text(&self) -> String {
+        let mut text = format!("{}\n{}\n", self.a, self.b);
+        if !self.tensors.is_empty() {
+            let rows: Vec<_> = self
+                .tensors
+                .iter()
+                .map(|tensor| vec![tensor.name.clone(), tensor.group.to_owned(), tensor.how.text()])
+                .collect();
+            text += &table(&["tensor", "group", "difference"], &rows);
+        }
+        for blob in &self.blobs {
+            let at = blob.first_byte.map_or_else(String::new, |at| format!(" from byte {at}"));
+            text += &format!("  blob {}: {}{at}\n", blob.name, blob.difference.replace('_', " "));
+        }
+        text + &format!(
+            "{}: {} tensors and {} blobs are equal, {} and {} are not\n",
+            if self.same { "same" } else { "DIFFERENT" },
+            thousands(self.tensors_equal as u64),
+            self.blobs_equal,
+            thousands(self.tensors.len() as u64),
+            self.blobs.len()
+        )
+    }
+}
+
+impl How {
+    fn text(&self) -> String {
+        match self {
+            How::OnlyInA => "only in the first".to_owned(),
+            How::OnlyInB => "only in the second".to_owned(),
+            How::Kind { a, b } => format!("{a} and {b}"),
+            How::Values(values) => {
+                let max = values.max_abs.map_or_else(|| "none".to_owned(), |max| max.to_string());
+                let (differ, all) = (thousands(values.elements_differ), thousands(values.elements));
+                let mut text = format!(
+                    "{differ} of {all} elements, largest difference {max}, first at {:?}",
+                    values.first_index
+                );
+                if let (Some(a), Some(b)) = (values.first_a, values.first_b) {
+                    text += &format!(" ({a} and {b})");
+                }
+                if values.not_finite > 0 {
+                    text += &format!(", {} not finite", thousands(values.not_finite));
+                }
+                text
+            }
+        }
+    }
+}

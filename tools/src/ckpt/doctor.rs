@@ -1,0 +1,207 @@
+//! `feedline ckpt doctor`: what a store offers to checkpoints, and what lies in a folder of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use storage::{ByteSize, Error, Key, ProcessIdentity, Storage, write_all};
+
+use super::CkptOutput;
+use super::leftovers::{Leftover, leftovers};
+use crate::ui::output::steps_named;
+use crate::ui::terminal::FactTable;
+
+/// Which folder.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// The folder that holds steps, or is to hold some. A few small files are written into it, and
+    /// removed.
+    #[arg(value_name = "FOLDER")]
+    pub folder: String,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was found; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    folder: String,
+    file_system: String,
+    engine: String,
+    engine_why: String,
+    direct_io: bool,
+    align_bytes: u32,
+    free_bytes: Option<u64>,
+    /// Making a file of 4 KiB durable and visible, the median of several.
+    commit_ms: Option<f64>,
+    /// Making a folder visible, the median of several.
+    publish_ms: Option<f64>,
+    probes: Vec<Probe>,
+    steps: usize,
+    leftovers: Vec<Leftover>,
+}
+
+/// Something that checkpoints rely on.
+#[derive(Debug, Serialize)]
+struct Probe {
+    what: &'static str,
+    ok: bool,
+    finding: String,
+}
+
+/// Times are told as the median of so many.
+const ROUNDS: usize = 5;
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<CkptOutput> {
+    let store = storage::open_url(&args.folder)?;
+    let scratch = Key::new(format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
+    let mut found = Diagnosis::of(&store)?;
+    found.probe(&*store, &scratch);
+    store.delete_folder(&scratch)?;
+    let ok = found.probes.iter().all(|probe| probe.ok);
+    CkptOutput::new(args.json, &found, found.text(), ok)
+}
+
+impl Diagnosis {
+    fn of(store: &Arc<dyn Storage>) -> Result<Self> {
+        let profile = store.profile();
+        Ok(Diagnosis {
+            folder: store.display(&Key::root()),
+            file_system: profile.file_system.clone(),
+            engine: format!("{:?}", profile.engine).to_lowercase(),
+            engine_why: profile.engine_why.clone(),
+            direct_io: profile.direct,
+            align_bytes: profile.align_bytes,
+            free_bytes: store.free_bytes()?,
+            commit_ms: None,
+            publish_ms: None,
+            probes: Vec::new(),
+            steps: steps_named(&**store)?.len(),
+            leftovers: leftovers(&**store)?,
+        })
+    }
+
+    fn probe(&mut self, store: &dyn Storage, scratch: &Key) {
+        match store.has_atomic_publish(&Key::root()) {
+            Ok(true) => self.probe_folders(store, scratch),
+            Ok(false) => self.probe_objects(store, scratch),
+            Err(error) => {
+                self.add("a folder gets its name in one step", Err(error), |()| String::new());
+            }
+        }
+        let again = || write_all(store, &scratch.join("done-0/a")?, &[0]).map(drop);
+        self.add("a file is never overwritten", exists(again()), |()| "yes".to_owned());
+        if let Some(free) = self.free_bytes {
+            let wanted = free.saturating_add(1 << 30);
+            let outcome = match scratch.join("large").and_then(|key| store.create(&key, wanted)) {
+                Err(Error::NoSpace { .. }) => Ok("yes"),
+                // Thin volumes and quotas do not tell.
+                Ok(_) => Ok("no: the space is looked for before a save begins, and not reserved"),
+                Err(error) => Err(error),
+            };
+            let what = "a disk too small is found before the first byte";
+            self.add(what, outcome, str::to_owned);
+        }
+    }
+
+    /// Where a folder cannot appear at once, a step is there when its last object is.
+    fn probe_objects(&mut self, store: &dyn Storage, scratch: &Key) {
+        let mut commits = Vec::new();
+        let outcome = (0..ROUNDS).try_for_each(|round| {
+            let begun = Instant::now();
+            write_all(store, &scratch.join(&format!("done-{round}/a"))?, &[0; 4096])?;
+            commits.push(millis(begun));
+            Ok(())
+        });
+        let finding = |()| "no: a step is there when its commit object is".to_owned();
+        self.add("a folder gets its name in one step", outcome, finding);
+        self.commit_ms = median(commits);
+    }
+
+    fn probe_folders(&mut self, store: &dyn Storage, scratch: &Key) {
+        let page = [0; 4096];
+        let (mut commits, mut publishes) = (Vec::new(), Vec::new());
+        let outcome = (0..ROUNDS).try_for_each(|round| {
+            let (staged, done) = (format!("staged-{round}/a"), format!("done-{round}"));
+            let begun = Instant::now();
+            write_all(store, &scratch.join(&staged)?, &page)?;
+            commits.push(millis(begun));
+            let begun = Instant::now();
+            store.publish(&scratch.join(&format!("staged-{round}"))?, &scratch.join(&done)?)?;
+            publishes.push(millis(begun));
+            Ok(())
+        });
+        self.add("a folder gets its name in one step", outcome, |()| "yes".to_owned());
+        (self.commit_ms, self.publish_ms) = (median(commits), median(publishes));
+
+        let refused = || {
+            write_all(store, &scratch.join("staged/a")?, &page)?;
+            store.publish(&scratch.join("staged")?, &scratch.join("done-0")?)
+        };
+        self.add("a name that is taken is refused", exists(refused()), |()| "yes".to_owned());
+    }
+
+    fn add<T>(
+        &mut self,
+        what: &'static str,
+        outcome: storage::Result<T>,
+        text: impl FnOnce(T) -> String,
+    ) {
+        let (ok, finding) = match outcome {
+            Ok(found) => (true, text(found)),
+            Err(error) => (false, storage::one_line(&error)),
+        };
+        self.probes.push(Probe { what, ok, finding });
+    }
+
+    fn text(&self) -> String {
+        let mut facts = FactTable::default();
+        facts.add("file system", &self.file_system);
+        facts.add("engine", format!("{}: {}", self.engine, self.engine_why));
+        let direct = if self.direct_io { "direct" } else { "through the page cache" };
+        facts.add("large writes", format!("{direct}, aligned to {}", self.align_bytes));
+        if let Some(free) = self.free_bytes {
+            facts.add("free", ByteSize(free));
+        }
+        for (label, ms) in
+            [("a durable file", self.commit_ms), ("a folder's name", self.publish_ms)]
+        {
+            facts.add(label, ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2} ms")));
+        }
+        for probe in &self.probes {
+            facts.add(probe.what, &probe.finding);
+        }
+        facts.add("steps", self.steps);
+        let mut text = format!("{}\n{}", self.folder, facts.text());
+        for left in &self.leftovers {
+            text += &format!("  {} ({}): {}\n", left.name, ByteSize(left.bytes), left.meaning);
+        }
+        text
+    }
+}
+
+/// What was to be refused because the name is taken, was.
+fn exists(outcome: storage::Result<()>) -> storage::Result<()> {
+    match outcome {
+        Err(Error::Exists { .. }) => Ok(()),
+        Ok(()) => Err(Error::Corrupt {
+            object: "a second write of one name".to_owned(),
+            offset: 0,
+            found: "it was taken".to_owned(),
+            expected: "it refused".to_owned(),
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+fn millis(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e3
+}
+
+fn median(mut all: Vec<f64>) -> Option<f64> {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied()
+}

@@ -1,0 +1,136 @@
+//! `feedline ckpt drain`: steps from a fast store to a lasting one.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use ckpt::{CheckpointOptions, Drain, DrainOptions};
+use clap::Args;
+use serde::Serialize;
+use storage::ByteSize;
+
+use super::CkptOutput;
+use super::convert::codec_if;
+use super::retain::PolicyArgs;
+use crate::ui::job::{CancellableJob, CountedBytes};
+use crate::ui::output::checkpoints;
+
+/// From where, to where, and how.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The folder of steps that saves go to.
+    #[arg(value_name = "FROM")]
+    pub from: String,
+    /// The folder that is to have them too, usually in another store.
+    #[arg(value_name = "TO")]
+    pub to: String,
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// The most that is copied in a second, on average. Default: no limit.
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<ByteSize>,
+    /// Packs tensors without loss on their way: fewer bytes for a slow network, which only this
+    /// command and the library read.
+    #[arg(long)]
+    pub compress: bool,
+    /// Tells what would be copied, and copies nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was copied; `--json` prints it as it is.
+#[derive(Debug, Default, Serialize)]
+struct Drained {
+    /// Steps that TO lacks; after a drain those that it still lacks.
+    pending: Vec<u64>,
+    drained: Vec<StepLine>,
+    failed: Vec<Failed>,
+    /// Steps that TO does not keep any more.
+    deleted: Vec<u64>,
+    #[serde(skip)]
+    lines: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct StepLine {
+    step: u64,
+    bytes: u64,
+    resumed_bytes: u64,
+    elapsed_s: f64,
+    tries: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct Failed {
+    step: u64,
+    why: String,
+}
+
+pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
+    let bytes_per_s = match args.rate {
+        Some(rate) => {
+            let rate = NonZeroU64::new(rate.0);
+            ensure!(rate.is_some(), "--rate: got 0 B, due at least 1 B a second");
+            rate
+        }
+        None => None,
+    };
+    let options =
+        CheckpointOptions { codec: codec_if(args.compress), ..CheckpointOptions::default() };
+    let work = CancellableJob::at_signals()?;
+    let open = |name| Ok::<_, anyhow::Error>(checkpoints(&work.open_url(name)?));
+    let from = Arc::new(open(&args.from)?);
+    let to = Arc::new(open(&args.to)?.with_options(options));
+    let retention = args.policy.retention()?;
+    let source = Arc::clone(&from);
+    let drain = Drain::new(from, to, DrainOptions { bytes_per_s, retention, ..Default::default() });
+    let mut told = Drained { pending: drain.pending()?, ..Drained::default() };
+    if !args.dry_run {
+        let bytes = |step: &u64| Some(source.open_step(*step).ok()?.size().1);
+        let total = told.pending.iter().map(bytes).sum();
+        work.begin(format!("drain {} steps", told.pending.len()), CountedBytes::Written, total);
+        let pass = drain.run();
+        let is_done = pass.as_ref().is_ok_and(|pass| pass.failed.is_empty());
+        // A step that was given up is not one that failed.
+        let went_on = if is_done { Ok(()) } else { work.check() };
+        let went_on = went_on.context("what was copied stays, and the next drain goes on with it");
+        let pass = work.end(went_on.and_then(|()| Ok(pass?)))?;
+        for report in &pass.drained {
+            told.lines.push(report.to_string());
+            told.drained.push(StepLine {
+                step: report.step,
+                bytes: report.bytes,
+                resumed_bytes: report.resumed_bytes,
+                elapsed_s: report.time.as_secs_f64(),
+                tries: report.tries,
+            });
+        }
+        told.pending.retain(|step| !pass.drained.iter().any(|report| report.step == *step));
+        let failed =
+            |(step, why): &(u64, ckpt::Error)| Failed { step: *step, why: storage::one_line(why) };
+        told.failed = pass.failed.iter().map(failed).collect();
+        told.deleted = pass.deleted;
+    }
+    CkptOutput::new(args.json, &told, told.text(), told.failed.is_empty())
+}
+
+impl Drained {
+    fn text(&self) -> String {
+        let list = |steps: &[u64]| steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let mut text: String = self.lines.iter().map(|line| format!("{line}\n")).collect();
+        for failed in &self.failed {
+            text += &format!("FAILED  step {}: {}\n", failed.step, failed.why);
+        }
+        if !self.deleted.is_empty() {
+            text += &format!("deleted there: {}\n", list(&self.deleted));
+        }
+        if self.pending.is_empty() {
+            text + "nothing is pending\n"
+        } else {
+            text + &format!("pending: {}\n", list(&self.pending))
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `feedline ckpt inspect`: what is in a step.
+
+use anyhow::Result;
+use ckpt::TensorEntry;
+use clap::Args;
+use serde::Serialize;
+use storage::ByteSize;
+
+use super::{CkptOutput, open_step};
+use crate::data::inspect::{StepSummary, step_of};
+use crate::ui::terminal::table;
+
+/// Which step, and how much of it.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A step-* folder; or the folder that holds such, for the newest.
+    #[arg(value_name = "CKPT")]
+    pub name: String,
+    /// Lists every tensor. With --json always.
+    #[arg(long)]
+    pub tensors: bool,
+    /// Lists only tensors whose name has this in it.
+    #[arg(long, value_name = "TEXT")]
+    pub name_has: Option<String>,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A step and its tensors; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Inspected {
+    #[serde(flatten)]
+    step: StepSummary,
+    tensors: Vec<TensorLine>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorLine {
+    group: &'static str,
+    name: String,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    bytes: u64,
+    /// What they take of the files.
+    stored_bytes: u64,
+    /// Boxes that it is cut into.
+    chunks: usize,
+    /// The files that hold them.
+    files: Vec<String>,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> Result<CkptOutput> {
+    let open = open_step(&args.name)?;
+    let is_wanted = |tensor: &&TensorEntry| {
+        args.name_has.as_ref().is_none_or(|text| tensor.name.contains(text.as_str()))
+    };
+    let tensors = open.tensors().iter().filter(is_wanted).map(TensorLine::new).collect();
+    let found = Inspected { step: step_of(&open), tensors };
+    let mut text = found.step.text();
+    if args.tensors || args.name_has.is_some() {
+        let rows: Vec<_> = found.tensors.iter().map(TensorLine::row).collect();
+        text += "\n";
+        text += &table(&["tensor", "group", "type", "shape", "size", "chunks"], &rows);
+    }
+    CkptOutput::new(args.json, &found, text, true)
+}
+
+impl TensorLine {
+    fn new(tensor: &TensorEntry) -> Self {
+        let mut files: Vec<String> = tensor.chunks.iter().map(|chunk| chunk.file.clone()).collect();
+        files.dedup();
+        TensorLine {
+            group: tensor.group.name(),
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.name(),
+            shape: tensor.shape.clone(),
+            bytes: tensor.bytes(),
+            stored_bytes: tensor.chunks.iter().map(ckpt::Chunk::stored_bytes).sum(),
+            chunks: tensor.chunks.len(),
+            files,
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
+            self.name.clone(),
+            self.group.to_owned(),
+            self.dtype.to_owned(),
+            format!("{:?}", self.shape),
+            ByteSize(self.bytes).to_string(),
+            self.chunks.to_string(),
+        ]
+    }
+}

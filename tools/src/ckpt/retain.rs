@@ -1,0 +1,95 @@
+//! `feedline ckpt retain`: fewer steps.
+
+use std::num::NonZeroU64;
+
+use anyhow::{Result, ensure};
+use ckpt::{Check, Keep, Retention, RetentionPlan};
+use clap::Args;
+use serde::Serialize;
+
+use super::{CkptOutput, open_folder};
+
+/// Which steps stay.
+#[derive(Debug, Args)]
+pub struct RetainArgs {
+    /// The folder that holds the steps.
+    #[arg(value_name = "FOLDER")]
+    pub folder: String,
+    #[command(flatten)]
+    policy: PolicyArgs,
+    /// Tells what would be deleted, and deletes nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The policy.
+#[derive(Debug, Args)]
+pub(crate) struct PolicyArgs {
+    /// The newest complete steps that stay. Minimum: 1.
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    keep_last: usize,
+    /// Steps that are a multiple of this stay for good. Default: none.
+    #[arg(long, value_name = "STEPS")]
+    keep_every: Option<NonZeroU64>,
+    /// Reads the newest step whole before any is deleted, even if one that stays was read and found
+    /// good before. Without this a step is read only if none that stays is remembered to be good.
+    #[arg(long)]
+    verify: bool,
+    /// Reads none: a step whose files have their lengths counts as good. Quicker, and takes a disk
+    /// at its word.
+    #[arg(long, conflicts_with = "verify")]
+    lengths: bool,
+}
+
+impl PolicyArgs {
+    pub(crate) fn retention(&self) -> Result<Retention> {
+        ensure!(self.keep_last > 0, "--keep-last: got 0, due at least 1");
+        let check = match (self.verify, self.lengths) {
+            (true, _) => Check::Anew,
+            (_, true) => Check::Lengths,
+            _ => Check::default(),
+        };
+        Ok(Retention { keep_last: self.keep_last, keep_every: self.keep_every, check })
+    }
+}
+
+/// What went and what stays; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Retained {
+    deleted: Vec<u64>,
+    kept: Vec<KeptStep>,
+    dry_run: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct KeptStep {
+    step: u64,
+    why: String,
+}
+
+pub(crate) fn run(args: &RetainArgs) -> Result<CkptOutput> {
+    let policy = args.policy.retention()?;
+    let checkpoints = open_folder(&args.folder)?;
+    let RetentionPlan { keep, delete } = if args.dry_run {
+        checkpoints.plan_retention(&policy, &[])?
+    } else {
+        checkpoints.retain_by(&policy, &[])?
+    };
+    let kept = |(step, why): (u64, Keep)| KeptStep { step, why: why.to_string() };
+    let kept = keep.into_iter().map(kept).collect();
+    let retained = Retained { deleted: delete, kept, dry_run: args.dry_run };
+    CkptOutput::new(args.json, &retained, retained.text(), true)
+}
+
+impl Retained {
+    fn text(&self) -> String {
+        let steps: Vec<String> = self.deleted.iter().map(u64::to_string).collect();
+        let steps = if steps.is_empty() { "none".to_owned() } else { steps.join(", ") };
+        let verb = if self.dry_run { "would delete" } else { "deleted" };
+        let kept = self.kept.iter().map(|kept| format!("  {}: {}\n", kept.step, kept.why));
+        format!("{verb} {steps}\nkept\n{}", kept.collect::<String>())
+    }
+}

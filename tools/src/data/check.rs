@@ -1,0 +1,211 @@
+//! `feedline check`: whether it is whole.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use anyhow::{Result, bail, ensure};
+use indexed::{Census, CensusReport, Format, ReadOptions, TokenSource};
+use serde::Serialize;
+use serde_json::Value;
+use storage::{ByteSize, Key, Storage};
+
+use crate::ui::inspect_target::InspectTarget;
+use crate::ui::job::{CancellableJob, CountedBytes};
+use crate::ui::output::{FormatHints, checkpoints, steps_named, token_manifest};
+use crate::ui::terminal::thousands;
+
+/// What was checked and found. `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct CheckVerdict {
+    /// One entry for the token files, or one for each checkpoint.
+    pub checked: Vec<Finding>,
+}
+
+/// What a check of one thing found.
+#[derive(Debug, Serialize)]
+pub struct Finding {
+    /// What was checked.
+    pub what: String,
+    /// Whether it is whole.
+    pub ok: bool,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// What it holds, or what is wrong and where.
+    pub finding: String,
+    /// The tokens that end documents, if it is known which they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eod: Option<Eod>,
+}
+
+/// The tokens that end documents.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Eod {
+    /// Their id.
+    pub id: u32,
+    /// How often it stands anywhere.
+    pub tokens: u64,
+    /// Documents whose last token it is.
+    pub documents_ended: u64,
+    /// All documents.
+    pub documents: u64,
+}
+
+/// Reads everything and compares it with every checksum and rule there is.
+///
+/// # Errors
+/// Only if what is there cannot be listed. Whatever is wrong with it is in the verdict.
+pub fn check(
+    target: &InspectTarget,
+    wishes: &FormatHints,
+    work: &CancellableJob,
+) -> Result<CheckVerdict> {
+    let checked = match target {
+        InspectTarget::Tokens { store, prefix } => {
+            let result = tokens((store, prefix), Format::Mmididx, wishes, work);
+            vec![finding(store.display(prefix), result)]
+        }
+        InspectTarget::Foreign { store, prefix, format } => {
+            let result = tokens((store, prefix), *format, wishes, work);
+            vec![finding(format!("{} ({format})", store.display(prefix)), result)]
+        }
+        InspectTarget::Checkpoint { store, step } => vec![checkpoint(store, *step, work)?],
+        InspectTarget::Checkpoints { store } => steps_named(&**store)?
+            .into_iter()
+            .map(|step| checkpoint(store, step, work))
+            .collect::<Result<_>>()?,
+    };
+    Ok(CheckVerdict { checked })
+}
+
+impl CheckVerdict {
+    /// Whether everything is whole.
+    #[must_use]
+    pub fn ok(&self) -> bool {
+        self.checked.iter().all(|finding| finding.ok)
+    }
+
+    /// As a person reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let line = |finding: &Finding| {
+            let word = if finding.ok { "whole  " } else { "DAMAGED" };
+            format!("{word}  {}: {}\n", finding.what, finding.finding)
+        };
+        self.checked.iter().map(line).collect()
+    }
+}
+
+fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding {
+    match result {
+        Ok((read_bytes, finding, eod)) => Finding { what, ok: true, read_bytes, finding, eod },
+        Err(error) => {
+            Finding { what, ok: false, read_bytes: 0, finding: format!("{error:#}"), eod: None }
+        }
+    }
+}
+
+fn checkpoint(store: &Arc<dyn Storage>, step: u64, work: &CancellableJob) -> Result<Finding> {
+    let verified = checkpoints(store).open_step(step).and_then(|found| {
+        work.begin(format!("check step {step}"), CountedBytes::Read, Some(found.size().1));
+        found.verify()
+    });
+    let result = verified.map_err(anyhow::Error::from).map(|report| {
+        let size = ByteSize(report.bytes);
+        let holds = format!("{} files, {size}, {} tensors", report.files, report.tensors);
+        (report.bytes, holds + ", all checksums agree", None)
+    });
+    Ok(finding(format!("{} step {step}", store.display(&Key::root())), result))
+}
+
+/// The rules of the format, then the manifest's lengths and sums, then the ids against the
+/// vocabulary.
+fn tokens(
+    (store, prefix): (&Arc<dyn Storage>, &Key),
+    format: Format,
+    wishes: &FormatHints,
+    work: &CancellableJob,
+) -> Result<(u64, String, Option<Eod>)> {
+    let manifest = token_manifest(&**store, prefix)?;
+    let meta = manifest.as_ref().map_or(Value::Null, |manifest| manifest.meta.clone());
+    let tokenizer = &meta["tokenizer"];
+    let eod = wishes.eod.or_else(|| tokenizer["eod_id"].as_u64()?.try_into().ok());
+    let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
+    let source = TokenSource::open(store, prefix, format, &options)?;
+    let listed = manifest.iter().flat_map(|manifest| &manifest.files).map(|file| file.bytes);
+    let total = listed.fold(0, u64::saturating_add).max(source.token_bytes());
+    work.begin("check", CountedBytes::Read, Some(total));
+    let report = Census::take(&source, eod)?;
+    let mut bytes = source.token_bytes();
+    let mut text = format!(
+        "{} documents, {} tokens of {}",
+        thousands(report.documents),
+        thousands(report.tokens),
+        source.dtype()
+    );
+    let mut compared = 0;
+    for file in manifest.iter().flat_map(|manifest| &manifest.files) {
+        compared += 1;
+        if file.path != format!("{}.bin", prefix.name()) || format != Format::Mmididx {
+            file.verify(&**store, &prefix.parent())?;
+            bytes += file.bytes;
+            continue;
+        }
+        ensure!(
+            (source.token_bytes(), report.tokens_crc64) == (file.bytes, file.crc64),
+            "{}: got {} bytes with CRC-64 {:016x}, due {} bytes with {:016x} by the manifest",
+            file.path,
+            source.token_bytes(),
+            report.tokens_crc64,
+            file.bytes,
+            file.crc64
+        );
+    }
+    let vocab_size = wishes.vocab_size.or_else(|| tokenizer["vocab_size"].as_u64());
+    check_vocab(&source, &report, &meta, vocab_size)?;
+    let _ = write!(text, ", {}", ByteSize(bytes));
+    text += match (&manifest, compared) {
+        (None, _) => "; no manifest, so no checksums to compare with",
+        (Some(_), 0) => bail!("the manifest lists no files"),
+        (Some(_), _) => ", all checksums agree",
+    };
+    let eod = eod.map(|id| Eod {
+        id,
+        tokens: report.eod_tokens,
+        documents_ended: report.documents_ended,
+        documents: report.documents,
+    });
+    if let Some(Eod { id, tokens, documents_ended, .. }) = &eod {
+        let (ended, tokens) = (thousands(*documents_ended), thousands(*tokens));
+        let _ = write!(text, "; {ended} documents end with {id}, which stands {tokens} times");
+    }
+    Ok((bytes, text, eod))
+}
+
+/// All ids are of the vocabulary, but those that mark spans begin where it ends.
+fn check_vocab(
+    source: &TokenSource,
+    report: &CensusReport,
+    meta: &Value,
+    vocab_size: Option<u64>,
+) -> Result<()> {
+    let Some(vocab_size) = vocab_size else { return Ok(()) };
+    if let Some(first) = source.cpm2_vocab_size()? {
+        ensure!(
+            first == i64::try_from(vocab_size)?,
+            "{}: markers begin at {first}, due {vocab_size}, the size of the vocabulary",
+            source.display()
+        );
+    }
+    // A part of a triple has markers in it, or offsets and no ids.
+    let is_part =
+        ["context", "target", "target_offset"].map(Value::from).contains(&meta["objective"]);
+    if let (Some((least, most)), false) = (report.token_range, is_part) {
+        ensure!(
+            least >= 0 && most.unsigned_abs() < vocab_size,
+            "{}: ids from {least} to {most}, due 0 to {} by the vocabulary",
+            source.display(),
+            vocab_size.saturating_sub(1)
+        );
+    }
+    Ok(())
+}

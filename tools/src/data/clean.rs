@@ -1,0 +1,381 @@
+//! `feedline clean`: fewer JSON lines, and what became of the others.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use preprocess::TokenizerSpec;
+use preprocess::clean::{
+    CleanOptions, CleanProgress, CleanReport, Filters, Measure, NearOptions, Reject, ScriptMin,
+    ShingleUnit, SplitOptions, TokensMin, UrlOptions, clean_until,
+};
+use storage::{ByteSize, Key, Storage};
+
+use crate::ui::terminal::{FactTable, table, thousands};
+use crate::ui::timeout::StopSignal;
+
+/// What `feedline clean` can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CleanArgs {
+    /// Files of JSON lines, plain or compressed, in order; - is standard input
+    #[arg(long, alias = "input", value_name = "FILE", num_args = 1.., required = true)]
+    json_in: Vec<String>,
+
+    /// Where to: a prefix, or a name that ends in .jsonl, .jsonl.zst or .json
+    #[arg(long, alias = "output", value_name = "PREFIX")]
+    out: String,
+
+    /// The key that holds the text
+    #[arg(long, value_name = "KEY", default_value = "text")]
+    json_key: String,
+
+    #[command(flatten)]
+    duplicates: Duplicates,
+
+    #[command(flatten)]
+    rules: FilterArgs,
+
+    /// Collapse runs of spaces and join lines broken after a word, as Megatron's general_cleaning
+    #[arg(long)]
+    fix_spaces: bool,
+
+    /// Divide what is kept into PREFIX_train, _valid and _test by these weights, such as 949,50,1;
+    /// by a hash of the text, so that equal texts stay together
+    #[arg(long, value_name = "WEIGHTS")]
+    split: Option<SplitOptions>,
+
+    /// Another seed divides otherwise
+    #[arg(long, value_name = "N", default_value_t = 1234, requires = "split")]
+    seed: u64,
+
+    /// Write the dropped lines here, each with its cause
+    #[arg(long, value_name = "FILE")]
+    dropped: Option<String>,
+
+    /// Write what the summary says, and more, as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<String>,
+
+    /// Threads that judge [default: one a core]
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+
+    /// Refuse longer lines
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    line_max: ByteSize,
+
+    /// No progress and no summary
+    #[arg(long)]
+    quiet: bool,
+
+    /// Print what --report writes in place of the summary
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct Duplicates {
+    /// Drop a document whose text was there before
+    #[arg(long)]
+    exact_dedup: bool,
+
+    /// Drop a document that is much like one before; the first of a cluster is kept
+    #[arg(long)]
+    near_dedup: bool,
+
+    /// Compare texts in lower case and without white space
+    #[arg(long)]
+    fold: bool,
+
+    /// Much alike is this share of common shingles [default: 0.7]
+    #[arg(long, value_name = "SHARE", requires = "near_dedup")]
+    jaccard: Option<f64>,
+
+    /// Of what it is a share: union (of both), min (of the smaller) or max (of the larger)
+    /// [default: union]
+    #[arg(long, value_name = "WHAT", requires = "near_dedup")]
+    measure: Option<Measure>,
+
+    /// Characters or words of a shingle [default: 5]
+    #[arg(long, value_name = "N", requires = "near_dedup")]
+    shingle: Option<usize>,
+
+    /// What shingles are made of: char or word [default: char]
+    #[arg(long, value_name = "UNIT", requires = "near_dedup")]
+    shingle_unit: Option<ShingleUnit>,
+
+    /// Documents are compared if they agree in one of so many bands: more find more, in more memory
+    /// [default: 20]
+    #[arg(long, alias = "num-bands", value_name = "N", requires = "near_dedup")]
+    bands: Option<usize>,
+
+    /// MinHash values in each band: fewer find more, and compare more [default: 5]
+    #[arg(long, value_name = "N", requires = "near_dedup")]
+    rows: Option<usize>,
+
+    /// Read the inputs twice to keep only what has a fellow in memory: about 20 bytes a document in
+    /// place of 400
+    #[arg(long, requires = "near_dedup")]
+    two_passes: bool,
+
+    /// Folder of a temporary file as large as what is kept [default: that of the system]
+    #[arg(long, value_name = "DIR", requires = "near_dedup")]
+    scratch: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct FilterArgs {
+    /// Drop texts of fewer characters
+    #[arg(long, value_name = "N")]
+    min_chars: Option<u64>,
+
+    /// Drop texts of more characters
+    #[arg(long, value_name = "N")]
+    max_chars: Option<u64>,
+
+    /// Drop texts of fewer tokens
+    #[arg(long, value_name = "N")]
+    min_tokens: Option<u64>,
+
+    /// The tokenizer that counts them
+    #[arg(long, value_name = "KIND", default_value = "gpt2")]
+    tokenizer: String,
+
+    /// vocab.json of the tokenizer
+    #[arg(long, value_name = "FILE", requires = "min_tokens")]
+    vocab_file: Option<String>,
+
+    /// merges.txt of the tokenizer
+    #[arg(long, value_name = "FILE", requires = "min_tokens")]
+    merge_file: Option<String>,
+
+    /// The file of a tokenizer that has one
+    #[arg(long, value_name = "FILE", requires = "min_tokens")]
+    tokenizer_model: Option<String>,
+
+    /// Drop texts of which a smaller share are letters; shares leave out white space
+    #[arg(long, value_name = "SHARE")]
+    min_letters: Option<f64>,
+
+    /// Drop texts of which a larger share is U+FFFD, left where a character could not be read
+    #[arg(long, value_name = "SHARE")]
+    max_replacement: Option<f64>,
+
+    /// Drop texts of which one character is a larger share
+    #[arg(long, value_name = "SHARE")]
+    max_one_char: Option<f64>,
+
+    /// Drop texts of which a larger share are lines that the text has already
+    #[arg(long, value_name = "SHARE")]
+    max_repeated_lines: Option<f64>,
+
+    /// Drop texts of whose letters a smaller share is of a script, such as han=0.3
+    #[arg(long, value_name = "SCRIPT=SHARE")]
+    min_script: Vec<ScriptMin>,
+
+    /// Drop texts with these words, in any case; with a number only texts of fewer characters, such
+    /// as javascript=256
+    #[arg(long, value_name = "WORDS[=CHARS]")]
+    reject: Vec<Reject>,
+
+    /// Drop documents whose URL is on this list: of domains (example.com), names without a dot
+    /// (example), endings (.jpg) and addresses (example.com/a)
+    #[arg(long, value_name = "FILE")]
+    blacklist_urls: Option<String>,
+
+    /// The key that holds the URL
+    #[arg(long, value_name = "KEY", default_value = "url")]
+    url_key: String,
+}
+
+/// Cleans, and tells on standard output what was done.
+///
+/// # Errors
+/// As [`preprocess::clean::clean`], and for a report that cannot be written.
+pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
+    let report_to = args.report.as_deref().map(free_name).transpose()?;
+    let mut reporter = Reporter::new(args.quiet);
+    let stop = StopSignal::at_signals()?;
+    let tell = &mut |progress: &CleanProgress| reporter.show(progress);
+    let result = clean_until(&args.options(), &stop.0, tell);
+    reporter.clear();
+    let report = match result {
+        Err(preprocess::Error::Stopped) => bail!("interrupted"),
+        result => result?,
+    };
+    let json = serde_json::to_string_pretty(&report).context("serialize the report")? + "\n";
+    if let Some((store, key)) = report_to {
+        storage::write_all(store.as_ref(), &key, json.as_bytes())
+            .context("the lines stand, but the report does not")?;
+    }
+    match (args.json, args.quiet) {
+        (true, _) => out.write_all(json.as_bytes())?,
+        (false, false) => out.write_all(text(&report).as_bytes())?,
+        (false, true) => {}
+    }
+    Ok(())
+}
+
+/// The place of a file that does not exist yet.
+fn free_name(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
+    let (store, key) = storage::locate(url)?;
+    match store.open(&key) {
+        Err(storage::Error::NotFound { .. }) => Ok((store, key)),
+        Err(error) => Err(error.into()),
+        Ok(_) => Err(storage::Error::Exists { object: store.display(&key) }.into()),
+    }
+}
+
+impl CleanArgs {
+    fn options(&self) -> CleanOptions {
+        let mut options = CleanOptions::new(self.json_in.clone(), &self.out);
+        options.key.clone_from(&self.json_key);
+        options.filters = self.rules.filters();
+        options.exact = self.duplicates.exact_dedup;
+        options.near = self.duplicates.near_dedup.then(|| self.duplicates.near());
+        options.fold = self.duplicates.fold;
+        options.fix_spaces = self.fix_spaces;
+        options.split = self.split.clone().map(|split| SplitOptions { seed: self.seed, ..split });
+        options.dropped.clone_from(&self.dropped);
+        options.workers = self.workers.unwrap_or(options.workers);
+        options.line_bytes_max = self.line_max.0;
+        options
+    }
+}
+
+impl Duplicates {
+    fn near(&self) -> NearOptions {
+        let default = NearOptions::default();
+        NearOptions {
+            jaccard: self.jaccard.unwrap_or(default.jaccard),
+            measure: self.measure.unwrap_or(default.measure),
+            unit: self.shingle_unit.unwrap_or(default.unit),
+            shingle: self.shingle.unwrap_or(default.shingle),
+            bands: self.bands.unwrap_or(default.bands),
+            rows: self.rows.unwrap_or(default.rows),
+            two_passes: self.two_passes,
+            scratch: self.scratch.clone(),
+        }
+    }
+}
+
+impl FilterArgs {
+    fn filters(&self) -> Filters {
+        let tokenizer = || TokenizerSpec {
+            kind: self.tokenizer.clone(),
+            vocab_file: self.vocab_file.clone(),
+            merge_file: self.merge_file.clone(),
+            model: self.tokenizer_model.clone(),
+            ..TokenizerSpec::default()
+        };
+        let urls = |file: &String| UrlOptions { file: file.clone(), key: self.url_key.clone() };
+        Filters {
+            chars_min: self.min_chars,
+            chars_max: self.max_chars,
+            tokens_min: self.min_tokens.map(|tokens| TokensMin { tokens, tokenizer: tokenizer() }),
+            letters_min: self.min_letters,
+            replacement_max: self.max_replacement,
+            one_char_max: self.max_one_char,
+            repeated_lines_max: self.max_repeated_lines,
+            scripts_min: self.min_script.clone(),
+            rejects: self.reject.clone(),
+            urls: self.blacklist_urls.as_ref().map(urls),
+        }
+    }
+}
+
+/// The report as a person reads it.
+fn text(report: &CleanReport) -> String {
+    let mut facts = FactTable::default();
+    let share = |part: u64| 100.0 * part as f64 / report.documents.max(1) as f64;
+    facts.add("documents", thousands(report.documents));
+    facts.add("kept", format!("{} ({:.2} %)", thousands(report.kept), share(report.kept)));
+    facts.add("read", format!("{} of JSON", ByteSize(report.json_bytes)));
+    let rate = format!("{:.1} MB/s, {} workers", report.json_mb_per_s, report.workers);
+    facts.add("time", format!("{:.1} s, {rate}", report.elapsed_s));
+    let counts = [
+        ("blank lines passed over", report.blank_lines),
+        ("lines written anew", report.rewritten),
+        ("documents without a URL", report.without_url),
+    ];
+    for (label, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+        facts.add(label, thousands(count));
+    }
+    if let Some(clusters) = &report.clusters {
+        let (count, largest) = (thousands(clusters.count), thousands(clusters.largest));
+        facts.add("clusters", format!("{count}, the largest of {largest} documents"));
+    }
+    if let Some(index) = &report.index {
+        let (tables, scratch) = (ByteSize(index.table_bytes), ByteSize(index.scratch_bytes));
+        facts.add("tables", format!("{tables}, and {scratch} in temporary files"));
+    }
+    let mut text = facts.text();
+    if !report.dropped.is_empty() {
+        let row =
+            |(cause, dropped): (&preprocess::clean::DropReason, &preprocess::clean::Dropped)| {
+                vec![
+                    cause.name().to_owned(),
+                    thousands(dropped.documents),
+                    format!("{:.2}", share(dropped.documents)),
+                    ByteSize(dropped.bytes).to_string(),
+                ]
+            };
+        let rows: Vec<_> = report.dropped.iter().map(row).collect();
+        text += &table(&["dropped", "documents", "%", "bytes"], &rows);
+    }
+    for output in &report.outputs {
+        text += &format!("{}  {}\n", output.name, ByteSize(output.bytes));
+    }
+    text
+}
+
+/// Tells on standard error how far a run is, on one line if that is a terminal.
+struct Reporter {
+    interval: Duration,
+    terminal: bool,
+    quiet: bool,
+    start: Instant,
+    shown: Instant,
+    line_open: bool,
+}
+
+impl Reporter {
+    fn new(quiet: bool) -> Self {
+        let terminal = io::stderr().is_terminal();
+        let interval = Duration::from_millis(if terminal { 200 } else { 60_000 });
+        let now = Instant::now();
+        Reporter { interval, terminal, quiet, start: now, shown: now, line_open: false }
+    }
+
+    fn show(&mut self, progress: &CleanProgress) {
+        if self.quiet || self.shown.elapsed() < self.interval {
+            return;
+        }
+        self.shown = Instant::now();
+        let CleanProgress { pass, passes, stored_bytes, stored_bytes_all, .. } = *progress;
+        let part = stored_bytes_all.map(|all| stored_bytes as f64 / all.max(1) as f64);
+        let part = part.map_or(String::new(), |part| format!("{:.1} % of ", part * 100.0));
+        let of = ByteSize(stored_bytes_all.unwrap_or(stored_bytes));
+        let kept = if pass == passes { format!(", {} kept", progress.kept) } else { String::new() };
+        let line = format!(
+            "pass {pass} of {passes}: {part}{of}, {} documents{kept}, {:.0} s",
+            progress.documents,
+            self.start.elapsed().as_secs_f64(),
+        );
+        // Progress that cannot be shown must not end the run.
+        let _ = if self.terminal {
+            self.line_open = true;
+            write!(io::stderr(), "\r\x1b[K{line}")
+        } else {
+            writeln!(io::stderr(), "{line}")
+        };
+    }
+
+    fn clear(&self) {
+        if self.line_open {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! `feedline index build`: the sample orders of a run, before it: no torch, no GPU.
+//!
+//! What Megatron's data path would build at the start of a run is built, or found and checked, in
+//! the files where the run will look for it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use indexed::{
+    BlendConfig, BlendIndex, BlendWeights, GptIndex, GptIndexConfig, IndexedDataset, MaskedConfig,
+    MaskedIndex, MaskedKind, Split, SplitMatrix, blend_sizes, normalize_weights,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::ui::job::{CancellableJob, CountedBytes};
+use crate::ui::terminal::{table, thousands};
+
+/// What to build.
+#[derive(Debug, Args)]
+pub struct IndexBuild {
+    /// Prefixes of .bin and .idx, or weights and prefixes in turn, as Megatron's --data-path.
+    #[arg(value_name = "[WEIGHT] PREFIX", required_unless_present_any = ["train", "valid", "test"])]
+    pub data: Vec<String>,
+    /// The same for training alone, as --train-data-path. --split is not used then.
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
+    pub train: Vec<String>,
+    /// The same for validation alone.
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
+    pub valid: Vec<String>,
+    /// The same for the test alone.
+    #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
+    pub test: Vec<String>,
+    /// Tokens of a sample.
+    #[arg(long, value_name = "TOKENS")]
+    pub seq_length: u64,
+    /// Samples of training, validation and test, such as 1000000,2560,0. Default: one epoch each.
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', num_args = 1..=3)]
+    pub samples: Vec<u64>,
+    /// The seed of all shuffles.
+    #[arg(long, default_value_t = 1234)]
+    pub seed: u32,
+    /// Shares of training, validation and test.
+    #[arg(long, value_name = "SHARES", default_value = "969,30,1")]
+    pub split: String,
+    /// The folder of the files. Default: PREFIX/cache/..., and blends are then not kept, as with
+    /// Megatron.
+    #[arg(long, value_name = "FOLDER")]
+    pub data_cache_path: Option<String>,
+    /// A description.txt of an earlier run, or a JSON file with what the tokenizer says of itself.
+    /// It is part of the files' names: without it, a run does not find them.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer_from: Option<String>,
+    /// Samples without the extra token, the label of the last.
+    #[arg(long)]
+    pub no_extra_token: bool,
+    /// Samples of sentences for BERT or T5 in place of GPT's.
+    #[arg(long, value_enum)]
+    pub masked: Option<Masked>,
+    /// Tokens of T5's decoder.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    pub decoder_seq_length: u64,
+    /// The share of tokens that is masked.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
+    pub mask_prob: f64,
+    /// The share of samples with a shorter target.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    pub short_seq_prob: f64,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Whose samples of sentences. The other settings are those of Megatron's pretrain_bert.py and
+/// pretrain_t5.py.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Masked {
+    /// BERT's, of pairs whose order it is asked for.
+    Bert,
+    /// BERT's without a head for that.
+    BertNoHead,
+    /// T5's.
+    T5,
+}
+
+/// What was built or found; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Indexes {
+    /// Every order, a blend after its datasets.
+    pub orders: Vec<OrderRow>,
+}
+
+/// One order.
+#[derive(Debug, Serialize)]
+pub struct OrderRow {
+    /// `train`, `valid` or `test`.
+    pub part: &'static str,
+    /// The prefix, or that it is a blend of so many.
+    pub dataset: String,
+    /// Its samples.
+    pub samples: u64,
+    /// The time that finding or building it took.
+    pub elapsed_s: f64,
+    /// The folder of its files, if it is kept.
+    pub folder: Option<String>,
+}
+
+/// Prefixes, and weights if there are any.
+struct Blend {
+    prefixes: Vec<String>,
+    weights: Option<Vec<f64>>,
+}
+
+/// Builds or checks all orders.
+///
+/// # Errors
+/// What is wrong with the settings or a dataset. Orders that were finished by then stay, and are
+/// found by the next run; of the one that was not nothing does.
+pub fn build(args: &IndexBuild, work: &Arc<CancellableJob>) -> Result<Indexes> {
+    let mut run = IndexRun { args, tokenizer: Value::Null, orders: Vec::new(), work };
+    let built = run.build();
+    let kept = run.orders.iter().filter(|order| order.folder.is_some()).count();
+    match built {
+        Ok(()) => Ok(Indexes { orders: run.orders }),
+        Err(error) if kept == 0 => Err(error),
+        Err(error) if kept == 1 => Err(error.context("one order is finished, and stays")),
+        Err(error) => Err(error.context(format!("{kept} orders are finished, and stay"))),
+    }
+}
+
+struct IndexRun<'a> {
+    args: &'a IndexBuild,
+    tokenizer: Value,
+    orders: Vec<OrderRow>,
+    work: &'a Arc<CancellableJob>,
+}
+
+impl IndexRun<'_> {
+    fn build(&mut self) -> Result<()> {
+        let args = self.args;
+        if let Some(file) = &args.tokenizer_from {
+            self.tokenizer = tokenizer_of(file)?;
+        }
+        if args.data.is_empty() {
+            let of_parts = [&args.train, &args.valid, &args.test];
+            for (which, data) in Split::ALL.into_iter().zip(of_parts) {
+                if !data.is_empty() {
+                    let blend = Blend::parse(data)?;
+                    let is_blend = blend.prefixes.len() > 1;
+                    self.part(which, &blend, None, is_blend)?;
+                }
+            }
+            return Ok(());
+        }
+        let (blend, matrix) = (Blend::parse(&args.data)?, SplitMatrix::parse(&args.split)?);
+        let is_blend = blend.prefixes.len() > 1 || blend.weights.is_some();
+        for which in Split::ALL {
+            if matrix.share(which).is_some() {
+                self.part(which, &blend, Some(&args.split), is_blend)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells what is begun: reads and writes count, of which nobody knows how many come.
+    fn show(&self, what: &str) {
+        let nth = self.orders.len() + 1;
+        self.work.begin(format!("order {nth}, {what}"), CountedBytes::Any, None);
+    }
+
+    fn part(
+        &mut self,
+        which: Split,
+        blend: &Blend,
+        split: Option<&str>,
+        is_blend: bool,
+    ) -> Result<()> {
+        let samples = match self.args.samples.as_slice() {
+            [] => None,
+            counts => Some(counts.get(which as usize).copied().unwrap_or(0)),
+        };
+        if !is_blend {
+            self.dataset(which, &blend.prefixes[0], split, samples)?;
+            return Ok(());
+        }
+        let weights = blend.weights.as_deref().map(normalize_weights).transpose()?;
+        let (shares, size) = match (&weights, samples) {
+            (Some(weights), Some(samples)) => {
+                let (shares, size) = blend_sizes(weights, samples);
+                (shares.into_iter().map(Some).collect(), size)
+            }
+            (Some(_), None) => bail!("--samples: due with weights, as Megatron has it"),
+            (None, _) => (vec![None; blend.prefixes.len()], 0),
+        };
+        let (mut datasets, mut available) = (Vec::new(), Vec::new());
+        for (prefix, share) in blend.prefixes.iter().zip(shares) {
+            let (description, count) = self.dataset(which, prefix, split, share)?;
+            datasets.push(description);
+            available.push(count);
+        }
+        let total = available.iter().sum();
+        let weights = match (weights, samples) {
+            // Megatron divides by the sum twice, and the second time may change the last bit.
+            (Some(weights), _) => {
+                BlendWeights::Weighted { weights: normalize_weights(&weights)?, size }
+            }
+            (None, Some(samples)) => {
+                let counts: Vec<f64> = available.iter().map(|&count| count as f64).collect();
+                let size = samples.min(total);
+                BlendWeights::Weighted { weights: normalize_weights(&counts)?, size }
+            }
+            (None, None) => BlendWeights::Exhaustive { sizes: available.clone() },
+        };
+        self.blend(&BlendConfig { datasets, which, weights, available })
+    }
+
+    fn blend(&mut self, config: &BlendConfig) -> Result<()> {
+        let dataset = format!("a blend of {}", config.available.len());
+        self.show(&format!("{} of {dataset}", config.which));
+        let start = Instant::now();
+        let (index, folder) = match &self.args.data_cache_path {
+            Some(folder) => {
+                let (store, key) = self.work.locate(folder)?;
+                let shown = store.display(&key);
+                (BlendIndex::load_or_build(config, store.as_ref(), &key)?, Some(shown))
+            }
+            None => (BlendIndex::build_checked(config)?, None),
+        };
+        self.work.check()?;
+        self.orders.push(OrderRow {
+            part: config.which.name(),
+            dataset,
+            samples: index.sample_count(),
+            elapsed_s: start.elapsed().as_secs_f64(),
+            folder,
+        });
+        Ok(())
+    }
+
+    /// One dataset's order: what names it, and how many samples it has.
+    fn dataset(
+        &mut self,
+        which: Split,
+        prefix: &str,
+        split: Option<&str>,
+        num_samples: Option<u64>,
+    ) -> Result<(Value, u64)> {
+        self.show(&format!("{which} of {prefix}"));
+        let start = Instant::now();
+        let (store, key) = self.work.locate(prefix)?;
+        let dataset = IndexedDataset::open_ready(&store, &key)?;
+        let kind = self.args.masked.map(|masked| masked.kind(self.args));
+        let (cache, folder) = match &self.args.data_cache_path {
+            Some(folder) => self.work.locate(folder)?,
+            None => {
+                let class = kind.map_or("GPTDataset", MaskedKind::class);
+                (store, key.join(&format!("cache/{class}_indices"))?)
+            }
+        };
+        let config = self.gpt_config(prefix, split, num_samples);
+        let (description, samples) = match kind {
+            None => {
+                let index =
+                    GptIndex::load_or_build(&dataset, which, &config, cache.as_ref(), &folder)?;
+                (config.description(which)?, index.sample_count())
+            }
+            Some(kind) => {
+                let config = self.masked_config(kind, config);
+                let index =
+                    MaskedIndex::load_or_build(&dataset, which, &config, cache.as_ref(), &folder)?;
+                (config.description(which)?, index.sample_count())
+            }
+        };
+        // One that could not be kept is no error else.
+        self.work.check()?;
+        self.orders.push(OrderRow {
+            part: which.name(),
+            dataset: prefix.to_owned(),
+            samples,
+            elapsed_s: start.elapsed().as_secs_f64(),
+            folder: Some(cache.display(&folder)),
+        });
+        Ok((description, samples))
+    }
+
+    fn gpt_config(
+        &self,
+        prefix: &str,
+        split: Option<&str>,
+        num_samples: Option<u64>,
+    ) -> GptIndexConfig {
+        GptIndexConfig {
+            dataset_path: prefix.to_owned(),
+            split: split.map(str::to_owned),
+            seq_len: self.args.seq_length,
+            seed: self.args.seed,
+            num_samples,
+            add_extra_token: !self.args.no_extra_token,
+            drop_last_partial_valid: true,
+            tokenizer: self.tokenizer.clone(),
+        }
+    }
+
+    fn masked_config(&self, kind: MaskedKind, gpt: GptIndexConfig) -> MaskedConfig {
+        MaskedConfig {
+            kind,
+            dataset_path: gpt.dataset_path,
+            split: gpt.split,
+            seq_len: gpt.seq_len,
+            seed: gpt.seed,
+            num_samples: gpt.num_samples,
+            tokenizer: gpt.tokenizer,
+            masking_probability: self.args.mask_prob,
+            short_sequence_probability: self.args.short_seq_prob,
+            masking_max_ngram: if matches!(kind, MaskedKind::T5 { .. }) { 10 } else { 3 },
+            masking_do_full_word: true,
+            masking_do_permutation: false,
+            masking_use_longer_ngrams: false,
+            masking_use_geometric_distribution: matches!(kind, MaskedKind::T5 { .. }),
+        }
+    }
+}
+
+impl Masked {
+    fn kind(self, args: &IndexBuild) -> MaskedKind {
+        match self {
+            Masked::Bert => MaskedKind::Bert { classification_head: true },
+            Masked::BertNoHead => MaskedKind::Bert { classification_head: false },
+            Masked::T5 => MaskedKind::T5 { sequence_length_decoder: args.decoder_seq_length },
+        }
+    }
+}
+
+impl Blend {
+    /// As Megatron reads it: an odd number of words are prefixes, and so are words of which every
+    /// other is not a number.
+    fn parse(words: &[String]) -> Result<Self> {
+        let numbers = words.iter().step_by(2).map(|word| word.trim().parse::<f64>());
+        let is_number: Vec<bool> = numbers.clone().map(|number| number.is_ok()).collect();
+        let prefixes = |step: usize| words.iter().skip(step - 1).step_by(step);
+        let prefixes = |step| prefixes(step).map(|word| word.trim().to_owned()).collect();
+        if words.len() % 2 == 1 || !is_number.contains(&true) {
+            return Ok(Blend { prefixes: prefixes(1), weights: None });
+        }
+        let got = words.join(" ");
+        ensure!(!is_number.contains(&false), "{got}: got some prefixes without a weight");
+        let weights = numbers.collect::<std::result::Result<_, _>>()?;
+        Ok(Blend { prefixes: prefixes(2), weights: Some(weights) })
+    }
+}
+
+/// What a tokenizer says of itself, from a description of any class or a file that has only that.
+pub(crate) fn tokenizer_of(file: &str) -> Result<Value> {
+    let (store, key) = storage::locate(file)?;
+    let bytes = storage::read_all(store.as_ref(), &key)?;
+    let value: Value = serde_json::from_slice(&bytes)
+        .with_context(|| format!("read {}", Path::new(file).display()))?;
+    let inside = value.get("tokenizer").or_else(|| value.pointer("/datasets/0/tokenizer"));
+    Ok(inside.cloned().unwrap_or(value))
+}
+
+impl Indexes {
+    /// As a person reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let row = |order: &OrderRow| {
+            vec![
+                order.part.to_owned(),
+                order.dataset.clone(),
+                thousands(order.samples),
+                format!("{:.1}", order.elapsed_s),
+                order.folder.clone().unwrap_or_else(|| "not kept".to_owned()),
+            ]
+        };
+        let rows: Vec<_> = self.orders.iter().map(row).collect();
+        table(&["part", "dataset", "samples", "s", "folder"], &rows)
+    }
+}

@@ -1,0 +1,342 @@
+//! `feedline merge`: datasets, one after the other, as one.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use indexed::{DocumentRange, IndexedDataset, splice};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
+
+use crate::ui::job::{CancellableJob, CountedBytes};
+use crate::ui::output::{
+    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest,
+};
+use crate::ui::terminal::{FactTable, thousands};
+
+/// What to merge, and how.
+#[derive(Clone, Debug)]
+pub struct MergeRequest {
+    /// Prefixes, and folders whose prefixes are merged.
+    pub inputs: Vec<String>,
+    /// The prefix to write.
+    pub out: String,
+    /// The order of the prefixes of a folder.
+    pub order: PrefixOrder,
+    /// Whether to require a mode for each sequence, as Megatron's flag does.
+    pub multimodal: bool,
+    /// Whether to merge some shards of a dataset without the others.
+    pub partial: bool,
+    /// Whether to read the inputs and compare them with their manifests first.
+    pub verify: bool,
+}
+
+/// The order of the prefixes of a folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefixOrder {
+    /// As Megatron's tool sorts them, so that `_10` comes before `_2`.
+    #[default]
+    Name,
+    /// Digits as numbers: `_2` comes before `_10`.
+    Numeric,
+}
+
+/// What was merged; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Merged {
+    /// The prefixes, in the order of their documents.
+    pub sources: Vec<String>,
+    /// Those without a manifest: nothing tells what tokenizer they are of, and they were read
+    /// whole.
+    pub sources_without_manifest: Vec<String>,
+    /// Documents.
+    pub documents: u64,
+    /// Sequences.
+    pub sequences: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// The time that it took.
+    pub elapsed_s: f64,
+    /// The files.
+    pub outputs: Vec<Output>,
+}
+
+/// One input.
+struct MergeInput {
+    name: String,
+    store: Arc<dyn Storage>,
+    prefix: Key,
+    /// What its manifest says of it and of its files, if it has one.
+    manifest: Option<(Value, Vec<FileEntry>)>,
+}
+
+/// Merges datasets.
+///
+/// # Errors
+/// If the inputs do not fit together or break their format, naming which; nothing is written then.
+pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merged> {
+    let start = Instant::now();
+    let sources = find(request, work)?;
+    let (out, out_prefix) = work.locate(&request.out)?;
+    no_manifest_yet(out.as_ref(), &out_prefix)?;
+    same_tokenizer(&sources)?;
+    if !request.partial {
+        all_shards(&sources)?;
+    }
+    let bytes = sources.iter().map(MergeInput::bytes).sum::<Result<u64>>()?;
+    if request.verify {
+        work.begin("verify", CountedBytes::Read, Some(bytes));
+    }
+    let parts = sources.iter().map(|source| source.part(request)).collect::<Result<Vec<_>>>()?;
+    work.begin("merge", CountedBytes::Written, Some(bytes));
+    let built = splice(&out, &out_prefix, &parts)?;
+    let mut meta = common_meta(&sources);
+    meta.insert("tool".to_owned(), TOOL.into());
+    meta.insert("documents".to_owned(), built.documents.into());
+    meta.insert("sequences".to_owned(), built.sequences.into());
+    meta.insert("tokens".to_owned(), built.tokens.into());
+    let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
+    meta.insert("merged".to_owned(), json!(names));
+    let files = [built.bin, built.idx];
+    let outputs = write_manifest(out.as_ref(), &out_prefix, &files, Value::Object(meta))?;
+    let without = sources.iter().filter(|source| source.manifest.is_none());
+    Ok(Merged {
+        sources_without_manifest: without.map(|source| source.name.clone()).collect(),
+        sources: names,
+        documents: built.documents,
+        sequences: built.sequences,
+        tokens: built.tokens,
+        elapsed_s: start.elapsed().as_secs_f64(),
+        outputs,
+    })
+}
+
+fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeInput>> {
+    let mut sources = Vec::new();
+    for input in &request.inputs {
+        let bare = input.trim_end_matches('/');
+        let bare = [".bin", ".idx"].iter().find_map(|s| bare.strip_suffix(s)).unwrap_or(bare);
+        let (store, key) = work
+            .locate(if bare.is_empty() { "/." } else { bare })
+            .or_else(|error| if bare == "." { work.locate("./.") } else { Err(error) })?;
+        let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
+        if is_pair {
+            sources.push(MergeInput::open(store, key)?);
+            continue;
+        }
+        let folder = work.open_url(bare)?;
+        let names =
+            folder.list_names(&Key::root()).with_context(|| format!("look into {input}"))?;
+        let with =
+            |stem: &str, suffix: &str| names.binary_search(&format!("{stem}{suffix}")).is_ok();
+        let stems = names.iter().filter_map(|name| name.strip_suffix(".idx"));
+        let mut stems: Vec<&str> = stems.filter(|stem| with(stem, ".bin")).collect();
+        match request.order {
+            PrefixOrder::Name => stems.sort_unstable(),
+            PrefixOrder::Numeric => stems.sort_by(|a, b| numeric(a, b)),
+        }
+        ensure!(!stems.is_empty(), "{input}: no .bin and .idx of one name are there");
+        for stem in stems {
+            sources.push(MergeInput::open(Arc::clone(&folder), Key::new(stem)?)?);
+        }
+    }
+    if sources.is_empty() {
+        bail!("merge of nothing: give prefixes, or folders that hold some");
+    }
+    Ok(sources)
+}
+
+impl MergeInput {
+    fn open(store: Arc<dyn Storage>, prefix: Key) -> Result<Self> {
+        let name = store.display(&prefix);
+        let manifest = token_manifest(store.as_ref(), &prefix)?;
+        let manifest = manifest.map(|manifest| (manifest.meta, manifest.files));
+        Ok(MergeInput { name, store, prefix, manifest })
+    }
+
+    /// Of both files.
+    fn bytes(&self) -> Result<u64> {
+        pair_bytes(self.store.as_ref(), &self.prefix)
+    }
+
+    fn part(&self, request: &MergeRequest) -> Result<DocumentRange> {
+        if request.multimodal {
+            let has_modes = IndexedDataset::open(&self.store, &self.prefix)?.has_modes();
+            ensure!(has_modes, "{}: no modes, due one a sequence by --multimodal", self.name);
+        }
+        let mut bin_crc64 = None;
+        if let Some((_, files)) = &self.manifest {
+            for suffix in [".bin", ".idx"] {
+                let name = format!("{}{suffix}", self.prefix.name());
+                let Some(entry) = files.iter().find(|file| file.path == name) else {
+                    bail!("{}: {name} is not in its manifest", self.name);
+                };
+                let folder = self.prefix.parent();
+                let bytes = self.store.open(&folder.join(&name)?)?.len_bytes();
+                ensure!(
+                    bytes == entry.bytes,
+                    "{}: {name} has {bytes} bytes, due {} by its manifest",
+                    self.name,
+                    entry.bytes
+                );
+                if request.verify {
+                    entry.verify(self.store.as_ref(), &folder)?;
+                }
+                if suffix == ".bin" {
+                    bin_crc64 = Some(entry.crc64);
+                }
+            }
+        }
+        let (store, prefix) = (Arc::clone(&self.store), self.prefix.clone());
+        Ok(DocumentRange { store, prefix, documents: None, bin_crc64 })
+    }
+}
+
+/// Shards are of use in their order, and together: a task of an array that failed is not missed
+/// otherwise. They are shards of the same only if the inputs had as many bytes for each.
+fn all_shards(sources: &[MergeInput]) -> Result<()> {
+    let shard = |source: &MergeInput| {
+        let (meta, _) = source.manifest.as_ref()?;
+        let (index, count) = meta["shard"].as_str()?.split_once('/')?;
+        let (index, count) = (index.parse::<u64>().ok()?, count.parse::<u64>().ok()?);
+        (count > 0).then(|| (index, (count, meta["shard_of_bytes"].as_u64())))
+    };
+    let mut due = 0;
+    let mut last: Option<(&MergeInput, (u64, Option<u64>))> = None;
+    for source in sources {
+        let Some((index, of)) = shard(source) else { continue };
+        let (count, bytes) = of;
+        ensure!(
+            index == due && last.is_none_or(|(_, (due, _))| due == count),
+            "{}: is shard {index} of {count}, due shard {due}; hint: a task of the array may have \
+             failed: run it again, give the shards in their order, or say --partial",
+            source.name
+        );
+        if let Some((before, (_, due))) = last.filter(|(_, (_, due))| *due != bytes) {
+            bail!(
+                "{}: is a shard of inputs of {} bytes, due {} as for {}; hint: an input has \
+                 changed between them, and where shards begin with it",
+                source.name,
+                bytes.unwrap_or_default(),
+                due.unwrap_or_default(),
+                before.name
+            );
+        }
+        due = (due + 1) % count;
+        last = (due != 0).then_some((source, of));
+    }
+    if let Some((source, (count, _))) = last {
+        bail!(
+            "{}: is the last of the shards, due {count} of them; hint: a task of the array may \
+             have failed: run it again, or say --partial",
+            source.name
+        );
+    }
+    Ok(())
+}
+
+/// Ids of two tokenizers in one file are ids of none.
+fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
+    let told = |source: &MergeInput| {
+        let (meta, _) = source.manifest.as_ref()?;
+        let tokenizer = &meta["tokenizer"];
+        let facts = json!([tokenizer["name"], tokenizer["fingerprint"], tokenizer["vocab_size"]]);
+        (!tokenizer.is_null()).then_some(facts)
+    };
+    let mut first: Option<(&MergeInput, Value)> = None;
+    for source in sources {
+        let Some(facts) = told(source) else { continue };
+        match &first {
+            None => first = Some((source, facts)),
+            Some((other, due)) => ensure!(
+                *due == facts,
+                "merge {} with {}: got tokenizer {facts}, due {due}; hint: their ids mean \
+                 different text, so tokenize one of them again",
+                source.name,
+                other.name
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// What all manifests say alike; inputs are joined. Counts are those of the result.
+fn common_meta(sources: &[MergeInput]) -> Map<String, Value> {
+    let metas: Option<Vec<&Value>> =
+        sources.iter().map(|source| source.manifest.as_ref().map(|(meta, _)| meta)).collect();
+    let metas = metas.unwrap_or_default();
+    let Some(Value::Object(first)) = metas.first() else { return Map::new() };
+    let mut common = Map::new();
+    for (name, value) in first {
+        if name == "inputs" {
+            let inputs = metas.iter().filter_map(|meta| meta[name].as_array()).flatten();
+            common.insert(name.clone(), inputs.cloned().collect());
+        } else if metas.iter().all(|meta| meta[name] == *value) {
+            common.insert(name.clone(), value.clone());
+        }
+    }
+    common
+}
+
+/// Runs of digits are compared as numbers, all else as it stands.
+fn numeric(a: &str, b: &str) -> Ordering {
+    let (mut x, mut y) = (a.as_bytes(), b.as_bytes());
+    while let (Some(&p), Some(&q)) = (x.first(), y.first()) {
+        let order = if p.is_ascii_digit() && q.is_ascii_digit() {
+            let (m, n);
+            (m, x) = digits(x);
+            (n, y) = digits(y);
+            m.len().cmp(&n.len()).then(m.cmp(n))
+        } else {
+            (x, y) = (&x[1..], &y[1..]);
+            p.cmp(&q)
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+    x.len().cmp(&y.len()).then(a.cmp(b))
+}
+
+/// The digits in front without their leading zeros, and what follows them.
+fn digits(text: &[u8]) -> (&[u8], &[u8]) {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    let zeros = digits.iter().take_while(|&&byte| byte == b'0').count();
+    (&digits[zeros..], rest)
+}
+
+impl Merged {
+    /// As a person reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut facts = FactTable::default();
+        facts.add("documents", thousands(self.documents));
+        facts.add("sequences", thousands(self.sequences));
+        facts.add("tokens", thousands(self.tokens));
+        let bytes: u64 = self.outputs.iter().map(|output| output.bytes).sum();
+        let rate = rate_text(bytes, Duration::from_secs_f64(self.elapsed_s));
+        facts.add("wrote", format!("{} at {rate}", ByteSize(bytes)));
+        for output in &self.outputs {
+            facts.add("", &output.name);
+        }
+        for name in &self.sources_without_manifest {
+            facts.add("no manifest", format!("{name}: its tokenizer is not known"));
+        }
+        format!("merged {} datasets\n{}", self.sources.len(), facts.text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_numbers() {
+        let mut names = vec!["p_10_a", "p_2_b", "p_2_a", "p_1", "p_02_a", "p", "q_1", "p_100"];
+        names.sort_by(|a, b| numeric(a, b));
+        assert_eq!(names, ["p", "p_1", "p_02_a", "p_2_a", "p_2_b", "p_10_a", "p_100", "q_1"]);
+    }
+}

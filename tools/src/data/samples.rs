@@ -1,0 +1,309 @@
+//! `feedline samples`: what a training run would be given, read as it would be read.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+use indexed::{BlockShuffle, GptIndex, GptIndexConfig, IndexedDataset, Split, TokenStream};
+use loader::batch::{GptAssemble, GptConfig};
+use loader::{
+    Assemble, Batch, BlockOrder, FileOrder, GptOrder, Loader, LoaderOptions, Metrics, Ranks,
+    RawAssemble, RawBatch, SampleOrder,
+};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use storage::{ByteSize, Key};
+
+use crate::ui::job::{CancellableJob, CountedBytes};
+use crate::ui::simulate::Simulate;
+use crate::ui::terminal::{FactTable, thousands};
+
+pub use crate::data::samples_show::{Shown, show};
+
+/// The order in which samples are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OrderKind {
+    /// Megatron's full shuffle of documents and samples.
+    Megatron,
+    /// The block shuffle, for stores that are paid by the args.
+    Block,
+    /// The sequences as they lie in the file, each a sample: what `feedline materialize` wrote.
+    File,
+}
+
+/// What is to be read.
+#[derive(Args, Clone, Debug)]
+pub struct SamplesArgs {
+    /// Prefix of a GPT dataset: a path or a URL. With --show the config of a run.
+    #[arg(value_name = "PREFIX")]
+    pub prefix: String,
+    /// Tokens a row.
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    pub seq_length: u64,
+    /// Samples to read. Default: to the end of the order.
+    #[arg(long, value_name = "COUNT")]
+    pub samples: Option<u64>,
+    /// The first of them: the samples that a run has consumed.
+    #[arg(long, default_value_t = 0, value_name = "SAMPLE")]
+    pub first: u64,
+    /// Samples that Megatron's order is made for, which decides its epochs. Default: as far as is
+    /// read; of a whole order, one epoch.
+    #[arg(long, value_name = "COUNT")]
+    pub built_for: Option<u64>,
+    /// The seed of the shuffles.
+    #[arg(long, default_value_t = 1234)]
+    pub seed: u32,
+    /// Shares of train, valid and test, of which train is read.
+    #[arg(long, default_value = "1,0,0", value_name = "SHARES")]
+    pub split: String,
+    /// The order.
+    #[arg(long, value_enum, default_value = "megatron")]
+    pub order: OrderKind,
+    /// Rows a batch.
+    #[arg(long, default_value_t = 8, value_name = "ROWS")]
+    pub micro_batch: usize,
+    /// The data-parallel rank whose samples are read.
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    /// How many data-parallel ranks there are.
+    #[arg(long, default_value_t = 1, value_name = "RANKS")]
+    pub ranks: u32,
+    /// A folder for Megatron's index caches. Default: nothing is kept.
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<String>,
+    /// Takes no more samples a second than this, as training would.
+    #[arg(long, value_name = "PER-SECOND")]
+    pub rate: Option<f64>,
+    /// Requests in flight at once. Default: found by trying.
+    #[arg(long, value_name = "REQUESTS")]
+    pub depth: Option<usize>,
+    /// MiB that are read ahead at most.
+    #[arg(long, default_value_t = 512, value_name = "MIB")]
+    pub window: u64,
+    /// Seconds that a batch or a request is waited for.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub timeout: u64,
+    /// Takes the bytes of the samples as they are, as the reader of a node does, and makes no
+    /// tensors of them.
+    #[arg(long, conflicts_with = "hash")]
+    pub raw: bool,
+    /// Prints the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
+    #[arg(long)]
+    pub hash: bool,
+    /// Shows samples of a run, of whatever objective, by their places in its order, as a message of
+    /// the trainer names them: file, sequence and text of each part. --first and --samples say
+    /// which. Default: those of one step.
+    #[arg(long, conflicts_with_all = ["hash", "raw"])]
+    pub show: bool,
+    /// Whether the store is a model.
+    #[command(flatten)]
+    pub simulate: Simulate,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was read; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Samples {
+    /// What the store was simulated by, if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<String>,
+    /// The order's name.
+    pub order: String,
+    /// Samples that the order has.
+    pub samples_of_order: u64,
+    /// Samples read.
+    pub samples: u64,
+    /// From the start of the loader to the last batch.
+    pub seconds: f64,
+    /// Opening the dataset and mapping or building its index.
+    pub index_seconds: f64,
+    /// From the start of the loader to the first batch.
+    pub first_batch_seconds: f64,
+    /// Samples a second.
+    pub samples_per_second: f64,
+    /// Bytes of samples a second.
+    pub bytes_per_second: f64,
+    /// SHA-256 of the tokens of all samples in order, each with its extra one, as little-endian
+    /// int64.
+    pub sha256: Option<String>,
+    /// What the loader counted.
+    pub loader: Metrics,
+}
+
+/// Reads the samples.
+///
+/// # Errors
+/// What the dataset, the index or a read say.
+pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples> {
+    let begun = Instant::now();
+    let (mut store, key) = storage::locate(&args.prefix)?;
+    let simulation = args.simulate.start()?;
+    if let Some(simulation) = &simulation {
+        store = simulation.wrap(store);
+    }
+    let dataset = Arc::new(IndexedDataset::open_ready(&store, &key)?);
+    work.begin("order", CountedBytes::Any, None);
+    let order = order_of(args, &dataset, work)?;
+    work.check()?;
+    let index_seconds = begun.elapsed().as_secs_f64();
+    let total = order.sample_count();
+    let end = args.samples.map_or(total, |count| args.first.saturating_add(count));
+    let mut options = LoaderOptions::new(args.micro_batch, args.first..end);
+    options.ranks = Ranks::one(args.rank, args.ranks);
+    options.depth = args.depth;
+    options.window_bytes = args.window.saturating_mul(1 << 20);
+    options.timeout = Duration::from_secs(args.timeout);
+    let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
+    let name = order.name();
+    let mut sum = args.hash.then(Sha256::new);
+    let begun = Instant::now();
+    let sample_bytes = args.seq_length.saturating_add(1) * dataset.dtype().item_bytes();
+    let count = end.min(total).saturating_sub(args.first) / u64::from(args.ranks).max(1);
+    work.begin("samples", CountedBytes::Read, Some(count.saturating_mul(sample_bytes)));
+    let shown = (work.as_ref(), sample_bytes);
+    let (taken, metrics) = if args.raw {
+        drain(Loader::start(order, RawAssemble, options)?, args.rate, shown, RawBatch::rows)?
+    } else {
+        let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
+        drain(Loader::start(order, assemble, options)?, args.rate, shown, |batch| {
+            if let Some(sum) = &mut sum {
+                add(sum, batch);
+            }
+            batch.rows
+        })?
+    };
+    let seconds = begun.elapsed().as_secs_f64();
+    Ok(Samples {
+        simulated: simulation.map(|simulation| simulation.about()),
+        order: name,
+        samples_of_order: total,
+        samples: taken,
+        seconds,
+        index_seconds,
+        first_batch_seconds: metrics.first_batch_us as f64 / 1e6,
+        samples_per_second: taken as f64 / seconds,
+        bytes_per_second: metrics.delivered_bytes as f64 / seconds,
+        sha256: sum.map(|sum| hex(&sum.finalize())),
+        loader: metrics,
+    })
+}
+
+/// Takes all batches, no more samples a second than `rate`; `rows` looks at each.
+fn drain<A: Assemble>(
+    mut loader: Loader<A>,
+    rate: Option<f64>,
+    (work, sample_bytes): (&CancellableJob, u64),
+    mut rows: impl FnMut(&A::Batch) -> usize,
+) -> Result<(u64, Metrics)> {
+    let (begun, mut taken) = (Instant::now(), 0);
+    while let Some(batch) = loader.next_batch()? {
+        work.check()?;
+        let new = rows(&batch) as u64;
+        work.moved(CountedBytes::Read, new * sample_bytes);
+        taken += new;
+        loader.recycle(batch);
+        if let Some(rate) = rate {
+            let due = begun + Duration::from_secs_f64(taken as f64 / rate);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    }
+    Ok((taken, loader.metrics()))
+}
+
+fn order_of(
+    args: &SamplesArgs,
+    dataset: &Arc<IndexedDataset>,
+    work: &Arc<CancellableJob>,
+) -> Result<Arc<dyn SampleOrder>> {
+    let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
+    Ok(match args.order {
+        OrderKind::Megatron => {
+            let index = Arc::new(megatron_index(args, dataset, work)?);
+            Arc::new(GptOrder::new(Arc::clone(dataset), index, seq_len)?)
+        }
+        OrderKind::Block => {
+            let split = Some(args.split.as_str());
+            let stream = TokenStream::new(dataset, Split::Train, split, args.seq_length, true)?;
+            let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
+            let seed = args.seed.into();
+            let shuffle = BlockShuffle::new(stream.sample_count(), block, window, seed)?;
+            let last = args.samples.map_or(1, |count| args.first.saturating_add(count));
+            let epochs = last.div_ceil(stream.sample_count()).max(1);
+            Arc::new(BlockOrder::new(dataset, stream, &shuffle, epochs)?)
+        }
+        OrderKind::File => Arc::new(FileOrder::new(Arc::clone(dataset), seq_len)?),
+    })
+}
+
+fn megatron_index(
+    args: &SamplesArgs,
+    dataset: &IndexedDataset,
+    work: &Arc<CancellableJob>,
+) -> Result<GptIndex> {
+    let reached = args.samples.map(|count| args.first.saturating_add(count));
+    let config = GptIndexConfig {
+        dataset_path: args.prefix.clone(),
+        split: Some(args.split.clone()),
+        seq_len: args.seq_length,
+        seed: args.seed,
+        num_samples: args.built_for.or(reached),
+        add_extra_token: true,
+        drop_last_partial_valid: true,
+        tokenizer: serde_json::Value::Null,
+    };
+    let Some(folder) = &args.cache else {
+        return Ok(GptIndex::build(dataset, Split::Train, &config)?);
+    };
+    let store = work.open_url(folder)?;
+    Ok(GptIndex::load_or_build(dataset, Split::Train, &config, store.as_ref(), &Key::root())?)
+}
+
+/// Each row is the inputs and, behind them, the last label: what the sample is made of.
+fn add(sum: &mut Sha256, batch: &Batch) {
+    for row in 0..batch.rows {
+        let place = row * batch.seq_len..(row + 1) * batch.seq_len;
+        for token in &batch.tokens[place.clone()] {
+            sum.update(token.to_le_bytes());
+        }
+        if let Some(last) = batch.labels[place].last() {
+            sum.update(last.to_le_bytes());
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Samples {
+    /// For a person.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let metrics = &self.loader;
+        let mut facts = FactTable::default();
+        if let Some(about) = &self.simulated {
+            facts.add("store", about);
+        }
+        facts.add("order", &self.order);
+        let of = thousands(self.samples_of_order);
+        facts.add("samples", format!("{} of {of}", thousands(self.samples)));
+        facts.add("opened and indexed in", format!("{:.3} s", self.index_seconds));
+        facts.add("first batch after", format!("{:.3} s", self.first_batch_seconds));
+        facts.add("samples a second", thousands(self.samples_per_second as u64));
+        facts.add("bytes a second", ByteSize(self.bytes_per_second as u64));
+        facts.add("moved for each wanted byte", format!("{:.3}", metrics.moved_per_wanted));
+        let reads = thousands(metrics.reads);
+        facts.add("requests", format!("{reads}, {} at once at the end", metrics.depth));
+        let (p50, p99) = (metrics.read_p50_us, metrics.read_p99_us);
+        facts.add("a request took", format!("p50 {p50} us, p99 {p99} us"));
+        let stalled = metrics.stalled_us / 1000;
+        facts.add("waits over 1 ms", format!("{}, together {stalled} ms", metrics.stalls));
+        if let Some(sum) = &self.sha256 {
+            facts.add("sha256 of the tokens", sum);
+        }
+        facts.text()
+    }
+}

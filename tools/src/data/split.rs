@@ -1,0 +1,161 @@
+//! `feedline split`: a dataset's documents for training, validation and test.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use indexed::{DocumentRange, IndexedDataset, Split, SplitMatrix, splice};
+use serde::Serialize;
+use serde_json::{Value, json};
+use storage::{Key, Storage};
+
+use crate::ui::job::{CancellableJob, CountedBytes};
+use crate::ui::output::{
+    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest,
+};
+use crate::ui::terminal::{table, thousands};
+
+/// What to split, and how.
+#[derive(Clone, Debug)]
+pub struct SplitRequest {
+    /// The prefix to read.
+    pub source: String,
+    /// The shares, such as `949,50,1`.
+    pub split: String,
+    /// What the prefixes to write begin with.
+    pub out: String,
+}
+
+/// What was written; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct SplitReport {
+    /// The dataset that was read.
+    pub source: String,
+    /// Its documents.
+    pub documents: u64,
+    /// The parts that have a share, in order.
+    pub parts: Vec<SplitOutput>,
+}
+
+/// One part.
+#[derive(Debug, Serialize)]
+pub struct SplitOutput {
+    /// `train`, `valid` or `test`.
+    pub part: &'static str,
+    /// Its first document in the source, and the one after its last.
+    pub documents: [u64; 2],
+    /// Sequences.
+    pub sequences: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// The files; none if its share came to no document.
+    pub outputs: Vec<Output>,
+}
+
+/// Writes a dataset for each part that has a share, `OUT_train` and so on. Megatron's rounding is
+/// applied to documents.
+///
+/// # Errors
+/// If the source is damaged, or an output exists; no part is left then.
+pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<SplitReport> {
+    let shares = SplitMatrix::parse(&request.split)?;
+    let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
+    let (store, prefix) = work.locate(name)?;
+    let documents = IndexedDataset::open(&store, &prefix)?.document_count();
+    let manifest = token_manifest(store.as_ref(), &prefix)?;
+    ensure!(documents > 0, "{name}: no documents to split");
+    let mut targets = Vec::new();
+    for which in Split::ALL {
+        let Some(range) = shares.range(which, documents) else { continue };
+        let (out, key) = work.locate(&format!("{}_{which}", request.out))?;
+        no_manifest_yet(out.as_ref(), &key)?;
+        targets.push((which, range, out, key));
+    }
+    work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
+    let mut parts = Vec::new();
+    for (nth, (which, range, out, key)) in targets.iter().enumerate() {
+        let (documents, range) = ([range.start, range.end], range.clone());
+        if range.is_empty() {
+            let part = which.name();
+            parts.push(SplitOutput {
+                part,
+                documents,
+                sequences: 0,
+                tokens: 0,
+                outputs: Vec::new(),
+            });
+            continue;
+        }
+        let (store, prefix) = (Arc::clone(&store), prefix.clone());
+        let of = DocumentRange { store, prefix, documents: Some(range), bin_crc64: None };
+        let mut meta = manifest.as_ref().map_or(json!({}), |manifest| manifest.meta.clone());
+        meta["split"] = json!({
+            "source": name,
+            "shares": request.split,
+            "part": which.name(),
+            "documents": documents,
+        });
+        match write_part(which.name(), documents, (out, key), of, meta) {
+            Ok(part) => parts.push(part),
+            Err(error) => {
+                // The one that failed has taken itself back.
+                let before = targets[..nth].iter().filter(|(_, range, ..)| !range.is_empty());
+                before.for_each(|(_, _, out, key)| remove(out.as_ref(), key));
+                return Err(error);
+            }
+        }
+    }
+    Ok(SplitReport { source: name.to_owned(), documents, parts })
+}
+/// Writes one part, or nothing of it.
+fn write_part(
+    part: &'static str,
+    documents: [u64; 2],
+    (out, key): (&Arc<dyn Storage>, &Key),
+    of: DocumentRange,
+    mut meta: Value,
+) -> Result<SplitOutput> {
+    let built = splice(out, key, &[of])?;
+    meta["tool"] = TOOL.into();
+    meta["documents"] = built.documents.into();
+    meta["sequences"] = built.sequences.into();
+    meta["tokens"] = built.tokens.into();
+    if let Value::Object(meta) = &mut meta {
+        // Which of them the documents of this part are from is not known.
+        meta.remove("inputs");
+    }
+    let (sequences, tokens) = (built.sequences, built.tokens);
+    let outputs = write_manifest(out.as_ref(), key, &[built.bin, built.idx], meta)?;
+    Ok(SplitOutput { part, documents, sequences, tokens, outputs })
+}
+
+/// Removes a part that was written, what makes it whole first.
+fn remove(out: &dyn Storage, key: &Key) {
+    for suffix in [".manifest.json", ".idx", ".bin"] {
+        // The error that ended the others is the one to tell.
+        if let Err(left) = key.with_suffix(suffix).and_then(|key| out.delete(&key)) {
+            log::warn!("{}{suffix} is left: {left}", out.display(key));
+        }
+    }
+}
+
+impl SplitReport {
+    /// As a person reads it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let row = |part: &SplitOutput| {
+            let [start, end] = part.documents;
+            let prefix = part
+                .outputs
+                .first()
+                .map_or("not written: no document", |first| first.name.trim_end_matches(".bin"));
+            let counts = [end - start, part.sequences, part.tokens].map(thousands);
+            let mut row = vec![part.part.to_owned()];
+            row.extend(counts);
+            row.push(prefix.to_owned());
+            row
+        };
+        let rows: Vec<_> = self.parts.iter().map(row).collect();
+        let header = ["part", "documents", "sequences", "tokens", "prefix"];
+        format!("split {}\n{}", self.source, table(&header, &rows))
+    }
+}

@@ -1,0 +1,339 @@
+//! All that a run's config names: whether it is there, fits, and suits.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+use recipe::config::{Config, Objective, Offload};
+use recipe::plan::{PlanInputs, RunPlan};
+use storage::probe::{MountInfo, ProbeFolder, cached_share};
+use storage::{ByteSize, Key};
+
+use super::folder::path_of;
+use super::{ANSWERS, DoctorArgs, Finding, Findings, FolderOrigin, Patience, Purpose};
+
+/// File systems of the machine itself.
+const LOCAL: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"];
+
+/// From here on a second run over the data is served by this machine's memory.
+const CACHED_SHARE_MIN: f64 = 0.2;
+
+pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding>> {
+    let config = Config::load(&args.target, &args.set)?;
+    let mut tour = ConfigProbe { patience, all: Vec::new(), seen: BTreeSet::new() };
+    for corpus in &config.data.train {
+        tour.all.extend(dataset(&corpus.path, &config, patience));
+        tour.look(&folder_of(&corpus.path), Purpose::Data, FolderOrigin::ByNobody);
+    }
+    tour.all.extend(index_cache(&config.cache_dir(), patience));
+    tour.all.extend(tokenizer(&config.data.tokenizer, patience));
+    let dir = config.checkpoint_dir();
+    tour.look(&dir, Purpose::Checkpoint, FolderOrigin::ByRun);
+    tour.all.extend(room(&dir, &config, patience));
+    // Logs are written there, whatever else is.
+    tour.look(&config.run.dir, Purpose::Checkpoint, FolderOrigin::ByRun);
+    if let Some(far) = &config.checkpoint.drain_to {
+        tour.look(far, Purpose::Checkpoint, FolderOrigin::ByRun);
+        tour.all.extend(room(far, &config, patience));
+    }
+    if let Some(near) = &config.data.local_cache {
+        tour.look(&near.dir, Purpose::Both, FolderOrigin::ByRun);
+        tour.all.extend(is_near(&near.dir, "local cache", patience));
+    }
+    tour.offloaded(&config);
+    Ok(tour.all)
+}
+
+/// Places one after the other, each once: folders that are not there yet may be below one that is.
+struct ConfigProbe<'a> {
+    patience: &'a Patience,
+    all: Vec<Finding>,
+    seen: BTreeSet<(Purpose, String)>,
+}
+
+impl ConfigProbe<'_> {
+    fn look(&mut self, place: &str, purpose: Purpose, made: FolderOrigin) {
+        let nearest = match place.starts_with("s3://") {
+            true => place.to_owned(),
+            false => nearest(place, self.patience).unwrap_or_else(|| place.to_owned()),
+        };
+        if self.seen.insert((purpose, nearest.clone())) {
+            self.all.extend(super::look(place, purpose, made, self.patience));
+        } else if nearest != place {
+            let mut found = Findings::of(place);
+            found.fine("place", format!("not there yet; it will be below {nearest}, as above"));
+            self.all.extend(found.all);
+        }
+    }
+
+    /// Where ranks keep states, and inputs of layers.
+    fn offloaded(&mut self, config: &Config) {
+        let plan = RunPlan::new(config, &PlanInputs::default());
+        let disks = config.optim.offload.folders(0).len() as u64;
+        let each = plan.offload.map_or(0, |state| state.disk_bytes.div_ceil(disks.max(1)));
+        for place in places(&config.optim.offload) {
+            self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
+            self.all.extend(is_near(&place, "offload", self.patience));
+            self.all.extend(states(&place, each, self.patience));
+        }
+        for place in places(&config.parallel.activation_offload) {
+            self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
+            self.all.extend(is_near(&place, "offload", self.patience));
+        }
+    }
+}
+
+/// Ranks of a node, of which the folders are looked for.
+const LOCAL_RANKS_MAX: usize = 64;
+
+/// Folders of the first rank of this node, and those of others that are there.
+fn places(offload: &Offload) -> Vec<String> {
+    let mut places = offload.folders(0);
+    for place in (1..LOCAL_RANKS_MAX).flat_map(|rank| offload.folders(rank)) {
+        if !places.contains(&place) && path_of(&place).exists() {
+            places.push(place);
+        }
+    }
+    places
+}
+
+/// What ranks left there, and whether two generations of another one fit.
+fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
+    let mut found = Findings::of(place);
+    let asked = place.to_owned();
+    let looked = patience.stage("look what ranks left").run(move || -> ckpt::Result<_> {
+        let store = storage::open_url(&asked)?;
+        Ok((ckpt::offload::marked(&store)?, store.free_bytes()?))
+    });
+    let (all, free) = match looked {
+        Ok(Ok(looked)) => looked,
+        Ok(Err(error)) => {
+            found.breaks("states", error.to_string(), "the run does not start", "");
+            return found.all;
+        }
+        Err(error) => {
+            found.breaks(ANSWERS, error.to_string(), "the run waits as long", "");
+            return found.all;
+        }
+    };
+    let left: Vec<_> = all.iter().filter(|state| !state.is_open).collect();
+    let left_bytes: u64 = left.iter().map(|state| state.bytes).sum();
+    if let Some(first) = left.first() {
+        let (count, bytes) = (left.len(), ByteSize(left_bytes));
+        found.note(
+            "states",
+            format!("{bytes} of {count} ranks that no process has, such as of {}", first.owner),
+            "their space: a run that goes on here takes its own again, and removes those of ranks \
+             that it has no more; one that goes on elsewhere does not",
+            &format!("feedline offload left {place}, and --remove RUN"),
+        );
+    } else {
+        found.fine("states", format!("none that no process has, {} in use", all.len()));
+    }
+    let told = format!("two generations of one rank take {}", ByteSize(need_bytes));
+    match free {
+        // What was left may be its own.
+        Some(free) if free.saturating_add(left_bytes) < need_bytes => {
+            let told = format!("{told}: {} are free", ByteSize(free));
+            let fix = "optim.offload on a larger disk, or on several";
+            found.breaks("room", told, "the first update fails", fix);
+        }
+        Some(free) => found.fine("room", format!("{told}: {} are free", ByteSize(free))),
+        None => found.fine("room", format!("{told}; the store has no limit that it tells")),
+    }
+    found.all
+}
+
+/// The nearest folder of a path that is there; `None` if that cannot be told.
+fn nearest(place: &str, patience: &Patience) -> Option<String> {
+    let path = path_of(place);
+    let looked = patience.stage("look where it is").run(move || MountInfo::of(&path));
+    looked.and_then(|facts| facts).ok().map(|facts| facts.nearest)
+}
+
+/// Whether the order of the samples can be kept: a run does without, and builds it every time.
+fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
+    if dir.starts_with("s3://") {
+        return super::look(dir, Purpose::Both, FolderOrigin::ByRun, patience);
+    }
+    let mut found = Findings::of(dir);
+    let path = path_of(dir);
+    let tried = patience.stage("write to it").run(move || {
+        let facts = MountInfo::of(&path)?;
+        ProbeFolder::new(Path::new(&facts.nearest))?.remove()?;
+        storage::Result::Ok(facts)
+    });
+    match tried {
+        Ok(Ok(facts)) if facts.is_there => found.fine("index cache", "can be written to"),
+        Ok(Ok(facts)) => {
+            let told = format!("not there yet; {} can be written to", facts.nearest);
+            found.fine("index cache", told);
+        }
+        Ok(Err(error)) => found.hurts(
+            "index cache",
+            format!("nothing can be written: {error}"),
+            "the order of the samples is built anew at every start: seconds for ten million \
+             documents, minutes for a billion",
+            "data.cache_dir = \"FOLDER\" that the run may write to, or `feedline index build` \
+             before",
+        ),
+        Err(error) => found.breaks(ANSWERS, error.to_string(), "the run waits as long", ""),
+    }
+    found.all
+}
+
+fn folder_of(prefix: &str) -> String {
+    let (path, options) = prefix.split_once('?').map_or((prefix, ""), |(path, more)| (path, more));
+    let folder = match path.rsplit_once('/') {
+        Some(("", _)) => "/",
+        Some((folder, _)) => folder,
+        None => ".",
+    };
+    if options.is_empty() { folder.to_owned() } else { format!("{folder}?{options}") }
+}
+
+/// Whether the files of a corpus are there, how large they are, and whether they look cached.
+fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
+    let mut found = Findings::of(prefix.split('?').next().unwrap_or(prefix));
+    let ends: &[&str] = match config.objective() {
+        Objective::Encdec => &["_context", "_target", "_target_offset"],
+        _ => &[""],
+    };
+    let asked = prefix.to_owned();
+    let names: Vec<String> = ends
+        .iter()
+        .flat_map(|end| [".idx", ".bin"].map(|suffix| format!("{end}{suffix}")))
+        .collect();
+    let stage = patience.stage("open the dataset");
+    let opened = stage.run(move || -> storage::Result<Vec<(u64, Option<f64>)>> {
+        let (store, key) = storage::locate(&asked)?;
+        let open = |suffix: &String| {
+            let object = store.open(&key.with_suffix(suffix)?)?;
+            Ok((object.len_bytes(), cached_share(&*object)))
+        };
+        names.iter().map(open).collect()
+    });
+    match opened {
+        Ok(Ok(files)) => {
+            let bytes: u64 = files.iter().skip(1).step_by(2).map(|(bytes, _)| bytes).sum();
+            found.fine("dataset", format!("{} of tokens", ByteSize(bytes)));
+            let cached: f64 =
+                files.iter().map(|(bytes, share)| share.unwrap_or(0.0) * *bytes as f64).sum();
+            let all: u64 = files.iter().map(|(bytes, _)| bytes).sum();
+            let share = cached / all.max(1) as f64;
+            let told = format!("{:.0} % is in this machine's page cache", share * 100.0);
+            if share >= CACHED_SHARE_MIN {
+                found.note(
+                    "cache",
+                    told,
+                    "nothing for a run; whatever is measured now is memory and not the store",
+                    "feedline bench, which says what was cached",
+                );
+            } else if files.iter().any(|(_, share)| share.is_some()) {
+                found.fine("cache", told);
+            }
+        }
+        Ok(Err(error)) => found.breaks(
+            "dataset",
+            error.to_string(),
+            "the run does not start",
+            "data.train = \"PREFIX\" of a .bin and .idx, as `preprocess` names it at its end",
+        ),
+        Err(error) => {
+            found.breaks("dataset", error.to_string(), "the run waits as long, and ends", "");
+        }
+    }
+    found.all
+}
+
+/// Whether the files of a tokenizer are there. `gpt2` and `null:30000` have none.
+fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
+    let mut found = Findings::of("data.tokenizer");
+    let Some((kind, files)) = spec.split_once(':').filter(|(kind, _)| *kind != "null") else {
+        return found.all;
+    };
+    for file in files.split(',') {
+        let asked = file.to_owned();
+        let stage = patience.stage(&format!("open {file}"));
+        let opened = stage.run(move || {
+            let (store, key) = storage::locate(&asked)?;
+            store.open(&key).map(|object| object.len_bytes())
+        });
+        match opened.and_then(|outcome| outcome) {
+            Ok(bytes) => found.fine(kind, format!("{file}, {}", ByteSize(bytes))),
+            Err(error) => {
+                let cost = "the run starts without text, or not at all";
+                found.breaks(kind, error.to_string(), cost, "data.tokenizer = \"KIND:FILE\"");
+            }
+        }
+    }
+    found.all
+}
+
+/// Whether so many checkpoints fit as lie there at once: those that are kept, and the next.
+fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
+    let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
+    let plan = RunPlan::new(config, &PlanInputs::default());
+    let (one, due) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
+    let told = format!(
+        "a checkpoint of {} parameters is {}; up to {} lie here at once",
+        plan.parameters.total,
+        ByteSize(one),
+        ByteSize(due)
+    );
+    let asked = dir.to_owned();
+    let free = patience.stage("ask for the space that is free").run(move || {
+        let store = storage::open_url(&asked)?;
+        let there = store.list(&Key::root()).map(|all| all.iter().map(|entry| entry.bytes).sum());
+        Ok((store.free_bytes()?, there.unwrap_or(0_u64)))
+    });
+    match free.and_then(|outcome: storage::Result<_>| outcome) {
+        // What lies there already is of the steps that make room.
+        Ok((Some(free), there)) if free.saturating_add(there) < due => {
+            let fits = free.saturating_add(there) / one.max(1);
+            let told = format!("{told}: {} are free, for {fits}", ByteSize(free));
+            if fits < 2 {
+                let cost = "a save fails, as the old step stays until the new one is complete";
+                let fix = "checkpoint.dir on a larger disk";
+                found.breaks("room", told, cost, fix);
+            } else {
+                let fix = format!("checkpoint.keep.last = {}, or a larger disk", fits - 1);
+                found.breaks("room", told, "a later save fails", &fix);
+            }
+        }
+        Ok((Some(free), _)) => found.fine("room", format!("{told}: {} are free", ByteSize(free))),
+        Ok((None, _)) => {
+            found.fine("room", format!("{told}; the store has no limit that it tells"));
+        }
+        Err(error) => found.hurts("room", format!("{told}: {error}"), "it may not fit", ""),
+    }
+    found.all
+}
+
+/// A cache on a disk that is as far away as the data is none, and an update waits for its disk.
+fn is_near(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
+    let mut found = Findings::of(dir);
+    let asked = path_of(dir);
+    let looked = patience.stage("look where it is").run(move || MountInfo::of(&asked));
+    if let Ok(Ok(facts)) = looked
+        && !LOCAL.contains(&facts.file_system.as_str())
+    {
+        let (cost, fix) = match what {
+            "offload" => (
+                "each step waits for the network: 24 bytes a parameter, or all inputs both ways",
+                "nvme:FOLDER on a disk of the node",
+            ),
+            _ => (
+                "every sample is written once and read twice over the network",
+                "data.local_cache.dir on a disk of the node, as /local or /tmp",
+            ),
+        };
+        found.hurts(
+            what,
+            format!("on {}, which is not of this node", facts.file_system),
+            cost,
+            fix,
+        );
+    }
+    found.all
+}

@@ -1,0 +1,66 @@
+//! What this machine means for a run.
+
+use storage::ByteSize;
+use storage::probe::HostInfo;
+
+use super::{Finding, Findings};
+
+/// What rings and registered buffers take of the limit on kernels before 5.12.
+const MEMLOCK_BYTES_MIN: u64 = 8 << 20;
+
+/// Shards, indexes, connections and logs of one process.
+const OPEN_FILES_MIN: u64 = 4096;
+
+pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {
+    let mut found = Findings::of("this machine");
+    match (&facts.ring_refused, facts.ring_disabled) {
+        (None, _) => found.fine("io_uring", "it works"),
+        (Some(why), disabled) => {
+            let (told, fix) = match disabled {
+                Some(level @ (1 | 2)) => (
+                    format!("{why} (kernel.io_uring_disabled is {level})"),
+                    "sysctl -w kernel.io_uring_disabled=0",
+                ),
+                _ => (
+                    why.clone(),
+                    "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp \
+                     profile of the container",
+                ),
+            };
+            let cost = "samples and shards are read and written by threads: the same bytes, on a \
+                        local disk at about half the requests a second and twice the CPU time";
+            found.hurts("io_uring", told, cost, fix);
+        }
+    }
+    match facts.memlock_bytes {
+        Some(bytes) if bytes < MEMLOCK_BYTES_MIN => found.note(
+            "locked memory",
+            format!("a process may lock {}", ByteSize(bytes)),
+            "kernels before 5.12 charge rings to it, and NCCL's network transports pin more",
+            "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit of slurmd or containerd",
+        ),
+        Some(bytes) => found.fine("locked memory", format!("up to {}", ByteSize(bytes))),
+        None => found.fine("locked memory", "no limit"),
+    }
+    match facts.open_files {
+        Some(count) if count < OPEN_FILES_MIN => found.hurts(
+            "open files",
+            format!("a process may have {count} open"),
+            "a run over many shards, or a save of many files, ends with 'too many open files'",
+            "ulimit -n 65536, or LimitNOFILE=65536 in the unit of slurmd or containerd",
+        ),
+        Some(count) => found.fine("open files", format!("up to {count}")),
+        None => found.fine("open files", "no limit"),
+    }
+    match facts.clock_is_kept {
+        Some(false) => found.note(
+            "clock",
+            "the kernel says that nothing keeps it",
+            "logs of nodes do not line up; S3 refuses requests that are 15 minutes off",
+            "systemctl enable --now chronyd (a container has its host's clock: look there)",
+        ),
+        Some(true) => found.fine("clock", "it is kept"),
+        None => {}
+    }
+    found.all
+}

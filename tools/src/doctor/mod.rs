@@ -1,0 +1,263 @@
+//! `feedline doctor`: what will hurt a training run, what it costs, and the line that mends it.
+//!
+//! Facts come from `storage::probe`; here it is judged what they mean for a run. `machine` judges
+//! this machine, `mount` what a path is on, `folder` tries a file system, `bucket` an object store,
+//! `config` goes through all that a run's config names.
+
+mod bucket;
+mod config;
+mod folder;
+mod machine;
+mod mount;
+pub mod stripe;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use storage::Stage;
+use storage::probe::{BucketInfo, HostInfo, MountInfo};
+
+use crate::ui::timeout::StopSignal;
+
+/// What is to be looked at.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// A folder or file, a URL, or the config of a run: a name that ends in .toml.
+    #[arg(value_name = "PATH|URL|CONFIG.toml")]
+    pub target: String,
+    /// What PATH is for: data is looked at and never written to; for checkpoints a few small files
+    /// or objects are written below it, and removed. A config says it itself.
+    #[arg(long = "for", value_enum, default_value = "both")]
+    pub purpose: Purpose,
+    /// How long each step may take before the target counts as hanging.
+    #[arg(long, value_name = "SECONDS", default_value = "20s", value_parser = seconds)]
+    pub timeout: Duration,
+    /// Other values of a config's keys, as `trainer` takes them.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let count = text.strip_suffix('s').and_then(|digits| digits.parse().ok());
+    count
+        .filter(|count| (1..=3600).contains(count))
+        .map(Duration::from_secs)
+        .ok_or_else(|| "due 1s to 3600s".to_owned())
+}
+
+/// What a place is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Purpose {
+    /// Tokens, which are read.
+    Data,
+    /// Checkpoints, which are written.
+    Checkpoint,
+    /// Either.
+    Both,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// As it should be.
+    Fine,
+    /// Good to know; a run does not suffer from it.
+    Note,
+    /// A run will be slower, or lose what it need not.
+    Hurts,
+    /// A run will not start, will end, or can lose what it saved.
+    Breaks,
+}
+
+/// Something that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Where: a path, a URL, or `this machine`.
+    pub place: String,
+    /// What was looked at.
+    pub what: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found.
+    pub found: String,
+    /// What a run pays for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<String>,
+    /// The line that mends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+/// Findings of one place.
+#[derive(Debug, Default)]
+pub struct Findings {
+    place: String,
+    all: Vec<Finding>,
+}
+
+impl Findings {
+    fn of(place: impl Into<String>) -> Self {
+        Findings { place: place.into(), all: Vec::new() }
+    }
+
+    fn fine(&mut self, what: &str, found: impl Into<String>) {
+        self.push(Severity::Fine, what, found.into(), None);
+    }
+
+    fn note(&mut self, what: &str, found: impl Into<String>, cost: &str, fix: &str) {
+        self.push(Severity::Note, what, found.into(), Some((cost, fix)));
+    }
+
+    fn hurts(&mut self, what: &str, found: impl Into<String>, cost: &str, fix: &str) {
+        self.push(Severity::Hurts, what, found.into(), Some((cost, fix)));
+    }
+
+    fn breaks(&mut self, what: &str, found: impl Into<String>, cost: &str, fix: &str) {
+        self.push(Severity::Breaks, what, found.into(), Some((cost, fix)));
+    }
+
+    fn push(&mut self, severity: Severity, what: &str, found: String, more: Option<(&str, &str)>) {
+        let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let (cost, fix) = more.map_or((None, None), |(cost, fix)| (told(cost), told(fix)));
+        let (place, what) = (self.place.clone(), what.to_owned());
+        self.all.push(Finding { place, what, severity, found, cost, fix });
+    }
+}
+
+/// All that was found; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Diagnosis {
+    /// Whether nothing will hurt.
+    pub ok: bool,
+    /// In the order in which it was looked at.
+    pub findings: Vec<Finding>,
+}
+
+/// Looks at the target, and at this machine.
+///
+/// # Errors
+/// If a config cannot be read, or that it was interrupted: what was tried is removed first, and
+/// what cannot be is told. Whatever is wrong with a target is among the findings.
+pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
+    let patience = Patience { limit: args.timeout, stop: StopSignal::at_signals()? };
+    let mut all = of_machine(&HostInfo::here());
+    if args.target.ends_with(".toml") {
+        all.extend(config::look(args, &patience)?);
+    } else {
+        all.extend(look(&args.target, args.purpose, FolderOrigin::ByNobody, &patience));
+    }
+    if patience.stop.is_set() {
+        let hung = all.iter().filter(|finding| finding.what == ANSWERS);
+        let hung: String = hung.map(|of| format!("; {}: {}", of.place, of.found)).collect();
+        bail!("interrupted{hung}");
+    }
+    Ok(Diagnosis::new(all))
+}
+
+/// What is said of a step that does not come back.
+const ANSWERS: &str = "answers";
+
+/// How long a step may take, and who may end it sooner.
+#[derive(Clone, Debug)]
+struct Patience {
+    limit: Duration,
+    stop: StopSignal,
+}
+
+/// What a step has to come to its end when it is told to: one of a file system takes milliseconds.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Patience {
+    fn stage(&self, what: &str) -> Stage {
+        Stage::begin(what, self.limit).warn_after([self.limit; 3]).or_when(&self.stop.0, GRACE)
+    }
+}
+
+/// Who makes a folder that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FolderOrigin {
+    ByRun,
+    ByNobody,
+}
+
+fn look(place: &str, purpose: Purpose, made: FolderOrigin, patience: &Patience) -> Vec<Finding> {
+    if place.starts_with("s3://") {
+        return bucket::look(place, purpose, patience);
+    }
+    folder::look(place, purpose, made, patience)
+}
+
+/// What this machine means for a run.
+#[must_use]
+pub fn of_machine(facts: &HostInfo) -> Vec<Finding> {
+    machine::judge(facts)
+}
+
+/// What the file system at `place` means for a run.
+#[must_use]
+pub fn of_mount(place: &str, facts: &MountInfo, purpose: Purpose) -> Vec<Finding> {
+    let mut found = Findings::of(place);
+    mount::judge(facts, purpose, &mut found);
+    found.all
+}
+
+/// What a bucket means for a run.
+#[must_use]
+pub fn of_bucket(place: &str, facts: &BucketInfo) -> Vec<Finding> {
+    let mut found = Findings::of(place);
+    bucket::judge(facts, &mut found);
+    found.all
+}
+
+impl Diagnosis {
+    fn new(findings: Vec<Finding>) -> Self {
+        let ok = findings.iter().all(|finding| finding.severity < Severity::Hurts);
+        Diagnosis { ok, findings }
+    }
+
+    /// As a person reads it: by places, what is worse first.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let width = self.findings.iter().map(|f| f.what.chars().count()).max().unwrap_or(0);
+        let mut text = String::new();
+        let mut places: Vec<&str> = Vec::new();
+        for finding in &self.findings {
+            if !places.contains(&finding.place.as_str()) {
+                places.push(&finding.place);
+            }
+        }
+        for place in places {
+            text += &format!("{place}\n");
+            let mut here: Vec<_> = self.findings.iter().filter(|f| f.place == place).collect();
+            here.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+            for Finding { what, severity, found, cost, fix, .. } in here {
+                let word = match severity {
+                    Severity::Fine => "fine  ",
+                    Severity::Note => "note  ",
+                    Severity::Hurts => "HURTS ",
+                    Severity::Breaks => "BREAKS",
+                };
+                text += &format!("  {word}  {what:<width$}  {found}\n");
+                let indent = " ".repeat(width + 12);
+                for (label, line) in [("costs", cost), ("mend", fix)] {
+                    if let Some(line) = line {
+                        text += &format!("{indent}{label}: {line}\n");
+                    }
+                }
+            }
+        }
+        let of = |severity| self.findings.iter().filter(|f| f.severity == severity).count();
+        let (breaks, hurts) = (of(Severity::Breaks), of(Severity::Hurts));
+        let all = self.findings.len();
+        text + &match breaks + hurts {
+            0 => format!("{all} things looked at: none will hurt\n"),
+            _ => format!("{all} things looked at: {breaks} will break a run, {hurts} will hurt\n"),
+        }
+    }
+}

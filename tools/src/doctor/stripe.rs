@@ -1,0 +1,280 @@
+//! `feedline stripe`: how files are spread over the targets of a Lustre.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+use storage::ByteSize;
+use storage::fs::lustre::{LayoutComponent, Purpose, Recommendation, Striping, target_count};
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub enum StripeVerb {
+    /// Tells the layout of a file, or what is made in a folder gets.
+    ///
+    /// Exit 0: told. 2: it is not on Lustre, or cannot be read.
+    Get(GetArgs),
+    /// Gives a folder a layout for what will be made in it, or makes an empty file that has it.
+    ///
+    /// The layout is read back: sites may let `lfs` alone set it, and then say that all went well.
+    /// What is in the folder already stays as it is. Exit 0: it is as asked. 1: Lustre made
+    /// something else of it. 2: it could not be set.
+    Set(SetArgs),
+    /// Says which layout suits a file, why, and the line that sets it.
+    ///
+    /// Exit 0.
+    Recommend(RecommendArgs),
+}
+
+/// What is asked for.
+#[derive(Debug, Args)]
+pub struct GetArgs {
+    /// A file or folder.
+    pub path: PathBuf,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is to be set.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// A folder, or a file that is not there yet.
+    pub path: PathBuf,
+    /// Targets: a number, or `all`. Default: as the file system has it.
+    #[arg(long, value_name = "COUNT|all", value_parser = count, default_value = "0")]
+    pub count: u16,
+    /// Bytes on a target before the next has its turn: a multiple of 64KiB. Default: as the file
+    /// system has it.
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<ByteSize>,
+    /// The pool that targets are taken from. Default: any.
+    #[arg(long, default_value = "")]
+    pub pool: String,
+    /// A part of a layout that grows with the file, as 1GiB:4:4MiB for 4 stripes of 4 MiB up to
+    /// 1 GiB; the last ends at `end`. Given several times, in order, instead of --count and --size.
+    #[arg(
+        long,
+        value_name = "END:COUNT:SIZE",
+        value_parser = part,
+        conflicts_with_all = ["count", "size"]
+    )]
+    pub part: Vec<(u64, u16, u32)>,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum For {
+    /// .idx files, manifests and the like.
+    Index,
+    /// Tokens that all nodes read in small pieces.
+    Data,
+    /// Shards of a checkpoint, of which each writer has its own.
+    Checkpoint,
+    /// One file that all writers write into.
+    Shared,
+}
+
+/// Of what, and for whom.
+#[derive(Debug, Args)]
+pub struct RecommendArgs {
+    /// The length of a file.
+    #[arg(long, value_name = "SIZE")]
+    pub bytes: ByteSize,
+    /// What it is for.
+    #[arg(long = "for", value_enum)]
+    pub purpose: For,
+    /// Nodes that read it, or processes that write.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub nodes: u32,
+    /// Targets of the file system. Default: those that this client shows, if it is one.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub targets: Option<u32>,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn count(text: &str) -> Result<u16, String> {
+    match text {
+        "all" => Ok(LayoutComponent::ALL),
+        _ => text.parse().map_err(|_| "due a number of targets, or all".to_owned()),
+    }
+}
+
+fn part(text: &str) -> Result<(u64, u16, u32), String> {
+    let due = || "due END:COUNT:SIZE, such as 1GiB:4:4MiB or end:all:4MiB".to_owned();
+    let [end, stripes, size] =
+        <[&str; 3]>::try_from(text.split(':').collect::<Vec<_>>()).map_err(|_| due())?;
+    let end = if end == "end" { u64::MAX } else { end.parse::<ByteSize>()?.0 };
+    let size = u32::try_from(size.parse::<ByteSize>()?.0).map_err(|_| due())?;
+    Ok((end, count(stripes)?, size))
+}
+
+/// What was found or done; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    /// The file or folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The parts of the layout; none where the file system's own counts.
+    pub parts: Vec<ComponentReport>,
+    /// Why, or what is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// The line that sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
+    /// Whether it is as asked.
+    pub ok: bool,
+    #[serde(skip)]
+    text: String,
+}
+
+/// A part of a layout.
+#[derive(Debug, Serialize)]
+pub struct ComponentReport {
+    start_bytes: u64,
+    /// Absent for the end of the file.
+    end_bytes: Option<u64>,
+    /// Absent for the default of the file system.
+    stripe_bytes: Option<u32>,
+    /// Absent for the default of the file system; -1 for all.
+    stripe_count: Option<i32>,
+    pool: String,
+    on_mdt: bool,
+    targets: Vec<u32>,
+}
+
+impl ComponentReport {
+    fn of(part: &LayoutComponent) -> Self {
+        ComponentReport {
+            start_bytes: part.start,
+            end_bytes: Some(part.end).filter(|end| *end != u64::MAX),
+            stripe_bytes: Some(part.stripe_bytes).filter(|bytes| *bytes > 0),
+            stripe_count: match part.stripe_count {
+                0 => None,
+                LayoutComponent::ALL => Some(-1),
+                count => Some(count.into()),
+            },
+            pool: part.pool.clone(),
+            on_mdt: part.on_mdt,
+            targets: part.targets.clone(),
+        }
+    }
+}
+
+impl StripeVerb {
+    /// Whether to print JSON.
+    #[must_use]
+    pub fn json(&self) -> bool {
+        match self {
+            StripeVerb::Get(args) => args.json,
+            StripeVerb::Set(args) => args.json,
+            StripeVerb::Recommend(args) => args.json,
+        }
+    }
+}
+
+impl Answer {
+    fn of(path: &Path, striping: Option<&Striping>) -> Self {
+        let name = path.display().to_string();
+        let told = striping.map_or("the layout of the file system".to_owned(), ToString::to_string);
+        let targets = striping.into_iter().flat_map(|s| &s.parts).flat_map(|part| &part.targets);
+        let targets: Vec<String> = targets.map(|target| format!("OST{target:04x}")).collect();
+        let on =
+            if targets.is_empty() { String::new() } else { format!(" ({})", targets.join(" ")) };
+        Answer {
+            path: Some(name.clone()),
+            parts: striping.iter().flat_map(|s| &s.parts).map(ComponentReport::of).collect(),
+            why: None,
+            set: None,
+            ok: true,
+            text: format!("{name}: {told}{on}\n"),
+        }
+    }
+
+    /// As a person reads it.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Does what is asked.
+///
+/// # Errors
+/// If it is not on Lustre, or Lustre refuses.
+pub fn stripe(verb: &StripeVerb) -> Result<Answer> {
+    match verb {
+        StripeVerb::Get(args) => Ok(Answer::of(&args.path, Striping::of(&args.path)?.as_ref())),
+        StripeVerb::Set(args) => set(args),
+        StripeVerb::Recommend(args) => Ok(recommend(args)),
+    }
+}
+
+fn set(args: &SetArgs) -> Result<Answer> {
+    let wish = args.wish()?;
+    let came = wish.set(&args.path)?;
+    let mut answer = Answer::of(&args.path, came.as_ref());
+    if !came.is_some_and(|came| came.grants(&wish)) {
+        let why = format!(
+            "asked for {wish}; hint: a site may let lfs alone set layouts \
+             (llite.*.enable_setstripe_gid), and there may be fewer targets"
+        );
+        answer.text += &format!("{why}\n");
+        (answer.ok, answer.why) = (false, Some(why));
+    }
+    Ok(answer)
+}
+
+impl SetArgs {
+    fn wish(&self) -> Result<Striping> {
+        let given = !self.part.is_empty() || self.count > 0 || self.size.is_some();
+        ensure!(given || !self.pool.is_empty(), "nothing to set: due --count, --size or --part");
+        let size = self.size.map_or(0, |size| size.0);
+        let whole = (u64::MAX, self.count, u32::try_from(size)?);
+        let mut parts = Vec::new();
+        let mut start = 0;
+        let asked = if self.part.is_empty() { &[whole][..] } else { &self.part };
+        for &(end, stripe_count, stripe_bytes) in asked {
+            let pool = self.pool.clone();
+            let whole = LayoutComponent::whole(stripe_count, stripe_bytes);
+            parts.push(LayoutComponent { start, end, pool, ..whole });
+            start = end;
+        }
+        Ok(Striping { parts })
+    }
+}
+
+fn recommend(args: &RecommendArgs) -> Answer {
+    let purpose = match args.purpose {
+        For::Index => Purpose::Index,
+        For::Data => Purpose::Data,
+        For::Checkpoint => Purpose::Checkpoint,
+        For::Shared => Purpose::Shared,
+    };
+    let targets = args.targets.or_else(target_count);
+    let Recommendation { stripe_count, stripe_bytes, reason } =
+        Recommendation::new(purpose, args.bytes.0, args.nodes, targets);
+    let part = LayoutComponent::whole(stripe_count, stripe_bytes);
+    let count = if stripe_count == LayoutComponent::ALL {
+        "all".to_owned()
+    } else {
+        stripe_count.to_string()
+    };
+    let size = ByteSize(stripe_bytes.into()).to_string().replace(' ', "");
+    let set = format!("feedline stripe set FOLDER --count {count} --size {size}");
+    Answer {
+        path: None,
+        text: format!("{part}: {reason}\n{set}\n"),
+        parts: vec![ComponentReport::of(&part)],
+        why: Some(reason),
+        set: Some(set),
+        ok: true,
+    }
+}

@@ -1,0 +1,84 @@
+//! `feedline offload left`: what ranks keep in folders, or have left there. A run that goes on with
+//! fewer ranks removes what its ranks reach; what is on a node that has none of them stays.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use ckpt::offload::{OwnedFolder, marked, sweep};
+use clap::Args;
+use serde::Serialize;
+use storage::{ByteSize, Storage};
+
+use crate::ckpt::CkptOutput;
+use crate::ui::terminal::table;
+
+/// Where to look.
+#[derive(Debug, Args)]
+pub struct LeftArgs {
+    /// Folders of this node, as optim.offload has them.
+    #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
+    pub folders: Vec<String>,
+    /// Removes what ranks of this run left, as it is told under 'of', unless a process has it. Its
+    /// checkpoints stay whole, those that share files with it too.
+    #[arg(long, value_name = "RUN")]
+    pub remove: Option<String>,
+    /// Prints JSON, with units in the keys.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was found; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Found {
+    /// All there are, those that were removed too.
+    states: Vec<OwnedFolder>,
+    /// What no process has.
+    left_bytes: u64,
+    removed: Vec<String>,
+}
+
+/// Looks, and removes what is to be.
+pub(super) fn run(args: &LeftArgs) -> Result<CkptOutput> {
+    let open = |folder: &String| storage::open_url(folder);
+    let stores: Vec<Arc<dyn Storage>> = args.folders.iter().map(open).collect::<Result<_, _>>()?;
+    let (mut states, mut removed) = (Vec::new(), Vec::new());
+    for store in &stores {
+        states.extend(marked(store)?);
+        if let Some(run) = &args.remove {
+            removed.extend(sweep(store, run, 0)?);
+        }
+    }
+    let left = states.iter().filter(|state| !state.is_open);
+    let left_bytes = left.map(|state| state.bytes).sum();
+    let found = Found { states, left_bytes, removed };
+    CkptOutput::new(args.json, &found, found.text(), true)
+}
+
+impl Found {
+    fn text(&self) -> String {
+        let row = |state: &OwnedFolder| {
+            let OwnedFolder { folder, owner, rank, disk, disks, bytes, is_open } = state;
+            let now = match is_open {
+                true => "in use",
+                false if self.removed.contains(folder) => "removed",
+                false => "left",
+            };
+            vec![
+                folder.clone(),
+                owner.clone(),
+                rank.to_string(),
+                format!("{} of {disks}", disk + 1),
+                ByteSize(*bytes).to_string(),
+                now.to_owned(),
+            ]
+        };
+        let rows: Vec<_> = self.states.iter().map(row).collect();
+        let head = ["folder", "of", "rank", "disk", "bytes", "is"];
+        let sum = format!("{} that no process has\n", ByteSize(self.left_bytes));
+        if rows.is_empty() {
+            "no rank has anything there\n".to_owned()
+        } else {
+            table(&head, &rows) + &sum
+        }
+    }
+}

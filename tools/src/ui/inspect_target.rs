@@ -1,0 +1,99 @@
+//! What an argument names: token files of some format, one checkpoint, or a folder of checkpoints.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use indexed::Format;
+use storage::{Key, Storage};
+
+use crate::ui::job::CancellableJob;
+
+/// What was found under a name.
+#[derive(Debug)]
+pub enum InspectTarget {
+    /// `NAME.bin` and `NAME.idx`.
+    Tokens {
+        /// The store of their folder.
+        store: Arc<dyn Storage>,
+        /// Their common prefix.
+        prefix: Key,
+    },
+    /// Token files of another program.
+    Foreign {
+        /// The store of their folder.
+        store: Arc<dyn Storage>,
+        /// Their common prefix.
+        prefix: Key,
+        /// Their format.
+        format: Format,
+    },
+    /// One `step-*` folder.
+    Checkpoint {
+        /// The store of the folder that holds the steps.
+        store: Arc<dyn Storage>,
+        /// The step.
+        step: u64,
+    },
+    /// A folder with `step-*` folders in it.
+    Checkpoints {
+        /// A store whose root is that folder.
+        store: Arc<dyn Storage>,
+    },
+}
+
+impl InspectTarget {
+    /// The same, its store watched.
+    #[must_use]
+    pub fn watched(mut self, work: &Arc<CancellableJob>) -> Self {
+        let (InspectTarget::Tokens { store, .. }
+        | InspectTarget::Foreign { store, .. }
+        | InspectTarget::Checkpoint { store, .. }
+        | InspectTarget::Checkpoints { store }) = &mut self;
+        *store = work.watch(Arc::clone(store));
+        self
+    }
+
+    /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first, and so is what the
+    /// files of another format end with.
+    ///
+    /// # Errors
+    /// If nothing that we know is there, naming what was looked for.
+    pub fn find(name: &str) -> Result<Self> {
+        let name = name.trim_end_matches('/');
+        if let Ok((store, key)) = storage::locate(name) {
+            // An .idx that is none is told of by whoever opens the pair.
+            if let Ok(Some((format, prefix))) = Format::detect(&store, &key)
+                && format != Format::Mmididx
+            {
+                return Ok(InspectTarget::Foreign { store, prefix, format });
+            }
+        }
+        let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
+        let (parent, key) = storage::locate(if name.is_empty() { "." } else { name })
+            .or_else(|error| if name == "." { storage::locate("./.") } else { Err(error) })
+            .with_context(|| format!("look for {name}"))?;
+        let beside =
+            parent.list_names(&key.parent()).with_context(|| format!("look for {name}"))?;
+        let has =
+            |suffix: &str| beside.iter().any(|other| *other == format!("{}{suffix}", key.name()));
+        if has(".idx") || has(".bin") {
+            return Ok(InspectTarget::Tokens { store: parent, prefix: key });
+        }
+        if let Some(step) = ckpt::step_of(key.name())
+            && has("")
+        {
+            return Ok(InspectTarget::Checkpoint { store: parent, step });
+        }
+        let inside = storage::open_url(name)?;
+        if !has("") {
+            bail!(
+                "{name}: neither {name}.idx, nor token files of another format, nor a folder of \
+                that name is there"
+            );
+        }
+        if inside.list_names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
+            return Ok(InspectTarget::Checkpoints { store: inside });
+        }
+        bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it")
+    }
+}

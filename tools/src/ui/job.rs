@@ -1,0 +1,138 @@
+//! Work that Ctrl-C ends and that a bar follows.
+//!
+//! A verb that writes opens its stores through [`CancellableJob`]. They ask before each request
+//! whether it is time to stop; it is an ordinary error then, on whose way out every upload is
+//! dropped and every file taken back, as after any other. What removes is never refused. They count
+//! what passes too, which is what the bar shows.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use storage::{Key, Storage};
+
+use crate::ui::progress_layer::ProgressLayer;
+use crate::ui::terminal::{Gauge, ProgressLine};
+use crate::ui::timeout::StopSignal;
+
+/// Which bytes a bar counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedBytes {
+    /// Those that are read.
+    Read,
+    /// Those that are written.
+    Written,
+    /// Both.
+    Any,
+}
+
+/// Whether it is to go on, and how far it is.
+#[derive(Debug)]
+pub struct CancellableJob {
+    stop: StopSignal,
+    /// Whether anything was refused because of that.
+    refused: AtomicBool,
+    shown: Option<Mutex<Shown>>,
+}
+
+#[derive(Debug)]
+struct Shown {
+    line: ProgressLine,
+    now: Option<(CountedBytes, Gauge)>,
+    done_bytes: u64,
+}
+
+impl CancellableJob {
+    /// Work that SIGINT and SIGTERM end: the first by errors of its stores, and the second at once.
+    ///
+    /// # Errors
+    /// If the system takes no handlers.
+    pub fn at_signals() -> Result<Arc<Self>> {
+        Ok(CancellableJob::new(StopSignal::at_signals()?))
+    }
+
+    /// Work that leaves nothing behind however it ends: signals do what they do without us.
+    #[must_use]
+    pub fn of_reading() -> Arc<Self> {
+        CancellableJob::new(StopSignal::default())
+    }
+
+    fn new(stop: StopSignal) -> Arc<Self> {
+        let line = ProgressLine::new();
+        let show = |line| Mutex::new(Shown { line, now: None, done_bytes: 0 });
+        let shown = line.is_terminal().then(|| show(line));
+        Arc::new(CancellableJob { stop, refused: AtomicBool::new(false), shown })
+    }
+
+    /// As [`storage::open_url`], watched.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_url(self: &Arc<Self>, url: &str) -> storage::Result<Arc<dyn Storage>> {
+        Ok(self.watch(storage::open_url(url)?))
+    }
+
+    /// As [`storage::locate`], watched.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn locate(self: &Arc<Self>, url: &str) -> storage::Result<(Arc<dyn Storage>, Key)> {
+        let (store, key) = storage::locate(url)?;
+        Ok((self.watch(store), key))
+    }
+
+    /// The same store, watched.
+    #[must_use]
+    pub fn watch(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
+        Arc::new(ProgressLayer::new(inner, self))
+    }
+
+    /// For what passes no store.
+    ///
+    /// # Errors
+    /// [`storage::Error::Interrupted`] if it is time to stop.
+    pub fn check(&self) -> storage::Result<()> {
+        if self.stop.is_set() {
+            self.refused.store(true, Ordering::Relaxed);
+            return Err(storage::Error::Interrupted);
+        }
+        Ok(())
+    }
+
+    /// A stage of so many bytes is begun. If nobody knows how many, the bar is none.
+    pub fn begin(&self, what: impl Into<String>, way: CountedBytes, total_bytes: Option<u64>) {
+        let Some(shown) = &self.shown else { return };
+        let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gauge = Gauge::new(what, total_bytes);
+        gauge.at(&mut shown.line, 0);
+        (shown.now, shown.done_bytes) = (Some((way, gauge)), 0);
+    }
+
+    /// So many more bytes went this way.
+    pub fn moved(&self, which: CountedBytes, bytes: u64) {
+        let Some(shown) = &self.shown else { return };
+        let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let Shown { line, now, done_bytes } = &mut *shown;
+        if let Some((way, gauge)) = now
+            && (*way == which || *way == CountedBytes::Any)
+        {
+            *done_bytes += bytes;
+            gauge.at(line, *done_bytes);
+        }
+    }
+
+    /// Takes the bar away, and gives what came of the work. An error after something was refused is
+    /// said to be an interruption.
+    ///
+    /// # Errors
+    /// What it failed with.
+    pub fn end<T>(&self, came: Result<T>) -> Result<T> {
+        if let Some(shown) = &self.shown {
+            let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            shown.now = None;
+            shown.line.clear();
+        }
+        let is_interrupted = self.refused.load(Ordering::Relaxed);
+        came.map_err(|error| if is_interrupted { error.context("interrupted") } else { error })
+    }
+}

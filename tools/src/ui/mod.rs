@@ -1,0 +1,9 @@
+//! What verbs share: their outputs, the terminal, and Ctrl-C.
+
+pub mod inspect_target;
+pub mod job;
+pub mod output;
+mod progress_layer;
+pub mod simulate;
+pub mod terminal;
+pub mod timeout;

@@ -1,0 +1,120 @@
+//! One module a verb.
+
+use std::sync::Arc;
+
+use ::ckpt::Checkpoints;
+use indexed::Dtype;
+use serde::Serialize;
+use serde_json::Value;
+use storage::{FileEntry, Key, Manifest, Result, Storage};
+
+/// What a manifest calls its writer.
+pub(crate) const TOOL: &str = concat!("feedline ", env!("CARGO_PKG_VERSION"));
+
+/// What the manifest of a token dataset calls it, as `preprocess` does too.
+const FORMAT: &str = "feedline-tokens";
+const FORMAT_VERSION: u32 = 1;
+
+/// What the command line adds to what files say of themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FormatHints {
+    /// The size of the vocabulary; else the manifest's.
+    pub vocab_size: Option<u64>,
+    /// The token that ends documents; else the manifest's.
+    pub eod: Option<u32>,
+    /// The type of tokens where the files do not say it.
+    pub dtype: Option<Dtype>,
+}
+
+/// A file that was written.
+#[derive(Clone, Debug, Serialize)]
+pub struct Output {
+    /// Its full name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-64/NVME of all its bytes, in 16 hexadecimal digits.
+    pub crc64: String,
+}
+
+/// Refuses an output that exists before anything is done.
+pub(crate) fn no_manifest_yet(store: &dyn Storage, prefix: &Key) -> Result<()> {
+    let key = prefix.with_suffix(".manifest.json")?;
+    match store.open(&key) {
+        Err(storage::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(storage::Error::Exists { object: store.display(&key) }),
+    }
+}
+
+/// Writes the manifest that makes the files a dataset; or else takes them back, as without it they
+/// are none.
+pub(crate) fn write_manifest(
+    store: &dyn Storage,
+    prefix: &Key,
+    files: &[FileEntry],
+    meta: Value,
+) -> Result<Vec<Output>> {
+    let folder = prefix.parent();
+    let outcome = write_manifest_only(store, prefix, files, meta);
+    if outcome.is_err() {
+        for file in files.iter().rev() {
+            // The first error is the one to tell.
+            if let Err(left) = folder.join(&file.path).and_then(|key| store.delete(&key)) {
+                log::warn!("{}, which is without a manifest, is left: {left}", file.path);
+            }
+        }
+    }
+    outcome
+}
+
+/// Writes the manifest that makes the files a dataset.
+pub(crate) fn write_manifest_only(
+    store: &dyn Storage,
+    prefix: &Key,
+    files: &[FileEntry],
+    meta: Value,
+) -> Result<Vec<Output>> {
+    let manifest = Manifest {
+        format: FORMAT.to_owned(),
+        version: FORMAT_VERSION,
+        files: files.to_vec(),
+        meta,
+    };
+    let written = manifest.write(store, &prefix.with_suffix(".manifest.json")?)?;
+    let folder = prefix.parent();
+    let output = |entry: &FileEntry| {
+        let name = store.display(&folder.join(&entry.path)?);
+        Ok(Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) })
+    };
+    files.iter().chain([&written]).map(output).collect()
+}
+
+/// The bytes of a pair of token files.
+pub(crate) fn pair_bytes(store: &dyn Storage, prefix: &Key) -> anyhow::Result<u64> {
+    let len = |suffix| Ok(store.open(&prefix.with_suffix(suffix)?)?.len_bytes());
+    let [bin, idx]: [Result<u64>; 2] = [".bin", ".idx"].map(len);
+    Ok(bin?.saturating_add(idx?))
+}
+
+/// The manifest beside a pair of token files; `None` if they came from a tool that writes none.
+pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option<Manifest>> {
+    let key = prefix.with_suffix(".manifest.json")?;
+    match Manifest::read(store, &key) {
+        Err(storage::Error::NotFound { .. }) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// The checkpoints in a folder that has `step-*` folders directly below its root.
+pub(crate) fn checkpoints(store: &Arc<dyn Storage>) -> Checkpoints {
+    Checkpoints::open(Arc::clone(store), Key::root())
+}
+
+/// The steps that have a folder below the root, complete or not, the oldest first.
+pub(crate) fn steps_named(store: &dyn Storage) -> Result<Vec<u64>> {
+    let mut steps: Vec<u64> =
+        store.list_names(&Key::root())?.iter().filter_map(|name| ::ckpt::step_of(name)).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}

@@ -1,0 +1,79 @@
+//! What the verbs do that are more than a call.
+
+pub(crate) mod args;
+mod eval;
+mod generate;
+mod import;
+mod report;
+mod sweep;
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use feed::open_tokenizer;
+use preprocess::Tokenizer;
+use trainer::config::Config;
+use trainer::generate::Trained;
+
+pub(crate) use eval::{EvalArgs, eval};
+pub(crate) use generate::{GenerateArgs, generate};
+pub(crate) use import::{ImportArgs, import_config};
+pub(crate) use report::{ReportArgs, report};
+pub(crate) use sweep::{SweepArgs, sweep};
+
+/// Which trained model, and what made its tokens.
+#[derive(Debug, Args)]
+pub(crate) struct TrainedArgs {
+    /// Folder of a run, of its checkpoints, or of one step.
+    #[arg(long, value_name = "FOLDER")]
+    ckpt: String,
+    /// Config of the model, in the place of the checkpoint's own: one that was imported has none.
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+    /// Tokenizer: a kind, or a kind and its file, as `hf:tokenizer.json`. Default: the one in the
+    /// run's config.
+    #[arg(long, value_name = "KIND[:FILE]")]
+    tokenizer: Option<String>,
+}
+
+impl TrainedArgs {
+    fn open(&self) -> Result<Trained> {
+        let config = self.config.as_ref().map(|file| Config::load(file, &[])).transpose()?;
+        Ok(Trained::open(&self.ckpt, config)?)
+    }
+
+    fn tokenizer(&self, trained: &Trained) -> Result<Arc<dyn Tokenizer>> {
+        let kind = self.tokenizer.as_ref().unwrap_or(&trained.config().data.tokenizer);
+        Ok(open_tokenizer(kind)?)
+    }
+}
+
+/// Says now and then on standard error how far something has come.
+struct ProgressPrinter {
+    begun: Instant,
+    printed: Instant,
+}
+
+impl ProgressPrinter {
+    fn new() -> Self {
+        ProgressPrinter { begun: Instant::now(), printed: Instant::now() }
+    }
+
+    fn tell(&mut self, done: u64, total: u64, what: &str) {
+        if self.printed.elapsed() >= Duration::from_secs(10) {
+            self.printed = Instant::now();
+            let seconds = self.begun.elapsed().as_secs();
+            _ = writeln!(io::stderr(), "{done} of {total} {what} in {seconds}s");
+        }
+    }
+}
+
+/// A whole text file, from wherever it is.
+fn read_text(url: &str) -> Result<String> {
+    let (store, key) = storage::locate(url)?;
+    let bytes = storage::read_all(store.as_ref(), &key)?;
+    String::from_utf8(bytes).with_context(|| format!("read {url}"))
+}

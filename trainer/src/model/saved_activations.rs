@@ -1,0 +1,103 @@
+//! Where the inputs of units that are computed again wait for their way back.
+
+use std::sync::Arc;
+
+use ckpt::offload::{Folder, Spill, SpillHandle, SpillOptions};
+use recipe::Incompatible;
+use storage::Key;
+use tch::{Device, Kind, Tensor};
+
+use crate::config::{Config, Offload};
+use crate::device::host_copy;
+use crate::launch::comm::Comm;
+use crate::{Error, Result};
+
+/// Where they wait.
+#[derive(Clone, Debug, Default)]
+pub enum ActivationStore {
+    /// Where they are.
+    #[default]
+    Here,
+    /// In the host's memory, page-locked, for a GPU.
+    Host,
+    /// In files.
+    Disk(Arc<Spill>),
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) enum SavedActivation {
+    Here(Tensor),
+    Host(Tensor, Device),
+    Disk { away: SpillHandle, shape: Vec<i64>, kind: Kind, device: Device },
+}
+
+impl ActivationStore {
+    /// As the config has it, for one rank.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if there is no device beside which the host's memory is; [`Error::Ckpt`]
+    /// and [`Error::Storage`] if a folder cannot be used.
+    pub fn new(config: &Config, comm: &Comm) -> Result<Self> {
+        let place = &config.parallel.activation_offload;
+        match place {
+            Offload::None => Ok(ActivationStore::Here),
+            Offload::Cpu if comm.device.is_cuda() => Ok(ActivationStore::Host),
+            Offload::Cpu => Err(Error::Mismatch(Incompatible::new(
+                "move the inputs of layers to the host's memory",
+                "a rank that computes on the CPU has them there already",
+                "parallel.activation_offload = \"nvme:PATH\" moves them to a disk",
+            ))),
+            Offload::Nvme(_) => {
+                let folder = |url: &String| {
+                    Ok::<_, Error>(Folder { store: storage::open_url(url)?, key: Key::root() })
+                };
+                let folders = place.folders(comm.local_rank);
+                let folders = folders.iter().map(folder).collect::<Result<Vec<_>>>()?;
+                log::info!("inputs of layers wait in {place}");
+                Ok(ActivationStore::Disk(Arc::new(Spill::open(folders, SpillOptions::default())?)))
+            }
+        }
+    }
+
+    /// Takes a leaf that is not needed before its way back. One that others use as well stays where
+    /// it is: to move it would free nothing.
+    pub(super) fn put(&self, input: Tensor) -> Result<SavedActivation> {
+        let device = input.device();
+        if matches!(self, ActivationStore::Here)
+            || !input.is_contiguous()
+            || !bridge::is_alone(&input)
+        {
+            return Ok(SavedActivation::Here(input));
+        }
+        let host = if device.is_cuda() { host_copy(&input.f_detach()?)? } else { input };
+        let ActivationStore::Disk(spill) = self else {
+            return Ok(SavedActivation::Host(host, device));
+        };
+        let away = spill.put(bridge::bytes(&host)?)?;
+        Ok(SavedActivation::Disk { away, shape: host.size(), kind: host.kind(), device })
+    }
+}
+
+impl SavedActivation {
+    /// It is needed soon, after all of which that was told before.
+    pub(super) fn expect(&self) {
+        if let SavedActivation::Disk { away, .. } = self {
+            away.expect();
+        }
+    }
+
+    /// The leaf.
+    pub(super) fn take(self) -> Result<Tensor> {
+        let (host, device) = match self {
+            SavedActivation::Here(input) => return Ok(input),
+            SavedActivation::Host(host, device) => (host, device),
+            SavedActivation::Disk { away, shape, kind, device } => {
+                let mut host = Tensor::f_empty(shape, (kind, Device::Cpu))?;
+                away.take(bridge::bytes_mut(&mut host)?)?;
+                (host, device)
+            }
+        };
+        Ok(host.f_to_device(device)?.f_set_requires_grad(true)?)
+    }
+}

@@ -32,14 +32,15 @@
 //! # }
 //! ```
 //!
-//! In reading order: [`Checkpoints`] is the folder of steps; a [`Region`] is a part of a tensor,
-//! and `tile` and `runs` are its geometry; a [`SavePlan`] decides which writer puts which bytes
-//! into which file, for what a [`layout`] says that they hold; `staging` writes them and `save`
-//! commits them; `catalog` is the manifest's contents and what must hold of them; [`Checkpoint`]
-//! reads any parts of tensors by `read`, through `fetch`, and `verify` reads everything;
-//! `retention` and `sweep` delete, `pin` and `lease` keep them and a second writer out.
-//! [`AsyncSaver`] copies a state and saves the copy behind the run, here or by an [`Agent`];
-//! [`Drain`] copies steps to a second store.
+//! In reading order: [`Checkpoints`] (`steps`) is the folder of steps. A [`Region`] is a part of a
+//! tensor; `tile` and `runs` are its geometry. A [`SavePlan`] (`plan`) decides which writer puts
+//! which bytes into which file, given the [`layout`] of the ranks. `write` writes the shards and
+//! `save` commits them; `format` defines the files, and `liveness` detects dead writers. A
+//! [`Checkpoint`] (`read`) reads any regions and verifies them. `retain` deletes old steps.
+//! [`AsyncSaver`] (`background`) copies the state and saves the copy while training continues, in
+//! this process or in an [`Agent`]; [`Drain`] copies steps to a second store. [`convert`] reads and
+//! writes checkpoints of other programs, [`offload`] keeps optimizer state in host memory or on
+//! NVMe.
 
 #![forbid(unsafe_code)]
 

@@ -6,14 +6,13 @@
 //! seed: [`GptIndex`]. Several datasets are mixed by a [`BlendIndex`]. Both are kept in `.npy`
 //! files under Megatron's names, so that either program finds what the other has built.
 //!
-//! What is read is never trusted: [`Error::Malformed`] names the file, the byte, what came and what
-//! was due. What is computed is pure: same lengths and settings, same bytes.
+//! Files are never trusted: [`Error::Malformed`] names the file, the byte, and what was expected
+//! and found there. Indexes are pure functions: the same lengths and settings give the same bytes.
 //!
-//! In reading order: `dtype`, `idx`, `dataset`, `outline`, `builder` are the files; `rng`, `split`,
-//! `gpt_plan`, `sample_index`, `gpt_index` the order; `npy`, `python_json`, `cache`, `stamp`,
-//! `gpt_verify` how it is kept; `blend`, `mapping` and `masked_index` the other indexes of
-//! Megatron; `token_stream` and `block_shuffle` an order of our own, which needs no tables;
-//! `lengths` a small form of the `.idx`, from which the order is built.
+//! In reading order: `mmididx` reads and writes the files; `order` has Megatron's indexes and
+//! blends, and an order of our own that needs no tables (`token_stream`, `block_shuffle`); `cache`
+//! stores indexes and checks that they are current; `formats` reads and writes token files of other
+//! programs; `edit` concatenates and repairs datasets.
 
 #![forbid(unsafe_code)]
 

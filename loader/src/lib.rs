@@ -6,11 +6,12 @@
 //! number, the samples consumed: a loader started there gives the same batches as one that came by
 //! there.
 //!
-//! In reading order: an [`SampleOrder`] says which bytes a sample is made of, [`Ranks`] which
-//! samples are whose; [`plan::round`] makes requests of them, both pure. `planner` plans as far
-//! ahead as the `window` reaches, one `worker` for each store keeps as many requests in flight as
-//! its `depth` says, `batcher` has an [`Assemble`] make batches of the samples, of the kinds in
-//! [`batch`]. `shared` says how they pass each other what; [`Metrics`] what they did.
+//! In reading order: a [`SampleOrder`] defines which bytes a sample consists of and [`Ranks`] which
+//! rank reads it; [`plan::round`] turns samples into requests; all three are pure. In `prefetch`,
+//! `planner` plans ahead as far as the `window` allows, one `worker` per store keeps `depth`
+//! requests in flight, and `batcher` lets an [`Assemble`] of [`batch`] build batches; `channels`
+//! connects them. [`Metrics`] are their counters. [`cache`] keeps copies on the node's own disk,
+//! and `node` lets one rank read for all ranks of a node.
 
 #![forbid(unsafe_code)]
 

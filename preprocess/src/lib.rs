@@ -2,10 +2,13 @@
 //!
 //! [`tokens::run`] turns files of JSON lines into the pair of `.bin` and `.idx` that Megatron
 //! reads, on all cores, in the order of the input and to the same bytes for every number of
-//! workers. Whatever is wrong with a line ends the run with its place; nothing is skipped in
-//! silence. In reading order: `run` is the pipeline, `parcel` what goes round in it, `input` where
-//! bytes come from, `json` what a line is, [`Tokenizer`] what a text is made into, and `commit`
-//! what is written.
+//! workers. A bad line ends the run with an error that names its position; nothing is skipped
+//! silently.
+//!
+//! In reading order: `input` finds and decompresses the inputs and cuts them into batches
+//! (`batch`), `json` parses lines, a [`Tokenizer`] encodes text, [`objective`] derives sequences
+//! from it, `pipeline` runs the threads, and `tokens` writes the outputs and their journal.
+//! [`clean`] filters and deduplicates JSON lines.
 
 #![forbid(unsafe_code)]
 

@@ -4,18 +4,18 @@
 //! that are written once. A key is absent or complete, never partial: an [`Upload`] is invisible
 //! until it is durable, and one that is dropped leaves nothing behind. A folder of objects becomes
 //! visible in one step by [`Storage::publish`], and is complete if and only if its [`Manifest`]
-//! says so. The rest of the toolkit leans on those two sentences.
+//! says so. The rest of the toolkit relies on these two guarantees.
 //!
-//! In reading order: [`Key`] and [`locate`] name things, [`Storage`], [`Object`] and [`Upload`] are
-//! the contract, [`Manifest`] is the commit record. `posix` and `upload` keep the contract on file
-//! systems, by the operations of `disk`, of which `os` has the real ones. There, `engine` carries
-//! batches of `piece`s by `ring` or by `pread`, with `buf`, `behind` and `map` beside it; `profile`
-//! chooses. `s3` keeps the contract on object stores. `sim` is a disk that fails and loses power,
-//! `conformance` what every store must pass, `simulated` a store with the times of another.
-//! `examine` tells what a place and this machine offer, `lustre` reads and sets layouts.
+//! In reading order: [`Key`] and [`locate`] name objects; [`Storage`], [`Object`] and [`Upload`]
+//! are the contract, which `api` completes; [`Manifest`] is the commit record. `posix` implements
+//! the contract on file systems with the operations of `fs`; its reads and writes are batches of
+//! `io`, by io_uring or `pread`. `s3` implements it on object stores. [`testing`] has stores with
+//! fault injection and the conformance suite, [`simulate`] a model of another store's latencies,
+//! [`probe`] the facts about a folder, a bucket and this machine, and [`ipc`] memory that processes
+//! of a machine share. `base` and `sys` are below all of these.
 //!
-//! A [`Reader`] keeps a window of reads open instead of waiting for batches; [`StuckReads`] names
-//! those that hang, and a [`Stage`] those steps of a start that do.
+//! A [`Reader`] keeps a window of requests in flight instead of waiting for batches. [`StuckReads`]
+//! reports the requests that hang, and [`Stage`] the startup steps that do.
 
 #![deny(unsafe_code)]
 

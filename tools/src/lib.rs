@@ -1,10 +1,11 @@
-//! The command `feedline`: looks into token files and checkpoints and says whether they are whole.
+//! The command `feedline`: inspects, checks and converts token files and checkpoints, and measures
+//! stores.
 //!
-//! [`ui::inspect_target`] finds out what an argument names, [`ui::output`] holds one module a verb,
-//! [`ui::terminal`] prints, [`bench::fio`] is what verbs that measure stand beside,
-//! [`ui::simulate`] puts a model of a store in place of one, [`ui::job`] ends what writes at
-//! Ctrl-C. A verb returns a value that serializes; `--json` prints that value and the human form is
-//! made from it, so the two cannot differ in a number.
+//! [`data`], [`ckpt`], [`bench`], [`offload`] and [`doctor`] have a module per verb. [`ui`] is
+//! shared by all of them: [`ui::inspect_target`] detects what an argument names, [`ui::output`] and
+//! [`ui::terminal`] print, [`ui::simulate`] replaces a store by a model of one, and [`ui::job`]
+//! stops a writing verb at Ctrl-C. A verb returns a value that serializes; `--json` prints that
+//! value and the human-readable form is made from it, so the two cannot differ in a number.
 
 #![forbid(unsafe_code)]
 

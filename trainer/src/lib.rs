@@ -9,9 +9,9 @@
 //! What needs no libtorch is elsewhere: what a run is in [`recipe`], what it reads in [`feed`],
 //! what it writes down of itself in [`logbook`].
 //!
-//! In reading order: `train` is the loop, `step` one optimizer step, [`model`] the network,
-//! [`launch`] how several processes become one run, [`parallel::accumulate`] and [`step::optim`]
-//! what happens to its gradients, `state` what a checkpoint holds, `saver` when one is made.
+//! In reading order: `train` is the loop, [`step`] one optimizer step, [`model`] the network,
+//! [`launch`] how processes become one run, [`parallel`] how ranks divide a step and join
+//! gradients, [`checkpoint`] what is saved, when, and how a run resumes.
 
 #![forbid(unsafe_code)]
 

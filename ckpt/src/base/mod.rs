@@ -1,4 +1,4 @@
-//! Errors, limits and threads, on which all else stands.
+//! Errors, limits and thread helpers, which every other folder uses.
 
 pub(crate) mod error;
 pub(crate) mod hex;

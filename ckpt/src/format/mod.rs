@@ -1,4 +1,4 @@
-//! The files of a checkpoint: shards, their catalog, and blocks that are packed.
+//! The files of a checkpoint: safetensors shards, their catalog, and compressed blocks.
 
 pub(crate) mod catalog;
 pub(crate) mod chunk_writer;

@@ -1,4 +1,4 @@
-//! Signs of life of those who save, and the lease.
+//! Heartbeats of the processes of a save, and the lease that keeps a second writer out.
 
 pub(crate) mod heartbeat;
 pub(crate) mod lease;

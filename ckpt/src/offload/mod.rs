@@ -20,10 +20,10 @@
 //! ([`Checkpoints::save_offloaded`](crate::Checkpoints::save_offloaded)). A file with two names is
 //! never written again: the next step but one takes new ones.
 //!
-//! `adamw` is the arithmetic, `form` what a rank has and how it is cut, `parts` the same for
-//! several disks; `memory` and `disk` keep it, `pass` carries a step through buffers, `folders`,
-//! `slot` and `generation` are its places, its files and their record, `save` makes them a
-//! checkpoint. `spill` keeps what no checkpoint is made of, for the length of a step.
+//! `adamw` is the arithmetic; `form` is the layout of a rank's state and `parts` its partition over
+//! several disks; `memory` and `disk` hold the state, `pass` moves a step through buffers;
+//! `folders`, `slot` and `generation` are its folders, its files and their record; `save` makes a
+//! checkpoint of them. `spill` holds activations for the duration of a step.
 
 mod adamw;
 pub mod bench;

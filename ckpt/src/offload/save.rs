@@ -32,9 +32,9 @@ impl Checkpoints {
     /// [`Offload::generation`] tells; it is made durable first.
     ///
     /// Each file goes the cheapest way that there is for it: of several disks one at most has the
-    /// checkpoints too. Gives the dearest that was taken; all are logged. `together` as for
-    /// [`Checkpoints::save_together`], where the plan has several writers, of which this is the one
-    /// with the number of the state's rank.
+    /// checkpoints too. Returns the most expensive method that was used; all are logged. `together`
+    /// is as for [`Checkpoints::save_together`], where the plan has several writers, of which this
+    /// is the one with the number of the state's rank.
     ///
     /// # Errors
     /// As [`Checkpoints::save`]; [`Error::BadInput`] for a state in memory, of which

@@ -1,9 +1,9 @@
 //! Who writes which bytes into which file. Pure: every process that knows what all of them hold
 //! computes the same plan.
 //!
-//! `share` finds what several writers hold, and spreads it so that all write about as many bytes;
-//! `pack` fills the files of each writer. Tensors stand in the order in which they are given, so
-//! that a layer's neighbours stay neighbours.
+//! `assign` divides what several writers hold so that all write about as many bytes; `pack` fills
+//! the files of each writer; `merge` joins the catalogs of the writers. Tensors keep the order in
+//! which they are given, so that tensors of one layer stay adjacent.
 
 mod assign;
 mod pack;

@@ -1,4 +1,4 @@
-//! Tensors out of a checkpoint, verified.
+//! Verified reads of any regions of a checkpoint's tensors.
 
 pub(crate) mod block_reader;
 pub(crate) mod checkpoint;

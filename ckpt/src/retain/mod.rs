@@ -1,4 +1,4 @@
-//! Which steps go, and which stay.
+//! Retention of steps, pins that prevent deletion, and removal of orphans.
 
 pub(crate) mod pin;
 pub(crate) mod retention;

@@ -1,4 +1,4 @@
-//! The steps in a folder, and their names.
+//! The folder of steps, their names, and the peak rate of its store.
 
 pub(crate) mod checkpoints;
 pub(crate) mod peak_rate;

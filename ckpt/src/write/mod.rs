@@ -1,4 +1,4 @@
-//! Tensors into the files of a step.
+//! Tensors written to the shards of a step.
 
 pub(crate) mod shard_writer;
 pub(crate) mod staging;

@@ -1,4 +1,4 @@
-//! Datasets made of datasets, and repaired.
+//! Concatenation and repair of datasets.
 
 pub(crate) mod concat;
 pub(crate) mod repair;

@@ -1,10 +1,10 @@
 //! Token files of others, read, written and converted in bounded memory.
 //!
 //! A [`Format`] is found by [`Format::detect`], a [`TokenSource`] reads it from front to back into
-//! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's own
-//! format, `legacy` the TNTIDX of before it, `paddle` (with `zip`), `raw`, `datatrove` and `dolma`
-//! those of others, `cpm2` the three files of an encoder and decoder. `column` and `marks` are what
-//! they share: tables of integers, and the ends that the tables tell.
+//! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's
+//! format, `legacy` the TNTIDX format before it; `paddle` (with `zip`), `raw`, `datatrove` and
+//! `dolma` are those of other programs; `cpm2` has three files, for an encoder and a decoder.
+//! `column` (tables of integers) and `boundaries` (sequence and document ends) are shared by them.
 
 mod boundaries;
 mod column;

@@ -1,4 +1,4 @@
-//! Megatron's `.bin` and `.idx`, read and written.
+//! Megatron's `.bin` and `.idx`: reading and writing.
 
 pub(crate) mod builder;
 pub(crate) mod dataset;

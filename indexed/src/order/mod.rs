@@ -1,4 +1,4 @@
-//! In which order samples are read.
+//! The order of samples: Megatron's indexes and blends, and an order without tables.
 
 pub(crate) mod blend;
 pub(crate) mod block_shuffle;

@@ -16,10 +16,9 @@ pub struct NodeBatches<A: Assemble> {
 impl<A: Assemble> NodeBatches<A> {
     /// Joins the ranks of a node that read an order; the first of them runs a [`Loader`] for all.
     ///
-    /// `how` is what that one is told: its `ranks` are those of the node, its samples begin at what
-    /// this rank consumed. It says how many rows there are, where they begin and end and what a
-    /// step takes; these fields of `node` are set from it, and what is read is added to its
-    /// identity.
+    /// `how` are the options of that loader: its `ranks` are those of the node, and its samples
+    /// start at what this rank has consumed. The number of rows, their range and the samples per
+    /// step in `node` are set from it, and the order is added to the identity of `node`.
     ///
     /// # Errors
     /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; what

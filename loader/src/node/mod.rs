@@ -8,14 +8,15 @@
 //! Nothing is left to chance when a process dies, as any may at any time.
 //!
 //! The rank that reads is the one that has the node's [`storage::ipc::LocalListener`]. The
-//! kernel gives that to one process at a time and takes it back when that process ends, so there is
-//! no lock to go stale and no vote. Its name is of the job and the user; the memory has no name,
-//! and dies with its last process. A rank whose process ended is dropped, and the others go on.
-//! When the reader ends, the ranks first use up what they have; then one of them takes the door and
-//! reads on from the smallest of the ranks' positions, each of which is one number.
+//! kernel gives that to one process at a time and releases it when that process ends, so there is
+//! no stale lock and no election. Its name contains the job and the user; the memory has no name,
+//! and is freed with its last process. A rank whose process ended is dropped, and the others
+//! continue. When the reader ends, the ranks first consume what they have; then one of them takes
+//! over the listener and reads from the smallest of the ranks' positions, each of which is one
+//! number.
 //!
-//! In reading order: `raw` is what goes from rank to rank, `seat` a rank's side, `owner` the side
-//! that reads, and [`NodeBatches`] makes the batches of a kind out of it.
+//! In reading order: `raw` is the data passed between ranks, `client` a rank's side, `server` the
+//! side that reads, and [`NodeBatches`] assembles batches from it.
 
 mod batches;
 mod client;

@@ -1,4 +1,4 @@
-//! Which samples come when.
+//! Sample orders: which bytes each sample consists of, and which rank reads it.
 
 pub(crate) mod encdec;
 pub(crate) mod file;

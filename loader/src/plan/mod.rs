@@ -1,4 +1,4 @@
-//! Which reads a round of samples needs.
+//! Read plans: which requests a round of samples needs.
 
 pub mod round;
 pub(crate) mod sample_cache;

@@ -1,4 +1,4 @@
-//! Reads that are ahead of the batches.
+//! Prefetch: threads that read ahead of the consumer and assemble batches.
 
 mod batcher;
 mod channels;

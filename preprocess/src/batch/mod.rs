@@ -1,4 +1,4 @@
-//! Documents on their way, and what is counted of them.
+//! Batches of documents between threads, and the counts that become the report.
 
 pub(crate) mod document_batch;
 pub(crate) mod encoded;

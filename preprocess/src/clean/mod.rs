@@ -5,11 +5,10 @@
 //! half a dozen scripts with all texts in memory. Lines are kept byte for byte, in the order of the
 //! input, and the outputs are the same for every number of workers. Of a cluster the first is kept.
 //!
-//! In reading order: `options` is what can be asked for, `block` what goes round the threads,
-//! `judged` what a worker finds out about a line (`filter`, `urls` and `char_set` by rules,
-//! `shingle` and `sketch` for comparing, `fix` to make texts over), `keeper` what becomes of it
-//! (`exact` and `near` find duplicates, `twice` counts bands beforehand, `scratch` remembers texts,
-//! `output` writes), and `report` what is told.
+//! In reading order: `options`; `line_batch`, the unit that threads exchange; `worker`, which
+//! applies the rules of `filter` to a line and computes its shingles and MinHash signature;
+//! `writer`, which decides about each line in input order with the duplicate indexes of `dedup` and
+//! writes it by `output`; and `report`.
 
 mod dedup;
 mod filter;

@@ -1,4 +1,4 @@
-//! The command line: its arguments, and what it shows.
+//! The command line of `preprocess`: arguments, progress and summary.
 
 pub(crate) mod args;
 pub(crate) mod compat;

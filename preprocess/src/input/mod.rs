@@ -4,10 +4,10 @@
 //! each looked at before any work begins; [`share_out`] leaves of them what one machine of several
 //! has to do. A [`InputChunker`] takes them one after another, whole documents at a time.
 //!
-//! Below it, in reading order: `names` and `glob` find files, `codec` tells what is in them,
-//! `source` gives their bytes, decompressed by `ahead` on other threads in the units that `frames`
-//! finds; `records` says where documents end in lines and texts, `array` in a list of JSON, `rows`
-//! in Parquet.
+//! Below it, in reading order: `discover` and `glob` find files, `codec` detects their compression,
+//! `stream` reads their bytes, which `decompress` inflates on other threads in the units that
+//! `frames` finds; `records` finds the ends of documents in lines and texts, `json_array` in a JSON
+//! list, `parquet` in Parquet.
 
 mod chunker;
 mod codec;

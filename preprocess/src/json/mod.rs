@@ -1,4 +1,4 @@
-//! JSON as Python reads it.
+//! JSON, parsed by the rules of Python's `json` module.
 
 mod escape;
 mod list;

@@ -1,4 +1,4 @@
-//! A run from text to token files, which can be gone on with.
+//! A resumable run from text to token files.
 
 mod cleanup;
 pub(crate) mod estimate;

@@ -2,9 +2,9 @@
 //!
 //! [`crate::Object::read_many`] is a batch: it returns when all is there. A loader that knows what
 //! it will read minutes from now keeps a window of reads open instead, and takes each as it comes.
-//! That is a [`Reader`]: [`ReadRequest`]s go in, [`Completion`]s come out. `flying` keeps the books
-//! of it, the same for every way of carrying a read: who waits for what, for how long, how often it
-//! was tried. `threads` and `uring` are ways; `ladder` chooses among them, a mount at a time.
+//! That is a [`Reader`]: [`ReadRequest`]s go in, [`Completion`]s come out. `in_flight` tracks the
+//! requests, timeouts and retries for every backend. `uring_backend` and `worker_pool` carry reads
+//! of files; `file_backend` chooses between them for each mount.
 //!
 //! The kernel owns a buffer from submission to completion, whatever the process decides in between.
 //! So a request that is given up becomes an orphan: it keeps its buffer and its file until it

@@ -1,4 +1,4 @@
-//! Errors, keys, units, checksums and names, on which all else stands.
+//! Errors, keys, units, checksums and names, which every other folder uses.
 
 pub(crate) mod checksum;
 pub(crate) mod error;

@@ -1,5 +1,6 @@
-//! The operations of a file system that the protocol in `posix` is made of. `os` has the real ones;
-//! `sim` has twins that fail and lose power on demand, so that what is tested is what runs.
+//! The file-system operations that the protocol in `posix` is made of. `os_filesystem` has the real
+//! ones; `testing` has implementations that fail and lose power on demand, so that the tested code
+//! is the code that runs.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

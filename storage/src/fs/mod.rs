@@ -1,4 +1,4 @@
-//! What a file system is, and what it offers.
+//! File systems: their operations, how they are detected, and where they place data.
 
 pub(crate) mod detect;
 pub(crate) mod filesystem;

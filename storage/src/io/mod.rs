@@ -1,4 +1,4 @@
-//! Requests of one open file, carried out while the caller waits.
+//! Blocking batches of reads and writes on one open file.
 
 pub(crate) mod batch;
 pub(crate) mod direct;

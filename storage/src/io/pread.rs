@@ -1,4 +1,5 @@
-//! Positioned reads and writes by `pread` and `pwrite`: the same contract as `ring`, everywhere.
+//! Positioned reads and writes by `pread` and `pwrite`: the contract of `uring_batch`, on any
+//! kernel.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

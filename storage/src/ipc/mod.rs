@@ -1,7 +1,7 @@
 //! Bytes handed from one process to others of the same machine and user, without copies between.
 //!
 //! The memory has no name: it is a memfd, passed over a Unix socket, and is gone with the last
-//! process that has it, however that ends. `memory` makes and maps it, [`RingSender`] and
+//! process that has it, however that ends. `shared_memory` creates and maps it, [`RingSender`] and
 //! [`RingReceiver`] hand messages over in it, each slot belonging to one side at a time, and
 //! [`LocalListener`] and [`Peer`] are the sockets by which the processes find each other: their
 //! names are abstract, so that a process that was killed leaves nothing behind that a next run

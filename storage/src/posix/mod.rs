@@ -1,4 +1,4 @@
-//! The contract on file systems: how what is written becomes durable, then visible.
+//! The contract on file systems: data becomes durable first, then visible.
 
 mod durable_dirs;
 pub(crate) mod in_place_file;

@@ -1,4 +1,4 @@
-//! Requests in flight, and who watches them.
+//! Requests in flight, the backends that carry them, and the watchdog that reports stuck ones.
 
 pub(crate) mod file_backend;
 pub(crate) mod in_flight;

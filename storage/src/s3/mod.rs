@@ -5,12 +5,12 @@
 //! a folder that appears in one step; so nothing is published here, and whoever commits a set of
 //! objects writes the object that says so last.
 //!
-//! `address` is the URL, `client` the SDK's client, `bucket` what all stores in a bucket share: how
-//! often a request is tried, how many there may be at once (`limiter`), which is late (`pace`).
-//! `get` is a ranged read that survives what networks do, `object` and `reader` are made of it;
-//! `put` writes, `draft` what outlives its writer; `examine` tries what a bucket offers. `failed`
-//! sorts what went wrong. `runtime` is where futures run, here and nowhere else: to its callers all
-//! of this blocks.
+//! `location` parses the URL, `client` builds the SDK's client, and `bucket` is what all stores in
+//! a bucket share: retries, the number of requests in flight (`limiter`) and which of them are late
+//! (`latency`). `get` is a ranged read that survives network faults; `object` and `reader` use it.
+//! `put` uploads, `resumable` uploads what outlives its writer, `probe` tests what a bucket
+//! supports, and `attempt_error` classifies failures. `runtime` runs the futures: callers of this
+//! module block.
 
 mod attempt_error;
 mod bucket;

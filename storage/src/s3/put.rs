@@ -6,7 +6,7 @@
 //! we look before and after; two writers that finish the same large object within the same
 //! milliseconds are then not told apart, and the later one stays.
 //!
-//! A draft is the same, but stays when it is dropped: see `draft`.
+//! A resumable upload is the same, but survives a drop: see `resumable`.
 //!
 //! An answer may be lost although what it answers was done. So every object of ours carries a mark
 //! of its upload, and whoever finds the name taken looks whose it is.

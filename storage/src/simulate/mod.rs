@@ -12,7 +12,7 @@
 //! [`Simulation::label`]. Nor can it be quicker than the real store below: [`SimCounters`] tell
 //! what came later than the model has it.
 //!
-//! `model` is the file, `books` are the queues, `store` is what is wrapped.
+//! `model` parses the file, `queues` computes completion times, `layer` wraps a store.
 
 mod layer;
 mod model;

@@ -1,4 +1,4 @@
-//! System calls, memory and vectors: what is unsafe stands here.
+//! System calls, aligned and mapped memory, and vector instructions: most of the crate's `unsafe`.
 
 pub(crate) mod aligned_buffer;
 #[expect(unsafe_code, reason = "buffers are disjoint parts of one mapping")]

@@ -1,4 +1,4 @@
-//! Stores that fail, and what every store must pass.
+//! Stores with fault injection, and the conformance suite that every store must pass.
 
 #[cfg(feature = "sim")]
 pub mod conformance;

@@ -1,6 +1,7 @@
 //! The rules of the house, as tests. Each rule is a function from named texts to what breaks it;
 //! each is run on the tree, and on a canary that it must catch.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A file of the tree: its path below the root, and its text.
@@ -118,6 +119,26 @@ fn lines_and_files_are_short() {
     assert_caught(&sizes(&[("a.rs".into(), "x\n".repeat(801))]));
 }
 
+/// Folders that become several crates: their conversion, offload and tokenizers leave them.
+const LARGE_FOLDERS: [&str; 2] = ["ckpt/src", "preprocess/src/tokenizer"];
+
+#[test]
+fn folders_are_small() {
+    assert_none(&large_folders(&sources(&["rs"])));
+    let canary: Vec<_> = (0..21).map(|i| (format!("a/src/{i}.rs"), String::new())).collect();
+    assert_none(&large_folders(&canary[1..]));
+    assert_caught(&large_folders(&canary));
+}
+
+#[test]
+fn type_names_are_distinct() {
+    assert_none(&repeated_types(&sources(&["rs"])));
+    let file = |i: usize| (format!("a/src/{i}.rs"), "pub(crate) struct State;\n".to_owned());
+    let canary: Vec<_> = (0..4).map(file).collect();
+    assert_none(&repeated_types(&canary[1..]));
+    assert_caught(&repeated_types(&canary));
+}
+
 #[test]
 fn the_trainer_is_small() {
     assert_none(&larger(&sources(&["rs"]), "trainer/src/", 7100));
@@ -174,7 +195,7 @@ fn arrows(manifests: &[Source]) -> Vec<String> {
 }
 
 fn owners(manifests: &[Source]) -> Vec<String> {
-    let mut seen = std::collections::BTreeMap::<String, Vec<&str>>::new();
+    let mut seen = BTreeMap::<String, Vec<&str>>::new();
     for (path, text) in manifests {
         for (table, dependency) in dependencies(text) {
             let ours = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
@@ -258,6 +279,52 @@ fn sizes(rust: &[Source]) -> Vec<String> {
         }
     }
     broken
+}
+
+/// Folders of `src` with more than 20 files and folders.
+fn large_folders(rust: &[Source]) -> Vec<String> {
+    let mut entries: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (path, _) in rust {
+        let mut path = path.as_str();
+        while let Some((folder, entry)) = path.rsplit_once('/') {
+            entries.entry(folder).or_default().insert(entry);
+            path = folder;
+        }
+    }
+    entries
+        .iter()
+        .filter(|(folder, found)| format!("{folder}/").contains("/src/") && found.len() > 20)
+        .filter(|(folder, _)| !LARGE_FOLDERS.contains(folder))
+        .map(|(folder, found)| format!("{folder}: {} entries, 20 at most", found.len()))
+        .collect()
+}
+
+/// Names that more than three types have, in all crates together. Associated types are not counted:
+/// their traits name them.
+fn repeated_types(rust: &[Source]) -> Vec<String> {
+    let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (path, text) in rust.iter().filter(|(path, _)| path.contains("/src/")) {
+        for line in text.lines() {
+            let line = line.trim_start();
+            let line = match line.strip_prefix("pub") {
+                Some(rest) if rest.starts_with('(') => {
+                    rest.split_once(") ").map_or(line, |(_, l)| l)
+                }
+                Some(rest) => rest.trim_start(),
+                None => line,
+            };
+            for kind in ["struct ", "enum ", "trait ", "union "] {
+                let Some(rest) = line.strip_prefix(kind) else { continue };
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                files.entry(&rest[..end.unwrap_or(rest.len())]).or_default().push(path);
+            }
+        }
+    }
+    files
+        .iter()
+        .filter(|(name, files)| files.len() > 3 && **name != "Error")
+        .map(|(name, files)| format!("{name} names {} types: {}", files.len(), files.join(", ")))
+        .collect()
 }
 
 /// Whether the files below a folder have more lines of code than that: blank lines, comments and

@@ -2,8 +2,8 @@
 //!
 //! The order is known, so it can be written down once: training then reads a file from front to
 //! back, at the rate of a stream and with a request a mebibyte, on any store. The source is read
-//! in windows of samples whose places are sorted, so that its reads ascend. A run that was killed
-//! is gone on with: see `unfinished`.
+//! in windows of samples whose places are sorted, so that its reads ascend. A killed
+//! run is resumed: see `materialize_resume`.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What verbs share: their outputs, the terminal, and Ctrl-C.
+//! What all verbs share: output, the terminal, and Ctrl-C.
 
 pub mod inspect_target;
 pub mod job;

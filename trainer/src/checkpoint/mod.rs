@@ -1,4 +1,4 @@
-//! The state of a run, saved and restored.
+//! A run's state: what a checkpoint holds, when one is saved, and how a run resumes.
 
 pub(crate) mod manager;
 pub(crate) mod resume;

@@ -4,10 +4,10 @@
 //! Parameters are plain lists of tensors that somebody else owns: the same code runs on f32 weights
 //! and on their bf16 copies.
 //!
-//! In reading order: `init` gives parameters values, `micro` is a batch as tensors, `tp` the ranks
-//! that share each matrix, `dropout` what is left out in training, `parts` and `attention` what
-//! layers do, `network` what a family is, `gpt`, `t5` and `bert` the families, `head` the logits
-//! and the loss, `kept` what waits for the way back, `stage` puts them together.
+//! In reading order: `init` sets initial values, `micro` is a batch as tensors, `tp` the ranks that
+//! share each matrix; `dropout`, `layers` and `attention` are the operations, `network` the
+//! interface of a family, `gpt`, `t5` and `bert` the families, `head` the logits and the loss,
+//! `saved_activations` what is stored until the backward pass, and `stage` combines them.
 
 mod attention;
 mod bert;

@@ -1,4 +1,4 @@
-//! Documents that are the same, or nearly.
+//! Exact and near-duplicate detection.
 
 pub(super) mod duplicate_bands;
 pub(super) mod exact;

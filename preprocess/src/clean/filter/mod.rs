@@ -1,4 +1,4 @@
-//! What a document is dropped for that it is itself, whatever else there is.
+//! Rules that drop or rewrite a document on its own, without comparing it with others.
 
 mod char_set;
 pub(super) mod fix;

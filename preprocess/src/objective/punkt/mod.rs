@@ -3,8 +3,8 @@
 //!
 //! A place where a sentence may end is a period, question or exclamation mark before a space or
 //! punctuation. The word it ends and the next one decide ([`Punkt::ends_sentence`]); closing quotes
-//! and brackets then go to the sentence they close. `params` is what was learnt of a language,
-//! `places` finds the places, `words` are Punkt's words.
+//! and brackets then go to the sentence they close. `params` are the trained parameters of a
+//! language, `breaks` finds the candidates, `words` splits text as Punkt does.
 
 mod breaks;
 mod params;

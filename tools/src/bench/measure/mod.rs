@@ -1,4 +1,4 @@
-//! What is counted, and whether it may be believed.
+//! Counters, statistics, and the checks of a measurement's validity.
 
 pub mod counters;
 pub mod stats;

@@ -1,4 +1,4 @@
-//! What is asked of a store.
+//! The requests that a benchmark makes: reads, saves, metadata, replays.
 
 pub mod concurrent;
 pub mod metadata;

@@ -1,3 +1,5 @@
+//! Arguments of `preprocess`, and their translation into options.
+
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};

@@ -1,8 +1,8 @@
 //! What went wrong in the systems that users come from, and what keeps it from happening here.
-//! Files without a folder are beside this one; tests without a file are in it.
+//! Files are below this folder unless they name a crate; tests without a file are in this one.
 //!
-//! - CPM-1: a resumed pipeline skips as many micro-batches as there were steps. `elastic.rs`:
-//!   `a_run_goes_on_in_any_layout`.
+//! - CPM-1: a resumed pipeline skips as many micro-batches as there were steps.
+//!   `parallel/elastic.rs`: `a_run_goes_on_in_any_layout`.
 //! - CPM-2, Paddle: the saved step is trained again; CPM-2 saves before the first.
 //!   `any_step_goes_on_as_it_went_on`.
 //! - CPM-2: every load sets the loss scale to 4096; Paddle does not save it. The same, in fp16.
@@ -13,8 +13,8 @@
 //!   `two_builders_at_once_leave_one_cache`.
 //! - CPM-2: an index is not named after split and tokenizer.
 //!   `an_index_is_named_after_what_it_depends_on`.
-//! - CPM-2: the norm counts once what tensor parallel ranks have parts of. `layouts.rs`:
-//!   `tensor_parallel`.
+//! - CPM-2: the norm counts once what tensor parallel ranks have parts of.
+//!   `parallel/layouts.rs`: `tensor_parallel`.
 //! - CPM-2: four keys of a model's config are ignored. `recipe/tests/it/config.rs`:
 //!   `unknown_keys_are_refused_by_name_with_the_nearest_known_one`.
 //! - CPM-1, CPM-2: flags lost behind a bracket of the script, or dropped for an underscore.
@@ -29,13 +29,15 @@
 //!   `one_token_at_a_time_is_all_at_once`.
 //! - Paddle: its headline is not what its own logs say. The numbers in README have their commands.
 //! - picotron, torchtitan, DeepSpeed: in a pipeline gradients are divided twice, or not at all.
-//!   `layouts.rs`: `gpt_in_fp32`; `model.rs`: `every_token_of_a_step_weighs_the_same`.
+//!   `parallel/layouts.rs`: `gpt_in_fp32`; `model/mod.rs`:
+//!   `every_token_of_a_step_weighs_the_same`.
 //! - picotron: no clip, no schedule of the rate, no state of the data, and fused AdamW is there but
-//!   never chosen. `model.rs`: `norm_and_clip`; `recipe/tests/it/lr.rs`; `defects.rs`:
+//!   never chosen. `model/mod.rs`: `norm_and_clip`; `recipe/tests/it/lr.rs`; `defects.rs`:
 //!   `any_step_goes_on_as_it_went_on`; `trainer/bridge/tests/it/bridge.rs`:
 //!   `adamw_is_the_algorithm`.
-//! - Megatron: after a load most ranks draw the random numbers of another. `layouts.rs`:
-//!   `what_is_dropped`; `elastic.rs`: `what_was_dropped_is_dropped_again`.
+//! - Megatron: after a load most ranks draw the random numbers of another.
+//!   `parallel/layouts.rs`: `what_is_dropped`; `parallel/elastic.rs`:
+//!   `what_was_dropped_is_dropped_again`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -77,7 +79,7 @@ fn the_list_is_of_tests_that_there_are() {
                 file = name;
                 continue;
             }
-            let folder = if file.contains('/') { "../" } else { "tests/it/" };
+            let folder = if file.contains("tests/it/") { "../" } else { "tests/it/" };
             let path = format!("{}/{folder}{file}", env!("CARGO_MANIFEST_DIR"));
             let text = fs::read_to_string(&path).unwrap();
             assert!(text.contains(&format!("#[test]\nfn {name}()")), "{name} is not in {path}");

@@ -1,6 +1,11 @@
 //! The network, its loss and its gradients against `reference/gpt2.py`, which has them in float64
 //! with numpy alone; and what must hold of gradients however a batch is divided.
 
+mod documents;
+mod dropout;
+mod families;
+mod tolerance;
+
 use loader::Batch;
 use tch::{Kind, Tensor};
 use trainer::Trainer;
@@ -11,7 +16,7 @@ use trainer::parallel::norm::block_sums;
 use trainer::plan::Parameters;
 use trainer::step::optim::clip_divisor;
 
-const GOLDEN: &[u8] = include_bytes!("../golden/gpt2.safetensors");
+const GOLDEN: &[u8] = include_bytes!("../../golden/gpt2.safetensors");
 const ROWS: usize = 3;
 const SEQ: usize = 12;
 const VOCAB: i64 = 53;

@@ -2,6 +2,9 @@
 
 #![expect(clippy::print_stdout, reason = "a failure shows the seed and the kills before it")]
 
+mod released;
+mod saves;
+
 use std::fs;
 use std::path::Path;
 use std::process::Child;

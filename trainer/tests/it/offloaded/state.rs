@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use super::threads::{NOT_FUSED, is_fused};
 use crate::common::{Lab, assert_success, text, train, trainer};
 use crate::corpora::SPANS;
 use crate::kills::{kill_after, run};
-use crate::offload_threads::{NOT_FUSED, is_fused};
 
 /// Eight micro-batches a step, which four replicas divide.
 const BATCH: [(&str, &str); 4] = [

@@ -1,5 +1,8 @@
 //! How ranks come together and part, and who looks after them.
 
+mod runs;
+mod torchrun;
+
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;

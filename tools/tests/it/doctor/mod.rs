@@ -1,6 +1,9 @@
 //! `feedline doctor` and `feedline stripe` as a user runs them, and what they make of machines and
 //! mounts that are not at hand.
 
+mod interrupted;
+mod services;
+
 use crate::fuse;
 use std::path::Path;
 use std::process::Command;

@@ -175,28 +175,28 @@ fn check_kind(kind: Kind, tolerance: f32, file: &[u8], text: &str, micro: &Micro
 
 #[test]
 fn a_llama_is_that_of_transformers() {
-    check(include_bytes!("../golden/llama.safetensors"), LLAMA, &gpt_batch());
+    check(include_bytes!("../../golden/llama.safetensors"), LLAMA, &gpt_batch());
 }
 
 #[test]
 fn t5_v1_1_is_that_of_transformers() {
-    check(include_bytes!("../golden/t5_v1_1.safetensors"), T5, &t5_batch());
+    check(include_bytes!("../../golden/t5_v1_1.safetensors"), T5, &t5_batch());
 }
 
 #[test]
 fn t5_v1_0_is_that_of_transformers() {
-    check(include_bytes!("../golden/t5_v1_0.safetensors"), T5_OLD, &t5_batch());
+    check(include_bytes!("../../golden/t5_v1_0.safetensors"), T5_OLD, &t5_batch());
 }
 
 /// Learned positions and a head with a bias (`reference/t5_megatron.py`).
 #[test]
 fn megatrons_t5_is_that_of_megatron() {
-    check(include_bytes!("../golden/t5_megatron.safetensors"), T5_MEGATRON, &t5_batch());
+    check(include_bytes!("../../golden/t5_megatron.safetensors"), T5_MEGATRON, &t5_batch());
 }
 
 #[test]
 fn bert_is_that_of_transformers() {
-    check(include_bytes!("../golden/bert.safetensors"), BERT, &bert_batch());
+    check(include_bytes!("../../golden/bert.safetensors"), BERT, &bert_batch());
 }
 
 /// More keys of a model: what `reference/dropout.py` gives the modules of GPT-2 and BERT.
@@ -205,12 +205,12 @@ const DROPS: &str = "dropout = 0.3\nattention_dropout = 0.2";
 /// In training, with the same numbers dropped at the same positions (`reference/dropout.py`).
 #[test]
 fn what_is_dropped_is_what_transformers_drops() {
-    check(include_bytes!("../golden/dropout_gpt2.safetensors"), DROPS, &gpt_batch());
+    check(include_bytes!("../../golden/dropout_gpt2.safetensors"), DROPS, &gpt_batch());
     let t5 = format!("{T5}\ndropout = 0.25");
     // The scores of T5 are large, for nothing divides them, and so are errors of an f32 softmax.
-    check_within(5e-5, include_bytes!("../golden/dropout_t5.safetensors"), &t5, &t5_batch());
+    check_within(5e-5, include_bytes!("../../golden/dropout_t5.safetensors"), &t5, &t5_batch());
     let bert = format!("{BERT}\n{DROPS}");
-    check(include_bytes!("../golden/dropout_bert.safetensors"), &bert, &bert_batch());
+    check(include_bytes!("../../golden/dropout_bert.safetensors"), &bert, &bert_batch());
 }
 
 /// A pass without a way back is no training.

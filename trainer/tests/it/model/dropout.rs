@@ -1,6 +1,6 @@
 //! What is dropped follows from the seed, the sample and the place, and from nothing else: not from
-//! how samples are divided into micro-batches. (Nor from the layout: `layouts.rs`. What it is, and
-//! where: `model_families.rs`.)
+//! how samples are divided into micro-batches. (Nor from the layout: `parallel/layouts.rs`. What it
+//! is, and where: `families.rs`.)
 
 use loader::Batch;
 use tch::{Kind, Tensor};

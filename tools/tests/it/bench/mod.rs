@@ -1,5 +1,10 @@
 //! `feedline bench` as a user runs it: every pattern, and that nothing stays whatever happens.
 
+mod interrupted;
+mod replay;
+mod report;
+mod validity;
+
 use crate::signals;
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! `feedline materialize` is killed time and again, and ends in the bytes of a run that never was.
 
+mod s3;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -4,7 +4,7 @@
 
 Checks golden/gpt2.safetensors, which gpt2.py made with numpy alone, against GPT-2 as well.
 
-The oracle of tests/it/model_families.rs: writes golden/<model>.safetensors for a Llama, a T5 v1.1, a
+The oracle of tests/it/model/families.rs: writes golden/<model>.safetensors for a Llama, a T5 v1.1, a
 T5 v1.0 and a BERT. Weights are a formula of their name and place, as in gpt2.py, so that the test
 makes the same ones and only the results are stored, under our names. Made with torch 2.11.0 and
 transformers 5.

@@ -2,7 +2,7 @@
 
     python3 t5_megatron.py ../golden
 
-The oracle of tests/it/model_families.rs: writes golden/t5_megatron.safetensors. Weights, tokens and
+The oracle of tests/it/model/families.rs: writes golden/t5_megatron.safetensors. Weights, tokens and
 masks are those of hf.py; matrices that Megatron has in one are several under our names. Made with
 torch 2.11.0 and megatron-core 0.16.1, on a CPU, of which it knows nothing: two things that it asks
 a GPU for are given to it.

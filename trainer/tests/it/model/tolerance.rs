@@ -1,6 +1,6 @@
 //! How far tensor and sequence parallel training goes from training on one rank: the table in
 //! README, whose bounds this holds. `FEEDLINE_STEPS=50 FEEDLINE_GRID=full cargo test -p trainer
-//! --test it model_tolerance:: -- --nocapture` prints it.
+//! --test it model::tolerance:: -- --nocapture` prints it.
 
 #![expect(clippy::print_stdout, reason = "the table is printed")]
 

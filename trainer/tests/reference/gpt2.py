@@ -2,7 +2,7 @@
 
     python3 gpt2.py ../golden/gpt2.safetensors
 
-The oracle of tests/it/model.rs. The backward pass is written out by hand and checked against finite
+The oracle of tests/it/model/mod.rs. The backward pass is written out by hand and checked against finite
 differences before anything is saved. Weights are a formula of their place, so that the test makes
 the same ones and only the results are stored: logits, the loss, and every gradient.
 """

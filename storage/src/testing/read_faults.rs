@@ -31,13 +31,13 @@ pub struct ReadFaults {
 /// ```
 /// use std::sync::Arc;
 /// use storage::Key;
-/// use storage::testing::fault_store;
+/// use storage::testing::fault_store::{FaultPlan, FaultStore, ReadFaultLayer, ReadFaults};
 ///
-/// let inner = Arc::new(fault_store::FaultStore::new(1, fault_store::FaultPlan::default()));
+/// let inner = Arc::new(FaultStore::new(1, FaultPlan::default()));
 /// let key = Key::new("a")?;
 /// storage::write_all(&*inner, &key, b"all of it")?;
-/// let faults = fault_store::ReadFaults { io_per_mille: 1000, ..sim::ReadFaults::default() };
-/// let faulty = fault_store::ReadFaultLayer::new(inner, 2, faults);
+/// let faults = ReadFaults { io_per_mille: 1000, ..ReadFaults::default() };
+/// let faulty = ReadFaultLayer::new(inner, 2, faults);
 /// assert!(storage::read_all(&faulty, &key).is_err());
 /// # Ok::<(), storage::Error>(())
 /// ```

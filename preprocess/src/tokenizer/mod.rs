@@ -50,7 +50,7 @@ use keywords::Keywords;
 pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// Appends the ids of a text. Special tokens spelled in the text are ordinary text, except to
     /// [`HuggingFace`] and to Megatron's files of [`Tiktoken`]'s kind, which mean them. For many
-    /// texts take an [`Tokenizer::encoder`], which remembers words.
+    /// texts take a [`Tokenizer::encoder`], which remembers words.
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
 
     /// Something that encodes many texts, one for each thread.

@@ -106,7 +106,7 @@ impl CkptOutput {
 /// Does what is asked.
 ///
 /// # Errors
-/// If it cannot be done; that what was checked is not so is an [`CkptOutput`].
+/// If it cannot be done; that what was checked is not so is a [`CkptOutput`].
 pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
     match verb {
         CkptVerb::Ls(args) => ls::run(args),

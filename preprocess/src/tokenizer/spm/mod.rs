@@ -133,7 +133,7 @@ impl SentencePiece {
         })
     }
 
-    /// Appends the ids of a text. For many texts take an [`SentencePieceEncoder`], which remembers
+    /// Appends the ids of a text. For many texts take a [`SentencePieceEncoder`], which remembers
     /// words.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         SentencePieceEncoder::without_memory(self).encode(text, ids);

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PATH=$PATH:${XDG_CACHE_HOME:-$HOME/.cache}/feedline/nextest/bin
 
-numeric='package(bridge) | package(trainer) & test(/^(accumulate|eval|gpu|model|objectives|offloaded|parallel::(deterministic|layouts|slices))::/)'
+numeric='package(bridge) | package(trainer) & test(/^(eval|gpu|model|objectives|offloaded|parallel::(accumulate|deterministic|layouts|slices))::/)'
 sets=(
   ATEN_CPU_CAPABILITY=default
   ATEN_CPU_CAPABILITY=avx2

@@ -12,7 +12,7 @@
 //! not stored; tied weights are one parameter of several stages.
 //!
 //! ```
-//! use ckpt::layout::{Layout, DeviceMesh, Param, TensorSplit, Zero};
+//! use ckpt::layout::{DeviceMesh, Layout, Param, TensorSplit, Zero};
 //! use ckpt::{Dtype, Group};
 //! # fn main() -> ckpt::Result<()> {
 //! let mesh = DeviceMesh { tp: 2, pp: 2, dp: 2, zero: Zero::One, ..DeviceMesh::default() };

@@ -35,12 +35,12 @@
 //! In reading order: [`Checkpoints`] (`steps`) is the folder of steps. A [`Region`] is a part of a
 //! tensor; `tile` and `runs` are its geometry. A [`SavePlan`] (`plan`) decides which writer puts
 //! which bytes into which file, given the [`layout`] of the ranks. `write` writes the shards and
-//! `save` commits them; `format` defines the files, and `liveness` detects dead writers. A
-//! [`Checkpoint`] (`read`) reads any regions and verifies them. `retain` deletes old steps.
-//! [`AsyncSaver`] (`background`) copies the state and saves the copy while training continues, in
-//! this process or in an [`Agent`]; [`Drain`] copies steps to a second store. [`convert`] reads and
-//! writes checkpoints of other programs, [`offload`] keeps optimizer state in host memory or on
-//! NVMe.
+//! `save` commits them; `format` defines the files, and `liveness` detects dead writers and holds
+//! the lease. A [`Checkpoint`] (`read`) reads any regions and verifies them. `retain` deletes old
+//! steps and orphans, except steps that a reader has pinned. [`AsyncSaver`] (`background`) copies
+//! the state and saves the copy while training continues, in this process or in an [`Agent`];
+//! [`Drain`] copies steps to a second store. [`convert`] reads and writes checkpoints of other
+//! programs, [`offload`] keeps optimizer state in host memory or on NVMe.
 
 #![forbid(unsafe_code)]
 

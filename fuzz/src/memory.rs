@@ -1,5 +1,5 @@
-//! Files in memory and nothing else: the store of the tests, `sim`, keeps the whole protocol of
-//! real disks, which takes a hundred times as long.
+//! Files in memory and nothing else: the store of the tests, `FaultStore`, keeps the whole protocol
+//! of real disks, which takes a hundred times as long.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

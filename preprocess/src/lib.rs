@@ -1,6 +1,6 @@
 //! JSON lines to tokens.
 //!
-//! [`tokens::run`] turns files of JSON lines into the pair of `.bin` and `.idx` that Megatron
+//! [`run`] turns files of JSON lines into the pair of `.bin` and `.idx` that Megatron
 //! reads, on all cores, in the order of the input and to the same bytes for every number of
 //! workers. A bad line ends the run with an error that names its position; nothing is skipped
 //! silently.

@@ -439,7 +439,7 @@ pub trait Upload: fmt::Debug + Send {
 pub trait ResumableUpload: Upload {
     /// Makes what was written so far durable, without making it visible, and says how far. That is
     /// all of it, but on object stores, which keep whole parts until the draft is
-    /// [settled](Upload::settle).
+    /// [flushed](Upload::flush).
     ///
     /// # Errors
     /// As [`Upload::write`]; every later call fails then.

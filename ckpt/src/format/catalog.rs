@@ -182,7 +182,7 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    /// Checks a manifest. `what` names it in messages.
+    /// Checks a manifest. `object` names it in messages.
     pub(crate) fn new(manifest: Manifest, object: &str) -> Result<Self> {
         let bad = Refusal { object };
         if manifest.format != FORMAT {

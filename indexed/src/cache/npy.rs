@@ -218,7 +218,7 @@ pub(crate) struct NpyBuilder<T> {
 }
 
 impl<T: Element> NpyBuilder<T> {
-    /// Takes memory for all of it, or fails. `what` names it.
+    /// Allocates memory for all elements. `object` names the array in errors.
     pub(crate) fn new(object: &'static str, shape: &[u64]) -> Result<Self> {
         let items = shape.iter().map(|&axis| u128::from(axis)).product::<u128>();
         let bytes = items.saturating_mul(size_of::<T>() as u128).saturating_add(DATA_AT as u128);

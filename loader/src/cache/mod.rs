@@ -2,8 +2,8 @@
 //!
 //! After a crash a run goes back to its last checkpoint and wants the samples that it had already
 //! fetched; [`OrderLog`] has kept them, in the order of their use. Whole files are kept by
-//! [`StagedFiles`], if they fit; [`open`] chooses. Both are [`SampleCache`]: what they have is
-//! whole and its sum is right, anything else is fetched from afar as if there were no cache. So
+//! [`StagedFiles`], if they fit; [`open`] chooses. Both implement [`SampleCache`]: what they have
+//! is whole and its sum is right, anything else is fetched from afar as if there were no cache. So
 //! their folder may be deleted at any moment, while it is in use too, and shared by all jobs of a
 //! node: files appear under their final names complete or not at all, and no lock is needed to be
 //! right.

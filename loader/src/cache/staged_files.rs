@@ -24,7 +24,7 @@ use storage::{Crc64, Key, Object, RangeRead, Storage, crc64};
 use super::{Identity, room};
 use crate::{PieceRef, Result, SampleCache, SampleOrder};
 
-/// How files are [`StagedFiles`].
+/// Options of [`StagedFiles`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageOptions {
     /// As [`CacheOptions::salt`](super::CacheOptions::salt). Default: 0.

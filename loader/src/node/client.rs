@@ -246,6 +246,6 @@ pub(super) const TEXT_BYTES_MAX: usize = 16 << 10;
 
 impl std::fmt::Debug for NodeContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Common").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("NodeContext").field("options", &self.options).finish_non_exhaustive()
     }
 }

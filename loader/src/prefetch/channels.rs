@@ -1,7 +1,7 @@
 //! What the threads of a loader share: the queues between them, the window and the counts.
 //!
-//! A [`PrefetchRound`] goes round: planned by `planner`, its [`StoreReads`]s filled by the `worker`
-//! of each store, made into batches by `batcher`, and back to `planner` with all its memory.
+//! A [`PrefetchRound`] circulates: `planner` plans it, the `worker` of each store fills its
+//! [`StoreReads`], `batcher` assembles batches from it and returns it to `planner` with its memory.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

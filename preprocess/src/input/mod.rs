@@ -2,7 +2,7 @@
 //!
 //! [`expand`] turns what the command line names (files, folders, patterns, pipes) into [`Input`]s,
 //! each looked at before any work begins; [`share_out`] leaves of them what one machine of several
-//! has to do. A [`InputChunker`] takes them one after another, whole documents at a time.
+//! has to do. An [`InputChunker`] takes them one after another, whole documents at a time.
 //!
 //! Below it, in reading order: `discover` and `glob` find files, `codec` detects their compression,
 //! `stream` reads their bytes, which `decompress` inflates on other threads in the units that

@@ -48,7 +48,7 @@ pub struct Estimate {
 /// Tokenizes a sample and writes nothing.
 ///
 /// # Errors
-/// As [`crate::tokens::run`], but for what is found only when writing.
+/// As [`crate::run`], except those of writing.
 pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
     let Prepared { inputs, outputs, work, tokenizer, .. } = prepare(options)?;
     // Of a shard, what it has of them.

@@ -1,8 +1,8 @@
 //! What a run will take, before it takes it: parameters, memory, arithmetic, disk and time.
 //!
-//! A plan is a pure function of the config and of what is [`PlanInputs`] about the corpus and the
-//! machine, so it can be made anywhere, for any size. What cannot work is a refusal with its
-//! reason; what will hurt is a warning. Every estimate names its formula, for efficiencies that
+//! A plan is a pure function of the config and of [`PlanInputs`], what is known about the corpus
+//! and the machine, so it can be made anywhere, for any size. What cannot work is a refusal with
+//! its reason; what will hurt is a warning. Every estimate names its formula, for efficiencies that
 //! come from different formulas cannot be compared.
 
 mod count;

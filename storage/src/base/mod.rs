@@ -1,4 +1,4 @@
-//! Errors, keys, units, checksums and names, which every other folder uses.
+//! Errors, keys, units, checksums and names, which all folders above it use.
 
 pub(crate) mod checksum;
 pub(crate) mod error;

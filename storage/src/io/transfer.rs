@@ -222,7 +222,7 @@ impl TransferError {
         }
     }
 
-    /// A failed read as an error of the object `what`, which had `len_bytes` when it was opened.
+    /// The error of a failed read of `object`, which had `len_bytes` when it was opened.
     pub(crate) fn of_read(self, object: &str, len_bytes: u64) -> Error {
         let TransferError { offset, expected, found, cause } = self;
         let object = object.to_owned();

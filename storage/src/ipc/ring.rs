@@ -40,7 +40,7 @@ pub enum RingEnd {
     Failed(String),
 }
 
-/// The side that fills slots. Dropped without a word the ring stays [`Tail::Open`]: that its
+/// The side that fills slots. Dropped without a word the ring stays [`RingEnd::Open`]: that its
 /// process is gone is for the socket to say.
 #[derive(Debug)]
 pub struct RingSender {

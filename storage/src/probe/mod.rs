@@ -1,8 +1,8 @@
-//! What a folder, a bucket and this machine offer to whoever reads and writes there: facts, of
-//! which somebody else says whether they will hurt.
+//! Facts about a folder, a bucket and this machine. What they mean for a run is judged elsewhere
+//! (`feedline doctor`).
 //!
-//! Everything here may block for as long as a file system does. Whoever asks does so in a
-//! [`crate::Stage`], which has an end.
+//! Every call may block for as long as the file system does, so callers make it in a
+//! [`crate::Stage`], which has a time limit.
 
 mod probe_folder;
 

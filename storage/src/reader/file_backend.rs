@@ -1,6 +1,6 @@
 //! Reads of files, carried the best way that their mount allows. What may block, opening a file and
 //! looking at its file system, is done by the threads, with the first read of it: the thread that
-//! owns the reader waits in `reap` and nowhere else.
+//! owns the reader waits in `wait` and nowhere else.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

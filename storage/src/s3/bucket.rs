@@ -92,7 +92,7 @@ impl fmt::Debug for Bucket {
 
 impl fmt::Debug for ProcessBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("bucket", &self.bucket).finish_non_exhaustive()
+        f.debug_struct("ProcessBucket").field("bucket", &self.bucket).finish_non_exhaustive()
     }
 }
 

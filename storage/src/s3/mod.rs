@@ -9,8 +9,8 @@
 //! a bucket share: retries, the number of requests in flight (`limiter`) and which of them are late
 //! (`latency`). `get` is a ranged read that survives network faults; `object` and `reader` use it.
 //! `put` uploads, `resumable` uploads what outlives its writer, `probe` tests what a bucket
-//! supports, and `attempt_error` classifies failures. `runtime` runs the futures: callers of this
-//! module block.
+//! supports, `list` lists keys, and `attempt_error` classifies failures. `local_copy` maps an
+//! object that was copied to a file. `runtime` runs the futures: callers of this module block.
 
 mod attempt_error;
 mod bucket;
@@ -19,7 +19,6 @@ mod get;
 mod latency;
 mod limiter;
 mod list;
-#[cfg(feature = "s3")]
 mod local_copy;
 mod location;
 mod object;

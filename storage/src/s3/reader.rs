@@ -35,7 +35,7 @@ pub(crate) fn reader(
 
 impl fmt::Debug for S3Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tasks").field("bucket", &self.live.bucket).finish_non_exhaustive()
+        f.debug_struct("S3Backend").field("bucket", &self.live.bucket).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,5 @@
-//! Stores with fault injection, and the conformance suite that every store must pass.
+//! Stores with fault injection, the conformance suite that every store must pass, and an S3 server
+//! for tests.
 
 #[cfg(feature = "sim")]
 pub mod conformance;
@@ -14,7 +15,6 @@ mod hooks;
 mod read_faults;
 #[cfg(feature = "sim")]
 pub mod reader_conformance;
-#[cfg(feature = "s3")]
 #[cfg(feature = "server")]
 pub mod s3_server;
 #[cfg(feature = "sim")]

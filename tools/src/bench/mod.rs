@@ -1,4 +1,5 @@
-//! `feedline bench`: which store is for what, told in what a training run needs.
+//! `feedline bench`: measures stores by the requests of a training run, and judges what each of
+//! them is fit for.
 //!
 //! In reading order: [`demand`] is what a run asks for, [`patterns`] what it does to a store;
 //! [`target`] opens and cleans, [`rounds`] measures every pattern on every target in turn, by

@@ -1,4 +1,4 @@
-//! `feedline ckpt`: all there is to do with checkpoints, a module a verb.
+//! `feedline ckpt`: all there is to do with checkpoints, a module per verb.
 
 pub mod bench;
 mod bench_workers;

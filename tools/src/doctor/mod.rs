@@ -1,8 +1,8 @@
 //! `feedline doctor`: what will hurt a training run, what it costs, and the line that mends it.
 //!
-//! Facts come from `storage::probe`; here it is judged what they mean for a run. `machine` judges
-//! this machine, `mount` what a path is on, `folder` tries a file system, `bucket` an object store,
-//! `config` goes through all that a run's config names.
+//! Facts come from `storage::probe`; this folder judges what they mean for a run. `machine` checks
+//! this machine, `mount` the mount of a path, `folder` a file system, `bucket` an object store,
+//! `config` everything that a run's config names. [`stripe`] is the verb `feedline stripe`.
 
 mod bucket;
 mod config;

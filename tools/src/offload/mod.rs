@@ -1,5 +1,5 @@
-//! `feedline offload`: what keeping the optimizer's state beside the device would cost here, and
-//! inputs of layers.
+//! `feedline offload`: measures optimizer state and activations that are offloaded to host memory
+//! or to disks, and lists leftovers.
 
 mod activations;
 mod leftovers;

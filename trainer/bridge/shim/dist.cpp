@@ -28,7 +28,7 @@ using std::chrono::steady_clock;
 
 // c10d notes every operation in one flight recorder for the process, which adds groups to a map that
 // no lock guards (libtorch 2.11): ranks that are threads tore it in one run of twenty. It stays off
-// unless its own variables ask for it; who is missing is told by `absent.rs`. This runs before
+// unless its own variables ask for it; who is missing is told by `missing_ranks.rs`. This runs before
 // `main`, while there is one thread, as a change of the environment must.
 __attribute__((constructor)) static void without_flight_recorder() {
   if (getenv("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr) setenv("TORCH_FR_BUFFER_SIZE", "0", 0);

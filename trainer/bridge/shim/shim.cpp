@@ -13,7 +13,7 @@ void remember_error(const char* text) noexcept {
   }
 }
 
-// `struct Lost` of `src/ffi.rs`.
+// `struct LostPeer` of `src/dist/op.rs`.
 struct LastLost {
   uint64_t group;
   int32_t op;

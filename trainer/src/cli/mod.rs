@@ -1,4 +1,5 @@
-//! What the verbs do that are more than a call.
+//! The command line of `trainer`: arguments, and the verbs `eval`, `generate`, `import-config`,
+//! `report` and `lr-sweep`.
 
 pub(crate) mod args;
 mod eval;

@@ -14,7 +14,7 @@ mod utf8;
 use recipe::Incompatible;
 use tch::Tensor;
 
-pub use crate::generate::sampling::Sampling;
+pub use sampling::Sampling;
 pub use trained::Trained;
 pub use utf8::Utf8Stream;
 

@@ -130,6 +130,6 @@ impl RankActivity {
 
 impl fmt::Debug for RankActivity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Doing").field(&self.get()).finish()
+        f.debug_tuple("RankActivity").field(&self.get()).finish()
     }
 }

@@ -82,7 +82,7 @@ fn check(file: &TokenizerJson) -> std::result::Result<(), (String, &'static str)
 
 impl fmt::Debug for LibraryTokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("General")
+        f.debug_struct("LibraryTokenizer")
             .field("with_specials", &self.with_specials)
             .finish_non_exhaustive()
     }

@@ -1,8 +1,9 @@
-//! fio, the yardstick of devices, at its best.
+//! fio, the peer of all benchmarks, with the options that make it fastest.
 //!
-//! As it is called by most it loses up to half of a quick device to itself: its buffers lie in
-//! small pages, each of which is an entry of a request's list; it changes something in each 512
-//! bytes before it writes them; and it reads clocks twice a request. Not so here.
+//! With its defaults fio loses up to half of a fast device: its buffers are in small pages, each of
+//! which is an entry of the request's list; it modifies every 512 bytes before it writes them; and
+//! it reads the clock twice per request. `requests` and `checkpoint` build the jobs, `comparison`
+//! runs them in turn with the patterns.
 
 pub(crate) mod checkpoint;
 pub mod comparison;

@@ -376,7 +376,7 @@ fn two_links(first: u32, second: u32) -> Value {
 }
 
 /// Models answer in real time, so what else the machine does is noise in their rates: these differ
-/// by far more. What smaller and no differences come to is tested in `bench_report`, with no clock.
+/// by far more. What smaller and no differences come to is tested in `report`, with no clock.
 #[test]
 fn models_that_differ_are_told_apart() {
     let apart = two_links(10, 80);

@@ -39,6 +39,8 @@ lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --workspace --all-targets --locked --features $(FEATURES) -- -D warnings
+	RUSTDOCFLAGS='-A warnings -D rustdoc::broken_intra_doc_links' \
+	  cargo doc --workspace --no-deps --document-private-items --locked -q
 	@scripts/build_cache.py save
 
 # Ends with make, also where make is killed.

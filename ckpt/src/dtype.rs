@@ -52,7 +52,7 @@ impl Dtype {
         }
     }
 
-    /// The name that stands in a safetensors header and in the manifest.
+    /// The name in a safetensors header and in the manifest.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl Group {
     /// All groups, in the order in which they are written.
     pub const ALL: [Group; 4] = [Group::Model, Group::Master, Group::ExpAvg, Group::ExpAvgSq];
 
-    /// The name that stands in the manifest.
+    /// The name in the manifest.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,10 +1,10 @@
-//! Which part of which tensor each process of a run holds.
+//! Layout: the part of each tensor that each process of a run holds.
 //!
-//! A [`Layout`] is a [`DeviceMesh`] of processes and a list of [`Param`]s, of which each says how
-//! tensor parallelism cuts it and which pipeline stages have it; ZeRO then slices what is left
-//! among data parallel replicas. It gives every rank its parts of every tensor, for a
-//! [`SavePlan`](crate::SavePlan) and for [`Checkpoint::read`](crate::Checkpoint::read) alike; that
-//! the layouts of the two differ is what resharding is.
+//! A [`Layout`] is a [`DeviceMesh`] of processes and a list of [`Param`]s. Each defines how tensor
+//! parallelism splits it and which pipeline stages have it; ZeRO then slices the result among data
+//! parallel replicas. The layout returns every rank's parts of every tensor, for a
+//! [`SavePlan`](crate::SavePlan) and for [`Checkpoint::read`](crate::Checkpoint::read) alike;
+//! resharding means that the layouts of the two differ.
 //!
 //! Names, shapes and the order of rows are those of the model without parallelism. A matrix that is
 //! several fused ones has all rows of the first, then all of the second, as Hugging Face's models
@@ -40,8 +40,8 @@ use crate::region::{Region, Span, whole};
 use crate::spec::{HeldRegion, TensorSpec, check_specs};
 use crate::{Dtype, Error, Group, Result};
 
-/// How a run's processes are arranged. Ranks are counted as Megatron does: those of one tensor
-/// parallel group follow one another, then data parallel replicas, then pipeline stages.
+/// How a run's processes are arranged. Ranks are ordered as in Megatron: tensor parallel ranks are
+/// adjacent, then data parallel replicas, then pipeline stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMesh {
     /// Tensor parallel ranks. Default: 1.
@@ -53,9 +53,9 @@ pub struct DeviceMesh {
     pub vpp: u64,
     /// Data parallel replicas. Default: 1.
     pub dp: u64,
-    /// What is sliced among replicas. Default: nothing.
+    /// The ZeRO stage. Default: off.
     pub zero: Zero,
-    /// How it is sliced. Default: each parameter by itself.
+    /// How the state is sliced. Default: each parameter by itself.
     pub slices: Slices,
 }
 
@@ -65,7 +65,7 @@ impl Default for DeviceMesh {
     }
 }
 
-/// The stage of ZeRO: what data parallel replicas share instead of each having all of it.
+/// The ZeRO stage: what data parallel replicas share instead of replicating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Zero {
     /// Nothing.
@@ -78,13 +78,13 @@ pub enum Zero {
     Three,
 }
 
-/// What ZeRO cuts into as many equal slices as there are replicas; the last may be shorter.
+/// What ZeRO splits into one equal slice per replica; the last may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slices {
     /// Each parameter, as the rank's tensor parallel part of it lies in memory.
     Param,
-    /// The same, in whole blocks of [`block_elements`], so that what is computed block by block
-    /// does not depend on how many replicas there are.
+    /// The same, in whole blocks of [`block_elements`], so that blockwise computations do not
+    /// depend on the number of replicas.
     Blocks,
     /// All parameters of a rank, end to end in their order, as `DeepSpeed`'s flat groups and
     /// Megatron's buffers have them. A slice is a multiple of so many elements.
@@ -119,7 +119,7 @@ pub fn slice_of(slices: Slices, elements: u64, replicas: u64, replica: u64) -> R
     limit(replica)..limit(replica + 1)
 }
 
-/// One rank's place in the mesh.
+/// One rank's coordinates in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankCoords {
     /// Its tensor parallel rank.
@@ -131,13 +131,13 @@ pub struct RankCoords {
 }
 
 impl DeviceMesh {
-    /// How many processes it has.
+    /// The number of processes.
     #[must_use]
     pub fn ranks(&self) -> u64 {
         self.tp * self.pp * self.dp
     }
 
-    /// Where a rank is.
+    /// The coordinates of a rank.
     #[must_use]
     pub fn place(&self, rank: u64) -> RankCoords {
         RankCoords {
@@ -165,20 +165,20 @@ impl DeviceMesh {
     }
 }
 
-/// A parameter, and who has it.
+/// A parameter, and the stages that have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
     /// Its name in the checkpoint.
     pub name: String,
     /// Its shape in the model without parallelism and without padding.
     pub shape: Vec<u64>,
-    /// How tensor parallelism cuts it.
+    /// How tensor parallelism splits it.
     pub split: TensorSplit,
     /// The stages that have it, of `0..pp * vpp`: one, or several if they share it.
     pub stages: Vec<u64>,
 }
 
-/// How tensor parallelism cuts a parameter.
+/// How tensor parallelism splits a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorSplit {
     /// Not at all: each rank has all of it.
@@ -219,7 +219,7 @@ impl TensorSplit {
     }
 }
 
-/// How a rank keeps its parts of several fused matrices.
+/// Order in which a rank stores its parts of several fused matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FusedOrder {
     /// Its part of the first, then its part of the second.
@@ -229,19 +229,19 @@ pub enum FusedOrder {
     Groups(u64),
 }
 
-/// A part of a tensor as it lies in a rank's memory.
+/// A part of a tensor in a rank's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalRegion {
-    /// Which of [`Layout::specs`].
+    /// Index in [`Layout::specs`].
     pub tensor: usize,
-    /// Which part of it. Its elements lie side by side, row-major.
+    /// The region of it. Its elements are contiguous, row-major.
     pub region: Region,
     /// Elements before it: in the rank's tensor parallel part of the parameter, padding included,
     /// or in its ZeRO slice, if that is sliced.
     pub offset: u64,
 }
 
-/// What every process of a run holds.
+/// The regions that every process of a run holds.
 #[derive(Clone, Debug)]
 pub struct Layout {
     mesh: DeviceMesh,
@@ -251,7 +251,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out a model. Every parameter has a tensor in each of the groups, of that type.
+    /// Lays out a model. Every parameter has one tensor in each group, of the group's type.
     ///
     /// # Errors
     /// [`Error::BadLayout`] names the parameter that cannot be cut so; [`Error::BadInput`] one that
@@ -281,13 +281,13 @@ impl Layout {
         &self.specs
     }
 
-    /// The processes.
+    /// The mesh.
     #[must_use]
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
-    /// What a rank has, in the order of the specs.
+    /// The parts of a rank, in the order of the specs.
     #[must_use]
     pub fn parts(&self, rank: u64) -> Vec<LocalRegion> {
         let DeviceMesh { pp, dp, zero, slices, .. } = self.mesh;
@@ -338,7 +338,7 @@ impl Layout {
         parts
     }
 
-    /// What a rank has, as a [`SavePlan`](crate::SavePlan) takes it.
+    /// The parts of a rank, as a [`SavePlan`](crate::SavePlan) takes them.
     #[must_use]
     pub fn holdings(&self, rank: u64) -> Vec<HeldRegion> {
         let holding =
@@ -346,7 +346,7 @@ impl Layout {
         self.parts(rank).into_iter().map(holding).collect()
     }
 
-    /// What all ranks have.
+    /// The held regions of all ranks.
     #[must_use]
     pub fn held(&self) -> Vec<Vec<HeldRegion>> {
         (0..self.mesh.ranks()).map(|rank| self.holdings(rank)).collect()

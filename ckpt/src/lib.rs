@@ -1,11 +1,12 @@
-//! Tensors to shards and back: checkpoints that are durable, verified, and never half there.
+//! Tensors to shards and back: checkpoints that are durable, verified and atomic.
 //!
-//! A checkpoint is a folder, `step-000012000`, that comes into being in one step: its files are
-//! written and made durable under a hidden name, then the manifest that lists and sums them, then
-//! the folder gets its name. So a reader needs no `latest` file: the newest folder whose manifest
-//! agrees with its files is the newest checkpoint. `FORMAT.md` has every byte of it.
+//! A checkpoint is a folder, `step-000012000`, that appears atomically: its files are written and
+//! made durable under a hidden name, then the manifest with their lengths and checksums, then the
+//! folder is renamed. So a reader needs no `latest` file: the newest folder whose manifest agrees
+//! with its files is the newest checkpoint. `FORMAT.md` specifies every byte of it.
 //!
-//! Names and shapes are those of the whole model; nothing stored knows how many processes wrote it.
+//! Names and shapes are those of the whole model; nothing stored depends on how many processes
+//! wrote it.
 //!
 //! ```
 //! use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};

@@ -35,7 +35,7 @@ pub(crate) const RANK_MAX: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Region {
-    /// The box: one span an axis.
+    /// The box: one span per axis.
     pub spans: Vec<Span>,
     /// Of the box's elements in row-major order only these; all of them if absent.
     pub flat: Option<Range<u64>>,

@@ -2,7 +2,7 @@
 
 use crate::region::{Region, Span};
 
-/// Elements that lie side by side both in a chunk and in what is wanted.
+/// Elements that are contiguous both in a chunk and in the requested region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyRun {
     /// First element, counted in the chunk.

@@ -1,4 +1,4 @@
-//! What a model has, and what each process of it holds.
+//! The tensors of a model, and the regions that each process holds.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,7 @@ pub(crate) const PAD_PREFIX: &str = "__pad__";
 pub struct TensorSpec {
     /// The parameter's name; the same in every group. Without `#`, which marks pieces.
     pub name: String,
-    /// What the tensor is to the parameter.
+    /// The role of the tensor for the parameter.
     pub group: Group,
     /// Its elements.
     pub dtype: Dtype,
@@ -34,23 +34,23 @@ impl TensorSpec {
         region::elements(self.shape.iter().copied())?.checked_mul(self.dtype.item_bytes())
     }
 
-    /// How a message names it.
+    /// Its name in messages.
     pub(crate) fn label(&self) -> String {
         format!("{} '{}'", self.group, self.name)
     }
 }
 
-/// What a writer has of a tensor in its memory: these elements, in row-major order, side by side.
+/// A region of a tensor that a writer holds in memory: these elements, contiguous and row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldRegion {
-    /// Which of the model's tensors.
+    /// Index of the tensor in the model.
     pub tensor: usize,
-    /// Which part of it.
+    /// The region of it.
     pub region: Region,
 }
 
-/// Refuses tensors that cannot be saved.
+/// Rejects tensors that cannot be saved.
 pub(crate) fn check_specs(specs: &[TensorSpec]) -> Result<()> {
     let mut seen = HashSet::with_capacity(specs.len());
     for spec in specs {

@@ -3,32 +3,32 @@ use std::time::Duration;
 
 use crate::PieceRef;
 
-/// What went wrong on the way from a token file to a batch.
+/// An error between a token file and a batch.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The store failed.
     Storage(storage::Error),
-    /// An index is not what it should be.
+    /// An index is invalid.
     Indexed(indexed::Error),
-    /// More samples are asked for than the index orders.
+    /// More samples are requested than the index has.
     TooFewSamples {
         /// The token file.
         dataset: String,
-        /// One past the last sample asked for.
+        /// One past the last requested sample.
         expected: u64,
         /// Samples in the index.
         found: u64,
     },
-    /// A sample is shorter or longer than the sequence length says.
+    /// A sample is shorter or longer than the sequence length.
     SampleLength {
         /// The token file.
         dataset: String,
         /// Its number in the shuffled order.
         sample: u64,
-        /// Tokens that the index gives it.
+        /// Its tokens according to the index.
         found: u64,
-        /// Tokens that a sample has at most.
+        /// The most tokens of a sample.
         expected: u64,
     },
     /// A blend asks for a sample that its dataset does not have.
@@ -42,7 +42,7 @@ pub enum Error {
         /// Samples that it has.
         found: u64,
     },
-    /// A sample has a piece that its file does not have.
+    /// A piece of a sample is outside its file.
     PieceOutside {
         /// The order.
         order: String,
@@ -53,43 +53,43 @@ pub enum Error {
         /// The length of the file.
         file_bytes: u64,
     },
-    /// A file is not as long as its index says.
+    /// The length of a file differs from that in its index.
     FileLength {
         /// The file.
         object: String,
         /// Its length.
         found: u64,
-        /// What its index says.
+        /// Its length in the index.
         expected: u64,
     },
-    /// A batch did not come in time.
+    /// A batch was not ready in time.
     Late {
         /// The first sample of the batch.
         sample: u64,
-        /// How long it was waited for.
+        /// How long the consumer waited.
         waited: Duration,
-        /// What it was waiting for, as far as is known.
+        /// What the loader was waiting for, as far as is known.
         story: String,
     },
     /// The loader has failed before.
     Ended {
-        /// What it said then.
+        /// The first error.
         first: String,
     },
     /// An option is out of its range.
     Option {
         /// Its name.
         name: &'static str,
-        /// What came.
+        /// The value found.
         found: u64,
-        /// What was due.
+        /// The values allowed.
         expected: &'static str,
     },
     /// Datasets that belong together do not have the same documents.
     Triple {
         /// One of them.
         dataset: String,
-        /// What it is to the others.
+        /// Its role among them.
         part: &'static str,
         /// Its sequences.
         found: u64,
@@ -104,16 +104,16 @@ pub enum Error {
         sample: u64,
         /// What is wrong with it.
         found: String,
-        /// What was due, and why it may be wrong.
+        /// What was expected, and why it may differ.
         expected: String,
     },
-    /// A thread of the loader ended without a word: it panicked, and said why on stderr.
+    /// A thread of the loader panicked; the reason is on stderr.
     Gone,
-    /// The one reader of the node, or the way to it, failed.
+    /// The node reader, or the connection to it, failed.
     Node(crate::NodeError),
 }
 
-/// `std`'s, with our [`Error`].
+/// [`std::result::Result`] with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl fmt::Display for Error {

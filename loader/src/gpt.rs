@@ -5,19 +5,19 @@ use indexed::{GptIndex, IndexedDataset};
 use crate::batch::{GptAssemble, GptConfig};
 use crate::{Batch, GptOrder, Loader, LoaderOptions, Metrics, Result, SampleOrder};
 
-/// What a loader of GPT batches is to load.
+/// Options of a GPT loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptLoaderOptions {
     /// Tokens a row. Minimum: 1. The index must have been built for the same length.
     pub seq_len: usize,
     /// Rows a batch. Minimum: 1.
     pub micro_batch: usize,
-    /// The first sample to deliver: what a checkpoint remembers.
+    /// The first sample to deliver: the state in a checkpoint.
     pub samples_consumed: u64,
     /// One past the last sample to deliver.
     pub samples_end: u64,
-    /// Batches that are read ahead of the one that is being consumed, at least: how many more is a
-    /// matter of time and memory, see [`LoaderOptions::window`]. Minimum: 1.
+    /// The fewest batches to read ahead of the consumer: how many more depends on time and memory,
+    /// see [`LoaderOptions::window`]. Minimum: 1.
     pub window_batches: usize,
 }
 
@@ -29,7 +29,8 @@ impl GptBatches {
     /// Starts reading at `options.samples_consumed`.
     ///
     /// # Errors
-    /// [`Error::Option`] for a size of zero, [`Error::TooFewSamples`] if the index ends too soon.
+    /// [`Error::Option`](crate::Error::Option) for a size of zero,
+    /// [`Error::TooFewSamples`](crate::Error::TooFewSamples) if the index ends too soon.
     pub fn start(
         dataset: Arc<IndexedDataset>,
         index: Arc<GptIndex>,
@@ -49,7 +50,7 @@ impl GptBatches {
         Ok(GptBatches(Loader::start(order, assemble, options)?))
     }
 
-    /// The next batch in order, or `None` after the last. Waits if it has not been read yet.
+    /// The next batch in order, or `None` after the last. Waits until it has been read.
     ///
     /// # Errors
     /// As [`Loader::next_batch`].
@@ -57,19 +58,18 @@ impl GptBatches {
         self.0.next_batch()
     }
 
-    /// Gives a batch's memory back, to be filled again. After the first window nothing is
-    /// allocated.
+    /// Returns a batch's memory for reuse. After the first window nothing is allocated.
     pub fn recycle(&self, batch: Batch) {
         self.0.recycle(batch);
     }
 
-    /// Samples delivered by now, those before the start counted in: all that there is to remember.
+    /// Samples delivered so far, including those before the start: the whole state to save.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
         self.0.samples_consumed()
     }
 
-    /// What was done since the start.
+    /// Metrics since the start.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         self.0.metrics()

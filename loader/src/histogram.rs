@@ -1,16 +1,16 @@
-//! Durations counted by size, without locks and without memory that grows.
+//! A histogram of durations, lock-free and of fixed size.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Sixteen counts for each doubling: what is read back is at most 6 % too long.
+/// Sixteen counts for each doubling: a quantile is at most 6 % too long.
 const PER_DOUBLING: u64 = 16;
 const PER_DOUBLING_BITS: u32 = PER_DOUBLING.trailing_zeros();
 
-/// The last one begins at 2^36 us, 19 hours.
+/// The last bucket starts at
 const BUCKETS: usize = (PER_DOUBLING as usize) * (37 - PER_DOUBLING_BITS as usize);
 
-/// How often something took how long, in microseconds.
+/// A histogram of durations in microseconds.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     counts: [AtomicU64; BUCKETS],
@@ -30,7 +30,7 @@ impl Histogram {
         self.longest_us.fetch_max(us, Relaxed);
     }
 
-    /// The time, in microseconds, that so large a share of all did not exceed. 0 if there are none.
+    /// The quantile of `share`, in microseconds. 0 if there are no durations.
     pub(crate) fn quantile_us(&self, share: f64) -> u64 {
         let counts = || self.counts.iter().map(|count| count.load(Relaxed));
         let total: u64 = counts().sum();

@@ -1,4 +1,4 @@
-//! What a loader did, in numbers.
+//! Metrics of a loader.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,43 +23,41 @@ pub struct Metrics {
     pub batches: u64,
     /// Samples consumed.
     pub samples: u64,
-    /// Bytes of the samples that were made into batches.
+    /// Bytes of the samples assembled into batches.
     pub delivered_bytes: u64,
-    /// Bytes that stores moved, rounding and repetition counted in.
+    /// Bytes read from the stores, with alignment and retries.
     pub moved_bytes: u64,
-    /// `moved_bytes` over the bytes of the samples that were not near: 1.0 is the best there is.
+    /// `moved_bytes` over the bytes of the samples not found in the cache: 1.0 is optimal.
     pub moved_per_wanted: f64,
-    /// Requests that came.
+    /// Requests completed.
     pub reads: u64,
-    /// Requests that brought less than was asked for at first.
+    /// Requests whose first transfer was short.
     pub short_reads: u64,
-    /// Requests made again after an error.
+    /// Retries after an error.
     pub retries: u64,
-    /// The same by the error: its `errno(3)`, or the cause as a store behind a network has it, such
-    /// as `slow_down`.
+    /// Retries by error: its `errno(3)`, or the cause of a remote store, such as `slow_down`.
     pub retries_by: BTreeMap<String, u64>,
-    /// Requests made a second time, beside the first, because that was late.
+    /// Hedged requests: second copies of late requests.
     pub hedges: u64,
-    /// Those of them that came first.
+    /// Hedged requests that completed first.
     pub hedges_won: u64,
-    /// Requests given up as stuck.
+    /// Requests that timed out as stuck.
     pub stuck: u64,
-    /// Requests that failed for good.
+    /// Requests that failed after all retries.
     pub failed: u64,
     /// Requests in flight now.
     pub in_flight: u64,
-    /// Requests that may be in flight at once, over all stores.
+    /// Queue depth, over all stores.
     pub depth: u64,
-    /// Half of all requests took no longer.
+    /// Median time of a request.
     pub read_p50_us: u64,
-    /// All but one of a hundred.
+    /// The 99th percentile.
     pub read_p99_us: u64,
     /// The longest.
     pub read_max_us: u64,
-    /// Half of all waits were no longer. The first batch, for which nothing could be read ahead,
-    /// is not among them.
+    /// Median wait. The first batch, for which nothing could be read ahead, does not count.
     pub wait_p50_us: u64,
-    /// All but one of a hundred.
+    /// The 99th percentile.
     pub wait_p99_us: u64,
     /// The longest.
     pub wait_max_us: u64,
@@ -67,13 +65,13 @@ pub struct Metrics {
     pub first_batch_us: u64,
     /// Waits of more than a millisecond.
     pub stalls: u64,
-    /// How long they were together.
+    /// Their total time.
     pub stalled_us: u64,
-    /// Bytes that are read ahead, or being read.
+    /// Bytes read ahead, or being read.
     pub ahead_bytes: u64,
-    /// Batches a second that the consumer takes while it does not wait; 0 while that is not known.
+    /// Batches per second that the consumer takes while it does not wait; 0 while unknown.
     pub batches_per_s: f64,
-    /// Samples that were near, and not read from afar.
+    /// Samples found in the cache.
     pub near_samples: u64,
 }
 
@@ -113,7 +111,7 @@ impl fmt::Display for Metrics {
 }
 
 impl Metrics {
-    /// Adds what a store has counted by itself since it had counted `before`.
+    /// Adds a store's own counters, less their values in `before`.
     pub(crate) fn add_store(&mut self, counted: &[(String, u64)], before: &[(String, u64)]) {
         for (name, count) in counted {
             let was = before.iter().find(|(of, _)| of == name).map_or(0, |(_, count)| *count);
@@ -138,7 +136,7 @@ impl Metrics {
     }
 }
 
-/// Where the threads of a loader count.
+/// The counters of a loader's threads.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     pub(crate) delivered_bytes: AtomicU64,
@@ -167,7 +165,7 @@ impl Meter {
         Meter { stores, ..Meter::default() }
     }
 
-    /// A batch of so many samples was consumed, after a wait.
+    /// Counts a consumed batch of `samples` samples, after a wait.
     pub(crate) fn consumed(&self, samples: u64, waited: Duration) {
         self.samples.fetch_add(samples, Relaxed);
         if self.batches.fetch_add(1, Relaxed) == 0 {
@@ -188,7 +186,7 @@ impl Meter {
         self.reads.add(took);
     }
 
-    /// All that a store was asked for, for a round, came.
+    /// Counts the bytes of completed store reads.
     pub(crate) fn wanted(&self, bytes: u64) {
         self.wanted_bytes.fetch_add(bytes, Relaxed);
     }

@@ -1,5 +1,5 @@
-//! A queue between two threads that can be closed, waits no longer than it is told to, and keeps
-//! its memory. `std`'s channels allocate as they go, or cannot be closed from the outside.
+//! A queue between two threads that can be closed, has timed waits, and reuses its memory. `std`'s
+//! channels allocate as they go, or cannot be closed from the outside.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,16 +16,16 @@ struct QueueState<T> {
     items: VecDeque<T>,
     capacity: usize,
     closed: bool,
-    /// Threads that wait for a change: to wake none costs a system call too.
+    /// Threads that wait for a change: a wake-up without a waiter would cost a system call too.
     waiting: usize,
 }
 
-/// Why there is nothing.
+/// Why there is no item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueEmpty {
     /// Not yet.
     Late,
-    /// It is closed, and there will be nothing more.
+    /// The queue is closed and empty.
     Closed,
 }
 
@@ -38,7 +38,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Appends, and waits for room first. Gives the item back if the queue is closed.
+    /// Appends, and waits for room first. Returns the item if the queue is closed.
     pub(crate) fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.lock();
         while state.items.len() >= state.capacity && !state.closed {
@@ -61,8 +61,8 @@ impl<T> Queue<T> {
         self.tell(state);
     }
 
-    /// Takes the first item, and waits for one until then. What was pushed before the queue was
-    /// closed still comes.
+    /// Takes the first item, and waits for one until `until`. Items pushed before the queue was
+    /// closed are still returned.
     pub(crate) fn pop(&self, until: Option<Instant>) -> Result<T, QueueEmpty> {
         let mut state = self.lock();
         loop {
@@ -99,7 +99,7 @@ impl<T> Queue<T> {
         self.lock().closed
     }
 
-    /// Waits for a change, at most so long.
+    /// Waits for a change, until `until` at most.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, QueueState<T>>,
@@ -117,7 +117,7 @@ impl<T> Queue<T> {
         state
     }
 
-    /// Lets go, and wakes those who wait.
+    /// Unlocks, and wakes the waiting threads.
     fn tell(&self, state: MutexGuard<'_, QueueState<T>>) {
         let waits = state.waiting > 0;
         drop(state);

@@ -1,6 +1,6 @@
 use std::{fmt, io};
 
-/// What went wrong: what we were doing, to what, what came, what was due.
+/// The errors of this crate: the operation, its object, what was found and what was expected.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -8,67 +8,67 @@ pub enum Error {
     Storage(storage::Error),
     /// The token files could not be written.
     Indexed(Box<indexed::Error>),
-    /// A line of an input is not what it should be.
+    /// A line of an input is invalid.
     BadLine(Box<BadLine>),
     /// An input cannot be used at all.
     BadInput {
         /// The input.
         input: String,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// An option has a value that cannot be used.
+    /// An option has an invalid value.
     BadOption {
-        /// Its name, as on the command line but without the dashes.
+        /// Its name, as on the command line without the dashes.
         name: &'static str,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// A file of a vocabulary is not what it should be.
+    /// A file of a vocabulary is invalid.
     BadVocab {
         /// The file.
         file: String,
         /// The line, counted from 1, where lines have a meaning.
         line: Option<u64>,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// An id that no token has.
+    /// No token has this id.
     UnknownToken {
         /// The id.
         id: u32,
-        /// How many there are.
+        /// The number of ids.
         vocab_size: u32,
     },
-    /// An input that is a stream broke off: standard input, or what a decoder makes.
+    /// Reading a stream failed: standard input, or the output of a decoder.
     Stream {
         /// The input.
         input: String,
         /// Bytes that came before, decompressed.
         offset: u64,
-        /// How far in what is stored a decoder was, if there is one.
+        /// Offset of the decoder in the stored input, if there is one.
         stored: Option<u64>,
-        /// What the system or the decoder said.
+        /// The error of the system or the decoder.
         source: io::Error,
     },
-    /// The system has no memory for a document.
+    /// The memory for a document cannot be allocated.
     NoMemory {
         /// The input.
         input: String,
         /// Bytes that came before, decompressed.
         offset: u64,
-        /// How many were due in one piece.
+        /// Bytes requested in one allocation.
         bytes: u64,
     },
-    /// Some outputs were finished when a later one failed, and could not be taken back.
+    /// Some outputs were finished when a later one failed, and could not be rolled back.
     LeftBehind {
-        /// The output that is there still.
+        /// The output that still exists.
         file: String,
         /// Why the later one failed.
         source: Box<Error>,
@@ -78,53 +78,53 @@ pub enum Error {
         /// Its journal.
         object: String,
     },
-    /// An earlier run of the same outputs was of other settings.
+    /// An earlier run of the same outputs had other settings.
     OtherRun {
         /// Its journal.
         journal: String,
-        /// Which setting.
+        /// The setting.
         key: String,
-        /// What it was there.
+        /// Its value in the earlier run.
         there: String,
-        /// What it is here.
+        /// Its value in this run.
         here: String,
     },
-    /// All that a resumed run was to make is there.
+    /// All outputs of a resumed run exist already.
     Complete {
-        /// The manifest that says so.
+        /// The manifest that shows it.
         object: String,
     },
-    /// All outputs are there, but of a run with other settings or inputs.
+    /// All outputs exist, but of a run with other settings or inputs.
     OtherSettings {
-        /// A manifest of theirs.
+        /// One of their manifests.
         object: String,
     },
-    /// The run was asked to stop, and can be gone on with.
+    /// The run was asked to stop, and can be resumed.
     Stopped,
-    /// The run failed, but what it had committed can be gone on with.
+    /// The run failed, but can be resumed from what it had committed.
     CanResume {
-        /// Why it failed.
+        /// The error.
         source: Box<Error>,
     },
 }
 
-/// A line of an input that is not what it should be, and where it is.
+/// An invalid line of an input, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BadLine {
     /// The input.
     pub input: String,
-    /// The line, counted from 1; none if the file was entered in the middle.
+    /// The line, counted from 1; `None` if reading started in the middle of the file.
     pub line: Option<u64>,
-    /// Where the line begins, in bytes from the start of the file.
+    /// Start of the line, in bytes from the start of the file.
     pub offset: u64,
-    /// Where in the line the fault is, in bytes from its start, counted from 0.
+    /// Position of the error in the line, in bytes from its start, counted from 0.
     pub column: u64,
     /// The input is compressed, and `offset` counts decompressed bytes.
     pub decompressed: bool,
-    /// What came.
+    /// What was found.
     pub found: String,
-    /// What was due.
+    /// What was expected.
     pub expected: String,
     /// The likely cause.
     pub hint: Option<&'static str>,

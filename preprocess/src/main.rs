@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
     match go(&Cli::parse_from(translated.arguments)) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has seen enough.
+        // The reader of our output has closed it.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => match error.downcast_ref() {
             // A job that is put into the queue again after it was done has nothing left to do.

@@ -6,15 +6,15 @@ use indexed::Dtype;
 use crate::objective::SentenceSpec;
 use crate::{InputOptions, TokenizerSpec};
 
-/// What to turn into what. Start from [`PreprocessOptions::new`].
+/// Options of a run. Start from [`PreprocessOptions::new`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreprocessOptions {
     /// Files, folders, patterns and pipes, in the order in which their documents are written. `-`
     /// is standard input.
     pub inputs: Vec<String>,
-    /// How they are read. Default: as each is named.
+    /// How inputs are read. Default: by name.
     pub input: InputOptions,
-    /// The outputs' folder, and how their names begin.
+    /// Folder and name prefix of the outputs.
     pub out_prefix: String,
     /// The keys that hold texts; each is a dataset of its own. Default: `text`.
     pub keys: Vec<String>,
@@ -28,26 +28,25 @@ pub struct PreprocessOptions {
     pub empty_documents: EmptyDocuments,
     /// The element type of the tokens. None, the default: as Megatron's writer chooses.
     pub dtype: Option<Dtype>,
-    /// What a bad line does. Default: [`OnBadLine::Fail`].
+    /// How a bad line is handled. Default: [`OnBadLine::Fail`].
     pub on_bad_line: OnBadLine,
     /// Of texts under equal keys of one object take the last, as Python does. Default: no, such a
     /// line is bad.
     pub last_of_duplicate_keys: bool,
-    /// What an interrupted run of the same outputs is to this one. Default:
-    /// [`ResumePolicy::Refuse`].
+    /// How an interrupted run of the same outputs is handled. Default: [`ResumePolicy::Refuse`].
     pub interrupted: ResumePolicy,
-    /// Write this share of the inputs, from 0, of so many: all shares, merged in order, are the
-    /// whole to the byte. Default: none.
+    /// Process only this shard of the inputs: the outputs of all shards, merged in order, equal
+    /// those of one run to the byte. Default: none.
     pub shard: Option<Shard>,
     /// Threads that tokenize, at most 1024. Default: one for every core.
     pub workers: usize,
-    /// A longer line is refused. While it is worked on, a line takes three to ten times its length
+    /// A longer line is rejected. While it is processed, a line takes three to ten times its length
     /// in memory, and up to forty if it is all one word. Default and maximum: 1 GiB.
     pub line_bytes_max: u64,
-    /// Bytes that are read and cut at a time. The outputs do not depend on it. Default: from 64 KiB
-    /// to 2 MiB, by the size of the inputs.
+    /// Bytes read and cut at a time. The outputs do not depend on it. Default: from 64 KiB to 256
+    /// KiB, by the size of the inputs.
     pub block_bytes: Option<usize>,
-    /// The most work that a kill can cost. Default: 10 s.
+    /// Interval between commits: the most work that a kill can lose. Default: 10 s.
     pub commit_every: Duration,
 }
 
@@ -97,48 +96,48 @@ pub enum EmptyDocuments {
     Skip,
 }
 
-/// What a bad line does to a run.
+/// How a bad line is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBadLine {
     /// It ends the run.
     #[default]
     Fail,
-    /// It is counted, told of, and left out.
+    /// It is counted, reported and skipped.
     Skip,
 }
 
-/// What to do about what an interrupted run of the same outputs has left.
+/// How an interrupted run of the same outputs is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResumePolicy {
     /// It is an error.
     #[default]
     Refuse,
-    /// Go on with it, if there is one.
+    /// Resume it, if there is one.
     Resume,
-    /// Throw it away.
+    /// Discard it.
     Restart,
 }
 
-/// A share of the inputs.
+/// A shard of the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which one, from 0.
+    /// Its index, from 0.
     pub index: u32,
-    /// Of how many.
+    /// The number of shards.
     pub count: u32,
 }
 
 impl Shard {
-    /// What its outputs are called, between the prefix and the key.
+    /// The part of its outputs' names between the prefix and the key.
     pub(crate) fn label(self) -> String {
         format!("_{:05}-of-{:05}", self.index, self.count)
     }
 
-    /// The share of this task of a Slurm job array. The tasks are those from `SLURM_ARRAY_TASK_MIN`
+    /// The shard of this task of a Slurm job array. The tasks are those from `SLURM_ARRAY_TASK_MIN`
     /// to `_MAX` in steps of `SLURM_ARRAY_TASK_STEP`.
     ///
     /// # Errors
-    /// What is missing or odd.
+    /// Which variable is missing or invalid.
     pub fn of_slurm(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
         let number = |name: &str| -> Result<u32, String> {
             let text = variable(name).ok_or_else(|| {

@@ -13,24 +13,24 @@ use crate::batch::document_batch::DocumentBatch;
 use crate::input::InputChunker;
 use crate::{Error, Result};
 
-/// A worker finds its next load waiting while one is read and one is taken. A parcel to tokenize
-/// holds a block and its tokens, at worst two bytes a byte (four with ids of 32 bits): with 64
-/// workers 194 parcels of at most 768 KiB, so 150 MiB; on plain text, at four bytes a token, half.
-/// One to judge holds its lines, and for near duplicates their texts and 8 bytes a band: at 1 MiB
-/// about 3 MiB.
+/// Items per worker, so that its next one is ready while one is read and one is written. A batch to
+/// tokenize holds a block and its tokens, at worst two bytes per byte (four with 32-bit ids): with
+/// 64 workers 194 batches of at most 768 KiB, so 150 MiB; on plain text, at four bytes a token,
+/// half. A batch to clean holds its lines, and for near duplicates their texts and 8 bytes per
+/// band: at 1 MiB about 3 MiB.
 const LOADS_PER_WORKER: usize = 3;
 
-/// One is being read, one is being taken.
+/// Additional items: one being read and one being written.
 const LOADS_BESIDE: usize = 2;
 
-/// An input may be silent for hours; whether to go on waiting is asked ten times a second.
+/// Interval between checks of `stop`: an input may send nothing for hours.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// What goes round: a parcel, and what becomes of it.
+/// The unit that circulates: a batch and its results.
 pub(crate) trait PipelineItem: Default + Send + 'static {
     fn parcel(&mut self) -> &mut DocumentBatch;
 
-    /// Empties it for its next round.
+    /// Clears it for reuse.
     fn reset(&mut self);
 }
 
@@ -44,23 +44,23 @@ impl PipelineItem for DocumentBatch {
     }
 }
 
-/// What comes to a worker.
+/// Message to a worker.
 enum WorkerMessage<L> {
     Load(Box<L>),
-    /// There will be no more.
+    /// There are no more items.
     End,
 }
 
-/// What comes to the thread that called.
+/// Message to the calling thread.
 enum ResultMessage<L> {
     Load(Box<L>),
-    /// All has been read, which was so many loads.
+    /// All inputs have been read; the number of items.
     Read(u64),
-    /// A thread ended by a panic; its load will not come.
+    /// A thread panicked; its item will not arrive.
     Panicked,
 }
 
-/// Tells if its thread panics: who waits for it would wait for ever otherwise.
+/// Reports a panic of its thread, for whose item the caller would otherwise wait forever.
 struct PanicNotifier<L>(Sender<ResultMessage<L>>);
 
 impl<L> Drop for PanicNotifier<L> {
@@ -71,8 +71,8 @@ impl<L> Drop for PanicNotifier<L> {
     }
 }
 
-/// Sends the workers home, however the thread that called returns. The reader may hold the other
-/// end of their channel for ever: it may wait for an input that never comes.
+/// Ends the workers, however the calling thread returns. The reader may hold the other end of their
+/// channel forever: it may wait for an input that never arrives.
 struct WorkerShutdown<'a, L> {
     job: Sender<WorkerMessage<L>>,
     workers: usize,
@@ -83,18 +83,18 @@ impl<L> Drop for WorkerShutdown<'_, L> {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
         for _ in 0..self.workers {
-            // Those that panicked need no word.
+            // Workers that panicked need no message.
             let _ = self.job.send(WorkerMessage::End);
         }
     }
 }
 
-/// Runs the threads and hands every load to `take`, in order, until there are no more, one fails,
-/// or `stop` is true while nothing comes. `worker` is called on each worker's own thread, so that
-/// its memory is near the core it runs on.
+/// Runs the threads and passes every item to `take`, in order, until there are no more, one fails,
+/// or `stop` is true while none arrives. `worker` is called on each worker's own thread, so that
+/// its memory is near its core.
 ///
 /// # Errors
-/// What `take` says; [`Error::Stopped`].
+/// The error of `take`; [`Error::Stopped`].
 pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
     cutter: InputChunker,
     workers: usize,
@@ -111,7 +111,7 @@ pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
     let jobs = Mutex::new(jobs);
     let closed = AtomicBool::new(false);
     let (to_workers, alarm) = (job.clone(), PanicNotifier(done.clone()));
-    // Not of the scope: it may wait for an input that need not ever come.
+    // Not scoped: it may wait forever for an input.
     thread::spawn(move || read(cutter, &frees, &to_workers, &alarm));
     thread::scope(|scope| {
         let _closing = WorkerShutdown { job, workers, closed: &closed };
@@ -124,7 +124,7 @@ pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
     })
 }
 
-/// The reader. It ends when there is nothing more, or when nobody waits for it.
+/// The reader. It ends at the end of the inputs, or when the caller is gone.
 fn read<L: PipelineItem>(
     mut cutter: InputChunker,
     frees: &Receiver<Box<L>>,
@@ -149,7 +149,7 @@ fn read<L: PipelineItem>(
     let _ = alarm.0.send(ResultMessage::Read(count));
 }
 
-/// A worker. It ends when it is told to, or when nobody waits for what it does.
+/// A worker. It ends on [`WorkerMessage::End`], or when the caller is gone.
 fn work<L: PipelineItem>(
     mut worker: impl FnMut(&mut L),
     jobs: &Mutex<Receiver<WorkerMessage<L>>>,
@@ -157,7 +157,7 @@ fn work<L: PipelineItem>(
     alarm: &PanicNotifier<L>,
 ) {
     loop {
-        // A worker that panicked holds no lock: it was at work.
+        // A worker that panicked held no lock: it was processing an item.
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(WorkerMessage::Load(mut load)) = job else { return };
         if closed.load(Ordering::Relaxed) {
@@ -195,7 +195,7 @@ fn take_in_order<L: PipelineItem>(
         while let Some(mut load) = early.remove(&next_seq) {
             next_seq += 1;
             take(&mut load)?;
-            // The reader has gone when it has read all.
+            // The reader is gone once it has read everything.
             let _ = free.send(load);
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! Everything that Feedline reads or writes goes through [`Storage`], a flat namespace of objects
 //! that are written once. A key is absent or complete, never partial: an [`Upload`] is invisible
-//! until it is durable, and one that is dropped leaves nothing behind. A folder of objects becomes
-//! visible in one step by [`Storage::publish`], and is complete if and only if its [`Manifest`]
-//! says so. The rest of the toolkit relies on these two guarantees.
+//! until it is durable, and a dropped upload leaves no files. [`Storage::publish`] makes a folder
+//! of objects visible in one step, and a folder is complete if and only if its [`Manifest`] says
+//! so. The rest of the toolkit relies on these two guarantees.
 //!
 //! In reading order: [`Key`] and [`locate`] name objects; [`Storage`], [`Object`] and [`Upload`]
 //! are the contract, which `api` completes; [`Manifest`] is the commit record. `posix` implements
@@ -15,7 +15,7 @@
 //! of a machine share. `base` and `sys` are below all of these.
 //!
 //! A [`Reader`] keeps a window of requests in flight instead of waiting for batches. [`StuckReads`]
-//! reports the requests that hang, and [`Stage`] the startup steps that do.
+//! reports requests that do not complete, and [`Stage`] startup steps that do not.
 
 #![deny(unsafe_code)]
 
@@ -65,29 +65,29 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// Opens a complete object for reading.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is none; [`Error::Io`] for what the store says else.
+    /// [`Error::NotFound`] if there is none; [`Error::Io`] for other errors of the store.
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>>;
 
-    /// Begins a new object. Folders in the key are made as needed. `len_bytes_max` is the most that
-    /// will be written: space is looked for before the first byte. Zero if it is not known.
+    /// Starts a new object, and creates the folders of its key. `len_bytes_max` is an upper bound
+    /// of its length, or zero if unknown: free space is checked before the first byte.
     ///
     /// # Errors
     /// [`Error::Exists`] if the key is taken: nothing is ever overwritten. [`Error::NoSpace`] if
-    /// the store says that so much will not fit.
+    /// the store reports less free space.
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>>;
 
     /// The complete objects below a folder, at any depth, sorted by key. An absent folder is empty.
-    /// Uploads in flight are not among them.
+    /// Unfinished uploads are not included.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>>;
 
     /// The names directly below a folder, folders and objects alike, sorted. An absent folder is
     /// empty.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     fn list_names(&self, folder: &Key) -> Result<Vec<String>>;
 
     /// Deletes one object, durably.
@@ -96,27 +96,27 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::NotFound`] if there is none.
     fn delete(&self, key: &Key) -> Result<()>;
 
-    /// Makes a whole folder visible under its final name in one step: after a crash it has either
-    /// name, never half of each. All uploads into it must have finished.
+    /// Renames a complete folder to its final name in one step: after a crash it has either name,
+    /// never half of each. All uploads into it must have finished.
     ///
     /// # Errors
     /// [`Error::Exists`] if the target exists, [`Error::NotFound`] if the staged folder does not.
     fn publish(&self, staged: &Key, target: &Key) -> Result<()>;
 
-    /// Whether [`Storage::publish`] into this folder is one operation that cannot meet another's:
-    /// object stores have none, and FUSE and NFS none that refuses a name that is taken. What is to
-    /// appear at once is then written where it belongs, and last the object that says so; objects
-    /// are exclusive everywhere. The answer is found once.
+    /// Whether [`Storage::publish`] into this folder is one atomic operation that fails if the name
+    /// is taken. Object stores have none, and FUSE and NFS none that refuses a taken name. Without
+    /// it, write the objects at their final keys and the commit record last: creating an object is
+    /// exclusive on every store. The result is cached.
     ///
     /// # Errors
-    /// What the store says when it is tried.
+    /// Errors of the store when this is probed.
     fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
         let _ = folder;
         Ok(true)
     }
 
-    /// Writes a small object in place of what is there, for advice that nobody relies on: after a
-    /// crash it may be the old one. Readers see either, never half of each.
+    /// Replaces a small object, for advisory data: after a crash the old content may be back.
+    /// Readers see the old or the new content, never a mix.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a store that only writes once; [`Error::NoSpace`],
@@ -126,9 +126,9 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { operation: "replace", object: self.display(key) })
     }
 
-    /// Makes the names in a folder durable, whoever gave them: one that is seen may be gone after a
-    /// crash, if its maker died before it could sync. A store that shows only what is durable has
-    /// nothing to do.
+    /// Makes the names in a folder durable, also those that another process created: a visible name
+    /// may be lost in a crash if its creator died before the sync. A no-op for stores that show
+    /// only durable objects.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -140,56 +140,56 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// Deletes a folder and all in it. An absent folder is no error.
     ///
     /// # Errors
-    /// What the store says; what was deleted by then stays deleted.
+    /// Errors of the store; objects deleted before the error stay deleted.
     fn delete_folder(&self, folder: &Key) -> Result<()>;
 
     /// Bytes that may still be written, or `None` if the store has no such limit.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     fn free_bytes(&self) -> Result<Option<u64>>;
 
     /// How a message names this key: a full path or URL.
     fn display(&self, key: &Key) -> String;
 
-    /// Removes what dead writers of this machine left directly in a folder: uploads never finished,
-    /// folders half deleted. Live ones stay, and so does all that has a name of its own. Gives the
-    /// names removed. A store whose uploads leave nothing behind has nothing to do.
+    /// Removes what dead writers of this machine left directly in a folder: unfinished uploads and
+    /// half-deleted folders. Files of live writers and everything with a final name stay. Returns
+    /// the names removed. A no-op for stores whose uploads leave no files.
     ///
     /// # Errors
-    /// What the store says; what was removed by then stays removed.
+    /// Errors of the store; names removed before the error stay removed.
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         let _ = folder;
         Ok(Vec::new())
     }
 
-    /// Begins an object that outlives its writer. It is as invisible as every upload until it is
-    /// finished, but dropped or killed before, it stays as a draft: [`Storage::resume`] goes
-    /// on with it, [`Storage::discard`] removes it. Nobody else may write it meanwhile.
+    /// Starts a resumable upload. Like every upload it is invisible until it is finished, but it
+    /// outlives its writer: if that is dropped or killed, [`Storage::resume`] continues the upload
+    /// and [`Storage::discard`] removes it. Only one writer may have it open.
     ///
     /// # Errors
-    /// [`Error::Exists`] if the key is taken or has a draft; [`Error::Unsupported`] from a store
-    /// that keeps none; [`Error::NoSpace`], [`Error::Io`].
+    /// [`Error::Exists`] if the key is taken or has an unfinished upload; [`Error::Unsupported`]
+    /// from a store without resumable uploads; [`Error::NoSpace`], [`Error::Io`].
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         Err(Error::Unsupported { operation: "begin a draft of", object: self.display(key) })
     }
 
-    /// Goes on with a draft from a place that it was synced at; what was written after that is cut
-    /// off.
+    /// Continues a resumable upload from a sync point; bytes written after it are cut off.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no draft, [`Error::Corrupt`] if it is shorter than the mark,
-    /// [`Error::Locked`] if another process writes it; [`Error::Unsupported`], [`Error::Io`].
+    /// [`Error::NotFound`] if there is no such upload, [`Error::Corrupt`] if it is shorter than the
+    /// sync point, [`Error::Locked`] if another process writes it; [`Error::Unsupported`],
+    /// [`Error::Io`].
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let _ = from;
         Err(Error::Unsupported { operation: "go on with a draft of", object: self.display(key) })
     }
 
-    /// As [`Storage::resume`], from a place that `find` tells when it has seen what is there,
-    /// which nobody else writes by then.
+    /// As [`Storage::resume`], but `find` picks the sync point from the bytes stored so far. No
+    /// other process writes the upload by then.
     ///
     /// # Errors
-    /// As there, and what `find` says.
+    /// As [`Storage::resume`], and the errors of `find`.
     fn resume_with(
         &self,
         key: &Key,
@@ -199,8 +199,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
         self.resume(key, from)
     }
 
-    /// Opens a draft for reading: what was synced when it was opened, and perhaps more, of which
-    /// nothing may be assumed. Object stores keep drafts that cannot be read.
+    /// Opens an unfinished resumable upload for reading. It has the bytes synced when it was
+    /// opened, and perhaps more, which must not be relied on. On object stores it cannot be read.
     ///
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
@@ -208,7 +208,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { operation: "open a draft of", object: self.display(key) })
     }
 
-    /// Removes a draft, durably. There need not be one.
+    /// Removes an unfinished resumable upload, durably. An absent one is no error.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Io`].
@@ -216,8 +216,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Err(Error::Unsupported { operation: "discard a draft of", object: self.display(key) })
     }
 
-    /// Makes a file of so many bytes that this process writes in place and no other may; its space
-    /// is reserved. It has the key's name from the start, whatever it holds.
+    /// Creates a file of `len_bytes` bytes that only this process may write, in place; its space is
+    /// reserved. It has the key's name from the start, whatever its content.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`]; [`Error::Unsupported`] from a store
@@ -230,11 +230,11 @@ pub trait Storage: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Opens such a file again.
+    /// Opens a file made by [`Storage::create_in_place`].
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Locked`] if another process has it; as
-    /// [`Storage::create_in_place`] else.
+    /// [`Error::NotFound`]; [`Error::Locked`] if another process has it open; otherwise as
+    /// [`Storage::create_in_place`].
     fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
         Err(Error::Unsupported {
             operation: "open a file that is written in place,",
@@ -242,8 +242,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
         })
     }
 
-    /// The same without a name, in a folder: nobody else can open it, and its space is given back
-    /// when it is dropped or this process is gone, however it goes.
+    /// Creates an in-place file without a name: no other process can open it, and its space is
+    /// freed when it is dropped or this process ends, in whatever way.
     ///
     /// # Errors
     /// As [`Storage::create_in_place`].
@@ -255,8 +255,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Makes an object of the bytes of a file of this machine without copying them. All of them are
-    /// to be durable. `None` where that cannot be; then nothing was made.
+    /// Makes an object from a file of this machine without copying its bytes, which must all be
+    /// durable. Returns `None` where that is not possible; then nothing was created.
     ///
     /// # Errors
     /// [`Error::Exists`] if the key is taken; [`Error::NotFound`] if the file was removed;
@@ -271,32 +271,31 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Reads in flight on objects of this store. Here: threads that read by
-    /// [`Object::read_many`], as many as there are reads, up to 256 unless the options say else.
+    /// Returns a [`Reader`] for objects of this store. Default: a pool of threads that call
+    /// [`Object::read_many`], with a depth of 256 unless the options set it.
     ///
     /// # Errors
-    /// [`Error::Refused`] if a way was asked for that is closed here.
+    /// [`Error::Refused`] if the requested read method does not work here.
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
-        // One read in fifty a second late, at 4,600 a second, is 92 in flight that only wait.
+        // At 4,600 reads a second with one in fifty a second late, 92 requests only wait.
         let depth = options.depth_or(256);
         let carrier = reader::worker_pool::WorkerPool::new(depth + options.orphans_max);
         Ok(Box::new(reader::in_flight::InFlightReader::new(carrier, depth, options)))
     }
 
-    /// Stores with the same answer read alike: a [`Reader`] of one carries the reads of all as
-    /// their own would, so that one mount or bucket has one reader and one limit. `None` is like
-    /// no other.
+    /// A [`Reader`] of one store can serve every store with the same group, so that one mount or
+    /// bucket has one reader and one limit. `None` is a group of its own.
     fn reader_group(&self) -> Option<String> {
         None
     }
 
-    /// What was counted since the process began, such as requests and retries by cause; none from a
-    /// store that counts nothing.
+    /// Counters since the process started, such as requests and retries by cause; empty if the
+    /// store has none.
     fn metrics(&self) -> Vec<(String, u64)> {
         Vec::new()
     }
 
-    /// How this store goes about its bytes, and why.
+    /// How this store does its I/O, and why.
     fn profile(&self) -> &Profile {
         Profile::unknown()
     }
@@ -307,15 +306,16 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// Its length.
     fn len_bytes(&self) -> u64;
 
-    /// Fills every buffer from its offset, or fails. When it returns nothing is in flight, so no
-    /// buffer outlives its request. Reads may be carried out in any order.
+    /// Fills every buffer from its offset, or fails. No request is in flight when it returns, so no
+    /// buffer outlives its request. Reads may be done in any order.
     ///
     /// # Errors
     /// [`Error::ShortRead`] if a read reaches past the end; [`Error::Io`] after the bounded retries
-    /// for interrupted calls are spent. The buffers' contents are then unspecified.
+    /// of interrupted calls. The contents of the buffers are then unspecified.
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()>;
 
-    /// The object as one slice of memory, for index files. Data files are read, never mapped.
+    /// Returns the object as one slice of memory, for index files. Data files are read, never
+    /// mapped.
     ///
     /// # Errors
     /// [`Error::Io`] if it can be neither mapped nor read.
@@ -324,28 +324,28 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// How a message names this object.
     fn display(&self) -> String;
 
-    /// Tells that a few bytes here and there will be read of [`Self::file`]: no read-ahead.
+    /// Advises the kernel that [`Self::file`] will be read at random: no read-ahead.
     fn advise_random(&self) {}
 
-    /// What long reads want of memory, so that no copy is made: that the address of a byte and its
-    /// offset in the object are the same but for multiples of this, at most 4096.
+    /// The alignment that avoids a copy in long reads: the address of a byte and its offset in the
+    /// object are equal modulo this value, which is at most 4096.
     fn memory_align(&self) -> usize {
         1
     }
 
-    /// The file that it is, if it is a file of this machine: for copies within the kernel alone.
+    /// Its file, if it is a file of this machine: only for copies within the kernel.
     fn file(&self) -> Option<&std::fs::File> {
         None
     }
 
-    /// Hears how many bytes of [`Self::file`] the kernel has copied since it was asked last, and
-    /// says whether to go on so; else all are read instead.
+    /// Reports bytes of [`Self::file`] copied by the kernel since the last call. Returns whether to
+    /// continue that way; otherwise the rest is read instead.
     fn copied(&self, bytes: u64) -> bool {
         let _ = bytes;
         true
     }
 
-    /// Itself, for the [`Reader`] of the store that it is of.
+    /// `self`, for a downcast by the [`Reader`] of its store.
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None
     }
@@ -359,7 +359,7 @@ pub trait Upload: fmt::Debug + Send {
     /// [`Error::NoSpace`] for a full disk or quota, [`Error::Io`] for the rest.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Appends bytes, and gives their CRC-64/NVME, summed once for the caller and for the object.
+    /// Appends bytes and returns their CRC-64/NVME, computed once for the caller and the object.
     ///
     /// # Errors
     /// As [`Upload::write`].
@@ -368,7 +368,8 @@ pub trait Upload: fmt::Debug + Send {
         Ok(crc64(bytes))
     }
 
-    /// Appends bytes whose CRC-64/NVME is known; a store need not sum them again, nor compare.
+    /// Appends bytes whose CRC-64/NVME is known; a store may use it unverified instead of computing
+    /// it.
     ///
     /// # Errors
     /// As [`Upload::write`].
@@ -378,17 +379,18 @@ pub trait Upload: fmt::Debug + Send {
     }
 
     /// Appends a range of a complete object, in bounded memory. `crc64` is the CRC-64/NVME of that
-    /// range, if it is known from a source that is trusted, such as a [`Manifest`]: the bytes then
-    /// need not be read, and on a file system that shares blocks they are not even copied. They are
-    /// not compared with it in that case, so a file that differs from its sum makes an object that
-    /// differs from its own, which [`Manifest::verify`] finds. Without it the bytes are read.
+    /// range, if it is known from a trusted source such as a [`Manifest`]. The bytes then need not
+    /// be read, and are not even copied on a file system that shares blocks. They are not verified
+    /// in that case: a source that differs from its checksum makes an object that differs from its
+    /// own, which [`Manifest::verify`] finds. Without `crc64` the bytes are read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the bytes were read and do not sum to `crc64`; [`Error::ShortRead`] if
-    /// the object ends before the range; as [`Upload::write`] else. Only dropping it is left then.
+    /// [`Error::Corrupt`] if the bytes were read and do not match `crc64`; [`Error::ShortRead`] if
+    /// the object ends before the range; otherwise as [`Upload::write`]. The upload can then only
+    /// be dropped.
     ///
     /// # Panics
-    /// If the range ends before it begins.
+    /// If the range ends before it starts.
     fn write_from(
         &mut self,
         object: &dyn Object,
@@ -398,7 +400,7 @@ pub trait Upload: fmt::Debug + Send {
         posix::kernel_copy::read_and_write(self, object, &range, crc64)
     }
 
-    /// Memory that it may take for bytes on their way: a hint, for before the first byte.
+    /// Sets the memory for bytes not yet written to the store: a hint, before the first write.
     fn stage_in(&mut self, bytes_max: u64) {
         let _ = bytes_max;
     }
@@ -406,9 +408,9 @@ pub trait Upload: fmt::Debug + Send {
     /// Bytes written so far.
     fn len_bytes(&self) -> u64;
 
-    /// Says that all is written: waits until the store has every byte, durable or not, and gives
-    /// back the memory that they took. So of many uploads each can be settled when it is full, and
-    /// all be finished together. Nothing may be written after it.
+    /// Ends the writing: waits until the store has every byte, durable or not, and frees the
+    /// buffers. Many uploads can so be flushed one by one when they are full, and finished
+    /// together. No write may follow.
     ///
     /// # Errors
     /// As [`Upload::write`].
@@ -417,16 +419,16 @@ pub trait Upload: fmt::Debug + Send {
     }
 
     /// Makes the object durable, then visible. Until this returns the key is absent, also after a
-    /// crash; when it has returned the key is complete, also after a crash. Dropped unfinished, an
-    /// upload is as if never begun.
+    /// crash; when it has returned the key is complete, also after a crash. An upload dropped
+    /// unfinished leaves nothing.
     ///
     /// # Errors
-    /// [`Error::Exists`] if the key was taken meanwhile; [`Error::NoSpace`], [`Error::Io`]. The key
-    /// is then absent, or what another wrote.
+    /// [`Error::Exists`] if another writer took the key; [`Error::NoSpace`], [`Error::Io`]. The key
+    /// is then absent, or has the other writer's object.
     fn finish(self: Box<Self>) -> Result<FileEntry>;
 
-    /// As [`Upload::finish`], but a crash may take the name away until it is synced, together with
-    /// others: for a folder of many objects, which nobody looks into before it is published.
+    /// As [`Upload::finish`], but a crash may lose the name until the returned [`PendingDirSync`]
+    /// is synced. For a folder of many objects, which is not read before it is published.
     ///
     /// # Errors
     /// As [`Upload::finish`].
@@ -435,18 +437,18 @@ pub trait Upload: fmt::Debug + Send {
     }
 }
 
-/// An upload that can be gone on with after a crash.
+/// An upload that can be resumed after a crash.
 pub trait ResumableUpload: Upload {
-    /// Makes what was written so far durable, without making it visible, and says how far. That is
-    /// all of it, but on object stores, which keep whole parts until the draft is
-    /// [flushed](Upload::flush).
+    /// Makes the bytes written so far durable, without making them visible, and returns the sync
+    /// point. It covers all of them, except on object stores, which store complete parts only until
+    /// the upload is [flushed](Upload::flush).
     ///
     /// # Errors
-    /// As [`Upload::write`]; every later call fails then.
+    /// As [`Upload::write`]; every later call then fails too.
     fn sync(&mut self) -> Result<SyncPoint>;
 }
 
-/// A place in a draft.
+/// A position in a resumable upload up to which it is durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SyncPoint {
     /// Bytes before it.
@@ -455,12 +457,12 @@ pub struct SyncPoint {
     pub crc64: u64,
 }
 
-/// A wish: fill `buf` with the bytes that begin at `offset`.
+/// A request to fill `buf` with the bytes from `offset` on.
 #[derive(Debug)]
 pub struct RangeRead<'a> {
     /// First byte, counted from the start of the object.
     pub offset: u64,
-    /// What to fill, whole.
+    /// The buffer; all of it is filled.
     pub buf: &'a mut [u8],
 }
 
@@ -474,13 +476,12 @@ pub struct ObjectMeta {
 }
 
 /// Opens the store whose root is the folder named by a URL or a plain path. The folder need not
-/// exist yet. A plain path is taken as it is; a URL may say how to go about it:
-/// `file:/data?engine=auto|ring|pread&direct=auto|on|off`. The engine of stores that leave it open
-/// is that of the environment variable `FEEDLINE_ENGINE`, if it is set.
+/// exist yet. A plain path is taken literally; a URL may set the I/O method:
+/// `file:/data?engine=auto|ring|pread&direct=auto|on|off`. If the engine is left open, the
+/// environment variable `FEEDLINE_ENGINE` sets it.
 ///
 /// # Errors
-/// [`Error::BadUrl`] for a scheme or option that is not known, or an engine that does not work
-/// here.
+/// [`Error::BadUrl`] for an unknown scheme or option, or an engine that does not work here.
 pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
     #[cfg(feature = "s3")]
     if s3::is_ours(url) {
@@ -509,7 +510,7 @@ pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
     Ok((posix::store::open(&location)?, key))
 }
 
-/// Reads a whole object into memory.
+/// Reads a complete object into memory.
 ///
 /// # Errors
 /// As [`Storage::open`] and [`Object::read_many`].
@@ -526,10 +527,10 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a whole object that is to be small, into memory.
+/// Reads a small object into memory.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if it has more bytes than that; as [`read_all`] else.
+/// [`Error::Corrupt`] if it is longer than `bytes_max`; otherwise as [`read_all`].
 pub fn read_small(store: &dyn Storage, key: &Key, bytes_max: u64) -> Result<Vec<u8>> {
     let bytes = store.open(key)?.len_bytes();
     if bytes > bytes_max {
@@ -539,7 +540,7 @@ pub fn read_small(store: &dyn Storage, key: &Key, bytes_max: u64) -> Result<Vec<
     read_all(store, key)
 }
 
-/// Writes a whole object.
+/// Writes a complete object.
 ///
 /// # Errors
 /// As [`Storage::create`], [`Upload::write`] and [`Upload::finish`].

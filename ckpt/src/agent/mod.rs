@@ -1,15 +1,14 @@
-//! A process that saves in a trainer's stead, so that what was copied is saved even if the trainer
+//! Agent: a process that saves for a trainer, so that a copied state is saved even if the trainer
 //! dies.
 //!
-//! The copy lies in a memfd, which both processes have mapped; orders and answers go over a Unix
-//! socket of which only the two have ends. An order names a place in that memory where the list of
-//! tensors lies, so it fits into one short message, which the kernel keeps if its sender dies. From
-//! order to answer the memory is the agent's; before and after, the trainer's.
+//! The copy is in a memfd mapped by both processes; commands and replies go over a Unix socket that
+//! only these two have. A save command names the offset in that memory where its orders are, so it
+//! fits into one short message, which the kernel delivers even if the sender dies. The agent owns
+//! the memory from command to reply, the trainer otherwise.
 //!
-//! An agent ends when its trainer does, after the save that it was ordered. It does not heed
-//! SIGTERM, SIGINT and SIGHUP, which schedulers and terminals send to all processes of a job, and
-//! the kernel to a stopped process whose parent dies: that a save is to end is for the trainer to
-//! say.
+//! An agent exits when its trainer does, after completing the save in progress. It ignores SIGTERM,
+//! SIGINT and SIGHUP, which schedulers and terminals send to all processes of a job, and the kernel
+//! to a stopped process whose parent dies: only the trainer decides that a save is cancelled.
 
 mod serve;
 mod wire;
@@ -25,33 +24,33 @@ use wire::{AgentCommand, Answer, Hello};
 
 pub use serve::serve;
 
-/// Tells the agent where its trainer waits.
+/// Environment variable with the name of the trainer's socket.
 const DOOR: &str = "FEEDLINE_CKPT_AGENT";
 
-/// For a process to start, on a machine that has other things to do.
+/// Timeout for the start of a process, on a busy machine.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// For an answer that only takes the time of a message.
+/// Timeout for a reply that needs no work.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Between two looks at whether a save shall end.
+/// Interval between checks for cancellation.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// The trainer's end of an agent. Dropped, it lets the agent end.
+/// The trainer's handle of an agent. Drop lets the agent exit.
 #[derive(Debug)]
 pub struct Agent {
-    /// `None` once it is of no use.
+    /// `None` once it is no longer usable.
     peer: Option<Peer>,
     child: Child,
     owner: ProcessIdentity,
-    /// The length of the memory that the agent has, and which it is.
+    /// Length and descriptor of the memory that the agent has mapped.
     has_arena: Option<(usize, i32)>,
 }
 
 impl Agent {
-    /// Starts an agent, by a command that calls [`serve`]. It saves into the folder below the store
-    /// of that URL, or, if that is empty, into the store itself. Both must be those of the
-    /// [`AsyncSaver`](crate::AsyncSaver) that it is for, as must options and patience.
+    /// Starts an agent, by a command that calls [`serve()`]. It saves into the folder of the store
+    /// with that URL, or, if the folder is empty, into the store itself. Both must be those of its
+    /// [`AsyncSaver`](crate::AsyncSaver), and so must options and timeouts.
     ///
     /// # Errors
     /// [`Error::Agent`] if it does not start, or cannot open the store.
@@ -67,7 +66,7 @@ impl Agent {
         let here = ProcessIdentity::new();
         let name = format!("ckpt-{:016x}", crc64(here.to_string().as_bytes()));
         let door = LocalListener::open(&name)?.ok_or_else(|| failed("its door is taken"))?;
-        // In a group of its own: what a terminal sends to the trainer is not for it.
+        // In its own process group, so that terminal signals to the trainer do not reach it.
         let child = command.env(DOOR, &name).stdin(Stdio::null()).process_group(0).spawn();
         let child = child.map_err(|e| failed(format!("start {command:?}: {e}")))?;
         let mut agent = Agent { peer: None, child, owner: here.clone(), has_arena: None };
@@ -89,7 +88,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The agent's process.
+    /// The agent's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -118,8 +117,8 @@ impl Agent {
         Err(failed(format!("it has not come after {} s", START_MAX.as_secs())))
     }
 
-    /// Has the agent give up the memory that it has, before there is new memory: when this returns
-    /// there is none, or the agent is of no more use.
+    /// Makes the agent unmap its memory before new memory is allocated: on return it has none, or
+    /// is no longer usable.
     pub(crate) fn forget(&mut self) {
         let Some(peer) = self.peer.as_ref().filter(|_| self.has_arena.take().is_some()) else {
             return;
@@ -130,8 +129,8 @@ impl Agent {
         }
     }
 
-    /// Orders a save of what lies in the arena, by the list at `start`. When this returns it will
-    /// be done, whatever becomes of this process.
+    /// Starts a save of the contents of the arena, by the orders at `start`. Once this returns, the
+    /// agent completes it even if this process dies.
     pub(crate) fn begin(&mut self, arena: &Arena, start: usize, len: usize) -> Result<()> {
         use std::os::fd::AsRawFd as _;
 
@@ -149,8 +148,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits for the answer. The outer error says that the agent is gone, and that nothing more
-    /// will come of the order.
+    /// Waits for the reply. The outer error means that the agent is gone and the save will not
+    /// continue.
     pub(crate) fn finish(&mut self, control: &SaveControl) -> Result<Result<SaveReport>> {
         use std::os::fd::AsFd as _;
 
@@ -179,7 +178,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // The end of the connection is the end of the agent, after what it is about.
+        // Closing the connection makes the agent exit after its current work.
         self.peer = None;
         let begun = Instant::now();
         while begun.elapsed() < ANSWER_MAX {
@@ -193,8 +192,8 @@ impl Drop for Agent {
 }
 
 impl Checkpoints {
-    /// Lets another process write beside this one: a trainer and its agent do not keep each other
-    /// out.
+    /// Permits another process to write beside this one: a trainer and its agent do not exclude
+    /// each other.
     pub(crate) fn admit(&self, process: ProcessIdentity) {
         self.lease.admit(process);
     }

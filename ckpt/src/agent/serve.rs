@@ -13,14 +13,14 @@ use crate::{Checkpoints, Error, LivenessTimeouts, Result, SaveReport};
 use storage::ipc::{Arena, Peer, ready};
 use storage::{Key, ProcessIdentity};
 
-/// Between two answers that tell the progress.
+/// Interval between progress replies.
 const TELL_PAUSE: Duration = Duration::from_millis(200);
 
-/// The life of an agent: saves what the trainer orders that started this process, until that is
-/// gone. From now on this process does not heed SIGTERM, SIGINT and SIGHUP.
+/// Main loop of an agent: executes the saves of the trainer that started this process, until that
+/// exits. This process ignores SIGTERM, SIGINT and SIGHUP from now on.
 ///
 /// # Errors
-/// [`Error::Agent`] if no trainer started it, or it does not understand the trainer.
+/// [`Error::Agent`] if no trainer started it, or its messages cannot be decoded.
 pub fn serve() -> Result<()> {
     let name = std::env::var(DOOR).map_err(|_| failed("it is started by a trainer alone"))?;
     let peer = Peer::knock(&name)?.ok_or_else(|| failed("its trainer is gone"))?;
@@ -32,7 +32,7 @@ pub fn serve() -> Result<()> {
     let steps = match open(&wire::receive_hello(&peer)?) {
         Ok(steps) => steps,
         Err(error) => {
-            // If it does not listen either, the error is still this process's.
+            // If the trainer is gone too, this process still returns the error.
             let _ = answer(&peer, &Answer::Failed(tell(&error)));
             return Err(error);
         }
@@ -59,14 +59,14 @@ pub fn serve() -> Result<()> {
                     return Ok(());
                 }
             }
-            // What it was for is done.
+            // Its save has ended already.
             AgentCommand::Cancel => {}
         }
     }
     Ok(())
 }
 
-/// Waits for as long as the trainer lives.
+/// Waits for a command while the trainer lives.
 fn next_order(peer: &Peer) -> Result<Option<AgentCommand>> {
     while !ready(&[peer.as_fd()], None)?[0] {}
     wire::receive_order(peer)
@@ -98,7 +98,7 @@ fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
     Ok(Arena::open(fd, len)?)
 }
 
-/// Says whether the trainer is still there, and was told what came of it.
+/// Executes a save. Returns whether the trainer is alive and got the outcome.
 fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) -> bool {
     let control = SaveControl::default();
     let mut is_there = true;
@@ -107,7 +107,7 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
         let mut told = Instant::now();
         while !worker.is_finished() {
             if !is_there {
-                // Nobody to listen to; the save is what is left to do.
+                // The trainer is gone; only the save remains to be done.
                 break;
             }
             match ready(&[peer.as_fd()], Some(LOOK_PAUSE)) {
@@ -119,7 +119,7 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
                 Err(_) => is_there = false,
             }
             if told.elapsed() >= TELL_PAUSE {
-                // One that does not read now may read the last answer.
+                // A trainer that does not read now may read the last reply.
                 let _ = answer(peer, &Answer::Wrote(control.bytes()));
                 told = Instant::now();
             }
@@ -137,8 +137,8 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
             Answer::Failed(tell(&error))
         }
     };
-    // A trainer that waits for an answer which never comes waits for good; the end of the
-    // connection tells it to look for the step itself.
+    // A lost reply would make the trainer wait forever; closing the connection makes it check the
+    // step itself.
     answer(peer, &last) && is_there
 }
 
@@ -156,13 +156,13 @@ fn carry_out(
     let orders = range().ok_or_else(|| failed(format!("orders at {start}, past the memory")))?;
     let (recipe, snapshot) = Snapshot::of_orders(orders)
         .map_err(|e| failed(format!("orders that cannot be read: {e}")))?;
-    // It is made once and then remembered, as the trainer does.
+    // The plan is cached, as in the trainer.
     let plan = steps.plans.plan_of(&recipe)?;
     snapshot.check(&plan)?;
     snapshot.save(steps, &plan, arena, control)
 }
 
-/// Says whether it could be sent.
+/// Returns whether it could be sent.
 #[must_use]
 fn answer(peer: &Peer, answer: &Answer) -> bool {
     let sent = wire::send_answer(peer, answer);

@@ -1,4 +1,4 @@
-//! What trainer and agent say to each other: a kind, two numbers, and words if the kind has any.
+//! Protocol of trainer and agent: a message is a kind, two numbers, and text for some kinds.
 
 use std::io;
 use std::time::Duration;
@@ -12,43 +12,43 @@ use storage::ipc::Peer;
 /// A kind and two numbers.
 const HEAD_BYTES: usize = 17;
 
-/// An error with its causes, or a URL, is shorter.
+/// Limit of the text; an error with its causes, or a URL, is shorter.
 const WORDS_BYTES_MAX: u64 = 1 << 20;
 
-/// What the trainer says first.
+/// The trainer's first message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hello {
     pub(super) url: String,
     pub(super) folder: String,
     pub(super) options: CheckpointOptions,
-    /// Of the trainer, that neither takes the other, or another trainer both, for dead.
+    /// The trainer's timeouts, so that all processes agree on who is dead.
     pub(super) beat: Duration,
     pub(super) silence_max: Duration,
     pub(super) trainer: String,
 }
 
-/// What the trainer says.
+/// Messages of the trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgentCommand {
     /// A descriptor follows: the memory for copies, of this length.
     Arena { len: u64 },
-    /// The memory that it has is of no more use.
+    /// Unmap the memory.
     Forget,
-    /// The list of what is to be saved stands there in the memory.
+    /// The orders of the save are there in the memory.
     Save { start: u64, len: u64 },
-    /// The save under way shall end.
+    /// Cancel the current save.
     Cancel,
 }
 
-/// What the agent says.
+/// Messages of the agent.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     /// It has opened the store; this is its name.
     Ready(String),
-    /// It has given up the memory that it had.
+    /// It has unmapped its memory.
     Forgotten,
-    /// So many bytes went to the store.
+    /// Bytes written to the store so far.
     Wrote(u64),
     Saved(SaveReport),
     Cancelled,
@@ -74,7 +74,7 @@ pub(super) fn send_order(peer: &Peer, order: AgentCommand) -> io::Result<()> {
     }
 }
 
-/// The next order; `None` if the trainer is gone.
+/// The next command; `None` if the trainer is gone.
 pub(super) fn receive_order(peer: &Peer) -> Result<Option<AgentCommand>> {
     let (kind, [first, second], _) = match message(peer, ANSWER_MAX) {
         Ok(message) => message,
@@ -95,7 +95,7 @@ pub(super) fn send_answer(peer: &Peer, answer: &Answer) -> io::Result<()> {
         Answer::Ready(owner) => send(peer, b'R', [0, 0], owner.as_bytes()),
         Answer::Forgotten => send(peer, b'G', [0, 0], &[]),
         Answer::Wrote(bytes) => {
-            // Not worth a wait: there will be a newer one.
+            // Not worth waiting for: a newer one follows.
             peer.send(&packed(b'W', [*bytes, 0], &[]), LOOK_PAUSE)
         }
         Answer::Saved(report) => send(peer, b'D', [0, 0], &serde_json::to_vec(report)?),

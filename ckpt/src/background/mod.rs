@@ -1,12 +1,12 @@
-//! Saves behind the training step: the state is copied, and written while training goes on.
+//! Async saves: the state is copied, then written while training continues.
 //!
-//! There is one piece of memory for the copy, filled once a save and used again, and one thread
-//! that writes from it. Memory and right to write go together: [`AsyncSaver::save`] has them while
-//! it copies, the thread while it writes, so that a copy is never touched by a later update, and a
-//! second save waits or is left out, but never takes a second copy.
+//! There is one arena for the copy, allocated once and reused, and one thread that writes from it.
+//! The arena and the right to save are passed on as one: [`AsyncSaver::save`] owns them while it
+//! copies, the thread while it writes. So a later update never touches a copy, and a second save
+//! waits or is skipped, but never makes a second copy.
 //!
-//! A process that is one of several writers copies just the pieces that the plan has it write, and
-//! its thread meets those of the others by [`Checkpoints::save_together`].
+//! A process that is one of several writers copies only the pieces that the plan assigns to it, and
+//! its thread joins those of the others by [`Checkpoints::save_together`].
 
 mod resources;
 pub(crate) mod save_handle;
@@ -30,22 +30,21 @@ use crate::{
 use resources::{CommitHook, PendingSave, ResourceGuard, SaveResources, SaverShared, SaverState};
 use storage::ipc::Arena;
 
-/// Of the time that a process has to end: for removing what a cancelled save has written.
+/// Longest part of the grace period reserved for removing what a cancelled save has written.
 const ABANDON_MAX: Duration = Duration::from_secs(5);
 
-/// Memory beyond what is copied: a loss of more digits, or a longer token, is to find room without
-/// new memory for all.
+/// Spare arena memory, so that longer metadata or a longer token needs no new arena.
 const SPARE_BYTES: u64 = 64 << 10;
 
-/// How saves go on behind the run.
+/// Options of async saves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncSaveOptions {
-    /// Memory for the copy. A state that does not fit is refused; only as much is taken as the
-    /// state has. Default: 64 GiB.
+    /// Largest arena for the copy. A larger state is rejected; only as much as the state needs is
+    /// allocated. Default: 64 GiB.
     pub staging_bytes_max: u64,
-    /// Threads that copy. Default: one a core, at most 8: by then memory is the limit.
+    /// Threads that copy. Default: one per core, at most 8, which saturate the memory bandwidth.
     pub copy_threads: usize,
-    /// What a save does that comes while another is being written. Default: [`WhenBusy::Wait`].
+    /// What a save does while another is being written. Default: [`WhenBusy::Wait`].
     pub when_busy: WhenBusy,
 }
 
@@ -60,28 +59,28 @@ impl Default for AsyncSaveOptions {
     }
 }
 
-/// What to do while the memory for the copy is in use. A save of several writers always waits: what
-/// one of them leaves out all must, so they ask [`AsyncSaver::is_busy`] and agree on it first.
+/// What to do while the arena is in use. A save of several writers always waits: a save skipped by
+/// one must be skipped by all, so they ask [`AsyncSaver::is_busy`] and agree on it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenBusy {
-    /// Wait until it is written.
+    /// Wait until the save in progress is written.
     Wait,
-    /// Save nothing this time.
+    /// Skip this save.
     Skip,
 }
 
-/// What became of a call of [`AsyncSaver::save`].
+/// Result of [`AsyncSaver::save`].
 #[derive(Debug)]
 #[must_use = "an earlier save may have failed"]
 pub struct SaveStart {
-    /// The save that was begun; `None` if it was left out, for another is being written.
+    /// The save that was started; `None` if it was skipped because another is being written.
     pub save: Option<SaveHandle>,
-    /// An earlier save that failed since it was last asked, and why. Its step is not there; older
-    /// ones are as they were.
+    /// The step and error of an earlier failed save, if not reported before. That step does not
+    /// exist; older ones are unchanged.
     pub failed: Option<(u64, Error)>,
 }
 
-/// Saves that go on behind the run. Dropped, it waits for the one in flight.
+/// Saves in the background. On drop, it waits for the save in progress.
 #[derive(Debug)]
 pub struct AsyncSaver {
     steps: Arc<Checkpoints>,
@@ -91,16 +90,16 @@ pub struct AsyncSaver {
 }
 
 impl AsyncSaver {
-    /// Saves into `steps` from now on, by a thread of this process.
+    /// Saves into `steps` by a thread of this process.
     ///
     /// # Errors
-    /// [`storage::Error::Io`] within [`Error::Storage`] if the system gives no thread.
+    /// [`storage::Error::Io`] within [`Error::Storage`] if the thread cannot be created.
     pub fn new(steps: Arc<Checkpoints>, options: AsyncSaveOptions) -> Result<Self> {
         Self::start(steps, options, None)
     }
 
-    /// Saves by a process of its own, which goes on with what was copied if this one dies. If it is
-    /// the agent that dies, the save is done here, and so are all later ones.
+    /// Saves by a separate process, which completes a copied save even if this process dies. If the
+    /// agent dies, this process does that save and all later ones.
     ///
     /// # Errors
     /// As [`AsyncSaver::new`].
@@ -129,17 +128,17 @@ impl AsyncSaver {
         Ok(AsyncSaver { steps, options, shared, thread: Some(thread) })
     }
 
-    /// Has the memory for a state of so many bytes given by the system now, rather than by the
-    /// first save, of which that would be the longest part.
+    /// Allocates the memory for a state of `bytes` bytes now. Otherwise the first save does, and
+    /// spends most of its time on it.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for more than the options allow; what the system says.
+    /// [`Error::BadInput`] for more than the options allow; errors of the operating system.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         self.make_room(self.take_kit().kit(), bytes)
     }
 
-    /// Has this done by the thread that saves, after each save that was committed and before the
-    /// next is written: retention, or telling a cache. It gets the `meta` of the save as well.
+    /// Sets a hook that the save thread calls after each commit and before it writes the next save,
+    /// for example for retention or to notify a cache. It also gets the `meta` of the save.
     pub fn after_commit(
         &self,
         hook: impl Fn(&SaveReport, &serde_json::Value) + Send + Sync + 'static,
@@ -153,13 +152,13 @@ impl AsyncSaver {
         self.shared.lock().kit.is_none()
     }
 
-    /// Copies the state and returns; the copy is written behind the run. The arguments are those of
-    /// [`Checkpoints::save`], and may change as soon as this returns.
+    /// Copies the state and returns; the copy is written in the background. The arguments are those
+    /// of [`Checkpoints::save`], and may change as soon as this returns.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for what cannot be saved, or does not fit; what the system says of the
-    /// memory. Nothing is saved then. What goes wrong later is told by the handle, or by the next
-    /// call.
+    /// [`Error::BadInput`] for a state that cannot be saved or does not fit; errors of the
+    /// operating system when it allocates the memory. Nothing is saved then. Later errors are
+    /// returned by the handle, or by the next call.
     pub fn save(
         &self,
         step: u64,
@@ -173,17 +172,17 @@ impl AsyncSaver {
         self.save_alone(step, &plan, &held, blobs, meta)
     }
 
-    /// Copies what this process is to write of a plan, and returns; it is written behind the run
-    /// and committed with that of the other writers. The arguments are those of
+    /// Copies this process's part of a plan and returns. The copy is written in the background and
+    /// committed jointly with those of the other writers. The arguments are those of
     /// [`Checkpoints::save_together`], and may change as soon as this returns. The deadline counts
-    /// from when this writer begins to write. If the plan has one writer, that saves alone.
+    /// from when this writer starts to write. If the plan has one writer, it saves alone.
     ///
-    /// Whatever fails, in any of the writers and their agents, fails for all, and each is told once
-    /// why; so does [`SaveHandle::cancel`] of one. An agent that dies before its part is there
-    /// fails this save; later ones are done here.
+    /// A failure of any writer or its agent fails the save for all writers, and each gets the cause
+    /// once; so does [`SaveHandle::cancel`] by one. An agent that dies before its part exists fails
+    /// this save; later ones are done by this process.
     ///
     /// # Errors
-    /// As [`AsyncSaver::save`]; the other writers are then told why.
+    /// As [`AsyncSaver::save`]; the error is also reported to the other writers.
     pub fn save_part(
         &self,
         step: u64,
@@ -226,7 +225,7 @@ impl AsyncSaver {
         self.begin(Snapshot::new(step, plan, 0, blobs, meta), plan, &pieces, blobs)
     }
 
-    /// Copies, and passes the copy on.
+    /// Copies the state and hands the copy to the save thread.
     fn begin(
         &self,
         snapshot: Snapshot,
@@ -240,7 +239,7 @@ impl AsyncSaver {
         let staged = self.stage(kit.kit(), &snapshot, plan, pieces, blobs);
         if let Err(error) = staged {
             drop(kit);
-            // The earlier failure is not to be lost for this one.
+            // The earlier failure would otherwise be lost.
             if let Some((step, earlier)) = failed {
                 log::error!("step {step} was not saved: {earlier}");
             }
@@ -255,10 +254,10 @@ impl AsyncSaver {
         Ok(SaveStart { save: Some(SaveHandle::new(ticket)), failed })
     }
 
-    /// Waits for the save in flight. Gives the report of the latest that was committed.
+    /// Waits for the save in progress. Returns the report of the latest committed save.
     ///
     /// # Errors
-    /// What went wrong with the latest, if that was not told before.
+    /// The error of the latest save, if not reported before.
     pub fn wait(&self) -> Result<Option<SaveReport>> {
         let state = self.shared.wait_while(None, |state| state.kit.is_none());
         let last = state.last;
@@ -269,11 +268,12 @@ impl AsyncSaver {
         }
     }
 
-    /// For a process that is told to end: finishes the save in flight if that fits into the time,
-    /// and cancels it if not, by the rate at which it goes. A part of the time is kept for removing
-    /// what a cancelled save has written. The text of the outcome says what was decided and done.
+    /// For a process that must exit: finishes the save in progress if, at its current rate, that
+    /// fits into the grace period, and cancels it if not. A part of the period is reserved for
+    /// removing what a cancelled save has written. The `Display` of the result states what was
+    /// decided and done.
     pub fn finish_within(&self, grace: Duration) -> Finish {
-        // Without end, if there is no such moment.
+        // `None`: the deadline is not representable, so there is none.
         let until = Instant::now().checked_add(grace);
         let last_call = until.map(|until| until - (grace / 2).min(ABANDON_MAX));
         let (ticket, last) = {
@@ -311,14 +311,14 @@ impl AsyncSaver {
         pieces: &[&[u8]],
         blobs: &[Blob<'_>],
     ) -> Result<()> {
-        // An agent reads its orders behind the copy.
+        // The agent's orders are stored behind the copy.
         let orders = kit.agent.as_ref().map_or_else(Vec::new, |_| snapshot.orders(plan));
         self.make_room(kit, snapshot.arena_bytes + orders.len() as u64)?;
         let arena = kit.arena.as_mut().expect("room was made above");
         snapshot.fill(arena, plan, pieces, blobs, self.options.copy_threads)?;
         let start = snapshot.arena_bytes as usize; // fits: the arena has room for it
         arena[start..start + orders.len()].copy_from_slice(&orders);
-        // Told before the caller goes on: from here on the agent saves whatever happens here.
+        // Started before this returns: from here on the agent saves even if this process dies.
         let told = match &mut kit.agent {
             Some(agent) => agent.begin(arena, start, orders.len()),
             None => Ok(()),
@@ -342,7 +342,7 @@ impl AsyncSaver {
         }
         let spare = (bytes.next_multiple_of(SPARE_BYTES) + SPARE_BYTES).min(max);
         let len = usize::try_from(spare).unwrap_or(len);
-        // The old one first: there are never two.
+        // The old arena is freed first: there are never two.
         kit.arena = None;
         if let Some(agent) = &mut kit.agent {
             agent.forget();
@@ -384,10 +384,11 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
         let mut state = shared.wait_while(None, |state| state.job.is_none() && !state.end);
         let Some(mut job) = state.job.take() else { return };
         drop(state);
-        // Without its memory nobody could ever save again, and the run would wait for it.
+        // Catches a panic: without the resources no later save could start, and the run would wait
+        // forever.
         let outcome = catch_unwind(AssertUnwindSafe(|| write(steps, &mut job)));
         let outcome = outcome.unwrap_or_else(|_| {
-            // Nobody knows what it has still to say.
+            // The state of its connection is unknown.
             job.kit.agent = None;
             let reason = "the thread that writes it panicked".to_owned();
             Err(Error::BadInput { object: format!("step {}", job.snapshot.step), reason })
@@ -403,13 +404,13 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
         shared.changed.notify_all();
         drop(state);
         if let (Some(report), Some(hook)) = (report, hook.0) {
-            // The panic hook has told of a panic, and the next save is to be written all the same.
+            // The panic hook has reported a panic, and the next save must still be written.
             let _ = catch_unwind(AssertUnwindSafe(|| hook(&report, &snapshot.meta)));
         }
     }
 }
 
-/// All writers come to the same end: the first tells it.
+/// All writers get the same outcome: only writer 0 logs it above debug level.
 fn tell(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
     let (step, is_first) = (snapshot.step, snapshot.writer == 0);
     let level = |level| if is_first { level } else { log::Level::Debug };

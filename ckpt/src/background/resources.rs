@@ -1,4 +1,4 @@
-//! What the thread that saves and its callers share.
+//! State shared by the save thread and its callers.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use crate::plan::SavePlan;
 use crate::save::snapshot::Snapshot;
 use storage::ipc::Arena;
 
-/// What a save needs, and there is one of.
+/// Resources of a save; there is one set.
 #[derive(Debug, Default)]
 pub(super) struct SaveResources {
     pub(super) arena: Option<Arena>,
     pub(super) agent: Option<Agent>,
 }
 
-/// A state that was copied, and is to be written.
+/// A copied state that is to be written.
 #[derive(Debug)]
 pub(super) struct PendingSave {
     pub(super) kit: SaveResources,
@@ -27,11 +27,11 @@ pub(super) struct PendingSave {
     pub(super) ticket: Arc<SaveStatus>,
 }
 
-/// The kit while a caller has it. Dropped, by a panic too, it goes home: without it nobody could
-/// ever save again, and the run would wait for it.
+/// The save resources while a caller owns them. Drop returns them, also on a panic: without them no
+/// later save could start, and the run would wait forever.
 pub(super) struct ResourceGuard<'a> {
     pub(super) shared: &'a SaverShared,
-    /// `None` once it is passed on.
+    /// `None` once they are handed to the save thread.
     pub(super) kit: Option<SaveResources>,
 }
 
@@ -62,18 +62,18 @@ pub(super) struct SaverShared {
 
 #[derive(Debug, Default)]
 pub(super) struct SaverState {
-    /// At home while nothing is copied or written.
+    /// `None` while a state is copied or written.
     pub(super) kit: Option<SaveResources>,
     pub(super) job: Option<PendingSave>,
     /// The latest save.
     pub(super) latest: Option<Arc<SaveStatus>>,
-    /// The latest that was committed.
+    /// The latest committed save.
     pub(super) last: Option<SaveReport>,
     pub(super) hook: CommitHook,
     pub(super) end: bool,
 }
 
-/// What is done after each save that was committed.
+/// The callback that runs after each committed save.
 #[derive(Clone, Default)]
 pub(super) struct CommitHook(pub(super) Option<Arc<AfterCommit>>);
 
@@ -90,7 +90,7 @@ impl SaverShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps while `is_so`, until the time is up if there is one.
+    /// Sleeps while `is_so` holds, at most until `until`.
     pub(super) fn wait_while(
         &self,
         until: Option<Instant>,

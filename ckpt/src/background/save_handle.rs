@@ -4,27 +4,27 @@ use std::time::{Duration, Instant};
 use crate::base::save_control::SaveControl;
 use crate::{Error, Result, SaveReport};
 
-/// Of a save that has just begun no rate can be told.
+/// Fewer bytes than this are too few to estimate a rate.
 const RATE_BYTES_MIN: u64 = 64 << 20;
 
-/// A save that goes on behind the run. Dropped, it goes on all the same.
+/// A save in the background. Drop does not stop it.
 #[derive(Debug)]
 pub struct SaveHandle {
     ticket: Arc<SaveStatus>,
 }
 
-/// How far a save in the background has come.
+/// Progress of a save in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveProgress {
-    /// Bytes that went to the store.
+    /// Bytes written to the store.
     pub bytes: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes_total: u64,
     /// Since the copy was made.
     pub time: Duration,
-    /// Whether it is over, whatever its outcome.
+    /// Whether it has ended, with any outcome.
     pub is_done: bool,
-    /// Whether it was told to end.
+    /// Whether it was asked to cancel.
     pub is_cancelled: bool,
 }
 
@@ -39,13 +39,13 @@ impl SaveHandle {
         self.ticket.step
     }
 
-    /// How long the copy took, which is what the caller waited for.
+    /// How long the copy took, during which the caller waited.
     #[must_use]
     pub fn staged(&self) -> Duration {
         self.ticket.staged
     }
 
-    /// How far it has come.
+    /// Its progress.
     #[must_use]
     pub fn progress(&self) -> SaveProgress {
         let ticket = &self.ticket;
@@ -58,20 +58,20 @@ impl SaveHandle {
         }
     }
 
-    /// Waits until the step is there.
+    /// Waits until the step is committed.
     ///
     /// # Errors
-    /// What [`Checkpoints::save`](crate::Checkpoints::save) says, once; [`Error::Cancelled`];
-    /// [`Error::Reported`] if it was told elsewhere.
+    /// The error of [`Checkpoints::save`](crate::Checkpoints::save), once; [`Error::Cancelled`];
+    /// [`Error::Reported`] if the error was returned to another caller.
     pub fn wait(&self) -> Result<SaveReport> {
         self.ticket.wait()
     }
 
-    /// Ends it, and removes what it has written. Gives its report if it was committed before that
-    /// could be.
+    /// Cancels it and removes what it has written. Returns its report if it was committed before it
+    /// could be cancelled.
     ///
     /// # Errors
-    /// As [`SaveHandle::wait`], but for having been cancelled.
+    /// As [`SaveHandle::wait`], except for [`Error::Cancelled`].
     pub fn cancel(&self) -> Result<Option<SaveReport>> {
         self.ticket.control.cancel();
         match self.ticket.wait() {
@@ -82,7 +82,7 @@ impl SaveHandle {
     }
 }
 
-/// What is known of one save, to all who ask.
+/// Status of one save, shared by all observers.
 #[derive(Debug)]
 pub(crate) struct SaveStatus {
     pub(crate) step: u64,
@@ -100,7 +100,7 @@ enum Outcome {
     Saved(SaveReport),
     Failed(Error),
     Cancelled,
-    /// It failed, and somebody was told.
+    /// It failed, and the error was returned to a caller; this is its text.
     Told(String),
 }
 
@@ -134,13 +134,13 @@ impl SaveStatus {
         }
     }
 
-    /// Why it failed, for who asks first.
+    /// The error, for the first caller that asks.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         take(&mut self.lock())
     }
 
-    /// What is still to be done takes so long, by what was done so far or by the last save; `None`
-    /// if neither tells.
+    /// Estimates the remaining time by the progress so far or by the last save; `None` if neither
+    /// is known.
     pub(crate) fn need(&self, last: Option<&SaveReport>) -> Option<Duration> {
         let done = self.control.bytes().min(self.bytes);
         let (bytes, time) = match last {

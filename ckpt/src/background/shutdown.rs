@@ -3,28 +3,30 @@ use std::time::Duration;
 
 use crate::{Error, SaveReport};
 
-/// What [`AsyncSaver::finish_within`] decided and what came of it. Its text is a line for a log.
+/// What [`AsyncSaver::finish_within`](crate::AsyncSaver::finish_within) decided and did. Its
+/// `Display` is a log line.
 #[derive(Debug)]
 pub enum Finish {
-    /// Nothing was being written, and nothing is lost.
+    /// No save was in progress, and nothing is lost.
     Idle,
-    /// The save in flight is committed.
+    /// The save in progress is committed.
     Committed(SaveReport),
-    /// It was cancelled, for it would have taken too long, or did.
+    /// It was cancelled: it would have taken too long, or did.
     Cancelled {
-        /// The step that is not there.
+        /// The step, which does not exist.
         step: u64,
-        /// What it would still have taken, by its rate.
+        /// The estimated remaining time.
         need: Duration,
         /// What it was given.
         grace: Duration,
     },
     /// It failed.
     Failed(u64, Error),
-    /// It was cancelled, and does not end: the store does not answer. A process that ends now
-    /// leaves what was written to the next sweep; one that drops the [`AsyncSaver`] first waits.
+    /// It was cancelled but does not end: the store does not respond. If the process exits now,
+    /// what was written is left to the next sweep; if it drops the
+    /// [`AsyncSaver`](crate::AsyncSaver) first, it waits.
     Stuck {
-        /// The step, which may still come to be there.
+        /// The step, which may still be committed.
         step: u64,
         /// What it was given.
         grace: Duration,

@@ -1,4 +1,4 @@
-//! A save that another process had begun, and died over.
+//! Takeover of a save whose agent died.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use crate::plan::SavePlan;
 use crate::save::snapshot::Snapshot;
 use crate::{Blob, Checkpoint, Checkpoints, Error, PeakRate, RegionRequest, Result, SaveReport};
 
-/// Saves what an agent was to save that is gone. It may have left any part of it, or all. If others
-/// save with it they cannot begin anew: then the step comes to be if its part was there already.
+/// Saves the snapshot of an agent that died. The agent may have written none, some or all of it. A
+/// joint save cannot be restarted: the step is then committed only if this writer's part existed.
 pub(crate) fn save(
     steps: &Checkpoints,
     plan: &SavePlan,
@@ -19,7 +19,7 @@ pub(crate) fn save(
     if let Some(together) = snapshot.together() {
         return steps.take_over(snapshot.step, plan, &together, control);
     }
-    // What it had written may be the room that this save needs.
+    // Frees the space of what the agent wrote: this save may need it.
     if let Err(error) = steps.sweep() {
         log::warn!("what the agent has left stays for now: {error}");
     }
@@ -47,7 +47,7 @@ pub(crate) fn save(
     })
 }
 
-/// Whether the step has these very pieces, all of the plan's tensors, and blobs.
+/// Whether the step has exactly these pieces, all tensors of the plan, and these blobs.
 fn is_same(
     there: &Checkpoint,
     plan: &SavePlan,

@@ -2,13 +2,13 @@ use std::fmt;
 
 use crate::Group;
 
-/// What went wrong: what we were doing, to what, what came, what was due.
+/// The errors of this crate: the operation, its object, what was found and what was expected.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The store failed, or is full.
     Storage(storage::Error),
-    /// That step has been saved already, and is not overwritten.
+    /// The step exists already, and is not overwritten.
     StepExists {
         /// The step's folder.
         object: String,
@@ -17,7 +17,7 @@ pub enum Error {
     NoStep {
         /// The step's folder, as it would be.
         object: String,
-        /// Steps that are there, the nearest first.
+        /// Existing steps, nearest first.
         near: Vec<u64>,
     },
     /// The checkpoint has no such tensor.
@@ -28,7 +28,7 @@ pub enum Error {
         name: String,
         /// The group asked for.
         group: Group,
-        /// Tensors that are there and most like it, as `group name`.
+        /// Existing tensors with the most similar names, as `group name`.
         near: Vec<String>,
     },
     /// The checkpoint has no such blob.
@@ -37,119 +37,119 @@ pub enum Error {
         object: String,
         /// The name asked for.
         name: String,
-        /// Blobs that are there.
+        /// Existing blobs.
         near: Vec<String>,
     },
-    /// The buffer or region that the caller gave does not fit the tensor.
+    /// The buffer or region passed by the caller does not fit the tensor.
     BadRequest {
         /// The tensor, as `group name`.
         object: String,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// What the caller wants saved cannot be.
+    /// The caller's input cannot be saved.
     BadInput {
         /// The tensor, blob or step.
         object: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// A model cannot be laid out so.
+    /// The model cannot be partitioned this way.
     BadLayout {
         /// The mesh or the parameter.
         object: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The checkpoint is not of the model that is to be loaded.
+    /// The checkpoint does not match the model to be loaded.
     OtherModel {
         /// The checkpoint's folder.
         object: String,
-        /// Tensors of the model that the checkpoint has not, as `group 'name'`.
+        /// Tensors of the model that the checkpoint lacks, as `group 'name'`.
         missing: Vec<String>,
-        /// Tensors of the checkpoint that the model has not.
+        /// Tensors of the checkpoint that the model lacks.
         extra: Vec<String>,
-        /// Tensors that both have, with other types or shapes, and which.
+        /// Tensors that both have with different types or shapes, and the difference.
         different: Vec<String>,
     },
-    /// What is to be converted does not fit what is to become of it.
+    /// The input of a conversion does not fit its output.
     Unfit {
         /// The tensor, model or file.
         object: String,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// The bytes on the store are not those that were saved.
+    /// The stored bytes differ from those that were saved.
     Corrupt {
         /// The file.
         object: String,
-        /// Where in it.
+        /// The byte offset in it.
         offset: u64,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// The manifest is whole, and says what cannot be.
+    /// The manifest is intact but invalid.
     BadManifest {
         /// The manifest.
         object: String,
         /// The field or tensor in it.
         place: String,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// The step is being written, or deleted, or was left by a crash in the midst of either.
+    /// The step is being written or deleted, or a crash interrupted either.
     Uncommitted {
         /// The step's folder.
         object: String,
     },
-    /// The writers of a save have given it up, all of them.
+    /// A joint save was aborted by all writers.
     Aborted {
         /// The step, and which writer this process is.
         object: String,
-        /// Which writer it was, and what happened to it.
+        /// The writer that failed, and its error.
         reason: String,
     },
-    /// Another process took this one for dead, and writes into the folder now.
+    /// Another process considered this one dead, and has taken over the lease.
     LeaseLost {
         /// The folder.
         object: String,
     },
-    /// The second store has other contents under the name of a step that is to be copied there.
+    /// The second store has other contents under the name of the step to be copied.
     Differs {
         /// The step's folder.
         object: String,
         /// The one in the second store.
         other: String,
     },
-    /// The save or copy was told to end. Nothing of it is visible.
+    /// The save or copy was cancelled. Nothing of it is visible.
     Cancelled,
-    /// A save in the background failed, which was reported once already.
+    /// A save in the background failed; the error was returned before.
     Reported {
         /// The step that was not saved.
         step: u64,
-        /// Why, as text.
+        /// The text of the error.
         first: String,
     },
-    /// The process that saves in this one's stead failed.
+    /// The agent process failed.
     Agent {
-        /// What it said, or what became of it.
+        /// What it reported, or how it ended.
         reason: String,
     },
-    /// Somebody else writes into this folder.
+    /// Another process writes into this folder.
     Held {
         /// The folder.
         object: String,
-        /// The process that holds it.
+        /// The process that holds the lease.
         holder: String,
-        /// The lease to delete if that process is known to be gone.
+        /// The lease to delete if that process is known to be dead.
         lease: String,
     },
 }
@@ -158,8 +158,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether the error says that a checkpoint is damaged or unfinished, rather than that the
-    /// store could not be asked.
+    /// Whether the checkpoint is damaged or unfinished, as opposed to the store being unavailable.
     pub(crate) fn is_damage(&self) -> bool {
         use storage::Error as Store;
         match self {
@@ -264,7 +263,7 @@ fn near_text(f: &mut fmt::Formatter<'_>, kind: &str, near: &[String]) -> fmt::Re
     }
 }
 
-/// More names than anybody reads; the error itself has all of them.
+/// Names listed in a message; the error has all of them.
 const NAMES_MAX: usize = 20;
 
 fn list_text(f: &mut fmt::Formatter<'_>, kind: &str, names: &[String]) -> fmt::Result {
@@ -279,7 +278,7 @@ fn list_text(f: &mut fmt::Formatter<'_>, kind: &str, names: &[String]) -> fmt::R
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its text is ours, so the chain goes on below it.
+            // Its text is part of ours, so the chain continues with its source.
             Error::Storage(error) => error.source(),
             _ => None,
         }

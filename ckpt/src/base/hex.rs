@@ -18,7 +18,7 @@ fn parse(digits: &str) -> Result<u64, String> {
     }
 }
 
-/// Blocks as they are stored, in one string, end to end: 8 digits of length and 16 of checksum.
+/// Stored blocks in one string, end to end: 8 digits of length and 16 of checksum.
 pub(crate) mod stored {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
     use std::fmt::Write as _;
@@ -59,7 +59,7 @@ pub(crate) mod stored {
     }
 }
 
-/// Many of them in one string, end to end: a line a chunk, not a line a block.
+/// Many checksums in one string, end to end: one line per chunk, not per block.
 pub(crate) mod list {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
     use std::fmt::Write as _;

@@ -5,19 +5,19 @@ use storage::Zeros;
 
 use crate::Result;
 
-/// Space for what is on its way, in large pages: a request into small ones has an entry for each,
-/// and fills the queue of a device alone.
+/// Buffer for data in flight, in large pages: a request into small pages has an entry for each, and
+/// fills the queue of a device alone.
 #[derive(Debug, Default)]
 pub(crate) struct IoBuffer(Option<Zeros>);
 
 impl IoBuffer {
-    /// So many bytes or more, beginning at a page; what they hold is unspecified.
+    /// At least `len` bytes, page-aligned; their contents are unspecified.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If the memory cannot be allocated.
     pub(crate) fn room(&mut self, len: usize) -> Result<&mut [u8]> {
         if self.0.as_ref().is_none_or(|room| room.len() < len) {
-            // What was there goes first.
+            // The old buffer is freed first.
             self.0 = None;
             let room = Zeros::try_new(len.max(1).next_multiple_of(LARGE_PAGE_BYTES))
                 .map_err(|e| storage::Error::from_io("get", "memory for what is read", e))?;
@@ -29,10 +29,10 @@ impl IoBuffer {
 
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Does the work for every item on up to `threads` threads, and gives the results in the order of
-/// the items. The first error stops all of them. Each thread has scratch space that it keeps from
-/// item to item. One thread is the caller's own, and then the order of the work is that of the
-/// items. A system that gives fewer threads makes it slower, and nothing else.
+/// Processes every item on up to `threads` threads, and returns the results in item order. The
+/// first error stops all threads. Each thread reuses one scratch buffer for all its items. The
+/// caller's thread is one of them; with only one thread, items are processed in order. If the
+/// system creates fewer threads, this is only slower.
 pub(crate) fn each<T: Send, R: Send>(
     items: Vec<T>,
     threads: usize,

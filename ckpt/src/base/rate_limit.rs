@@ -1,15 +1,15 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// A bucket may be behind by so much: short pauses of the source do not cost the rate, and the
-/// store never sees more than this much of it at once.
+/// Longest backlog that is made up: short pauses of the source do not reduce the rate, and the
+/// store never gets more than this much at once.
 const BURST: Duration = Duration::from_millis(250);
 
-/// Bytes in a given time and no more. It has no clock, but is told the time.
+/// Limits the rate of bytes. It has no clock; the caller passes the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateLimiter {
     bytes_per_s: NonZeroU64,
-    /// When all that was sent so far is paid for.
+    /// The time at which all bytes sent so far are paid for.
     paid_at: Duration,
 }
 
@@ -18,7 +18,7 @@ impl RateLimiter {
         RateLimiter { bytes_per_s, paid_at: Duration::ZERO }
     }
 
-    /// Pays for bytes at a time, and gives how long to wait before they are sent.
+    /// Pays for `bytes`, and returns how long to wait before they are sent.
     pub(crate) fn pay(&mut self, now: Duration, bytes: u64) -> Duration {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.get());
         let cost = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
@@ -31,7 +31,7 @@ impl RateLimiter {
 mod tests {
     use super::*;
 
-    /// Whatever the sizes and the pauses, no window of time sees more than the rate and one burst.
+    /// For any sizes and pauses, no window of time sees more than the rate and one burst.
     #[test]
     fn no_more_than_the_rate() {
         let rate = 1_000_000;
@@ -58,7 +58,7 @@ mod tests {
         }
     }
 
-    /// Without pauses of the source it is the rate, and not less.
+    /// Without pauses of the source, the full rate is reached.
     #[test]
     fn no_less_than_the_rate() {
         let mut pace = RateLimiter::new(NonZeroU64::new(1_000_000).unwrap());

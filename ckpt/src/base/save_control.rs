@@ -3,8 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::{Error, Result};
 
-/// How far a save has come, and whether it is to end: shared by the thread that writes and those
-/// that watch it.
+/// Progress and cancellation of a save, shared by the thread that writes and its observers.
 #[derive(Debug, Default)]
 pub(crate) struct SaveControl {
     bytes: Arc<AtomicU64>,
@@ -13,27 +12,27 @@ pub(crate) struct SaveControl {
 }
 
 impl SaveControl {
-    /// Counts where another looks.
+    /// Counts bytes in the caller's counter.
     pub(crate) fn counting(bytes: Arc<AtomicU64>) -> Self {
         SaveControl { bytes, ..SaveControl::default() }
     }
 
-    /// So many more bytes went to the store.
+    /// Adds to the bytes written.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if there shall be no more.
+    /// [`Error::Cancelled`] if the save was cancelled or aborted.
     pub(crate) fn wrote(&self, bytes: u64) -> Result<()> {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.check()
     }
 
-    /// Whether to go on.
+    /// Fails if the save was cancelled or aborted.
     pub(crate) fn check(&self) -> Result<()> {
         let ends = self.is_cancelled() || self.given_up.load(Ordering::Relaxed);
         if ends { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Others have given up what this is a part of.
+    /// Marks the joint save that this is part of as aborted.
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
     }
@@ -50,7 +49,7 @@ impl SaveControl {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What another process has counted.
+    /// Sets the count, to that of another process or to bytes that were there before.
     pub(crate) fn set_bytes(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
-//! The architectures whose names we know: GPT-2, T5 and BERT as `transformers` has them.
+//! Architectures with known tensor names: GPT-2, T5 and BERT as `transformers` has them.
 //!
-//! Their checkpoints differ with the program and the year: with and without a prefix, with buffers,
-//! with a second copy of a tied matrix. A step of ours has each parameter once, under the name that
-//! the model with its head gives it, and an export adds a `config.json` that is told by the shapes.
+//! Their checkpoints differ by program and year: with and without a prefix, with buffers, with a
+//! second copy of a tied matrix. A step has each parameter once, under its name in the model with
+//! its head, and an export adds a `config.json` derived from the shapes.
 
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// As on command lines and in `model_type`.
+    /// Its name on command lines and in `model_type`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl Family {
         }
     }
 
-    /// What stands in front of names, and a name that shows whether it does.
+    /// The prefix of names, and a name that shows whether it is present.
     fn prefix(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
             Family::Gpt2 => Some(("transformer.", &["wte.", "wpe.", "h.", "ln_f."])),
@@ -109,15 +109,14 @@ impl Import {
         (!is_other).then_some(family)
     }
 
-    /// Gives the tensors of an architecture that we know the names they have in a step: each
-    /// parameter once, with its prefix, without buffers. Gives the architecture, or `None` and
-    /// leaves all as it is.
+    /// Renames the tensors of a known architecture to their names in a step: each parameter once,
+    /// with its prefix, without buffers. Returns the architecture, or `None` with nothing changed.
     ///
     /// A head that may be a copy of the embedding is one if the configuration says so, and if there
     /// is none, if its bytes are.
     ///
     /// # Errors
-    /// What reading the source says.
+    /// Errors of reading the source.
     pub fn normalize(&mut self) -> Result<Option<Family>> {
         let Some(family) = self.family() else { return Ok(None) };
         for made in &mut self.made {
@@ -203,9 +202,8 @@ impl Import {
         Ok(())
     }
 
-    /// A `config.json` by which `transformers` opens the weights: the one that came along, with the
-    /// sizes as they are now, or one that is told by the shapes. `heads` is for GPT-2 and BERT,
-    /// whose shapes do not tell it.
+    /// A `config.json` for `transformers`: that of the source, with the current sizes, or one
+    /// derived from the shapes. `heads` is for GPT-2 and BERT, whose shapes do not show it.
     ///
     /// # Errors
     /// [`Error::Unfit`](crate::Error::Unfit) if a tensor is missing, or the heads are.
@@ -226,7 +224,7 @@ impl Import {
     }
 }
 
-/// What shapes tell.
+/// Sizes derived from the shapes.
 struct ShapeFacts<'a> {
     import: &'a Import,
     heads: Option<u64>,

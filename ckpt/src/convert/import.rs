@@ -1,4 +1,4 @@
-//! A foreign checkpoint, opened: its tensors, what they become, and what it says of itself.
+//! An opened foreign checkpoint: its tensors, what they are converted to, and its metadata.
 
 use super::made::{DerivedTensor, unfit};
 use super::source::{FileExtent, TensorSource};
@@ -8,7 +8,7 @@ use storage::{Key, Storage};
 
 use std::sync::Arc;
 
-/// Whose checkpoint it is.
+/// The format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
@@ -24,18 +24,18 @@ pub enum Format {
     DeepSpeed,
 }
 
-/// A foreign checkpoint, of which nothing but names and places has been read.
+/// A foreign checkpoint, of which only names and locations have been read.
 #[derive(Debug)]
 pub struct Import {
-    /// Its tensors as they lie.
+    /// Its tensors as stored.
     pub source: TensorSource,
-    /// What they become.
+    /// The tensors that they are converted to.
     pub made: Vec<DerivedTensor>,
-    /// Names that are left out: buffers, copies of tied weights, states that nobody resumes from.
+    /// Skipped names: buffers, copies of tied weights, states that are not needed to resume.
     pub dropped: Vec<String>,
-    /// The training step that it says it is of.
+    /// The training step in its metadata.
     pub step: Option<u64>,
-    /// The attention heads, where it tells.
+    /// The number of attention heads, if it contains it.
     pub heads: Option<u64>,
 }
 
@@ -43,8 +43,8 @@ impl Import {
     /// Opens a checkpoint: reads headers, pickles and directories, and no tensor.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what breaks its format, [`Error::Unfit`] for what this cannot read,
-    /// or what the store says.
+    /// [`Error::Corrupt`] for violations of its format, [`Error::Unfit`] for unsupported contents,
+    /// or errors of the store.
     pub fn open(url: &str, format: Format) -> Result<Self> {
         match format {
             Format::HuggingFace => hf::open(url),
@@ -77,7 +77,7 @@ impl Import {
         Import { source, made, dropped: Vec::new(), step: None, heads: None }
     }
 
-    /// Leaves out the tensors that the function says no to.
+    /// Removes the tensors for which the function returns false.
     pub(crate) fn keep(&mut self, is_kept: impl Fn(&DerivedTensor) -> bool) {
         let (kept, dropped) = std::mem::take(&mut self.made).into_iter().partition(is_kept);
         self.made = kept;

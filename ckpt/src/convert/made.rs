@@ -1,7 +1,7 @@
-//! Tensors that are made of others: which boxes of which, turned or not, and what fills the rest.
+//! Tensors derived from others: from which boxes, transposed or not, and what fills the rest.
 //!
-//! A [`DerivedTensor`] is a recipe. Nothing is read until a band of it is wanted, and then only
-//! what that band needs, so that a model of any size goes through a bounded buffer.
+//! A [`DerivedTensor`] is a description. Nothing is read until a band of it is requested, and then
+//! only what that band needs, so that a model of any size is converted with a bounded buffer.
 
 use super::fill::RowFill;
 use super::source::TensorSource;
@@ -10,15 +10,15 @@ use crate::runs;
 use crate::tile;
 use crate::{Dtype, Error, Group, Result, bands, number};
 
-/// Read of each of two tensors that are compared.
+/// Bytes read at once of each of two tensors that are compared.
 const EQUAL_BYTES: u64 = 16 << 20;
 
-/// A tensor to be made.
+/// A tensor to be derived.
 #[derive(Clone, Debug)]
 pub struct DerivedTensor {
     /// The parameter's name.
     pub name: String,
-    /// What it is to the parameter.
+    /// The role of the tensor for the parameter.
     pub group: Group,
     /// Its elements.
     pub dtype: Dtype,
@@ -27,7 +27,7 @@ pub struct DerivedTensor {
     parts: Vec<DerivedPart>,
 }
 
-/// A box of a tensor to be made, and what comes into it.
+/// A box of a derived tensor, and its source.
 #[derive(Clone, Debug)]
 struct DerivedPart {
     into: Vec<Span>,
@@ -162,7 +162,7 @@ impl DerivedTensor {
         self.parts.iter().map(item_bytes).max().unwrap_or(0)
     }
 
-    /// Refuses a recipe that leaves gaps, has parts that overlap, or casts what cannot be cast.
+    /// Rejects a description with gaps, overlapping parts, or an impossible cast.
     pub(crate) fn check(&self, source: &TensorSource) -> Result<()> {
         let count = region::elements(self.shape.iter().copied());
         if count.and_then(|count| count.checked_mul(self.dtype.item_bytes())).is_none() {

@@ -1,4 +1,4 @@
-//! Tensors that can be read, wherever they lie: in a step of ours, or as bytes of foreign files.
+//! Readable tensors from any source: a step, or bytes of foreign files.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::runs;
 use crate::{Checkpoint, Dtype, Error, Group, Result};
 use storage::{Key, Object, RangeRead, Storage};
 
-/// Runs that are nearer than this are read with the bytes between them: another request costs more.
+/// Runs with smaller gaps are read together with the gap: another request costs more.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 
 /// Read in one go if bytes between runs are read too, which takes scratch space.
@@ -21,7 +21,7 @@ const READS_MAX: usize = 256;
 /// Runs of bytes that all tensors lie in take 32 bytes each.
 const EXTENTS_MAX: usize = 1 << 25;
 
-/// A process may open 1,024 files unless it is told otherwise, and threads do this side by side.
+/// A process may open 1,024 files by default, and threads do this side by side.
 const FILES_OPEN_MAX: usize = 64;
 
 /// Bytes in a row of one file.
@@ -33,7 +33,7 @@ pub(crate) struct FileExtent {
     pub(crate) bytes: u64,
 }
 
-/// Where a tensor's elements are.
+/// Location of a tensor's elements.
 #[derive(Clone, Debug)]
 enum TensorLocation {
     /// Row-major in extents, one after the other; beside each the bytes up to its end.
@@ -113,7 +113,7 @@ impl TensorSource {
         }
     }
 
-    /// How messages name it.
+    /// Its name in messages.
     #[must_use]
     pub fn display(&self) -> &str {
         &self.object
@@ -125,7 +125,7 @@ impl TensorSource {
         &self.tensors
     }
 
-    /// Small files that came along: configurations and tokenizers.
+    /// Small files beside the tensors: configurations and tokenizers.
     #[must_use]
     pub fn blobs(&self) -> &[(String, Vec<u8>)] {
         &self.blobs
@@ -141,13 +141,13 @@ impl TensorSource {
         self.blobs.push((name, bytes));
     }
 
-    /// Adds a file; tensors name it by the number that this gives.
+    /// Adds a file; tensors refer to it by the number returned.
     pub(crate) fn add_file(&mut self, key: Key, len_bytes: u64) -> usize {
         self.files.push((key, len_bytes));
         self.files.len() - 1
     }
 
-    /// Adds a tensor, after checking that its bytes are there and as many as its shape wants.
+    /// Adds a tensor, after checking that its bytes exist and are as many as its shape requires.
     pub(crate) fn add(
         &mut self,
         name: String,
@@ -197,7 +197,7 @@ impl TensorSource {
     /// Reads a box of a tensor, row-major, into a buffer of its bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], or what the store says.
+    /// [`Error::Corrupt`], or errors of the store.
     ///
     /// # Panics
     /// If the box is not within the tensor or the buffer has another length.

@@ -13,7 +13,7 @@ use storage::{Key, Object, RangeRead, Storage};
 /// A pickle that says where tensors are is some hundred bytes a tensor.
 const PICKLE_BYTES_MAX: u64 = 1 << 30;
 
-/// Nobody nests dicts so deeply; a cycle does.
+/// Limit of nested dicts; only a cycle is deeper.
 const DEPTH_MAX: usize = 32;
 
 /// Tensors that are not contiguous are read in so many runs at most, all of a file together.

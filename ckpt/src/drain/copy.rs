@@ -1,4 +1,4 @@
-//! The files of a step on their way to the second store, as they are or packed.
+//! Copies the files of a step to the second store, as they are or packed.
 
 use std::collections::HashMap;
 
@@ -13,12 +13,12 @@ use crate::write::staging::INDEX;
 use crate::{Chunk, Codec, Drain, Error, Result, TensorEntry};
 use storage::{Crc64, FileEntry, Key, Manifest, RangeRead, Upload};
 
-/// Large enough to go around the page cache. One buffer here, and those of an upload.
+/// Large enough for direct I/O. One buffer here, plus those of an upload.
 const READ_BYTES: usize = 8 << 20;
 
 impl Drain {
-    /// Copies what is not there yet, packed if it is to be, as the manifest then says. Gives the
-    /// bytes that were there.
+    /// Copies the missing files, packed if so configured, and updates the manifest accordingly.
+    /// Returns the number of bytes that existed already.
     pub(super) fn copy_files(
         &self,
         source: &Checkpoint,
@@ -42,8 +42,8 @@ impl Drain {
                 continue;
             }
             if job.codec.is_none() {
-                // One of another length, which was cut. Where a record commits, this may be the
-                // folder of a step that is damaged so, and is then whole again.
+                // A truncated file. Where a record commits, this may be the folder of a damaged
+                // step, which is then repaired.
                 forget(to, &key)?;
             }
             left.push((place, key, got));
@@ -63,7 +63,7 @@ impl Drain {
             files[place] = file;
         }
         if self.to.options.codec.is_some() {
-            // The index names files that are not there.
+            // The index names the unpacked files, which do not exist here.
             let is_listed = |file: &FileEntry| file.path != INDEX;
             manifest.files = files.into_iter().filter(is_listed).collect();
             manifest.meta["tensors"] =
@@ -73,7 +73,7 @@ impl Drain {
         Ok(resumed)
     }
 
-    /// What is to be copied, and how.
+    /// The files to copy, and how.
     fn jobs<'a>(&self, source: &'a Checkpoint) -> Vec<CopyJob<'a>> {
         let mut chunks: HashMap<&str, Vec<Placed<'_>>> = HashMap::new();
         for (file, placed) in source.catalog.by_file() {
@@ -105,7 +105,7 @@ impl Drain {
             offset += len as u64;
             self.control.wrote(len as u64)?;
         }
-        // Before it becomes visible: what is there need not be read again.
+        // Before it becomes visible, so that an existing file need not be read again.
         if sum.value() != file.crc64 {
             return Err(Error::Corrupt {
                 object: object.display(),
@@ -118,8 +118,8 @@ impl Drain {
         Ok(())
     }
 
-    /// Packs the chunks of a file into another, and says so in `tensors`. One that is there already
-    /// is not written again: its bytes follow from what is packed.
+    /// Packs the chunks of a file into a new file, and updates `tensors`. A packed file that exists
+    /// is not written again: packing is deterministic.
     fn pack(
         &self,
         source: &Checkpoint,
@@ -184,20 +184,20 @@ impl Drain {
 /// A file to be copied.
 struct CopyJob<'a> {
     file: &'a FileEntry,
-    /// Those in it.
+    /// Its chunks.
     chunks: Vec<Placed<'a>>,
-    /// By what it is packed, if it is.
+    /// The codec that packs it, if any.
     codec: Option<Codec>,
 }
 
 impl CopyJob<'_> {
-    /// Where it goes.
+    /// Its path in the second store.
     fn path(&self) -> String {
         self.codec.map_or_else(|| self.file.path.clone(), |_| packed_path(&self.file.path))
     }
 }
 
-/// Says of chunks where they are now.
+/// Updates the locations of chunks.
 fn put_chunks(
     source: &Checkpoint,
     job: &CopyJob<'_>,
@@ -209,7 +209,7 @@ fn put_chunks(
     }
 }
 
-/// Takes bytes for their number and their sum.
+/// Counts bytes and computes their checksum.
 #[derive(Debug)]
 struct ChecksumSink {
     bytes: u64,

@@ -1,9 +1,10 @@
-//! Two stores: a fast one that saves go to, and a lasting one that steps are copied to behind them.
+//! Drain: copies steps from the fast store that saves go to into a second, lasting store.
 //!
 //! A copy is a commit of its own, by the protocol of a save: files into a hidden folder, durable,
-//! then the manifest, then the name. The hidden folder is named for what it holds, so a drain that
-//! was cut short is gone on with, by any process: a file that is there was whole and checked before
-//! it became visible. Every byte passes its file's checksum on the way, so damage does not spread.
+//! then the manifest, then the rename. The hidden folder is named after its contents, so any
+//! process can resume an interrupted drain: a file that exists is complete, and was verified before
+//! it became visible. Every byte is checked against its file's checksum on the way, so damage does
+//! not spread.
 
 mod copy;
 pub(crate) mod task;
@@ -21,21 +22,22 @@ use crate::retain::retention::{RetentionInputs, RetentionPlan};
 use crate::{Checkpoints, Codec, Error, Result, Retention};
 use storage::{Crc64, Manifest, rate_text};
 
-/// Hidden folders of the second store that a drain fills. What follows is the step and a sum of its
-/// contents.
+/// Prefix of hidden folders of the second store that a drain fills. The step and a checksum of the
+/// contents follow.
 const DRAIN: &str = ".drain-";
 
 /// How steps are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainOptions {
-    /// Bytes a second, so that training keeps its share of the network. Default: no limit.
+    /// Limit in bytes per second, so that training keeps its share of the network. Default: no
+    /// limit.
     pub bytes_per_s: Option<NonZeroU64>,
-    /// How often a step is tried in one pass. Default: 3. Minimum: 1.
+    /// Tries per step and pass. Default: 3. Minimum: 1.
     pub tries: u32,
-    /// Before a second try; each later pause is twice as long. Default: 1 s.
+    /// Backoff before the second try; it doubles with each try. Default: 1 s.
     pub pause: Duration,
-    /// What the second store keeps. Only what it would keep is copied, and every pass deletes what
-    /// it does not. Default: the 3 newest.
+    /// Retention of the second store. Only steps that it retains are copied, and every pass deletes
+    /// the others. Default: the 3 newest.
     pub retention: Retention,
 }
 
@@ -49,10 +51,10 @@ impl Default for DrainOptions {
 /// What a step survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
-    /// The end of this process and of this machine's power, but not the loss of the machine: it is
-    /// in the first store alone.
+    /// A crash of this process and a power loss, but not the loss of the machine: the step is only
+    /// in the first store.
     Local,
-    /// The loss of the machine: it is complete in the second store.
+    /// The loss of the machine: the step is complete in the second store.
     Remote,
 }
 
@@ -65,18 +67,18 @@ impl fmt::Display for Durability {
     }
 }
 
-/// A step that was copied. Its text is a line for a log.
+/// A copied step. Its `Display` is a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
     /// The step.
     pub step: u64,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Of these, bytes that an earlier drain had copied.
+    /// Of these, bytes copied by an earlier drain.
     pub resumed_bytes: u64,
-    /// From its first try to its commit.
+    /// Time from the first try to the commit.
     pub time: Duration,
-    /// Tries that it took.
+    /// Number of tries.
     pub tries: u32,
 }
 
@@ -95,16 +97,16 @@ impl fmt::Display for DrainReport {
 /// What a pass over all steps did.
 #[derive(Debug, Default)]
 pub struct DrainPass {
-    /// Steps that were copied, in that order.
+    /// Copied steps, in that order.
     pub drained: Vec<DrainReport>,
-    /// Steps that could not be, and why. They stay pending.
+    /// Steps that could not be copied, and why. They stay pending.
     pub failed: Vec<(u64, Error)>,
-    /// Steps that the second store does not keep any more.
+    /// Steps deleted from the second store by its retention.
     pub deleted: Vec<u64>,
 }
 
-/// Copies steps from one folder to another, which is usually in another store. Saves into the first
-/// go on meanwhile, and wait for nothing.
+/// Copies steps from one folder to another, usually in another store. Saves into the first continue
+/// meanwhile, and are not blocked.
 #[derive(Debug)]
 pub struct Drain {
     from: Arc<Checkpoints>,
@@ -120,17 +122,17 @@ impl Drain {
         self.options.pause
     }
 
-    /// This reads and writes nothing yet.
+    /// Creates a drain. Nothing is read or written yet.
     #[must_use]
     pub fn new(from: Arc<Checkpoints>, to: Arc<Checkpoints>, options: DrainOptions) -> Self {
         let pace = Mutex::new(options.bytes_per_s.map(RateLimiter::new));
         Drain { from, to, options, begun: Instant::now(), pace, control: Arc::default() }
     }
 
-    /// The complete steps of both stores, the oldest first, and what they survive.
+    /// The complete steps of both stores, oldest first, with their durability.
     ///
     /// # Errors
-    /// What the stores say.
+    /// Errors of the stores.
     pub fn levels(&self) -> Result<Vec<(u64, Durability)>> {
         let (near, mut far) = (self.from.steps()?, self.to.steps()?);
         let mut levels = Vec::new();
@@ -144,12 +146,12 @@ impl Drain {
         Ok(levels)
     }
 
-    /// Steps that the second store lacks and would keep, the newest first: in this order they are
-    /// copied, for the newest is worth most. A step of other contents under the same name there
-    /// counts as lacking.
+    /// Steps that the second store lacks and would retain, newest first. They are copied in this
+    /// order, since the newest is worth most. A step of other contents under the same name counts
+    /// as lacking.
     ///
     /// # Errors
-    /// What the stores say.
+    /// Errors of the stores.
     pub fn pending(&self) -> Result<Vec<u64>> {
         let (near, far) = (self.from.steps()?, self.to.steps()?);
         let mut lacking = Vec::new();
@@ -180,12 +182,12 @@ impl Drain {
         Ok(near.catalog.has_same(&far.catalog))
     }
 
-    /// Copies every pending step, and then deletes what the second store does not keep. A step that
-    /// fails is tried again, as often as the options say; if it is for damage in the first store
-    /// the others still have their turn, else the pass ends.
+    /// Copies every pending step, then applies the retention of the second store. A step that fails
+    /// is retried as the options say. If it then fails for damage in the first store or other
+    /// contents in the second, the pass continues with the others; otherwise it ends.
     ///
     /// # Errors
-    /// What the stores say before the first copy, and [`Error::Cancelled`].
+    /// Errors of the stores before the first copy, and [`Error::Cancelled`].
     pub fn run(&self) -> Result<DrainPass> {
         let mut pass = DrainPass::default();
         let pending = self.pending()?;
@@ -208,12 +210,12 @@ impl Drain {
         Ok(pass)
     }
 
-    /// Copies one step, wanted or not.
+    /// Copies one step, whether or not it is pending.
     ///
     /// # Errors
     /// [`Error::NoStep`]; [`Error::Differs`] if the second store has other contents under its name;
-    /// [`Error::Corrupt`] if a file is not what was saved; [`Error::Held`] if somebody else writes
-    /// there; what the stores say, after the tries are spent.
+    /// [`Error::Corrupt`] if a file differs from what was saved; [`Error::Held`] if another process
+    /// writes there; errors of the stores, after all tries.
     pub fn step(&self, step: u64) -> Result<DrainReport> {
         let begun = Instant::now();
         let mut pause = self.options.pause;
@@ -237,7 +239,7 @@ impl Drain {
 
     fn try_step(&self, step: u64) -> Result<(u64, u64)> {
         self.control.check()?;
-        // Retention of the first store leaves it alone meanwhile.
+        // Keeps the first store's retention from deleting it meanwhile.
         let _pin = self.from.pin(step)?;
         let source = self.from.open_step(step)?;
         let (_, bytes) = source.size();
@@ -258,7 +260,7 @@ impl Drain {
         let resumed = self.copy_files(&source, &place.data, &mut manifest)?;
         self.control.check()?;
         let key = place.data.join(MANIFEST)?;
-        // That of a drain which was cut short.
+        // A leftover of an interrupted drain.
         forget(&*self.to.store, &key)?;
         let manifest = manifest.write(&*self.to.store, &key)?;
         self.to.check_lease()?;
@@ -270,7 +272,7 @@ impl Drain {
         Ok((bytes, resumed))
     }
 
-    /// Removes what drains have left of steps that are not pending any more.
+    /// Removes leftovers of drains for steps that are no longer pending.
     fn clear(&self, pending: &[u64]) -> Result<()> {
         let mut due = Vec::new();
         for &step in pending {
@@ -290,8 +292,8 @@ impl Drain {
         Ok(())
     }
 
-    /// A sum over the names, lengths and checksums of all files. Where they are packed, the codec
-    /// is in it, and its release: another makes other bytes of them.
+    /// A checksum over the names, lengths and checksums of all files. For packed files it includes
+    /// the codec and its release, since another release packs them into other bytes.
     fn contents(&self, source: &Checkpoint) -> String {
         let mut sum = Crc64::new();
         for file in &source.catalog.files {
@@ -311,7 +313,7 @@ impl Drain {
         self.rest(wait)
     }
 
-    /// Sleeps, in parts: a drain that is to end ends soon.
+    /// Sleeps in short intervals, so that cancellation takes effect soon.
     fn rest(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
@@ -325,7 +327,7 @@ impl Drain {
     }
 }
 
-/// Whether another try may end otherwise.
+/// Whether another try may succeed.
 fn is_passing(error: &Error) -> bool {
     match error {
         Error::Storage(error) => {
@@ -336,7 +338,7 @@ fn is_passing(error: &Error) -> bool {
     }
 }
 
-/// Between a look at the first store and the pin, its retention deletes what it will.
+/// The retention of the first store may delete a step between the listing and the pin.
 fn was_retired(what: &str) {
     log::info!("drain: {what} was deleted meanwhile, as its store's retention may");
 }

@@ -5,30 +5,29 @@ use std::time::Duration;
 use crate::base::save_control::SaveControl;
 use crate::{Drain, DrainReport, Error, Result};
 
-/// After passes that fail one after the other: a store that is down for hours is asked once a
-/// minute.
+/// Longest backoff after failed passes: a store that is down for hours is tried once a minute.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// A drain on a thread of its own, which makes a pass whenever it is woken. Dropped, it breaks off
-/// the copy that is under way, which the next drain goes on with, and ends.
+/// A drain on its own thread, which makes a pass whenever it is woken. Drop interrupts the copy in
+/// progress, which the next drain resumes, and joins the thread.
 #[derive(Debug)]
 pub struct DrainTask {
     shared: Arc<DrainShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a [`DrainTask`] has done and is about.
+/// Status of a [`DrainTask`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainStatus {
-    /// Whether a pass is under way or due.
+    /// Whether a pass is running or requested.
     pub busy: bool,
-    /// Bytes of the step that is being copied which are in the second store.
+    /// Bytes of the step being copied that are in the second store.
     pub step_bytes: u64,
-    /// The step that was copied last.
+    /// The last step copied.
     pub last: Option<DrainReport>,
     /// Steps copied so far.
     pub drained: usize,
-    /// Why the last pass failed, if it did. It is tried again by itself.
+    /// Why the last pass failed, if it did. It is retried automatically.
     pub failure: Option<String>,
 }
 
@@ -53,10 +52,10 @@ impl DrainShared {
 }
 
 impl Drain {
-    /// Copies behind the run from now on. The first pass begins at once.
+    /// Starts copying in the background. The first pass starts at once.
     ///
     /// # Errors
-    /// [`storage::Error::Io`] within [`Error::Storage`] if the system gives no thread.
+    /// [`storage::Error::Io`] within [`Error::Storage`] if the thread cannot be created.
     pub fn start(self) -> Result<DrainTask> {
         let mut state = DrainState { wake: true, ..DrainState::default() };
         state.status.busy = true;
@@ -73,20 +72,20 @@ impl Drain {
 }
 
 impl DrainTask {
-    /// There is a new step.
+    /// Requests a pass: there is a new step.
     pub fn wake(&self) {
         let mut state = self.shared.lock();
         (state.wake, state.status.busy) = (true, true);
         self.shared.changed.notify_all();
     }
 
-    /// How it stands.
+    /// The current status.
     #[must_use]
     pub fn status(&self) -> DrainStatus {
         DrainStatus { step_bytes: self.shared.control.bytes(), ..self.shared.lock().status.clone() }
     }
 
-    /// Waits until every step that is there is copied, or a pass has failed, or for so long.
+    /// Waits until every existing step is copied, a pass has failed, or `limit` has passed.
     #[must_use]
     pub fn wait_idle(&self, limit: Duration) -> DrainStatus {
         let state = self.shared.lock();
@@ -144,7 +143,7 @@ fn work(drain: &Drain, shared: &DrainShared) {
     }
 }
 
-/// Gives what failed, for one line.
+/// Runs a pass. Returns what failed, as one line.
 fn pass(drain: &Drain, shared: &DrainShared) -> Option<String> {
     let pass = match drain.run() {
         Ok(pass) => pass,

@@ -1,5 +1,4 @@
-//! What the manifest says of tensors and blobs, and everything that must hold of it before a byte
-//! is read by it.
+//! The tensors and blobs of a manifest, and its validation before any byte is read.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -16,7 +15,7 @@ use storage::{FileEntry, Key, Manifest, crc64_join};
 /// `format` of our manifests.
 pub(crate) const FORMAT: &str = "feedline-ckpt";
 
-/// `version` of our manifests; a reader refuses all others.
+/// `version` of our manifests; a reader rejects all others.
 pub(crate) const VERSION: u32 = 1;
 
 /// A checksum covers at least a page and at most what a reader can hold as scratch space.
@@ -38,7 +37,7 @@ pub(crate) const PACKED_SUFFIX: &str = ".planes";
 /// that no reader takes one for the other.
 pub(crate) const PACKED_MAGIC: &[u8; 16] = b"feedline planes\n";
 
-/// The file of packed chunks that stands in the place of one that is not.
+/// The path of the packed form of a file.
 pub(crate) fn packed_path(path: &str) -> String {
     format!("{}{PACKED_SUFFIX}", path.strip_suffix(".safetensors").unwrap_or(path))
 }
@@ -49,7 +48,7 @@ pub(crate) fn packed_path(path: &str) -> String {
 pub struct TensorEntry {
     /// The parameter's name.
     pub name: String,
-    /// What the tensor is to the parameter.
+    /// The role of the tensor for the parameter.
     pub group: Group,
     /// Its elements.
     pub dtype: Dtype,
@@ -71,13 +70,13 @@ impl TensorEntry {
         self.group.entry_name(&self.name, (self.chunks.len() > 1).then_some(k))
     }
 
-    /// How a message names it.
+    /// Its name in messages.
     pub(crate) fn label(&self) -> String {
         format!("{} '{}'", self.group, self.name)
     }
 }
 
-/// A region of a tensor that lies in one piece in one file.
+/// A region of a tensor, stored contiguously in one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
@@ -94,7 +93,7 @@ pub struct Chunk {
     /// chunk can be read and checked without the rest.
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "hex::list")]
     pub blocks: Vec<u64>,
-    /// Which box of the tensor this is: one span an axis, row-major.
+    /// The box of the tensor: one span per axis, row-major.
     #[serde(rename = "box")]
     pub spans: Vec<Span>,
     /// Which of the box's elements, in row-major order; all of them if absent.

@@ -1,4 +1,4 @@
-//! Blocks on their way to a file: summed, and packed if they are to be.
+//! Writes blocks to a file, with checksums, packed if a codec is set.
 
 use crate::format::catalog::{Packed, StoredBlock, block_count, join_blocks};
 use crate::format::codec::Packer;
@@ -6,7 +6,7 @@ use crate::write::shard_writer::Checksums;
 use crate::{Chunk, Codec, Dtype, Region, Result};
 use storage::{Upload, crc64};
 
-/// What a manifest says of bytes that were written.
+/// The manifest entry of written bytes.
 #[derive(Debug)]
 pub(crate) struct ChunkSums {
     pub(crate) offset: u64,
@@ -39,7 +39,7 @@ pub(crate) struct ChunkWriter {
     packer: Packer,
     /// A block that is packed.
     packed: Vec<u8>,
-    /// A block of which only the beginning has come.
+    /// The start of an incomplete block.
     begun: Vec<u8>,
     offset: u64,
     bytes: u64,
@@ -63,7 +63,7 @@ impl ChunkWriter {
         }
     }
 
-    /// Begins a chunk where the upload stands.
+    /// Begins a chunk at the current end of the upload.
     pub(crate) fn begin(&mut self, upload: &dyn Upload) {
         (self.offset, self.bytes) = (upload.len_bytes(), 0);
     }

@@ -32,7 +32,7 @@ const STRIPE_ITEMS: usize = 2 << 10;
 const SAMPLE_BYTES: usize = 16 << 10;
 
 impl Codec {
-    /// The name that stands in the manifest.
+    /// The name in the manifest.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Codec {
         }
     }
 
-    /// That of the library which packs.
+    /// The version of the compression library.
     pub(crate) fn release() -> u32 {
         zstd::zstd_safe::version_number()
     }

@@ -20,7 +20,7 @@ use storage::{Object, RangeRead};
 /// Tensors begin at a multiple of this: the page of the memory and the block of the device.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
 
-/// Stock readers refuse a longer header.
+/// Stock readers reject a longer header.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// The length prefix.

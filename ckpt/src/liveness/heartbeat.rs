@@ -1,9 +1,9 @@
-//! Signs of life between processes that share nothing but a store.
+//! Heartbeats between processes that share nothing but a store.
 //!
-//! A pulse is an object whose name ends in its [`ProcessIdentity`] and, from the second on, in the
-//! number of the beat: `OWNER`, `OWNER~1`, `OWNER~2`. Its maker writes the next one and deletes the
-//! last, again and again. Whoever sees the same name for too long, by its own clock, takes the
-//! maker for dead: no two clocks are ever compared, and no time of a file is read.
+//! A heartbeat is an object whose name ends in its [`ProcessIdentity`] and, from the second on, a
+//! sequence number: `OWNER`, `OWNER~1`, `OWNER~2`. Its owner repeatedly writes the next one and
+//! deletes the previous. An observer that sees the same name for too long, by its own clock,
+//! considers the owner dead: clocks are never compared, and no file times are read.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,12 +16,11 @@ use storage::{Key, ProcessIdentity, Storage, write_all};
 /// How long processes wait for one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LivenessTimeouts {
-    /// How often a process at work gives a sign of life. Each is a small object written and one
-    /// deleted. Default: 10 s.
+    /// Interval between heartbeats. Each writes one small object and deletes one. Default: 10 s.
     pub beat: Duration,
-    /// A process of another machine or container that gives no sign for so long counts as dead.
-    /// Shorter than a stall of the store, it takes the living for dead. One of this machine is
-    /// asked for directly. Default: 60 s.
+    /// A process of another machine or container without a new heartbeat for this long is
+    /// considered dead. If this is shorter than a stall of the store, live processes are considered
+    /// dead. Processes of this machine are checked directly. Default: 60 s.
     pub silence_max: Duration,
 }
 
@@ -31,7 +30,7 @@ impl Default for LivenessTimeouts {
     }
 }
 
-/// Signs of life, given until this is stopped or dropped.
+/// Writes heartbeats until it is stopped or dropped.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     heart: Arc<HeartbeatTask>,
@@ -42,7 +41,7 @@ pub(crate) struct Heartbeat {
 struct HeartbeatTask {
     store: Arc<dyn Storage>,
     folder: Key,
-    /// The name without the number of the beat.
+    /// The name without the sequence number.
     name: String,
     text: String,
     beat: Duration,
@@ -53,7 +52,7 @@ struct HeartbeatTask {
 #[derive(Debug, Default)]
 struct HeartbeatState {
     number: u64,
-    /// The beats whose sign may be there, the newest among them: a failed call to the store may
+    /// The numbers whose objects may exist, the newest included: a failed call to the store may
     /// have written one, or not have deleted it.
     signs: BTreeSet<u64>,
     is_stopped: bool,
@@ -61,7 +60,7 @@ struct HeartbeatState {
 }
 
 impl Heartbeat {
-    /// Gives the first sign, and goes on in a thread of its own. `name` ends in an
+    /// Writes the first heartbeat, and starts a thread for the others. `name` ends in a
     /// [`ProcessIdentity`].
     pub(crate) fn start(
         store: &Arc<dyn Storage>,
@@ -82,17 +81,17 @@ impl Heartbeat {
         Ok(Heartbeat { heart, thread: thread.ok() })
     }
 
-    /// The name of every beat of this pulse begins so.
+    /// The common prefix of the names of all these heartbeats.
     pub(crate) fn name(&self) -> &str {
         &self.heart.name
     }
 
-    /// Whether somebody took us for dead and deleted our sign.
+    /// Whether another process considered this one dead and deleted its heartbeat.
     pub(crate) fn is_lost(&self) -> bool {
         self.heart.state().is_lost
     }
 
-    /// Stops, and gives the signs that may be left, to be deleted.
+    /// Stops, and returns the heartbeat objects that may still exist, for the caller to delete.
     pub(crate) fn stop(mut self) -> Result<Vec<Key>> {
         self.halt();
         let signs = self.heart.state().signs.clone();
@@ -103,7 +102,7 @@ impl Heartbeat {
         self.heart.state().is_stopped = true;
         self.heart.stopped.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, its signs have stopped all the same.
+            // It does not panic; if it did, the heartbeats have stopped all the same.
             let _ = thread.join();
         }
     }
@@ -145,7 +144,8 @@ impl HeartbeatTask {
         let next = last + 1;
         self.state().signs.insert(next);
         match write_all(&*self.store, &self.key(next)?, self.text.as_bytes()) {
-            // No other has our name: an earlier try was told that it failed, and had not.
+            // No other process uses our name: an earlier try succeeded although it reported an
+            // error.
             Ok(_) | Err(storage::Error::Exists { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -154,8 +154,8 @@ impl HeartbeatTask {
         let mut outcome = Ok(());
         for number in earlier {
             match self.store.delete(&self.key(number)?) {
-                // Whoever deleted it has gone on without us: the next must not keep others out. Of
-                // those before it we have tried to delete it ourselves.
+                // Another process deleted it and continues without us: our next heartbeat must not
+                // keep others out. We have tried to delete the earlier ones ourselves.
                 Err(storage::Error::NotFound { .. }) if number == last => {
                     self.state().is_lost = true;
                     forget(&*self.store, &self.key(next)?)?;
@@ -172,13 +172,13 @@ impl HeartbeatTask {
     }
 }
 
-/// Whose sign a name is, and how its part without the number of the beat reads.
+/// The owner of a heartbeat, and its name without the sequence number.
 pub(crate) fn maker_of(name: &str) -> (Option<ProcessIdentity>, &str) {
     let stem = name.split_once('~').map_or(name, |(stem, _)| stem);
     (ProcessIdentity::parse(stem), stem)
 }
 
-/// Deletes an object that somebody else may be deleting at the same time.
+/// Deletes an object that another process may delete at the same time.
 pub(crate) fn forget(store: &dyn Storage, key: &Key) -> Result<()> {
     match store.delete(key) {
         Err(storage::Error::NotFound { .. }) | Ok(()) => Ok(()),

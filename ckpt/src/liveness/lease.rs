@@ -1,13 +1,13 @@
-//! One writer a folder.
+//! The lease: one writer per folder.
 //!
-//! A lease is an object with a name of its own, `.lease-` and its [`ProcessIdentity`]. A writer
-//! creates one and then looks for others: of two that come at once at least one sees the other,
-//! whatever the order of their steps, and gives way. A dead owner's lease can be deleted without a
-//! race, for no other lease will ever have that name.
+//! A lease is an object with a unique name: `.lease-` and the [`ProcessIdentity`] of its owner. A
+//! writer creates one and then looks for others. Of two concurrent writers at least one sees the
+//! other, whatever the order of their operations, and gives up. A dead owner's lease can be deleted
+//! without a race, since no other lease will ever have that name.
 //!
-//! Whether a process of this machine lives is asked of the machine. Of others, the lease is a
-//! [`Heartbeat`]: one that gives no sign for [`LivenessTimeouts::silence_max`] is void. Its owner,
-//! if it was only slow, finds that out before it commits anything.
+//! Processes of this machine are checked directly. For others, the lease is a [`Heartbeat`]:
+//! without a new one for [`LivenessTimeouts::silence_max`] it is void. Its owner, if it was only
+//! slow, detects that before it commits anything.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -20,20 +20,20 @@ use storage::{Key, Liveness, ProcessIdentity, Storage};
 
 const PREFIX: &str = ".lease-";
 
-/// The right to write into a folder of checkpoints; given up when dropped.
+/// The right to write into a folder of checkpoints, released on drop.
 #[derive(Debug)]
 pub struct Lease {
     shared: Arc<LeaseState>,
 }
 
-/// What all leases of one [`Checkpoints`](crate::Checkpoints) share: the one object that stands for
-/// them, from the first that is taken to the last that is dropped.
+/// State shared by all leases of one [`Checkpoints`](crate::Checkpoints): they are represented by
+/// one object, from the first lease taken to the last one dropped.
 pub(crate) struct LeaseState {
     store: Arc<dyn Storage>,
     folder: Key,
     patience: LivenessTimeouts,
     held: Mutex<Held>,
-    /// Processes that write here together with this one.
+    /// Processes that may write here beside this one.
     family: Mutex<Vec<ProcessIdentity>>,
 }
 
@@ -45,7 +45,7 @@ struct Held {
     left: Vec<Key>,
 }
 
-/// A lease that is not ours.
+/// A lease of another process.
 struct Other {
     key: Key,
     owner: Option<ProcessIdentity>,
@@ -67,12 +67,12 @@ impl LeaseState {
         Arc::new(LeaseState { store, folder, patience, held, family })
     }
 
-    /// Lets another process write beside this one.
+    /// Permits another process to write beside this one.
     pub(crate) fn admit(&self, process: ProcessIdentity) {
         self.family().push(process);
     }
 
-    /// Whether an owner is a process that writes beside this one.
+    /// Whether `owner` is a process that may write beside this one.
     pub(crate) fn is_of_family(&self, owner: &ProcessIdentity) -> bool {
         self.family().iter().any(|one| one.is_same_process(owner))
     }
@@ -81,8 +81,8 @@ impl LeaseState {
         self.family.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the lease of the folder, and removes those of processes that are dead. May wait as
-    /// long as a process of another machine may be silent.
+    /// Takes the lease of the folder and removes those of dead processes. May wait for the
+    /// heartbeat timeout of a process of another machine.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
         if held.count == 0 {
@@ -92,9 +92,9 @@ impl LeaseState {
         Ok(Lease { shared: Arc::clone(self) })
     }
 
-    /// The same at the beginning of a change, when nothing else is being changed: a lease that was
-    /// lost while we were silent is claimed again. What began under the old one must not end under
-    /// the new one.
+    /// The same at the start of a change, when no other change is in progress: a lease lost through
+    /// missed heartbeats is claimed again. A change that began under the old lease must not end
+    /// under the new one.
     pub(crate) fn take_for_change(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
         if held.count == 0 || !self.is_ours(&held)? {
@@ -104,7 +104,7 @@ impl LeaseState {
         Ok(Lease { shared: Arc::clone(self) })
     }
 
-    /// Looks whether the lease is still ours, before what cannot be taken back.
+    /// Checks that the lease is still held, before an operation that cannot be rolled back.
     pub(crate) fn check(&self) -> Result<()> {
         let lost = || Error::LeaseLost { object: self.store.display(&self.folder) };
         self.is_ours(&self.held())?.then_some(()).ok_or_else(lost)
@@ -114,7 +114,7 @@ impl LeaseState {
         let Some(pulse) = held.pulse.as_ref().filter(|pulse| !pulse.is_lost()) else {
             return Ok(false);
         };
-        // A listing may miss both the last sign and the next while one follows the other.
+        // A listing that races with a renewal may miss both the old heartbeat and the new one.
         for _ in 0..2 {
             let names = self.store.list_names(&self.folder)?;
             if names.iter().any(|name| maker_of(name).1 == pulse.name()) {
@@ -126,12 +126,12 @@ impl LeaseState {
 
     fn claim(&self, held: &mut Held) -> Result<()> {
         self.release(held)?;
-        // Looked for first, so that a folder in use is not even written to.
+        // Checked first, so that a folder in use is not even written to.
         self.wait_until_free()?;
         let owner = ProcessIdentity::new();
         let text = format!("{} writes here while this file exists\n", owner.label());
         let name = format!("{PREFIX}{owner}");
-        // It may be there although its creation fails.
+        // It may exist although its creation fails.
         held.left.push(self.folder.join(&name)?);
         let beat = self.patience.beat;
         let begun = Heartbeat::start(&self.store, &self.folder, name.clone(), text, beat);
@@ -149,8 +149,8 @@ impl LeaseState {
         claimed
     }
 
-    /// Removes the leases of the dead. Of those of which nothing can be known, it waits until they
-    /// give a sign or have been silent for too long.
+    /// Removes the leases of dead processes. If the state of an owner cannot be determined, waits
+    /// for a new heartbeat or the timeout.
     fn wait_until_free(&self) -> Result<()> {
         let begun = Instant::now();
         let mut first: Option<HashSet<Key>> = None;
@@ -159,7 +159,8 @@ impl LeaseState {
             let is_known = |other: &&Other| {
                 other.owner.as_ref().is_some_and(|owner| owner.life() != Liveness::Unknown)
             };
-            // A name that was not there at first is a beat, or somebody who came since.
+            // A name that is new since the first listing is a heartbeat, or the lease of a new
+            // process.
             let is_new =
                 |other: &&Other| first.as_ref().is_some_and(|first| !first.contains(&other.key));
             if let Some(other) = others.iter().find(|other| is_known(other) || is_new(other)) {
@@ -182,7 +183,7 @@ impl LeaseState {
         }
     }
 
-    /// The leases of others that are not known to be dead; those are removed.
+    /// The leases of other processes that are not known to be dead. Those of dead ones are removed.
     fn others(&self, own: &str) -> Result<Vec<Other>> {
         let mut others = Vec::new();
         for name in self.store.list_names(&self.folder)? {
@@ -213,8 +214,8 @@ impl LeaseState {
         }
     }
 
-    /// Deletes the objects. If that fails it is remembered, and the next claim tries again: it must
-    /// not keep ourselves out.
+    /// Deletes the objects. One that cannot be deleted is remembered and retried by the next claim,
+    /// so that it does not keep this process itself out.
     fn release(&self, held: &mut Held) -> Result<()> {
         if let Some(pulse) = held.pulse.take() {
             held.left.extend(pulse.stop()?);
@@ -239,7 +240,7 @@ impl LeaseState {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Within the lock, so that whoever takes it next does not meet what is left of ours.
+        // Under the lock, so that the next claim does not find our leftover objects.
         let mut held = self.shared.held();
         held.count -= 1;
         if held.count == 0 {

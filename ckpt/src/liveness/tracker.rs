@@ -1,4 +1,4 @@
-//! Which of the other processes live.
+//! Liveness tracker: which of the other processes are alive.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use crate::liveness::heartbeat::{LivenessTimeouts, maker_of};
 use storage::{Liveness, ProcessIdentity};
 
-/// What was seen of some processes, by the clock of this one.
+/// The latest heartbeats of some processes, timed by this process's clock.
 #[derive(Debug)]
 pub(crate) struct LivenessTracker {
     seen: Vec<Option<Seen>>,
-    /// How many there are in all, for messages.
+    /// The number of all writers, for messages.
     writers: usize,
     silence_max: Duration,
 }
@@ -23,19 +23,20 @@ struct Seen {
 }
 
 impl LivenessTracker {
-    /// Watches the first of so many writers.
+    /// Tracks writers `0..first` of `writers`.
     pub(crate) fn new(first: usize, writers: usize, patience: LivenessTimeouts) -> Self {
         let seen = (0..first).map(|_| None).collect();
         LivenessTracker { seen, writers, silence_max: patience.silence_max }
     }
 
-    /// Takes down the signs that are there now, `00003-OWNER` or `00003-OWNER~7`.
+    /// Records the current heartbeats, `00003-OWNER` or `00003-OWNER~7`.
     pub(crate) fn call(&mut self, names: &[String], now: Instant) {
         for name in names {
             let Some((writer, maker)) = name.split_once('-') else { continue };
             let place = writer.parse().ok().and_then(|writer: usize| self.seen.get_mut(writer));
             let Some(place) = place else { continue };
-            // While one sign follows another both may be there: any that is new is one.
+            // During a renewal both the old and the new heartbeat may exist; only a newer one
+            // counts.
             if place.as_ref().is_none_or(|seen| is_later(name, &seen.name)) {
                 let owner = maker_of(maker).0;
                 *place = Some(Seen { name: name.clone(), since: now, owner });
@@ -43,8 +44,8 @@ impl LivenessTracker {
         }
     }
 
-    /// Those who are dead, or silent for so long that they count as dead, and have not done their
-    /// part; `None` if there are none.
+    /// Describes the writers that are dead, or whose heartbeat has timed out, and that have not
+    /// finished their part; `None` if there are none.
     pub(crate) fn dead(&self, done: &HashSet<usize>, now: Instant) -> Option<String> {
         let silent = |(writer, seen): (usize, &Option<Seen>)| {
             let seen = seen.as_ref().filter(|_| !done.contains(&writer))?;
@@ -62,14 +63,14 @@ impl LivenessTracker {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// Those who have not done their part when there is no more time.
+    /// Describes the writers that have not finished their part at the deadline.
     pub(crate) fn late(&self, done: &HashSet<usize>) -> String {
         let text = |writer: usize| match self.seen[writer] {
             Some(_) => format!("{}: not done", self.label(writer)),
             None => format!("{}: never came", self.label(writer)),
         };
         let late: Vec<usize> = (0..self.seen.len()).filter(|w| !done.contains(w)).collect();
-        // A message names a few; if a whole rack is gone, these tell which.
+        // The message is bounded; if a whole rack is gone, these are enough to identify it.
         let mut told: Vec<String> = late.iter().take(LATE_TOLD_MAX).map(|w| text(*w)).collect();
         if late.len() > LATE_TOLD_MAX {
             told.push(format!("and {} more", late.len() - LATE_TOLD_MAX));
@@ -93,7 +94,7 @@ pub(crate) fn label_of(writer: usize, writers: usize, owner: Option<&ProcessIden
     }
 }
 
-/// Whether a sign comes after another of the same maker, or is of another maker.
+/// Whether a heartbeat is later than another of the same owner, or has another owner.
 fn is_later(name: &str, than: &str) -> bool {
     let parts = |name: &str| {
         let (stem, number) = name.split_once('~').unwrap_or((name, "0"));

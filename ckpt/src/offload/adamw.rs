@@ -42,7 +42,7 @@ pub(super) struct AdamWRow<'a> {
     pub(super) exp_avg_sqs: &'a mut [u8],
     pub(super) grads: &'a [u8],
     pub(super) grad_dtype: Dtype,
-    /// The new weights, as numbers of another type; empty if nobody wants them.
+    /// The new weights, converted to another type; empty if not needed.
     pub(super) copy: &'a mut [u8],
     pub(super) copy_dtype: Dtype,
 }
@@ -111,7 +111,7 @@ impl AdamWRow<'_> {
         width.run(Update { row: self, factors });
     }
 
-    /// Gives the weights as they are.
+    /// Copies the current weights.
     pub(super) fn copy(weights: &[u8], into: &mut [u8], dtype: Dtype, width: Width) {
         width.run(Copy { weights, into, dtype });
     }

@@ -1,4 +1,4 @@
-//! A state on disks: two generations of files in turn, and a record of which of them is whole.
+//! A state on disks: two generations of files in turn, and a record of the complete one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::format::catalog::is_block_size;
 use crate::{Checkpoint, Dtype, Error, Group, RegionRequest, Result};
 use storage::{InPlaceFile, Width, crc64};
 
-/// Tiles on their way at once on each disk, of which the first steps try each, and then the
-/// quickest is taken. With 16, 192 MiB, a device of 7 GB/s has 27 ms.
+/// Tiles in flight on each disk: the first steps try each value, then the fastest is used. With 16,
+/// or 192 MiB, a device of 7 GB/s has 27 ms of work.
 const DEPTHS: [usize; 4] = [8, 12, 4, 16];
 
 /// A rank's state in folders.
 #[derive(Debug)]
 pub(super) struct DiskState {
-    /// One a disk. The first has the records.
+    /// One per disk. The first has the records.
     folders: Arc<[Folder]>,
     form: Arc<StateLayout>,
     block_bytes: usize,
@@ -40,7 +40,7 @@ pub(super) struct DiskState {
     writing: Option<Writing>,
     /// Makes `last` durable.
     settling: Option<JoinHandle<Result<()>>>,
-    /// Why nothing is done any more.
+    /// The error after which all calls fail.
     failed: Option<String>,
     buffers: Buffers,
     depths: DepthTuner,
@@ -65,8 +65,8 @@ impl DepthTuner {
         best.map_or(1, |(tiles, _)| *tiles)
     }
 
-    /// Takes a step's time. What was best once may have been lucky: it stays the best if it stays
-    /// quick.
+    /// Records a step's time. The best depth may have been lucky once: it stays best only while it
+    /// stays fast.
     fn took(&mut self, tiles: usize, time: Duration) {
         for (_, own) in self.0.iter_mut().filter(|(own, _)| *own == tiles) {
             *own = Some(own.map_or(time, |before| (before + time) / 2));
@@ -75,7 +75,7 @@ impl DepthTuner {
 }
 
 impl DiskState {
-    /// Opens the last generation that is whole, and removes what crashes left.
+    /// Opens the last complete generation, and removes orphans of crashes.
     pub(super) fn open(
         folders: Vec<Folder>,
         owner: &str,
@@ -166,7 +166,7 @@ impl DiskState {
         Ok(())
     }
 
-    /// Removes what was written of a generation that will not be.
+    /// Removes the files of a generation that will not be completed.
     fn give_up(&mut self) {
         if let Some(Writing { slot, .. }) = self.writing.take() {
             remove(&self.folders, slot.number);
@@ -316,7 +316,7 @@ impl DiskState {
         })
     }
 
-    /// Ends an update that took so long.
+    /// Ends an update that took `time`.
     pub(super) fn finish(&mut self, step: u64, meta: Value, time: Duration) -> Result<StepReport> {
         let depth = self.depths.best();
         let is_in_new_files = self.end(step, meta)?;
@@ -328,8 +328,8 @@ impl DiskState {
         Ok(StepReport { read_bytes: bytes, write_bytes: bytes, time, depth, is_in_new_files })
     }
 
-    /// The generation that was written is the state now, and becomes durable. Tells whether it is
-    /// in new files.
+    /// Makes the written generation the current state, and starts to make it durable. Returns
+    /// whether it is in new files.
     fn end(&mut self, step: u64, meta: Value) -> Result<bool> {
         let Writing { slot, sums, is_new } = self.writing.take().expect("an update was begun");
         if let Err(error) = slot.check_there() {
@@ -369,7 +369,7 @@ impl DiskState {
         self.form.params.iter().map(|_| Default::default()).collect()
     }
 
-    /// Has tiles worked on and written, after they were read if they are to be.
+    /// Processes tiles and writes them, after reading them if needed.
     fn write<T: Send>(
         &mut self,
         tiles: Vec<(Tile, T)>,
@@ -400,7 +400,7 @@ impl Drop for DiskState {
     }
 }
 
-/// The last generation that is whole. Records of older ones are removed.
+/// The last complete generation. Records of older ones are removed.
 fn last(
     folders: &[Folder],
     form: &StateLayout,
@@ -412,18 +412,18 @@ fn last(
     records.sort_unstable();
     let Some(newest) = records.pop() else { return Ok(None) };
     let last = CompleteGeneration::open(folders, form, newest, block_bytes)?;
-    // The one before it is there if a crash came between two records.
+    // The one before it exists if a crash came between two records.
     for number in records.iter().rev() {
         store.delete(&key.join(&record_name(*number))?)?;
     }
     Ok(Some(last))
 }
 
-/// Removes all files but those of the slot with this number. Gives the numbers of all there were.
+/// Removes all files except those of this slot. Returns the numbers of all that existed.
 fn clear(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
     let mut slots = BTreeSet::new();
     for Folder { store, key } in folders {
-        // What was killed while it removed a slot has left the rest of it.
+        // A process killed while it removed a slot has left the rest of it.
         store.remove_orphans(key)?;
         slots.extend(store.list_names(key)?.iter().filter_map(|name| slot_of(name)));
     }
@@ -431,7 +431,7 @@ fn clear(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
     Ok(slots)
 }
 
-/// How many tiles are on their way at once, in the order in which that is tried.
+/// Numbers of tiles in flight, in the order in which they are tried.
 fn depths(options: OffloadOptions, disks: usize) -> Vec<usize> {
     let tile_bytes = Buffers::new(options.block_bytes as usize).tile_bytes(); // fits: <= 64 MiB
     let most = (options.buffer_bytes_max / tile_bytes as u64).max(2) as usize; // fits: of memory

@@ -1,8 +1,8 @@
-//! The folders that a rank's state is in, one a disk: who has them, and what says whose they are.
+//! The folders of a rank's state, one per disk: their locks and owner marks.
 //!
 //! All files of a generation have one record, in the first folder, so disks cannot disagree about
-//! which generation is whole. What they can be is mixed up: named in another order, or one of them
-//! taken from another state. So each folder has a mark that tells whose it is, and which of them.
+//! which generation is complete. But folders can be passed in another order, or one can belong to
+//! another state. So each folder has a mark with its owner and its number.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::form::StateLayout;
 use crate::{Error, Result};
 use storage::{InPlaceFile, Key, Manifest, Storage};
 
-/// Held by whoever has the folder open.
+/// Locked while a process has the folder open.
 const LOCK: &str = "lock";
 
-/// A file of nothing is none, to some file systems.
+/// Some file systems do not store empty files.
 const LOCK_BYTES: u64 = 4096;
 
 /// The name of the mark.
@@ -26,7 +26,7 @@ const MARK: &str = "owner";
 const FORMAT: &str = "feedline-offload-owner";
 const VERSION: u32 = 1;
 
-/// A folder that one rank's state has for itself.
+/// A folder for the state of one rank.
 #[derive(Clone, Debug)]
 pub struct Folder {
     /// Where it is.
@@ -41,7 +41,7 @@ impl fmt::Display for Folder {
     }
 }
 
-/// What the mark of a folder says.
+/// Contents of a folder's mark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FolderOwner {
@@ -84,8 +84,8 @@ impl fmt::Display for FolderOwner {
     }
 }
 
-/// Takes folders for a state, which nobody else has then for as long as the locks live. Those of
-/// another state are refused, before any of them is marked.
+/// Locks folders for a state, while the returned locks live. Folders of another state are rejected,
+/// before any of them is marked.
 pub(super) fn claim(
     folders: &[Folder],
     owner: &str,
@@ -119,9 +119,9 @@ pub(super) fn claim(
     Ok(locks)
 }
 
-/// Keeps other processes out of a folder.
+/// Locks a folder against other processes.
 fn lock(folder: &Folder) -> Result<Arc<dyn InPlaceFile>> {
-    // Whoever only looks who has it has it for microseconds.
+    // A process that only checks the owner holds the lock for microseconds.
     match patiently(LOOKS_AT_LOCK, || open_lock(folder)) {
         Err(storage::Error::NotFound { .. }) => {
             let Folder { store, key } = folder;
@@ -131,10 +131,10 @@ fn lock(folder: &Folder) -> Result<Arc<dyn InPlaceFile>> {
     }
 }
 
-/// A tenth of a second together.
+/// A tenth of a second in total.
 const LOOKS_AT_LOCK: usize = 5;
 
-/// Opens what another process may have for a moment: looks so often, 25 ms apart.
+/// Opens a file that another process may lock briefly: tries `looks_max` times, 25 ms apart.
 pub(super) fn patiently(
     looks_max: usize,
     open: impl Fn() -> storage::Result<Arc<dyn InPlaceFile>>,
@@ -152,30 +152,30 @@ fn open_lock(Folder { store, key }: &Folder) -> storage::Result<Arc<dyn InPlaceF
     store.open_in_place(&key.join(LOCK)?)
 }
 
-/// A folder that is marked as a rank's.
+/// A folder that is marked as part of a rank's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OwnedFolder {
     /// Where it is.
     pub folder: String,
-    /// Whose state it is part of, as whoever opened it called himself.
+    /// The owner of the state, as passed when it was opened.
     pub owner: String,
     /// Its rank.
     pub rank: usize,
-    /// Which of its disks, counted from 0.
+    /// The number of its disk, counted from 0.
     pub disk: usize,
-    /// How many it has.
+    /// The number of its disks.
     pub disks: usize,
-    /// Bytes of all files there. Those that a checkpoint has as well are not given back with them.
+    /// Bytes of all files there. Removal does not free those that a checkpoint has too.
     pub bytes: u64,
-    /// Whether a process has it.
+    /// Whether a process has it open.
     pub is_open: bool,
 }
 
-/// The folders in `store` that are marked as a rank's, and whether a process has them. To see that
-/// each is locked for a moment.
+/// The folders in `store` that are marked as part of a rank's state, and whether a process has them
+/// open. The check locks each for a moment.
 ///
 /// # Errors
-/// What the store says.
+/// Errors of the store.
 pub fn marked(store: &Arc<dyn Storage>) -> Result<Vec<OwnedFolder>> {
     let mut all = Vec::new();
     for (folder, mark) in marks(store)? {
@@ -189,19 +189,19 @@ pub fn marked(store: &Arc<dyn Storage>) -> Result<Vec<OwnedFolder>> {
     Ok(all)
 }
 
-/// Removes what ranks left in a folder that a run has no more: of the folders in `store` those that
-/// are marked as this owner's, and as of a rank beyond the first `ranks`. What a process has open
-/// stays, and so does all that has no mark. Gives what was removed.
+/// Removes orphaned state: those folders in `store` that are marked as this owner's, and as of a
+/// rank at or beyond `ranks`. Folders that a process has open, or without a mark, are retained.
+/// Returns what was removed.
 ///
 /// # Errors
-/// What the store says.
+/// Errors of the store.
 pub fn sweep(store: &Arc<dyn Storage>, owner: &str, ranks: usize) -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for (folder, mark) in marks(store)? {
         if mark.owner != owner || mark.rank < ranks {
             continue;
         }
-        // Held until the folder is gone. Another rank may be here for the same.
+        // Held until the folder is removed. Another rank may do the same concurrently.
         match open_lock(&folder) {
             Err(storage::Error::Locked { .. } | storage::Error::NotFound { .. }) => continue,
             lock => {
@@ -214,7 +214,7 @@ pub fn sweep(store: &Arc<dyn Storage>, owner: &str, ranks: usize) -> Result<Vec<
     Ok(removed)
 }
 
-/// The folders with a mark. What cannot be read is not known to be ours.
+/// The folders with a mark. One that cannot be read is skipped, since its owner is unknown.
 fn marks(store: &Arc<dyn Storage>) -> Result<Vec<(Folder, FolderOwner)>> {
     let names = match store.list_names(&Key::root()) {
         Err(storage::Error::NotFound { .. }) => return Ok(Vec::new()),

@@ -1,5 +1,5 @@
-//! What a rank's state is made of, where each array lies in its files, and how it is cut into what
-//! is read, updated and written at once.
+//! The layout of a rank's state: its arrays, their places in files, and the tiles that are read,
+//! updated and written at once.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(super) const ITEM_BYTES: usize = 4;
 /// whole state. They have no header, for they never become part of a checkpoint.
 const KEPT: &str = "kept-";
 
-/// What a rank has of a parameter, or one part of that: one array of weights, and two of moments of
+/// A rank's part of a parameter, or one piece of that: one array of weights, and two of moments of
 /// the same form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateParam {
@@ -31,7 +31,7 @@ pub struct StateParam {
     pub tensor: usize,
     /// Which part of it.
     pub region: Region,
-    /// How many elements that are.
+    /// The number of its elements.
     pub elements: usize,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct ArrayStart {
 #[derive(Debug)]
 pub(super) struct FileForm {
     pub(super) name: String,
-    /// Which of the state's folders it is in.
+    /// Index of its folder.
     pub(super) disk: usize,
     pub(super) header: Vec<u8>,
     pub(super) bytes: u64,
@@ -71,13 +71,13 @@ pub(super) struct StateLayout {
     pub(super) tensors: Vec<[usize; ROLES]>,
     pub(super) places: Vec<[ArrayStart; ROLES]>,
     pub(super) files: Vec<FileForm>,
-    /// What of it the plan has this rank save, as (parameter, role).
+    /// The arrays that the plan assigns to this rank, as (parameter, role).
     pub(super) saved: Vec<(usize, usize)>,
 }
 
-/// Plans who saves what of a state that is kept beside the device: every part once, by the first
-/// rank that has it, in one piece that begins at a page of its file. So a rank's files of the state
-/// can become files of a checkpoint.
+/// Plans the save of an offloaded state: every part once, by the first rank that has it, in one
+/// piece that begins at a page of its file. So a rank's files of the state can become files of a
+/// checkpoint.
 ///
 /// # Errors
 /// [`Error::BadLayout`] unless every parameter has weights and two moments in f32;
@@ -86,8 +86,8 @@ pub fn plan(layout: &Layout) -> Result<Arc<SavePlan>> {
     plan_over(layout, 1)
 }
 
-/// The same for ranks of which each keeps its state on so many disks: every parameter is on one of
-/// them, or in parts where one has its share, so that all have about as many bytes.
+/// The same for ranks with their state on several disks each: every parameter is on one of them, or
+/// split where a disk has reached its share, so that all have about as many bytes.
 ///
 /// # Errors
 /// As [`plan`].
@@ -109,7 +109,7 @@ pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
     Ok(Arc::new(SavePlan::new(specs, &held, limits)?))
 }
 
-/// What each rank has that none before it has.
+/// The parts of each rank that no earlier rank has.
 fn held_once(layout: &Layout) -> Vec<Vec<HeldRegion>> {
     let mut seen = HashSet::new();
     let mut held = layout.held();
@@ -215,9 +215,8 @@ impl StateLayout {
         self.plan.specs()[self.tensors[param][role]].group
     }
 
-    /// Cuts some parameters into what is read and written at once: a block of one of them, or
-    /// several that follow one another in all files. Disks take turns, so that all of them have
-    /// work from the first tile to the last.
+    /// Splits some parameters into tiles: a block of one of them, or several that are adjacent in
+    /// all files. Disks alternate, so that all of them have work from the first tile to the last.
     pub(super) fn tiles(&self, params: Range<usize>, block_bytes: usize) -> Vec<Tile> {
         let tile_bytes_max = tile_bytes_max(block_bytes);
         let mut disks: Vec<Vec<Tile>> = (0..self.plan.folders()).map(|_| Vec::new()).collect();
@@ -283,7 +282,7 @@ pub(super) struct Segment {
     pub(super) tile_offset: usize,
 }
 
-/// What is read, updated and written at once.
+/// The unit that is read, updated and written at once.
 #[derive(Debug)]
 pub(super) struct Tile {
     pub(super) segments: Vec<Segment>,
@@ -377,7 +376,7 @@ fn kept(
             file.arrays.push((param, role));
         }
     }
-    // A file of nothing is none, to some file systems.
+    // Some file systems do not store empty files.
     files.iter_mut().for_each(|file| file.bytes = file.bytes.max(ALIGN_BYTES));
     files
 }

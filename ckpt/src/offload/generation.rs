@@ -1,5 +1,5 @@
-//! The record of a generation: which files it is in, and what they sum to. It is a manifest,
-//! written when they are durable on all disks, under a name that no other generation has.
+//! The record of a generation: its files and their checksums. It is a manifest, written when they
+//! are durable on all disks, under a name that no other generation has.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -24,7 +24,7 @@ const DIGITS: usize = 12;
 /// The checksum of every block of every array, by parameter and role.
 pub(super) type Sums = Vec<[Vec<u64>; ROLES]>;
 
-/// A generation that is whole.
+/// A complete generation.
 #[derive(Debug)]
 pub(super) struct CompleteGeneration {
     pub(super) generation: Generation,
@@ -147,7 +147,7 @@ impl CompleteGeneration {
 }
 
 impl CompleteGeneration {
-    /// Refuses bytes that are not those that were written: the sums of a segment in the first
+    /// Rejects bytes that differ from those written, by the checksums of a segment in the first
     /// roles.
     pub(super) fn check(&self, tile: &Tile, segment: &Segment, sums: &[u64]) -> Result<()> {
         for (role, &got) in sums.iter().enumerate() {
@@ -188,7 +188,7 @@ pub(super) fn entry(
     (FileEntry { path: file.name.clone(), bytes: file.bytes, crc64 }, chunks)
 }
 
-/// The sum of what has this one, and of zeros after it, of which there is less than a page or two.
+/// Extends a checksum over the zeros that follow, fewer than a page or two.
 fn join_zeros(sum: u64, len: u64) -> u64 {
     const ZEROS: [u8; 8192] = [0; 8192];
     crc64_join(sum, crc64(&ZEROS[..len as usize]), len) // fits: less than two pages
@@ -207,7 +207,8 @@ fn array_sums(
     chunk_writer::ChunkSums { offset, bytes, crc64, blocks, packed: None }
 }
 
-/// Takes the sums of a file's arrays from its chunks; `None` if they are no chunks of them.
+/// The checksums of a file's arrays, from its chunks; `None` if the chunks are not those of the
+/// arrays.
 fn take_sums(
     form: &StateLayout,
     file: &FileForm,

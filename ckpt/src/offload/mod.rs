@@ -1,24 +1,24 @@
-//! The state of an optimizer where there is room for it: in host memory, or on disks, in files that
-//! already are those of a checkpoint.
+//! Optimizer state outside the device: in host memory, or on disks in files that already have the
+//! form of a checkpoint's.
 //!
 //! A device that computes in bf16 needs 2 of the 14 bytes that a parameter has with Adam. The other
-//! 12 are the weights in f32 and two moments; each step reads them all and writes them all. Here
-//! they stay where they are, gradients come to them, and rounded weights go back.
+//! 12 are the weights in f32 and two moments, all read and written by each step. Here they stay
+//! where they are: gradients are copied in, and rounded weights out.
 //!
-//! On a disk the state is a *generation*: the very files that a [`SavePlan`] has this rank write,
-//! of which every array begins at a page, the checksums of their blocks, and a record that names
-//! them. A step reads one generation and writes the next into other files, so that a crash leaves a
-//! whole one. The record becomes durable behind the run, while it computes the next gradients, and
-//! before a file of the generation before is written again: what a crash can take is the step in
-//! flight and the one before it.
+//! On a disk the state is a *generation*: the files that a [`SavePlan`] assigns to this rank, in
+//! which every array begins at a page, the checksums of their blocks, and a record that names them.
+//! A step reads one generation and writes the next into other files, so that a crash leaves a
+//! complete one. The record becomes durable in the background, while the run computes the next
+//! gradients, and before a file of the previous generation is rewritten: a crash can lose only the
+//! step in flight and the one before it.
 //!
-//! Of several disks each has some parameters, and parts of large ones, so that all have about as
-//! many bytes; tiles take turns among them. The record is on the first, written when the files on
-//! all of them are durable.
+//! Several disks hold about as many bytes each: some parameters, and parts of large ones; tiles
+//! alternate among them. The record is on the first, written once the files on all of them are
+//! durable.
 //!
-//! So a checkpoint is a second name for each file and a manifest of checksums that are known
-//! ([`Checkpoints::save_offloaded`](crate::Checkpoints::save_offloaded)). A file with two names is
-//! never written again: the next step but one takes new ones.
+//! So a checkpoint is a hard link for each file and a manifest of known checksums
+//! ([`Checkpoints::save_offloaded`](crate::Checkpoints::save_offloaded)). A linked file is never
+//! rewritten: the next step but one writes new files.
 //!
 //! `adamw` is the arithmetic; `form` is the layout of a rank's state and `parts` its partition over
 //! several disks; `memory` and `disk` hold the state, `pass` moves a step through buffers;
@@ -56,26 +56,26 @@ pub use folders::{Folder, OwnedFolder, marked, sweep};
 pub use form::{StateParam, plan, plan_over};
 pub use spill::{Spill, SpillHandle, SpillOptions, SpillReport};
 
-/// How a state is kept.
+/// Options of an offloaded state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// Threads that compute. Default: as many as there are processors.
+    /// Threads that compute. Default: one per processor.
     pub threads: usize,
-    /// Memory for what is on its way from and to a disk. Default: 256 MiB. Less than two tiles, of
-    /// 12 MiB each, is two.
+    /// Memory for transfers to and from the disks. Default: 256 MiB. Minimum: two tiles of 12 MiB
+    /// each; less counts as that.
     pub buffer_bytes_max: u64,
     /// Bytes under one checksum of a file, as
     /// [`CheckpointOptions::block_bytes`](crate::CheckpointOptions::block_bytes) of the checkpoints
     /// that it is to be part of. Default: 4 MiB.
     pub block_bytes: u64,
-    /// How files become those of a checkpoint, if it can be so. Default: [`PublishMethod::Link`].
+    /// Preferred method to publish files in a checkpoint. Default: [`PublishMethod::Link`].
     pub prefer: PublishMethod,
-    /// Vectors to compute with, which change the time and no bit. Default: the widest there are.
+    /// Vector width, which changes the time and no bit. Default: the widest available.
     pub width: Width,
 }
 
 impl OffloadOptions {
-    /// The most memory that a state on so many disks takes, which does not grow with the state.
+    /// The memory limit of a state on `disks` disks, which does not depend on its size.
     #[must_use]
     pub fn memory_bytes(self, disks: usize) -> u64 {
         disk::buffer_bytes(self, disks)
@@ -97,9 +97,10 @@ impl Default for OffloadOptions {
 /// How files of a state become those of a checkpoint, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PublishMethod {
-    /// By a second name. The state goes on in other files, which cost their space.
+    /// By a hard link. The state continues in other files, which take as much space again.
     Link,
-    /// By sharing blocks, where the file system does. Those are copied as the state goes on.
+    /// By a reflink, where the file system supports it. Shared blocks are copied when the state
+    /// changes.
     Clone,
     /// By a copy.
     Copy,
@@ -124,7 +125,7 @@ pub struct Update<'a> {
     pub grad_dtype: Dtype,
     /// Weight decay; zero for none.
     pub weight_decay: f64,
-    /// Where its new weights go.
+    /// Destination of its new weights.
     pub weights: WeightsOut<'a>,
 }
 
@@ -133,44 +134,44 @@ pub struct Update<'a> {
 pub struct WeightsOut<'a> {
     /// F32, BF16 or F16.
     pub dtype: Dtype,
-    /// As many elements as the parameter has, or none: then they go nowhere.
+    /// As many elements as the parameter has, or none: then the weights are not returned.
     pub bytes: &'a mut [u8],
 }
 
-/// What a state is of.
+/// Which step a state belongs to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// How many there were before it.
+    /// The number of generations before it.
     pub number: u64,
-    /// The step after which it is the state.
+    /// The step after which the state is this.
     pub step: u64,
-    /// What the caller gave with it.
+    /// The caller's metadata.
     pub meta: Value,
 }
 
-/// What a step moved, and how long that took.
+/// What a step transferred, and how long it took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
     /// Bytes read from the disk.
     pub read_bytes: u64,
     /// Bytes written to it.
     pub write_bytes: u64,
-    /// In the calls that updated.
+    /// Time in the update calls.
     pub time: Duration,
-    /// Tiles that were on their way at once.
+    /// Tiles in flight at once.
     pub depth: usize,
-    /// Whether files were made for it: the first step does, and the one after a checkpoint by hard
-    /// link.
+    /// Whether new files were created for it: by the first step, and by the one after a checkpoint
+    /// by hard link.
     pub is_in_new_files: bool,
 }
 
-/// A rank's state of the optimizer, beside the device.
+/// A rank's optimizer state, outside the device.
 #[derive(Debug)]
 pub struct Offload {
     form: Arc<StateLayout>,
     options: OffloadOptions,
     home: StateBacking,
-    /// The update that is under way.
+    /// The update in progress.
     begun: Option<PendingUpdate>,
 }
 
@@ -206,8 +207,8 @@ impl Offload {
         Ok(Offload { form, options, home, begun: None })
     }
 
-    /// In files of a folder that nobody else uses, not even another rank. Goes on with the last
-    /// generation that is whole, if there is one: [`Offload::generation`] tells.
+    /// In files of a folder that no other process or rank uses. Resumes from the last complete
+    /// generation, if there is one: see [`Offload::generation`].
     ///
     /// # Errors
     /// As [`Offload::on_disks`].
@@ -223,14 +224,14 @@ impl Offload {
         Self::on_disks(vec![folder], "", plan, layout, rank, options)
     }
 
-    /// The same in a folder on each of several disks, by [`plan_over`] of as many. They are given
-    /// in the same order every time. `owner` is marked in them, by which [`sweep`] knows them.
+    /// The same in one folder on each of several disks, by [`plan_over`] for as many. Their order
+    /// must be the same every time. `owner` is recorded in them; [`sweep`] recognizes them by it.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for another number of folders than the plan has;
-    /// [`Error::BadManifest`] if what is there is of another owner, rank, order of disks or plan;
-    /// [`storage::Error::Locked`] within [`Error::Storage`] if another process has it;
-    /// [`storage::Error::Corrupt`] there if it is damaged; what the store says.
+    /// [`Error::BadInput`] for another number of folders than the plan has; [`Error::BadManifest`]
+    /// if the folders belong to another owner, rank, order of disks or plan;
+    /// [`storage::Error::Locked`] within [`Error::Storage`] if another process uses them;
+    /// [`storage::Error::Corrupt`] there if they are damaged; errors of the store.
     pub fn on_disks(
         folders: Vec<Folder>,
         owner: &str,
@@ -244,19 +245,19 @@ impl Offload {
         Ok(Offload { form, options, home: StateBacking::Disk(Box::new(disk)), begun: None })
     }
 
-    /// What the rank has: one for each part of the weights that its layout holds, in that order.
+    /// The rank's parameters: one for each part of the weights in its layout, in that order.
     #[must_use]
     pub fn params(&self) -> &[StateParam] {
         self.form.whole.as_slice()
     }
 
-    /// Bytes of all arrays: 12 a parameter.
+    /// Bytes of all arrays: 12 per element.
     #[must_use]
     pub fn state_bytes(&self) -> u64 {
         self.form.state_bytes()
     }
 
-    /// What the state is of; `None` before the first [`Offload::fill`] or [`Offload::load`].
+    /// The current generation; `None` before the first [`Offload::fill`] or [`Offload::load`].
     #[must_use]
     pub fn generation(&self) -> Option<&Generation> {
         match &self.home {
@@ -265,10 +266,11 @@ impl Offload {
         }
     }
 
-    /// Makes a state of these weights, in f32, one slice a parameter, and moments of zero.
+    /// Initializes the state with these weights, in f32, one slice per parameter, and moments of
+    /// zero.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for a slice of another length; what the store says.
+    /// [`Error::BadRequest`] for a slice of another length; errors of the store.
     pub fn fill(&mut self, weights: &[&[u8]], step: u64, meta: Value) -> Result<()> {
         self.check_count(weights.len())?;
         for (param, weights) in weights.iter().enumerate() {
@@ -289,11 +291,11 @@ impl Offload {
         }
     }
 
-    /// Takes a state from a checkpoint of any layout, and its step. Groups that are not among
+    /// Loads the state and its step from a checkpoint of any layout. Groups that are not in
     /// `groups` become zeros.
     ///
     /// # Errors
-    /// [`Error::OtherModel`]; as [`Checkpoint::read`]; what the store says.
+    /// [`Error::OtherModel`]; as [`Checkpoint::read`]; errors of the store.
     pub fn load(&mut self, checkpoint: &Checkpoint, groups: &[Group], meta: Value) -> Result<()> {
         let specs = self.form.plan.specs().iter().filter(|spec| groups.contains(&spec.group));
         checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
@@ -308,11 +310,11 @@ impl Offload {
         }
     }
 
-    /// Gives the weights as they are, one entry a parameter.
+    /// Copies the current weights, one entry per parameter.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for memory that does not fit; [`Error::Corrupt`] if the disk gives
-    /// other bytes than were written; what the store says.
+    /// [`Error::BadRequest`] for memory that does not fit; [`Error::Corrupt`] if the disk returns
+    /// other bytes than were written; errors of the store.
     pub fn weights(&mut self, into: &mut [WeightsOut<'_>]) -> Result<()> {
         self.check_count(into.len())?;
         for (param, into) in into.iter().enumerate() {
@@ -329,8 +331,8 @@ impl Offload {
         }
     }
 
-    /// One update of all parameters, of which `updates` has one each. `meta` is kept with the
-    /// state.
+    /// One update of all parameters, with one entry of `updates` for each. `meta` is stored with
+    /// the state.
     ///
     /// # Errors
     /// As [`Offload::update`] and [`Offload::finish`].
@@ -346,13 +348,13 @@ impl Offload {
         self.finish(meta)
     }
 
-    /// Begins an update, of which the gradients may come in parts. One that was begun before and
-    /// not finished is given up.
+    /// Starts an update, whose gradients may arrive in parts. An unfinished earlier update is
+    /// discarded.
     ///
     /// # Errors
-    /// [`Error::BadInput`] if there is no state yet; [`storage::Error::NoSpace`] within
-    /// [`Error::Storage`] if there is no room for the next generation; what the store says, also of
-    /// the last generation.
+    /// [`Error::BadInput`] if the state is not initialized; [`storage::Error::NoSpace`] within
+    /// [`Error::Storage`] if there is no space for the next generation; errors of the store,
+    /// including those of the last generation.
     pub fn begin(&mut self, adamw: &AdamW) -> Result<()> {
         self.begun = None;
         if self.generation().is_none() {
@@ -367,16 +369,16 @@ impl Offload {
         Ok(())
     }
 
-    /// Updates the parameters from `first` on. Returns when their new weights are there.
+    /// Updates the parameters from `first` on. Returns once their new weights are written.
     ///
     /// # Errors
     /// [`Error::BadRequest`] for memory that does not fit, or a parameter that was updated already;
-    /// [`Error::Corrupt`] if the disk gives other bytes than were written; what the store says. The
-    /// update is given up then, and the weights that were given are nobody's. The state on a disk
-    /// stays what it was; in memory a part of it is updated.
+    /// [`Error::Corrupt`] if the disk returns other bytes than were written; errors of the store.
+    /// The update is then discarded, and the weights written so far must not be used. The state on
+    /// a disk is unchanged; in memory a part of it is updated.
     ///
     /// # Panics
-    /// If no update was begun.
+    /// If no update was started.
     pub fn update(&mut self, first: usize, updates: Vec<Update<'_>>) -> Result<()> {
         let mut begun = self.begun.take().expect("an update was begun");
         let end = first.saturating_add(updates.len());
@@ -405,14 +407,14 @@ impl Offload {
         Ok(())
     }
 
-    /// Ends the update: the state is now that of the step. On a disk it becomes durable behind the
-    /// run, which [`Offload::settle`] waits for.
+    /// Ends the update: the state is now that of the step. On a disk it becomes durable in the
+    /// background; [`Offload::settle`] waits for that.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] if a parameter was not updated; what the store says.
+    /// [`Error::BadRequest`] if a parameter was not updated; errors of the store.
     ///
     /// # Panics
-    /// If no update was begun.
+    /// If no update was started.
     pub fn finish(&mut self, meta: Value) -> Result<StepReport> {
         let PendingUpdate { adamw, done, time } = self.begun.take().expect("an update was begun");
         if let Some(param) = done.iter().position(|done| !done) {
@@ -427,8 +429,8 @@ impl Offload {
         }
     }
 
-    /// In memory: what this rank holds of the plan, for [`Checkpoints::save_plan`] and its like.
-    /// `None` on a disk.
+    /// In memory: the regions that this rank holds, for [`Checkpoints::save_plan`] and similar
+    /// calls. `None` on a disk.
     ///
     /// [`Checkpoints::save_plan`]: crate::Checkpoints::save_plan
     #[must_use]
@@ -438,10 +440,10 @@ impl Offload {
         Some(held.map(|(param, role)| memory.array(&self.form, *param, *role)).collect())
     }
 
-    /// Waits until the state is durable, where that is on a disk.
+    /// Waits until the state is durable, if it is on a disk.
     ///
     /// # Errors
-    /// What the store says. The state of before is as it was, and this one is used no more.
+    /// Errors of the store. The previous state is intact, and this one cannot be used any more.
     pub fn settle(&mut self) -> Result<()> {
         match &mut self.home {
             StateBacking::Memory(..) => Ok(()),
@@ -450,7 +452,7 @@ impl Offload {
     }
 }
 
-/// Refusals.
+/// Validation of arguments.
 impl Offload {
     fn refused(&self, param: usize, found: &str, expected: &str) -> Error {
         let object = format!("'{}'", self.form.whole[param].name);

@@ -1,8 +1,8 @@
 //! A pass over the state on a disk, tile by tile: read, compute, write.
 //!
-//! So many threads as the pass is deep carry a tile each through all three stages, in memory of its
-//! own. While some wait for the device to read or to write, others compute; what is bounded is
-//! their number. Tiles share no page of any file, so their order does not matter.
+//! As many threads as the pass is deep carry one tile each through all three stages, each in its
+//! own memory. While some wait for the device, others compute; only their number is bounded. Tiles
+//! share no page of any file, so their order does not matter.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,10 +16,10 @@ use crate::format::safetensors::ALIGN_BYTES;
 use crate::{Dtype, Result};
 use storage::{Crc64, RangeRead, Width, Zeros, crc64};
 
-/// Bytes of an array that are summed, updated and summed again while they are in a near cache.
+/// Bytes of an array that are verified, updated and checksummed again while they are cached.
 const ROW_BYTES: usize = 64 << 10;
 
-/// Memory for tiles, kept from pass to pass.
+/// Memory for tiles, reused by every pass.
 #[derive(Debug)]
 pub(super) struct Buffers {
     role_bytes: usize,
@@ -51,7 +51,7 @@ impl Buffers {
     }
 }
 
-/// From where to where, and through how much memory.
+/// Source, destination and memory of a pass.
 #[derive(Debug)]
 pub(super) struct TilePipeline<'a> {
     pub(super) form: &'a StateLayout,
@@ -69,8 +69,8 @@ pub(super) struct TilePipeline<'a> {
 pub(super) type Parts<'b> = Vec<[&'b mut [u8]; ROLES]>;
 
 impl TilePipeline<'_> {
-    /// Has every tile worked on. `work` gets the memory of its segments and what belongs to it, and
-    /// gives the checksums of what is to be written. `sums` gets them.
+    /// Processes every tile. `work` gets the memory of its segments and their arguments, and
+    /// returns the checksums of what is to be written, which are passed to `sums`.
     pub(super) fn run<T: Send>(
         &self,
         tiles: Vec<(Tile, T)>,
@@ -111,7 +111,7 @@ impl TilePipeline<'_> {
 
     fn read(&self, tile: &Tile, roles: &mut [&mut [u8]; ROLES]) -> Result<()> {
         let Some(CompleteGeneration { slot, .. }) = self.from else { return Ok(()) };
-        // What is in one file is asked for together.
+        // Reads of one file are submitted together.
         let mut files: BTreeMap<usize, Vec<RangeRead<'_>>> = BTreeMap::new();
         for (role, buf) in roles.iter_mut().enumerate().take(self.roles) {
             let place = tile.places[role];
@@ -159,7 +159,7 @@ pub(super) fn sums(parts: &Parts<'_>) -> Vec<[u64; ROLES]> {
     parts.iter().map(|part| part.each_ref().map(|role| crc64(role))).collect()
 }
 
-/// What one segment of an update has of the caller's.
+/// The caller's data for one segment of an update.
 #[derive(Debug)]
 pub(super) struct SegmentInputs<'a> {
     pub(super) grads: &'a [u8],
@@ -169,7 +169,7 @@ pub(super) struct SegmentInputs<'a> {
     pub(super) factors: Factors,
 }
 
-/// Updates a segment. Gives the sums of what was there, and of what is.
+/// Updates a segment. Returns the checksums of the old and of the new bytes.
 pub(super) fn update(
     state: [&mut [u8]; ROLES],
     given: SegmentInputs<'_>,

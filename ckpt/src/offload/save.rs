@@ -26,23 +26,22 @@ struct ReadyFiles {
 }
 
 impl Checkpoints {
-    /// Saves a state that is kept on a disk: its files become files of the step by a hard link,
-    /// where they cannot by sharing their blocks, and where neither works by a copy, which is
-    /// verified. Nothing is summed but what is copied. What is saved is what
-    /// [`Offload::generation`] tells; it is made durable first.
+    /// Saves a state on a disk: its files become files of the step by a hard link, otherwise by a
+    /// reflink, otherwise by a copy, which is verified. Only copies need new checksums. The current
+    /// [`Offload::generation`] is saved; it is made durable first.
     ///
-    /// Each file goes the cheapest way that there is for it: of several disks one at most has the
-    /// checkpoints too. Returns the most expensive method that was used; all are logged. `together`
-    /// is as for [`Checkpoints::save_together`], where the plan has several writers, of which this
-    /// is the one with the number of the state's rank.
+    /// Each file uses its cheapest available method: at most one of several disks also has the
+    /// checkpoints. Returns the most expensive method used; all are logged. `together` is as for
+    /// [`Checkpoints::save_together`] if the plan has several writers; this process is then the
+    /// writer with the state's rank.
     ///
     /// # Errors
-    /// As [`Checkpoints::save`]; [`Error::BadInput`] for a state in memory, of which
-    /// [`Offload::held`] gives the bytes; for blocks of another length than these checkpoints have,
-    /// and for packed ones.
+    /// As [`Checkpoints::save`]; [`Error::BadInput`] for a state in memory, whose bytes
+    /// [`Offload::held`] returns, for another block length than these checkpoints have, and for
+    /// packed checkpoints.
     ///
     /// # Panics
-    /// If the plan has several writers and nothing is said of them.
+    /// If the plan has several writers and `together` is `None`.
     pub fn save_offloaded(
         &self,
         step: u64,
@@ -74,7 +73,7 @@ impl Checkpoints {
             let bytes = ByteSize(took.iter().map(|(_, bytes)| bytes).sum());
             log::info!("step {step}: {count} files of the state, {bytes}, are part of it by {way}");
         }
-        // A rank may have nothing that is saved.
+        // A rank may have nothing to save.
         Ok((report, ways.last().map_or(ready.prefer, |(dearest, _)| *dearest)))
     }
 
@@ -159,7 +158,7 @@ impl PreparedFiles for ReadyFiles {
         let put = |(file, work): (&FileForm, &Arc<dyn InPlaceFile>), _: &mut IoBuffer| {
             self.put_one(steps, &folder.join(&file.name)?, (file, &**work))
         };
-        // Copies of several disks need not wait for one another.
+        // Copies from several disks run in parallel.
         let threads = self.form.plan.folders().min(COPIES_MAX);
         let mut parts = Vec::new();
         let mut names = Vec::new();

@@ -14,7 +14,7 @@ const SLOT: &str = "slot-";
 /// Files that are made durable at the same time.
 const SYNCS_MAX: usize = 16;
 
-/// Five seconds together: requests in flight have ended long before.
+/// Five seconds in total: requests in flight have ended long before.
 const LOOKS_MAX: usize = 200;
 
 /// All files of a generation, open and locked.
@@ -58,8 +58,8 @@ impl GenerationFiles {
         for file in &form.files {
             let Folder { store, key } = &folders[file.disk];
             let key = key.join(&own)?.join(&file.name)?;
-            // The folder is ours: a process that was killed has had it, and the kernel still reads
-            // for it.
+            // The folder is ours: a killed process had it, and the kernel still completes its
+            // reads.
             let work = patiently(LOOKS_MAX, || store.open_in_place(&key))?;
             files.push(work);
         }
@@ -72,7 +72,7 @@ impl GenerationFiles {
         parallel_io::each(self.files.iter().collect(), SYNCS_MAX, sync).map(drop)
     }
 
-    /// Refuses files that were removed: what is written to them would be lost with this process.
+    /// Rejects files that were removed: data written to them would be lost with this process.
     pub(super) fn check_there(&self) -> Result<()> {
         for file in &self.files {
             if file.names()? == 0 {

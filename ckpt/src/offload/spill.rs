@@ -1,16 +1,16 @@
-//! Bytes that leave memory until they are needed: what a step computes early and uses late.
+//! Spill: bytes that are moved from memory to disk until they are needed.
 //!
-//! The inputs of a network's layers are made on the way there and used on the way back, the last
-//! first. What is [`Spill::put`] is copied into one of a few buffers and written behind the caller,
-//! the oldest first; [`SpillHandle::take`] finds it in a buffer still, or read ahead because it was
-//! announced ([`SpillHandle::expect`]), or reads it there and then. So memory is bounded by the
-//! buffers and the disk works while the step computes.
+//! The inputs of a network's layers are produced in the forward pass and used in the backward pass,
+//! the last first. [`Spill::put`] copies them into one of a few buffers, which are written in the
+//! background, the oldest first. [`SpillHandle::take`] finds them in a buffer, still there or
+//! prefetched after [`SpillHandle::expect`], or reads them synchronously. So memory is bounded by
+//! the buffers, and the disk works while the step computes.
 //!
-//! The files have no name, nothing is synced and nothing outlives the process: a run goes on from
+//! The files are anonymous, nothing is synced and nothing outlives the process: a run resumes from
 //! its checkpoints. The checksum of each extent stays in memory and is compared when it is read.
-//! After an error nothing goes on: every later call fails.
+//! After an error every later call fails.
 //!
-//! `space` has the places in files, `extents` what is where and what is to be done next.
+//! `space` allocates ranges of files, `extents` tracks where each extent is and what to do next.
 
 mod extents;
 mod space;
@@ -27,17 +27,17 @@ use extents::{ExtentState, ExtentTask, Extents, SpillExtent};
 use space::{FileRange, SpaceMap};
 use storage::{Zeros, crc64};
 
-/// How much memory and how many requests it takes.
+/// Limits of memory and requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpillOptions {
-    /// Bytes under one checksum, which are written and read at once. Default: 4 MiB. Less than a
-    /// page is one.
+    /// Bytes under one checksum, written and read at once. Default: 4 MiB. Minimum: one page; less
+    /// counts as that.
     pub extent_bytes: usize,
-    /// Buffers of so many bytes, half of which are for what is read ahead. Default: 16. Less than
-    /// two is two.
+    /// Buffers of `extent_bytes`, half of which are for prefetch. Default: 16. Minimum: 2; less
+    /// counts as that.
     pub buffers: usize,
-    /// Threads that write and read, for each folder. Default: 4, which have 16 MiB on their way: a
-    /// device of 7 GB/s has them for 2.3 ms. Less than one is one.
+    /// Threads that write and read, per folder. Default: 4, with 16 MiB in flight: 2.3 ms of work
+    /// for a device of 7 GB/s. Minimum: 1; less counts as that.
     pub threads: usize,
 }
 
@@ -48,7 +48,7 @@ impl Default for SpillOptions {
 }
 
 impl SpillOptions {
-    /// The most memory that it takes, however much is away.
+    /// The memory limit, however much is spilled.
     #[must_use]
     pub fn memory_bytes(self) -> u64 {
         self.buffers as u64 * self.buffer_bytes() as u64
@@ -71,24 +71,24 @@ impl SpillOptions {
     }
 }
 
-/// What was moved since it was opened.
+/// Bytes moved since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpillReport {
-    /// Bytes that were given away.
+    /// Bytes put.
     pub put_bytes: u64,
-    /// Bytes of them that were written; the rest was taken before.
+    /// Bytes of them that were written; the others were taken before.
     pub write_bytes: u64,
-    /// Bytes that were read ahead of their need.
+    /// Bytes that were prefetched.
     pub read_bytes: u64,
-    /// Bytes that were read by who needed them.
+    /// Bytes that were read synchronously.
     pub late_bytes: u64,
-    /// What all buffers take.
+    /// Memory of all buffers.
     pub memory_bytes: u64,
-    /// What all files take.
+    /// Space of all files.
     pub disk_bytes: u64,
 }
 
-/// Files that bytes are moved away to.
+/// The files and threads of a spill.
 pub struct Spill {
     shared: Arc<SpillShared>,
     threads: Vec<JoinHandle<()>>,
@@ -102,7 +102,7 @@ impl fmt::Debug for Spill {
 
 struct SpillShared {
     options: SpillOptions,
-    /// One a folder; extents take turns among them.
+    /// One per folder; extents alternate among them.
     spaces: Vec<SpaceMap>,
     extents: Mutex<Extents>,
     /// Something was put, taken, written, read or announced, or has failed.
@@ -110,11 +110,12 @@ struct SpillShared {
 }
 
 impl Spill {
-    /// In folders that others may use too, each with so many threads; extents are spread over them.
+    /// Opens a spill in folders, which may be shared, with `threads` threads each; extents are
+    /// spread over them.
     ///
     /// # Errors
     /// [`Error::BadInput`] for no folder; [`storage::Error::Unsupported`] within [`Error::Storage`]
-    /// from a store that has no such files; what it says else.
+    /// from a store without anonymous files; other errors of the store.
     pub fn open(folders: Vec<Folder>, options: SpillOptions) -> Result<Self> {
         let options = options.checked();
         if folders.is_empty() {
@@ -137,15 +138,15 @@ impl Spill {
         Ok(spill)
     }
 
-    /// Gives bytes away. Waits for the disk if all buffers are full of what is not written yet.
+    /// Spills bytes. Waits for the disk if all buffers hold unwritten data.
     ///
     /// # Errors
-    /// [`storage::Error::NoSpace`] within [`Error::Storage`] if the disk is full, also for what was
-    /// put before; [`storage::Error::Poisoned`] there after another error; what the store says.
+    /// [`storage::Error::NoSpace`] within [`Error::Storage`] if the disk is full, also for bytes
+    /// put before; [`storage::Error::Poisoned`] there after another error; errors of the store.
     pub fn put(&self, bytes: &[u8]) -> Result<SpillHandle> {
         let shared = &self.shared;
         let (extents, len) = (VecDeque::new(), bytes.len());
-        // Dropped by an error, it gives back what was put of it.
+        // On an error, its drop frees the part that was put.
         let mut away = SpillHandle { shared: Arc::clone(shared), extents, len };
         for part in bytes.chunks(shared.options.extent_bytes) {
             let mut buffer = shared.buffer()?;
@@ -159,7 +160,7 @@ impl Spill {
         Ok(away)
     }
 
-    /// What was moved so far.
+    /// Bytes moved so far.
     #[must_use]
     pub fn report(&self) -> SpillReport {
         let disk_bytes = self.shared.spaces.iter().map(SpaceMap::bytes).sum();
@@ -172,16 +173,16 @@ impl Drop for Spill {
         self.shared.lock().is_closing = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has said so, to whoever waited for it.
+            // A thread that panicked has reported it to its waiters.
             let _ = thread.join();
         }
     }
 }
 
-/// Bytes that were put somewhere. Dropped, they are given up.
+/// Handle of spilled bytes. Drop discards them.
 pub struct SpillHandle {
     shared: Arc<SpillShared>,
-    /// Those that are left of it, in their order.
+    /// Its remaining extents, in order.
     extents: VecDeque<u64>,
     len: usize,
 }
@@ -193,20 +194,20 @@ impl fmt::Debug for SpillHandle {
 }
 
 impl SpillHandle {
-    /// Tells that they are needed next, after all that was announced before: they are read as
-    /// buffers become free.
+    /// Announces that they are needed next, after all that was announced before: they are
+    /// prefetched as buffers become free.
     pub fn expect(&self) {
         let numbers: Vec<u64> = self.extents.iter().copied().collect();
         self.shared.lock().expect(&numbers, self.shared.options);
         self.shared.changed.notify_all();
     }
 
-    /// Takes them back.
+    /// Reads them back.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the disk gives other bytes than were written; [`Error::BadRequest`]
+    /// [`Error::Corrupt`] if the disk returns other bytes than were written; [`Error::BadRequest`]
     /// for memory of another length; [`storage::Error::Poisoned`] within [`Error::Storage`] after
-    /// another error; what the store says.
+    /// another error; errors of the store.
     pub fn take(mut self, into: &mut [u8]) -> Result<()> {
         if into.len() != self.len {
             return Err(Error::BadRequest {
@@ -239,7 +240,7 @@ impl Drop for SpillHandle {
                 }
                 Some(ExtentState::Both(buffer, place)) => self.shared.give(buffer, Some(place)),
                 Some(ExtentState::Disk(place)) => self.shared.free(place),
-                // Taken, or given back by the thread that reads it.
+                // Taken, or freed by the thread that reads it.
                 Some(ExtentState::Reading) | None => {}
             }
         }
@@ -300,7 +301,7 @@ impl SpillShared {
         Ok(())
     }
 
-    /// Lets nothing go on after an error that is told here.
+    /// Makes all later calls fail after an error that is returned here.
     fn fail(&self, error: &Error) {
         let first = storage::Error::Poisoned { object: self.name(), first: error.to_string() };
         self.lock().fail(first.into());
@@ -317,7 +318,7 @@ impl SpillShared {
         self.spaces[place.disk()].give(place);
     }
 
-    /// What a thread does.
+    /// Main loop of a thread.
     fn work(&self) {
         let _watch = PanicGuard(self);
         let mut extents = self.lock();
@@ -365,7 +366,7 @@ fn whole_pages(len: usize) -> usize {
     len.next_multiple_of(ALIGN_BYTES as usize)
 }
 
-/// Tells those who wait for a thread that it has panicked.
+/// Reports a panic of a thread to its waiters.
 struct PanicGuard<'a>(&'a SpillShared);
 
 impl Drop for PanicGuard<'_> {

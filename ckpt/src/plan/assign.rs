@@ -1,4 +1,4 @@
-//! What is there to be written, and which of those who have it write it.
+//! Determines the regions to be written, and which of their holders writes each.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// Pieces of tensors begin at such multiples where rows are too long to be kept whole.
 const CUT_ALIGN_BYTES: u64 = 4096;
 
-/// Part of a tensor that one writer or several have.
+/// Part of a tensor that one or several writers hold.
 #[derive(Debug)]
 pub(crate) struct HeldTensor {
     pub(crate) tensor: usize,
@@ -29,7 +29,7 @@ impl HeldTensor {
     }
 }
 
-/// The elements `start..` of a source up to those of the next cut, and who writes them.
+/// The elements `start..` of a source up to the next split, and their writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriterShare {
     pub(crate) start: u64,
@@ -37,8 +37,8 @@ pub(crate) struct WriterShare {
     pub(crate) holder: usize,
 }
 
-/// All there is to be written: disjoint parts that cover every tensor, tensor after tensor, and in
-/// the order of their first elements.
+/// All regions to be written: disjoint, covering every tensor, tensor by tensor, in the order of
+/// their first elements.
 pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<HeldRegion>]) -> Result<Vec<HeldTensor>> {
     let mut of_tensor: Vec<Vec<(Region, u32, u32)>> = specs.iter().map(|_| Vec::new()).collect();
     for (writer, holdings) in held.iter().enumerate() {
@@ -51,7 +51,7 @@ pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<HeldRegion>]) -> Result<
                 let why = format!("{region:?} is not within shape {:?}", spec.shape);
                 return bad(format!("{} ({})", spec.label(), what()), why);
             }
-            // A writer may have nothing of a tensor that has elements, such as rows of padding.
+            // A writer may hold an empty part of a non-empty tensor, such as rows of padding.
             if region.elements() != Some(0) || spec.bytes() == Some(0) {
                 let place = (writer as u32, number as u32); // fits: far fewer than 2^32 in memory
                 // Of nothing there is one part, however it is cut.
@@ -69,7 +69,7 @@ pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<HeldRegion>]) -> Result<
     Ok(sources)
 }
 
-/// The different parts of one tensor, with all who have them.
+/// The distinct regions of one tensor, with all their holders.
 fn merge_replicas(
     tensor: usize,
     spec: &TensorSpec,
@@ -96,7 +96,7 @@ fn merge_replicas(
     if is_tiled(spec, &sources) {
         return Ok(sources);
     }
-    // Perhaps the first writers have all of it, and later ones have it again in other parts.
+    // The first writers may cover the tensor, and later ones hold it again in other regions.
     let total = spec.bytes().unwrap_or(0);
     let mut firsts: Vec<(u32, usize)> =
         sources.iter().enumerate().map(|(place, source)| (source.holders[0].0, place)).collect();
@@ -134,12 +134,12 @@ fn is_tiled(spec: &TensorSpec, sources: &[HeldTensor]) -> bool {
     tile(&spec.shape, &parts)
 }
 
-/// Who writes what, so that all write about as many bytes. Gives the cuts of every source, in
+/// Assigns writers so that all write about as many bytes. Returns the splits of every source, in
 /// order; the first is at 0.
 ///
-/// Sources with the same holders are laid end to end, and each holder takes one stretch of them,
-/// so that few are cut. Those with few holders come first: whoever has much of them takes less of
-/// what more writers have.
+/// Sources with the same holders are concatenated, and each holder takes one stretch of them, so
+/// that few are split. Those with few holders come first: a writer with many such bytes takes less
+/// of the sources with more holders.
 pub(crate) fn share(
     sources: &[HeldTensor],
     writers: usize,
@@ -173,7 +173,7 @@ pub(crate) fn share(
     cuts
 }
 
-/// What each load is to be given of `total`, so that the least are raised to one level.
+/// Distributes `total` over the loads so that the least are raised to one level.
 fn level(loads: &[u64], total: u64) -> Vec<u64> {
     let mut order: Vec<usize> = (0..loads.len()).collect();
     order.sort_by_key(|&place| loads[place]);
@@ -241,8 +241,8 @@ impl ReplicaStretch<'_> {
     }
 }
 
-/// How many of the bytes from `start` on are taken by one who has room for some: a multiple of
-/// rows, unless those are long, and neither a crumb nor all but a crumb.
+/// The number of bytes from `start` on for a writer with `room` left: a multiple of rows, unless
+/// those are long, and neither very few bytes nor all but very few.
 fn cut_after(source: &HeldTensor, start: u64, room: u64, cut_bytes_min: u64) -> u64 {
     let left = source.bytes() - start;
     if left < 2 * cut_bytes_min {

@@ -4,12 +4,12 @@ use crate::spec::TensorSpec;
 use crate::{Chunk, Codec, Error, Result, TensorEntry};
 use storage::FileEntry;
 
-/// What the writers of a plan wrote: for each the files, in the order of the plan, and the chunks
-/// of each file.
+/// The output of all writers of a plan: for each the files, in plan order, and the chunks of each
+/// file.
 pub(crate) type WriterFiles = Vec<Vec<(FileEntry, Vec<Chunk>)>>;
 
-/// What all writers wrote, as a manifest lists it. The parts may come from other processes, so they
-/// are compared with the plan.
+/// Merges the output of all writers into manifest entries. The parts may come from other processes,
+/// so they are compared with the plan.
 pub(crate) fn merge_parts(
     plan: &SavePlan,
     codec: Option<Codec>,
@@ -42,7 +42,7 @@ pub(crate) fn merge_parts(
                 return bad(writer, got, format!("{}", shard.pieces.len()));
             }
             for (piece, chunk) in shard.pieces.iter().zip(in_file) {
-                // Where a packed chunk begins follows from what those before it have come to.
+                // The offset of a packed chunk depends on the packed lengths of those before it.
                 let offset = if codec.is_some() { chunk.offset } else { piece.offset };
                 let due = (&path, offset, piece.bytes.len() as u64);
                 if (&chunk.file, chunk.offset, chunk.bytes) != due

@@ -1,9 +1,9 @@
-//! Who writes which bytes into which file. Pure: every process that knows what all of them hold
-//! computes the same plan.
+//! Save plan: which writer writes which bytes into which file. Pure: every process that knows the
+//! regions held by all of them computes the same plan.
 //!
-//! `assign` divides what several writers hold so that all write about as many bytes; `pack` fills
-//! the files of each writer; `merge` joins the catalogs of the writers. Tensors keep the order in
-//! which they are given, so that tensors of one layer stay adjacent.
+//! `assign` divides replicated regions so that all writers write about as many bytes; `pack` fills
+//! the files of each writer; `merge` joins the catalogs of the writers. Tensors keep the given
+//! order, so that tensors of one layer stay adjacent.
 
 mod assign;
 mod pack;
@@ -20,14 +20,14 @@ use storage::Crc64;
 
 pub(crate) use pack::spread;
 
-/// What a plan may do. All writers must have the same.
+/// Limits of a plan. All writers must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanLimits {
     /// Bytes of tensors in one file. A row that is larger gets a file of its own. Default: 4 GiB.
     pub shard_bytes_max: u64,
-    /// What several writers hold is not cut into pieces of less than about this. Smaller pieces
-    /// spread the bytes more evenly, and cost more requests. Default: 1 MiB. Minimum: 1.
+    /// Replicated regions are not split into pieces smaller than about this. Smaller pieces spread
+    /// the bytes more evenly, but cost more requests. Default: 1 MiB. Minimum: 1.
     pub cut_bytes_min: u64,
     /// Bytes of a header's JSON. Default: 50 MB, half of what stock readers take, so that no
     /// estimate can miss it.
@@ -58,18 +58,18 @@ impl Default for PlanLimits {
     }
 }
 
-/// Part of a tensor as it lies in one file: an entry of its header, and a chunk of the manifest.
+/// Part of a tensor in one file: an entry of its header, and a chunk of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedChunk {
-    /// Which of the model's tensors.
+    /// Index of the tensor in the model.
     pub tensor: usize,
-    /// Which piece of it, in the order of their first elements.
+    /// Index of the piece in the tensor, in the order of their first elements.
     pub k: usize,
-    /// Which part of it.
+    /// The region of the tensor.
     pub region: Region,
-    /// In which of its writer's holdings it lies.
+    /// Index of the writer's held region that contains it.
     pub holding: usize,
-    /// Its bytes, within those of the holding.
+    /// Its bytes, within those of the held region.
     pub bytes: Range<usize>,
     /// Its first byte in the file. Between the end of one piece and the next are zeros.
     pub offset: u64,
@@ -80,7 +80,7 @@ pub struct PlannedChunk {
 pub struct Shard {
     /// Its name.
     pub file: String,
-    /// Which of its writer's folders it is meant for, counted from 0.
+    /// Index of its writer's folder, counted from 0.
     pub folder: usize,
     /// Length prefix, JSON and padding: all that comes before the first tensor.
     pub header: Vec<u8>,
@@ -97,7 +97,7 @@ impl Shard {
     }
 }
 
-/// All that a plan follows from: whoever has it makes the same plan.
+/// The inputs of a plan: every process with the same inputs makes the same plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavePlanInputs {
@@ -106,14 +106,14 @@ pub(crate) struct SavePlanInputs {
     limits: PlanLimits,
 }
 
-/// Which writer writes what. It knows nothing of a step, so it serves every save of a run.
+/// Which writer writes what. It does not depend on the step, so it serves every save of a run.
 #[derive(Debug)]
 pub struct SavePlan {
     recipe: SavePlanInputs,
-    /// The recipe as text, once somebody wants it.
+    /// The inputs as text, once they are needed.
     text: OnceLock<Vec<u8>>,
     shards: Vec<Vec<Shard>>,
-    /// Bytes of each holding of each writer.
+    /// Bytes of each held region of each writer.
     held_bytes: Vec<Vec<u64>>,
     /// Pieces of each tensor.
     chunks: Vec<usize>,
@@ -121,10 +121,10 @@ pub struct SavePlan {
 }
 
 impl SavePlan {
-    /// Plans a save of the model's tensors by writers of which each holds a part. What several
-    /// writers hold is written once. The parts of a tensor that the writers hold must be equal or
-    /// disjoint, and have all of it; writers at the end of the list may hold it once more in other
-    /// parts, as the last pipeline stage holds a tied embedding.
+    /// Plans a save of the model's tensors by writers that each hold a part. Replicated regions are
+    /// written once. The regions of a tensor that the writers hold must be equal or disjoint, and
+    /// cover it; writers at the end of the list may hold it once more in other regions, as the last
+    /// pipeline stage holds a tied embedding.
     ///
     /// # Errors
     /// [`Error::BadInput`] names the tensor that cannot be saved, and the writer.
@@ -151,14 +151,14 @@ impl SavePlan {
         Ok(SavePlan { recipe, text: OnceLock::new(), shards, held_bytes, chunks, fingerprint })
     }
 
-    /// What another process makes the same plan of, in JSON.
+    /// The inputs in JSON, from which another process makes the same plan.
     pub(crate) fn recipe_text(&self) -> &[u8] {
         self.text.get_or_init(|| {
             serde_json::to_vec(&self.recipe).expect("strings, numbers and lists always serialize")
         })
     }
 
-    /// What a writer puts into its files, piece by piece in the order of their places there.
+    /// The bytes of a writer's files, piece by piece in file order.
     ///
     /// # Errors
     /// As [`SavePlan::check_held`].
@@ -183,10 +183,10 @@ impl SavePlan {
         self.shards[writer].iter().flat_map(|shard| &shard.pieces)
     }
 
-    /// Refuses memory that is not as long as what the writer holds.
+    /// Rejects memory of another length than the writer's held regions.
     ///
     /// # Errors
-    /// [`Error::BadInput`] names the holding.
+    /// [`Error::BadInput`] names the held region.
     ///
     /// # Panics
     /// If there is no such writer.
@@ -255,26 +255,27 @@ impl SavePlan {
         self.chunks.iter().sum()
     }
 
-    /// Folders that the files of each writer are meant for.
+    /// Number of folders for the files of each writer.
     pub(crate) fn folders(&self) -> usize {
         self.recipe.limits.folders.max(1) as usize
     }
 
-    /// A hash of all that the plan follows from. Writers with the same have the same plan.
+    /// A hash of the plan's inputs. Writers with the same hash have the same plan.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 }
 
-/// The plan of the last save, for the next one: the structure of a run does not change.
+/// Caches the plan of the last save: the structure of a run does not change.
 #[derive(Debug, Default)]
 pub struct PlanCache {
     last: Mutex<Option<Arc<SavePlan>>>,
 }
 
 impl PlanCache {
-    /// The plan of [`SavePlan::new`], made only if it is not that of the call before.
+    /// The plan of [`SavePlan::new`], computed only if the inputs differ from those of the last
+    /// call.
     ///
     /// # Errors
     /// As there.
@@ -296,13 +297,13 @@ impl PlanCache {
         Ok(plan)
     }
 
-    /// The same of a recipe.
+    /// The same for plan inputs.
     pub(crate) fn plan_of(&self, recipe: &SavePlanInputs) -> Result<Arc<SavePlan>> {
         self.plan(&recipe.specs, &recipe.held, recipe.limits)
     }
 }
 
-/// A hash of everything that a plan follows from.
+/// A hash of the plan inputs.
 fn fingerprint(specs: &[TensorSpec], held: &[Vec<HeldRegion>], limits: PlanLimits) -> u64 {
     let mut bytes = Vec::new();
     let mut sum = Crc64::new();
@@ -323,7 +324,7 @@ fn fingerprint(specs: &[TensorSpec], held: &[Vec<HeldRegion>], limits: PlanLimit
         for HeldRegion { tensor, region } in writer {
             put(&mut bytes, [*tensor as u64, region.spans.len() as u64]);
             put(&mut bytes, region.spans.iter().flat_map(|span| [span.start, span.len]));
-            // An empty range is none, and no range ends before it begins.
+            // A region without a range: no range ends before it begins.
             let flat = region.flat.clone().unwrap_or(Range { start: 1, end: 0 });
             put(&mut bytes, [flat.start, flat.end]);
         }

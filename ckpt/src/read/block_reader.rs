@@ -1,6 +1,5 @@
-//! Reads of blocks, each checked against its checksum before anybody sees it. A block comes
-//! straight into the caller's memory where the device can put it there, else by one copy, with
-//! which it is summed.
+//! Reads blocks and verifies each before it is returned. A block is read directly into the caller's
+//! memory if the device can do that, otherwise by one copy, which also computes the checksum.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,33 +12,34 @@ use storage::{Crc64, Object, RangeRead, crc64};
 /// Reads in flight per thread: four blocks of the default size, or that many bytes of small ones.
 const BATCH_BYTES_MAX: usize = 16 << 20;
 
-/// Small tensors in one batch: enough for every queue a device has.
+/// Reads in one batch of small tensors: enough for every device queue.
 const BATCH_READS_MAX: usize = 256;
 
-/// Reading so much that nobody wants costs less than another request does.
+/// Gap that is read along: up to this, unneeded bytes cost less than another request.
 const GAP_BYTES_MAX: usize = 16 << 10;
 
-/// A longer read is not slower for being cut, and then its parts are checked while others come.
+/// Longest coalesced read: a longer one is not slower if split, and its parts are verified while
+/// others are read.
 const JOINED_BYTES_MAX: usize = 1 << 20;
 
-/// What scratch space is aligned to: as much as any device asks of memory.
+/// Alignment of scratch space, enough for any device.
 const PAGE_BYTES: usize = 4096;
 
-/// What is copied and summed at a time.
+/// Bytes copied and checksummed at a time.
 const COPY_BYTES: usize = 256 << 10;
 
-/// Bytes with a checksum of their own, and where they go.
+/// A block with its checksum, and its destination.
 #[derive(Debug)]
 pub(crate) struct ChecksumBlock<'a> {
     pub(crate) object: &'a dyn Object,
     pub(crate) offset: u64,
     pub(crate) crc64: u64,
     pub(crate) into: BlockDestination<'a>,
-    /// How it is stored, if it is not as it is.
+    /// Its packed form, if it is packed.
     pub(crate) packed: Option<PackedBlock>,
 }
 
-/// What is stored of a block that is packed.
+/// The stored form of a packed block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedBlock {
     pub(crate) dtype: Dtype,
@@ -54,20 +54,20 @@ impl ChecksumBlock<'_> {
     }
 }
 
-/// Where a block goes.
+/// Destination of a block.
 #[derive(Debug)]
 pub(crate) enum BlockDestination<'a> {
-    /// To the caller.
+    /// The caller's buffer.
     Buffer(&'a mut [u8]),
-    /// Nowhere: so many bytes are read to be checked only.
+    /// None: this many bytes are read only to be verified.
     Nowhere(usize),
-    /// To a visitor, after they have been checked.
+    /// A visitor, after verification.
     Visitor { len: usize, visitor: &'a dyn Visitor, tag: [usize; 2] },
 }
 
-/// Who takes blocks from scratch space, on whatever thread read them.
+/// Receives blocks from scratch space, on the thread that read them.
 pub(crate) trait Visitor: Sync + fmt::Debug {
-    /// Takes a block; `at` is what was said of it when it was asked for.
+    /// Receives a block; `at` is the tag of its request.
     fn visit(&self, at: [usize; 2], bytes: &[u8]);
 }
 
@@ -80,13 +80,14 @@ impl BlockDestination<'_> {
     }
 }
 
-/// Reads and checks all blocks. Blocks of one object should stand together, in the order of their
-/// offsets. Each thread holds at most one batch; beyond one, there are twice as many as `threads`.
+/// Reads and verifies all blocks. Blocks of one object should be adjacent, in the order of their
+/// offsets. Each thread holds at most one batch; with more than one, there are twice as many as
+/// `threads`.
 pub(crate) fn fetch(blocks: Vec<ChecksumBlock<'_>>, threads: usize) -> Result<()> {
     fetch_counted(blocks, threads, &AtomicU64::new(0))
 }
 
-/// The same for somebody who watches: to `came` is added what was read and is whole.
+/// The same with progress: `came` is incremented by the verified bytes.
 pub(crate) fn fetch_counted(
     blocks: Vec<ChecksumBlock<'_>>,
     threads: usize,
@@ -108,7 +109,8 @@ pub(crate) fn fetch_counted(
         bytes += len;
         batches.last_mut().expect("pushed above if there was none").push(block);
     }
-    // While one of two waits for the device, the other sums. One alone keeps the order.
+    // While one of two threads waits for the device, the other computes checksums. A single thread
+    // keeps the order.
     let threads = if threads > 1 { 2 * threads } else { threads };
     parallel_io::each(batches, threads, |batch, scratch| {
         let bytes: usize = batch.iter().map(ChecksumBlock::stored_bytes).sum();
@@ -177,11 +179,11 @@ fn fetch_batch(batch: Vec<ChecksumBlock<'_>>, scratch: &mut IoBuffer) -> Result<
     Ok(())
 }
 
-/// What unpacks the blocks of a batch.
+/// Unpacks the blocks of a batch.
 #[derive(Default)]
 struct Unpacking {
     unpacker: Unpacker,
-    /// A block that goes to nobody's buffer.
+    /// A block without a caller's buffer.
     block: Vec<u8>,
 }
 
@@ -216,13 +218,13 @@ impl Unpacking {
     }
 }
 
-/// How far an address and an offset are from lying to a page in the same way.
+/// Difference of an address and an offset, modulo a page.
 fn phase_of(buf: &[u8], offset: u64) -> usize {
     // fits: of the offset only the place in a page counts.
     (buf.as_ptr() as usize).wrapping_sub((offset % PAGE_BYTES as u64) as usize)
 }
 
-/// Sums bytes while they are in the cache that the copy left them in.
+/// Copies bytes, and computes their checksum while they are cached.
 fn copy_and_sum(from: &[u8], into: &mut [u8]) -> u64 {
     let mut sum = Crc64::new();
     for (from, into) in from.chunks(COPY_BYTES).zip(into.chunks_mut(COPY_BYTES)) {
@@ -236,12 +238,12 @@ fn copy_and_sum(from: &[u8], into: &mut [u8]) -> u64 {
 struct CoalescedRead {
     offset: u64,
     len: usize,
-    /// In the scratch space, to a page as the offset is to one.
+    /// Its place in the scratch space, with the same offset in a page.
     place: usize,
 }
 
 impl CoalescedRead {
-    /// Adds a block to the last read, or to a new one. Gives its place in the scratch space.
+    /// Adds a block to the last read, or to a new one. Returns its place in the scratch space.
     fn add(reads: &mut Vec<CoalescedRead>, offset: u64, len: usize) -> usize {
         let mut free = 0;
         if let Some(last) = reads.last_mut() {

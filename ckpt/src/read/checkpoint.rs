@@ -8,22 +8,22 @@ use crate::read::block_reader::{BlockDestination, ChecksumBlock, PackedBlock};
 use crate::{Chunk, Dtype, Error, Group, Region, RegionRequest, Result, Span, TensorEntry};
 use storage::{Key, Manifest, Object, Storage, crc64, read_all};
 
-/// The commit record of a step.
+/// The manifest of a step.
 pub(crate) const MANIFEST: &str = "MANIFEST.json";
 
 /// The length of every object below a folder. Links are not followed by a listing, so what a link
 /// points to is not in it.
 pub(crate) type Listing = HashMap<Key, u64>;
 
-/// A complete step, opened for reading. Every byte that it gives has passed its checksum.
+/// A complete step, opened for reading. Every byte that it returns has passed its checksum.
 pub struct Checkpoint {
     pub(crate) store: Arc<dyn Storage>,
     pub(crate) folder: Key,
     pub(crate) catalog: Catalog,
-    /// The sum of its manifest, and so of all that it says.
+    /// The checksum of its manifest, and so of all its contents.
     pub(crate) manifest_crc64: u64,
     pub(crate) threads: usize,
-    /// Bytes that reads have brought so far.
+    /// Bytes read so far.
     pub(crate) read_bytes: Arc<AtomicU64>,
 }
 
@@ -33,20 +33,20 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// A wish: fill `into` with a whole tensor.
+/// A request to read a whole tensor into `into`.
 #[derive(Debug)]
 pub struct TensorRead<'a> {
     /// The parameter's name.
     pub name: &'a str,
-    /// Which of its tensors.
+    /// The group of the tensor.
     pub group: Group,
     /// What to fill: [`TensorEntry::bytes`] long.
     pub into: &'a mut [u8],
 }
 
 impl Checkpoint {
-    /// Opens the folder of a step: reads its manifest, and looks whether every file is there and as
-    /// long as listed. `there` has the length of every object.
+    /// Opens the folder of a step: reads its manifest, and checks that every file exists with the
+    /// listed length. `there` has the length of every object.
     pub(crate) fn open(
         store: &Arc<dyn Storage>,
         folder: Key,
@@ -90,8 +90,7 @@ impl Checkpoint {
         Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads, read_bytes: came })
     }
 
-    /// Has its reads counted where another looks: to `came` is added what they bring, as it comes
-    /// and is found whole.
+    /// Counts its reads: `came` is incremented by the verified bytes, as they are read.
     #[must_use]
     pub fn counted(self, came: &Arc<AtomicU64>) -> Self {
         Checkpoint { read_bytes: Arc::clone(came), ..self }
@@ -103,13 +102,13 @@ impl Checkpoint {
         self.catalog.meta.step
     }
 
-    /// What the caller of [`Checkpoints::save`](crate::Checkpoints::save) gave with it.
+    /// The `meta` passed to [`Checkpoints::save`](crate::Checkpoints::save).
     #[must_use]
     pub fn meta(&self) -> &serde_json::Value {
         &self.catalog.meta.user
     }
 
-    /// All tensors, in the order in which they were given.
+    /// All tensors, in the order of the save.
     #[must_use]
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.catalog.meta.tensors
@@ -135,7 +134,7 @@ impl Checkpoint {
     /// The tensor of that name and group.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], which tells what there is instead.
+    /// [`Error::NoTensor`], with similar tensors.
     pub fn tensor(&self, name: &str, group: Group) -> Result<&TensorEntry> {
         self.catalog.tensor(name, group).ok_or_else(|| Error::NoTensor {
             object: self.display(),
@@ -148,7 +147,7 @@ impl Checkpoint {
     /// Reads a blob.
     ///
     /// # Errors
-    /// [`Error::NoBlob`], [`Error::Corrupt`], or what the store says.
+    /// [`Error::NoBlob`], [`Error::Corrupt`], or errors of the store.
     pub fn blob(&self, name: &str) -> Result<Vec<u8>> {
         let found = self.catalog.meta.blobs.iter().find(|blob| blob.name == name);
         let blob = found.ok_or_else(|| Error::NoBlob {
@@ -176,14 +175,13 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::NoTensor`], [`Error::BadRequest`] for a buffer of another length,
-    /// [`Error::Corrupt`] with file and offset, or what the store says. The buffer's contents are
+    /// [`Error::Corrupt`] with file and offset, or errors of the store. The buffer's contents are
     /// then unspecified.
     pub fn read_tensor(&self, name: &str, group: Group, into: &mut [u8]) -> Result<()> {
         self.read_tensors(vec![TensorRead { name, group, into }])
     }
 
-    /// Reads many whole tensors at once, in the order in which they lie in the files, straight into
-    /// the buffers.
+    /// Reads many whole tensors at once, in file order, directly into the buffers.
     ///
     /// # Errors
     /// As [`Checkpoint::read_tensor`].
@@ -197,8 +195,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads a box of a tensor, one span an axis, row-major, into a buffer of the box's bytes. Only
-    /// the blocks that the box touches are read, and all of them are checked.
+    /// Reads a box of a tensor, one span per axis, row-major, into a buffer of the box's bytes.
+    /// Only the blocks that the box touches are read, and all of them are verified.
     ///
     /// # Errors
     /// [`Error::BadRequest`] for a box that is not within the tensor, else as
@@ -219,7 +217,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Opens a listed file, which may have been cut since its step was opened.
+    /// Opens a listed file, which may have been truncated since its step was opened.
     pub(crate) fn open_file(&self, path: &str) -> Result<Arc<dyn Object>> {
         let file = self.catalog.file(path);
         let object = self.store.open(&self.folder.join(path)?)?;
@@ -234,11 +232,11 @@ impl Checkpoint {
     }
 }
 
-/// A block of a chunk, wherever it goes to.
+/// A block of a chunk, without its destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockSource {
     offset: u64,
-    /// As it is, not as it is stored.
+    /// Its unpacked length.
     pub(crate) bytes: u64,
     crc64: u64,
     packed: Option<PackedBlock>,
@@ -290,8 +288,9 @@ fn wrong_length(object: String, got: u64, file: &storage::FileEntry) -> Error {
     Error::Corrupt { object, offset: got.min(file.bytes), found: format!("{got} bytes"), expected }
 }
 
-/// The three tensors most like the one asked for: the same name in other groups first, then names
-/// by how much they share with it at both ends, as `layers.3.mlp` and `layers.4.mlp` do.
+/// The three tensors most similar to the requested one: the same name in other groups first, then
+/// by the length of the common prefix and suffix of names, as `layers.3.mlp` and `layers.4.mlp`
+/// have.
 fn nearest(tensors: &[TensorEntry], name: &str, group: Group) -> Vec<String> {
     let shared = |a: &str, b: &str| {
         let front = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();

@@ -1,9 +1,9 @@
-//! Reads of any parts of any tensors, wherever and in whatever parts they were saved.
+//! Reads any regions of any tensors, independently of how they were saved.
 //!
-//! A block is the unit of what is read, since it is what has a checksum. All wishes of a call are
-//! brought down to blocks first, so that each is read once, whoever and how many want parts of it.
-//! A block that one wish wants whole goes straight to the caller's memory; all others pass through
-//! scratch space, from where each wish gets its elements.
+//! The unit of a read is a block, since a block has a checksum. All requests of a call are first
+//! mapped to blocks, so that each block is read once, however many requests want parts of it. A
+//! block that one request wants whole is read directly into the caller's memory; others pass
+//! through scratch space, from which each request gets its elements.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -16,20 +16,20 @@ use crate::runs::each_run;
 use crate::{Chunk, Dtype, Error, Group, Region, Result, TensorEntry, TensorSpec};
 use storage::Object;
 
-/// A process may open 1,024 files unless it is told otherwise, and has others to open.
+/// Open files at once: a process may open 1,024 by default, and needs others.
 const FILES_OPEN_MAX: usize = 64;
 
-/// A block that is shorter is copied, so that many can be read by one request.
+/// Shorter blocks are copied, so that one request reads many of them.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
-/// A wish: fill `into` with a part of a tensor.
+/// A request to read a region of a tensor into `into`.
 #[derive(Debug)]
 pub struct RegionRequest<'a> {
     /// The parameter's name.
     pub name: &'a str,
-    /// Which of its tensors.
+    /// The group of the tensor.
     pub group: Group,
-    /// Which part of it.
+    /// The region of it.
     pub region: Region,
     /// What to fill: its elements, row-major.
     pub into: &'a mut [u8],
@@ -38,20 +38,20 @@ pub struct RegionRequest<'a> {
 /// What a [`Checkpoint::read`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadReport {
-    /// Bytes that the wishes took, each as often as it was wished for.
+    /// Bytes of all requests, counted once per request.
     pub wanted_bytes: u64,
-    /// Bytes of the blocks that were read and checked for them, as they are stored.
+    /// Bytes of the blocks read and verified for them, as stored.
     pub block_bytes: u64,
 }
 
 impl Checkpoint {
-    /// Fills many wishes at once: those of one process, or those of all processes of a node, which
-    /// then reads every block once, however many of them want parts of it. Only blocks that are
-    /// wanted are read, in the order in which they lie in the files, and all of them are checked.
+    /// Serves many requests at once: those of one process, or of all processes of a node, in which
+    /// case each block is read once for all of them. Only the needed blocks are read, in file
+    /// order, and all of them are verified.
     ///
     /// # Errors
     /// [`Error::NoTensor`]; [`Error::BadRequest`] for a region that is not within its tensor or a
-    /// buffer of another length; [`Error::Corrupt`] with file and offset; or what the store says.
+    /// buffer of another length; [`Error::Corrupt`] with file and offset; or errors of the store.
     /// The buffers' contents are then unspecified.
     pub fn read(&self, wants: Vec<RegionRequest<'_>>) -> Result<ReadReport> {
         let mut report = ReadReport::default();
@@ -83,11 +83,11 @@ impl Checkpoint {
         Ok(report)
     }
 
-    /// Refuses a checkpoint that is not of a model with just these tensors. Groups of which the
-    /// model has none are not looked at, so that weights can be loaded alone.
+    /// Rejects a checkpoint of a model with other tensors. Groups of which the model has none are
+    /// ignored, so that weights can be loaded alone.
     ///
     /// # Errors
-    /// [`Error::OtherModel`] lists what is missing, what there is besides, and what is different.
+    /// [`Error::OtherModel`] lists missing, extra and different tensors.
     pub fn check_against(&self, specs: &[TensorSpec]) -> Result<()> {
         let mut wanted = std::collections::HashSet::new();
         let (mut missing, mut different) = (Vec::new(), Vec::new());
@@ -170,32 +170,32 @@ fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> 
     Ok(())
 }
 
-/// A chunk of which something is wanted.
+/// A chunk that some request needs.
 #[derive(Debug)]
 struct ChunkUse<'a> {
     chunk: &'a Chunk,
     region: Region,
     dtype: Dtype,
     item_bytes: u64,
-    /// The wishes that want something of it.
+    /// The requests that need it.
     takers: Vec<usize>,
-    /// What happens to each of its blocks.
+    /// The use of each of its blocks.
     blocks: Vec<BlockUse>,
 }
 
-/// What happens to a block.
+/// How a block is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockUse {
     /// It is not read.
     Unread,
-    /// It is read to its place in the buffer of one wish, at this byte.
+    /// It is read directly into the buffer of one request, at this byte.
     Direct { request: usize, to: u64 },
-    /// It is read, and dealt out to all who want some of it.
+    /// It is read, and its elements are copied to the requests that need them.
     Dealt,
 }
 
 impl<'a> ChunkUse<'a> {
-    /// `None` if none of the wishes want anything of the chunk.
+    /// `None` if no request needs the chunk.
     fn new(
         tensor: &TensorEntry,
         chunk: &'a Chunk,
@@ -232,7 +232,7 @@ impl<'a> ChunkUse<'a> {
         self.used(block_bytes).map(|(_, _, source)| source.stored_bytes()).sum()
     }
 
-    /// The blocks that are read: number, usage, and where they are.
+    /// The blocks that are read: number, use, and source.
     fn used(&self, block_bytes: u64) -> impl Iterator<Item = (usize, BlockUse, BlockSource)> + '_ {
         let sources = blocks_of(self.chunk, self.dtype, block_bytes);
         let all = self.blocks.iter().zip(sources).enumerate();
@@ -271,7 +271,7 @@ fn block_range(chunk: &Chunk, block: usize, block_bytes: u64) -> Range<u64> {
     start..(start + block_bytes).min(chunk.bytes)
 }
 
-/// Marks the blocks that bytes of a chunk lie in.
+/// Marks the blocks that contain these bytes of a chunk.
 fn use_blocks(
     blocks: &mut [BlockUse],
     chunk: &Chunk,
@@ -293,7 +293,7 @@ fn use_blocks(
     }
 }
 
-/// Part of a wish's buffer that several blocks are dealt into.
+/// Part of a request's buffer that several blocks are copied into.
 #[derive(Debug)]
 struct ScatterArea<'a> {
     /// Its first byte within the buffer.
@@ -301,8 +301,8 @@ struct ScatterArea<'a> {
     bytes: Mutex<&'a mut [u8]>,
 }
 
-/// Splits the buffers of all wishes into what blocks are read into directly, in the order of the
-/// blocks, and into the areas between, for each of the wishes.
+/// Splits the buffers of all requests into the parts that blocks are read into directly, in block
+/// order, and the areas between them, per request.
 fn split_buffers<'a>(
     touched: &[ChunkUse<'_>],
     buffers: Vec<&'a mut [u8]>,
@@ -343,11 +343,11 @@ fn split_buffers<'a>(
     (directs.into_iter().map(|(_, direct)| direct).collect(), areas)
 }
 
-/// Hands the elements of blocks to all who want them.
+/// Copies the elements of blocks to the requests that need them.
 #[derive(Debug)]
 struct BlockScatter<'a, 'b> {
     touched: &'a [ChunkUse<'a>],
-    /// Of each wish.
+    /// Of each request.
     areas: &'a [Vec<ScatterArea<'b>>],
     regions: &'a [Region],
     block_bytes: u64,
@@ -364,10 +364,10 @@ impl Visitor for BlockScatter<'_, '_> {
             let mut held = None;
             let Ok(()) = each_run(&region, &self.regions[want], |run| {
                 let to = run.to * item_bytes;
-                // What lies side by side in a block and in the buffer lies in one area.
+                // Bytes adjacent in a block and in the buffer are in one area.
                 let place = areas.partition_point(|area| area.start <= to) - 1;
                 if held.as_ref().is_none_or(|(before, _)| *before != place) {
-                    // One area at a time, so nobody waits for two.
+                    // One lock at a time, so no thread waits for two.
                     drop(held.take());
                     let bytes = areas[place].bytes.lock().unwrap_or_else(PoisonError::into_inner);
                     held = Some((place, bytes));

@@ -1,8 +1,7 @@
-//! Steps that were read whole and found good, remembered beside them, so that no retention pass has
-//! to read them again.
+//! Marks of verified steps, stored beside them, so that no retention pass has to read them again.
 //!
-//! The mark of a step is `.verified-step-000012000-` and the sum of its manifest: another step of
-//! the same name has another one.
+//! The mark of a step is `.verified-step-000012000-` and the checksum of its manifest: another step
+//! of the same name has another mark.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +10,11 @@ use crate::steps::checkpoints::step_name;
 use crate::{Checkpoint, Checkpoints, Result, VerifyReport, step_of};
 use storage::{ProcessIdentity, write_all};
 
-/// Marks of steps that were verified.
+/// Prefix of the marks of verified steps.
 pub(crate) const VERIFIED: &str = ".verified-";
 
 impl Checkpoints {
-    /// Verifies a step, and remembers that it is good, unless the store takes no mark.
+    /// Verifies a step, and records that it passed, unless the store is read-only.
     ///
     /// # Errors
     /// As [`Checkpoints::open_step`] and [`Checkpoint::verify`].
@@ -26,7 +25,7 @@ impl Checkpoints {
         Ok(report)
     }
 
-    /// Remembers that a step has been verified. It is a help, and nothing fails for want of it.
+    /// Records that a step has been verified. An error is not fatal.
     pub fn note_verified(&self, open: &Checkpoint) {
         let name = mark_of(open.step(), open.manifest_crc64);
         let text = format!("{} has read every byte of it\n", ProcessIdentity::new().label());
@@ -38,15 +37,15 @@ impl Checkpoints {
         }
     }
 
-    /// Whether it is remembered that a step was verified.
+    /// Whether a step is recorded as verified.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub fn is_verified(&self, open: &Checkpoint) -> Result<bool> {
         Ok(self.names()?.contains(&mark_of(open.step(), open.manifest_crc64)))
     }
 
-    /// The sums of the manifests that were verified, by step.
+    /// The checksums of verified manifests, by step.
     fn notes(&self) -> Result<BTreeMap<u64, BTreeSet<u64>>> {
         let mut notes: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         for name in self.names()? {
@@ -57,7 +56,7 @@ impl Checkpoints {
         Ok(notes)
     }
 
-    /// The newest of some complete steps that is remembered as good.
+    /// The newest of some complete steps that is recorded as verified.
     pub(crate) fn newest_noted(&self, steps: &[u64]) -> Result<Option<u64>> {
         let notes = self.notes()?;
         for step in steps.iter().rev() {
@@ -69,7 +68,7 @@ impl Checkpoints {
         Ok(None)
     }
 
-    /// Forgets what was remembered of a step that is gone, or is good no more.
+    /// Removes the marks of a step that was deleted or is damaged.
     pub(crate) fn forget_notes(&self, step: u64) -> Result<()> {
         for sum in self.notes()?.remove(&step).unwrap_or_default() {
             self.forget(&mark_of(step, sum))?;
@@ -82,7 +81,7 @@ fn mark_of(step: u64, sum: u64) -> String {
     format!("{VERIFIED}{}-{sum:016x}", step_name(step))
 }
 
-/// The step and the sum that a mark is of.
+/// The step and the checksum in the name of a mark.
 pub(crate) fn parse(name: &str) -> Option<(u64, u64)> {
     let rest = name.strip_prefix(VERIFIED)?;
     let digits = after_step(rest)?;

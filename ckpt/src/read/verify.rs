@@ -6,31 +6,31 @@ use crate::{Error, Packed, Result};
 use std::collections::HashSet;
 use storage::{FileEntry, Object, RangeRead, crc64, crc64_join};
 
-/// What [`Checkpoint::verify`] read and found as it should be.
+/// What [`Checkpoint::verify`] read and verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Files, without the manifest.
     pub files: usize,
-    /// Their bytes, all of which were read and summed.
+    /// Their bytes, all of which were read and checksummed.
     pub bytes: u64,
     /// Tensors.
     pub tensors: usize,
 }
 
 impl Checkpoint {
-    /// Reads everything once: every byte against its checksum, every safetensors header against the
-    /// manifest, the zeros between tensors, and the checksums of blocks, chunks and files against
-    /// each other.
+    /// Reads everything once, and verifies every byte against its checksum, every safetensors
+    /// header against the manifest, the zeros between tensors, and the checksums of blocks, chunks
+    /// and files against each other.
     ///
     /// # Errors
-    /// The first thing that is not as it was saved: [`Error::Corrupt`] or [`Error::BadManifest`],
-    /// [`storage::Error::NotFound`] within [`Error::Storage`], or what the store says.
+    /// The first difference from what was saved: [`Error::Corrupt`] or [`Error::BadManifest`],
+    /// [`storage::Error::NotFound`] within [`Error::Storage`], or errors of the store.
     pub fn verify(&self) -> Result<VerifyReport> {
         self.verify_with(&mut |_| ())
     }
 
-    /// As [`Checkpoint::verify`], and `tell` hears after every 64 MiB or file how many bytes are
-    /// verified. It may take its time, which bounds the rate.
+    /// As [`Checkpoint::verify`]; after every 64 MiB or file, `tell` gets the number of verified
+    /// bytes. It may block, which limits the rate.
     ///
     /// # Errors
     /// As there.
@@ -111,7 +111,7 @@ impl Checkpoint {
         tell_more(data_start);
         fetch_telling(blocks, self.threads, tell_more)?;
         if sum != file.crc64 {
-            // The tensors are right, so it is the header, or the manifest disagrees with itself.
+            // The tensors are correct, so the header is damaged, or the manifest is inconsistent.
             return Err(Error::Corrupt {
                 object: object.display(),
                 offset: 0,
@@ -123,7 +123,7 @@ impl Checkpoint {
     }
 }
 
-/// Fetches so much between two calls of the listener: a second of a slow device.
+/// Bytes read between two calls of the listener: a second of a slow device.
 const TELL_BYTES: u64 = 64 << 20;
 
 fn fetch_telling(
@@ -146,8 +146,8 @@ fn fetch_telling(
     Ok(())
 }
 
-/// Reads what stands before the first tensor, and compares it with the manifest. Gives it, and the
-/// gaps between tensors.
+/// Reads the bytes before the first tensor, and compares them with the manifest. Returns them, and
+/// the gaps between tensors.
 fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Vec<[u64; 2]>)> {
     let what = object.display();
     let corrupt = |offset, found, expected: &str| Error::Corrupt {
@@ -210,7 +210,7 @@ fn find_gaps(object: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec
     Ok(gaps)
 }
 
-/// Whether a file's own header says what the manifest says of it.
+/// Checks that a file's own header agrees with the manifest.
 fn check_entries(
     object: &str,
     data_start: u64,

@@ -1,9 +1,9 @@
-//! Readers that need a step for a while, and a retention pass that must see them.
+//! Pins: readers that need a step for a while, and how a retention pass detects them.
 //!
-//! A reader writes its mark, `.pin-step-000000012000-OWNER`, and then looks for the mark of a pass;
-//! a pass writes its mark and then looks for those of readers. Whatever the order of their steps,
-//! at least one sees the other: the pass spares the step, or the reader waits until the pass is
-//! over and then looks whether its step is there.
+//! A reader creates its mark, `.pin-step-000000012000-OWNER`, and then looks for the mark of a
+//! pass; a pass creates its mark and then looks for those of readers. Whatever the order of their
+//! operations, at least one sees the other: the pass spares the step, or the reader waits until the
+//! pass is over and then checks that its step still exists.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,18 +16,18 @@ use crate::steps::checkpoints::step_name;
 use crate::{Checkpoints, Result, step_of};
 use storage::{Key, Liveness, ProcessIdentity, Storage, write_all};
 
-/// Marks of readers.
+/// Prefix of the marks of readers.
 pub(crate) const PIN: &str = ".pin-";
 
 /// A pass renames a few folders and deletes them; on the slowest file systems that takes seconds.
-/// One that takes longer has died on another machine.
+/// One that takes longer is considered dead.
 const PASS_MAX: Duration = Duration::from_secs(30);
 
-/// Between two looks at a pass.
+/// Interval between checks for a pass.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Keeps a step from being deleted by retention; given up when dropped. That of a process that died
-/// on this machine counts for nothing.
+/// Keeps retention from deleting a step; released on drop. The pin of a process that died on this
+/// machine is ignored.
 pub struct Pin {
     store: Arc<dyn Storage>,
     key: Key,
@@ -49,15 +49,15 @@ impl Drop for Pin {
 }
 
 impl Checkpoints {
-    /// Keeps a step for as long as the pin lives, whatever any process's retention says.
+    /// Keeps a step while the pin lives, whatever the retention policy of any process.
     ///
     /// # Errors
-    /// As [`Checkpoints::open_step`], such as that it is gone already; what the store says, such as
-    /// that it is read-only.
+    /// As [`Checkpoints::open_step`], for example if it is deleted already; errors of the store,
+    /// for example if it is read-only.
     pub fn pin(&self, step: u64) -> Result<Pin> {
         let key =
             self.folder.join(&format!("{PIN}{}-{}", step_name(step), ProcessIdentity::new()))?;
-        // Empty, so that a full disk has room for it.
+        // Empty, so that it fits on a full disk.
         write_all(&*self.store, &key, &[])?;
         let pin = Pin { store: Arc::clone(&self.store), key };
         self.wait_for_pass()?;
@@ -82,7 +82,7 @@ impl Checkpoints {
         }
     }
 
-    /// The steps that readers hold, and one who does.
+    /// The pinned steps, with one holder of each.
     pub(crate) fn pins(&self) -> Result<BTreeMap<u64, String>> {
         let mut pins = BTreeMap::new();
         for name in self.store.list_names(&self.folder)? {

@@ -1,8 +1,8 @@
-//! Which steps may be deleted, and how.
+//! Retention: which steps may be deleted, and how.
 //!
-//! The decision is a pure function of the complete steps, the policy, and who needs which step;
-//! [`Checkpoints::plan_retention`] shows it, [`Checkpoints::retain_by`] carries it out. A step
-//! that goes is renamed first, so that a crash never shows half of one.
+//! The decision is a pure function of the complete steps, the policy, and the users of each step;
+//! [`Checkpoints::plan_retention`] shows it, [`Checkpoints::retain_by`] applies it. A step is
+//! renamed before it is deleted, so that a crash never shows half of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,38 +11,39 @@ use std::num::NonZeroU64;
 use crate::{Checkpoint, Checkpoints, Result};
 use storage::{ProcessIdentity, write_all};
 
-/// Hidden folders that are being deleted.
+/// Prefix of hidden folders that are being deleted.
 pub(crate) const TRASH: &str = ".trash-";
 
-/// The mark of a pass: see [`crate::retain::pin`].
+/// Prefix of the mark of a pass: see [`crate::retain::pin`].
 pub(crate) const RETAIN: &str = ".retain-";
 
-/// Which steps stay.
+/// Policy: which steps are retained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// How many of the newest, which are those of the highest numbers, whenever they were saved.
-    /// Default: 3. Minimum: 1; 0 counts as that.
+    /// How many of the newest steps, by number and not by time. Default: 3. Minimum: 1; 0 counts as
+    /// 1.
     pub keep_last: usize,
-    /// Every step that is a multiple of this, for good. Default: none.
+    /// Every multiple of this is retained forever. Default: none.
     pub keep_every: Option<NonZeroU64>,
-    /// Whether bytes are read before any is deleted. Default: [`Check::NewestBytes`].
+    /// Whether bytes are verified before a step is deleted. Default: [`Check::NewestBytes`].
     pub check: Check,
 }
 
-/// When a step counts as good.
+/// When a step counts as verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Check {
-    /// Its manifest is whole, and all its files have their lengths. That reads next to nothing, and
-    /// takes a disk at its word: one that loses power after a sync that it only claimed may have
-    /// the lengths and not the bytes. The newest step that is remembered to be good stays here,
+    /// Its manifest is intact, and all its files have the listed lengths. That reads almost
+    /// nothing, but trusts the disk: after a power loss, a disk that falsely acknowledged a sync
+    /// may have the lengths without the bytes. The newest step recorded as verified is retained
     /// too.
     Lengths,
-    /// One of the newest that stay has passed its checksums, every byte of it. If none of them is
-    /// remembered to have, the newest step is read, or more; those that fail are treated as what
-    /// they are, damaged. So of the passes that delete any, one in [`Retention::keep_last`] reads.
+    /// One of the newest retained steps has passed all its checksums. If none of them is recorded
+    /// as verified, the newest step is read, then older ones until one passes; those that fail are
+    /// treated as damaged. So of the passes that delete a step, one in [`Retention::keep_last`]
+    /// reads.
     #[default]
     NewestBytes,
-    /// The same, and nothing is remembered of earlier passes: each that deletes any reads.
+    /// The same, but earlier verifications are ignored: each pass that deletes a step reads.
     Anew,
 }
 
@@ -52,23 +53,23 @@ impl Default for Retention {
     }
 }
 
-/// Why a step stays.
+/// Why a step is retained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// It is one of the newest.
     Last,
     /// It is a multiple of [`Retention::keep_every`].
     Every(NonZeroU64),
-    /// It is the newest of which every byte was read and was good.
+    /// It is the newest step that passed all checksums.
     Verified,
     /// No step at all passes its checksums, so none is known to be dispensable.
     NoneVerified,
-    /// Somebody reads it.
+    /// A reader has pinned it.
     Pinned {
-        /// Who.
+        /// The reader.
         holder: String,
     },
-    /// The second store is still to get it.
+    /// It has not been copied to the second store yet.
     Undrained,
 }
 
@@ -85,26 +86,26 @@ impl fmt::Display for Keep {
     }
 }
 
-/// What a policy makes of the steps that are there. Damaged ones are in neither list: they are not
-/// counted and not touched.
+/// The decision of a policy about the existing steps. Damaged ones are in neither list: they are
+/// not counted and not touched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetentionPlan {
-    /// Steps that stay, the oldest first, and the first reason that holds.
+    /// Retained steps, oldest first, with the first reason that applies.
     pub keep: Vec<(u64, Keep)>,
-    /// Steps that go, the oldest first.
+    /// Steps to delete, oldest first.
     pub delete: Vec<u64>,
 }
 
-/// A plan, and what was read for it.
+/// A plan, and the steps that were verified for it.
 struct Planned {
     plan: RetentionPlan,
-    /// The step that was read and is good.
+    /// The step that was read and passed.
     read: Option<Checkpoint>,
-    /// Those that were read and are not.
+    /// Steps that were read and failed.
     bad: BTreeSet<u64>,
 }
 
-/// What is known when a plan is made. Steps are in ascending order.
+/// The inputs of a plan. Steps are in ascending order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetentionInputs<'a> {
     pub(crate) steps: &'a [u64],
@@ -114,7 +115,7 @@ pub(crate) struct RetentionInputs<'a> {
 }
 
 impl RetentionPlan {
-    /// Pure: the same facts give the same plan. The newest step is never deleted.
+    /// Pure: equal inputs yield equal plans. The newest step is never deleted.
     pub(crate) fn new(policy: &Retention, facts: RetentionInputs<'_>) -> Self {
         let RetentionInputs { steps, verified, pinned, undrained } = facts;
         let last = steps.len().saturating_sub(policy.keep_last.max(1));
@@ -143,10 +144,10 @@ impl RetentionPlan {
 
 impl Checkpoints {
     /// Deletes the oldest steps, so that the `keep_last` newest complete ones remain, and never the
-    /// newest of all. Gives the steps that were deleted, the oldest first. Damaged steps are not
-    /// counted and not touched, and neither are those that somebody has pinned. A step counts as
-    /// complete by [`Check::Lengths`], so that nothing is read while a run waits; the newest that
-    /// is remembered to be good stays besides. [`Checkpoints::retain_by`] looks more closely.
+    /// newest of all. Returns the deleted steps, oldest first. Damaged and pinned steps are not
+    /// touched, and damaged ones not counted. A step counts as complete by [`Check::Lengths`], so
+    /// that nothing is read while a run waits; the newest step recorded as verified is retained
+    /// too. [`Checkpoints::retain_by`] can verify bytes.
     ///
     /// # Errors
     /// As [`Checkpoints::retain_by`].
@@ -158,7 +159,7 @@ impl Checkpoints {
     /// What [`Checkpoints::retain_by`] would do now. Nothing is changed.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub fn plan_retention(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
         Ok(self.look_and_plan(policy, undrained)?.plan)
     }
@@ -195,12 +196,12 @@ impl Checkpoints {
         Ok(Planned { plan, read, bad })
     }
 
-    /// Deletes what the policy does not keep, and says what stays and why. Nobody's pinned step is
-    /// deleted, nor any of `undrained`, which [`Drain::pending`](crate::Drain::pending) gives. Each
-    /// step vanishes at once and whole.
+    /// Deletes the steps that the policy does not retain, and returns the plan with the reasons.
+    /// Pinned steps are never deleted, nor those in `undrained`, from
+    /// [`Drain::pending`](crate::Drain::pending). Each step disappears atomically.
     ///
     /// # Errors
-    /// [`Error::Held`](crate::Error::Held), or what the store says; each step is then whole or
+    /// [`Error::Held`](crate::Error::Held), or errors of the store; each step is then complete or
     /// hidden.
     pub fn retain_by(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
         let _alone = self.begin_change()?;
@@ -224,8 +225,8 @@ impl Checkpoints {
         deleted
     }
 
-    /// Tells readers that steps are being deleted. On a full disk that may not be possible, and
-    /// then the pass, which makes room, is worth more: it spares all readers that it can see.
+    /// Creates the mark that tells readers that steps are being deleted. On a full disk that may
+    /// fail; the pass still runs, since it frees space, and spares all readers that it can see.
     fn begin_pass(&self) -> Result<Option<String>> {
         let name = format!("{RETAIN}{}", ProcessIdentity::new());
         match write_all(&*self.store, &self.folder.join(&name)?, &[]) {
@@ -240,12 +241,12 @@ impl Checkpoints {
 
     fn delete_unless_pinned(&self, mut plan: RetentionPlan) -> Result<RetentionPlan> {
         for step in std::mem::take(&mut plan.delete) {
-            // Asked anew for each: some readers came before the mark, and others take a pass that
-            // is as long as this one for dead.
+            // Checked again for each step: a reader may have pinned it before the mark existed, or
+            // may consider a pass of this duration dead.
             match self.pins()?.remove(&step) {
                 Some(holder) => plan.keep.push((step, Keep::Pinned { holder })),
                 None => {
-                    // A pass may be slow enough for another process to take the folder over.
+                    // During a slow pass, another process may have taken over the lease.
                     self.check_lease()?;
                     self.withdraw(step)?;
                     plan.delete.push(step);
@@ -256,7 +257,7 @@ impl Checkpoints {
         Ok(plan)
     }
 
-    /// The newest step that passes all its checksums, and those newer ones that do not.
+    /// The newest step that passes all its checksums, and the newer ones that fail.
     fn newest_verified(&self, steps: &[u64]) -> Result<(Option<Checkpoint>, BTreeSet<u64>)> {
         let mut bad = BTreeSet::new();
         for &step in steps.iter().rev() {
@@ -277,7 +278,7 @@ impl Checkpoints {
 mod tests {
     use super::*;
 
-    /// `due` has a letter a step: which of the reasons it stays for, or `-`.
+    /// `due` has one letter per step: the reason why it is retained, or `-`.
     fn check(keep_last: usize, every: u64, facts: &[(u64, char)], due: &str) {
         let of_kind = |kind| facts.iter().filter(move |fact| fact.1 == kind).map(|fact| fact.0);
         let steps: Vec<u64> = facts.iter().map(|fact| fact.0).collect();

@@ -7,35 +7,34 @@ use crate::steps::checkpoints::step_name;
 use crate::{Checkpoints, Result};
 use storage::{Liveness, ProcessIdentity};
 
-/// What [`Checkpoints::sweep`] found. Names are those of things directly below the checkpoints'
-/// folder.
+/// What [`Checkpoints::sweep`] found. Names are those of entries directly in the checkpoint folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Left-overs that are gone now, those of the store's own work among them.
+    /// Orphans that were removed, including those of the store itself.
     pub removed: Vec<String>,
-    /// Left-overs that stay, for they may be somebody's work: saves of processes of this machine
-    /// that live, and damaged steps that a save set aside.
+    /// Retained leftovers that may still be used: saves of live processes of this machine, and
+    /// damaged steps that a save set aside.
     pub kept: Vec<String>,
 }
 
-/// What a name in the folder stands for.
+/// How a name in the folder is classified.
 enum LeftoverKind {
-    /// A folder that can go.
+    /// An orphaned folder.
     Folder,
-    /// An object that can go.
+    /// An orphaned object.
     Object,
-    /// Perhaps somebody's work.
+    /// May still be in use.
     Kept,
-    /// Nothing that is ours to judge.
+    /// Not a leftover, or not known to this crate.
     Other,
 }
 
 impl Checkpoints {
-    /// Removes what crashes have left behind: half-deleted steps, half-written ones unless their
-    /// process lives on this machine, and the marks of readers that are dead on it.
+    /// Removes orphans of crashes: partly deleted steps, partly written ones unless their process
+    /// lives on this machine, and marks of readers that are dead on it.
     ///
     /// # Errors
-    /// [`Error::Held`](crate::Error::Held), or what the store says.
+    /// [`Error::Held`](crate::Error::Held), or errors of the store.
     pub fn sweep(&self) -> Result<SweepReport> {
         let _alone = self.begin_change()?;
         let removed = self.store.remove_orphans(&self.folder)?;
@@ -61,7 +60,7 @@ impl Checkpoints {
         Ok(report)
     }
 
-    /// The lease is ours: what others began whom it keeps out, nobody goes on with.
+    /// The lease is held: unfinished work of other processes that would need it is never resumed.
     fn judge(&self, name: &str, all: &[String]) -> LeftoverKind {
         if name.starts_with(TRASH) {
             return LeftoverKind::Folder;
@@ -89,7 +88,7 @@ impl Checkpoints {
         if gone { LeftoverKind::Object } else { LeftoverKind::Other }
     }
 
-    /// Deletes a mark that somebody else may be deleting at the same time.
+    /// Deletes a mark that another process may delete at the same time.
     pub(crate) fn forget(&self, name: &str) -> Result<()> {
         forget(&*self.store, &self.folder.join(name)?)
     }

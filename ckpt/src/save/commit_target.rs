@@ -1,9 +1,9 @@
-//! Where the files of a step are written, and what makes them the step.
+//! Where the files of a step are written, and how the step is committed.
 //!
-//! Where a folder can be renamed unless its new name is taken, a step is written into a hidden
-//! folder and renamed. Elsewhere, on object stores, FUSE and NFS, it is written where it stays,
-//! `step-000012000/data-OWNER`, and is there when `step-000012000/COMMIT` names that folder: one
-//! small object, which every store makes exclusively.
+//! Where a folder can be renamed without replacing an existing one, a step is written into a hidden
+//! folder and renamed. Elsewhere, on object stores, FUSE and NFS, it is written at its final place,
+//! `step-000012000/data-OWNER`, and committed by `step-000012000/COMMIT`, which names that folder:
+//! one small object, which every store creates exclusively.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,19 +14,20 @@ use crate::steps::checkpoints::{step_name, step_of};
 use crate::{Checkpoints, Error, Result, SweepReport};
 use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity};
 
-/// Hidden folders that are being written.
+/// Prefix of hidden folders that are being written.
 pub(crate) const STAGING: &str = ".tmp-";
 
-/// Hidden folders of steps that turned out to be damaged when they were to be saved again.
+/// Prefix of hidden folders of steps that were found damaged when they were saved again.
 pub(crate) const DAMAGED: &str = ".damaged-";
 
-/// Folders within a step that is committed by a record.
+/// Prefix of data folders in a step that is committed by a record.
 const DATA: &str = "data-";
 
-/// Objects beside them: this one is of a damaged step, and stays for somebody to look at.
+/// Prefix of marker objects beside them: that data folder belongs to a damaged step, and is
+/// retained for inspection.
 const DAMAGED_DATA: &str = "damaged-";
 
-/// The record that says which of them is the step.
+/// The commit record, which names the data folder of the step.
 const COMMIT: &str = "COMMIT";
 
 /// `format` of the record.
@@ -39,7 +40,7 @@ struct Committed {
     step: u64,
 }
 
-/// How a step comes into being.
+/// How a step is committed: by a rename or by a commit record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CommitMode {
     Renamed,
@@ -54,7 +55,7 @@ pub(crate) struct CommitTarget {
     pub(crate) target: Key,
     /// Where its files are written.
     pub(crate) data: Key,
-    /// The object that is there when the step is.
+    /// The object whose existence means that the step is committed.
     pub(crate) record: Key,
     form: CommitMode,
     /// Whether a damaged step has the target's name.
@@ -62,7 +63,7 @@ pub(crate) struct CommitTarget {
 }
 
 impl CommitTarget {
-    /// Where the files are once the step is there.
+    /// Where the files are after the commit.
     pub(crate) fn files(&self) -> &Key {
         match self.form {
             CommitMode::Renamed => &self.target,
@@ -72,12 +73,12 @@ impl CommitTarget {
 }
 
 impl Checkpoints {
-    /// Where the step goes. A damaged one of that name is to be set aside.
+    /// Where to write the step. A damaged step of that name must be set aside.
     pub(crate) fn find_place(&self, step: u64) -> Result<CommitTarget> {
         self.find_place_for(step, STAGING, &ProcessIdentity::new().to_string())
     }
 
-    /// The same, with a folder that is told by a hidden prefix and a mark of who writes into it.
+    /// The same, with a folder named by a hidden prefix and a mark of the writer or the contents.
     pub(crate) fn find_place_for(
         &self,
         step: u64,
@@ -103,7 +104,7 @@ impl Checkpoints {
         Ok(CommitTarget { step, target, data, record, form, has_damaged })
     }
 
-    /// Makes room for the step, where a damaged one has its name.
+    /// Moves a damaged step of the same name out of the way.
     pub(crate) fn set_aside(&self, place: &CommitTarget) -> Result<()> {
         if !place.has_damaged {
             return Ok(());
@@ -128,14 +129,14 @@ impl Checkpoints {
         self.forget_records(&place.target)
     }
 
-    /// Makes the files, all of which are durable, the step. This is the commit.
+    /// Commits the step. All its files are durable.
     pub(crate) fn publish(&self, place: &CommitTarget, manifest: &FileEntry) -> Result<()> {
         if place.form == CommitMode::Renamed {
             let published = self.store.publish(&place.data, &place.target);
             return Ok(published.inspect_err(|_| self.abandon(&place.data))?);
         }
-        // If this fails and the record comes to be there all the same, its files must be, too: they
-        // are left to the next sweep.
+        // If this fails although the record is created, its files must exist too: they are left to
+        // the next sweep.
         let path = format!("{}/{MANIFEST}", place.data.name());
         let files = vec![FileEntry { path, ..manifest.clone() }];
         let meta = serde_json::json!(Committed { step: place.step });
@@ -144,21 +145,21 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes what a failed save has written.
+    /// Removes the files of a failed save.
     pub(crate) fn abandon(&self, data: &Key) {
         if let Err(error) = self.store.delete_folder(data) {
             log::warn!("a failed save leaves its folder to the next sweep: {error}");
         }
     }
 
-    /// Deletes a step: it is gone at once, and its files then. The lease is held.
+    /// Deletes a step: first makes it invisible, then deletes its files. The lease is held.
     pub(crate) fn withdraw(&self, step: u64) -> Result<()> {
         self.check_lease()?;
         self.forget_notes(step)?;
         let name = step_name(step);
         let target = self.folder.join(&name)?;
         if self.store.has_atomic_publish(&self.folder)? {
-            // Hidden in one step, so that a crash never shows half a checkpoint.
+            // Hidden by one rename, so that a crash never shows half a checkpoint.
             let trash = self.folder.join(&format!("{TRASH}{name}-{}", ProcessIdentity::new()))?;
             self.store.publish(&target, &trash)?;
             return Ok(self.store.delete_folder(&trash)?);
@@ -228,8 +229,8 @@ impl Checkpoints {
         }
     }
 
-    /// What was begun by [`Checkpoints::find_place_for`] with this hidden prefix and a mark that is
-    /// no owner's, and is no step: the step, the mark, and the folder.
+    /// Unfinished folders that [`Checkpoints::find_place_for`] has named with this hidden prefix
+    /// and a mark that is no [`ProcessIdentity`]: the step, the mark, and the folder of each.
     pub(crate) fn unfinished(&self, hidden: &str) -> Result<Vec<(u64, String, Key)>> {
         let mut found = Vec::new();
         let mut add = |name: &str, folder: Key| {
@@ -253,7 +254,7 @@ impl Checkpoints {
             let committed = match self.data_folder(step, &there) {
                 Ok(data) => Some(data),
                 Err(Error::Uncommitted { .. }) => None,
-                // What the record names may be all that there is of the step.
+                // The folder that the record names may hold the only files of the step.
                 Err(error) if error.is_damage() => {
                     log::warn!("what is unfinished of step {step} stays: {error}");
                     continue;
@@ -271,8 +272,8 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Whether nobody writes what this owner began, as long as the lease is ours. A process of this
-    /// machine that lives gets the benefit of the doubt.
+    /// Whether the files of this owner are orphaned, provided that the lease is held. A live
+    /// process of this machine gets the benefit of the doubt.
     pub(crate) fn is_abandoned(&self, owner: Option<&str>) -> bool {
         let owner = owner.and_then(ProcessIdentity::parse);
         owner.is_some_and(|owner| {
@@ -280,8 +281,8 @@ impl Checkpoints {
         })
     }
 
-    /// Removes the files of steps that were never committed, or were being deleted, where steps are
-    /// committed by a record. The lease is held: whoever wrote them writes no more.
+    /// Removes files of steps that were never committed or are partly deleted, where steps are
+    /// committed by a record. The lease is held, so their writers have stopped.
     pub(crate) fn sweep_data(&self, report: &mut SweepReport) -> Result<()> {
         if self.store.has_atomic_publish(&self.folder)? {
             return Ok(());
@@ -293,7 +294,7 @@ impl Checkpoints {
             let committed = match self.data_folder(step, &there) {
                 Ok(data) => Some(data),
                 Err(Error::Uncommitted { .. }) => None,
-                Err(_) => continue, // damaged, for somebody to look at
+                Err(_) => continue, // damaged: retained for inspection
             };
             let names = self.store.list_names(&target)?;
             let mut left = names.len();

@@ -1,4 +1,4 @@
-//! A save of several processes, as those see it that follow writer 0.
+//! Follower side of a joint save: the writers other than 0.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::steps::checkpoints::step_name;
 use crate::{Codec, Error, Result, SaveReport};
 use storage::{Key, Manifest};
 
-/// What was announced, as a writer follows it.
+/// An announcement that has been validated against our plan.
 struct AnnouncedSave {
     announce: SaveAnnouncement,
     data: Key,
@@ -33,9 +33,9 @@ impl JointSave<'_> {
         drop(pulse);
         match (written, ended) {
             (Ok(part), Ok(())) => Ok(self.report(&part, planned, durable)),
-            // The part was there although that was an error, and all went well.
+            // The part was written despite the error, and the step is committed.
             (Err(_), Ok(())) => Ok(self.report(&WriterOutput::default(), planned, durable)),
-            // Somebody else was first, and ours may follow from that.
+            // Another writer decided first, and our error may follow from its error.
             (Err(_), Err(Error::Aborted { reason, .. }))
                 if told.is_some_and(|told| told != reason) =>
             {
@@ -50,8 +50,8 @@ impl JointSave<'_> {
         }
     }
 
-    /// Ends what another process was to save as this writer, and died over. If its part is there,
-    /// the step may come to be; if not, all writers are told why it will not.
+    /// Ends a save that another process was doing as this writer when it died. If its part exists,
+    /// the step may still be committed; if not, the save is aborted for all writers.
     pub(super) fn take_over(&self) -> Result<SaveReport> {
         let told = format!("{}: the process that saved for it died", self.label());
         let Some(announce) = self.meeting.announced()? else {
@@ -66,7 +66,7 @@ impl JointSave<'_> {
         let own = part.is_none().then_some(told.as_str());
         let ended = self.wait_for_step(&goal, part.as_ref(), own);
         if ended.is_err() && writer == 0 && goal.announce.data.starts_with(STAGING) {
-            // Nobody else would before the next sweep, and it may be the room of the next save.
+            // No other process would before the next sweep, and the next save may need the space.
             let _alone = self.steps.begin_change()?;
             self.steps.abandon(&goal.data);
         }
@@ -74,7 +74,7 @@ impl JointSave<'_> {
         ended.map(|()| self.report(&part.unwrap_or_default(), self.begun, now))
     }
 
-    /// What the others are told if this writer was told to end.
+    /// The abort reason for the other writers, if this save was cancelled.
     fn cancelled(&self) -> Option<String> {
         self.control.is_cancelled().then(|| self.told(&Error::Cancelled))
     }
@@ -101,7 +101,7 @@ impl JointSave<'_> {
         self.goal(announce)
     }
 
-    /// Refuses what is not what this writer is to save.
+    /// Rejects an announcement that differs from what this writer is to save.
     fn goal(&self, announce: SaveAnnouncement) -> Result<AnnouncedSave> {
         let &SaveAnnouncement { step, writers, fingerprint, block_bytes, codec, .. } = &announce;
         let ours = (
@@ -141,8 +141,8 @@ impl JointSave<'_> {
         })
     }
 
-    /// Waits until the step is there, durably, or it is certain that it will not be. `own` is what
-    /// the others are told of an error of ours.
+    /// Waits until the step is durably committed or certain not to be. `own` is our error, as it is
+    /// reported to the others.
     fn wait_for_step(
         &self,
         goal: &AnnouncedSave,
@@ -156,7 +156,7 @@ impl JointSave<'_> {
             match self.look(goal, part, own, &mut leader, &mut decided) {
                 Ok(Some(ended)) => return ended,
                 Ok(None) => {}
-                // The others may well commit: what we could not see decides nothing.
+                // The others may still commit: a failed poll decides nothing.
                 Err(error) if !is_late => log::warn!("{}: asked again: {error}", self.what()),
                 Err(error) => return Err(error),
             }
@@ -164,7 +164,7 @@ impl JointSave<'_> {
         }
     }
 
-    /// How it has ended, if it has.
+    /// Polls once. Returns the outcome of the save, or `None` while it is open.
     fn look(
         &self,
         goal: &AnnouncedSave,
@@ -173,7 +173,7 @@ impl JointSave<'_> {
         leader: &mut LeaderLiveness<'_>,
         decided: &mut Option<Decision>,
     ) -> Result<Option<Result<()>>> {
-        // Asked for first: what is seen below then came after it.
+        // Checked first, so that everything read below is newer.
         let gone = leader.is_gone()?;
         if decided.is_none() {
             *decided = self.meeting.decided()?;
@@ -214,9 +214,9 @@ impl JointSave<'_> {
         Ok(Some(Ok(())))
     }
 
-    /// Decides that there is no step, unless it is decided. `None` if the meeting is over: then
-    /// what is decided in its empty folder binds nobody. Its announcement is the first to go, so
-    /// where that is still there no decision was made and removed before ours.
+    /// Decides to abort, unless a decision exists. `None` if the rendezvous is over: a decision in
+    /// its empty folder then binds no writer. Its announcement is deleted first, so while that
+    /// still exists no earlier decision can have been made and removed.
     fn give_up(&self, goal: &AnnouncedSave, why: &str) -> Result<Option<Decision>> {
         let is_on = || Ok::<_, Error>(self.meeting.announced()?.as_ref() == Some(&goal.announce));
         if !is_on()? {
@@ -226,8 +226,8 @@ impl JointSave<'_> {
         Ok(is_on()?.then_some(decided))
     }
 
-    /// Whether the step is there, and is this one. A folder's new name tells that only by what is
-    /// in it, and not even so if a damaged one of that name was there before.
+    /// Whether the step is committed by this very save. After a rename only the folder's contents
+    /// can show that, and not even they if a damaged step had that name before.
     fn is_there(&self, goal: &AnnouncedSave, part: Option<&WriterOutput>) -> Result<bool> {
         let record = match Manifest::read(&*self.steps.store, &goal.record) {
             Err(storage::Error::NotFound { .. }) => return Ok(false),
@@ -242,13 +242,13 @@ impl JointSave<'_> {
     }
 }
 
-/// Writer 0, as another sees it.
+/// Liveness of writer 0, seen by a follower.
 struct LeaderLiveness<'a> {
     joint: &'a JointSave<'a>,
     folder: Key,
     roll: LivenessTracker,
     called: Instant,
-    /// Whether its meeting was cleared away, as whoever holds the lease next does.
+    /// Whether its rendezvous folder was removed, as the next holder of the lease does.
     has_left: bool,
 }
 
@@ -260,7 +260,7 @@ impl<'a> LeaderLiveness<'a> {
         Ok(LeaderLiveness { joint, folder, roll, called, has_left: false })
     }
 
-    /// Why nothing is to be expected of it any more.
+    /// Why no outcome is to be expected from writer 0, if none is.
     fn is_gone(&mut self) -> Result<Option<String>> {
         let steps = self.joint.steps;
         if self.called.elapsed() >= steps.patience.beat / 2 {

@@ -1,16 +1,17 @@
-//! A save of several processes, which share nothing but the store.
+//! Joint save: one step saved by several processes that share nothing but the store.
 //!
-//! Writer 0 takes the lease, looks for space for all, and announces the save. Every writer follows
-//! the same plan: it writes its files, makes them durable, and then its part of the manifest. When
-//! all parts are there and fit, writer 0 writes the manifest and commits.
+//! Writer 0 takes the lease, checks the space for all, and announces the save. Every writer follows
+//! the same plan: it writes its files, makes them durable, and then writes its part of the
+//! manifest. When all parts exist and are consistent, writer 0 writes the manifest and commits.
 //!
-//! Who decides is whoever first creates one object: writer 0 that the step is committed, or any
-//! writer, for an error of its own or for want of patience, that it is not. An object is created
-//! once on every store, so all come to the same end. A writer that dies decides nothing: the others
-//! see that its signs of life have stopped, or that the deadline has passed.
+//! The writer that first creates the decision object decides for all: writer 0 that the step is
+//! committed, or any writer, after an error of its own or a timeout, that it is not. Every store
+//! creates an object only once, so all writers reach the same outcome. A writer that dies decides
+//! nothing: the others see that its heartbeats have stopped, or that the deadline has passed.
 //!
-//! Only writer 0 and a sweep, which hold the lease, delete anything. Another writer cannot tell an
-//! error of its store from the end of the save, and on some stores would delete the very step.
+//! Only writer 0 and a sweep, which hold the lease, delete anything. Another writer cannot
+//! distinguish an error of its store from the end of the save, and on some stores would delete the
+//! committed step.
 
 use std::collections::HashSet;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -29,25 +30,26 @@ use crate::write::staging::{PieceSource, PreparedFiles, Staging, WrittenStep};
 use crate::{Blob, Checkpoints, Error, PeakRate, Result, SaveReport};
 use storage::{FileEntry, Key, ProcessIdentity};
 
-/// How one of several processes takes part in a save.
+/// How one process takes part in a joint save.
 #[derive(Clone, Copy, Debug)]
 pub struct JointSaveOptions<'a> {
-    /// The same in all processes, and another for every try: letters, digits, `-`, `_` and `.`.
-    /// A job's number with that of the try in it is one, or what writer 0 draws and broadcasts.
+    /// The same in all processes and unique to each try; letters, digits, `-`, `_` and `.`. For
+    /// example the job number with the number of the try, or a random token that writer 0
+    /// broadcasts.
     pub token: &'a str,
     /// Which of the plan's writers this process is.
     pub writer: usize,
-    /// From the call to its return. It is time to give up when the store must be stuck: the bytes
-    /// of a writer at a tenth of its usual rate, and a minute.
+    /// Longest time from the call to its return. Choose a time after which the store must be stuck:
+    /// that of writing a writer's bytes at a tenth of the usual rate, plus a minute.
     pub deadline: Duration,
 }
 
-/// One save, as one writer sees it.
+/// One writer's view of the save.
 pub(super) struct JointSave<'a> {
     pub(super) steps: &'a Checkpoints,
     pub(super) step: u64,
     pub(super) plan: &'a SavePlan,
-    /// What this writer puts into its files.
+    /// The bytes that this writer writes.
     pieces: PieceSource<'a>,
     blobs: &'a [Blob<'a>],
     pub(super) together: &'a JointSaveOptions<'a>,
@@ -58,19 +60,19 @@ pub(super) struct JointSave<'a> {
 }
 
 impl Checkpoints {
-    /// Saves a step together with other processes, each of which calls this with the same step,
-    /// plan and token, and with `held`, the bytes of its own holdings. What they share is the
-    /// store, and nothing else. All of them come to the same end: when this returns, the step is
-    /// there and stays there; when it fails, it fails for all, and the error says for which writer,
-    /// and why. The files go to the store from where they are: nothing passes through writer 0.
+    /// Saves a step jointly with other processes. Each calls this with the same step, plan and
+    /// token, and with the bytes of its own regions in `held`. They share only the store, and all
+    /// get the same outcome: on success the step is committed durably; a failure is a failure for
+    /// all, and the error names the writer and the cause. Each writer writes its files to the store
+    /// directly, not through writer 0.
     ///
-    /// Names of `blobs` are global, so that a state of each rank has the rank in its name. `meta`
-    /// is that of writer 0.
+    /// Names of `blobs` are global, so per-rank state needs the rank in its name. Only the `meta`
+    /// of writer 0 is stored.
     ///
     /// # Errors
-    /// As [`Checkpoints::save`] in the writer that it happened to, [`Error::Aborted`] in the
-    /// others. A writer whose coordinator dies between the decision to commit and the commit itself
-    /// is told so; the step may then appear nevertheless, whole.
+    /// As [`Checkpoints::save`] in the writer that failed, [`Error::Aborted`] in the others. If
+    /// writer 0 dies between the decision to commit and the commit, the others get an error that
+    /// says so; the step may still appear, and is then complete.
     pub fn save_together(
         &self,
         step: u64,
@@ -85,7 +87,7 @@ impl Checkpoints {
         self.save_part(step, plan, PieceSource::Memory(&pieces), blobs, meta, together, &control)
     }
 
-    /// The same of files that hold this writer's pieces.
+    /// The same for files that already hold this writer's pieces.
     pub(crate) fn save_files_together(
         &self,
         step: u64,
@@ -101,7 +103,8 @@ impl Checkpoints {
         self.save_part(step, plan, PieceSource::Files(files), blobs, meta, together, &control)
     }
 
-    /// The bytes of a writer's pieces. What is wrong with its call is told to the others.
+    /// Validates the call and returns the bytes of this writer's pieces. An error is also reported
+    /// to the other writers.
     pub(crate) fn check_part<'a>(
         &self,
         step: u64,
@@ -117,8 +120,8 @@ impl Checkpoints {
         pieces.inspect_err(|error| joint.decline(error))
     }
 
-    /// A save of pieces that were checked, which can be watched and cancelled. To cancel it is to
-    /// cancel it for all writers, as any failure is.
+    /// Saves pieces that were validated, with progress and cancellation. To cancel it cancels the
+    /// save of all writers, as any failure does.
     #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
     pub(crate) fn save_part(
         &self,
@@ -135,7 +138,7 @@ impl Checkpoints {
         if together.writer == 0 { joint.lead(meta) } else { joint.follow() }
     }
 
-    /// Tells the other writers that this one cannot take part.
+    /// Reports to the other writers that this one cannot take part.
     pub(crate) fn decline(
         &self,
         step: u64,
@@ -150,7 +153,7 @@ impl Checkpoints {
         }
     }
 
-    /// Ends what another process was to save in this one's stead, and died over.
+    /// Completes or aborts a save that another process was doing for this one when it died.
     pub(crate) fn take_over(
         &self,
         step: u64,
@@ -163,7 +166,7 @@ impl Checkpoints {
 }
 
 impl<'a> JointSave<'a> {
-    /// Without anything to write.
+    /// With nothing to write.
     fn new(
         steps: &'a Checkpoints,
         step: u64,
@@ -179,7 +182,7 @@ impl<'a> JointSave<'a> {
 }
 
 impl JointSave<'_> {
-    /// What can be wrong with the call itself.
+    /// Validates the arguments.
     fn check_call(&self) -> Result<()> {
         self.steps.check_options(self.step)?;
         check_blobs(self.blobs)?;
@@ -207,7 +210,7 @@ impl JointSave<'_> {
         let told = self.told(&error);
         match self.decide(false, &told) {
             Ok(decided) if decided.commit => self.warn_untold(self.meeting.end(false, &told)),
-            // Somebody else was first, and ours may follow from that.
+            // Another writer decided first, and our error may follow from its error.
             Ok(decided) if decided.why != told => return Err(self.aborted(decided.why)),
             decided => self.warn_untold(decided),
         }
@@ -224,14 +227,14 @@ impl JointSave<'_> {
             PieceSource::Memory(_) => {
                 (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum()
             }
-            PieceSource::Files(_) => 0, // they have their space
+            PieceSource::Files(_) => 0, // their space is already allocated
         };
         check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
         let below = |key: &Key| {
             let text = key.as_str().strip_prefix(steps.folder.as_str()).unwrap_or(key.as_str());
             text.trim_start_matches('/').to_owned()
         };
-        // Before the announcement: whoever has read that finds a sign.
+        // Before the announcement, so that every reader of it finds a heartbeat.
         let _pulse = self.pulse("lead")?;
         self.meeting.announce(&SaveAnnouncement {
             step: self.step,
@@ -246,7 +249,8 @@ impl JointSave<'_> {
         })?;
         let planned = Instant::now();
         let prepared = self.prepare(&place, user).inspect_err(|error| {
-            // Before the folder goes: else a writer that meets its end takes that for the cause.
+            // Before the folder is deleted: otherwise a writer that fails on the missing folder
+            // reports that as the cause.
             self.decline(error);
             steps.abandon(&place.data);
         });
@@ -257,7 +261,7 @@ impl JointSave<'_> {
         Ok(self.report(&mine, planned, durable))
     }
 
-    /// All that comes before the commit, the decision for it included.
+    /// Everything before the commit, including the decision for it.
     fn prepare(
         &self,
         place: &CommitTarget,
@@ -290,7 +294,7 @@ impl JointSave<'_> {
         }
     }
 
-    /// Whether all files are there, as long as they were written, and no others.
+    /// Checks that exactly the planned files exist, with the lengths that were written.
     fn check(&self, place: &CommitTarget, written: &WrittenStep) -> Result<()> {
         let object = self.steps.store.display(&place.data);
         let there = self.steps.listing_of(&place.data)?;
@@ -345,7 +349,7 @@ impl JointSave<'_> {
         }
     }
 
-    /// Writes this writer's files, durably.
+    /// Writes this writer's files durably.
     pub(super) fn write(&self, data: &Key) -> Result<WriterOutput> {
         let staging = self.staging(data);
         let write = || staging.write_part(self.together.writer, self.pieces, self.blobs);
@@ -357,7 +361,7 @@ impl JointSave<'_> {
         }
     }
 
-    /// Cuts the writing short if the save is given up meanwhile, by whomever.
+    /// Runs `write`, and stops it early if any writer aborts the save meanwhile.
     fn unless_given_up<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let (writing, written) = mpsc::channel::<()>();
         let pause = self.steps.patience.beat / 2;
@@ -383,7 +387,7 @@ impl JointSave<'_> {
         Staging { steps: self.steps, folder, plan: self.plan, pieces: &[], control: self.control }
     }
 
-    /// Fails if somebody has decided that there is no such step.
+    /// Fails if the save has been aborted.
     pub(super) fn go_on(&self) -> Result<()> {
         match self.meeting.decided()? {
             Some(Decision { commit: false, why }) => Err(self.aborted(why)),
@@ -416,7 +420,7 @@ impl JointSave<'_> {
         format!("step {} as writer {}", self.step, self.together.writer)
     }
 
-    /// What the others are told of an error of ours.
+    /// The text that reports our error to the other writers.
     pub(super) fn told(&self, error: &Error) -> String {
         match error {
             Error::Aborted { reason, .. } => reason.clone(),
@@ -440,7 +444,7 @@ impl JointSave<'_> {
             files: part.files().count(),
             plan: planned - self.begun,
             write: durable - planned,
-            sync: Duration::ZERO, // it is within the writing
+            sync: Duration::ZERO, // included in `write`
             commit: durable.elapsed(),
             peak_bytes_per_s: PeakRate::of(&*self.steps.store).map(|peak| peak.write_bytes_per_s),
         }

@@ -1,18 +1,18 @@
-//! A note for people and other tools: which step is the newest. Nothing of ours ever reads it to
-//! find one.
+//! The file `latest`, which names the newest step for people and other tools. This crate never
+//! reads it to find a step.
 
 use crate::Checkpoints;
 use storage::{Key, Storage};
 
-/// Where many tools look.
+/// The name that many tools read.
 const LATEST: &str = "latest";
 
-/// A note is a name and a line feed.
+/// The file has a name and a line feed.
 const NOTE_BYTES_MAX: u64 = 512;
 
 impl Checkpoints {
-    /// Writes the note, unless the file is somebody else's. A save that is committed does not fail
-    /// because of it.
+    /// Writes the file, unless it belongs to another program. An error does not fail the committed
+    /// save.
     pub(crate) fn note_latest(&self, data: &Key) {
         let below = data.as_str().strip_prefix(self.folder.as_str()).unwrap_or(data.as_str());
         let text = format!("{}\n", below.trim_start_matches('/'));
@@ -27,7 +27,7 @@ impl Checkpoints {
     }
 }
 
-/// Whether there is no such file, or one of ours: DeepSpeed keeps one of the same name.
+/// Whether the file does not exist or is ours: DeepSpeed writes one of the same name.
 fn is_ours(store: &dyn Storage, key: &Key) -> bool {
     match store.open(key) {
         Ok(object) if object.len_bytes() <= NOTE_BYTES_MAX => {

@@ -1,4 +1,4 @@
-//! A save: everything under a hidden name, durable, then the manifest, then the name.
+//! A save: all files under a hidden name, made durable, then the manifest, then the rename.
 
 pub(crate) mod commit_target;
 mod follower;
@@ -25,12 +25,12 @@ use crate::write::staging::{PieceSource, Staging, WrittenStep, weight_index};
 use crate::{Checkpoints, Dtype, Error, Group, PeakRate, Region, Result};
 use storage::{ByteSize, FileEntry, Key, Manifest, Storage};
 
-/// A tensor to be saved. The bytes stay the caller's, and are written from where they lie.
+/// A tensor to be saved. The bytes are borrowed and written without a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorData<'a> {
     /// The parameter's name; the same in every group. Without `#`, which marks pieces.
     pub name: &'a str,
-    /// What the tensor is to the parameter.
+    /// The role of the tensor for the parameter.
     pub group: Group,
     /// Its elements, little-endian.
     pub dtype: Dtype,
@@ -47,7 +47,8 @@ impl TensorData<'_> {
     }
 }
 
-/// Bytes that belong to no tensor: the state of a loader, of a random generator, a configuration.
+/// Bytes that belong to no tensor, for example the state of a loader or a random generator, or a
+/// configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Blob<'a> {
     /// A file name, without `/` and not hidden.
@@ -56,7 +57,7 @@ pub struct Blob<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What a save did, and how long that took. Its text is a line for a log.
+/// What a save did, and how long it took. Its `Display` is a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveReport {
     /// The step.
@@ -65,15 +66,15 @@ pub struct SaveReport {
     pub bytes: u64,
     /// Files written, without the manifest.
     pub files: usize,
-    /// Laying out, and looking for space.
+    /// Time to plan the layout and check the space.
     pub plan: Duration,
-    /// Checksumming and writing.
+    /// Time to compute checksums and write.
     pub write: Duration,
-    /// Making files durable.
+    /// Time to make the files durable.
     pub sync: Duration,
-    /// Manifest and name.
+    /// Time to write the manifest and publish the step.
     pub commit: Duration,
-    /// What `feedline ckpt bench` has found this device to write at best, if it has.
+    /// The best write rate that `feedline ckpt bench` has measured on this device, if it has.
     pub peak_bytes_per_s: Option<u64>,
 }
 
@@ -100,10 +101,9 @@ impl fmt::Display for SaveReport {
 }
 
 impl Checkpoints {
-    /// Saves a step. When this returns, it is there and stays there, also after a crash. If it
-    /// fails, nothing of it is visible, and all earlier steps are as they were; the one exception
-    /// is a failure of the very last operation, the sync of a folder that has its name already:
-    /// then the step may be there, and complete.
+    /// Saves a step. On success the step is durably committed. On failure nothing of it is visible
+    /// and all earlier steps are unchanged, with one exception: if the very last operation fails,
+    /// the sync of the folder after the rename, the step may exist, and is then complete.
     ///
     /// `meta` is stored for the caller, and [`Checkpoint::meta`](crate::Checkpoint::meta) returns
     /// it. The files are a pure function of the arguments and the
@@ -112,7 +112,7 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::StepExists`]; [`Error::BadInput`] for tensors that cannot be saved;
     /// [`Error::Held`]; [`storage::Error::NoSpace`] within [`Error::Storage`], before the first
-    /// byte is written wherever the store knows its free space; or what else the store says.
+    /// byte is written if the store knows its free space; other errors of the store.
     pub fn save(
         &self,
         step: u64,
@@ -123,7 +123,7 @@ impl Checkpoints {
         self.save_counted(step, tensors, blobs, meta, &Arc::default())
     }
 
-    /// The same for somebody who watches: to `wrote` is added what goes to the store, as it goes.
+    /// The same with progress: `wrote` is incremented by the bytes written, as they are written.
     ///
     /// # Errors
     /// As [`Checkpoints::save`].
@@ -145,7 +145,7 @@ impl Checkpoints {
         self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &control)
     }
 
-    /// The plan of one writer that holds all tensors whole. It is made once and then remembered.
+    /// The plan of one writer that holds all tensors whole, cached.
     pub(crate) fn plan_whole(&self, tensors: &[TensorData<'_>]) -> Result<Arc<SavePlan>> {
         let specs: Vec<TensorSpec> = tensors.iter().map(TensorData::spec).collect();
         let whole = |(tensor, data): (usize, &TensorData<'_>)| HeldRegion {
@@ -156,14 +156,14 @@ impl Checkpoints {
         self.plans.plan(&specs, &held, self.plan_limits())
     }
 
-    /// Saves a step of which this process holds the parts of all writers of a plan: `held` has for
-    /// each writer the bytes of its holdings.
+    /// Saves a step of which this process holds the parts of all writers of a plan: `held` has the
+    /// bytes of each writer's regions.
     ///
     /// # Errors
     /// As [`Checkpoints::save`].
     ///
     /// # Panics
-    /// If there are not as many writers as the plan has.
+    /// If `held` does not have one entry per writer of the plan.
     pub fn save_plan(
         &self,
         step: u64,
@@ -180,13 +180,13 @@ impl Checkpoints {
         self.save_pieces(begun, step, plan, &pieces, blobs, meta, &SaveControl::default())
     }
 
-    /// What the options say of a plan.
+    /// The plan limits that follow from the options.
     #[must_use]
     pub fn plan_limits(&self) -> PlanLimits {
         PlanLimits { shard_bytes_max: self.options.shard_bytes_max, ..PlanLimits::default() }
     }
 
-    /// A save of the pieces of all writers, that can be watched and cancelled.
+    /// Saves the pieces of all writers, with progress and cancellation.
     #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
     pub(crate) fn save_pieces(
         &self,
@@ -206,7 +206,7 @@ impl Checkpoints {
         let place = self.find_place(step)?;
         let size = |(writer, pieces): (usize, &PieceSource<'_>)| match pieces {
             PieceSource::Memory(_) => plan.bytes(writer),
-            PieceSource::Files(_) => 0, // they have their space
+            PieceSource::Files(_) => 0, // their space is already allocated
         };
         let sizes = pieces.iter().enumerate().map(size);
         let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
@@ -235,7 +235,8 @@ impl Checkpoints {
         })
     }
 
-    /// Writes the manifest, if it is one that readers open, and makes room for the step.
+    /// Writes the manifest, after checking that readers accept it, and moves a damaged step out of
+    /// the way.
     pub(crate) fn seal(
         &self,
         step: u64,
@@ -281,13 +282,13 @@ pub(crate) fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// What is larger is a blob.
+/// Larger data belongs in a blob.
 const META_BYTES_MAX: usize = 64 << 20;
 
-/// Readers of JSON stop at 128, of which a manifest has two.
+/// JSON parsers stop at a depth of 128, of which a manifest uses two.
 const META_DEPTH_MAX: usize = 100;
 
-/// Refuses what would make a manifest that no reader opens, before the first byte is written.
+/// Rejects metadata that would make the manifest unreadable, before the first byte is written.
 pub(crate) fn check_meta(meta: &serde_json::Value) -> Result<()> {
     let bad =
         |reason: String| Err(Error::BadInput { object: "the meta of a step".to_owned(), reason });
@@ -312,7 +313,7 @@ fn is_deeper(value: &serde_json::Value, most: usize) -> bool {
     }
 }
 
-/// Takes so many bytes, and keeps none.
+/// Counts down a budget of bytes, and discards the data.
 struct SizeLimit(usize);
 
 impl std::io::Write for SizeLimit {
@@ -326,11 +327,11 @@ impl std::io::Write for SizeLimit {
     }
 }
 
-/// File systems take 255, of which an unfinished upload needs some for its own name.
+/// File systems allow 255 bytes, of which an unfinished upload needs some for its own name.
 const BLOB_NAME_BYTES_MAX: usize = 200;
 
-/// Looks for room for all bytes, the manifest, and the file system's own needs, before the first
-/// byte is written: a disk that fills up halfway costs minutes, and may take others down with us.
+/// Checks the space for all bytes, the manifest, and file system overhead, before the first byte is
+/// written: a disk that fills up halfway costs minutes, and may affect other processes.
 pub(crate) fn check_space(
     store: &dyn Storage,
     target: &Key,

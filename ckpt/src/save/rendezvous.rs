@@ -1,17 +1,19 @@
-//! Where the processes of one save meet: a hidden folder of small objects, each written once.
+//! Rendezvous of the processes of one joint save: a hidden folder of small objects, each written
+//! once.
 //!
 //! ```text
 //! .save-step-000012000-TOKEN/
-//!   announce         by writer 0: the plan that it follows, and where files go
-//!   lead/OWNER       its signs of life
-//!   alive/00003-OWNER  those of writer 3
+//!   announce         by writer 0: the plan to follow and where files go
+//!   lead/OWNER       heartbeat of writer 0
+//!   alive/00003-OWNER  heartbeat of writer 3
 //!   part/00003       what writer 3 has written, durably
-//!   decision         "commit" or why not: whoever writes it first decides for all
-//!   outcome          by writer 0: whether the commit that was decided is made, durably
+//!   decision         "commit" or why not; the first writer to create it decides for all
+//!   outcome          by writer 0: whether the decided commit has been made, durably
 //! ```
 //!
-//! All but signs of life are sealed as manifests are, so that a torn or foreign one is refused. The
-//! folder stays until the next save or sweep, so that the slowest writer finds it.
+//! All objects except heartbeats are sealed like manifests, so a truncated or foreign one is
+//! rejected. The folder is kept until the next save or sweep, so that the slowest writer still
+//! finds it.
 
 use std::time::{Duration, Instant};
 
@@ -26,46 +28,46 @@ use crate::steps::checkpoints::step_name;
 use crate::{Checkpoints, Chunk, Codec, Error, Result};
 use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity, Storage};
 
-/// Hidden folders of saves that several processes make.
+/// Prefix of the hidden folders of joint saves.
 const MEETING: &str = ".save-";
 
-/// By writer 0: the first object of a meeting, and the first to go.
+/// Written by writer 0: the first object of a rendezvous, and the first to be deleted.
 const ANNOUNCE: &str = "announce";
 
-/// Longer would not fit beside what else is in the name.
+/// Limit set by the rest of the folder's name.
 const TOKEN_BYTES_MAX: usize = 100;
 
-/// Polls of the store while waiting: from a few milliseconds, a 32nd of what was waited so far,
-/// to this. A thousand writers then ask two thousand times a second at most.
+/// Interval between polls of the store: a 32nd of the time waited so far, within these bounds. A
+/// thousand writers then send at most two thousand requests a second.
 const POLL_MAX: Duration = Duration::from_millis(500);
 const POLL_MIN: Duration = Duration::from_millis(2);
 
-/// Writer 0 says what is going to be saved.
+/// Writer 0's description of the save.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SaveAnnouncement {
     pub(crate) step: u64,
     pub(crate) writers: usize,
-    /// Of the plan, which all must share. In hexadecimal digits: JSON has no 64-bit integers in
-    /// the tools of some.
+    /// Fingerprint of the plan, which must be the same for all writers. In hexadecimal digits,
+    /// since some JSON tools have no 64-bit integers.
     #[serde(with = "crate::base::hex")]
     pub(crate) fingerprint: u64,
     pub(crate) block_bytes: u64,
     pub(crate) codec: Option<Codec>,
-    /// Who says so.
+    /// Identity of writer 0.
     pub(crate) owner: String,
-    /// Where files go, below the checkpoints' folder.
+    /// Folder of the data files, relative to the checkpoint folder.
     pub(crate) data: String,
-    /// What is there when the step is, below the checkpoints' folder.
+    /// Object whose existence commits the step, relative to the checkpoint folder.
     pub(crate) record: String,
-    /// Whether a damaged step has that name, and may have such a record.
+    /// Whether a damaged step has that name. It may have such a record too.
     pub(crate) has_damaged: bool,
 }
 
 /// What one writer has written, durably.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WriterOutput {
-    /// Its files of tensors, in the order of the plan, and the chunks of each.
+    /// Its tensor files in plan order, with the chunks of each.
     pub(crate) shards: Vec<(FileEntry, Vec<Chunk>)>,
     pub(crate) blobs: Vec<(FileEntry, BlobEntry)>,
 }
@@ -77,26 +79,26 @@ impl WriterOutput {
     }
 }
 
-/// `meta` of a part; its files are those of the chunks, then those of the blobs.
+/// `meta` of a part. Its files are those of the chunks, then those of the blobs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PartMeta {
-    /// Who announced the save that this is a part of.
+    /// Writer 0 of the save that this part belongs to.
     owner: String,
     chunks: Vec<Vec<Chunk>>,
     blobs: Vec<BlobEntry>,
 }
 
-/// What becomes of the save.
+/// The common decision: commit or abort.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Decision {
     pub(crate) commit: bool,
-    /// Why not.
+    /// The reason for not committing.
     pub(crate) why: String,
 }
 
-/// The meeting of one save, as one writer has it.
+/// One writer's view of the rendezvous.
 #[derive(Debug)]
 pub(crate) struct Rendezvous<'a> {
     steps: &'a Checkpoints,
@@ -122,7 +124,8 @@ impl<'a> Rendezvous<'a> {
         Ok(self.folder.join(name)?)
     }
 
-    /// Says what is saved. A token serves once: what another try left would be mistaken for ours.
+    /// Announces the save. A token can be used once: objects of an earlier try would be mistaken
+    /// for ours.
     pub(crate) fn announce(&self, announce: &SaveAnnouncement) -> Result<()> {
         match self.write(ANNOUNCE, Vec::new(), announce) {
             Err(Error::Storage(storage::Error::Exists { object })) => {
@@ -145,7 +148,7 @@ impl<'a> Rendezvous<'a> {
         self.write(&format!("part/{writer:05}"), files, &meta)
     }
 
-    /// Which writers have written their part.
+    /// The writers that have written their part.
     pub(crate) fn parts_there(&self) -> Result<Vec<usize>> {
         let names = self.store().list_names(&self.key("part")?)?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
@@ -171,7 +174,7 @@ impl<'a> Rendezvous<'a> {
         Ok(WriterOutput { shards: shards.collect(), blobs: blobs.collect() })
     }
 
-    /// Decides for all, unless somebody has. Gives what is decided.
+    /// Decides for all writers, unless another writer already has. Returns the decision in force.
     pub(crate) fn decide(&self, decision: Decision) -> Result<Decision> {
         match self.write("decision", Vec::new(), &decision) {
             Ok(()) => Ok(decision),
@@ -188,7 +191,7 @@ impl<'a> Rendezvous<'a> {
         Ok(self.read("decision")?.map(|(_, decision)| decision))
     }
 
-    /// Says what has become of a commit that was decided.
+    /// Reports whether a decided commit has been made.
     pub(crate) fn end(&self, is_there: bool, why: &str) -> Result<()> {
         let end = Decision { commit: is_there, why: why.to_owned() };
         self.write("outcome", Vec::new(), &end)
@@ -238,8 +241,9 @@ impl<'a> Rendezvous<'a> {
 }
 
 impl Checkpoints {
-    /// Removes the meetings of earlier saves, all but the one of this name, and what slow writers
-    /// wrote after writer 0 had given up. The lease is held: none of them goes on.
+    /// Removes the rendezvous folders of earlier saves, all except `but`, and staging folders of
+    /// this process: slow writers may have written there after it aborted the save. The lease is
+    /// held, so none of those saves can still commit.
     pub(crate) fn clear_meetings(&self, but: &str) -> Result<Vec<String>> {
         let mut removed = Vec::new();
         for name in self.store.list_names(&self.folder)? {
@@ -252,8 +256,8 @@ impl Checkpoints {
             } else if name.starts_with(MEETING) && name != but {
                 self.check_lease()?;
                 let folder = self.folder.join(&name)?;
-                // First of all: a writer that still finds it knows that the decision which it has
-                // just made is the only one there was.
+                // Deleted first: a writer that still finds it after deciding knows that its
+                // decision is the only one.
                 forget(&*self.store, &folder.join(ANNOUNCE)?)?;
                 self.store.delete_folder(&folder)?;
                 removed.push(name);
@@ -263,7 +267,7 @@ impl Checkpoints {
     }
 }
 
-/// Waits a little, longer the longer it has waited.
+/// Sleeps between polls, longer the longer it has waited.
 pub(crate) fn pause(begun: Instant) {
     std::thread::sleep((begun.elapsed() / 32).clamp(POLL_MIN, POLL_MAX));
 }

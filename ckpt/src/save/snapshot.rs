@@ -1,6 +1,6 @@
-//! A copy of what one writer of a plan saves, that no later update touches: the pieces of its files
-//! and its blobs, laid end to end in one piece of memory. It has just their bytes, so what bounds
-//! it is what the plan gives this writer: of a state that several have, each copies its share.
+//! A snapshot: the copy of what one writer of a plan saves, which no later update touches. The
+//! pieces of its files and its blobs are stored end to end in one arena. It holds only their bytes:
+//! of a state that several ranks replicate, each copies its share.
 
 use std::time::{Duration, Instant};
 
@@ -13,30 +13,30 @@ use crate::write::staging::PieceSource;
 use crate::{Blob, Checkpoints, Error, JointSaveOptions, Result, SaveReport};
 use storage::copy_past_cache;
 
-/// Copies begin at multiples of it, so that whole lines of the cache are written.
+/// Alignment of the copies, so that whole cache lines are written.
 const ALIGN_BYTES: u64 = 64;
 
-/// One thread copies so much at a time: enough that taking turns costs nothing, little enough that
-/// all threads end together.
+/// Unit of work of a copy thread: large enough for negligible overhead, small enough that all
+/// threads finish at about the same time.
 const PART_BYTES: usize = 16 << 20;
 
-/// What is to be saved. It says where the bytes lie in an arena, and has none itself.
+/// Description of what is to be saved: where the bytes are in an arena, without the bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Snapshot {
     pub(crate) step: u64,
     pub(crate) writer: usize,
-    /// With whom it is saved; `None` if the plan has one writer.
+    /// The joint save that it is part of; `None` if the plan has one writer.
     pub(crate) party: Option<JointSaveInfo>,
     blobs: Vec<Named>,
     pub(crate) meta: serde_json::Value,
     /// Bytes of pieces and blobs.
     pub(crate) bytes: u64,
-    /// The same with the gaps between them.
+    /// The same with the alignment gaps.
     pub(crate) arena_bytes: u64,
 }
 
-/// What [`JointSaveOptions`] says, but for the writer.
+/// [`JointSaveOptions`] without the writer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct JointSaveInfo {
@@ -59,7 +59,7 @@ struct ArenaRange {
 }
 
 impl ArenaRange {
-    /// The place after `end`, which moves behind it.
+    /// The range after `end`, which is advanced past it.
     fn after(end: &mut u64, bytes: usize) -> Self {
         let offset = end.next_multiple_of(ALIGN_BYTES);
         let bytes = bytes as u64;
@@ -78,7 +78,7 @@ impl ArenaRange {
 }
 
 impl Snapshot {
-    /// Lays everything out. Nothing is copied yet.
+    /// Computes the layout. Nothing is copied yet.
     pub(crate) fn new(
         step: u64,
         plan: &SavePlan,
@@ -102,8 +102,8 @@ impl Snapshot {
         Snapshot { step, writer, party: None, blobs, meta, bytes, arena_bytes: end }
     }
 
-    /// Copies what was laid out, by so many threads. `blobs` are those that [`Snapshot::new`] was
-    /// given, `pieces` the bytes of the writer's.
+    /// Copies the pieces and blobs on `threads` threads. `blobs` are those passed to
+    /// [`Snapshot::new`], `pieces` the bytes of this writer's pieces.
     pub(crate) fn fill(
         &self,
         arena: &mut [u8],
@@ -131,7 +131,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// What another process needs to save what lies in the arena.
+    /// The orders: all that another process needs to save the contents of the arena.
     pub(crate) fn orders(&self, plan: &SavePlan) -> Vec<u8> {
         let mut text = plan.recipe_text().to_vec();
         serde_json::to_writer(&mut text, self)
@@ -139,14 +139,14 @@ impl Snapshot {
         text
     }
 
-    /// Reads orders, which may be anything.
+    /// Parses orders, which are untrusted.
     pub(crate) fn of_orders(orders: &[u8]) -> serde_json::Result<(SavePlanInputs, Snapshot)> {
         let mut text = serde_json::Deserializer::from_slice(orders);
         let both = (SavePlanInputs::deserialize(&mut text)?, Snapshot::deserialize(&mut text)?);
         text.end().map(|()| both)
     }
 
-    /// Refuses a plan that this cannot be of.
+    /// Rejects a plan that this snapshot cannot belong to.
     pub(crate) fn check(&self, plan: &SavePlan) -> Result<()> {
         if self.writer < plan.writers() && (self.party.is_some() || plan.writers() == 1) {
             return Ok(());
@@ -155,24 +155,24 @@ impl Snapshot {
         Err(Error::Agent { reason })
     }
 
-    /// The bytes of the writer's pieces, as they lie in the arena.
+    /// The bytes of the writer's pieces in the arena.
     pub(crate) fn pieces<'a>(&self, plan: &SavePlan, arena: &'a [u8]) -> Result<Vec<&'a [u8]>> {
         places(plan, self.writer).map(|place| place.of(arena)).collect()
     }
 
-    /// The blobs, as they lie in the arena.
+    /// The blobs in the arena.
     pub(crate) fn blobs<'a>(&'a self, arena: &'a [u8]) -> Result<Vec<Blob<'a>>> {
         let data = |blob: &'a Named| Ok(Blob { name: &blob.name, bytes: blob.place.of(arena)? });
         self.blobs.iter().map(data).collect()
     }
 
-    /// How it is saved with others, if it is.
+    /// The options of the joint save, if it is one.
     pub(crate) fn together(&self) -> Option<JointSaveOptions<'_>> {
         let JointSaveInfo { token, deadline } = self.party.as_ref()?;
         Some(JointSaveOptions { token, writer: self.writer, deadline: *deadline })
     }
 
-    /// Saves what lies in the arena.
+    /// Saves the contents of the arena.
     pub(crate) fn save(
         &self,
         steps: &Checkpoints,
@@ -193,7 +193,7 @@ impl Snapshot {
     }
 }
 
-/// Where the pieces of a writer lie.
+/// The arena ranges of a writer's pieces.
 fn places(plan: &SavePlan, writer: usize) -> impl Iterator<Item = ArenaRange> {
     let mut end = 0;
     plan.pieces_of(writer).map(move |piece| ArenaRange::after(&mut end, piece.bytes.len()))
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::{Dtype, Group, HeldRegion, PlanLimits, Region, Span, TensorSpec};
 
-    /// Two writers of which each has all of some tensors and a half of others.
+    /// Two writers: each has all of some tensors and half of the others.
     fn plan(lens: &[u64]) -> SavePlan {
         let spec = |(place, &len): (usize, &u64)| TensorSpec {
             name: format!("t{place}"),

@@ -9,19 +9,20 @@ use crate::read::checkpoint::{Checkpoint, Listing};
 use crate::{Codec, Error, Lease, LivenessTimeouts, Result};
 use storage::{Key, Storage};
 
-/// Twelve decimal digits hold it.
+/// The largest number of twelve decimal digits.
 const STEP_MAX: u64 = 999_999_999_999;
 
-/// So often steps may come and go while the newest is looked for. A save takes longer than a look.
+/// How often the newest step is looked for while steps are added and deleted. A save takes longer
+/// than one such search.
 const LOOKS_MAX: usize = 16;
 
-/// A folder of checkpoints, one a step.
+/// A folder of checkpoints, one per step.
 #[derive(Debug)]
 pub struct Checkpoints {
     pub(crate) store: Arc<dyn Storage>,
     pub(crate) folder: Key,
     pub(crate) options: CheckpointOptions,
-    /// Held by whatever changes the folder: the lease keeps other processes out, not our threads.
+    /// Held during each change of the folder: the lease excludes other processes, not our threads.
     writing: Mutex<()>,
     pub(crate) patience: LivenessTimeouts,
     pub(crate) plans: PlanCache,
@@ -31,20 +32,20 @@ pub struct Checkpoints {
 /// How checkpoints are written. Readers take the sizes from the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOptions {
-    /// Bytes of tensors in one file. A larger tensor is cut between rows. Small files cost metadata
-    /// operations, large ones keep writers from working side by side. Default: 4 GiB. Minimum: 1.
+    /// Bytes of tensors in one file. A larger tensor is split between rows. Small files cost
+    /// metadata operations, large ones limit parallel writes. Default: 4 GiB. Minimum: 1.
     pub shard_bytes_max: u64,
-    /// Bytes under one checksum. A read of a part of a tensor reads whole blocks, and every block
+    /// Bytes under one checksum. Reading a part of a tensor reads whole blocks, and each block
     /// takes 16 bytes of the manifest. A multiple of 4 KiB. Default: 4 MiB. Maximum: 64 MiB.
     pub block_bytes: u64,
-    /// Files written, or batches of 16 MiB read, at the same time. More than a device can use
-    /// slows it down. Default: 2. Minimum: 1.
+    /// Files written, or batches of 16 MiB read, at the same time. More than a device can use slows
+    /// it down. Default: 2. Minimum: 1.
     pub threads: usize,
-    /// Memory for bytes on their way to the store, in all. Default: 256 MiB. At least two buffers
-    /// of 8 MiB for each file that is being written.
+    /// Staging buffer memory in total, at least two buffers of 8 MiB per file being written.
+    /// Default: 256 MiB.
     pub staging_bytes_max: u64,
-    /// How tensors are packed, for stores that are slower than it. What is packed is read by this
-    /// crate alone. Default: not at all.
+    /// Codec that packs tensors, for stores slower than the codec. Only this crate can read packed
+    /// files. Default: none.
     #[serde(default)]
     pub codec: Option<Codec>,
 }
@@ -62,7 +63,7 @@ impl Default for CheckpointOptions {
 }
 
 impl Checkpoints {
-    /// The checkpoints below `folder`, which need not exist yet. This reads and writes nothing.
+    /// The checkpoints in `folder`, which need not exist yet. This reads and writes nothing.
     #[must_use]
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
         let (options, patience) = (CheckpointOptions::default(), LivenessTimeouts::default());
@@ -78,11 +79,11 @@ impl Checkpoints {
         self
     }
 
-    /// The same with other patience for processes that are silent. All that write into the folder
-    /// are to have the same.
+    /// The same with other heartbeat timeouts. All processes that write into the folder must use
+    /// the same.
     ///
     /// # Panics
-    /// If the beat is longer than half the silence that counts as death.
+    /// If the heartbeat interval is longer than half the timeout.
     #[must_use]
     pub fn with_patience(mut self, patience: LivenessTimeouts) -> Self {
         assert!(patience.beat * 2 <= patience.silence_max, "no beat fits into {patience:?}");
@@ -91,24 +92,23 @@ impl Checkpoints {
         self
     }
 
-    /// Keeps every other writer out of the folder until the lease, and every other that this gave,
-    /// is dropped. A trainer takes it when it starts; without it every single save takes one for
-    /// itself. The lease of a process that died on this machine counts for nothing; whether one of
-    /// another machine still lives is found by waiting for a sign, for
-    /// [`LivenessTimeouts::silence_max`] at most.
+    /// Excludes every other writer from the folder until this lease, and every other one returned
+    /// by this call, is dropped. A trainer takes it at startup; otherwise each save takes its own.
+    /// The lease of a process that died on this machine is ignored; for one of another machine,
+    /// this waits up to [`LivenessTimeouts::silence_max`] for a heartbeat.
     ///
     /// # Errors
-    /// [`Error::Held`] names the process that writes here. Of two writers that come at the same
-    /// moment both may be refused.
+    /// [`Error::Held`] names the process that holds the lease. Of two concurrent callers both may
+    /// get it.
     pub fn lock(&self) -> Result<Lease> {
         self.lease.take()
     }
 
-    /// The steps whose manifest agrees with their files, the oldest first. A warning is logged for
-    /// each of the others.
+    /// The steps whose manifest agrees with their files, oldest first. A warning is logged for each
+    /// other step.
     ///
     /// # Errors
-    /// What the store says.
+    /// Errors of the store.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let mut complete = Vec::new();
         let there = self.listing()?;
@@ -120,12 +120,12 @@ impl Checkpoints {
         Ok(complete)
     }
 
-    /// The newest step whose manifest agrees with its files; `None` if there is none. Newer ones
-    /// that are incomplete or damaged are passed over with a warning that says why. No `latest`
-    /// file is asked.
+    /// The newest step whose manifest agrees with its files; `None` if there is none. Newer
+    /// incomplete or damaged steps are skipped with a warning that says why. No `latest` file is
+    /// read.
     ///
     /// # Errors
-    /// What the store says, such as that it cannot be read: falling back to an older step then
+    /// Errors of the store, for example that it cannot be read: falling back to an older step then
     /// would lose the work in between.
     pub fn newest(&self) -> Result<Option<Checkpoint>> {
         for _ in 0..LOOKS_MAX {
@@ -140,7 +140,7 @@ impl Checkpoints {
                 }
                 is_all_well = false;
             }
-            // What was passed over may have been deleted since, because a newer one had come.
+            // A skipped step may have been deleted meanwhile because a newer one was saved.
             if is_all_well || self.named_steps()? == names {
                 return Ok(found);
             }
@@ -153,8 +153,9 @@ impl Checkpoints {
     /// Opens one step.
     ///
     /// # Errors
-    /// [`Error::NoStep`] tells which there are; [`Error::BadManifest`], [`Error::Corrupt`] or
-    /// [`storage::Error::NotFound`] within [`Error::Storage`] what is wrong with it.
+    /// [`Error::NoStep`] with the nearest existing steps; [`Error::BadManifest`],
+    /// [`Error::Corrupt`] or [`storage::Error::NotFound`] within [`Error::Storage`] if it is
+    /// damaged.
     pub fn open_step(&self, step: u64) -> Result<Checkpoint> {
         let mut near = self.named_steps()?;
         if !near.contains(&step) {
@@ -166,25 +167,25 @@ impl Checkpoints {
         self.open_named(step, &self.listing()?)
     }
 
-    /// Waits until no other thread changes the folder, and keeps other processes out.
+    /// Waits until no other thread changes the folder, and excludes other processes.
     pub(crate) fn begin_change(&self) -> Result<(Lease, MutexGuard<'_, ()>)> {
-        // A thread that panicked here left only what a crash leaves, and readers bear that.
+        // A thread that panicked here left the same state as a crash, which readers tolerate.
         let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         Ok((self.lease.take_for_change()?, alone))
     }
 
-    /// Refuses to go on if another process took the lease for abandoned.
+    /// Fails if another process has taken over the lease.
     pub(crate) fn check_lease(&self) -> Result<()> {
         self.lease.check()
     }
 
-    /// The steps that have a folder, complete or not, the oldest first.
+    /// The steps that have a folder, complete or not, oldest first.
     pub(crate) fn named_steps(&self) -> Result<Vec<u64>> {
         // Ascending: names are sorted, and all steps have the same number of digits.
         Ok(self.names()?.iter().filter_map(|name| step_of(name)).collect())
     }
 
-    /// All that is directly in the folder.
+    /// All names directly in the folder.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         Ok(self.store.list_names(&self.folder)?)
     }
@@ -223,7 +224,7 @@ impl Checkpoints {
         Ok(entries.into_iter().map(|entry| (entry.key, entry.bytes)).collect())
     }
 
-    /// Refuses a step and options that no checkpoint can have.
+    /// Rejects invalid steps and options.
     pub(crate) fn check_options(&self, step: u64) -> Result<()> {
         let bad = |reason: String| Err(Error::BadInput { object: format!("step {step}"), reason });
         let CheckpointOptions { shard_bytes_max, block_bytes, threads, .. } = self.options;
@@ -249,7 +250,7 @@ pub(crate) fn step_name(step: u64) -> String {
     format!("step-{step:012}")
 }
 
-/// The step that a folder is named for; `None` for all other names.
+/// Parses the step from a folder name; `None` for all other names.
 #[must_use]
 pub fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?;

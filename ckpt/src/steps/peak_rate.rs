@@ -5,21 +5,21 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use storage::{Key, Storage, crc64, open_url, read_all, write_all};
 
-/// What a device can do at best, as `feedline ckpt bench` has measured it, so that a save can say
-/// which share of that it reached. Kept a mount, in the user's cache folder, and of no consequence:
-/// where it is missing or broken nothing is said.
+/// The best rates of a device, as measured by `feedline ckpt bench`, so that a save can report its
+/// share of them. Stored per mount in the user's cache folder, for reports only: if missing or
+/// broken, it is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeakRate {
-    /// Written in sequence, around the page cache, until it was durable.
+    /// Sequential direct writes, until durable.
     pub write_bytes_per_s: u64,
-    /// Read in sequence, around the page cache.
+    /// Sequential direct reads.
     pub read_bytes_per_s: u64,
-    /// Which machine, file system and mount that was.
+    /// The machine, file system and mount measured.
     pub place: String,
 }
 
 impl PeakRate {
-    /// What was measured last where this store is.
+    /// The last measurement for the mount of this store.
     #[must_use]
     pub fn of(store: &dyn Storage) -> Option<Self> {
         let place = place_of(store)?;
@@ -29,11 +29,11 @@ impl PeakRate {
         (peak.place == place && peak.write_bytes_per_s > 0).then_some(peak)
     }
 
-    /// Keeps a measurement for saves to come, in place of an older one. Gives `None` where there is
-    /// nowhere to keep it, or no mount that it could be of.
+    /// Stores a measurement for later saves, replacing an older one. Returns `None` if there is no
+    /// cache folder, or the store is on no mount.
     ///
     /// # Errors
-    /// What the cache folder's store says.
+    /// Errors of the cache folder's store.
     pub fn keep(
         store: &dyn Storage,
         write_bytes_per_s: u64,
@@ -56,7 +56,7 @@ impl PeakRate {
     }
 }
 
-/// Homes are shared by machines; disks are not.
+/// Includes the machine: home folders are shared by machines, disks are not.
 fn place_of(store: &dyn Storage) -> Option<String> {
     let profile = store.profile();
     let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;

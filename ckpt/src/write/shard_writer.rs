@@ -1,9 +1,10 @@
-//! Files of many parts, written at the speed of the device.
+//! Writes files of many parts at the speed of the device.
 //!
-//! The space of all files is taken before the first byte of any. A few are filled at the same time,
-//! each from staging buffers of its own: a block is copied and summed while it is in the cache, and
-//! written behind the copy. When all are full they are made durable together, because a device and
-//! a journal ask the same for one file as for many; and last, once, the folders that have them.
+//! The space of all files is allocated before the first byte is written. A few are filled in
+//! parallel, each from its own staging buffers: a block is copied and checksummed while it is
+//! cached, and written in the background. When all are full they are made durable in one go,
+//! because a device and a journal take the same for one file as for many; and last, once, their
+//! folders.
 
 use std::time::{Duration, Instant};
 
@@ -17,15 +18,15 @@ use crate::spec::TensorSpec;
 use crate::{CheckpointOptions, Codec, Dtype, Error, Result};
 use storage::{FileEntry, Key, PendingDirSync, Storage, Upload, crc64_join};
 
-/// Files that have their space and are not durable yet. A process may open 1,024 unless it is told
-/// otherwise, an upload holds two, and others want some as well.
+/// Files with allocated space that are not durable yet. A process may open 1,024 by default, an
+/// upload holds two, and others are needed as well.
 const FILES_OPEN_MAX: usize = 64;
 
-/// Files that are made durable at the same time. Their journal commits join; 16 threads that wait
-/// cost nothing.
+/// Files made durable at the same time. Their journal commits merge; 16 waiting threads cost
+/// nothing.
 const SYNCS_MAX: usize = 16;
 
-/// Writes files into a folder that nobody looks into yet.
+/// Writes files into a folder that is not visible yet.
 #[derive(Debug)]
 pub(crate) struct ShardWriter<'a> {
     pub(crate) store: &'a dyn Storage,
@@ -35,7 +36,7 @@ pub(crate) struct ShardWriter<'a> {
     pub(crate) control: &'a SaveControl,
 }
 
-/// Whether what is written is summed. A checkpoint's files always are; a benchmark looks at the
+/// Whether checksums are computed. For a checkpoint they always are; a benchmark measures the
 /// difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checksums {
@@ -57,18 +58,18 @@ pub(crate) struct FileJob<'a> {
 /// Bytes with checksums of their own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FilePart<'a> {
-    /// Where in the file, after all parts before it. Zeros fill a gap, which is less than a page.
-    /// Packed parts stand without gaps instead.
+    /// Offset in the file, after all earlier parts. A gap is less than a page and filled with
+    /// zeros. Packed parts are stored without gaps instead.
     pub(crate) offset: u64,
     pub(crate) dtype: Dtype,
     pub(crate) bytes: &'a [u8],
 }
 
-/// What stands between two parts, of which the second begins at a page.
+/// The padding before a part that begins at a page.
 const ZEROS: [u8; ALIGN_BYTES as usize] = [0; ALIGN_BYTES as usize];
 
 impl<'a> FileJob<'a> {
-    /// The shards of a writer that has these bytes of their pieces, one after the other.
+    /// The shards of a writer with these bytes of their pieces, one after the other.
     pub(crate) fn of_shards(
         shards: &'a [Shard],
         specs: &[TensorSpec],
@@ -96,7 +97,7 @@ impl<'a> FileJob<'a> {
         FileJob { path, header: bytes, parts: Vec::new(), codec: None }
     }
 
-    /// Its length, which what is packed may fall short of.
+    /// Its length; a packed file may be shorter.
     fn bytes_max(&self, block_bytes: u64) -> u64 {
         let header = self.header.len() as u64;
         if let Some(codec) = self.codec {
@@ -127,9 +128,9 @@ struct Filled {
 }
 
 impl ShardWriter<'_> {
-    /// Writes all files, and makes them and their names durable. Gives them in the order of the
-    /// jobs, and how long it took after each wave of them had all its bytes. After an error there
-    /// may be some of them.
+    /// Writes all files, and makes them and their names durable. Returns them in the order of the
+    /// jobs, and the total sync time, counted after each batch of files had all its bytes. After an
+    /// error some of them may exist.
     pub(crate) fn write(&self, jobs: &[FileJob<'_>]) -> Result<(Vec<WrittenFile>, Duration)> {
         let mut written = Vec::with_capacity(jobs.len());
         let mut names = Vec::with_capacity(jobs.len());
@@ -190,7 +191,8 @@ impl ShardWriter<'_> {
         let Filled { upload, path, expected, sums } = filled;
         let (entry, name) = upload.finish_deferred()?;
         if self.summing == Checksums::On && (entry.bytes, entry.crc64) != expected {
-            // A store that sums for itself has seen other bytes: memory, or a tensor that changed.
+            // A store that computes its own checksum got other bytes: a memory error, or a tensor
+            // that changed.
             return Err(Error::Corrupt {
                 object: self.store.display(&self.folder.join(&path)?),
                 offset: 0,

@@ -12,22 +12,22 @@ use crate::write::shard_writer::{Checksums, FileJob, ShardWriter, WrittenFile};
 use crate::{Blob, Checkpoints, Chunk, Codec, Group, Result, TensorEntry};
 use storage::{FileEntry, Key};
 
-/// Where the bytes lie that belong to no tensor.
+/// Folder of the blobs.
 pub(crate) const EXTRA: &str = "extra";
 
-/// What one writer puts into its files.
+/// Source of the bytes of one writer's files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PieceSource<'a> {
     /// These bytes, piece by piece.
     Memory(&'a [&'a [u8]]),
-    /// What is in files already.
+    /// Existing files.
     Files(&'a dyn PreparedFiles),
 }
 
-/// Files that hold what a writer is to write.
+/// Existing files with the bytes that a writer is to write.
 pub(crate) trait PreparedFiles: fmt::Debug + Sync {
-    /// Makes them files of a folder, durably. Gives them in the order of the plan, and the chunks
-    /// of each.
+    /// Makes them files of a folder, durably. Returns them in the order of the plan, with the
+    /// chunks of each.
     fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>>;
 }
 
@@ -93,7 +93,7 @@ impl Staging<'_> {
         FileJob::of_shards(plan.shards(writer), plan.specs(), pieces, codec)
     }
 
-    /// What a manifest says of a writer's files, of which those from memory were written.
+    /// The manifest entries of a writer's files, of which those from memory were written.
     fn shards(
         &self,
         writer: usize,
@@ -109,7 +109,7 @@ impl Staging<'_> {
         }
     }
 
-    /// What a manifest says of a shard.
+    /// The manifest entry of a shard.
     fn entry(shard: &Shard, written: WrittenFile) -> (FileEntry, Vec<Chunk>) {
         let WrittenFile { file, sums } = written;
         let chunk =
@@ -134,7 +134,7 @@ fn blob_jobs<'a>(blobs: &[Blob<'a>]) -> (Vec<FileJob<'a>>, Vec<BlobEntry>) {
     blobs.iter().map(of_blob).unzip()
 }
 
-/// What stands in the staging folder.
+/// The contents of the staging folder.
 #[derive(Debug)]
 pub(crate) struct WrittenStep {
     pub(crate) files: Vec<FileEntry>,

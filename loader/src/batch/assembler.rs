@@ -32,10 +32,10 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// Makes batches of one kind out of samples. It runs on a thread of the loader, ahead of the
+/// Assembles batches of one kind from samples. It runs on a thread of the loader, ahead of the
 /// consumer.
 pub trait Assemble: fmt::Debug + Send + 'static {
-    /// What a step consumes. The default is an empty one; those that come back are filled again.
+    /// The batch that a step consumes. The default is an empty one; returned batches are reused.
     type Batch: fmt::Debug + Default + Send + 'static;
 
     /// Makes room for so many rows, keeping what was allocated.
@@ -44,13 +44,13 @@ pub trait Assemble: fmt::Debug + Send + 'static {
     /// Sets one row. Called once for each row, in order.
     ///
     /// # Errors
-    /// What is wrong with the sample.
+    /// The sample is invalid.
     fn set_row(&mut self, batch: &mut Self::Batch, row: usize, sample: &Sample<'_>) -> Result<()>;
 
     /// Completes the batch, after its last row.
     ///
     /// # Errors
-    /// What is wrong with the batch.
+    /// The batch is invalid.
     fn finish(&mut self, batch: &mut Self::Batch) -> Result<()> {
         let _ = batch;
         Ok(())

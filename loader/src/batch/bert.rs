@@ -93,8 +93,8 @@ impl BertAssemble {
     /// Sets one row from its sentences.
     ///
     /// # Errors
-    /// [`Error::Sample`] if there is only one sentence where two parts are due, if the row is too
-    /// short for it, or for an id that the vocabulary has not.
+    /// [`Error::Sample`] if there is only one sentence where two parts are required, if the row is
+    /// too short for it, or for an id that the vocabulary has not.
     ///
     /// # Panics
     /// If the batch has no such row, or the sentences do not end within their tokens.
@@ -146,8 +146,8 @@ impl BertAssemble {
         Ok(())
     }
 
-    /// Puts the two parts of a sample into `text`, and says where the first one ends with its SEP,
-    /// whether they have changed places, and whether something was cut off.
+    /// Puts the two parts of a sample into `text`, and returns where the first one ends with its
+    /// SEP, whether they have changed places, and whether something was cut off.
     fn join(&mut self, text: &Sentences<'_>, rng: &mut RandomState) -> Result<(usize, bool, bool)> {
         let sentences = text.ends.len();
         let (mut a, mut b) = (0..text.tokens.len(), 0..0);

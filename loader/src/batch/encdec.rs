@@ -34,10 +34,10 @@ pub struct EncDecBatch {
     /// Position of each token of the decoder in its document. Empty unless
     /// [`EncDecConfig::reset_position_ids`] is set.
     pub decoder_position_ids: Vec<i64>,
-    /// Where documents begin in the encoder. None unless [`EncDecConfig::reset_attention_mask`] is
+    /// Where documents start in the encoder. None unless [`EncDecConfig::reset_attention_mask`] is
     /// set.
     pub encoder_bounds: SequenceBounds,
-    /// Where documents begin in the decoder: the n-th run of a row sees the n-th of the encoder.
+    /// Where documents start in the decoder: the n-th run of a row sees the n-th of the encoder.
     pub decoder_bounds: SequenceBounds,
     /// Whether a row of the decoder was cut.
     pub truncated: Vec<bool>,
@@ -54,7 +54,7 @@ pub struct EncDecConfig {
     /// The size of the vocabulary when the files were made: ids from here on are not tokens, but
     /// count the spans of their document.
     pub vocab_size: i64,
-    /// The id that begins the decoder's tokens: 1 in CPM-2.
+    /// The id that starts the decoder's tokens: 1 in CPM-2.
     pub bos: i64,
     /// The id that ends a document.
     pub eod: i64,
@@ -63,7 +63,7 @@ pub struct EncDecConfig {
     /// The ids that stand for spans, in the order of their use within a sample: 190 in CPM-2. One
     /// more is used than there are spans.
     pub sentinels: Vec<i64>,
-    /// Whether positions begin anew with each document.
+    /// Whether positions restart with each document.
     pub reset_position_ids: bool,
     /// Whether a token sees those of its own document only.
     pub reset_attention_mask: bool,
@@ -100,21 +100,24 @@ pub struct EncDecAssemble {
 const OBJECTIVE: &str = "EncDec";
 
 impl EncDecBatch {
-    /// Which pairs the encoder's attention leaves out in a row: shape `[encoder_len, encoder_len]`.
+    /// The mask of the encoder's attention in a row, `true` for masked pairs:
+    /// shape `[encoder_len, encoder_len]`.
     #[must_use]
     pub fn encoder_mask(&self, row: usize) -> Vec<bool> {
         let runs = self.encoder_bounds.runs_of_row(row, self.encoder_len);
         SequenceBounds::blocked(&runs, &runs, Direction::Both)
     }
 
-    /// Which pairs the decoder's attention leaves out in a row: shape `[decoder_len, decoder_len]`.
+    /// The mask of the decoder's attention in a row, `true` for masked pairs:
+    /// shape `[decoder_len, decoder_len]`.
     #[must_use]
     pub fn decoder_mask(&self, row: usize) -> Vec<bool> {
         let runs = self.decoder_bounds.runs_of_row(row, self.decoder_len);
         SequenceBounds::blocked(&runs, &runs, Direction::LeftToRight)
     }
 
-    /// What the decoder does not see of the encoder in a row: shape `[decoder_len, encoder_len]`.
+    /// The mask of the decoder's attention to the encoder in a row, `true` for masked pairs: shape
+    /// `[decoder_len, encoder_len]`.
     #[must_use]
     pub fn cross_mask(&self, row: usize) -> Vec<bool> {
         let decoder = self.decoder_bounds.runs_of_row(row, self.decoder_len);

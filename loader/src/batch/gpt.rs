@@ -24,7 +24,7 @@ pub struct Batch {
     /// Position of each token in its document, shape as `tokens`. Empty unless
     /// [`GptConfig::reset_position_ids`] is set: they are 0 to `seq_len - 1` then.
     pub position_ids: Vec<i64>,
-    /// Where documents begin. None unless [`GptConfig::reset_attention_mask`] is set.
+    /// Where documents start. None unless
     pub bounds: SequenceBounds,
 }
 
@@ -41,15 +41,15 @@ pub struct GptConfig {
     /// Whether what follows the end of a document does not count in the loss. (Megatron masks where
     /// the INPUT is the end, not where the label is.)
     pub eod_mask_loss: bool,
-    /// Whether positions begin anew with each document.
+    /// Whether positions restart with each document.
     pub reset_position_ids: bool,
     /// Whether a token sees those of its own document only: see [`Batch::bounds`].
     pub reset_attention_mask: bool,
-    /// How the two above know where documents begin.
+    /// How the two settings above find the start of documents.
     pub documents: Documents,
 }
 
-/// How to know where a document begins.
+/// How to find the start of a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Documents {
     /// After each token that ends one, as `reset_position_ids` and `reset_attention_mask` do.
@@ -61,7 +61,7 @@ pub enum Documents {
 }
 
 impl GptConfig {
-    /// Rows of so many tokens, and nothing special about documents.
+    /// Rows of this many tokens, and nothing special about documents.
     #[must_use]
     pub fn new(seq_len: usize) -> Self {
         GptConfig {
@@ -85,9 +85,8 @@ impl GptConfig {
 }
 
 impl Batch {
-    /// What a row's tokens must not see of each other, `true` where they must not: shape
-    /// `[seq_len, seq_len]`, row-major. Megatron's `attention_mask`, for kernels that want it
-    /// dense.
+    /// The attention mask of a row, `true` for masked pairs: shape `[seq_len, seq_len]`, row-major.
+    /// Megatron's `attention_mask`, for kernels that need it dense.
     ///
     /// # Panics
     /// If there is no such row.
@@ -105,7 +104,7 @@ pub struct GptAssemble {
     config: GptConfig,
     /// The element type of each dataset.
     dtypes: Vec<Dtype>,
-    /// Where documents begin in the row at hand, but for the first.
+    /// Starts of the documents in the current row, without the first.
     starts: Vec<u32>,
 }
 
@@ -185,14 +184,14 @@ impl Assemble for GptAssemble {
         let (text_end, labels_end) = (text_len.min(seq_len), text_len.saturating_sub(1));
         decode_row(dtype, sample.bytes, &mut tokens[..text_end]);
         tokens[text_end..].fill(pad);
-        // The label of a token is the next one, which is here already but for that of the last:
-        // to copy is several times quicker than to decode once more.
+        // The label of a token is the next one, which is decoded already except for the last:
+        // copying is several times faster than decoding again.
         let shifted = labels_end.min(text_end.saturating_sub(1));
         labels[..shifted].copy_from_slice(&tokens[1..][..shifted]);
         let last = sample.bytes.get((shifted + 1) * item_bytes..).unwrap_or_default();
         decode_row(dtype, last, &mut labels[shifted..labels_end]);
         labels[labels_end..].fill(pad);
-        // What no token can be need not be looked for: half of the time would go into that.
+        // Skipped if the padding id cannot be a token: the search would take half of the time.
         let is_apart = pad < 0 && matches!(dtype, Dtype::U8 | Dtype::U16 | Dtype::U32);
         if is_apart {
             loss_mask[..labels_end].fill(1.0);

@@ -39,15 +39,15 @@ pub enum NgramLengths {
 /// p of [`NgramLengths::Geometric`], after SpanBERT.
 const GEOMETRIC_P: f64 = 0.2;
 
-/// The ids from 0 on, and which of them go on with a word that another has begun.
+/// The ids from 0 on, and which of them continue a word.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Vocabulary {
     continues: Vec<bool>,
 }
 
 impl Vocabulary {
-    /// Takes the texts of all ids, in the order of the ids: WordPiece marks with `##` what goes on
-    /// with a word.
+    /// Takes the texts of all ids, in the order of the ids: WordPiece marks a continuation with
+    /// `##`.
     pub fn new<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Self {
         let continues = texts.into_iter().map(|text| text.as_ref().starts_with("##"));
         Vocabulary { continues: continues.collect() }
@@ -65,7 +65,7 @@ impl Vocabulary {
         self.continues.is_empty()
     }
 
-    /// Whether an id goes on with a word; `None` if there is no such id.
+    /// Whether an id continues a word; `None` if there is no such id.
     fn continues(&self, id: i64) -> Option<bool> {
         self.continues.get(usize::try_from(id).ok()?).copied()
     }
@@ -94,7 +94,7 @@ pub(super) struct Masker {
     /// The places of all tokens that may be chosen, ascending. A word is a run of them: its pieces
     /// follow one another, but for what may not be chosen between them.
     members: Vec<u32>,
-    /// Where in `members` each word begins, and the end of the last.
+    /// Where in `members` each word starts, and the end of the last.
     words: Vec<u32>,
     /// The words in the order in which they are considered.
     order: Vec<u32>,
@@ -141,9 +141,9 @@ impl Masker {
         })
     }
 
-    /// Chooses among the tokens of a sample that was to have `target_len` of them, and tells
-    /// `visit` of each token as it is chosen, so that what it draws stands where the original draws
-    /// it.
+    /// Chooses among the tokens of a sample that was built for `target_len` of them, and calls
+    /// `visit` for each token as it is chosen, so that random draws happen in the order of the
+    /// original.
     ///
     /// # Errors
     /// The first id that the vocabulary has not.

@@ -1,10 +1,9 @@
-//! Samples to rows, each equal to what the original program makes of the same sample.
+//! Samples to rows, each equal to the row that the original program makes of the same sample.
 //!
 //! Every kind is a function of its settings, the bytes of one sample, and that sample's number,
 //! which with the seed decides all that is random: [`GptAssemble`] the GPT of Megatron, `masked`
 //! the choice of what is hidden that [`BertAssemble`] and [`T5Assemble`] share, [`EncDecAssemble`]
-//! the encoder and decoder of CPM-2. They write into batches that are used again, and after the
-//! first allocate nothing.
+//! the encoder and decoder of CPM-2. They reuse batches, and allocate nothing after the first.
 
 pub(crate) mod assembler;
 mod bert;

@@ -1,29 +1,29 @@
 use crate::{Error, Result};
 
-/// Where runs begin that must not see one another: offsets into the rows of a batch laid one after
-/// the other, as the attention kernels for sequences of many lengths want them (`cu_seqlens`).
+/// Boundaries of sequences that must not attend to one another: offsets into the rows of a batch
+/// laid one after the other, as attention kernels for variable lengths take them (`cu_seqlens`).
 ///
-/// The first is 0, each row begins a run, the last is the length of all rows. A run is never empty.
+/// The first is 0, each row starts a run, the last is the length of all rows. A run is never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SequenceBounds {
     offsets: Vec<i32>,
 }
 
 impl SequenceBounds {
-    /// The offsets, one more than there are runs; none if they were not asked for.
+    /// The offsets, one more than there are runs; none if they were not requested.
     #[must_use]
     pub fn offsets(&self) -> &[i32] {
         &self.offsets
     }
 
-    /// The longest run, which the kernels want to know as well.
+    /// The longest run, which the kernels need as well.
     #[must_use]
     pub fn len_max(&self) -> i32 {
         self.offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
     }
 
     /// Which run of its row each token is in, counted from 0; `row` and `len` say which row of how
-    /// many tokens. All are 0 if no runs were asked for.
+    /// many tokens. All are 0 if no runs were requested.
     #[must_use]
     pub fn runs_of_row(&self, row: usize, len: usize) -> Vec<u32> {
         let (first, end) = (row * len, (row + 1) * len);
@@ -37,10 +37,10 @@ impl SequenceBounds {
             .collect()
     }
 
-    /// Which pairs attention leaves out, `true` where it does: shape `[queries, keys]`, row-major.
-    /// This is the dense mask that the offsets stand for, made to compare and for kernels that know
-    /// no better: a query sees the keys of its own run. Where queries and keys are the same tokens
-    /// and the model reads from left to right, `left_to_right` leaves out the later ones too.
+    /// The attention mask, `true` for pairs that are masked out: shape `[queries, keys]`,
+    /// row-major. This is the dense mask equivalent to the offsets, for comparison and for kernels
+    /// without variable lengths: a query sees the keys of its own run. If queries and keys are the
+    /// same tokens and the model is causal, `left_to_right` masks the later ones too.
     #[must_use]
     pub fn blocked(query_runs: &[u32], key_runs: &[u32], direction: Direction) -> Vec<bool> {
         let mut blocked = Vec::with_capacity(query_runs.len() * key_runs.len());
@@ -53,7 +53,7 @@ impl SequenceBounds {
         blocked
     }
 
-    /// Forgets all runs, and begins the first if they are wanted.
+    /// Removes all runs, and starts the first if they are requested.
     pub(super) fn begin(&mut self, wanted: bool) {
         self.offsets.clear();
         if wanted {
@@ -61,8 +61,8 @@ impl SequenceBounds {
         }
     }
 
-    /// Ends a row of `len` tokens, in which runs begin at `starts`: ascending, none of them 0, all
-    /// below `len`. Does nothing if runs are not wanted.
+    /// Ends a row of `len` tokens, in which runs start at `starts`: ascending, none of them 0, all
+    /// below `len`. Does nothing if runs are not requested.
     ///
     /// # Errors
     /// [`Error::Option`] if the rows have more tokens by now than an offset can count.
@@ -88,7 +88,7 @@ pub enum Direction {
     Both,
 }
 
-/// Position of each token in its run, the runs of a row beginning at 0 and at `starts`.
+/// Position of each token in its run, with runs that start at 0 and at `starts`.
 pub(super) fn positions(starts: &[u32], row: &mut [i64]) {
     let mut begin = 0;
     for end in starts.iter().map(|&start| start as usize).chain([row.len()]) {
@@ -99,7 +99,7 @@ pub(super) fn positions(starts: &[u32], row: &mut [i64]) {
     }
 }
 
-/// Where the runs after a token that ends one begin.
+/// The starts of the runs that follow a token that ends one.
 pub(super) fn starts_after(ends: impl Iterator<Item = bool>, len: usize, starts: &mut Vec<u32>) {
     starts.clear();
     let after = (1..).zip(ends).filter_map(|(next, is_end)| is_end.then_some(next));

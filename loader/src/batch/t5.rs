@@ -43,7 +43,7 @@ pub struct T5Config {
     pub decoder_len: usize,
     /// The id of the padding, from [`pad_id`](super::pad_id).
     pub pad: i64,
-    /// The id that begins the decoder's tokens.
+    /// The id that starts the decoder's tokens.
     pub bos: i64,
     /// The id that ends the labels.
     pub eos: i64,

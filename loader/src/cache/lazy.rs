@@ -6,20 +6,20 @@ use storage::Storage;
 use super::{CacheOptions, NodeCache, open};
 use crate::{SampleCache, SampleOrder};
 
-/// A cache that is opened when it is first asked for a sample: of the ranks of a node, which share
-/// one reader, only the one that reads comes to that.
+/// A cache that is opened at the first lookup: of the ranks of a node, which share one reader, only
+/// the one that reads does a lookup.
 #[derive(Debug)]
 pub struct LazyCache {
     folder: Arc<dyn Storage>,
     order: Arc<dyn SampleOrder>,
     options: CacheOptions,
-    /// `None` inside if it could not be opened, which the log was told.
+    /// `None` inside if it could not be opened, which was logged.
     cache: OnceLock<Option<NodeCache>>,
     checkpointed: AtomicU64,
 }
 
 impl LazyCache {
-    /// The cache of an order in a folder; nothing is done there yet.
+    /// The cache of an order in a folder, which is not touched yet.
     #[must_use]
     pub fn new(
         folder: Arc<dyn Storage>,
@@ -55,7 +55,7 @@ impl SampleCache for LazyCache {
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         if self.cache.get().is_none() {
             let cache = self.cache.get_or_init(|| self.open());
-            // What was told meanwhile went to nobody.
+            // Forward a checkpoint that was reported while the cache was being opened.
             let checkpointed = self.checkpointed.load(Relaxed);
             cache.iter().for_each(|cache| cache.checkpointed(checkpointed));
         }

@@ -1,12 +1,11 @@
 //! Copies of samples on the node's own disk.
 //!
-//! After a crash a run goes back to its last checkpoint and wants the samples that it had already
-//! fetched; [`OrderLog`] has kept them, in the order of their use. Whole files are kept by
-//! [`StagedFiles`], if they fit; [`open`] chooses. Both implement [`SampleCache`]: what they have
-//! is whole and its sum is right, anything else is fetched from afar as if there were no cache. So
-//! their folder may be deleted at any moment, while it is in use too, and shared by all jobs of a
-//! node: files appear under their final names complete or not at all, and no lock is needed to be
-//! right.
+//! After a crash a run resumes from its last checkpoint and needs samples that it had already read;
+//! [`OrderLog`] keeps them, in the order of their use. [`StagedFiles`] keeps complete files, if
+//! they fit; [`open`] chooses. Both implement [`SampleCache`]: the samples that they return are
+//! complete and match their checksum, all others are read from the store as without a cache. So
+//! their folder may be deleted at any moment, also while in use, and shared by all jobs of a node:
+//! files appear under their final names complete or not at all, so no lock is needed.
 
 mod lazy;
 mod recent_samples;
@@ -23,14 +22,14 @@ use storage::{Crc64, Key, Storage};
 
 use crate::{DataFile, Result, SampleCache, SampleOrder};
 
-/// What a cache may hold of one order.
+/// Options of the cache of one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// The most bytes that it may take. Less are taken if the disk has not so many to spare: a
-    /// twentieth of what would be free without the cache stays free.
+    /// The most bytes that it may take. It takes less on a full disk: a twentieth of what would be
+    /// free without the cache stays free.
     pub limit_bytes: u64,
-    /// The seed of the order, and what else tells this order from others of the same files. Which
-    /// version of the data it is, their manifests tell.
+    /// The seed of the order, and anything else that distinguishes this order from others of the
+    /// same files. The version of the data is taken from their manifests.
     pub salt: u64,
 }
 
@@ -40,19 +39,19 @@ pub struct CacheOptions {
 pub enum NodeCache {
     /// All files fit.
     Files(Arc<StagedFiles>),
-    /// They do not.
+    /// They do not fit.
     Log(Arc<OrderLog>),
 }
 
-/// A log of fewer files would lose too much of itself with one: to a crash, or to make room.
+/// With fewer files a log would lose too much with each one, in a crash or to make room.
 const LOG_FILES_MIN: u64 = 16;
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 
-/// Opens the cache of an order in a folder, with what is in it by now.
+/// Opens the cache of an order in a folder, with its existing content.
 ///
 /// # Errors
-/// If no thread can be started. What is wrong with the folder is never an error: the cache is then
-/// of no use, and says so in the log.
+/// If no thread can be started. A problem of the folder is never an error: it is logged, and the
+/// cache stays empty.
 pub fn open(
     folder: &Arc<dyn Storage>,
     order: &Arc<dyn SampleOrder>,
@@ -74,7 +73,7 @@ pub fn open(
 }
 
 impl NodeCache {
-    /// As the loader wants it.
+    /// As the loader takes it.
     #[must_use]
     pub fn near(&self) -> Arc<dyn SampleCache> {
         match self {
@@ -83,8 +82,7 @@ impl NodeCache {
         }
     }
 
-    /// Tells that the run will never go back behind so many samples: a checkpoint of that state is
-    /// durable.
+    /// Reports a durable checkpoint: the run will never need earlier samples again.
     pub fn checkpointed(&self, samples_consumed: u64) {
         if let NodeCache::Log(log) = self {
             log.checkpointed(samples_consumed);
@@ -92,7 +90,7 @@ impl NodeCache {
     }
 }
 
-/// What tells an order from others, wherever its files are mounted.
+/// The identity of an order, wherever its files are mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     crc64: u64,
@@ -119,7 +117,7 @@ impl Identity {
         }
         let mut pieces = Vec::new();
         for probe in 0..PROBES.min(samples) {
-            // An index that is wrong here is an error where the sample is wanted.
+            // An error of the index here is reported when the sample is read.
             let sample = (u128::from(probe) * u128::from(samples) / u128::from(PROBES)) as u64;
             let _ = order.pieces(sample, &mut pieces);
         }
@@ -131,7 +129,7 @@ impl Identity {
         Identity { crc64: sum.value(), samples, bytes }
     }
 
-    /// Where what is of this order lies.
+    /// The folder of this order.
     fn folder(&self, kind: &str) -> Key {
         let Identity { crc64, samples, bytes } = self;
         Key::new(format!("{kind}-{crc64:016x}-{samples:x}-{bytes:x}"))
@@ -139,11 +137,11 @@ impl Identity {
     }
 }
 
-/// The longest manifest that is read for that; ours have one line a file.
+/// The longest manifest to read for that; Feedline's have one line per file.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
-/// Tells the data from others of the same names and lengths: the sum of their manifest, which has
-/// the sums of the files; 0 for data without one.
+/// Distinguishes the data from other data of the same names and lengths: the checksum of its
+/// manifest, which has those of the files; 0 for data without one.
 fn version(source: &DataFile) -> u64 {
     let name = source.key.as_str();
     let prefix = Key::new(name.strip_suffix(".bin").unwrap_or(name));
@@ -163,8 +161,8 @@ fn version(source: &DataFile) -> u64 {
     })
 }
 
-/// What may still be written beside what the cache has taken: a twentieth of both stays free. Of
-/// what is free alone it would be less with every file, and nothing in the end.
+/// Bytes that may still be written: a twentieth of the free space and the cache together stays
+/// free. A twentieth of the free space alone would shrink with every file.
 fn room(store: &dyn Storage, taken: u64) -> u64 {
     match store.free_bytes() {
         Ok(Some(free)) => free.saturating_sub(free.saturating_add(taken) / 20),

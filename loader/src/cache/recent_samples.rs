@@ -8,15 +8,15 @@ use super::segment::{Segment, SegmentBuilder};
 use super::{Identity, room};
 use crate::{Result, SampleCache, SampleOrder};
 
-/// How an [`OrderLog`] is kept.
+/// Options of an [`OrderLog`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
-    /// The most bytes that it may take. Default: all that may be written but a twentieth.
+    /// The most bytes that it may take. Default: all but a twentieth of the free space.
     pub limit_bytes: u64,
     /// As [`CacheOptions::salt`](super::CacheOptions::salt). Default: 0.
     pub salt: u64,
-    /// A file has so many bytes. Default: 64 MiB, which any disk writes at its best; as many are
-    /// lost to a crash, and twice as many stand in memory.
+    /// Bytes of a file. Default: 64 MiB, which any disk writes at its full rate; a crash loses as
+    /// much, and twice as much is held in memory.
     pub segment_bytes: usize,
 }
 
@@ -26,23 +26,23 @@ impl Default for LogOptions {
     }
 }
 
-/// Tables that are kept in memory: one is read at a time, and a neighbour or two of other jobs.
+/// Tables kept in memory: one file is read at a time, and perhaps one or two of other jobs.
 const OPEN_MAX: usize = 4;
 
-/// Files that are asked for a sample, if several ranks or jobs have written runs that overlap.
+/// The most files searched for a sample, if several ranks or jobs have written overlapping ranges.
 const OVERLAPS_MAX: usize = 8;
 
-/// Names that are looked at for them: those that begin last before the sample. A microsecond or
-/// two, and runs of 64 ranks that begin at different places are all among them.
+/// File names examined for that: those that start last before the sample. It takes a microsecond or
+/// two, and covers ranges of 64 ranks that start at different samples.
 const LOOK_BACK_MAX: usize = 256;
 
-/// The samples of an order that were fetched lately, in the order of their use.
+/// The recently read samples of an order, in the order of their use.
 ///
-/// What comes from afar is gathered to files of [`LogOptions::segment_bytes`], which a thread
-/// writes; a sample is dropped sooner than waited for. A run that begins again at its last
-/// checkpoint finds there what it had fetched since. What lies before the checkpoint goes, file by
-/// file, those that other jobs wrote and this one never read last of all, when the space is wanted.
-/// When there is no space, what is there stays: a restart wants the oldest first.
+/// Samples read from the store are collected into files of [`LogOptions::segment_bytes`], which a
+/// thread writes; a sample is dropped rather than waited for. A run that restarts from its last
+/// checkpoint finds the samples read since then. Files from before the checkpoint are deleted when
+/// the space is needed, last of all those that other jobs wrote and this one never read. If there
+/// is no space, the existing files stay: a restart needs the oldest first.
 #[derive(Debug)]
 pub struct OrderLog {
     shared: Arc<LogShared>,
@@ -60,29 +60,29 @@ struct LogShared {
     files: Mutex<LogFiles>,
 }
 
-/// What the writer is given.
+/// Messages to and from the writer.
 #[derive(Debug, Default)]
 struct LogState {
     filling: SegmentBuilder,
     /// Full, to be written.
     handed: Option<SegmentBuilder>,
-    /// Memory to be filled next.
+    /// Memory to fill next.
     spare: SegmentBuilder,
-    /// The writer has nothing to do.
+    /// The writer is idle.
     is_idle: bool,
     is_over: bool,
     checkpointed: u64,
-    /// What the writer has dropped files for.
+    /// The checkpoint up to which the writer has deleted files.
     dropped: u64,
 }
 
-/// What lies in the folder. A file's name has its first sample, its last, and a number that makes
-/// it unlike those of other writers.
+/// The files in the folder. A file's name has its first sample, its last, and a number that is
+/// unique among writers.
 #[derive(Debug, Default)]
 struct LogFiles {
     by_first: BTreeMap<(u64, u64), LogFile>,
     open: Vec<((u64, u64), Arc<Segment>)>,
-    /// Those that this process wrote or read.
+    /// Files that this process wrote or read.
     used: BTreeSet<(u64, u64)>,
     is_full: bool,
 }
@@ -95,7 +95,7 @@ struct LogFile {
 }
 
 impl OrderLog {
-    /// Opens the log of an order, with what is in it by now.
+    /// Opens the log of an order, with its existing content.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -133,15 +133,15 @@ impl OrderLog {
         Ok(OrderLog { shared, writer: Some(writer) })
     }
 
-    /// Tells that the run will never go back behind so many samples, because a checkpoint of that
-    /// state is durable. What only served to go back further goes. Does not wait for it.
+    /// Reports a durable checkpoint: the run will never need earlier samples again. Files that only
+    /// served those are deleted. Does not wait for it.
     pub fn checkpointed(&self, samples_consumed: u64) {
         let mut state = lock(&self.shared.state);
         state.checkpointed = state.checkpointed.max(samples_consumed);
         self.shared.work.notify_all();
     }
 
-    /// Writes what is gathered by now, and waits until all is done that was asked for.
+    /// Writes the samples collected so far, and waits for all pending work.
     pub fn flush(&self) {
         let mut state = lock(&self.shared.state);
         while !state.filling.is_empty() || state.handed.is_some() {
@@ -155,7 +155,7 @@ impl OrderLog {
         }
     }
 
-    /// What the log takes on the disk, as far as this process knows.
+    /// Bytes of the log on the disk, as far as this process knows.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shared.bytes()
@@ -174,7 +174,7 @@ impl SampleCache for OrderLog {
         let ascends = state.filling.ends().is_none_or(|(_, last)| last < sample);
         if (full || !ascends) && !state.filling.is_empty() {
             if !state.hand_over() {
-                return; // the disk is slower than what comes: forgotten
+                return; // the disk is slower than the reads: dropped
             }
             self.shared.work.notify_all();
         }
@@ -196,7 +196,7 @@ impl Drop for OrderLog {
 }
 
 impl LogState {
-    /// Gives what is filled to the writer, unless that has not begun with what it was given before.
+    /// Hands the full buffer to the writer, unless it has not taken the previous one yet.
     fn hand_over(&mut self) -> bool {
         if self.handed.is_some() {
             return false;
@@ -237,7 +237,7 @@ impl LogShared {
 
     fn write_file(&self, filling: &mut SegmentBuilder, checkpointed: u64) {
         let Some((first, last)) = filling.ends() else { return };
-        self.scan(); // what other jobs have written counts too
+        self.scan(); // files of other jobs count too
         let bytes = filling.file_bytes();
         if !self.make_room(bytes, checkpointed) {
             return;
@@ -255,7 +255,7 @@ impl LogShared {
         }
     }
 
-    /// Whether so many bytes may be written, after what is of no use to this run has gone.
+    /// Whether so many bytes may be written, after deleting what this run does not need.
     fn make_room(&self, bytes: u64, checkpointed: u64) -> bool {
         loop {
             let taken = self.bytes();
@@ -291,7 +291,7 @@ impl LogShared {
         files.used.remove(&name);
         files.open.retain(|(open, _)| *open != name);
         if let Some(file) = files.by_first.remove(&name) {
-            let _ = self.store.delete(&file.key); // somebody else may have been faster
+            let _ = self.store.delete(&file.key); // another process may have been faster
         }
     }
 
@@ -303,7 +303,7 @@ impl LogShared {
         names.iter_mut().zip(runs).for_each(|(place, name)| *place = Some(name));
         for name in names.into_iter().flatten() {
             let Some(segment) = self.segment(&mut files, name) else {
-                self.forget(&mut files, name); // deleted, or not what it should be
+                self.forget(&mut files, name); // deleted, or invalid
                 continue;
             };
             if segment.find(sample, into) {
@@ -314,7 +314,7 @@ impl LogShared {
         false
     }
 
-    /// A file with its table, the one that was wanted last kept open.
+    /// A file with its table; the last one used stays open.
     fn segment(&self, files: &mut LogFiles, name: (u64, u64)) -> Option<Arc<Segment>> {
         if let Some(at) = files.open.iter().position(|(open, _)| *open == name) {
             files.open[..=at].rotate_right(1);
@@ -331,7 +331,7 @@ impl LogShared {
         lock(&self.files).by_first.values().map(|file| file.bytes).sum()
     }
 
-    /// Looks at what lies in the folder. What has no name of ours is let alone.
+    /// Scans the folder. Files with foreign names are ignored.
     fn scan(&self) {
         let entries = match self.store.list(&self.folder) {
             Ok(entries) => entries,
@@ -349,7 +349,7 @@ impl LogShared {
     }
 }
 
-/// Unlike the numbers of other writers on this machine, now and later.
+/// Unique among writers on this machine, now and later.
 fn nonce() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::hash::RandomState::new().build_hasher();
@@ -357,7 +357,7 @@ fn nonce() -> u64 {
     hasher.finish()
 }
 
-/// A thread that panicked has left nothing half done here that a cache could be wrong by.
+/// A thread that panicked leaves no state here that could make the cache wrong.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,14 +3,13 @@
 //! | offset | type | what |
 //! |---|---|---|
 //! | 0 | 8 bytes | `FEEDLOG` and 1, the version |
-//! | 8 | u64 x 3 | the identity of the order: sum, samples, bytes |
+//! | 8 | u64 x 3 | the identity of the order: checksum, samples, bytes |
 //! | 32 | u64 | n, the number of samples here |
 //! | 40 | u64 | CRC-64/NVME of the 40 bytes above and of the table |
 //! | 48 | u64 x 4 x n | the table: sample, offset in this file, length, CRC-64/NVME of its bytes |
 //! | | | the bytes of the samples |
 //!
-//! All numbers are little-endian; samples ascend. A reader refuses whatever is not so, and takes it
-//! for a file that is not there.
+//! All numbers are little-endian; samples ascend. A reader treats any other file as absent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,24 +21,24 @@ const MAGIC: [u8; 8] = *b"FEEDLOG\x01";
 const HEADER_BYTES: usize = 48;
 const ENTRY_BYTES: usize = 32;
 
-/// A table beyond this is not ours: a segment of 64 MiB has as many entries if samples have 32
-/// bytes. Bounds what a wrong header can make us allocate.
+/// The largest valid table: a segment of 64 MiB has as many entries if samples have 32 bytes.
+/// Bounds the allocation for a corrupt header.
 const ENTRIES_MAX: u64 = 1 << 21;
 
-/// Read at once where a sample is wanted: those that follow it are wanted next. Any disk gives so
-/// much at its best, and so few files are open that it is not much memory.
+/// Read-ahead from a requested sample: those that follow it are needed next. It is large enough for
+/// the full rate of any disk, and so few files are open that it takes little memory.
 const AHEAD_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SegmentEntry {
     sample: u64,
-    /// In the file once it is written, in the bytes of the samples before.
+    /// Offset in the file once it is written, in the bytes of the samples before.
     offset: u64,
     len: u64,
     crc64: u64,
 }
 
-/// Samples that are to become a file.
+/// Samples collected for a file.
 #[derive(Debug, Default)]
 pub(super) struct SegmentBuilder {
     entries: Vec<SegmentEntry>,
@@ -52,7 +51,7 @@ impl SegmentBuilder {
         self.entries.is_empty()
     }
 
-    /// What the file will take.
+    /// The size of the file.
     pub(super) fn file_bytes(&self) -> u64 {
         (HEADER_BYTES + self.entries.len() * ENTRY_BYTES + self.bytes.len()) as u64
     }
@@ -62,14 +61,14 @@ impl SegmentBuilder {
         Some((self.entries.first()?.sample, self.entries.last()?.sample))
     }
 
-    /// Takes a sample up. The caller sees to it that they ascend.
+    /// Adds a sample. The caller ensures that they ascend.
     pub(super) fn push(&mut self, sample: u64, bytes: &[u8]) {
         let (offset, len) = (self.bytes.len() as u64, bytes.len() as u64);
         self.entries.push(SegmentEntry { sample, offset, len, crc64: crc64(bytes) });
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Forgets all samples and keeps the memory.
+    /// Removes all samples and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.bytes.clear();
@@ -104,7 +103,7 @@ impl SegmentBuilder {
     }
 }
 
-/// A file that was written, with its table.
+/// A written file, with its table.
 #[derive(Debug)]
 pub(super) struct Segment {
     object: Arc<dyn Object>,
@@ -112,7 +111,7 @@ pub(super) struct Segment {
     ahead: Mutex<Ahead>,
 }
 
-/// A run of bytes of a file.
+/// A contiguous range of a file.
 #[derive(Debug, Default)]
 struct Ahead {
     offset: u64,
@@ -120,7 +119,7 @@ struct Ahead {
 }
 
 impl Segment {
-    /// Opens a file; `None` if it is not there or not what it should be.
+    /// Opens a file; `None` if it is absent or invalid.
     pub(super) fn open(store: &dyn Storage, key: &Key, identity: &Identity) -> Option<Self> {
         let object = store.open(key).ok()?;
         let mut bytes = vec![0; HEADER_BYTES];
@@ -147,7 +146,7 @@ impl Segment {
         Some(Segment { entries: entries.collect(), object, ahead: Mutex::default() })
     }
 
-    /// Fills `into` with a sample; false if it is not here, or not right.
+    /// Fills `into` with a sample; false if it is absent or corrupt.
     pub(super) fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         let Ok(at) = self.entries.binary_search_by_key(&sample, |entry| entry.sample) else {
             return false;
@@ -156,7 +155,7 @@ impl Segment {
         len == into.len() as u64 && self.read(offset, into).is_some() && crc64(into) == due
     }
 
-    /// Fills `into`, of what was read before if it is there.
+    /// Fills `into`, from the read-ahead if that has it.
     fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         let ahead = &mut *self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         if ahead.get(offset, into.len()).is_none() {
@@ -181,7 +180,7 @@ impl Ahead {
     }
 }
 
-/// The sum of a header and its table, but for the place of the sum.
+/// The checksum of a header and its table, without the checksum field.
 fn table_sum(bytes: &[u8]) -> u64 {
     let mut sum = storage::Crc64::new();
     sum.update(&bytes[..HEADER_BYTES - 8]);

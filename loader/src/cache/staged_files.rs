@@ -1,18 +1,18 @@
-//! Whole files on the node's own disk, a block at a time.
+//! Complete files on the node's own disk, a block at a time.
 //!
 //! A block of a file is one file here, `FILE-BLOCK` in hexadecimal, written once and complete:
 //!
 //! | offset | type | what |
 //! |---|---|---|
 //! | 0 | 8 bytes | `FEEDBLK` and 1, the version |
-//! | 8 | u64 x 3 | the identity of the order: sum, samples, bytes |
+//! | 8 | u64 x 3 | the identity of the order: checksum, samples, bytes |
 //! | 32 | u64 x 3 | which file of the order, which block of the file, its length |
 //! | 56 | u64 | CRC-64/NVME of the 56 bytes above and of the table |
 //! | 64 | u64 x n | CRC-64/NVME of each 16 KiB |
 //! | | | the bytes of the block |
 //!
-//! Little-endian throughout. A sample is some KiB at a random place: sums of 16 KiB let it be
-//! checked without reading the block.
+//! Little-endian throughout. A sample is some KiB at a random place: checksums of 16 KiB let it be
+//! verified without reading the block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,9 +29,10 @@ use crate::{PieceRef, Result, SampleCache, SampleOrder};
 pub struct StageOptions {
     /// As [`CacheOptions::salt`](super::CacheOptions::salt). Default: 0.
     pub salt: u64,
-    /// Bytes that are fetched a second at most, so that training is not held up. Default: 256 MiB.
+    /// The most bytes to copy per second, so that training is not slowed down. Default: 256 MiB.
     pub bytes_per_s: u64,
-    /// Bytes of a block, some times 16 KiB. Default: 16 MiB: few enough files, and few seeks afar.
+    /// Bytes of a block, some times 16 KiB. Default: 16 MiB: few enough files, and few seeks on the
+    /// store.
     pub block_bytes: u64,
 }
 
@@ -45,16 +46,16 @@ const MAGIC: [u8; 8] = *b"FEEDBLK\x01";
 const HEADER_BYTES: u64 = 64;
 const CHUNK_BYTES: u64 = 16 << 10;
 
-/// Blocks that are kept open, with the sums of each: 8 KiB of memory and a file descriptor.
+/// Blocks kept open, with their checksums: 8 KiB of memory and a file descriptor each.
 const OPEN_MAX: usize = 256;
 
-/// Blocks that fail one after the other before staging is given up.
+/// Consecutive failed blocks after which staging is aborted.
 const FAILURES_MAX: u32 = 8;
 
 /// All files of an order, copied to this node front to back while the run goes on.
 ///
-/// A sample is served from here once all of its bytes have come. Several processes that share the
-/// folder begin at different blocks and pass over what others have copied by then.
+/// A sample is served from here once all of its bytes are copied. Several processes that share the
+/// folder start at different blocks and skip those that others have copied by then.
 #[derive(Debug)]
 pub struct StagedFiles {
     shared: Arc<StagingShared>,
@@ -88,14 +89,14 @@ struct StagedBlock {
     len: u64,
 }
 
-/// What is there by now of the files of an order.
+/// Bytes of the files of an order that are copied so far.
 pub(super) fn kept_bytes(store: &dyn Storage, order: &dyn SampleOrder, salt: u64) -> u64 {
     let folder = Identity::of(order, salt).folder("files");
     store.list(&folder).map_or(0, |entries| entries.iter().map(|entry| entry.bytes).sum())
 }
 
 impl StagedFiles {
-    /// Goes on with copying the files of an order.
+    /// Continues copying the files of an order.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -128,7 +129,7 @@ impl StagedFiles {
         Ok(StagedFiles { shared, stager: Some(stager) })
     }
 
-    /// Blocks that are here by now, and all there are.
+    /// Blocks copied so far, and all blocks.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
         (self.shared.lock().landed.len() as u64, self.shared.blocks().count() as u64)
@@ -176,7 +177,8 @@ impl StagingShared {
     /// The stager's thread.
     fn stage(&self) {
         let count = self.blocks().count();
-        // Elsewhere in every process, so that those that share the folder share the work.
+        // A different start in every process, so that processes that share the folder share the
+        // work.
         let first = if count == 0 { 0 } else { std::process::id() as usize * 7919 % count };
         let begin = Instant::now();
         let (mut moved, mut failures) = (0_u64, 0);
@@ -208,7 +210,7 @@ impl StagingShared {
         log::info!("cache: all files of {} are here", self.order.name());
     }
 
-    /// Sees what has landed, by whomever.
+    /// Finds the blocks copied by any process.
     fn scan(&self) {
         let entries = match self.store.list(&self.folder) {
             Ok(entries) => entries,
@@ -277,14 +279,14 @@ impl StagingShared {
         head
     }
 
-    /// Opens a block; `None` if it is not there or not what it should be.
+    /// Opens a block; `None` if it is absent or invalid.
     fn block(&self, at: (u32, u64)) -> Option<StagedBlock> {
         let source = self.order.sources().get(at.0 as usize)?;
         let offset = at.1.checked_mul(self.options.block_bytes)?;
         let len = self.options.block_bytes.min(source.len_bytes.checked_sub(offset)?);
         let object = self.store.open(&self.key(at)?).ok()?;
         let count = len.div_ceil(CHUNK_BYTES);
-        let mut head = vec![0; (HEADER_BYTES + 8 * count) as usize]; // fits: sums of a block
+        let mut head = vec![0; (HEADER_BYTES + 8 * count) as usize]; // fits: checksums of a block
         object.read_many(&mut [RangeRead { offset: 0, buf: &mut head }]).ok()?;
         let numbers: &[[u8; 8]] = head[HEADER_BYTES as usize..].as_chunks().0;
         let sums: Vec<u64> = numbers.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
@@ -336,7 +338,7 @@ impl StagingShared {
         true
     }
 
-    /// Reads part of one block, the chunks that it lies in checked.
+    /// Reads part of one block, and verifies the chunks that it is in.
     fn read_part(
         &self,
         state: &mut StagingState,
@@ -346,7 +348,7 @@ impl StagingShared {
     ) -> bool {
         if !state.open.contains_key(&at) {
             if state.open.len() >= OPEN_MAX {
-                state.open.clear(); // random places: none is likelier to be wanted than another
+                state.open.clear(); // access is random: no block is likelier to be read again
             }
             let Some(block) = self.block(at) else { return false };
             state.open.insert(at, block);
@@ -370,7 +372,7 @@ impl StagingShared {
     }
 }
 
-/// The sum of a header and its table, but for the place of the sum.
+/// The checksum of a header and its table, without the checksum field.
 fn head_sum(head: &[u8]) -> u64 {
     let mut sum = Crc64::new();
     sum.update(&head[..HEADER_BYTES as usize - 8]);

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{BatchSource, NodeClient, NodeError, NodeOptions, Open, RawAssemble, RawBatch};
 use crate::{Assemble, Error, Loader, LoaderOptions, PieceRef, Result, Sample, SampleOrder};
 
-/// Batches of one kind, out of the node's one reader: what a [`NodeClient`] gives, assembled here.
+/// Batches of one kind, assembled from the samples of a [`NodeClient`].
 #[derive(Debug)]
 pub struct NodeBatches<A: Assemble> {
     reader: NodeClient,
@@ -21,8 +21,8 @@ impl<A: Assemble> NodeBatches<A> {
     /// step in `node` are set from it, and the order is added to the identity of `node`.
     ///
     /// # Errors
-    /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; what
-    /// [`NodeClient::join`] says.
+    /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; the errors
+    /// of [`NodeClient::join`].
     pub fn start(
         order: Arc<dyn SampleOrder>,
         assemble: A,
@@ -65,8 +65,8 @@ impl<A: Assemble> NodeBatches<A> {
     /// This rank's batch of the next step, or `None` after the last.
     ///
     /// # Errors
-    /// As [`NodeClient::next`], and what the assembler says; [`NodeError::Sample`] if a sample is
-    /// not as long as the order has it.
+    /// As [`NodeClient::next`], and the errors of the assembler; [`NodeError::Sample`] if a sample
+    /// is not as long as the order has it.
     pub fn next_batch(&mut self) -> Result<Option<A::Batch>> {
         let Some(samples) = self.reader.next()? else { return Ok(None) };
         let mut batch = self.spent.pop().unwrap_or_default();
@@ -87,12 +87,12 @@ impl<A: Assemble> NodeBatches<A> {
         Ok(Some(batch))
     }
 
-    /// Gives a batch's memory back, to be filled again.
+    /// Returns a batch's memory for reuse.
     pub fn recycle(&mut self, batch: A::Batch) {
         self.spent.push(batch);
     }
 
-    /// Samples consumed by all ranks: all that there is to remember.
+    /// Samples consumed by all ranks: the whole state to save.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
         self.reader.samples_consumed()

@@ -1,4 +1,4 @@
-//! A rank's side: finding the rank that reads, or becoming it, and taking what it sends.
+//! A rank's side: finds the node reader or becomes it, and takes what it sends.
 
 use std::io;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use super::server::{NodeServer, StartAt};
 use super::{NodeError, NodeOptions, Open, Samples};
 use crate::Result;
 
-/// One rank's samples, step after step, out of the node's one reader.
+/// One rank's samples, step after step, from the node reader.
 ///
-/// Made in any order in the ranks of a node. Whichever was first reads for all, on two threads of
-/// its own; when it ends, however that happens, another goes on. What a rank gets does not depend
-/// on who reads, nor on what becomes of the others.
+/// Made in any order in the ranks of a node. The first one reads for all, on two threads of its
+/// own; when it ends, in whatever way, another takes over. What a rank gets depends neither on
+/// which rank reads nor on the fate of the others.
 #[derive(Debug)]
 pub struct NodeClient {
     common: Arc<NodeContext>,
@@ -25,17 +25,17 @@ pub struct NodeClient {
     samples_consumed: u64,
 }
 
-/// What a rank's two sides have in common.
+/// Shared by a rank's client and server.
 pub(super) struct NodeContext {
     pub(super) options: NodeOptions,
     pub(super) fingerprint: String,
     pub(super) open: Open,
 }
 
-/// How long a rank sleeps before it looks whether the rank that reads still lives. Only one that
-/// waits for its next batch pays for it.
+/// How often a waiting rank checks that the node reader lives. Only a rank that waits for its next
+/// batch pays for it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A rank that found neither a door to take nor one behind which somebody is tries again.
+/// Pause before a rank retries that found neither a free listener nor a process behind it.
 const KNOCK_EVERY: Duration = Duration::from_millis(2);
 
 pub(super) const HELLO: [u8; 8] = *b"FLnode01";
@@ -44,12 +44,13 @@ pub(super) const MISMATCH: u8 = b'm';
 pub(super) const REFUSED: u8 = b'r';
 
 impl NodeClient {
-    /// Joins the ranks of the node, or is the first of them.
+    /// Joins the ranks of the node, or becomes their reader.
     ///
     /// # Errors
-    /// [`crate::Error::Option`] for what cannot be; [`NodeError::Mismatch`] if the rank that reads
-    /// was told something else; [`NodeError::Refused`] if this rank has joined already;
-    /// [`NodeError::Silent`] if nobody answers; [`crate::Error::Storage`] for what the kernel says.
+    /// [`crate::Error::Option`] for an invalid option; [`NodeError::Mismatch`] if the node reader
+    /// was given other options; [`NodeError::Refused`] if this rank has joined already;
+    /// [`NodeError::Silent`] if no process answers; [`crate::Error::Storage`] for errors of the
+    /// kernel.
     pub fn join(options: NodeOptions, open: Open) -> Result<Self> {
         options.check()?;
         let samples_consumed = options.samples_consumed;
@@ -61,11 +62,11 @@ impl NodeClient {
     }
 
     /// This rank's samples of the next step, or `None` after the last. Waits for them if they have
-    /// not been read. Their slot is taken back with the next call.
+    /// not been read. The next call frees their slot.
     ///
     /// # Errors
-    /// [`NodeError::Failed`] for what the rank that reads met, [`NodeError::Silent`] if nothing
-    /// came in time, and all that [`Self::join`] may say if another takes over.
+    /// [`NodeError::Failed`] for an error of the node reader, [`NodeError::Silent`] if nothing was
+    /// received in time, and the errors of [`Self::join`] if another rank takes over.
     #[expect(clippy::should_implement_trait, reason = "what it gives borrows the slot")]
     pub fn next(&mut self) -> Result<Option<Samples<'_>>> {
         if self.ring.release() {
@@ -79,8 +80,8 @@ impl NodeClient {
         Samples::parse(message).map(Some)
     }
 
-    /// Samples consumed by all ranks of all nodes when this rank's steps so far are done: all that
-    /// there is to remember.
+    /// Samples consumed by all ranks of all nodes when this rank's steps so far are done: the whole
+    /// state to save.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
         self.samples_consumed.min(self.common.options.samples_end)
@@ -92,13 +93,13 @@ impl NodeClient {
         self.owner.is_some()
     }
 
-    /// Whether a message came before the end did.
+    /// Waits; true if there is a message, false at the end.
     fn message_or_end(&mut self) -> Result<bool> {
         let start = Instant::now();
         let deadline = start + self.common.options.wait_max;
         loop {
-            // In this order: what was sent before the connection broke, or the end was told, is
-            // there to be taken.
+            // In this order: messages sent before the connection broke, or the end was set, can
+            // still be taken.
             let lives = self.peer.drain();
             let tail = self.ring.tail()?;
             if self.ring.message()?.is_some() {
@@ -121,7 +122,7 @@ impl NodeClient {
         }
     }
 
-    /// The rank that read is gone, and nothing that it sent is left.
+    /// Finds a new reader when the old one is gone and all its messages are consumed.
     fn find_another(&mut self, deadline: Instant) -> Result<()> {
         log::info!("process {}, which read for the node, is gone", self.peer.pid());
         self.owner = None;
@@ -144,7 +145,7 @@ impl NodeClient {
 
 type Found = (Option<NodeServer>, Peer, RingReceiver);
 
-/// Knocks at the node's door, or takes it if nobody is behind it.
+/// Connects to the node reader, or takes the listener if it is free.
 fn find(
     common: &Arc<NodeContext>,
     position: u64,
@@ -177,7 +178,8 @@ fn find(
     }
 }
 
-/// Says who we are and gets our ring; `None` if the other ended meanwhile, or did not answer.
+/// Sends the greeting and receives the ring; `None` if the other process ended meanwhile or did not
+/// answer.
 fn greet(
     peer: &Peer,
     common: &NodeContext,
@@ -228,7 +230,7 @@ fn lost(peer: &Peer, e: io::Error) -> Result<Option<RingReceiver>> {
     }
 }
 
-/// A length and so much text.
+/// Reads a length and that many bytes of text.
 pub(super) fn read_text(peer: &Peer, limit: Duration) -> io::Result<String> {
     let mut len = [0; 4];
     peer.receive(&mut len, limit)?;
@@ -241,7 +243,7 @@ pub(super) fn read_text(peer: &Peer, limit: Duration) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// An identity of 4096 bytes, 256 blocks and the sizes beside them.
+/// Room for an identity of 4096 bytes, 256 blocks and the sizes.
 pub(super) const TEXT_BYTES_MAX: usize = 16 << 10;
 
 impl std::fmt::Debug for NodeContext {

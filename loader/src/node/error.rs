@@ -3,38 +3,38 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// What went wrong between the ranks of a node.
+/// Errors between the ranks of a node.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// The rank that reads was told to read something else.
+    /// The node reader has other options.
     Mismatch {
-        /// Its process.
+        /// Its process id.
         pid: u32,
-        /// What this rank reads.
+        /// The options of this rank.
         ours: String,
-        /// What that one does.
+        /// The options of the node reader.
         theirs: String,
     },
-    /// The rank that reads takes this one for no rank of the node.
+    /// The node reader refused this rank.
     Refused {
-        /// Its process.
+        /// Its process id.
         pid: u32,
         /// Why.
         reason: String,
     },
-    /// The rank that reads failed.
+    /// The node reader failed.
     Failed {
-        /// Its process.
+        /// Its process id.
         pid: u32,
-        /// What it met.
+        /// Its error.
         reason: String,
     },
-    /// Nothing came from the rank that reads, or nobody took its place.
+    /// Nothing was received from the node reader in time, or no rank took its place.
     Silent {
-        /// Its process; 0 if there is none, or none that can be seen from here.
+        /// Its process id; 0 if there is none, or none visible from here.
         pid: u32,
-        /// For how long.
+        /// How long this rank waited.
         waited: Duration,
         /// What it was last seen waiting for.
         reason: String,
@@ -45,12 +45,12 @@ pub enum NodeError {
         first_sample: u64,
         /// How many.
         rows: usize,
-        /// Bytes that they take.
+        /// Bytes that they need.
         found: usize,
         /// Bytes of a slot.
         expected: usize,
     },
-    /// What another rank sent is no batch.
+    /// A message of another rank is no batch.
     Message {
         /// Its length.
         found: usize,
@@ -61,7 +61,7 @@ pub enum NodeError {
         order: String,
         /// The sample.
         sample: u64,
-        /// Bytes that came.
+        /// Bytes received.
         found: u64,
         /// Bytes that its pieces have.
         expected: u64,

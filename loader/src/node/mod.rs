@@ -1,11 +1,11 @@
 //! One reader a node: the ranks of a node share what one of them reads.
 //!
 //! Eight ranks that each open every file, hold every index and keep their own window of reads cost
-//! a store eight times what the node needs. Here the first rank that comes reads for all: it cuts
-//! the rows of each step among the ranks, and puts each rank's samples into a ring of slots in
-//! memory that the two share. The others look at them in place and make their batches of them.
+//! a store eight times what the node needs. Here the first rank to join reads for all: it cuts the
+//! rows of each step among the ranks, and puts each rank's samples into a ring of slots in memory
+//! that the two share. Each rank reads its samples in place and assembles its batches from them.
 //!
-//! Nothing is left to chance when a process dies, as any may at any time.
+//! The death of any process at any time is handled.
 //!
 //! The rank that reads is the one that has the node's [`storage::ipc::LocalListener`]. The
 //! kernel gives that to one process at a time and releases it when that process ends, so there is
@@ -40,13 +40,13 @@ use crate::{Error, Result};
 /// must be the same in all of them.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
-    /// Names the job among those of this user on this machine, such as its id and the step of it:
-    /// 1 to 64 bytes.
+    /// Identifies the job among those of this user on this machine, such as the Slurm job and step
+    /// id: 1 to 64 bytes.
     pub job: String,
     /// What the samples depend on (data, order, seed, length) as a line of text, at most 4096
-    /// bytes. It is compared, and quoted where it differs.
+    /// bytes. It must match; a mismatch is reported with both texts.
     pub identity: String,
-    /// This process, as a place in `blocks`.
+    /// This process, as an index into `blocks`.
     pub rank: u32,
     /// For each rank of the node, which block of the rows of a step it takes: `[0, 1, 2, 3]` for
     /// four data-parallel ranks, `[0, 0, 1, 1]` if two tensor-parallel ranks take the same rows.
@@ -57,27 +57,26 @@ pub struct NodeOptions {
     pub step_samples: u64,
     /// Samples consumed by all before this rank's first step: the whole state.
     pub samples_consumed: u64,
-    /// One past the last sample: the last step may have fewer than the others. Default: none, and
-    /// every step then counts as a whole one.
+    /// One past the last sample: the last step may have fewer than the others. Default: none; every
+    /// step then counts as complete.
     pub samples_end: u64,
-    /// Bytes that a sample has at most.
+    /// The largest sample in bytes.
     pub sample_bytes_max: usize,
-    /// Steps that wait in a rank's ring, a power of two. Default: 4. Each rank costs the node
-    /// `slots * micro_batch * sample_bytes_max` bytes.
+    /// Steps buffered in a rank's ring, a power of two.
     pub slots: usize,
-    /// How long a rank waits for a batch, or for another to take over the reading, before it says
-    /// that it did not come. Default: 330 s, more than a read is given.
+    /// How long a rank waits for a batch, or for another rank to take over the reading, before it
+    /// fails. Default: 330 s, more than the timeout of a read.
     pub wait_max: Duration,
 }
 
-/// Gives the batches of the whole node, one for each step.
+/// Reads the batches of the whole node, one for each step.
 pub trait BatchSource {
     /// Replaces `into` by the samples of the next step: the rows of block 0, then those of block 1,
     /// and so on. Fewer, even none, may be in the last step, which is a step of every rank
-    /// nevertheless. `false`: there are no more.
+    /// nevertheless. Returns `false` at the end.
     ///
     /// # Errors
-    /// What was wrong with the first read that failed.
+    /// The error of the first read that failed.
     fn next(&mut self, into: &mut RawBatch) -> Result<bool>;
 }
 
@@ -87,7 +86,7 @@ pub type Open = Arc<dyn Fn(u64) -> Result<Box<dyn BatchSource>> + Send + Sync>;
 /// Ranks on one machine: more than any has accelerators.
 const RANKS_MAX: usize = 256;
 const JOB_BYTES_MAX: usize = 64;
-/// No order has so many; with it nothing that is added up here can overflow.
+/// More than any order has; bounds sums so that they cannot overflow.
 const SAMPLES_MAX: u64 = 1 << 60;
 const IDENTITY_BYTES_MAX: usize = 4096;
 
@@ -140,7 +139,7 @@ impl NodeOptions {
         Ok(())
     }
 
-    /// All that must agree, as one line.
+    /// Everything that must be equal in all ranks, as one line.
     fn fingerprint(&self) -> String {
         let NodeOptions { identity, blocks, micro_batch, step_samples, slots, .. } = self;
         let (bytes, end) = (self.sample_bytes_max, self.samples_end);

@@ -1,4 +1,4 @@
-//! Samples as they were read: what goes from the rank that reads to the others.
+//! Samples as they were read: the data sent from the node reader to the ranks.
 //!
 //! Encoded, which is also smaller than any batch made of it: 2 or 4 bytes a token, where a batch of
 //! GPT has 20. A message has the first sample's number (u64), the number of rows (u64), the bytes
@@ -22,7 +22,7 @@ pub struct RawBatch {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RawAssemble;
 
-/// A rank's samples of one step, looked at where the rank that reads put them.
+/// A rank's samples of one step, read in place in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples<'a> {
     first_sample: u64,
@@ -34,12 +34,12 @@ const HEADER_BYTES: usize = 16;
 const LEN_BYTES: usize = 8;
 
 pub(super) fn message_bytes_max(rows: usize, sample_bytes_max: usize) -> usize {
-    // What does not fit in a usize is refused as a size of a slot.
+    // A length beyond a usize is refused as too large for a slot.
     rows.saturating_mul(sample_bytes_max.saturating_add(LEN_BYTES)).saturating_add(HEADER_BYTES)
 }
 
 impl RawBatch {
-    /// Empties it, keeping its memory.
+    /// Clears it, keeping its memory.
     pub fn begin(&mut self, first_sample: u64) {
         self.first_sample = first_sample;
         self.ends.clear();
@@ -64,7 +64,7 @@ impl RawBatch {
         self.bytes.len()
     }
 
-    /// Writes a range of the rows as a message, and gives its length.
+    /// Writes a range of the rows as a message, and returns its length.
     pub(super) fn write(&self, rows: Range<usize>, into: &mut [u8]) -> Result<usize> {
         let end_of = |row: usize| if row == 0 { 0 } else { self.ends[row - 1] };
         let bytes = &self.bytes[end_of(rows.start)..end_of(rows.end)];
@@ -93,7 +93,7 @@ impl RawBatch {
 }
 
 impl<'a> Samples<'a> {
-    /// Reads a message. Another process wrote it.
+    /// Parses a message, which another process wrote.
     pub(super) fn parse(message: &'a [u8]) -> Result<Self> {
         let broken = || Error::from(NodeError::Message { found: message.len() });
         let (first_sample, rest) = number(message).ok_or_else(broken)?;

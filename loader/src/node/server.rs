@@ -1,8 +1,8 @@
-//! The side that reads for all: one thread that serves the ranks, one that reads.
+//! The node reader: one thread that serves the ranks, and one that reads.
 //!
 //! The serving thread sleeps until a rank joins, takes a batch or ends, or a batch was read, and
-//! never waits for anything else: a stuck read hinders nobody from joining, nor this process from
-//! leaving. It moves step by step: a step is done when every rank that is there has its part.
+//! never waits for anything else: a stuck read stops neither a rank from joining nor this process
+//! from ending. It proceeds step by step: a step is done when every joined rank has its part.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -24,17 +24,17 @@ pub(super) struct NodeServer {
     serving: Option<JoinHandle<()>>,
 }
 
-/// When the reading begins.
+/// When to start reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartAt {
-    /// A job's first reader knows where all ranks begin: where it does.
+    /// At once: the first reader of a job starts where all ranks start.
     AtOnce,
-    /// One that takes over asks the others first, for so long as [`GATHER`]; whoever has not come
-    /// by then is dropped, as the one whose place it takes.
+    /// A reader that takes over first waits up to [`GATHER`] for the other ranks; those that have
+    /// not joined by then are dropped, like the reader that ended.
     WhenAllAreThere,
 }
 
-/// Ranks look for a new reader within 20 ms of losing one.
+/// Ranks notice the loss of their reader within 20 ms.
 const GATHER: Duration = Duration::from_millis(500);
 /// A rank sends its greeting in one piece, at once.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
@@ -86,7 +86,8 @@ impl NodeServer {
 
 impl Drop for NodeServer {
     fn drop(&mut self) {
-        // The serving thread sees its end closed, and leaves the door open for another.
+        // The serving thread sees the closed connection, and frees the listener for another
+        // process.
         self.leave = None;
         if let Some(serving) = self.serving.take() {
             let _ = serving.join();
@@ -94,7 +95,7 @@ impl Drop for NodeServer {
     }
 }
 
-/// What the serving thread has before it.
+/// State of the serving thread.
 struct NodeServerState {
     common: Arc<NodeContext>,
     door: LocalListener,
@@ -104,23 +105,23 @@ struct NodeServerState {
     seats: Vec<ClientSlot>,
     gather: Option<Instant>,
     source: Option<ReaderThread>,
-    /// The step that is being handed out, which begins at `position`.
+    /// The step being sent to the ranks, which starts at `position`.
     batch: Option<RawBatch>,
     position: u64,
     tail: RingEnd,
 }
 
-/// A rank's place. One that has no ring is not waited for; one that has no peer has not come yet.
+/// The slot of a rank. One without a ring is not waited for; one without a peer has not joined.
 struct ClientSlot {
     block: usize,
     peer: Option<Peer>,
     ring: Option<RingSender>,
-    /// Where its ring began, and the step that goes into it next.
+    /// Where its ring starts, and the step that goes into it next.
     begin: u64,
     position: u64,
 }
 
-/// Why a rank is turned away.
+/// Why a rank is refused.
 type JoinRefusal = (u8, String);
 
 impl NodeServerState {
@@ -139,7 +140,8 @@ impl NodeServerState {
         }
     }
 
-    /// Sleeps until there is something to do, and sees to the door and the seats. `false`: leave.
+    /// Sleeps until there is something to do, then serves the listener and the slots. `false`:
+    /// leave.
     fn sleep(&mut self) -> Result<bool> {
         let now = Instant::now();
         let limit = self.gather.map(|until| until.saturating_duration_since(now));
@@ -148,7 +150,7 @@ impl NodeServerState {
         let taken: Vec<(usize, &Peer)> =
             peers.filter_map(|(rank, seat)| Some((rank, seat.peer.as_ref()?))).collect();
         fds.extend(taken.iter().map(|(_, peer)| peer.as_fd()));
-        // A limit in milliseconds is cut off: one more, or the last is spent spinning.
+        // `poll` truncates the limit to milliseconds: add one, or the last would be spent spinning.
         let is_ready = ready(&fds, limit.map(|limit| limit + Duration::from_millis(1)))?;
         let gone: Vec<usize> = taken
             .iter()
@@ -166,14 +168,14 @@ impl NodeServerState {
             Ok(None) => {}
             Err(e) => {
                 log::warn!("turned away: {e}");
-                // Too many open files would come again at once.
+                // The error would repeat at once, for example with too many open files.
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
         Ok(!is_ready[0])
     }
 
-    /// Gives one who knocked its ring, or says why not.
+    /// Sends a joining rank its ring, or the reason for a refusal.
     fn welcome(&mut self, peer: Peer) {
         let greeting = greeting(&peer);
         let outcome = greeting
@@ -194,12 +196,12 @@ impl NodeServerState {
             Err(e) => Err(e),
         };
         if let Err(e) = answered {
-            // A seat whose rank did not hear of it is given up when its connection ends.
+            // A slot whose rank got no answer is freed when its connection closes.
             log::warn!("a rank that knocked went away: {e}");
         }
     }
 
-    /// Puts a rank on its seat, with a ring that begins at its position.
+    /// Assigns a rank its slot, with a ring that starts at its position.
     fn seat(
         &mut self,
         rank: u32,
@@ -232,20 +234,20 @@ impl NodeServerState {
         if seat.position < self.position && !is_done {
             self.begin_anew();
         } else if let Some(ring) = &mut self.seats[rank as usize].ring {
-            // A tail that is open changes nothing.
+            // With `RingEnd::Open` this is a no-op.
             ring.close(&self.tail);
         }
         Ok(())
     }
 
-    /// Begins at the smallest of the positions.
+    /// Restarts reading at the smallest position.
     fn begin_anew(&mut self) {
         let there = self.seats.iter().filter(|seat| seat.ring.is_some());
         self.position = there.map(|seat| seat.position).min().unwrap_or(self.position);
         (self.source, self.batch, self.tail) = (None, None, RingEnd::Open);
     }
 
-    /// Hands out what there is to whoever has room, step after step.
+    /// Sends steps to the ranks that have a free slot, step after step.
     fn hand_out(&mut self) {
         if let Some(until) = self.gather {
             if self.seats.iter().any(|seat| seat.peer.is_none()) && Instant::now() < until {
@@ -267,8 +269,8 @@ impl NodeServerState {
         }
     }
 
-    /// Gives each rank that has not had it its part of the step. A rank that has no room is
-    /// returned; with none the step is done.
+    /// Sends the step to each rank that lacks its part. Returns a rank without a free slot; if
+    /// there is none, the step is done.
     fn step(&mut self) -> Result<Option<usize>> {
         let batch = self.batch.as_ref().expect("the caller saw to it");
         let options = &self.common.options;
@@ -285,13 +287,13 @@ impl NodeServerState {
         }
         self.position += options.step_samples;
         if let (Some(source), Some(batch)) = (&self.source, self.batch.take()) {
-            // A reader that has ended needs no memory.
+            // A reading thread that has ended does not need the buffer back.
             let _ = source.spent.send(batch);
         }
         Ok(None)
     }
 
-    /// Gets the next step, if it was read by now.
+    /// Takes the next step, if it has been read.
     fn fetch(&mut self) -> bool {
         if self.source.is_none() {
             match ReaderThread::start(&self.common.open, self.position, &self.bell) {
@@ -315,18 +317,18 @@ impl NodeServerState {
         self.tail = tail;
     }
 
-    /// For a rank that waits in vain: whom the step waits for.
+    /// Publishes, for ranks that time out, what the step waits for.
     fn note(&self, rank: u32) {
         self.seats.iter().filter_map(|seat| seat.ring.as_ref()).for_each(|ring| ring.note(rank));
     }
 }
 
 impl ClientSlot {
-    /// Puts this seat's rows of a step into its ring; `false` if there is no room.
+    /// Writes this rank's rows of a step into its ring; `false` if no slot is free.
     fn take(&mut self, batch: &RawBatch, micro_batch: usize) -> Result<bool> {
         let Some(ring) = &mut self.ring else { return Ok(true) };
         let first = self.block.saturating_mul(micro_batch).min(batch.rows());
-        // Without a row too: all ranks take the same number of steps.
+        // Also without rows: all ranks take the same number of steps.
         let rows = first..first.saturating_add(micro_batch).min(batch.rows());
         match ring.slot() {
             Ok(None) => return Ok(false),
@@ -334,7 +336,7 @@ impl ClientSlot {
                 let len = batch.write(rows, slot)?;
                 ring.send(len);
             }
-            // Its memory is broken, which is no reason for the others to stop.
+            // Its shared memory is corrupt, which must not stop the other ranks.
             Err(e) => {
                 log::warn!("a rank of the node is dropped: {e}");
                 self.leave();
@@ -349,7 +351,7 @@ impl ClientSlot {
     }
 }
 
-/// The reading thread, which ends when nobody wants what it reads.
+/// The reading thread, which ends when its receiver is dropped.
 struct ReaderThread {
     read: Receiver<Result<Option<RawBatch>>>,
     spent: Sender<RawBatch>,
@@ -357,7 +359,7 @@ struct ReaderThread {
 
 impl ReaderThread {
     fn start(open: &Open, position: u64, bell: &Arc<Peer>) -> Result<Self> {
-        // One that waits, one that is read into and one that is handed out.
+        // Three batches: one queued, one being read, one being sent.
         let (to_desk, read) = sync_channel(1);
         let (spent, recycled) = channel::<RawBatch>();
         let (open, bell) = (Arc::clone(open), Arc::clone(bell));
@@ -388,7 +390,7 @@ impl ReaderThread {
     }
 }
 
-/// What a rank says first: its number, its position and what it reads.
+/// The greeting of a rank: its number, its position and its fingerprint.
 fn greeting(peer: &Peer) -> io::Result<(u32, u64, String)> {
     let mut hello = [0; HELLO.len() + 12];
     peer.receive(&mut hello, GREETING_LIMIT)?;

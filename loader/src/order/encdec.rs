@@ -7,9 +7,9 @@ use crate::{DataFile, Error, PieceRef, Result, SampleOrder};
 
 /// CPM-2's order: samples are runs of the contexts, to which the targets belong.
 ///
-/// The pieces of a sample come in threes, as [`EncDecAssemble`](crate::batch::EncDecAssemble) wants
-/// them: part of the context of a document, its whole target, its whole target offsets. Nothing
-/// says which spans a part of a context has until it is read, so of a document that is much longer
+/// The pieces of a sample come in threes, as [`EncDecAssemble`](crate::batch::EncDecAssemble) needs
+/// them: part of the context of a document, its complete target, its complete target offsets. Which
+/// spans a part of a context has is unknown until it is read, so of a document that is much longer
 /// than a sample more is read than is used: with 15 % left out, 0.3 tokens for each of its own.
 #[derive(Debug)]
 pub struct EncDecOrder {
@@ -46,7 +46,7 @@ impl EncDecOrder {
         Ok(EncDecOrder { datasets, index, encoder_len: encoder_len as u64, sources })
     }
 
-    /// The element types of the three, which the assembler wants to know.
+    /// The element types of the three, for the assembler.
     #[must_use]
     pub fn part(&self) -> EncDecPart {
         let [context, target, target_offset] = self.datasets.each_ref().map(|each| each.dtype());

@@ -7,8 +7,8 @@ use indexed::{BlockEpoch, BlockShuffle, IndexedDataset, TokenStream};
 use crate::order::sample_order::{DataFile, PieceRef, SampleOrder, SampleOrigin};
 use crate::{Error, Result};
 
-/// A declared order of our own, for stores that are paid by the request: the blocks of a file
-/// shuffled, and the samples of so many blocks mixed; see [`BlockShuffle`].
+/// A native order for stores that charge per request: the blocks of a file shuffled, and the
+/// samples of several blocks mixed; see [`BlockShuffle`].
 ///
 /// A sample's [`SampleOrigin`] is its number in the [`TokenStream`].
 #[derive(Debug)]

@@ -24,7 +24,7 @@ impl MaskedOrder {
         Ok(MaskedOrder { dataset, index, source })
     }
 
-    /// What the assemblers of its samples need to know of it.
+    /// The parameters of the dataset for the assemblers of its samples.
     #[must_use]
     pub fn part(&self) -> MaskedPart {
         MaskedPart { dtype: self.dataset.dtype(), index: Arc::clone(&self.index) }

@@ -1,4 +1,4 @@
-//! Which samples a rank takes of the one order that all share.
+//! Selects the samples of each rank from the order that all share.
 
 use std::ops::Range;
 
@@ -75,7 +75,7 @@ impl RankSchedule {
         at(self.rows.start)..at(self.rows.end)
     }
 
-    /// What all ranks together have consumed after so many batches of each.
+    /// Samples consumed by all ranks together after this many batches of each.
     pub(crate) fn consumed(&self, batches: u64) -> u64 {
         self.samples.start.saturating_add(batches.saturating_mul(self.chunk)).min(self.samples.end)
     }

@@ -1,4 +1,4 @@
-//! Which bytes a sample is made of: pure, no clock, no reading of data.
+//! Defines which bytes a sample consists of: pure, no clock, no data reads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use storage::{Key, Storage};
 
 use crate::{Error, Result};
 
-/// The order of the samples, and where in which file the bytes of each lie.
+/// The order of the samples, and the location of their bytes in files.
 ///
-/// Same order, same sample, same pieces: all of prefetching, resuming and sharing between ranks
-/// rests on that. Mapped index files may be looked at; data files may not.
+/// The same order and sample must always return the same pieces: prefetching, resuming and sharing
+/// between ranks rely on it. It may read mapped index files, but no data files.
 pub trait SampleOrder: fmt::Debug + Send + Sync {
-    /// The files that samples are cut from. Each is opened when a sample needs it first.
+    /// The files that samples are cut from. Each is opened when a sample first needs it.
     fn sources(&self) -> &[DataFile];
 
     /// How many samples there are.
@@ -23,10 +23,10 @@ pub trait SampleOrder: fmt::Debug + Send + Sync {
     /// is an empty sample.
     ///
     /// # Errors
-    /// What is wrong with the index of this sample.
+    /// The index of this sample is invalid.
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()>;
 
-    /// Of which dataset a sample is. Default: the only one.
+    /// The dataset of a sample. Default: the only one.
     fn origin(&self, sample: u64) -> SampleOrigin {
         SampleOrigin { dataset: 0, sample }
     }
@@ -37,7 +37,7 @@ pub trait SampleOrder: fmt::Debug + Send + Sync {
         sample + 1
     }
 
-    /// How messages name it.
+    /// Its name in messages.
     fn name(&self) -> String;
 }
 
@@ -52,10 +52,10 @@ pub struct DataFile {
     pub len_bytes: u64,
 }
 
-/// A run of bytes of one file.
+/// A contiguous range of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceRef {
-    /// The file, as a place in [`SampleOrder::sources`].
+    /// The file, as an index into
     pub file: u32,
     /// First byte.
     pub offset_bytes: u64,
@@ -66,7 +66,7 @@ pub struct PieceRef {
 /// Where a sample comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleOrigin {
-    /// The dataset, as a place in the blend.
+    /// The dataset, as an index into the blend.
     pub dataset: u32,
     /// Which of that dataset's samples it is, in that dataset's own order.
     pub sample: u64,
@@ -142,12 +142,12 @@ pub struct BlendOrder {
     orders: Vec<Arc<dyn SampleOrder>>,
     blend: Arc<BlendIndex>,
     sources: Vec<DataFile>,
-    /// Where the files of each order begin in `sources`.
+    /// The first file of each order in `sources`.
     firsts: Vec<u32>,
 }
 
 impl BlendOrder {
-    /// Mixes orders as an index of as many datasets says.
+    /// Mixes orders by a blend index of as many datasets.
     #[must_use]
     pub fn new(orders: Vec<Arc<dyn SampleOrder>>, blend: Arc<BlendIndex>) -> Self {
         let mut sources = Vec::new();

@@ -1,9 +1,9 @@
 //! The future order as requests: pure, no clock and no reading.
 //!
 //! A sample is cut from one or more documents, each somewhere else in some file. The pieces of all
-//! samples of a [`PrefetchRound`] are sorted by their place and merged where they touch or nearly
-//! do, so that a device sees few, ascending requests; each then knows where which of its bytes go.
-//! A round has one [`StoreReads`] for each store, so that stores do not wait for each other.
+//! samples of a [`PrefetchRound`] are sorted by file offset and coalesced where they touch or
+//! nearly do, so that a device sees few, ascending requests. Each request knows where its bytes go.
+//! A round has one [`StoreReads`] per store, so that stores do not wait for each other.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use crate::plan::sample_cache::SampleCache;
 use crate::plan::store_reads::{PieceRead, reserve};
 use crate::{Error, PieceRef, Result, Sample, SampleOrder, SampleOrigin};
 
-/// Where a piece is: its lot, where it begins in the lot's bytes, and the extent that brings its
-/// first byte, beyond all if it needs none.
+/// Where a piece is: its store, its start in the bytes of the store's [`StoreReads`], and the
+/// extent that has its first byte, or `usize::MAX` if it needs none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PieceLocation {
     store: usize,
@@ -29,14 +29,14 @@ struct SampleSlot {
     origin: SampleOrigin,
     pieces: Range<usize>,
     len: usize,
-    /// The lot that has all of it, and where, unless several have a share of it.
+    /// The store reads that have all of it, and where, unless several have a part.
     whole: Option<(usize, usize)>,
 }
 
-/// Consecutive batches whose requests are made together.
+/// Consecutive batches whose requests are planned together.
 #[derive(Debug, Default)]
 pub struct PrefetchRound {
-    /// One for each store, and one for samples that were near. `None` while a worker has it.
+    /// One for each store, and one for samples found in the cache. `None` while a worker has it.
     pub lots: Vec<Option<Box<StoreReads>>>,
     pub(crate) number: u64,
     samples: Vec<SampleSlot>,
@@ -50,21 +50,21 @@ pub struct PrefetchRound {
     pub(crate) failure: Option<Error>,
 }
 
-/// The largest round so far: what is reserved for the next, so that nothing is allocated later.
+/// The largest round so far: later rounds reserve as much, so that nothing is allocated any more.
 #[derive(Debug, Default)]
 pub(crate) struct RoundCapacity {
     samples: usize,
     pieces: usize,
     batches: usize,
     chunks: usize,
-    /// Extents, copies and bytes of each lot.
+    /// Extents, copies and bytes for each store.
     lots: Vec<[usize; 3]>,
 }
 
-/// What a store likes.
+/// Request limits for a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that nobody asked for and that are read for the sake of one request less, at most.
+    /// The largest gap of unneeded bytes to read in order to save one request.
     pub gap_bytes: u64,
     /// Longer runs are cut here.
     pub extent_bytes_max: u64,
@@ -77,18 +77,18 @@ pub struct PlanContext<'a> {
     pub order: &'a dyn SampleOrder,
     /// The store of each of its files.
     pub store_of: &'a [usize],
-    /// What each store likes.
+    /// The limits of each store.
     pub limits: &'a [Limits],
-    /// What is nearer.
+    /// The local cache, if there is one.
     pub near: Option<&'a dyn SampleCache>,
 }
 
 impl Limits {
-    /// What is right for a store of this kind.
+    /// Defaults for a kind of store.
     ///
-    /// A request of an object store costs about as much as 256 KiB; that its first byte is late is
-    /// hidden by others in flight. On a parallel file system 16 KiB that nobody asked for cost less
-    /// than a request. A local disk gains by a join only what the two would round to twice.
+    /// A request to an object store costs about as much as 256 KiB; its latency is hidden by others
+    /// in flight. On a parallel file system 16 KiB of unneeded bytes cost less than a request. On a
+    /// local disk coalescing gains only what both requests would read anyway by alignment.
     #[must_use]
     pub fn of(profile: &storage::Profile) -> Self {
         match profile.kind() {
@@ -102,10 +102,10 @@ impl Limits {
 }
 
 impl PrefetchRound {
-    /// Plans some batches, each a run of samples, in what memory the round has.
+    /// Plans some batches, each a run of samples, reusing the memory of the round.
     ///
     /// # Errors
-    /// What the order says of a sample; [`Error::PieceOutside`].
+    /// Errors of the order for a sample;
     pub fn fill(
         &mut self,
         outlook: &PlanContext<'_>,
@@ -154,8 +154,8 @@ impl PrefetchRound {
         self.samples.iter().map(|sample| sample.len as u64).sum()
     }
 
-    /// What it keeps in memory, nearly: the bytes of its samples, and what is known of each. All
-    /// lots are here.
+    /// Approximate memory of the round: the bytes of its samples, and its tables. All store reads
+    /// must be here.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let a_piece = size_of::<PieceRef>() + size_of::<PieceRead>() + size_of::<PieceLocation>();
         let known = self.samples.len() * size_of::<SampleSlot>() + self.pieces.len() * a_piece;
@@ -163,8 +163,8 @@ impl PrefetchRound {
         lots.sum::<u64>() + known as u64
     }
 
-    /// One sample, when all lots are back with their bytes. `scratch` is for samples that do not
-    /// lie in one run: parts of them came from several stores, or in several requests.
+    /// One sample, when all store reads are back with their bytes. `scratch` is for samples that
+    /// are not contiguous in memory: their parts came from several stores, or in several requests.
     #[must_use]
     pub fn sample<'a>(&'a self, batch: usize, row: usize, scratch: &'a mut Vec<u8>) -> Sample<'a> {
         let place = &self.samples[self.batch_start(batch) + row];
@@ -185,7 +185,7 @@ impl PrefetchRound {
         Sample { number: place.number, origin: place.origin, pieces, bytes }
     }
 
-    /// Whether bytes of a sample have not come, and why if this is the first to ask.
+    /// The error if bytes of a sample are missing. It is taken: later calls return `None`.
     pub(crate) fn failure(&mut self, batch: usize, row: usize) -> Option<storage::Error> {
         let place = &self.samples[self.batch_start(batch) + row];
         for nth in place.pieces.clone() {
@@ -201,7 +201,7 @@ impl PrefetchRound {
         None
     }
 
-    /// Makes room for as much as the largest round had, and a quarter more.
+    /// Reserves as much as the largest round had, and a quarter more.
     pub(crate) fn reserve(&mut self, sizes: &RoundCapacity) {
         reserve(&mut self.samples, sizes.samples);
         reserve(&mut self.pieces, sizes.pieces);
@@ -230,12 +230,12 @@ impl PrefetchRound {
         }
     }
 
-    /// Gives back the buffers in which samples came: all of them are in batches.
+    /// Frees the buffers that hold samples: all of them are in batches.
     pub(crate) fn release(&mut self) {
         self.lots.iter_mut().flatten().for_each(|lot| lot.release());
     }
 
-    /// Whether a sample was near.
+    /// Whether a sample was found in the cache.
     pub(crate) fn was_near(&self, batch: usize, row: usize) -> bool {
         let place = &self.samples[self.batch_start(batch) + row];
         place.whole.is_some_and(|(store, _)| store + 1 == self.lots.len())
@@ -246,7 +246,7 @@ impl PrefetchRound {
     }
 
     fn clear(&mut self, stores: usize) {
-        self.lots.resize_with(stores + 1, Option::default); // and the near one
+        self.lots.resize_with(stores + 1, Option::default); // and one for the cache
         for lot in &mut self.lots {
             lot.get_or_insert_default().clear();
         }
@@ -279,7 +279,7 @@ impl PrefetchRound {
         Ok(())
     }
 
-    /// Gives each piece its place in its store's lot, and cuts it into chunks.
+    /// Places each piece in the store reads of its store, and cuts it into chunks.
     fn place(&mut self, outlook: &PlanContext<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
         let mut whole = None;
         let mut several = false;
@@ -315,8 +315,8 @@ impl PrefetchRound {
     }
 }
 
-/// Sixteen million tokens of four bytes are far beyond any context; an index that says more is
-/// wrong, and must not size an allocation.
+/// Sixteen million tokens of four bytes are far beyond any context; an index with more is wrong,
+/// and must not size an allocation.
 const SAMPLE_BYTES_MAX: u64 = 64 << 20;
 
 fn check(outlook: &PlanContext<'_>, sample: u64, piece: &PieceRef) -> Result<()> {

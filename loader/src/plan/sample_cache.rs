@@ -1,16 +1,17 @@
-//! Copies of samples that are nearer than their files.
+//! A local cache of samples.
 
 use std::fmt;
 
-/// A cache of whole samples on this node. What it has is not read again from afar.
+/// A cache of complete samples on this node. A sample that it has is not read from its file.
 pub trait SampleCache: fmt::Debug + Send + Sync {
     /// Fills `into` with the bytes of a sample, its pieces back to back, if all of them are there
-    /// and verified. Asked for on a thread that reads ahead; it may wait for a local disk.
+    /// and verified. Called on the planner thread; it may wait for a local disk.
     fn find(&self, sample: u64, into: &mut [u8]) -> bool;
 
-    /// A sample that came from afar. Told of each, in order; it must not wait, and may forget.
+    /// Offers a sample that was read from its file. Called for each, in order; it must not block,
+    /// and may drop the sample.
     fn keep(&self, sample: u64, bytes: &[u8]);
 
-    /// So many samples have been delivered by now, counted over all ranks.
+    /// Reports the number of samples delivered so far, counted over all ranks.
     fn consumed(&self, samples: u64);
 }

@@ -1,4 +1,4 @@
-//! What one store brings for a round: its requests, and where their bytes go or stay.
+//! The reads of one store for a round: its requests, and where their bytes go or stay.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use storage::{Buffer, BufferPool, Object};
 use crate::PieceRef;
 use crate::plan::round::{Limits, PieceLocation};
 
-/// A run of bytes to be read in one request.
+/// A contiguous range read in one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The file, as a place in [`crate::SampleOrder::sources`].
+    /// The file, as an index into
     pub file: u32,
     /// First byte.
     pub offset_bytes: u64,
     /// How many.
     pub len_bytes: u64,
-    /// Which of [`StoreReads::copies`] it feeds.
+    /// Which of [`StoreReads::copies`] are filled from it.
     pub copies: Range<usize>,
 }
 
@@ -33,38 +33,38 @@ pub struct ScatterCopy {
     pub to: usize,
 }
 
-/// What one store has to bring for a round.
+/// The reads of one store for a round.
 #[derive(Debug, Default)]
 pub struct StoreReads {
-    /// Ascending by file and place, disjoint.
+    /// Ascending by file and offset, disjoint.
     pub extents: Vec<Extent>,
     /// Of all extents.
     pub copies: Vec<ScatterCopy>,
-    /// The bytes of the samples, piece after piece in sample order, but for those that stay where
-    /// they came. Longer if it was once.
+    /// The bytes of the samples, piece after piece in sample order, except those kept in their read
+    /// buffers. Never shrinks: it may be longer than this round needs.
     pub bytes: Vec<u8>,
-    /// What came of each extent, and where it begins in the buffer, for those that were kept. Empty
-    /// if none was.
+    /// The buffer of each extent that is kept, and the range of it that is the extent. Empty if
+    /// none is kept.
     kept: Vec<Option<(Buffer, Range<usize>)>>,
     pub(crate) round: u64,
     pub(crate) store: usize,
-    /// Bytes that are of this round.
+    /// Bytes that this round uses.
     pub(super) used: usize,
-    /// What its buffers take if all of them are kept, where that is worth it.
+    /// The size of its buffers if all of them are kept; `None` where that is not worth it.
     kept_bytes: Option<u64>,
-    /// Extents that have been handed to the store.
+    /// Extents submitted to the store.
     pub(crate) begun: usize,
-    /// Extents that have not come.
+    /// Extents not yet completed.
     pub(crate) left: usize,
     pub(crate) deadline: Option<Instant>,
     /// The files of the extents, ascending.
     pub(crate) objects: Vec<(u32, Arc<dyn Object>)>,
-    /// The first error, and all extents that have not come because of one.
+    /// The first error, and all extents that failed.
     pub(crate) failure: Option<storage::Error>,
     pub(crate) failed: Vec<usize>,
 }
 
-/// A run of bytes that a sample wants of a file, no longer than a request.
+/// Bytes of a file that a sample needs, no more than one request reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PieceRead {
     pub(super) store: usize,
@@ -72,7 +72,7 @@ pub(super) struct PieceRead {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) to: usize,
-    /// The piece that it is of, as a place in the round's.
+    /// The piece that it belongs to, as an index into the pieces of the round.
     pub(super) piece: usize,
 }
 
@@ -83,10 +83,10 @@ impl PieceRead {
 }
 
 impl StoreReads {
-    /// Copies what came of an extent to its samples.
+    /// Copies the bytes of an extent to its samples.
     ///
     /// # Panics
-    /// If it is not as long as the extent.
+    /// If the length is not that of the extent.
     pub fn feed(&mut self, extent: usize, came: &[u8]) {
         self.make_room();
         let Extent { len_bytes, copies, .. } = &self.extents[extent];
@@ -96,23 +96,23 @@ impl StoreReads {
         }
     }
 
-    /// Whether the bytes of its extents had better stay where they come: the buffers, which are
-    /// whole pages and have what nobody wants, take no more than half as much again as the samples.
+    /// Whether to keep the bytes of its extents in their buffers: those, which are whole pages and
+    /// include unneeded bytes, take no more than 1.5 times the bytes of the samples.
     #[must_use]
     pub fn is_worth_keeping(&self) -> bool {
         self.kept_bytes.is_some()
     }
 
-    /// What it keeps in memory.
+    /// Bytes that it holds in memory.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.kept_bytes.unwrap_or(self.used as u64)
     }
 
-    /// Takes what came of an extent as it is: its samples are then looked at in there. Of a buffer
-    /// that holds more, `data` is the part.
+    /// Keeps the buffer of an extent: its samples are then read in place. `data` is the range of
+    /// the buffer that is the extent.
     ///
     /// # Panics
-    /// If it is not as long as the extent.
+    /// If the length is not that of the extent.
     pub fn keep(&mut self, extent: usize, came: Buffer, data: Range<usize>) {
         let due = self.extents[extent].len_bytes;
         assert_eq!(data.len() as u64, due, "a reader gives what it was asked for");
@@ -120,12 +120,13 @@ impl StoreReads {
         self.kept[extent] = Some((came, data));
     }
 
-    /// Lets go of what was kept.
+    /// Frees the kept buffers.
     pub(crate) fn release(&mut self) {
         self.kept.clear();
     }
 
-    /// The bytes of a sample that is in this lot alone and begins there, if they lie in one run.
+    /// The bytes of a sample that is in these reads alone and starts at `start`, if they are
+    /// contiguous.
     pub(super) fn run(&self, start: usize, pieces: &[PieceRef], extent: usize) -> Option<&[u8]> {
         let len: u64 = pieces.iter().map(|piece| piece.len_bytes).sum();
         let len = len as usize; // fits: it is in memory
@@ -145,8 +146,8 @@ impl StoreReads {
         came.get(from..from + len)
     }
 
-    /// Appends the bytes of a piece, wherever they are. One that is cut goes on at the start of the
-    /// next extent.
+    /// Appends the bytes of a piece, wherever they are. A piece that was cut continues at the start
+    /// of the next extent.
     pub(super) fn append(&self, piece: &PieceRef, spot: &PieceLocation, into: &mut Vec<u8>) {
         let (mut at, end) = (spot.start, spot.start + piece.len_bytes as usize); // fits: in memory
         if self.kept.is_empty() && at < end {
@@ -198,14 +199,14 @@ impl StoreReads {
         files.filter(move |&file| last.replace(file) != Some(file))
     }
 
-    /// Room for so many bytes more; where it begins.
+    /// Adds room for `len` bytes; returns where it starts.
     pub(super) fn grow(&mut self, len: usize) -> usize {
         let start = self.used;
         self.used += len;
         start
     }
 
-    /// What is there from before need not be cleared: every byte of a round is written.
+    /// Old bytes need not be cleared: every byte of a round is overwritten.
     pub(super) fn make_room(&mut self) {
         if self.bytes.len() < self.used {
             self.bytes.resize(self.used, 0);
@@ -220,7 +221,7 @@ impl StoreReads {
         self.kept_bytes = is_worth.then_some(buffers);
     }
 
-    /// Makes extents of the chunks of one file, which are sorted.
+    /// Coalesces the chunks of one file, which are sorted, into extents.
     pub(super) fn cut(
         &mut self,
         chunks: &[PieceRead],
@@ -265,8 +266,8 @@ impl StoreReads {
         }
     }
 
-    /// Reads what chunks there are between two places of a run, from the first of their bytes to
-    /// the last.
+    /// Adds an extent for the chunks in a range of a run, from the first of their bytes to the
+    /// last.
     fn add_extent(&mut self, run: &[PieceRead], bytes: Range<u64>, spots: &mut [PieceLocation]) {
         let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
         let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);

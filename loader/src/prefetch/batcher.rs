@@ -1,4 +1,4 @@
-//! The thread that makes batches: in order, whatever the order in which their bytes came.
+//! The thread that assembles batches: in order, whatever the order of the completions.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,15 +11,15 @@ use crate::prefetch::channels::LoaderChannels;
 use crate::queue::{Queue, QueueEmpty};
 use crate::{Assemble, Error, Result};
 
-/// How often the log is told how it goes.
+/// How often progress is logged.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// What the batcher and the consumer pass each other.
+/// The queues between the batcher and the consumer.
 #[derive(Debug)]
 pub(crate) struct Counter<B> {
     /// Finished batches, in order.
     pub(crate) ready: Queue<Result<B>>,
-    /// Those to be filled again.
+    /// Batches to reuse.
     pub(crate) spent: Queue<B>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Batcher<A: Assemble> {
     pub(crate) near: Option<Arc<dyn SampleCache>>,
     pub(crate) shared: Arc<LoaderChannels>,
     pub(crate) counter: Arc<Counter<A::Batch>>,
-    /// Lots of rounds that are not yet due.
+    /// Store reads of later rounds.
     #[expect(clippy::vec_box, reason = "a lot stays in the box in which it goes round")]
     pub(crate) early: Vec<Box<StoreReads>>,
     pub(crate) scratch: Vec<u8>,
@@ -50,7 +50,7 @@ impl<A: Assemble> Batcher<A> {
         Batcher { assemble, course, near, shared, counter, early, scratch, tell_at }
     }
 
-    /// Delivers round after round, until one has failed or nobody listens any more.
+    /// Delivers round after round, until one fails or the queues are closed.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         while let Ok(mut round) = self.wait(&shared.rounds) {
@@ -61,7 +61,7 @@ impl<A: Assemble> Batcher<A> {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    // Nobody may be listening.
+                    // The consumer may be gone.
                     let _ = self.counter.ready.push(Err(error));
                     return;
                 }
@@ -75,7 +75,7 @@ impl<A: Assemble> Batcher<A> {
         }
     }
 
-    /// Waits for all lots of a round. False if nobody listens any more.
+    /// Waits for all store reads of a round. False if the queues are closed.
     fn gather(&mut self, round: &mut PrefetchRound) -> bool {
         let away = |lot: &Option<Box<StoreReads>>| lot.is_none();
         let mut missing = round.lots.iter().filter(|lot| away(lot)).count();
@@ -99,7 +99,7 @@ impl<A: Assemble> Batcher<A> {
         true
     }
 
-    /// Makes the batches of a round. False if nobody listens any more.
+    /// Assembles the batches of a round. False if the queues are closed.
     fn deliver(&mut self, round: &mut PrefetchRound) -> Result<bool> {
         if let Some(error) = round.failure.take() {
             return Err(error);
@@ -135,7 +135,7 @@ impl<A: Assemble> Batcher<A> {
         Ok(true)
     }
 
-    /// Takes the next item of a queue, and tells the log how it goes while there is none.
+    /// Takes the next item of a queue, and logs progress while there is none.
     fn wait<T>(&mut self, queue: &Queue<T>) -> std::result::Result<T, QueueEmpty> {
         loop {
             match queue.pop(Some(self.tell_at)) {

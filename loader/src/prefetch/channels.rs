@@ -1,4 +1,4 @@
-//! What the threads of a loader share: the queues between them, the window and the counts.
+//! State shared by the threads of a loader: the queues between them, the window and the counters.
 //!
 //! A [`PrefetchRound`] circulates: `planner` plans it, the `worker` of each store fills its
 //! [`StoreReads`], `batcher` assembles batches from it and returns it to `planner` with its memory.
@@ -21,13 +21,13 @@ pub(crate) struct LoaderChannels {
     pub(crate) opening: Opening,
     /// Batches that have been consumed.
     pub(crate) consumed: AtomicU64,
-    /// Rounds without their lots, in order.
+    /// Rounds without their store reads, in order.
     pub(crate) rounds: Queue<Box<PrefetchRound>>,
-    /// For the worker of each store.
+    /// Store reads for the worker of each store.
     pub(crate) work: Vec<Queue<Box<StoreReads>>>,
-    /// Lots that are full, in any order.
+    /// Completed store reads, in any order.
     pub(crate) done: Queue<Box<StoreReads>>,
-    /// Rounds to be filled again.
+    /// Rounds to reuse.
     pub(crate) free: Queue<Box<PrefetchRound>>,
 }
 
@@ -59,7 +59,7 @@ impl LoaderChannels {
         self.meter.look(ahead_bytes, rate)
     }
 
-    /// Why nothing comes, as far as it is known.
+    /// Why no batch is ready, as far as is known.
     pub(crate) fn story(&self) -> String {
         if let Some((what, age)) = self.opening.look() {
             return format!("{what} has been opening for {:.0} s", age.as_secs_f64());

@@ -1,37 +1,37 @@
-//! How many requests are in flight: found by trying, a store at a time.
+//! Tunes the queue depth of one store at run time.
 
 use std::time::{Duration, Instant};
 
-/// A trial lasts so long, as long as its slowest request and so many requests, whichever is later:
-/// where some are late, less tells only whether one of them happened to come.
+/// A trial lasts this long, as long as its slowest request and [`TRIAL_REQUESTS`] requests,
+/// whichever ends last: if some are late, less only shows whether one of them happened to complete.
 const TRIAL: Duration = Duration::from_millis(50);
 const TRIAL_REQUESTS: u64 = 128;
 
 /// But no longer than this.
 const TRIAL_MAX: Duration = Duration::from_secs(2);
 
-/// Twice the depth must bring so much more to be kept: below, only latency grows.
+/// The gain for which a doubled depth is retained: below it only latency grows.
 const GAIN: f64 = 1.05;
 
-/// The load on a shared store changes; after so many trials the next depth is tried again.
+/// The load on a shared store changes; after this many trials the next depth is tried again.
 const TRIALS_BETWEEN: u32 = 100;
 
-/// A request is late after so many times the time that half of them take, and after so long. Where
-/// all become slow together, what is usual follows them, and none is late.
+/// A request is late after this multiple of the median, and after at least [`LATE_AT_LEAST`]. If
+/// all become slow together, the median follows them, and none is late.
 const LATE_TIMES: f64 = 16.0;
 const LATE_AT_LEAST: Duration = Duration::from_millis(20);
 
-/// How far each request moves what is usual, towards its own time: steps of one size find the
+/// How far each request moves the median estimate towards its own time: steps of one size find the
 /// median, however long the late ones take.
 const USUAL_STEP: f64 = 1.05;
 
-/// The depth of one store: doubled while that brings more bytes a second, halved when requests
-/// fail, and then raised by one a trial.
+/// The queue depth of one store: doubled while that raises the throughput, halved when requests
+/// fail, and then raised by one per trial.
 #[derive(Debug)]
 pub(crate) struct Depth {
     depth: usize,
     max: usize,
-    /// The depth before, and the bytes a second that it brought, while the next is on trial.
+    /// The previous depth and its throughput, while the next is on trial.
     before: Option<(usize, f64)>,
     trials_left: u32,
     recovering: bool,
@@ -40,12 +40,12 @@ pub(crate) struct Depth {
     requests: u64,
     slowest: Duration,
     saturated: bool,
-    /// The median of how long a request takes, in seconds.
+    /// The estimated median time of a request, in seconds.
     usual: Option<f64>,
 }
 
 impl Depth {
-    /// `fixed` holds it there.
+    /// `fixed` disables the tuning.
     pub(crate) fn new(start: usize, max: usize, fixed: Option<usize>, now: Instant) -> Self {
         let max = fixed.unwrap_or(max).clamp(1, max.max(1));
         let depth = fixed.unwrap_or(start).clamp(1, max);
@@ -69,7 +69,7 @@ impl Depth {
         self.depth
     }
 
-    /// A request came, after so long.
+    /// A request completed after `took`.
     pub(crate) fn came(&mut self, bytes: u64, took: Duration) {
         self.bytes += bytes;
         self.requests += 1;
@@ -79,19 +79,19 @@ impl Depth {
         *usual = if took > *usual { *usual * USUAL_STEP } else { *usual / USUAL_STEP };
     }
 
-    /// When a request is late: after that it is not one of those that the depth counts, for the
-    /// store answers others meanwhile. None while nothing is known.
+    /// Age from which a request is late: it then no longer counts against the depth, because the
+    /// store serves others meanwhile. None while unknown.
     pub(crate) fn late_after(&self) -> Option<Duration> {
         let usual = Duration::try_from_secs_f64(self.usual? * LATE_TIMES).ok()?;
         Some(usual.max(LATE_AT_LEAST))
     }
 
-    /// There was less to do than the depth allows: what is measured now says nothing of it.
+    /// There was less work than the depth allows: this trial measures nothing.
     pub(crate) fn starved(&mut self) {
         self.saturated = false;
     }
 
-    /// A request failed: it may be that there are too many.
+    /// A request failed: perhaps the depth is too large.
     pub(crate) fn failed(&mut self) {
         if self.trials_left != u32::MAX {
             self.depth = (self.depth / 2).max(1);
@@ -126,7 +126,7 @@ impl Depth {
                 self.trials_left = TRIALS_BETWEEN;
             }
             None if self.trials_left > 0 => {
-                // Fixed ones never come to their end.
+                // A fixed depth has `u32::MAX` trials left for ever.
                 self.trials_left -= u32::from(self.trials_left != u32::MAX);
             }
             _ if self.depth < self.max => {
@@ -142,7 +142,7 @@ impl Depth {
 mod tests {
     use super::*;
 
-    /// A device that carries so many requests at once, each a millisecond long.
+    /// A device that serves this many requests at once, each a millisecond long.
     fn run(depth: &mut Depth, now: &mut Instant, device: usize, trials: usize) {
         for _ in 0..trials {
             for _ in 0..100 {
@@ -167,8 +167,8 @@ mod tests {
         assert_eq!(depth.get(), 256, "the most that the backend is meant to carry");
     }
 
-    /// Of 1,000 requests 20 come a second late and the others at once: what is carried grows with
-    /// the depth, but in steps of a second, and 50 ms tell nothing of it.
+    /// Of 1,000 requests 20 complete a second late and the others at once: throughput grows with
+    /// the depth, but in steps of a second, so 50 ms show nothing of it.
     #[test]
     fn late_requests_are_waited_for() {
         let mut now = Instant::now();

@@ -7,19 +7,19 @@ use storage::{Object, Stage};
 
 use crate::{DataFile, Error, Result};
 
-/// Files that are kept open: half of the 1,024 that a process may have by default. What requests
-/// still need stays open beyond that.
+/// Files kept open: half of the 1,024 that a process may have by default. Files that requests still
+/// need stay open beyond that.
 const OPEN_MAX: usize = 512;
 
 /// The files of an order.
 #[derive(Debug)]
 pub(crate) struct DataFiles {
-    /// The object, and the round that needed it last.
+    /// The object, and the last round that needed it.
     open: Vec<Option<(Arc<dyn Object>, u64)>>,
     count: usize,
 }
 
-/// What is being opened, for whoever must tell why nothing comes.
+/// The file being opened, for reports of a stalled loader.
 #[derive(Debug, Default)]
 pub(crate) struct Opening(Mutex<Option<(String, Instant)>>);
 
@@ -41,7 +41,7 @@ impl DataFiles {
         DataFiles { open: vec![None; count], count: 0 }
     }
 
-    /// A file, opened now if it is not open.
+    /// Returns a file, and opens it if needed.
     pub(crate) fn get(
         &mut self,
         sources: &[DataFile],
@@ -64,7 +64,7 @@ impl DataFiles {
         Ok(object)
     }
 
-    /// Closes the one that was needed longest ago.
+    /// Closes the least recently needed file.
     fn close_one(&mut self) {
         let open = self.open.iter_mut().filter(|slot| slot.is_some());
         if let Some(slot) = open.min_by_key(|slot| slot.as_ref().map(|(_, last)| *last)) {
@@ -77,7 +77,7 @@ impl DataFiles {
 fn open(source: &DataFile, opening: &Opening, timeout: Duration) -> Result<Arc<dyn Object>> {
     let what = source.store.display(&source.key);
     opening.set(Some(what.clone()));
-    // A server that is gone keeps whoever opens a file waiting for ever.
+    // Opening a file on a dead server may block for ever.
     let (store, key) = (Arc::clone(&source.store), source.key.clone());
     let opened = Stage::begin(format!("open {what}"), timeout).run(move || store.open(&key));
     opening.set(None);

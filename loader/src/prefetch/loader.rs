@@ -19,32 +19,33 @@ use crate::prefetch::worker::{self, WorkerOptions};
 use crate::queue::{Queue, QueueEmpty};
 use crate::{Assemble, Error, Result, SampleOrder};
 
-/// How a [`Loader`] is to go about it.
+/// Options of a [`Loader`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoaderOptions {
-    /// Rows a micro-batch of one rank. Minimum: 1.
+    /// Rows in a micro-batch of one rank. Minimum: 1.
     pub micro_batch: usize,
-    /// The samples to deliver, over all ranks. The first is what a checkpoint remembers.
+    /// The samples to deliver, over all ranks. The first is the state in a checkpoint.
     pub samples: Range<u64>,
-    /// The ranks that are served. Default: [`Ranks::ALONE`].
+    /// The ranks to serve. Default: [`Ranks::ALONE`].
     pub ranks: Ranks,
-    /// How long the consumer could go on if nothing came any more. Default: 60 s.
+    /// The time to read ahead: how long the consumer could continue without further reads. Default:
+    /// 60 s.
     pub window: Duration,
     /// The most memory for that. Default: 512 MiB, ten minutes of a 1B model on eight GPUs. Ranks
-    /// of a node that read for themselves have a share of it each.
+    /// of a node that read for themselves each have a share of it.
     pub window_bytes: u64,
-    /// Batches that are read ahead whatever the window says. Default: 2. Minimum: 1.
+    /// The fewest batches to read ahead, whatever the window. Default: 2. Minimum: 1.
     pub batches_min: u64,
-    /// Requests in flight at each store. Default: found by trying.
+    /// Queue depth of each store. Default: tuned at run time.
     pub depth: Option<usize>,
-    /// Bytes that are read along for the sake of one request less. Default: what the store likes.
+    /// The largest gap of unneeded bytes to read in order to save one request. Default: depends on
+    /// the store.
     pub gap_bytes: Option<u64>,
-    /// How long a batch, a request or a file to open is waited for before that is an error.
-    /// Default: 300 s, half of what collective operations wait before they end a run and blame the
-    /// network.
+    /// Timeout of a batch, a request or the opening of a file. Default: 300 s, half of the timeout
+    /// after which collective operations end a run and blame the network.
     pub timeout: Duration,
-    /// Pauses before a read that failed is made again. Default: 1, 8 and 24 s, which outlasts the
+    /// Pauses before each retry of a failed read. Default: 1, 8 and 24 s, which outlasts the
     /// restart of a server.
     pub retry_pauses: [Duration; 3],
     /// A cache of samples on this node. Default: none.
@@ -71,14 +72,14 @@ impl LoaderOptions {
     }
 }
 
-/// Names and counts, as [`Storage::metrics`] gives them.
+/// Names and counts, as [`Storage::metrics`] returns them.
 type Counted = Vec<(String, u64)>;
 
 /// Batches in the order of their samples, read ahead of their use.
 ///
-/// The sequence is a pure function of the order and of the samples consumed: a loader that is
-/// started there gives the same batches as one that came by there, with any number of ranks, on any
-/// store, in whatever order reads complete. Dropping it ends its threads, and never waits for a
+/// The sequence is a pure function of the order and of the samples consumed: a loader started there
+/// returns the same batches as one that got there by reading, with any number of ranks, on any
+/// store, in whatever order reads complete. Dropping it ends its threads, and never blocks on a
 /// read.
 #[derive(Debug)]
 pub struct Loader<A: Assemble> {
@@ -90,16 +91,16 @@ pub struct Loader<A: Assemble> {
     started: Instant,
     batches: u64,
     failed: Option<String>,
-    /// The stores, and what they had counted before.
+    /// The stores, and their counters at the start.
     stores: Vec<(Arc<dyn Storage>, Counted)>,
 }
 
-/// Finished batches that wait for the consumer: one to take, one to take next, while the third is
-/// being made. The bytes of all others stay as they were read, a tenth of the size.
+/// Assembled batches that wait for the consumer: one to take and one to take next, while the third
+/// is being assembled. All others stay in the form in which they were read, a tenth of the size.
 const READY_MAX: usize = 2;
 
-/// Addresses for what is not copied: twice the usual window. In a larger one some is, which is as
-/// right, and a little slower.
+/// Address space for samples kept in their read buffers: twice the usual window. In a larger window
+/// some samples are copied instead, a little slower.
 const KEPT_BYTES_MAX: u64 = 1 << 30;
 
 impl<A: Assemble> Loader<A> {
@@ -107,7 +108,7 @@ impl<A: Assemble> Loader<A> {
     ///
     /// # Errors
     /// [`Error::Option`] for one out of its range, [`Error::TooFewSamples`] if the order ends too
-    /// soon, [`Error::Storage`] if there are no threads.
+    /// soon, [`Error::Storage`] if no threads can be started.
     pub fn start(order: Arc<dyn SampleOrder>, assemble: A, options: LoaderOptions) -> Result<Self> {
         check(order.as_ref(), &options)?;
         let course =
@@ -136,7 +137,7 @@ impl<A: Assemble> Loader<A> {
         };
         // fits: a GiB
         let kept = options.window_bytes.min(KEPT_BYTES_MAX / 9 * 8) as usize;
-        let kept = BufferPool::new(kept + kept / 8); // with free places between
+        let kept = BufferPool::new(kept + kept / 8); // with free space for fragmentation
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
             let manner = manner(&options, &limits[nth], limits.len() as u64);
@@ -154,12 +155,12 @@ impl<A: Assemble> Loader<A> {
         Ok(loader)
     }
 
-    /// The next batch in order, or `None` after the last. Waits for it as long as
-    /// [`LoaderOptions::timeout`] says.
+    /// The next batch in order, or `None` after the last. Waits for it up to
+    /// [`LoaderOptions::timeout`].
     ///
     /// # Errors
-    /// What went wrong with the first sample that cannot be delivered: the loader is then at its
-    /// end. [`Error::Late`] if nothing came in time: it may be asked again.
+    /// The error of the first sample that cannot be delivered, which ends the loader.
+    /// [`Error::Late`] after the timeout: the call may be repeated.
     pub fn next_batch(&mut self) -> Result<Option<A::Batch>> {
         if let Some(first) = &self.failed {
             return Err(Error::Ended { first: first.clone() });
@@ -188,20 +189,19 @@ impl<A: Assemble> Loader<A> {
         }
     }
 
-    /// Gives a batch's memory back, to be filled again. After the first window nothing is
-    /// allocated.
+    /// Returns a batch's memory for reuse. After the first window nothing is allocated.
     pub fn recycle(&self, batch: A::Batch) {
         self.counter.spent.push_now(batch);
     }
 
-    /// Samples that all ranks together have consumed by now, those before the start counted in: all
-    /// that there is to remember.
+    /// Samples consumed so far by all ranks together, including those before the start: the whole
+    /// state to save.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
         self.course.consumed(self.batches)
     }
 
-    /// What was done since the start.
+    /// Metrics since the start.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let mut metrics = self.shared.metrics();
@@ -250,7 +250,7 @@ fn check(order: &dyn SampleOrder, options: &LoaderOptions) -> Result<()> {
 }
 
 /// The stores of an order, and which of them reads each of its files. Datasets that were opened one
-/// by one have a store each; those that read alike have one reader.
+/// by one have a store each; stores of one reader group share a reader.
 fn stores_of(order: &dyn SampleOrder) -> (Vec<Arc<dyn Storage>>, Vec<usize>) {
     let mut known: Vec<(&Arc<dyn Storage>, usize)> = Vec::new();
     let mut stores: Vec<Arc<dyn Storage>> = Vec::new();
@@ -279,8 +279,8 @@ fn limits(store: &dyn Storage, options: &LoaderOptions) -> Limits {
     Limits { gap_bytes: options.gap_bytes.unwrap_or(likes.gap_bytes), ..likes }
 }
 
-/// Buffers for so many of the longest requests at once, or a store's share of a quarter of the
-/// window, but four requests at least.
+/// Buffers for this many of the longest requests at once, or for a store's share of a quarter of
+/// the window, but for at least four requests.
 const LONGEST_IN_FLIGHT: u64 = 64;
 
 fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> WorkerOptions {
@@ -292,8 +292,8 @@ fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> WorkerOption
     WorkerOptions { depth, timeout, retry_pauses, buffer_bytes }
 }
 
-/// How long the end of a loader waits for its threads: one that does not end by then is held by the
-/// system, and is left to it.
+/// How long a dropped loader waits for its threads: one that does not end by then is stuck in the
+/// kernel, and is left there.
 const END_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -327,7 +327,7 @@ impl Threads {
         Ok(())
     }
 
-    /// Waits for all of them, but not for long.
+    /// Waits for all threads, up to [`END_WAIT`].
     fn end(&mut self) {
         let until = Instant::now() + END_WAIT;
         let ended = self.handles.iter().take_while(|_| self.ended.pop(Some(until)).is_ok()).count();
@@ -336,14 +336,14 @@ impl Threads {
             return;
         }
         for handle in self.handles.drain(..) {
-            // A panic has been told on stderr, and the consumer has had no more batches.
+            // A panic was reported on stderr, and the consumer got no more batches.
             let _ = handle.join();
         }
     }
 }
 
-/// Tells that a thread has ended. After a panic the consumer is told too: what it waits for will
-/// not come.
+/// Reports that a thread has ended. After a panic the consumer gets an error too, because no more
+/// batches will arrive.
 struct ThreadEnd<B> {
     ended: Arc<Queue<()>>,
     counter: Arc<Counter<B>>,

@@ -1,4 +1,4 @@
-//! The thread that plans ahead: round after round, as far as the window reaches.
+//! The thread that plans reads: round after round, as far as the window allows.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::prefetch::files::DataFiles;
 use crate::prefetch::window::WindowBudget;
 use crate::{Result, SampleOrder};
 
-/// So many rounds fill the window: each can be late by as much without the next one waiting.
+/// Rounds that fill the window: each can be late by as much without delaying the next.
 const ROUNDS_IN_WINDOW: u64 = 16;
 
-/// A larger round would find few more neighbours to read together, and come later as a whole.
+/// A larger round would find few more reads to coalesce, and complete later as a whole.
 const ROUND_BYTES_MAX: u64 = 8 << 20;
 
-/// The same for very short samples.
+/// The limit for very short samples.
 const ROUND_SAMPLES_MAX: u64 = 4096;
 
 #[derive(Debug)]
@@ -27,23 +27,23 @@ pub(crate) struct Planner {
     pub(crate) near: Option<Arc<dyn SampleCache>>,
     pub(crate) store_of: Vec<usize>,
     pub(crate) limits: Vec<Limits>,
-    /// For a file to open.
+    /// Timeout for the opening of a file.
     pub(crate) timeout: Duration,
     pub(crate) shared: Arc<LoaderChannels>,
 }
 
 impl Planner {
-    /// Plans until all is planned, something is wrong with the order, or nobody listens any more.
+    /// Plans until all is planned, the order fails, or the queues are closed.
     pub(crate) fn run(self) {
         let mut files = DataFiles::new(self.order.sources().len());
         let mut sizes = RoundCapacity::default();
         let (mut first, mut number) = (0, 0);
-        // The first round is one batch, so that it comes at once; each next is twice as long.
+        // The first round is one batch, so that it is ready at once; each next is twice as long.
         let mut batches_max = 1;
-        // Where a round ended that could not be planned: what is wrong lies before.
+        // The end of a round that could not be planned: the error is before it.
         let mut doubtful_end: u64 = 0;
         while first < self.course.batch_count() {
-            // The first batch comes at once, whatever is best.
+            // The first batch is read at once, whatever would be optimal.
             let together = if number == 0 { 0 } else { self.together(first) };
             let Some(room) = self.shared.window.wait_for_room(together) else { return };
             let doubtful = doubtful_end.saturating_sub(first);
@@ -56,8 +56,8 @@ impl Planner {
             round.reserve(&sizes);
             match self.plan(&mut round, first..first + count, &mut files) {
                 Ok(()) => {}
-                // What comes before the failure is still delivered, whatever the rounds are: it is
-                // found by halving. If it is gone when it is looked for again, so much the better.
+                // The batches before the failure are still delivered, whatever the rounds are: it
+                // is found by bisection. If it does not occur again, so much the better.
                 Err(_) if count > 1 => {
                     doubtful_end = first + count;
                     self.shared.free.push_now(round);
@@ -82,7 +82,7 @@ impl Planner {
         by_bytes.min(by_samples).min(batches_max).max(room.together).max(1)
     }
 
-    /// Batches from this one on that are best read together.
+    /// Batches from `first` on that are best read together.
     fn together(&self, first: u64) -> u64 {
         let samples = self.course.batch(first);
         if samples.is_empty() {
@@ -123,7 +123,7 @@ impl Planner {
         Ok(())
     }
 
-    /// Gives the lots to the workers, and the rest of the round to whom they come back to.
+    /// Sends the store reads to the workers, and the rest of the round to the batcher.
     fn hand_over(&self, mut round: Box<PrefetchRound>) {
         self.shared.window.planned(round.batch_count() as u64, round.memory_bytes());
         let due = self.shared.window.due(Instant::now());

@@ -1,21 +1,21 @@
-//! How far ahead of the consumer is read: in time, as far as memory allows.
+//! The prefetch window: how far to read ahead of the consumer, in time, as far as memory allows.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Before it is known how fast batches are consumed, this much is read ahead: four thousand samples
-/// of 2,048 tokens, which is two seconds of the fastest model on the largest node.
+/// Bytes to read ahead before the consumption rate is known: four thousand samples of 2,048 tokens,
+/// which is two seconds of the fastest model on the largest node.
 const UNKNOWN_BYTES: u64 = 32 << 20;
 
-/// The rate is taken over times of this length or longer, so that the micro-batches of one step,
-/// which are consumed at once, count as what they are.
+/// The rate is measured over at least this time, so that the micro-batches of one step, which are
+/// consumed at once, count as what they are.
 const OBSERVED_MIN: Duration = Duration::from_secs(1);
 
-/// What one observation may change: an eighth. A pause, as for a checkpoint, does not empty the
+/// One observation counts an eighth, so that a pause, as for a checkpoint, does not empty the
 /// window.
 const OBSERVATIONS: f64 = 8.0;
 
-/// What a window may grow to.
+/// Limits of a window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowLimits {
     pub(crate) time: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct PrefetchWindow {
 struct WindowState {
     planned_batches: u64,
     planned_bytes: u64,
-    /// Made into batches, so that their bytes are free again.
+    /// Assembled into batches, so that their bytes are free again.
     done_batches: u64,
     done_bytes: u64,
     rate: Rate,
@@ -46,9 +46,9 @@ impl PrefetchWindow {
         PrefetchWindow { bounds, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Waits until there is room for more, and tells how many bytes the window may have in all, and
-    /// how many a batch has. So many batches that are best read together are waited for room for,
-    /// as far as they take no more than half of what there may be. `None` if it was closed.
+    /// Waits until there is room for more, and returns how many bytes the window may have in all,
+    /// and how many a batch has. If `together` batches are best read together, waits for room for
+    /// all of them, as far as they take no more than half of the window. `None` if it was closed.
     pub(crate) fn wait_for_room(&self, together: u64) -> Option<WindowBudget> {
         let mut state = self.lock();
         loop {
@@ -85,18 +85,18 @@ impl PrefetchWindow {
         self.changed.notify_all();
     }
 
-    /// A batch was consumed, for which the consumer had to wait.
+    /// Records that a batch was consumed, after a wait.
     pub(crate) fn consumed(&self, now: Instant, waited: Duration) {
         self.lock().rate.add(now, waited);
     }
 
-    /// Bytes read or being read, and batches a second if that is known.
+    /// Bytes read or being read, and batches per second if known.
     pub(crate) fn look(&self) -> (u64, Option<f64>) {
         let state = self.lock();
         (state.planned_bytes - state.done_bytes, state.rate.per_second)
     }
 
-    /// When a batch that is planned next will be consumed, if that can be told.
+    /// When the next planned batch will be consumed, if known.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let state = self.lock();
         let ahead = (state.planned_batches - state.done_batches) as f64;
@@ -138,7 +138,7 @@ impl WindowState {
     }
 }
 
-/// Batches a second, while the consumer does not wait for us.
+/// Batches per second while the consumer does not wait for the loader.
 #[derive(Debug, Default)]
 struct Rate {
     since: Option<Instant>,
@@ -161,7 +161,8 @@ impl Rate {
         if took < OBSERVED_MIN {
             return;
         }
-        // A consumer that only ever waits is as fast as it can be told from: a million a second.
+        // The rate of a consumer that only ever waits cannot be measured: assume a million a
+        // second.
         let busy = took.saturating_sub(self.waited).as_secs_f64();
         let seen = self.batches as f64 / busy.max(self.batches as f64 * 1e-6);
         self.observations = (self.observations + 1.0).min(OBSERVATIONS);

@@ -1,4 +1,4 @@
-//! The thread of one store: keeps its requests in flight, and puts what comes in its place.
+//! The thread of one store: keeps its requests in flight, and scatters the bytes of completed ones.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::prefetch::channels::LoaderChannels;
 use crate::prefetch::depth::Depth;
 use crate::queue::QueueEmpty;
 
-/// Where the search for the best depth begins, unless the backend likes less.
+/// Where the search for the best depth starts, unless the backend's limit is lower.
 const DEPTH_START: usize = 32;
 
-/// How long to wait for what is in flight while there is room for more: new work is looked for
-/// after it. Doubled up to the second number while nothing happens.
+/// How long to wait for completions while the depth allows more requests: new work is polled after
+/// it. Doubled up to the second value while nothing completes.
 const LOOK_AFTER: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(20)];
 
 /// How often late requests are counted.
 const LATE_LOOK: Duration = Duration::from_millis(5);
 
-/// How long to wait if there is no room for more: only the end of the loader can come meanwhile.
+/// How long to wait if the depth is reached: only the end of the loader needs attention meanwhile.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// How a worker is to go about it.
+/// Settings of a worker.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerOptions {
     pub(crate) depth: Option<usize>,
     pub(crate) timeout: Duration,
     pub(crate) retry_pauses: [Duration; 3],
-    /// Of all requests in flight.
+    /// Bytes of the buffers of all requests in flight.
     pub(crate) buffer_bytes: usize,
 }
 
@@ -39,13 +39,13 @@ struct Worker {
     store: usize,
     shared: Arc<LoaderChannels>,
     pool: Arc<BufferPool>,
-    /// For what stays where it comes until it is in a batch; of all stores.
+    /// For buffers that keep their bytes until those are in a batch; shared by all stores.
     kept: Arc<BufferPool>,
     reader: Box<dyn Reader>,
     depth: Depth,
-    /// Lots under way, in no order.
+    /// Store reads in progress, in no order.
     lots: Vec<Option<Box<StoreReads>>>,
-    /// Those that have extents to be begun, by deadline.
+    /// Those with extents not yet submitted, by deadline.
     queue: VecDeque<usize>,
     /// The request of each tag.
     flights: Vec<InFlightRead>,
@@ -59,12 +59,12 @@ struct Worker {
 struct InFlightRead {
     lot: usize,
     extent: usize,
-    /// None once it came.
+    /// `None` once it is complete.
     begun: Option<Instant>,
     is_kept: bool,
 }
 
-/// Reads lots until the queue of work is closed or the store is of no use any more.
+/// Serves store reads until the work queue is closed or the store has failed.
 pub(crate) fn run(
     shared: Arc<LoaderChannels>,
     nth: usize,
@@ -105,7 +105,7 @@ pub(crate) fn run(
         late,
     };
     if let Err(error) = worker.work() {
-        // The oldest is waited for first, and what is after it will not be asked for.
+        // The oldest is waited for first, and the loader ends there.
         let oldest = worker.lots.iter_mut().filter_map(Option::take).min_by_key(|lot| lot.round);
         if let Some(lot) = oldest {
             fail(&worker.shared, lot, error);
@@ -113,7 +113,7 @@ pub(crate) fn run(
     }
 }
 
-/// Gives a lot back of which nothing more will come.
+/// Returns store reads that failed as a whole.
 fn fail(shared: &LoaderChannels, mut lot: Box<StoreReads>, error: storage::Error) {
     lot.failed = (0..lot.extents.len()).collect();
     lot.failure.get_or_insert(error);
@@ -135,7 +135,7 @@ impl Worker {
                 self.depth.starved();
             }
             if full && self.reader.in_flight() == 0 {
-                // Requests that were given up have all memory, and give it back when they end.
+                // Abandoned requests hold all buffers, and free them when they complete.
                 std::thread::sleep(look_after);
             }
             self.reader.wait(now + wait, &mut self.completions)?;
@@ -148,8 +148,8 @@ impl Worker {
         }
     }
 
-    /// Takes what new lots there are, and waits for one if there is nothing else to do. False at
-    /// the end.
+    /// Takes the new store reads, and waits for some if there is nothing else to do. False at the
+    /// end.
     fn take_lots(&mut self) -> bool {
         let work = &self.shared.work[self.store];
         if work.is_closed() {
@@ -169,10 +169,10 @@ impl Worker {
         true
     }
 
-    /// Begins requests, those of the earliest deadline first, until the depth is reached or no
-    /// buffer is free. Late ones leave their place to others, as far as the store carries more: if
-    /// one request in fifty takes a second and the others half a millisecond, they soon have all
-    /// places otherwise.
+    /// Submits requests, the earliest deadline first, until the depth is reached or no buffer is
+    /// free. Late requests do not count against the depth, up to the limit of the reader: if one
+    /// request in fifty takes a second and the others half a millisecond, late ones would soon fill
+    /// the depth.
     fn submit(&mut self) {
         let mut depth = self.depth.get();
         if self.reader.in_flight() >= depth {
@@ -184,7 +184,7 @@ impl Worker {
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
             let extent = &lot.extents[lot.begun];
             let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
-            // Where there is no memory to keep it in it is copied: what is in flight goes on.
+            // If no buffer is free to keep it in, the extent is copied: reading must not stop.
             let keep = lot.is_worth_keeping().then(|| self.kept.take(len)).flatten();
             let is_kept = keep.is_some();
             let Some(buf) = keep.or_else(|| self.pool.take(len)) else { return };
@@ -212,7 +212,7 @@ impl Worker {
         }
     }
 
-    /// How many of the requests in flight are late; looked up every few milliseconds.
+    /// How many of the requests in flight are late; counted every few milliseconds.
     fn late(&mut self) -> usize {
         let now = Instant::now();
         if now - self.late.1 >= LATE_LOOK {
@@ -224,7 +224,7 @@ impl Worker {
         self.late.0
     }
 
-    /// Puts what came in its place, and hands over the lots of which all came.
+    /// Scatters the completed extents, and returns the store reads that are complete.
     fn finish(&mut self) {
         let now = Instant::now();
         for came in self.completions.drain(..) {

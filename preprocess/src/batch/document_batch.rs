@@ -1,6 +1,6 @@
-//! What travels round the pipeline: whole documents of an input on the way out, their tokens on the
-//! way back. A parcel is filled again when it returns, so that after the first round nothing is
-//! allocated.
+//! Document batches, the unit of the pipeline: whole documents of an input on the way to the
+//! workers, their tokens on the way back. Batches are reused, so nothing is allocated after the
+//! first round.
 
 use std::mem;
 
@@ -9,27 +9,27 @@ use crate::input::{ByteSpan, Position, RecordFormat};
 use crate::json::scanner::LineFault;
 use crate::{BadLine, Error};
 
-/// Whole documents of one input, and what became of them.
+/// Whole documents of one input, and their tokens once they are encoded.
 #[derive(Debug, Default)]
 pub(crate) struct DocumentBatch {
     /// Its place in the order of the run.
     pub(crate) seq: u64,
     /// Which input.
     pub(crate) input_idx: usize,
-    /// Where its bytes begin in the input, decompressed.
+    /// Offset of its bytes in the input, decompressed.
     pub(crate) offset: u64,
     pub(crate) decompressed: bool,
-    /// Bytes taken from the input when these were cut, as it is stored.
+    /// Stored bytes read from the input when this batch was cut.
     pub(crate) stored_bytes: u64,
-    /// How the bytes are made of documents; [`crate::input::Records`] takes them apart.
+    /// The format of the bytes; [`crate::input::Records`] splits them into documents.
     pub(crate) shape: RecordFormat,
-    /// Whole documents as they stand in the input, with what separates them.
+    /// Whole documents as in the input, with their separators.
     pub(crate) bytes: Vec<u8>,
-    /// Where the documents stand in `bytes`, for shapes that do not tell otherwise.
+    /// The documents in `bytes`, for formats without separators.
     pub(crate) spans: Vec<ByteSpan>,
-    /// Where the run goes on after this parcel.
+    /// Where the run continues after this batch.
     pub(crate) next: Position,
-    /// All lines before it have been counted: the input was read from its begin.
+    /// All lines before it have been counted: the input was read from its start.
     pub(crate) numbered: bool,
     pub(crate) documents: EncodedDocuments,
     /// Why the run must end after these documents.
@@ -38,19 +38,19 @@ pub(crate) struct DocumentBatch {
 
 #[derive(Debug)]
 pub(crate) enum BatchEnd {
-    /// A bad line; it begins `offset` bytes into the parcel, after [`EncodedDocuments::lines`] good
+    /// A bad line; it begins `offset` bytes into the batch, after [`EncodedDocuments::lines`] good
     /// ones.
     Line { offset: usize, fault: LineFault },
-    /// The input could not be read on.
+    /// Reading the input failed.
     Input(Error),
 }
 
-/// Buffers keep up to this between parcels, twice what a block gives at worst; more was for an
-/// uncommonly long line.
+/// Buffer capacity retained between batches, twice what a block needs at worst; more was for an
+/// unusually long line.
 pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 8 << 20;
 
 impl DocumentBatch {
-    /// What is wrong with a line that begins so many bytes into the parcel.
+    /// The error of a line that begins `offset` bytes into the batch.
     pub(crate) fn bad_line(
         &self,
         input: &str,
@@ -70,7 +70,7 @@ impl DocumentBatch {
         }
     }
 
-    /// Empties it for its next round.
+    /// Clears it for reuse.
     pub(crate) fn reset(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(BUFFER_BYTES_KEPT_MAX);
@@ -86,7 +86,7 @@ impl DocumentBatch {
     }
 }
 
-/// What is wrong with a line that is longer than it may be.
+/// The error of a line that is longer than allowed.
 pub(crate) fn too_long(line_bytes_max: usize) -> LineFault {
     LineFault {
         column: line_bytes_max,

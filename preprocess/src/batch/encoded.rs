@@ -1,31 +1,31 @@
-//! What the lines of a parcel become: tokens as they are written, and counts.
+//! The result of encoding the lines of a batch: tokens as they are written, and counts.
 
 use serde::{Deserialize, Serialize};
 
 use crate::batch::document_batch::BUFFER_BYTES_KEPT_MAX;
 use crate::json::scanner::LineFault;
 
-/// The documents of a parcel, encoded as they are written.
+/// The documents of a batch, encoded as they are written.
 #[derive(Debug, Default)]
 pub(crate) struct EncodedDocuments {
-    /// One for each dataset that the run writes.
+    /// One per dataset of the run.
     pub(crate) outputs: Vec<Encoded>,
-    /// Lines up to here, blank ones included.
+    /// Lines processed so far, blank ones included.
     pub(crate) lines: u64,
     pub(crate) tally: LineCounts,
-    /// Bad lines that were left out.
+    /// Bad lines that were skipped.
     pub(crate) bad: Vec<SkippedLine>,
     /// Nanoseconds of work by stage, estimated from a sample of the lines.
     pub(crate) parse_ns: u64,
     pub(crate) tokenize_ns: u64,
 }
 
-/// A bad line that was left out.
+/// A bad line that was skipped.
 #[derive(Debug)]
 pub(crate) struct SkippedLine {
-    /// Which one of the parcel, from 0.
+    /// Its number in the batch, from 0.
     pub(crate) line: u64,
-    /// Where it begins in the parcel.
+    /// Its offset in the batch.
     pub(crate) offset: usize,
     pub(crate) fault: LineFault,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Encoded {
     pub(crate) sequences: Vec<u32>,
 }
 
-/// What became of lines, in numbers.
+/// Counts of lines by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LineCounts {
     /// Lines that became documents. With several keys each is a document of every dataset.
@@ -54,17 +54,17 @@ pub(crate) struct LineCounts {
     pub(crate) skipped: Skipped,
 }
 
-/// Documents that were left out, by cause.
+/// Skipped documents, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Skipped {
-    /// Lines that are not what they should be.
+    /// Invalid lines.
     pub bad_lines: u64,
     /// Documents without tokens.
     pub empty: u64,
-    /// Documents of too few tokens for spans to be hidden in.
+    /// Documents with too few tokens for hidden spans.
     pub few_tokens: u64,
-    /// Lines of too many characters for spans to be hidden in.
+    /// Lines with too many characters for hidden spans.
     pub long_lines: u64,
 }
 
@@ -101,14 +101,14 @@ impl LineCounts {
 }
 
 impl EncodedDocuments {
-    /// Empties it for its next round, keeping the memory that an ordinary parcel needs.
+    /// Clears it for reuse, and retains the memory that an ordinary batch needs.
     pub(crate) fn reset(&mut self) {
         let mut outputs = std::mem::take(&mut self.outputs);
         outputs.iter_mut().for_each(Encoded::reset);
         *self = EncodedDocuments { outputs, ..EncodedDocuments::default() };
     }
 
-    /// Where all datasets are, to come back to with [`EncodedDocuments::rewind`].
+    /// The current ends of all datasets, for [`EncodedDocuments::rewind`].
     pub(crate) fn place(&self, places: &mut Vec<[usize; 3]>) {
         places.clear();
         let ends =

@@ -3,7 +3,7 @@ use storage::FileEntry;
 
 use crate::Skipped;
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PreprocessProgress {
     /// Bytes taken from the inputs, as they are stored.
@@ -34,9 +34,9 @@ pub struct Report {
     pub documents: u64,
     /// Documents without tokens.
     pub documents_empty: u64,
-    /// Documents left out, by cause.
+    /// Skipped documents, by cause.
     pub skipped: Skipped,
-    /// The first hundred of the bad lines that were left out by this process.
+    /// The first hundred bad lines that this process skipped.
     pub bad_lines: Vec<String>,
     /// Sequences written: documents that have tokens.
     pub sequences: u64,
@@ -50,7 +50,7 @@ pub struct Report {
     pub json_bytes: u64,
     /// Bytes of the texts, in UTF-8.
     pub text_bytes: u64,
-    /// An earlier process had done a part of it.
+    /// Whether an earlier process had done a part of it.
     pub resumed: bool,
     /// Wall-clock time from the first check to the last file, of all processes.
     pub elapsed_s: f64,
@@ -62,7 +62,7 @@ pub struct Report {
     pub tokens_per_document: f64,
     /// Bytes of text per token.
     pub text_bytes_per_token: f64,
-    /// Where the time of this process went.
+    /// Time of this process by stage.
     pub stages: Stages,
     /// The inputs, in order.
     pub inputs: Vec<InputReport>,

@@ -1,10 +1,10 @@
-//! What goes round the threads of a cleaning.
+//! The batch that circulates between the threads of a cleaning run.
 
 use super::worker::FilteredBatch;
 use crate::batch::document_batch::DocumentBatch;
 use crate::pipeline::PipelineItem;
 
-/// Whole lines of one input, and what is known of them.
+/// Whole lines of one input, and what is known about them.
 #[derive(Debug, Default)]
 pub(super) struct LineBatch {
     pub(super) parcel: DocumentBatch,

@@ -1,9 +1,9 @@
-//! JSON lines to fewer JSON lines: what is worth training on.
+//! Filters and deduplicates JSON lines for training.
 //!
-//! [`clean`] drops documents for what they are (length, characters, script, words, URL), for being
-//! there already, and for being much like one that is, as Megatron's `tools/openwebtext` does in
-//! half a dozen scripts with all texts in memory. Lines are kept byte for byte, in the order of the
-//! input, and the outputs are the same for every number of workers. Of a cluster the first is kept.
+//! [`clean`] drops documents by their properties (length, characters, script, words, URL), exact
+//! duplicates, and near-duplicates, as Megatron's `tools/openwebtext` does in half a dozen scripts
+//! with all texts in memory. Lines are retained byte for byte, in input order, and the outputs are
+//! the same for every number of workers. Of a cluster the first document is retained.
 //!
 //! In reading order: `options`; `line_batch`, the unit that threads exchange; `worker`, which
 //! applies the rules of `filter` to a line and computes its shingles and MinHash signature;
@@ -37,16 +37,16 @@ use line_batch::LineBatch;
 use worker::{CleanSettings, CleanWorker};
 use writer::{BandCollector, CleanWriter, Tally};
 
-/// Copies the lines that pass, and tells of the others.
+/// Copies the lines that pass, and reports the others.
 ///
 /// All options, inputs and outputs are checked before any work. `progress` is called after every
-/// megabyte. If standard input is an input and the run fails, a thread may stay behind that waits
-/// for it.
+/// megabyte. If standard input is an input and the run fails, a thread that waits for it may
+/// outlive the call.
 ///
 /// # Errors
-/// The first bad line in the order of the input as [`Error::BadLine`]; [`Error::BadOption`],
-/// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], and [`Error::Storage`], which also
-/// tells of outputs that exist. Nothing is left under the outputs' names, unless it is
+/// The first bad line in input order as [`Error::BadLine`]; [`Error::BadOption`],
+/// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], and [`Error::Storage`], also for
+/// outputs that exist. No file is left under the outputs' names, unless the error is
 /// [`Error::LeftBehind`].
 ///
 /// [`Error::BadLine`]: crate::Error::BadLine
@@ -66,8 +66,7 @@ pub fn clean(
 /// The same, until `stop` is true.
 ///
 /// # Errors
-/// As [`clean`]; [`Error::Stopped`] if it was stopped: nothing is left then, and nothing to go on
-/// with.
+/// As [`clean`]; [`Error::Stopped`] if it was stopped: no file is left, and it cannot be resumed.
 ///
 /// [`Error::Stopped`]: crate::Error::Stopped
 pub fn clean_until(
@@ -90,7 +89,7 @@ pub fn clean_until(
     };
     let two_passes = options.near.as_ref().filter(|near| near.two_passes);
     let passes = if two_passes.is_some() { 2 } else { 1 };
-    // Begun before the first pass, so that a name that is taken shows before the work.
+    // Created before the first pass, so that an existing name is detected before the work.
     let mut keeper = CleanWriter::create(options, Tally::new(&inputs, passes, passes))?;
     let mut scratch_bytes = 0;
     let mut twice = None;
@@ -116,7 +115,7 @@ pub fn clean_until(
     keeper.finish(start, scratch_bytes)
 }
 
-/// Judges what is cut on all workers and hands it to `take`, in order.
+/// Filters the batches on all workers and passes them to `take`, in order.
 fn judge(
     cutter: InputChunker,
     work: &CleanSettings<'_>,

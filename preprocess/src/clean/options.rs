@@ -5,41 +5,41 @@ use super::dedup::minhash::PLACES_MAX;
 use super::dedup::shingle::SHINGLE_UNITS_MAX;
 use crate::{Error, Result, TokenizerSpec};
 
-/// What to clean, and how. Start from [`CleanOptions::new`], which drops nothing.
+/// Options of a cleaning run. Start from [`CleanOptions::new`], which drops nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CleanOptions {
     /// Files of JSON lines, plain or compressed, in order. `-` is standard input.
     pub inputs: Vec<String>,
-    /// Where the lines go that are kept: a prefix, to which `.jsonl` is added, or a name that ends
-    /// in `.jsonl`, `.json` or either with `.zst`, which compresses.
+    /// Output of retained lines: a prefix, to which `.jsonl` is added, or a name that ends in
+    /// `.jsonl`, `.json` or either with `.zst`, which compresses.
     pub out: String,
     /// The key that holds the text. Default: `text`.
     pub key: String,
-    /// Which documents are dropped for what they are. Default: none.
+    /// Filters by the properties of a document. Default: none.
     pub filters: Filters,
-    /// Drop a document whose text was there before. Default: no.
+    /// Drop exact duplicates of earlier texts. Default: no.
     pub exact: bool,
-    /// Drop a document that is much like one before. Default: no.
+    /// Drop near-duplicates of earlier documents. Default: no.
     pub near: Option<NearOptions>,
     /// Texts are compared in lower case and without white space. Default: as they are.
     pub fold: bool,
     /// Collapse runs of spaces and join broken lines, as Megatron's `general_cleaning` does; such
-    /// lines are written anew. Default: no.
+    /// lines are rewritten. Default: no.
     pub fix_spaces: bool,
-    /// Divide what is kept among three files. Default: one file.
+    /// Split the retained lines into three files. Default: one file.
     pub split: Option<SplitOptions>,
-    /// Where the lines go that are dropped, each with its cause. Default: nowhere.
+    /// Output of dropped lines, each with its cause. Default: none.
     pub dropped: Option<String>,
-    /// Threads that judge, at most 1024. Default: one for every core.
+    /// Threads that filter, at most 1024. Default: one for every core.
     pub workers: usize,
-    /// A longer line is refused. Default and maximum: 1 GiB.
+    /// A longer line is rejected. Default and maximum: 1 GiB.
     pub line_bytes_max: u64,
-    /// Bytes that are read and cut at a time. The outputs do not depend on it. Default: 1 MiB.
+    /// Bytes read and cut at a time. The outputs do not depend on it. Default: 1 MiB.
     pub block_bytes: usize,
 }
 
-/// Which documents are dropped for what they are. A share is from 0 to 1, of the characters that
-/// are not white space; a text that has none passes every share.
+/// Filters by the properties of a document. A share is from 0 to 1, of the characters that are not
+/// white space; a text that has none passes every share.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filters {
     /// Drop a text of fewer characters.
@@ -50,13 +50,13 @@ pub struct Filters {
     pub tokens_min: Option<TokensMin>,
     /// Drop a text of a smaller share of letters.
     pub letters_min: Option<f64>,
-    /// Drop a text of a larger share of U+FFFD, which stands where a character could not be read.
+    /// Drop a text with a larger share of U+FFFD, the replacement of undecodable characters.
     pub replacement_max: Option<f64>,
-    /// Drop a text of which one character is a larger share.
+    /// Drop a text in which one character has a larger share.
     pub one_char_max: Option<f64>,
-    /// Drop a text whose lines that were there before, in the same text, are a larger share.
+    /// Drop a text in which repeated lines have a larger share.
     pub repeated_lines_max: Option<f64>,
-    /// Drop a text of whose letters a smaller share is of this script.
+    /// Drop a text with a smaller share of letters of this script.
     pub scripts_min: Vec<ScriptMin>,
     /// Drop a text that contains this.
     pub rejects: Vec<Reject>,
@@ -67,9 +67,9 @@ pub struct Filters {
 /// The fewest tokens a text may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokensMin {
-    /// So many. A text of eight characters for each is taken to have them, as Megatron does.
+    /// The minimum. A text with eight characters per token is assumed to reach it, as in Megatron.
     pub tokens: u64,
-    /// Of which tokenizer.
+    /// The tokenizer that counts them.
     pub tokenizer: TokenizerSpec,
 }
 
@@ -91,42 +91,42 @@ pub struct Reject {
     pub below_chars: Option<u64>,
 }
 
-/// A list of URLs, and where a document has its own.
+/// A list of URLs, and the key of a document's URL.
 ///
 /// A line of the list is a domain (`example.com`, which stands for `www.example.com` too), a name
 /// without a dot (`example`, which stands for `example.com` and `www.example.co.uk`), an ending
 /// (`.jpg`), or an address with a path (`example.com/a`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlOptions {
-    /// The list, one to a line; blank lines and those that begin with `#` are passed over.
+    /// The list, one per line; blank lines and those that begin with `#` are ignored.
     pub file: String,
-    /// The key that holds the URL. Documents without one are kept, and counted.
+    /// The key of the URL. Documents without one are retained, and counted.
     pub key: String,
 }
 
-/// How documents are found that are much like an earlier one.
+/// How near-duplicates are found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NearOptions {
-    /// Drop from this share of common shingles on. Default: 0.7.
+    /// Smallest share of common shingles of a near-duplicate. Default: 0.7.
     pub jaccard: f64,
-    /// Of what it is a share. Default: the union.
+    /// The denominator of the share. Default: the union.
     pub measure: Measure,
-    /// What shingles are made of. Default: characters.
+    /// The units of shingles. Default: characters.
     pub unit: ShingleUnit,
-    /// How many make one. Default: 5.
+    /// Units per shingle. Default: 5.
     pub shingle: usize,
-    /// Two documents are compared if they agree in one of so many bands. Default: 20.
+    /// The number of bands; documents that agree in one band are compared. Default: 20.
     pub bands: usize,
-    /// Places of a sketch in each band. Default: 5.
+    /// Places of a sketch per band. Default: 5.
     pub rows: usize,
-    /// Read the inputs twice: first to find which bands of which documents have a fellow, so that
-    /// the second time only those are kept in mind. Default: no.
+    /// Read the inputs twice: first to find the bands that documents share, so that the second time
+    /// only those are held in memory. Default: no.
     pub two_passes: bool,
-    /// The folder of a temporary file that has no name. Default: that of the system.
+    /// The folder of an anonymous temporary file. Default: that of the system.
     pub scratch: Option<PathBuf>,
 }
 
-/// What the common shingles are divided by.
+/// The denominator of the share of common shingles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
     /// All shingles of both: the Jaccard index.
@@ -138,7 +138,7 @@ pub enum Measure {
     Max,
 }
 
-/// What a shingle is a run of.
+/// The unit of shingles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShingleUnit {
     /// Characters.
@@ -148,12 +148,12 @@ pub enum ShingleUnit {
     Word,
 }
 
-/// How what is kept is divided.
+/// How retained documents are split.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitOptions {
-    /// Of `_train`, `_valid` and `_test`; a file of weight 0 is not written.
+    /// Weights of `_train`, `_valid` and `_test`; a file of weight 0 is not written.
     pub weights: [f64; 3],
-    /// Another seed divides otherwise.
+    /// Seed of the split.
     pub seed: u64,
 }
 
@@ -287,7 +287,7 @@ fn within<N: PartialOrd + ToString + Copy>(
     bad(name, &got.to_string(), &due)
 }
 
-/// What reading an option gives: clap shows the text.
+/// Result of parsing an option; clap shows the error text.
 type Parsed<T> = std::result::Result<T, String>;
 
 impl FromStr for SplitOptions {

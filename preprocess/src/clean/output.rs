@@ -1,4 +1,4 @@
-//! Where lines go: plain or compressed files that exist when all of them are complete.
+//! Outputs: plain or compressed files that become visible when all of them are complete.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::{CleanOptions, SplitOptions};
 use crate::batch::report::Output;
 use crate::{Error, Result};
 
-/// Lines are gathered to writes of this size.
+/// Size of a write.
 const WRITE_BYTES: usize = 1 << 20;
 
 /// Three quarters of a fast disk's rate on one core, and within a tenth of the best size.
@@ -23,7 +23,7 @@ const SPLIT_NAMES: [&str; 3] = ["_train", "_valid", "_test"];
 pub(super) struct LineWriter {
     store: Arc<dyn Storage>,
     key: Key,
-    /// What was not written yet.
+    /// Bytes that are not written yet.
     pending: Vec<u8>,
     form: LineEncoding,
 }
@@ -34,7 +34,7 @@ enum LineEncoding {
 }
 
 impl LineWriter {
-    /// Begins a file that is compressed if its name says so.
+    /// Creates a file, compressed if its name says so.
     pub(super) fn create(store: Arc<dyn Storage>, key: Key) -> Result<Self> {
         let upload = store.create(&key, 0)?;
         let form = if key.name().ends_with(".zst") {
@@ -50,7 +50,7 @@ impl LineWriter {
         Ok(LineWriter { store, key, pending: Vec::new(), form })
     }
 
-    /// As [`LineWriter::create`], of a name as it stands on a command line.
+    /// As [`LineWriter::create`], with a name as on a command line.
     pub(super) fn create_named(name: &str) -> Result<Self> {
         let (store, key) = storage::locate(name)?;
         LineWriter::create(store, key)
@@ -93,7 +93,7 @@ impl LineWriter {
     }
 }
 
-/// Finishes all files. If one fails, those that were finished go again.
+/// Finishes all files. If one fails, the finished ones are removed.
 pub(super) fn finish(sinks: Vec<LineWriter>) -> Result<Vec<Output>> {
     let mut done: Vec<(Arc<dyn Storage>, Key, FileEntry)> = Vec::new();
     for sink in sinks {
@@ -115,7 +115,7 @@ fn take_back(done: &[(Arc<dyn Storage>, Key, FileEntry)], error: Error) -> Error
     error
 }
 
-/// An upload as encoders want it; what it fails with is wrapped.
+/// An upload as a writer for encoders; its errors are wrapped.
 struct Writer(Box<dyn Upload>);
 
 impl io::Write for Writer {
@@ -136,7 +136,7 @@ fn failed(what: &str, error: io::Error) -> Error {
     }
 }
 
-/// The files of what is kept, and which document goes to which.
+/// The files of retained documents, and the rule that assigns documents to them.
 pub(super) struct KeptOutputs {
     pub(super) sinks: Vec<LineWriter>,
     /// The first draw that is past each file.
@@ -163,9 +163,9 @@ impl KeptOutputs {
         Ok(KeptOutputs { sinks, bounds, seed: split.seed })
     }
 
-    /// Where a document goes by the hash of its text. Equal texts go to one file, and a text goes
-    /// to the same one in whatever company: no validation text gets into the training set when a
-    /// corpus grows or its order changes.
+    /// Assigns a document by the hash of its text. Equal texts go to one file, and a text always
+    /// goes to the same one: no validation text gets into the training set when a corpus grows or
+    /// its order changes.
     pub(super) fn sink_of(&mut self, hash: u128) -> &mut LineWriter {
         let (low, high) = (hash as u64, (hash >> 64) as u64); // fits: both halves are taken
         let draw = scatter(self.seed ^ low).wrapping_add(high);

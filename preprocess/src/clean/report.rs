@@ -5,12 +5,12 @@ use serde::Serialize;
 use super::DropReason;
 use crate::Output;
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CleanProgress {
-    /// Which time the inputs are read, from 1.
+    /// The current pass over the inputs, from 1.
     pub pass: u32,
-    /// How often they will be.
+    /// The number of passes.
     pub passes: u32,
     /// Bytes taken from the inputs in this pass, as they are stored.
     pub stored_bytes: u64,
@@ -28,7 +28,7 @@ pub struct CleanProgress {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CleanReport {
-    /// Threads that judged.
+    /// Threads that filtered.
     pub workers: usize,
     /// Documents in the inputs.
     pub documents: u64,
@@ -36,19 +36,19 @@ pub struct CleanReport {
     pub kept: u64,
     /// Bytes of the inputs, decompressed.
     pub json_bytes: u64,
-    /// Bytes of the lines that were kept, as they were, without their newlines.
+    /// Bytes of the retained lines, unchanged, without their newlines.
     pub kept_bytes: u64,
-    /// Lines that were written anew.
+    /// Lines that were rewritten.
     pub rewritten: u64,
-    /// Lines passed over because there was nothing on them.
+    /// Blank lines that were skipped.
     pub blank_lines: u64,
-    /// Documents without the key of the URL, if one was asked for.
+    /// Documents without the key of the URL, if URLs were checked.
     pub without_url: u64,
-    /// What was dropped, by cause.
+    /// Dropped documents, by cause.
     pub dropped: BTreeMap<DropReason, Dropped>,
-    /// Documents that are alike, if duplicates were looked for.
+    /// Clusters of duplicates, if they were searched for.
     pub clusters: Option<Clusters>,
-    /// What looking for duplicates took.
+    /// Cost of the search for duplicates.
     pub index: Option<Index>,
     /// Wall-clock time from the first check to the last file.
     pub elapsed_s: f64,
@@ -60,7 +60,7 @@ pub struct CleanReport {
     pub outputs: Vec<Output>,
 }
 
-/// What was dropped for one cause.
+/// Documents dropped for one cause.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Dropped {
@@ -82,11 +82,11 @@ pub struct Example {
     pub line: u64,
     /// Its number among all documents, from 0.
     pub document: u64,
-    /// The earlier document that it is like.
+    /// The earlier document that it resembles.
     pub of: Option<u64>,
-    /// How much it is.
+    /// The similarity.
     pub jaccard: Option<f64>,
-    /// The begin of its line.
+    /// The start of its line.
     pub begin: String,
 }
 
@@ -110,15 +110,15 @@ pub struct CleanedInput {
     pub dropped: BTreeMap<DropReason, u64>,
 }
 
-/// Documents of which one was kept and the others dropped for being like it.
+/// Clusters: documents of which one was retained and the others dropped as its duplicates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Clusters {
     /// How many there are.
     pub count: u64,
-    /// Documents of the largest, with the one that was kept.
+    /// Documents of the largest, including the retained one.
     pub largest: u64,
-    /// How many there are of each size: 2, 3, then up to the next power of two, under its name.
+    /// Number of clusters by size: 2, 3, then up to the next power of two, under its name.
     pub sizes: BTreeMap<u64, u64>,
 }
 
@@ -136,7 +136,7 @@ impl Clusters {
     }
 }
 
-/// What looking for duplicates took.
+/// Cost of the search for duplicates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Index {
@@ -144,6 +144,6 @@ pub struct Index {
     pub compared_pairs: u64,
     /// Memory of the tables at the end.
     pub table_bytes: u64,
-    /// What temporary files held.
+    /// Bytes of temporary files.
     pub scratch_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! What a worker does: lines to what is known of each without the others.
+//! A worker: applies to each line the rules that need no other document.
 
 use std::ops::Range;
 
@@ -12,24 +12,24 @@ use super::filter::{DropReason, FilterRules, FilterWorker, fix};
 use crate::batch::document_batch::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
 use crate::json::scanner::{LineFault, TextFinder};
 
-/// What all workers of a run do alike.
+/// Settings shared by all workers of a run.
 #[derive(Debug)]
 pub(super) struct CleanSettings<'a> {
     pub(super) options: &'a CleanOptions,
     pub(super) rules: &'a FilterRules,
 }
 
-/// The lines of a parcel, judged.
+/// The filtered lines of a batch.
 #[derive(Debug, Default)]
 pub(super) struct FilteredBatch {
     pub(super) lines: Vec<FilteredDocument>,
-    /// Lines up to here, blank ones included.
+    /// Lines processed so far, blank ones included.
     pub(super) line_count: u64,
     pub(super) blank_lines: u64,
     pub(super) without_url: u64,
-    /// Lines that were written anew, without newlines.
+    /// Rewritten lines, without newlines.
     pub(super) rewritten: Vec<u8>,
-    /// What is compared of the documents that passed, one after another.
+    /// The compared texts of the documents that passed, one after another.
     pub(super) texts: String,
     /// As many hashes as there are bands for each document that has them.
     pub(super) bands: Vec<u64>,
@@ -38,13 +38,13 @@ pub(super) struct FilteredBatch {
 /// One document.
 #[derive(Debug)]
 pub(super) struct FilteredDocument {
-    /// Where it stands in the parcel, without its newline.
+    /// Its range in the batch, without its newline.
     pub(super) bytes: Range<usize>,
-    /// Its number among the lines of the parcel.
+    /// Its line number in the batch.
     pub(super) nth: u64,
-    /// Where it stands in [`FilteredBatch::rewritten`], if it was.
+    /// Its range in [`FilteredBatch::rewritten`], if it was rewritten.
     pub(super) rewritten: Option<Range<usize>>,
-    /// Where it stands in [`FilteredBatch::texts`].
+    /// Its range in [`FilteredBatch::texts`].
     pub(super) text: Range<usize>,
     pub(super) cause: Option<DropReason>,
     pub(super) hash: u128,
@@ -52,7 +52,7 @@ pub(super) struct FilteredDocument {
 }
 
 impl FilteredBatch {
-    /// Empties it for its next round, and gives memory back that an uncommonly long line needed.
+    /// Clears it for reuse, and frees memory that an unusually long line needed.
     pub(super) fn reset(&mut self) {
         let FilteredBatch { mut lines, mut rewritten, mut texts, mut bands, .. } =
             std::mem::take(self);
@@ -66,7 +66,7 @@ impl FilteredBatch {
     }
 }
 
-/// One worker's memory.
+/// State of one worker.
 #[derive(Debug)]
 pub(super) struct CleanWorker<'a> {
     work: &'a CleanSettings<'a>,
@@ -96,7 +96,7 @@ impl<'a> CleanWorker<'a> {
         }
     }
 
-    /// Judges the lines of a parcel, up to the first bad one.
+    /// Filters the lines of a batch, up to the first bad one.
     pub(super) fn judge(&mut self, parcel: &mut DocumentBatch, judged: &mut FilteredBatch) {
         let mut offset = 0;
         while offset < parcel.bytes.len() {

@@ -1,4 +1,4 @@
-//! The end of a run: what is kept, what is dropped, and what is told about both.
+//! The end of a run: decides which documents are retained or dropped, writes and reports them.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -19,13 +19,13 @@ use crate::batch::document_batch::{BatchEnd, DocumentBatch};
 use crate::input::Input;
 use crate::{Error, Result};
 
-/// Examples of each cause that a report shows.
+/// Examples of each cause in a report.
 const EXAMPLES_MAX: usize = 5;
 
-/// What it shows of each.
+/// Length of each example.
 const EXAMPLE_CHARS_MAX: usize = 200;
 
-/// Why a document is dropped, and what it is like.
+/// Why a document is dropped, and the earlier one that it duplicates.
 #[derive(Clone, Copy, Debug)]
 struct DropDecision {
     cause: DropReason,
@@ -33,7 +33,7 @@ struct DropDecision {
     jaccard: Option<f64>,
 }
 
-/// A dropped document as it is written.
+/// The record of a dropped document.
 #[derive(Serialize)]
 struct DroppedLine<'a> {
     cause: DropReason,
@@ -46,7 +46,7 @@ struct DroppedLine<'a> {
     jaccard: Option<f64>,
 }
 
-/// What the inputs held so far.
+/// Contents of the inputs so far.
 pub(super) struct Tally {
     pub(super) inputs: Vec<CleanedInput>,
     stored_bytes_all: Option<u64>,
@@ -81,7 +81,7 @@ impl Tally {
         }
     }
 
-    /// Counts a block whose documents were taken, or fails as it says.
+    /// Counts a batch whose documents were processed, or returns its error.
     fn end_block(&mut self, parcel: &mut DocumentBatch, judged: &FilteredBatch) -> Result<()> {
         let input = &mut self.inputs[parcel.input_idx];
         input.lines += judged.line_count;
@@ -109,7 +109,7 @@ fn short(document: u64, input: &str) -> Result<u32> {
     })
 }
 
-/// The first of two passes: gathers bands.
+/// The first of two passes: collects bands.
 pub(super) struct BandCollector {
     pub(super) tally: Tally,
     exact: Option<ExactDuplicateIndex>,
@@ -160,13 +160,13 @@ pub(super) struct CleanWriter {
     kept: KeptOutputs,
     dropped: Option<LineWriter>,
     report: CleanReport,
-    /// Near duplicates, with what was kept in their place.
+    /// Near-duplicates, with the documents retained instead.
     place_of: HashMap<u32, u32>,
-    /// How many were dropped for each that was kept.
+    /// How many were dropped per retained document.
     dropped_for: HashMap<u32, u64>,
     rows: u64,
     sum: u64,
-    /// What the first pass saw.
+    /// What the first pass read.
     seen: Option<(u64, u64)>,
 }
 
@@ -188,7 +188,7 @@ impl CleanWriter {
         })
     }
 
-    /// Looks for near duplicates, among what an earlier pass found if there was one.
+    /// Looks for near-duplicates, among the candidates of an earlier pass if there was one.
     pub(super) fn look_for_near(
         &mut self,
         options: &NearOptions,
@@ -290,7 +290,7 @@ impl CleanWriter {
         let Some(sink) = &mut self.dropped else { return Ok(()) };
         let label = DroppedLine { cause, file: &input.name, line: number, document, of, jaccard };
         let label = serde_json::to_string(&label).expect("strings and numbers serialize");
-        // The line as it is: whoever wants it back cuts it out again.
+        // The unchanged line, so that a user can extract it again.
         sink.write(label.trim_end_matches('}').as_bytes())?;
         sink.write(b",\"dropped\":")?;
         sink.write(bytes)?;

@@ -12,15 +12,15 @@ use super::{Input, RecordFormat};
 use crate::Result;
 use crate::batch::document_batch::{BatchEnd, DocumentBatch, too_long};
 
-/// A place between two documents, at which a run may go on. Whoever keeps it need not know what
-/// its offset counts: bytes, decompressed, or rows.
+/// A position between two documents, at which a run may resume. The unit of its offset depends on
+/// the input: decompressed bytes, or rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Position {
     pub(crate) input_idx: usize,
     pub(crate) offset: u64,
 }
 
-/// Cuts the inputs, one after another, into parcels of whole documents.
+/// Cuts the inputs, one after another, into batches of whole documents.
 #[derive(Debug)]
 pub(crate) struct InputChunker {
     inputs: Vec<Input>,
@@ -30,9 +30,9 @@ pub(crate) struct InputChunker {
     ahead: Option<Arc<Decompressor>>,
     input_idx: usize,
     open: Option<Open>,
-    /// The begin of a document whose end has not been read yet.
+    /// The start of a document whose end has not been read yet.
     rest: Vec<u8>,
-    /// Where `rest` begins in its input, decompressed.
+    /// Offset of `rest` in its input, decompressed.
     offset: u64,
     seq: u64,
 }
@@ -48,14 +48,14 @@ enum Open {
     Rows(Box<super::parquet::RowReader>),
 }
 
-/// How far a parcel was filled.
+/// How far a batch was filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filled {
-    /// More may come.
+    /// The input may have more.
     Some,
-    /// The parcel is the last of its input.
+    /// The batch is the last of its input.
     Last,
-    /// There was nothing left.
+    /// The input had ended.
     Nothing,
 }
 
@@ -75,15 +75,15 @@ impl InputChunker {
         }
     }
 
-    /// Decompresses on so many threads, beside the one that cuts.
+    /// Decompresses on `threads` additional threads.
     #[must_use]
     pub(crate) fn ahead(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Goes on where an earlier run of the same inputs stopped: at [`DocumentBatch::next`] of its
-    /// last parcel.
+    /// Resumes where an earlier run of the same inputs stopped: at [`DocumentBatch::next`] of its
+    /// last batch.
     #[must_use]
     pub(crate) fn start_at(mut self, position: Position) -> Self {
         self.input_idx = position.input_idx;
@@ -91,7 +91,7 @@ impl InputChunker {
         self
     }
 
-    /// Fills an empty parcel. False: there is nothing more. A parcel that comes back with
+    /// Fills an empty batch. False if there is no more input. A batch returned with
     /// [`DocumentBatch::stop`] set is the last.
     pub(crate) fn fill(&mut self, parcel: &mut DocumentBatch) -> bool {
         while self.input_idx < self.inputs.len() {
@@ -110,7 +110,7 @@ impl InputChunker {
                 Err(error) => parcel.stop = Some(BatchEnd::Input(error)),
             }
             if let Some(BatchEnd::Line { offset, .. }) = parcel.stop {
-                // No worker will see it.
+                // No worker will get it.
                 let before = &parcel.bytes[..offset.min(parcel.bytes.len())];
                 parcel.documents.lines = newlines(before);
             }
@@ -137,7 +137,7 @@ impl InputChunker {
                     source,
                     scan,
                     rest: &mut self.rest,
-                    // Documents that begin there and later are another's.
+                    // Documents that begin at or after it belong to another shard.
                     limit: input.part.end.saturating_sub(self.offset),
                     block_bytes: self.block_bytes,
                     line_bytes_max: self.line_bytes_max,
@@ -160,7 +160,7 @@ impl InputChunker {
         }
     }
 
-    /// Begins with the next input. False: there is nothing in it for us.
+    /// Opens the next input. False if this shard has no part of it.
     fn open_input(&mut self) -> Result<bool> {
         let input = &self.inputs[self.input_idx];
         let part = input.part.clone();
@@ -197,7 +197,7 @@ impl InputChunker {
         Ok(true)
     }
 
-    /// Reads past the end of a line. False: the input has none.
+    /// Skips to the end of a line. False: the input has none.
     fn skip_line(&mut self, source: &mut InputStream) -> Result<bool> {
         loop {
             self.rest.clear();
@@ -215,7 +215,7 @@ impl InputChunker {
     }
 }
 
-/// A parcel being filled from a source of bytes.
+/// A batch being filled from a byte stream.
 struct ChunkBuffer<'a> {
     source: &'a mut InputStream,
     scan: &'a mut ArrayScan,
@@ -258,14 +258,14 @@ impl ChunkBuffer<'_> {
         }
     }
 
-    /// Where the lines that begin in our part end, if that has been read.
+    /// End of the lines that begin in our part, if that has been read.
     fn end_of_part(&self, bytes: &[u8]) -> Option<usize> {
         let last = usize::try_from(self.limit).ok()?.checked_sub(1)?;
         let newline = memchr(b'\n', bytes.get(last..)?)?;
         Some(last + newline + 1)
     }
 
-    /// Where the last document that is whole ends.
+    /// End of the last complete document.
     fn last_end(&mut self, parcel: &mut DocumentBatch, searched: usize) -> Option<usize> {
         let DocumentBatch { shape, bytes, spans, stop, .. } = parcel;
         match shape {
@@ -274,7 +274,7 @@ impl ChunkBuffer<'_> {
             _ => {
                 let scanned = self.scan.scan(bytes, spans);
                 let Some(last) = spans.last() else {
-                    // What comes after elements is stumbled over when they are done.
+                    // An error after some elements is reported after those elements.
                     *stop = scanned.err().map(stop_at);
                     return None;
                 };
@@ -284,7 +284,7 @@ impl ChunkBuffer<'_> {
         }
     }
 
-    /// What is left is the last document, or the end of a list.
+    /// The rest is the last document, or the end of a list.
     fn end_of_input(&mut self, parcel: &mut DocumentBatch) -> Filled {
         if matches!(parcel.shape, RecordFormat::JsonArray) {
             let ended = self.scan.scan(&parcel.bytes, &mut parcel.spans);

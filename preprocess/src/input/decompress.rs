@@ -1,10 +1,10 @@
-//! Compressed files, decompressed on threads of their own ahead of the one that cuts them.
+//! Decompresses files on separate threads, ahead of the thread that cuts them.
 //!
-//! The files are walked in order and handed out in units (`frames`): a group of frames that can be
-//! decompressed by itself, or all of a file that has only one. Each thread takes the next unit and
-//! puts its chunks on a board; who reads takes them off in the order of the units. The board holds
-//! so many chunks and no more. The first unit on it, which is being read, may always put one more,
-//! so that units behind it can fill the board but never stop it.
+//! The files are processed in order and split into units (`frames`): a group of frames that can be
+//! decompressed independently, or all of a file that has only one. Each thread takes the next unit
+//! and appends its chunks to a queue; the reader takes them in the order of the units. The queue is
+//! bounded. The first unit in it, which is being read, may always add one more chunk, so that later
+//! units can fill the queue but never block it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,20 +14,20 @@ use std::thread;
 use super::frames::{DecodePlan, Unit};
 use super::stream::{DecodeError, read_stream};
 
-/// What is decompressed at a time: about a millisecond of work.
+/// Bytes decompressed at a time: about a millisecond of work.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Decompression is four to ten times as fast as tokenizing: 16 threads feed more than 64 cores.
 pub(super) const THREADS_MAX: usize = 16;
 
-/// A thread may be so far ahead, on average: 8 MiB, and 128 MiB for all. Files that are shorter
-/// are decompressed side by side; of longer ones the next is so far when its turn comes.
+/// Average read-ahead of a thread: 8 MiB, and 128 MiB for all. Shorter files are decompressed in
+/// parallel; of longer ones, the next is this far when its turn comes.
 const CHUNKS_PER_THREAD: usize = 8;
 
-/// Of the unit that is read, if all else is full: one is taken while the next is made.
+/// Chunks of the unit being read if the queue is full: one is taken while the next is produced.
 const CHUNKS_FIRST: usize = 2;
 
-/// What decompresses ahead. When it is dropped its threads end, each with the chunk it is at.
+/// The decompression threads. On drop they end after their current chunk.
 #[derive(Debug)]
 pub(super) struct Decompressor {
     shared: Arc<DecodeShared>,
@@ -37,9 +37,9 @@ pub(super) struct Decompressor {
 struct DecodeShared {
     plan: Mutex<DecodePlan>,
     board: Mutex<DecodeQueue>,
-    /// There is room on the board, or another unit has become the first.
+    /// The queue has room, or another unit has become the first.
     room: Condvar,
-    /// A chunk or the end of a unit has come.
+    /// A chunk or the end of a unit was added.
     news: Condvar,
     chunks_max: usize,
 }
@@ -47,36 +47,36 @@ struct DecodeShared {
 #[derive(Debug, Default)]
 struct DecodeQueue {
     lanes: VecDeque<DecodeLane>,
-    /// How many lanes were taken away at the front: the number of the first that is here.
+    /// Lanes removed at the front: the number of the first that remains.
     gone: u64,
     /// Chunks in all lanes.
     chunks: usize,
-    /// Bytes of the input being read that come before what is wanted.
+    /// Bytes of the current input still to be skipped.
     skip: u64,
-    /// Buffers to be used again.
+    /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
-    /// No unit will be added.
+    /// All units have been added.
     planned: bool,
     closed: bool,
     panicked: bool,
 }
 
-/// What one unit has given so far.
+/// The chunks of one unit so far.
 #[derive(Debug)]
 struct DecodeLane {
     input_idx: usize,
-    /// Decompressed bytes to leave out before any of this and the next units of its input.
+    /// Decompressed bytes to skip in this and the next units of its input.
     skip: u64,
     chunks: VecDeque<DecodedChunk>,
     end: Option<Result<(), DecodeError>>,
 }
 
-/// Decompressed bytes, some of which may have been taken.
+/// Decompressed bytes, some of which may have been consumed.
 #[derive(Debug, Default)]
 pub(super) struct DecodedChunk {
     bytes: Vec<u8>,
     at: usize,
-    /// How far in the file this is, in bytes as stored.
+    /// Stored bytes of the file that the decoder had read by its end.
     pub(super) stored: u64,
 }
 
@@ -85,7 +85,7 @@ impl DecodedChunk {
         self.at == self.bytes.len()
     }
 
-    /// Moves as many bytes as both have room for.
+    /// Copies as many bytes as fit.
     pub(super) fn take(&mut self, buf: &mut [u8]) -> usize {
         let count = (self.bytes.len() - self.at).min(buf.len());
         buf[..count].copy_from_slice(&self.bytes[self.at..self.at + count]);
@@ -95,7 +95,7 @@ impl DecodedChunk {
 }
 
 impl Decompressor {
-    /// Begins with the first units of a plan.
+    /// Starts the threads.
     pub(super) fn start(plan: DecodePlan, threads: usize) -> Self {
         let threads = threads.clamp(1, THREADS_MAX);
         let shared = Arc::new(DecodeShared {
@@ -107,7 +107,7 @@ impl Decompressor {
         });
         for _ in 0..threads {
             let shared = Arc::clone(&shared);
-            // Nobody waits for them: one may be waiting for a disk.
+            // They are not joined: one may be waiting for a disk.
             thread::spawn(move || {
                 let alarm = PanicNotifier(shared);
                 while alarm.0.work() {}
@@ -116,8 +116,8 @@ impl Decompressor {
         Decompressor { shared }
     }
 
-    /// The next chunk of an input, all of whose predecessors have been taken; none at its end.
-    /// Takes the last one back, to be filled again.
+    /// The next chunk of an input; the caller has consumed all earlier ones. `None` at its end. The
+    /// last chunk is passed back for reuse.
     pub(super) fn next(
         &self,
         input_idx: usize,
@@ -146,10 +146,10 @@ impl Decompressor {
     }
 }
 
-/// What the board has for who reads.
+/// The next event for the reader.
 enum DecodeEvent {
     Chunk(DecodedChunk),
-    /// Something was taken away that is not wanted.
+    /// An unwanted chunk was removed; try again.
     Again,
     Failed(DecodeError),
     End,
@@ -187,7 +187,7 @@ impl DecodeQueue {
     }
 }
 
-/// What an input is that has become shorter since it was read before.
+/// The error of an input that has become shorter since it was last read.
 pub(super) fn too_short(missing: u64) -> DecodeError {
     let told = format!("{missing} bytes fewer than were read of it before, decompressed");
     DecodeError { stored: None, source: io::Error::new(io::ErrorKind::UnexpectedEof, told) }
@@ -202,11 +202,11 @@ impl Drop for Decompressor {
 
 impl DecodeShared {
     fn board(&self) -> MutexGuard<'_, DecodeQueue> {
-        // Whoever panics says so on the board; what stands there is whole at any time.
+        // A panic is recorded in the queue, whose contents are always consistent.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a unit and decompresses it. False: there are no more, or nobody wants them.
+    /// Decompresses the next unit. False if there are no more, or the reader is gone.
     fn work(&self) -> bool {
         let Some((lane, unit)) = self.claim() else { return false };
         let end = match unit {
@@ -221,9 +221,9 @@ impl DecodeShared {
         true
     }
 
-    /// The next unit and its lane on the board. After one that failed there are no more.
+    /// The next unit and its lane in the queue. There are none after one that failed.
     fn claim(&self) -> Option<(u64, Result<Unit, DecodeError>)> {
-        // Held while the board is written, so that lanes are in the order of the units.
+        // Held while the lane is added, so that lanes are in the order of the units.
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         let unit = if self.board().closed { None } else { plan.next() };
         let mut board = self.board();
@@ -234,12 +234,12 @@ impl DecodeShared {
         };
         let skip = unit.as_ref().map_or(0, |unit| unit.skip);
         board.lanes.push_back(DecodeLane { input_idx, skip, chunks: VecDeque::new(), end: None });
-        // Its input may be over, or may at last have begun.
+        // Its input may have ended, or just started.
         self.news.notify_all();
         Some((board.gone + board.lanes.len() as u64 - 1, unit))
     }
 
-    /// Puts a unit on the board, chunk by chunk. None: nobody wants it.
+    /// Appends a unit to the queue, chunk by chunk. `None`: the reader is gone.
     fn decompress(&self, lane: u64, unit: Unit) -> Option<Result<(), DecodeError>> {
         if unit.is_big {
             drop(self.wait(|board| board.gone == lane)?);
@@ -266,7 +266,7 @@ impl DecodeShared {
         }
     }
 
-    /// Puts a chunk on the board when there is room. None: nobody wants it.
+    /// Appends a chunk when there is room. `None`: the reader is gone.
     fn put(&self, lane: u64, chunk: DecodedChunk) -> Option<()> {
         let mut board = self.wait(|board| {
             let first = board.gone == lane && board.lanes[0].chunks.len() < CHUNKS_FIRST;
@@ -278,7 +278,7 @@ impl DecodeShared {
         Some(())
     }
 
-    /// Waits until there is room. None: nobody wants any more.
+    /// Waits until there is room. `None`: the reader is gone.
     fn wait(&self, is_room: impl Fn(&DecodeQueue) -> bool) -> Option<MutexGuard<'_, DecodeQueue>> {
         let mut board = self.board();
         while !board.closed && !is_room(&board) {
@@ -288,7 +288,7 @@ impl DecodeShared {
     }
 }
 
-/// Tells who reads if a thread panics: it would wait for ever otherwise.
+/// Reports a panic to the reader, which would otherwise wait forever.
 struct PanicNotifier(Arc<DecodeShared>);
 
 impl Drop for PanicNotifier {

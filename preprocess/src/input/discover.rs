@@ -1,4 +1,4 @@
-//! From what the command line names to files.
+//! Finds the files that command line names stand for.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -17,32 +17,31 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// What files that hold documents are called, before the ending of a compressed one. Of the files
-/// in a folder these are taken.
+/// Name endings of files with documents, before the ending of a compressed one. In a folder, these
+/// files are taken.
 const ENDINGS: [&str; 5] = [".jsonl", ".ndjson", ".json", ".txt", ".parquet"];
 
-/// White space that may stand before the first sign of what a file is.
+/// White space allowed before the first character that shows the format.
 const PEEK_BYTES: u64 = 64 << 10;
 
-/// Text and JSON expand three to ten times; what expands so much more, beyond the first gibibyte,
-/// is hardly a corpus.
+/// Limit of the expansion beyond the first gibibyte. Text and JSON expand three to ten times.
 const EXPAND_RATIO_MAX: u64 = 256;
 
-/// Up to here an input may expand as much as it likes: this much is soon read and soon written, and
-/// short files of one line repeated are not what a limit is for.
+/// Decompressed bytes without a limit of the expansion: they are soon written, and short files of
+/// one repeated line are no threat.
 const EXPAND_FREE_BYTES: u64 = 1 << 30;
 
 /// How inputs are read. Start from [`InputOptions::default`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// What the files are. Default: as each is named.
+    /// The format of the files. Default: by name.
     pub format: Format,
-    /// How documents stand in plain text. Default: each on a line.
+    /// How plain text is split into documents. Default: one per line.
     pub text: TextRules,
-    /// Take a file that is named twice twice, and do not refuse it. Default: no.
+    /// Read a file twice if it is named twice, instead of rejecting it. Default: no.
     pub repeats: bool,
-    /// How many times longer than it is stored an input may be decompressed, beyond its first
-    /// gibibyte. None: there is no limit. Default: 256.
+    /// Longest decompressed length of an input as a multiple of its stored length, beyond the first
+    /// gibibyte. `None`: no limit. Default: 256.
     pub expand_ratio_max: Option<u64>,
 }
 
@@ -57,18 +56,18 @@ impl Default for InputOptions {
     }
 }
 
-/// What inputs are, decompressed.
+/// The format of inputs, decompressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// By name: `.txt` is plain text, a `.json` that begins with a bracket is a list of objects,
-    /// Parquet is what begins as such, and all else JSON lines.
+    /// By name and content: `.txt` is plain text, a `.json` that begins with a bracket is a list of
+    /// objects, Parquet is detected by its first bytes, and all else is JSON lines.
     #[default]
     Auto,
-    /// An object of JSON on every line.
+    /// One JSON object per line.
     JsonLines,
-    /// One list of objects of JSON.
+    /// One JSON list of objects.
     JsonArray,
-    /// Plain text, as [`TextRules`] say.
+    /// Plain text, split by [`TextRules`].
     Text,
     /// A column of Parquet files.
     Parquet,
@@ -89,13 +88,14 @@ impl FromStr for Format {
     }
 }
 
-/// The inputs that names stand for, in the order of the names. A name is a file, a folder (all
-/// files below it that are called as ours are, in the order of their bytes), a pattern (in the same
-/// order), a pipe, `-` for standard input, or several of these with commas between. What exists
-/// under the whole name is not taken for a pattern or a list. The text of Parquet is in `column`.
+/// Expands names to inputs, in the order of the names. A name is a file, a folder (all files below
+/// it with the endings above, in byte order), a pattern (in the same order), a pipe, `-` for
+/// standard input, or several of these separated by commas. If the whole name exists, it is not
+/// parsed as a pattern or a list. `column` is the text column of Parquet.
 ///
 /// # Errors
-/// [`Error::BadInput`] for what is nothing or none of ours, or comes twice; [`Error::Storage`].
+/// [`Error::BadInput`] for a name that does not exist, has an unknown format, or is repeated;
+/// [`Error::Storage`].
 pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> Result<Vec<Input>> {
     let text = Arc::new(options.text.clone());
     let mut finder = Finder { options, column, text, stores: HashMap::new(), found: Vec::new() };
@@ -117,7 +117,7 @@ pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> 
 }
 
 impl Input {
-    /// What two names of one file have in common, without looking at the disk.
+    /// An identity shared by all names of one file, without accessing the disk.
     fn identity(&self) -> PathBuf {
         match &self.place {
             InputLocation::Object { store, key } => {
@@ -136,12 +136,12 @@ struct Finder<'a> {
     #[cfg_attr(not(feature = "parquet"), expect(dead_code, reason = "of Parquet alone"))]
     column: &'a str,
     text: Arc<TextRules>,
-    /// Of folders: a store takes some looking at its file system.
+    /// By folder: opening a store examines its file system.
     stores: HashMap<String, Arc<dyn Storage>>,
     found: Vec<Input>,
 }
 
-/// What is under a name.
+/// The result of looking up a name.
 enum Look {
     Stream(InputLocation),
     File(Arc<dyn Storage>, Key, Arc<dyn Object>),
@@ -154,7 +154,7 @@ impl Finder<'_> {
         let nothing = match self.look(name)? {
             Look::Stream(place) => return self.add_stream(name, place),
             Look::File(store, key, object) => {
-                // Without the options of a URL, after which its ending would not be the last.
+                // Without the options of a URL, since the ending must be the last.
                 let name = if is_s3(name) { store.display(&key) } else { name.to_owned() };
                 return self.add_file(name, store, key, object.as_ref());
             }
@@ -175,7 +175,7 @@ impl Finder<'_> {
         if name == STDIN {
             return Ok(Look::Stream(InputLocation::Stdin));
         }
-        // A named pipe must not be opened to look at it: its writer would meet a closed end.
+        // A named pipe must not be opened for detection: its writer would get a closed pipe.
         if let Ok(meta) = fs::metadata(name)
             && (meta.file_type().is_fifo() || meta.file_type().is_char_device())
         {
@@ -199,7 +199,7 @@ impl Finder<'_> {
         })
     }
 
-    /// None: a folder without a name of its own, such as `.`.
+    /// `None`: a folder without a name of its own, such as `.`.
     fn locate(&mut self, name: &str) -> Result<Option<(Arc<dyn Storage>, Key)>> {
         if is_bucket(name) {
             return Ok(None);
@@ -218,7 +218,7 @@ impl Finder<'_> {
             Some(("", last)) => ("/", last),
             Some(parts) => parts,
         };
-        // A name that is too odd for a key gets the message of the store.
+        // For a name that is not a valid key, the store returns the error.
         let Ok(key) = Key::new(last) else { return Ok(Some(storage::locate(name)?)) };
         Ok(Some((self.store(folder)?, key)))
     }
@@ -286,7 +286,7 @@ impl Finder<'_> {
         }
     }
 
-    /// What was found under a name: a file, or a folder of files.
+    /// Adds what a name stands for: a file, or a folder of files.
     fn add_key(&mut self, store: &Arc<dyn Storage>, key: &Key, name: String) -> Result<()> {
         match store.open(key) {
             Ok(object) => self.add_file(name, Arc::clone(store), key.clone(), object.as_ref()),
@@ -384,7 +384,7 @@ impl Finder<'_> {
     }
 }
 
-/// Whether a file begins with some bytes, but for white space and a byte order mark.
+/// Whether a file begins with some bytes, after white space and a byte order mark.
 fn starts_with(input: &Input, due: &[u8]) -> Result<bool> {
     let head = decompressed_head(input, PEEK_BYTES)?;
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
@@ -396,7 +396,7 @@ fn is_folder(error: &storage::Error) -> bool {
         if source.kind() == io::ErrorKind::IsADirectory)
 }
 
-/// How the names of objects begin.
+/// URL scheme of objects.
 const S3: &str = "s3://";
 
 fn is_s3(name: &str) -> bool {
@@ -409,7 +409,7 @@ fn is_bucket(name: &str) -> bool {
     place.is_some_and(|place| !place.trim_end_matches('/').contains('/'))
 }
 
-/// Whether what follows a question mark is for the store, and no pattern.
+/// Whether a question mark starts options for the store, rather than being a pattern.
 fn has_options(name: &str) -> bool {
     name.split_once('?').is_some_and(|(_, options)| options.contains('='))
 }

@@ -1,16 +1,16 @@
-//! Where the elements of a list of JSON begin and end, without holding the list. What is in an
-//! element is not checked here: who reads it does.
+//! Finds where the elements of a JSON list begin and end, without holding the list. The elements
+//! are not checked here; their reader does that.
 
 use memchr::memchr2;
 
 use super::records::ByteSpan;
 use crate::json::scanner::LineFault;
 
-/// A scan of a list that is read in pieces. It looks at each byte once, but for those of an element
-/// that goes on in the next parcel.
+/// A scan of a list that is read in pieces. It scans each byte once, except those of an element
+/// that continues in the next batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ArrayScan {
-    /// Bytes that have been looked at.
+    /// Bytes scanned.
     at: usize,
     state: ScanState,
 }
@@ -34,7 +34,7 @@ enum ScanState {
     Closed,
 }
 
-/// What a scan stumbled over, and where.
+/// A syntax error and its position.
 pub(super) type ArrayFault = (usize, LineFault);
 
 impl ArrayScan {
@@ -43,7 +43,7 @@ impl ArrayScan {
         ArrayScan { at: 0, state: if offset == 0 { ScanState::Start } else { ScanState::Behind } }
     }
 
-    /// Goes on to the end of the bytes and appends the elements that ended.
+    /// Continues to the end of the bytes, and appends the elements that ended.
     pub(super) fn scan(
         &mut self,
         bytes: &[u8],

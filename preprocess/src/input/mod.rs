@@ -1,8 +1,8 @@
 //! Where documents come from.
 //!
-//! [`expand`] turns what the command line names (files, folders, patterns, pipes) into [`Input`]s,
-//! each looked at before any work begins; [`share_out`] leaves of them what one machine of several
-//! has to do. An [`InputChunker`] takes them one after another, whole documents at a time.
+//! [`expand`] turns names of the command line (files, folders, patterns, pipes) into [`Input`]s,
+//! which it checks before any work begins; [`share_out`] retains the part of one shard. An
+//! [`InputChunker`] reads them one after another, whole documents at a time.
 //!
 //! Below it, in reading order: `discover` and `glob` find files, `codec` detects their compression,
 //! `stream` reads their bytes, which `decompress` inflates on other threads in the units that
@@ -57,7 +57,7 @@ pub(crate) struct Input {
     /// Its length as stored, unless it is a stream.
     pub(crate) stored_bytes: Option<u64>,
     place: InputLocation,
-    /// What it is stored as. A stream tells when it is opened.
+    /// Its compression. That of a stream is known when it is opened.
     codec: Codec,
     shape: RecordFormat,
     /// Documents that begin in here are wanted, by bytes as stored.
@@ -83,8 +83,8 @@ enum InputLocation {
 }
 
 impl Input {
-    /// Looks whether an input is there, can be read, and is of a kind that we know; a file of JSON
-    /// lines unless its name or content say otherwise.
+    /// Checks that an input exists, can be read, and has a known format; JSON lines unless its name
+    /// or content says otherwise.
     ///
     /// # Errors
     /// [`Error::BadInput`] for a folder or an unknown form, [`Error::Storage`].

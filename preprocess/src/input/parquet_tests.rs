@@ -40,7 +40,7 @@ fn write_group(group: &mut SerializedRowGroupWriter<'_, File>, rows: &[Option<&s
     column.close().unwrap();
 }
 
-/// Texts, and after how many rows each parcel went on.
+/// Texts, and after how many rows each batch continued.
 fn cut(cutter: InputChunker) -> (Vec<String>, Vec<(usize, Position)>, u64) {
     let mut cutter = cutter;
     let (mut texts, mut places, mut lines) = (Vec::new(), Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! Where documents begin and end in the bytes of a parcel.
+//! The documents in the bytes of a batch.
 
 use std::ops::Range;
 use std::slice;
@@ -8,28 +8,28 @@ use memchr::memchr;
 
 use super::text::{Separator, TextRules, is_blank, newlines, without_return};
 
-/// Where a document stands in the bytes of its parcel.
+/// The range of a document in the bytes of its batch.
 pub(crate) type ByteSpan = Range<usize>;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// How the bytes of an input are made of documents.
+/// The format of an input's records.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum RecordFormat {
-    /// An object of JSON on every line.
+    /// One JSON object per line.
     #[default]
     JsonLines,
-    /// The objects in one list of JSON, in the spans of the parcel.
+    /// The objects of one JSON list, in the spans of the batch.
     JsonArray,
     /// Plain text.
     Text(Arc<TextRules>),
-    /// Texts of the column of this name, in the spans of the parcel.
+    /// Texts of the named column, in the spans of the batch.
     #[cfg(feature = "parquet")]
     Rows(Arc<str>),
 }
 
 impl RecordFormat {
-    /// Whether each line is a document, so that an input may be entered after any newline.
+    /// Whether each line is a document, so that reading may start after any newline.
     pub(super) fn is_lines(&self) -> bool {
         match self {
             RecordFormat::JsonLines => true,
@@ -40,12 +40,12 @@ impl RecordFormat {
         }
     }
 
-    /// Whether a record is an object of JSON that holds the text, or the text itself.
+    /// Whether a record is a JSON object that contains the text, or the text itself.
     pub(crate) fn is_json(&self) -> bool {
         matches!(self, RecordFormat::JsonLines | RecordFormat::JsonArray)
     }
 
-    /// The text of a record that is no JSON. `scratch` is there to be used again.
+    /// The text of a record that is not JSON. `scratch` is reused between calls.
     pub(crate) fn text<'a>(&self, record: &'a str, scratch: &'a mut String) -> &'a str {
         match self {
             RecordFormat::Text(rules) => rules.text(record, scratch),
@@ -54,49 +54,48 @@ impl RecordFormat {
     }
 }
 
-/// One document as it stands in its input: a text, or an object of JSON that holds one.
+/// One document as in its input: a text, or a JSON object that contains one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
-    /// Where it begins in the parcel, in what the parcel's offset counts. The sum of both does not
-    /// depend on how the input was cut.
+    /// Its start in the batch, in the unit of the batch's offset. The sum of both does not depend
+    /// on how the input was cut.
     pub(crate) start: usize,
     pub(crate) bytes: &'a [u8],
-    /// There is nothing that could be a document.
+    /// It is empty or white space.
     pub(crate) is_blank: bool,
 }
 
-/// The row of a table that has no text, not even an empty one.
+/// A row whose text is null, not empty.
 #[cfg(feature = "parquet")]
 pub(super) const NO_TEXT: ByteSpan = usize::MAX..usize::MAX;
 
-/// The documents of a parcel, one after another; among them what stands between two separators and
-/// is empty or blank.
+/// Iterates over the documents of a batch, and over empty or blank records between separators.
 #[derive(Debug)]
 pub(crate) struct Records<'a> {
     shape: &'a RecordFormat,
     bytes: &'a [u8],
     spans: slice::Iter<'a, ByteSpan>,
     at: usize,
-    /// Lines before the last document that was given, and what it adds to them.
+    /// Lines before the last document returned, and the lines that it adds.
     lines: u64,
     lines_next: u64,
 }
 
 impl<'a> Records<'a> {
-    /// `offset` is where the bytes begin in their input.
+    /// `offset` is that of the bytes in their input.
     pub(crate) fn new(
         shape: &'a RecordFormat,
         bytes: &'a [u8],
         spans: &'a [ByteSpan],
         offset: u64,
     ) -> Self {
-        // What editors of other systems put before a text is none of it. Before JSON it is refused.
+        // A byte order mark is not part of a text. Before JSON it is an error.
         let mark = matches!(shape, RecordFormat::Text(_)) && offset == 0;
         let at = if mark && bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         Records { shape, bytes, spans: spans.iter(), at, lines: 0, lines_next: 0 }
     }
 
-    /// Lines before the document that was given last; after the end, all lines of the parcel.
+    /// Lines before the last document returned; after the end, all lines of the batch.
     pub(crate) fn lines_before(&self) -> u64 {
         self.lines
     }

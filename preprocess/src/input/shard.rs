@@ -1,13 +1,13 @@
 use super::{Codec, Input, InputLocation, WHOLE, bad_input};
 use crate::{Error, Result};
 
-/// What one machine of several does: share `i` of `n`, counted from 0.
+/// The part of one of several machines: shard `i` of `n`, counted from 0.
 ///
-/// All inputs in their order are cut into `n` shares of equal length, by bytes as they are stored.
-/// The shares together are the documents of all inputs, each once, and one share after another they
-/// are in order. A document of a plain file of lines belongs to the share that its first byte is
-/// in; what cannot be entered in the middle (compressed files, lists of JSON, Parquet) belongs
-/// whole to the share that the first byte of the file is in.
+/// All inputs in their order are cut into `n` shards of equal length, by stored bytes. Together,
+/// the shards contain each document once, and one after another they are in order. A document of a
+/// plain file of lines belongs to the shard of its first byte; an input that cannot be read from
+/// the middle (compressed files, JSON lists, Parquet) belongs entirely to the shard of its first
+/// byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     i: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Share `i` of `n`.
+    /// Shard `i` of `n`.
     ///
     /// # Errors
     /// [`Error::BadOption`] unless `i` is below `n`.
@@ -39,10 +39,10 @@ impl Share {
     }
 }
 
-/// Leaves of the inputs what belongs to a share. All of them stay in their places.
+/// Restricts the inputs to a shard. All of them stay in their places.
 ///
 /// # Errors
-/// [`Error::BadInput`] for a stream, whose length nobody knows.
+/// [`Error::BadInput`] for a stream, whose length is unknown.
 pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
     let mut all = 0_u64;
     for input in &*inputs {
@@ -70,7 +70,7 @@ pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
 }
 
 impl Input {
-    /// Whether it may be read from any newline on.
+    /// Whether reading may start after any newline.
     fn can_be_entered(&self) -> bool {
         self.codec == Codec::Plain && self.shape.is_lines()
     }

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// Requests of 1 MiB, several at a time, keep disks and parallel file systems busy.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// Where every read is a journey, as to an object store, so much is fetched at once.
+/// Size of a request where latency is high, as for an object store.
 const FETCH_BYTES: usize = 8 << 20;
 
 /// A decoder takes compressed bytes in pieces of this size.
@@ -29,16 +29,16 @@ pub(super) struct InputStream {
     pub(super) decompressed: bool,
     /// Bytes taken from the input as it is stored.
     stored: Arc<AtomicU64>,
-    /// Where the next byte given out stands in the input, decompressed.
+    /// Offset of the next byte to return in the input, decompressed.
     offset: u64,
     stored_all: Option<u64>,
     expand_free_bytes: u64,
     expand_ratio_max: Option<u64>,
-    /// Why there will be no more.
+    /// The error that ended the input.
     failed: Option<DecodeError>,
 }
 
-/// Where in what is stored a decoder gave up, and why.
+/// The decoder's error, and its offset in the stored input.
 #[derive(Debug)]
 pub(super) struct DecodeError {
     pub(super) stored: Option<u64>,
@@ -60,7 +60,7 @@ enum Bytes {
     },
 }
 
-/// Bytes of an object from `at` on, some of which have been given out.
+/// Bytes of an object from `at` on, some of which have been returned.
 #[derive(Debug, Default)]
 struct ObjectChunk {
     bytes: Vec<u8>,
@@ -78,10 +78,10 @@ impl std::fmt::Debug for Bytes {
 }
 
 impl InputStream {
-    /// Begins to read a file at a byte, as it is stored, if it is not compressed, or a stream.
+    /// Opens a stream, or an uncompressed file at a byte offset.
     ///
     /// # Errors
-    /// What the store or the system says; [`Error::BadInput`] for a stream that is none of ours.
+    /// Errors of the store or the system; [`Error::BadInput`] for a stream of an unknown format.
     pub(super) fn open(input: &Input, offset: u64) -> Result<InputStream> {
         let stored = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&stored);
@@ -104,7 +104,7 @@ impl InputStream {
         Ok(InputStream::new(input, bytes, decompressed, stored, offset))
     }
 
-    /// Begins to read what other threads decompress, from a byte of it on.
+    /// Reads what other threads decompress, from a byte of it on.
     pub(super) fn ahead(
         input: &Input,
         input_idx: usize,
@@ -136,8 +136,8 @@ impl InputStream {
         }
     }
 
-    /// Appends up to `bytes_max` bytes. None: the input has ended. What came before an error is
-    /// given first.
+    /// Appends up to `bytes_max` bytes. `None` at the end of the input. Bytes read before an error
+    /// are returned first.
     ///
     /// # Errors
     /// [`Error::Storage`]; [`Error::Stream`] for streams and what cannot be decompressed;
@@ -204,7 +204,7 @@ impl InputStream {
         }
     }
 
-    /// A small file that would fill a disk is not taken for what it says.
+    /// Limits the expansion, so that a small file cannot fill a disk.
     fn check_expansion(&self) -> Result<()> {
         if !self.decompressed || self.offset <= self.expand_free_bytes {
             return Ok(());
@@ -226,14 +226,14 @@ impl InputStream {
         ))
     }
 
-    /// Bytes taken from the input so far, as it is stored.
+    /// Stored bytes read from the input so far.
     pub(super) fn stored_bytes(&self) -> u64 {
         self.stored.load(Ordering::Relaxed)
     }
 }
 
 impl ObjectChunk {
-    /// As [`read_object`], but what came before an error counts.
+    /// As [`read_object`], but bytes read before an error count.
     fn read(
         &mut self,
         object: &dyn Object,
@@ -262,8 +262,8 @@ impl ObjectChunk {
     }
 }
 
-/// A stream may be compressed too: its first bytes are read to know. What is before `offset` is
-/// read past.
+/// Opens a stream. Its first bytes are read to detect compression. Bytes before `offset` are
+/// skipped.
 fn stream(
     name: &str,
     mut raw: impl io::Read + Send + 'static,
@@ -290,7 +290,7 @@ fn stream(
     Ok((Bytes::Stream(bytes), codec.is_compressed()))
 }
 
-/// The first bytes of a file as a decoder gives them, to look at.
+/// The first bytes of a file, decompressed, for format detection.
 pub(super) fn decompressed_head(input: &Input, bytes_max: u64) -> Result<Vec<u8>> {
     let failed = |source| at_start(&input.name, source);
     let reader = BufReader::with_capacity(COMPRESSED_BYTES, ObjectRead::new(input.object()?, 0));
@@ -300,7 +300,7 @@ pub(super) fn decompressed_head(input: &Input, bytes_max: u64) -> Result<Vec<u8>
     Ok(head)
 }
 
-/// Fills the buffer from an object, or what is left of it, in requests that may run side by side.
+/// Fills the buffer from an object, up to its end, with requests that may run in parallel.
 pub(super) fn read_object(
     object: &dyn Object,
     at: &mut u64,
@@ -317,7 +317,7 @@ pub(super) fn read_object(
     Ok(len)
 }
 
-/// Fills the buffer from a stream, or what is left of it before it ends or fails.
+/// Fills the buffer from a stream, until it ends or fails.
 pub(super) fn read_stream(stream: &mut dyn io::Read, buf: &mut [u8]) -> (usize, Option<io::Error>) {
     let mut len = 0;
     while len < buf.len() {
@@ -331,7 +331,7 @@ pub(super) fn read_stream(stream: &mut dyn io::Read, buf: &mut [u8]) -> (usize, 
     (len, None)
 }
 
-/// A decoder hands on what its own input said, wrapped.
+/// Unwraps an error of the decoder's input.
 pub(super) fn stream_error(input: &str, offset: u64, failed: DecodeError) -> Error {
     let input = input.to_owned();
     match failed.source.downcast::<storage::Error>() {
@@ -345,7 +345,7 @@ fn at_start(input: &str, source: io::Error) -> Error {
     stream_error(input, 0, DecodeError { stored: None, source })
 }
 
-/// An object as the reader that decoders want.
+/// An object as a reader for decoders.
 #[derive(Debug)]
 pub(super) struct ObjectRead {
     object: Arc<dyn Object>,
@@ -364,7 +364,7 @@ impl io::Read for ObjectRead {
     }
 }
 
-/// Counts what passes.
+/// Counts the bytes read.
 #[derive(Debug)]
 pub(super) struct Counted<R> {
     pub(super) inner: R,

@@ -12,11 +12,11 @@ use tempfile::TempDir;
 use super::*;
 use crate::batch::document_batch::{BatchEnd, DocumentBatch};
 
-/// Documents, where each parcel went on, and why it ended early.
+/// Documents, where each batch continued, and why it ended early.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
     pub(super) documents: Vec<String>,
-    /// After so many documents a run could go on here.
+    /// After this many documents a run could resume here.
     places: Vec<(usize, Position)>,
     stop: Option<BatchEnd>,
     lines: u64,
@@ -147,7 +147,7 @@ fn every_codec_gives_the_same() {
     }
 }
 
-/// From every place that a parcel gave, the documents are those that came after it.
+/// From every position that a batch returned, the documents are those that follow it.
 #[track_caller]
 fn check_resume(paths: &[PathBuf], options: &InputOptions, block_bytes: usize) -> usize {
     let inputs = find(paths, options);
@@ -183,8 +183,8 @@ fn a_run_goes_on_at_any_place() {
     }
 }
 
-/// The lines of a member whose checksum is wrong come before it shows, and may have been committed:
-/// whoever goes on behind them must meet the fault again.
+/// Lines of a member with a wrong checksum are read before the error shows, and may have been
+/// committed: a run that resumes behind them must find the error again.
 #[test]
 fn a_fault_is_met_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -76,9 +76,9 @@ pub enum Dropped {
 /// A document that the chosen types cannot hold. The original writes such values modulo 65,536.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanError {
-    /// What came.
+    /// What was found.
     pub found: String,
-    /// What was due.
+    /// What was expected.
     pub expected: String,
     /// What helps.
     pub hint: &'static str,

@@ -56,8 +56,8 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// Something that encodes many texts, one for each thread.
     fn encoder(&self) -> Box<dyn Encoder + '_>;
 
-    /// What of a text is nothing that [`Tokenizer::encode`] can take. None: all of it is, as every
-    /// text is to all tokenizers but [`Null`].
+    /// The part of a text that [`Tokenizer::encode`] cannot take. `None`: there is none, as for all
+    /// tokenizers except [`Null`].
     fn refused(&self, text: &str) -> Option<EncodeError> {
         let _ = text;
         None
@@ -70,8 +70,8 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// [`Error::UnknownToken`] for an id at or above [`Tokenizer::vocab_size`].
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()>;
 
-    /// A place at or after `at` where a long text may be cut: the ids of both parts, one after the
-    /// other, are those of the whole. None: there is none nearby, or nobody looked.
+    /// A place at or after `at` where a long text may be cut: the ids of both parts, concatenated,
+    /// are those of the whole. `None`: there is none nearby, or this tokenizer finds none.
     fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
         let _ = (text, at);
         None
@@ -98,13 +98,13 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
 /// Why a text cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodeError {
-    /// What came.
+    /// What was found.
     pub found: String,
-    /// What was due.
+    /// What was expected.
     pub expected: String,
 }
 
-/// Encodes one text after another. What it remembers changes its speed, never its ids.
+/// Encodes one text after another. Its caches change its speed, never its ids.
 pub trait Encoder: fmt::Debug {
     /// Appends the ids of a text.
     fn encode(&mut self, text: &str, ids: &mut Vec<u32>);

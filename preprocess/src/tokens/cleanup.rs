@@ -1,4 +1,4 @@
-//! What earlier runs of the same outputs have left, and what becomes of it.
+//! Leftovers of earlier runs of the same outputs, and their removal.
 
 use indexed::Builder;
 use storage::{Key, Manifest, Storage};
@@ -7,10 +7,10 @@ use crate::tokens::journal::Journal;
 use crate::tokens::outputs::OutputPlan;
 use crate::{Error, Result, ResumePolicy};
 
-/// The end of a manifest's name.
+/// Suffix of a manifest's name.
 pub(crate) const MANIFEST: &str = ".manifest.json";
 
-/// No output may exist. If all are complete they are what a run that resumes was to make.
+/// Fails if an output exists. If all are complete, they are those that a resumed run would make.
 pub(crate) fn refuse_existing(
     store: &dyn Storage,
     plans: &[OutputPlan],
@@ -49,7 +49,7 @@ pub(crate) fn refuse_existing(
     }
 }
 
-/// Removes all that a run has made.
+/// Removes all outputs of a run.
 pub(crate) fn take_back(
     store: &dyn Storage,
     plans: &[OutputPlan],
@@ -59,9 +59,9 @@ pub(crate) fn take_back(
     journal.discard()
 }
 
-/// Removes what an interrupted run left, unless it is at work.
+/// Removes the leftovers of an interrupted run, unless it is still running.
 pub(crate) fn discard(store: &dyn Storage, plans: &[OutputPlan], journal: &Key) -> Result<()> {
-    // Held until all is gone.
+    // Held until all are removed.
     let _held = match store.resume(journal, storage::SyncPoint::default()) {
         Err(storage::Error::NotFound { .. }) => None,
         outcome => Some(outcome?),
@@ -70,7 +70,7 @@ pub(crate) fn discard(store: &dyn Storage, plans: &[OutputPlan], journal: &Key) 
     Ok(store.discard(journal)?)
 }
 
-/// Removes what builders have left of all outputs, unless another process writes one.
+/// Removes the resumable uploads of all outputs, unless another process writes one.
 pub(crate) fn discard_drafts(store: &dyn Storage, plans: &[OutputPlan]) -> Result<()> {
     for OutputPlan { prefix, .. } in plans {
         Builder::discard_drafts(store, prefix)?;

@@ -1,4 +1,4 @@
-//! What a run would make, from a sample of its inputs.
+//! Estimates a run from a sample of its inputs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,7 +17,7 @@ const INPUTS_MAX: usize = 16;
 /// Bytes of JSON that are sampled, over all inputs: a second or two.
 const SAMPLE_BYTES: u64 = 64 << 20;
 
-/// What a run would make. Serializes with units in the keys.
+/// Estimate of a run. Serializes with units in the keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
@@ -25,7 +25,7 @@ pub struct Estimate {
     pub inputs: usize,
     /// Their bytes as stored, if none is a stream.
     pub stored_bytes: Option<u64>,
-    /// Bytes of JSON that were looked at.
+    /// Bytes of JSON in the sample.
     pub sampled_bytes: u64,
     /// Documents among them.
     pub sampled_documents: u64,
@@ -39,7 +39,7 @@ pub struct Estimate {
     pub idx_bytes: Option<u64>,
     /// Wall-clock time of the run on this machine.
     pub elapsed_s: Option<f64>,
-    /// Bytes that may be written where the outputs are to be.
+    /// Free bytes in the store of the outputs.
     pub free_bytes: Option<u64>,
     /// Datasets that are written.
     pub outputs: Vec<String>,

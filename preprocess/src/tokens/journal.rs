@@ -1,7 +1,7 @@
-//! What is certain of a run that is not finished: a list of commit records in a draft beside the
-//! outputs, so that a run that was killed goes on from the last of them. Each line is the CRC-64 of
-//! the rest of the line and a JSON object; the first says what run it is. A line that is not whole
-//! was being written when the process ended, and counts for nothing.
+//! The journal of an unfinished run: commit records in a resumable upload beside the outputs, so
+//! that a killed run resumes from the last of them. Each line is the CRC-64 of the rest of the line
+//! and a JSON object; the first describes the run. A truncated line was being written when the
+//! process ended, and is ignored.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use storage::{Key, ResumableUpload, Storage, SyncPoint, crc64};
 use crate::batch::encoded::LineCounts;
 use crate::{Error, InputReport, Result};
 
-/// Everything up to a place in the inputs is in the outputs, durably.
+/// A commit record: everything up to this position in the inputs is in the outputs, durably.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) input_idx: usize,
-    /// Where the next parcel begins in that input.
+    /// Offset of the next batch in that input.
     pub(crate) offset: u64,
     pub(crate) builders: Vec<BuilderMark>,
     pub(crate) tally: LineCounts,
     /// Wall-clock time of all processes so far.
     pub(crate) elapsed_s: f64,
-    /// Inputs of which something was read since the record before.
+    /// Inputs read since the previous record.
     pub(crate) inputs: Vec<(usize, InputReport)>,
 }
 
@@ -33,20 +33,20 @@ pub(crate) struct Journal {
     store: Arc<dyn Storage>,
     key: Key,
     draft: Box<dyn ResumableUpload>,
-    /// Somebody can go on with this run.
+    /// Whether the run can be resumed.
     pub(crate) has_record: bool,
 }
 
-/// What an interrupted run left.
+/// The state of an interrupted run.
 #[derive(Debug)]
 pub(crate) struct ResumeState {
     pub(crate) journal: Journal,
-    /// The last record, with the inputs of all. None if it was interrupted before the first.
+    /// The last record, with the inputs of all. `None` if the run was interrupted before the first.
     pub(crate) record: Option<Record>,
 }
 
 impl Journal {
-    /// Begins the journal of a run, which says what it is.
+    /// Creates the journal of a run, with its description.
     pub(crate) fn create(store: &Arc<dyn Storage>, key: Key, run: &Value) -> Result<Self> {
         let draft = store.create_resumable(&key)?;
         let mut journal = Journal { store: Arc::clone(store), key, draft, has_record: false };
@@ -59,7 +59,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Opens what is there, if anything is.
+    /// Opens an existing journal, if there is one.
     pub(crate) fn resume(
         store: &Arc<dyn Storage>,
         key: &Key,
@@ -70,7 +70,7 @@ impl Journal {
             let mut bytes = vec![0; object.len_bytes() as usize]; // fits: of our own records
             object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut bytes }])?;
             found = JournalContents::in_bytes(&bytes);
-            // Another run's is left as it is.
+            // The journal of another run is not changed.
             let other = found.run.as_ref().is_some_and(|there| same_run("", there, run).is_err());
             let end = if other { bytes.len() } else { found.end };
             Ok(SyncPoint { bytes: end as u64, crc64: crc64(&bytes[..end]) })
@@ -80,7 +80,7 @@ impl Journal {
             draft => draft?,
         };
         let JournalContents { run: Some(there), record, .. } = found else {
-            // Killed before its first line was whole: there is nothing to go on with.
+            // Killed before its first line was complete: there is nothing to resume.
             store.discard(key)?;
             return Ok(None);
         };
@@ -90,7 +90,7 @@ impl Journal {
         Ok(Some(ResumeState { journal, record }))
     }
 
-    /// Whether a record speaks of no more outputs and inputs than there are.
+    /// Checks that a record has no more outputs and inputs than the run.
     pub(crate) fn check(&self, record: &Record, outputs: usize, inputs: usize) -> Result<()> {
         let speaks_of = |(idx, _): &(usize, InputReport)| idx.saturating_add(1);
         let input_count = record.inputs.iter().map(speaks_of).max().unwrap_or(0);
@@ -103,14 +103,14 @@ impl Journal {
         Err(other_run(&journal, "last record", words(there), words((outputs, inputs))))
     }
 
-    /// Adds a record. When this returns, it is what a resumed run goes on from.
+    /// Adds a record. On return it is durable, and a resumed run starts from it.
     pub(crate) fn commit(&mut self, record: &Record) -> Result<()> {
         self.append(record)?;
         self.has_record = true;
         Ok(())
     }
 
-    /// Removes it: the run is finished, or is not worth going on with.
+    /// Removes the journal: the run is finished, or not worth resuming.
     pub(crate) fn discard(&mut self) -> Result<()> {
         Ok(self.store.discard(&self.key)?)
     }
@@ -123,7 +123,7 @@ impl Journal {
     }
 }
 
-/// What whole lines say.
+/// The contents of the complete lines.
 #[derive(Debug, Default)]
 struct JournalContents {
     run: Option<Value>,
@@ -151,13 +151,13 @@ impl JournalContents {
     }
 }
 
-/// Inputs that the newer record does not speak of are as the older has them.
+/// Inputs that the newer record lacks are taken from the older.
 fn fold(newer: &mut Record, older: Record) {
     let known: Vec<usize> = newer.inputs.iter().map(|(idx, _)| *idx).collect();
     newer.inputs.extend(older.inputs.into_iter().filter(|(idx, _)| !known.contains(idx)));
 }
 
-/// Whole lines, from the begin.
+/// Complete lines, from the start.
 struct Lines<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -177,7 +177,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Going on with other settings would make files that no single run makes.
+/// Resuming with other settings would make files that no single run makes.
 fn same_run(journal: &str, there: &Value, here: &Value) -> Result<()> {
     let (Value::Object(there), Value::Object(here)) = (there, here) else {
         return Err(other_run(journal, "", "a line that is no object".to_owned(), String::new()));
@@ -231,7 +231,7 @@ mod tests {
                 let left = Journal::resume(&after, &key, &run).unwrap().unwrap();
                 let (_, due) = certain.iter().rfind(|(at, _)| *at <= ops).unwrap();
                 let got = left.record.as_ref().map(|record| (record.input_idx, record.offset));
-                // A record that was on its way may have arrived.
+                // A record that was being written may have become durable.
                 assert!(got >= *due, "{ops} operations, seed {seed}: {got:?} after {due:?}");
                 assert_eq!(left.journal.has_record, got.is_some());
             }

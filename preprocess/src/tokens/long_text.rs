@@ -1,4 +1,4 @@
-//! One long text on all cores: cut where the tokenizer says that nothing changes by it.
+//! Encodes one long text on all cores: cut where the tokenizer guarantees the same ids.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,11 +6,11 @@ use std::thread;
 
 use crate::Tokenizer;
 
-/// Twice this is worth the threads: a part takes some ten milliseconds.
+/// Size of a part, some ten milliseconds of work. A text of twice this is worth the threads.
 const PART_BYTES: usize = 1 << 20;
 
-/// Threads that are free to help with a long text. There are as many as workers, over all of them:
-/// a corpus of books keeps the workers busy by itself, and needs no square of their number.
+/// Number of free helper threads for long texts. There are as many as workers, shared by all of
+/// them: a corpus of books keeps the workers busy by itself, and does not need that number squared.
 #[derive(Debug)]
 pub(crate) struct Helpers(AtomicUsize);
 
@@ -19,7 +19,7 @@ impl Helpers {
         Helpers(AtomicUsize::new(if workers > 1 { workers } else { 0 }))
     }
 
-    /// Takes up to so many, and gives how many.
+    /// Takes up to `most`, and returns how many.
     fn take(&self, most: usize) -> usize {
         let mut taken = 0;
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
@@ -34,8 +34,8 @@ impl Helpers {
     }
 }
 
-/// Encodes a text in parts, side by side. False: it is too short, has no place to be cut at, or
-/// nobody is free, and nothing was done.
+/// Encodes a text in parts, in parallel. False, with nothing done, if it is too short, cannot be
+/// cut, or no helper is free.
 pub(crate) fn encode(
     tokenizer: &dyn Tokenizer,
     text: &str,
@@ -73,7 +73,7 @@ fn encode_parts(
     };
     thread::scope(|scope| {
         for _ in 1..threads.min(parts.len()) {
-            // Where the system has no more threads, those that there are do all of it.
+            // If the system creates no more threads, the existing ones do all of it.
             let _ = thread::Builder::new().spawn_scoped(scope, work);
         }
         work();

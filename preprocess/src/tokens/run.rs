@@ -1,7 +1,7 @@
 //! A run from its inputs to its files.
 //!
-//! Everything is checked first; then [`crate::pipeline`] has the inputs read, parsed and tokenized,
-//! and what comes of it is committed in the order of the input.
+//! Everything is checked first; then [`crate::pipeline`] reads, parses and tokenizes the inputs,
+//! and the results are committed in input order.
 
 #[cfg(test)]
 mod faults;
@@ -23,15 +23,16 @@ use crate::{
     open_tokenizer,
 };
 
-/// A parcel of this size is a millisecond of work or two, beside which handing it over costs
-/// nothing, and with its texts and tokens it stays in the second-level cache of a core: with 2 MiB
-/// a run takes 5 % more time on the cores, and touches twice the memory.
+/// Largest document batch: one or two milliseconds of work, so that handing it over costs nothing,
+/// and with its texts and tokens it fits the second-level cache of a core. With 2 MiB, a run takes
+/// 5 % more CPU time and twice the memory.
 const BLOCK_BYTES_MAX: usize = 256 << 10;
 
-/// Small inputs are cut finer, so that all workers have some, but not into crumbs.
+/// Smallest document batch: small inputs are cut finer, so that all workers have some.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
-/// More than any machine has cores, and its parcels ([`crate::pipeline`]) are 18 GiB.
+/// More than any machine has cores; their batches ([`crate::pipeline`]) take 2.3 GiB at worst with
+/// 16-bit ids.
 const WORKERS_MAX: usize = 1024;
 
 /// A line's tokens must be counted in an i32.
@@ -39,19 +40,18 @@ const LINE_BYTES_MAX: u64 = 1 << 30;
 
 /// Turns JSON lines into token datasets: `PREFIX_KEY_document.bin`, `.idx` and `.manifest.json`.
 ///
-/// Documents are written in the order of the input, and the files are the same bytes for every
-/// number of workers, however often the run was interrupted and gone on with. All options, inputs
-/// and outputs are checked before any work. `progress` is called once before, and then after every
-/// few megabytes. If standard input is an input and the run fails, a thread may stay behind that
-/// waits for it.
+/// Documents are written in input order, and the files have the same bytes for every number of
+/// workers, however often the run was interrupted and resumed. All options, inputs and outputs are
+/// checked before any work. `progress` is called once before, and then after every few megabytes.
+/// If standard input is an input and the run fails, a thread that waits for it may outlive the
+/// call.
 ///
 /// # Errors
-/// The first bad line in the order of the input as [`Error::BadLine`]; [`Error::BadOption`],
+/// The first bad line in input order as [`Error::BadLine`]; [`Error::BadOption`],
 /// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], [`Error::Indexed`], and
-/// [`Error::Storage`], which also tells of outputs that exist; [`Error::WasInterrupted`],
-/// [`Error::OtherRun`] and [`Error::Complete`] of what an earlier run has left. A run that had
-/// committed something when it failed is [`Error::CanResume`]; of one that had not, nothing is
-/// left.
+/// [`Error::Storage`], also for outputs that exist; [`Error::WasInterrupted`], [`Error::OtherRun`]
+/// and [`Error::Complete`] for the state of an earlier run. A run that fails after a commit returns
+/// [`Error::CanResume`]; one that fails before leaves no files.
 pub fn run(
     options: &PreprocessOptions,
     progress: &mut dyn FnMut(&PreprocessProgress),
@@ -59,7 +59,7 @@ pub fn run(
     run_until(options, &AtomicBool::new(false), progress)
 }
 
-/// As [`run`], but it stops when `stop` is true: what is done by then is committed.
+/// As [`run`], but it stops when `stop` is true, after committing what is done by then.
 ///
 /// # Errors
 /// As [`run`]; [`Error::Stopped`] if it was stopped.
@@ -106,7 +106,7 @@ fn run_prepared(
     }
 }
 
-/// A run before its first byte.
+/// A validated run before its first byte.
 pub(crate) struct Prepared {
     pub(crate) inputs: Vec<Input>,
     pub(crate) outputs: Outputs,
@@ -177,7 +177,7 @@ fn check(options: &PreprocessOptions) -> Result<()> {
     Ok(())
 }
 
-/// All inputs, or our share of them.
+/// All inputs, or this shard's part of them.
 fn inputs(options: &PreprocessOptions) -> Result<Vec<Input>> {
     let mut inputs = expand(&options.inputs, &options.input, &options.keys[0])?;
     if let Some(input) = inputs.iter().find(|input| !input.is_json())
@@ -231,7 +231,7 @@ fn block_bytes(inputs: &[Input], workers: usize) -> usize {
     share.clamp(BLOCK_BYTES_MIN as u64, BLOCK_BYTES_MAX as u64) as usize // fits: clamped
 }
 
-/// Tokenizes what is cut on all workers and hands it to `take`, in order.
+/// Tokenizes the batches on all workers and passes them to `take`, in order.
 pub(crate) fn encode(
     cutter: InputChunker,
     work: &WorkerSettings,
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use crate::Encoder;
 
-    /// A tokenizer that panics when it is used, as a fault of ours would.
+    /// A tokenizer that panics when it is used, as an internal error would.
     #[derive(Debug)]
     struct Broken;
 
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// The committer must not wait for a parcel that a dead worker took along.
+    /// The committer must not wait for a batch that a dead worker held.
     #[test]
     #[should_panic(expected = "a thread of the pipeline panicked")]
     fn a_panic_ends_the_run() {

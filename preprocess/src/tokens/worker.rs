@@ -1,4 +1,4 @@
-//! What a worker does: lines to documents of tokens.
+//! A worker: encodes lines into documents of tokens.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -13,30 +13,30 @@ use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
 use crate::tokens::long_text;
 use crate::{EmptyDocuments, EncodeError, Encoder, OnBadLine, Tokenizer};
 
-/// One line in so many is timed: reading the clock for each would take longer than the shortest.
+/// One in this many lines is timed: reading the clock for each would take longer than the shortest.
 const TIMED_EVERY: u64 = 16;
 
 const SPLIT_ALREADY: &str = "a list is of sentences already: leave out --split-sentences";
 
-/// What all workers of a run do alike.
+/// Settings shared by all workers of a run.
 #[derive(Debug)]
 pub(crate) struct WorkerSettings {
     pub(crate) keys: Vec<String>,
     /// Appended to every document that has tokens.
     pub(crate) eod: Option<u32>,
     pub(crate) empty_documents: EmptyDocuments,
-    /// Of the datasets that are written: as many as keys, or three for each.
+    /// Of the datasets that are written: one per key, or three per key.
     pub(crate) dtypes: Vec<Dtype>,
     pub(crate) task: Task,
     pub(crate) on_bad_line: OnBadLine,
-    /// A key that holds texts and comes again in an object makes its line a bad one.
+    /// A repeated text key makes its line a bad one.
     pub(crate) keys_once: bool,
     pub(crate) line_bytes_max: usize,
     /// Threads that may help with long texts, over all workers.
     pub(crate) helpers: long_text::Helpers,
 }
 
-/// What becomes of a text.
+/// What a text becomes.
 #[derive(Debug)]
 pub(crate) enum Task {
     Documents,
@@ -44,29 +44,29 @@ pub(crate) enum Task {
     Spans(SpanConfig),
 }
 
-/// One worker's memory.
+/// State of one worker.
 #[derive(Debug)]
 pub(crate) struct TokenizeWorker<'a> {
     work: &'a WorkerSettings,
     tokenizer: &'a dyn Tokenizer,
     encoder: Box<dyn Encoder + 'a>,
     finders: Vec<TextFinder>,
-    /// A text that does not stand in its input as it is.
+    /// A text that differs from its form in the input.
     scratch: String,
     ids: Vec<u32>,
     triple: Triple,
     sentences: Vec<Range<usize>>,
     places: Vec<[usize; 3]>,
-    /// Lines so far, to time some of them.
+    /// Lines so far, to select those that are timed.
     lines: u64,
 }
 
-/// How a line of a known place is worked on.
+/// How a line is processed.
 #[derive(Clone, Copy, Debug)]
 struct LineContext<'a> {
     shape: &'a RecordFormat,
     record: Record<'a>,
-    /// A number that no other document has, and this one in every run.
+    /// A unique number of the document, the same in every run.
     document: u64,
 }
 
@@ -90,7 +90,7 @@ impl<'a> TokenizeWorker<'a> {
         }
     }
 
-    /// Encodes the lines of a parcel, up to the first bad one that may not be left out.
+    /// Encodes the lines of a batch, up to the first bad one that may not be skipped.
     pub(crate) fn encode(&mut self, parcel: &mut DocumentBatch) {
         parcel.documents.outputs.resize_with(self.work.dtypes.len(), Encoded::default);
         let DocumentBatch { input_idx, shape, bytes, spans, documents, stop, .. } = parcel;
@@ -99,7 +99,7 @@ impl<'a> TokenizeWorker<'a> {
             let offset = record.start;
             let document = document_number(*input_idx, parcel.offset + offset as u64);
             documents.lines = records.lines_before();
-            // Of a line that is too long, the size of a block decides whether it comes here at all.
+            // The block size decides whether a line that is too long gets here at all.
             let is_long = record.bytes.len() > self.work.line_bytes_max;
             if let Err(fault) = self.encode_line(LineContext { shape, record, document }, documents)
             {
@@ -137,7 +137,7 @@ impl<'a> TokenizeWorker<'a> {
             return Ok(());
         }
         let utf8 = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
-        // Counted when the whole line is good.
+        // Counted once the whole line is valid.
         let mut tally = documents.tally;
         self.lines += 1;
         let timed = self.lines.is_multiple_of(TIMED_EVERY);
@@ -215,7 +215,7 @@ impl<'a> TokenizeWorker<'a> {
         }
     }
 
-    /// A list is a document whose sentences are known, as Megatron's program has it.
+    /// A list is a document with known sentences, as in Megatron's program.
     fn encode_list(
         &mut self,
         mut texts: Texts<'_>,
@@ -239,7 +239,7 @@ impl<'a> TokenizeWorker<'a> {
         Ok(())
     }
 
-    /// Into [`TokenizeWorker::ids`].
+    /// Writes to [`TokenizeWorker::ids`].
     fn tokenize(&mut self, text: &str) -> Result<(), LineFault> {
         if let Some(EncodeError { found, expected }) = self.tokenizer.refused(text) {
             return Err(LineFault { column: 0, found, expected, hint: None });
@@ -251,7 +251,7 @@ impl<'a> TokenizeWorker<'a> {
         Ok(())
     }
 
-    /// One without tokens is no sequence.
+    /// A sentence without tokens is no sequence.
     fn push_sentence(
         &mut self,
         sentence: &str,
@@ -265,7 +265,7 @@ impl<'a> TokenizeWorker<'a> {
         Ok(())
     }
 
-    /// The sentences from the `first` on are a document, whose end is of the last.
+    /// Ends a document of the sentences from `first` on; its end token goes to the last.
     fn end_sentences(
         &self,
         first: usize,
@@ -361,7 +361,7 @@ pub(crate) fn not_utf8(line: &[u8], at: usize) -> LineFault {
     }
 }
 
-/// Appends ids as they stand in a `.bin`. All are below the vocabulary size that chose the type.
+/// Appends ids in the format of a `.bin`. All are below the vocabulary size that chose the type.
 fn write_ids(ids: &[u32], dtype: Dtype, bytes: &mut Vec<u8>) {
     let start = bytes.len();
     if dtype == Dtype::U16 {

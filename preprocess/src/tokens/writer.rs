@@ -1,4 +1,4 @@
-//! The end of the pipeline: documents into files, counts into a report.
+//! The end of the pipeline: writes documents to files and counts to a report.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::{
     ResumePolicy, Tokenizer, identity,
 };
 
-/// What the manifest of a token dataset calls it.
+/// The `format` of a token dataset's manifest.
 const FORMAT: &str = "feedline-tokens";
 const FORMAT_VERSION: u32 = 1;
 
@@ -35,11 +35,11 @@ pub(crate) struct OutputWriter {
     builders: Vec<Builder>,
     journal: Journal,
     commit_every: Duration,
-    /// The checksum of what [`describe`] says.
+    /// The checksum of [`describe`].
     settings: String,
     shard_of_bytes: Option<u64>,
     committed: Instant,
-    /// Of processes before this one.
+    /// Time of earlier processes.
     elapsed_before_s: f64,
     stored_bytes_all: Option<u64>,
     inputs: Vec<InputReport>,
@@ -53,7 +53,7 @@ pub(crate) struct OutputWriter {
 }
 
 impl OutputWriter {
-    /// Begins the outputs, none of which may exist, or goes on with them.
+    /// Creates the outputs, none of which may exist, or resumes them.
     pub(crate) fn begin(
         options: &PreprocessOptions,
         outputs: Outputs,
@@ -61,7 +61,7 @@ impl OutputWriter {
         inputs: &[Input],
     ) -> Result<Self> {
         let Outputs { store, plans } = outputs;
-        // Of writers that were killed: the little files, for the large ones are drafts.
+        // Temporary files of killed writers; large files are resumable uploads.
         for name in store.remove_orphans(&plans[0].prefix.parent())? {
             log::info!("removed {name}, whose writer is gone");
         }
@@ -69,7 +69,7 @@ impl OutputWriter {
         let run = describe(options, &plans, tokenizer, inputs);
         let settings = format!("{:016x}", storage::crc64(run.to_string().as_bytes()));
         if options.interrupted == ResumePolicy::Restart {
-            // Before anything goes: what is finished already is not overwritten.
+            // Before anything is removed: finished outputs are not overwritten.
             refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
             discard(store.as_ref(), &plans, &journal_key)?;
         }
@@ -86,7 +86,7 @@ impl OutputWriter {
                 OutputWriter::go_on(&store, plans, journal, record, inputs)?
             }
             Some(ResumeState { mut journal, record: None }) => {
-                // Held until all is gone.
+                // Held until all are removed.
                 discard_drafts(store.as_ref(), &plans)?;
                 journal.discard()?;
                 drop(journal);
@@ -122,7 +122,7 @@ impl OutputWriter {
                     builders.push(builder);
                     continue;
                 }
-                // Drafts without our journal are of a run with other keys.
+                // Resumable uploads without our journal belong to a run with other keys.
                 Err(indexed::Error::Storage(storage::Error::Exists { object })) => {
                     Error::WasInterrupted { object }
                 }
@@ -193,16 +193,16 @@ impl OutputWriter {
         }
     }
 
-    /// Where the first parcel begins: an input, and bytes into it.
+    /// Where the first batch begins: an input, and a byte offset in it.
     pub(crate) fn place(&self) -> (usize, u64) {
-        // A file that is finished holds all: what an input has grown by since then comes too late.
+        // A finished file has everything: data that an input has gained since then is ignored.
         match self.builders.iter().any(Builder::is_finished) {
             true => (self.inputs.len(), 0),
             false => self.place,
         }
     }
 
-    /// Writes the documents of the next parcel, or fails as it says.
+    /// Writes the documents of the next batch, or returns its error.
     pub(crate) fn add(&mut self, parcel: &mut DocumentBatch, start: Instant) -> Result<()> {
         let begin = Instant::now();
         let documents = &mut parcel.documents;
@@ -257,7 +257,7 @@ impl OutputWriter {
         parcel.bad_line(&input.name, line, offset, fault)
     }
 
-    /// Makes all so far certain: whoever goes on after a crash goes on from here.
+    /// Commits everything so far: after a crash, a run resumes from here.
     pub(crate) fn commit(&mut self, start: Instant) -> Result<()> {
         let begin = Instant::now();
         let builders = self.builders.iter_mut().map(Builder::sync);
@@ -279,7 +279,7 @@ impl OutputWriter {
         Ok(())
     }
 
-    /// After a failure: what somebody can go on with stays, all else goes.
+    /// After a failure: keeps what can be resumed, and removes everything else.
     pub(crate) fn give_up(self) -> bool {
         let OutputWriter { store, plans, builders, journal, .. } = self;
         drop(builders);
@@ -300,15 +300,15 @@ impl OutputWriter {
         }
     }
 
-    /// Makes the outputs durable and visible, each manifest last.
-    /// After an error [`OutputWriter::give_up`] is due.
+    /// Makes the outputs durable and visible, each manifest last. After an error, call
+    /// [`OutputWriter::give_up`].
     pub(crate) fn finish(
         &mut self,
         options: &PreprocessOptions,
         tokenizer: &dyn Tokenizer,
         start: Instant,
     ) -> Result<Report> {
-        // So that a failure or a kill from here on costs nothing, whichever file it is at.
+        // So that a failure or a kill from here on loses no work.
         self.commit(start)?;
         let mut outputs = Vec::new();
         let (mut sequences, mut tokens) = (0, 0);
@@ -326,7 +326,7 @@ impl OutputWriter {
                 outputs.push(Output::new(self.store.display(&key), entry));
             }
         }
-        // The journal first: with a record and without its outlines nobody could go on.
+        // The journal first: a record without its outlines could not be resumed.
         self.journal.discard()?;
         discard_drafts(self.store.as_ref(), &self.plans)?;
         Ok(self.report(options, tokenizer, start, outputs, [sequences, tokens]))
@@ -406,7 +406,7 @@ impl OutputWriter {
         };
         let key = plan.prefix.with_suffix(MANIFEST)?;
         match self.store.open(&key) {
-            // Of a process that was killed between this manifest and the end of its run.
+            // From a process that was killed between this manifest and the end of its run.
             Ok(_) if self.journal.has_record => self.store.delete(&key)?,
             _ => {}
         }
@@ -438,8 +438,8 @@ fn add_all(
     Ok(tokens)
 }
 
-/// All that decides what is written. The length of an input is not among it: a bad line may be
-/// mended before the run goes on.
+/// All settings that determine the outputs. The length of an input is not included: a bad line may
+/// be repaired before the run is resumed.
 fn describe(
     options: &PreprocessOptions,
     plans: &[OutputPlan],
@@ -466,7 +466,7 @@ fn describe(
     })
 }
 
-/// What the shares are shares of: if it changes they begin and end elsewhere.
+/// The total that is divided into shards: if it changes, their bounds do too.
 fn shard_of_bytes(options: &PreprocessOptions, inputs: &[Input]) -> Option<u64> {
     options.shard.and_then(|_| inputs.iter().map(|input| input.stored_bytes).sum())
 }

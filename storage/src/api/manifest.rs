@@ -1,9 +1,9 @@
-//! The commit record of a folder: which files make it up, how long they are and what they sum to.
+//! The commit record of a folder: its files, their lengths and their checksums.
 //!
 //! A folder is complete if and only if its manifest exists and every file in it has the listed
-//! length and checksum. The manifest is written last, and sums up itself: it is a JSON object whose
-//! last line is `"manifest_crc64"`, the CRC-64/NVME, in 16 hexadecimal digits, of every byte before
-//! that line. So it can be read by anything that reads JSON, and checked by a dozen lines.
+//! length and checksum. The manifest is written last, and has its own checksum: it is a JSON object
+//! whose last line is `"manifest_crc64"`, the CRC-64/NVME, in 16 hexadecimal digits, of every byte
+//! before that line. So it can be read by anything that reads JSON, and checked by a dozen lines.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub struct FileEntry {
     pub crc64: u64,
 }
 
-/// What a folder must hold to be complete.
+/// The files of a complete folder.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Manifest {
     /// What the folder is, such as `feedline-tokens` or `feedline-ckpt`.
@@ -32,7 +32,7 @@ pub struct Manifest {
     pub version: u32,
     /// Every file but the manifest itself.
     pub files: Vec<FileEntry>,
-    /// What the format wants to say of them.
+    /// Metadata of the format.
     pub meta: serde_json::Value,
 }
 
@@ -49,19 +49,19 @@ struct Sealed {
     _crc64: IgnoredAny,
 }
 
-/// What [`Manifest::verify`] read.
+/// The result of [`Manifest::verify`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Files that are as listed.
     pub files: usize,
-    /// Their bytes, all of which were read and summed.
+    /// Their bytes, all of which were read and checksummed.
     pub bytes: u64,
 }
 
 /// The line that closes the JSON object, after which nothing may follow.
 const SEAL: &str = "\n  \"manifest_crc64\": \"";
 
-/// A manifest is read whole; 1 GiB would be five million chunks.
+/// The longest manifest; it is read into memory. 1 GiB would be five million chunks.
 const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 
 /// 4 MiB reads keep every device busy and cost two buffers.
@@ -71,7 +71,7 @@ impl Manifest {
     /// Writes the manifest, which commits the folder it is in. All files must be durable by then.
     ///
     /// # Errors
-    /// As [`write_all`], and [`Error::Unsupported`] for one that is too long to be read again.
+    /// As [`write_all`], and [`Error::Unsupported`] for a manifest that is too long to read.
     pub fn write(&self, store: &dyn Storage, key: &Key) -> Result<FileEntry> {
         let text = self.to_text();
         if text.len() as u64 > MANIFEST_BYTES_MAX {
@@ -81,7 +81,7 @@ impl Manifest {
         write_all(store, key, text.as_bytes())
     }
 
-    /// Reads a manifest and checks it against its own sum.
+    /// Reads a manifest and verifies its own checksum.
     ///
     /// # Errors
     /// [`Error::NotFound`], or [`Error::Corrupt`] for anything that [`Manifest::write`] did not
@@ -90,10 +90,10 @@ impl Manifest {
         Ok(Self::read_summed(store, key)?.0)
     }
 
-    /// The same, and the sum, which tells this manifest from all others.
+    /// As [`Manifest::read`], with the checksum, which identifies this manifest.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Manifest::read`].
     pub fn read_summed(store: &dyn Storage, key: &Key) -> Result<(Self, u64)> {
         let object = store.display(key);
         let len_bytes = store.open(key)?.len_bytes();
@@ -199,8 +199,8 @@ impl FileEntry {
     }
 }
 
-/// A value of which no object has a name twice: of two, some readers take the first and some the
-/// last.
+/// A JSON value without duplicate names in an object: for duplicates, some parsers take the first
+/// value and some the last.
 mod once {
     use std::fmt;
 
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(Manifest::from_bytes(text.as_bytes(), "m").unwrap().0, sample());
     }
 
-    /// Whatever stands in `meta` comes back as `serde_json` reads it, but no name is there twice.
+    /// `meta` is parsed as by `serde_json`, but duplicate names are refused.
     #[test]
     fn a_name_that_is_there_twice_is_refused() {
         let read = |meta: &str| {
@@ -346,7 +346,7 @@ mod tests {
             for bit in 0..8 {
                 let mut bad = text.clone();
                 bad[place] ^= 1 << bit;
-                // The case of a hexadecimal digit of the sum is the one thing that may differ.
+                // Only the case of a hexadecimal digit of the checksum may differ.
                 let same = bad.eq_ignore_ascii_case(&text) && place > text.len() - 22;
                 let read = Manifest::from_bytes(&bad, "m");
                 assert!(read.is_err() || same, "bit {bit} of byte {place} went unseen");

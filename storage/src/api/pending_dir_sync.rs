@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::fs::filesystem::FileSystem;
 use crate::{Error, Result};
 
-/// The name of an object that a crash may still take away: see
+/// The name of an object that a crash may still lose: see
 /// [`Upload::finish_deferred`](crate::Upload::finish_deferred). It is durable when
 /// [`PendingDirSync::sync_all`] has returned.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl PendingDirSync {
     /// Makes all these names durable: each folder that has any of them is synced once.
     ///
     /// # Errors
-    /// What the file system says. Which names are durable is then not known.
+    /// Errors of the file system. Which names are durable is then unknown.
     pub fn sync_all(names: impl IntoIterator<Item = PendingDirSync>) -> Result<()> {
         let folders = names.into_iter().filter_map(|PendingDirSync(name)| name);
         let folders: BTreeMap<PathBuf, Arc<dyn FileSystem>> =

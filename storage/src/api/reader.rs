@@ -1,14 +1,15 @@
-//! Reads in flight: how samples come, many at a time and in any order.
+//! Asynchronous reads: many in flight, completed in any order.
 //!
-//! [`crate::Object::read_many`] is a batch: it returns when all is there. A loader that knows what
-//! it will read minutes from now keeps a window of reads open instead, and takes each as it comes.
-//! That is a [`Reader`]: [`ReadRequest`]s go in, [`Completion`]s come out. `in_flight` tracks the
-//! requests, timeouts and retries for every backend. `uring_backend` and `worker_pool` carry reads
-//! of files; `file_backend` chooses between them for each mount.
+//! [`crate::Object::read_many`] is a batch: it returns when every read is complete. A loader that
+//! knows what it will read minutes from now keeps a window of requests in flight instead, and takes
+//! each completion as it arrives. That is a [`Reader`]: [`ReadRequest`]s go in, [`Completion`]s
+//! come out. `in_flight` tracks the requests, timeouts and retries for every backend.
+//! `uring_backend` and `worker_pool` read files; `file_backend` chooses between them for each
+//! mount.
 //!
 //! The kernel owns a buffer from submission to completion, whatever the process decides in between.
-//! So a request that is given up becomes an orphan: it keeps its buffer and its file until it
-//! comes, and only its tag goes back to the caller.
+//! So a request that times out becomes an abandoned request: it keeps its buffer and its file until
+//! it completes, and only its tag goes back to the caller.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,56 +18,57 @@ use std::time::{Duration, Instant};
 
 use crate::{Buffer, BufferPool, Object, Result};
 
-/// Reads in flight on buffers that they own. One thread owns a reader; it is made by the thread
-/// that uses it. Dropping it never blocks: what is in flight then is let go, and owns its memory
-/// and its file until it ends.
+/// A queue of reads, each of which owns its buffer. It is created and used by one thread. Dropping
+/// it never blocks on a stuck read: requests still in flight are abandoned, and own their memory
+/// and file until they complete.
 pub trait Reader: fmt::Debug {
-    /// Most requests at once that this backend is meant to carry; the caller keeps to it or below.
+    /// The maximum queue depth; the caller must not exceed it.
     fn depth_max(&self) -> usize;
 
-    /// Requests handed over that have not come. Those reported stuck have come.
+    /// Requests submitted and not completed. One reported as stuck counts as completed.
     fn in_flight(&self) -> usize;
 
-    /// Hands over one read. It may begin at once or with the next [`Reader::wait`].
+    /// Submits one read. It may start at once or in the next [`Reader::wait`].
     ///
     /// # Panics
-    /// If [`Reader::depth_max`] are in flight, or the buffer has no room for the read.
+    /// If [`Reader::depth_max`] requests are in flight, or the buffer is too small for the read.
     fn submit(&mut self, want: ReadRequest);
 
-    /// Waits until something comes or `until` is past, and appends what came. With an `until` in
-    /// the past it looks and does not wait; with nothing in flight it returns at once.
+    /// Waits for at least one completion or until `until`, and appends the completions. If `until`
+    /// is past it polls once; with nothing in flight it returns at once.
     ///
     /// # Errors
-    /// [`crate::Error::Stuck`] if more requests hang than [`ReaderOptions::orphans_max`]. Nothing
-    /// more may be hoped for then. What fails one read is in its [`Completion::outcome`].
+    /// [`crate::Error::Stuck`] if more than [`ReaderOptions::orphans_max`] requests are stuck. No
+    /// further progress is to be expected then. An error of one read is in its
+    /// [`Completion::outcome`].
     fn wait(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()>;
 
-    /// What was done so far.
+    /// Counters since the reader was created.
     fn counters(&self) -> ReaderCounters;
 }
 
-/// How a [`Reader`] is to go about it.
+/// Settings of a [`Reader`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReaderOptions {
-    /// Where the buffers of most wants will come from: its memory may be registered with the
-    /// kernel. Others are as right, and a little slower.
+    /// The pool of most request buffers: its memory may be registered with the kernel. Buffers of
+    /// other pools work too, a little slower.
     pub pool: Arc<BufferPool>,
-    /// Requests at once. Default: what the backend likes. Minimum: 1. Maximum: 4096.
+    /// Queue depth. Default: chosen by the backend.
     pub depth: Option<usize>,
-    /// Age at which a request is given up as [`crate::Error::Stuck`]. Default: 300 s, half of what
-    /// collective operations wait before they end a run and blame the network.
+    /// Age at which a request fails as [`crate::Error::Stuck`]. Default: 300 s, half of the timeout
+    /// after which collective operations end a run and blame the network.
     pub timeout: Duration,
-    /// Ages at which the log names a request. Default: 10, 30 and 60 s.
+    /// Ages at which a request is reported in the log. Default: 10, 30 and 60 s.
     pub warn_after: [Duration; 3],
-    /// Pauses before a read that failed is made again, on the file opened anew. Default: 1, 8 and
-    /// 24 s, which outlasts the restart of a server.
+    /// Pauses before each retry of a failed read, which reopens the file. Default: 1, 8 and 24 s,
+    /// which outlasts the restart of a server.
     pub retry_pauses: [Duration; 3],
-    /// Requests given up that may hang at once. Default: 64. Each keeps its buffer.
+    /// The most abandoned requests at once. Default: 64. Each keeps its buffer.
     pub orphans_max: usize,
 }
 
-/// The largest [`ReaderOptions::depth`]: past it latency grows and nothing else.
+/// The largest [`ReaderOptions::depth`]: beyond it only latency grows.
 pub(crate) const DEPTH_MAX: usize = 4096;
 
 impl ReaderOptions {
@@ -83,13 +85,13 @@ impl ReaderOptions {
         }
     }
 
-    /// The depth wished for, or that of the backend.
+    /// The depth set, or else the backend's default.
     pub(crate) fn depth_or(&self, liked: usize) -> usize {
         self.depth.unwrap_or(liked).clamp(1, DEPTH_MAX)
     }
 }
 
-/// A read to be made.
+/// A read request.
 #[derive(Debug)]
 pub struct ReadRequest {
     /// What to read.
@@ -98,38 +100,38 @@ pub struct ReadRequest {
     pub offset: u64,
     /// Bytes.
     pub len: usize,
-    /// Where to: taken with [`BufferPool::take`] for `len` bytes or more.
+    /// The destination: taken with
     pub buf: Buffer,
-    /// Comes back with the bytes.
+    /// Returned in the [`Completion`].
     pub tag: u64,
-    /// When the bytes are needed, if that is known: stores that can hurry do then.
+    /// When the bytes are needed, if that is known: some stores can speed up a late read.
     pub deadline: Option<Instant>,
 }
 
-/// A read that was made, or failed.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// That of the [`ReadRequest`].
+    /// The tag of the [`ReadRequest`].
     pub tag: u64,
-    /// The buffer of the want; [`Buffer::empty`] if the read is stuck, and keeps it.
+    /// The buffer of the request; [`Buffer::empty`] if the read is stuck and keeps its buffer.
     pub buf: Buffer,
-    /// Where in the buffer the wanted bytes are. Empty after a failure.
+    /// Where in the buffer the requested bytes are. Empty after a failure.
     pub data: Range<usize>,
-    /// Bytes that were moved for it: rounding and repetition count.
+    /// Bytes transferred for it, with alignment and retries.
     pub moved_bytes: u64,
-    /// Whether it did.
+    /// Success, or why the read failed.
     pub outcome: Result<()>,
 }
 
 impl Completion {
-    /// The wanted bytes. None after a failure.
+    /// The requested bytes. Empty after a failure.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.data.clone()]
     }
 }
 
-/// Errors after which a read is made again, as `errno(3)` names them.
+/// Errors after which a read is retried, as `errno(3)` names them.
 pub const RETRY_CAUSES: [&str; 9] = [
     "EIO",
     "ESTALE",
@@ -142,24 +144,24 @@ pub const RETRY_CAUSES: [&str; 9] = [
     "EHOSTDOWN",
 ];
 
-/// What a [`Reader`] did.
+/// Counters of a [`Reader`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReaderCounters {
-    /// Reads that came whole.
+    /// Reads that succeeded.
     pub reads: u64,
     /// Their bytes.
     pub wanted_bytes: u64,
-    /// Bytes that were moved for them and for those that failed.
+    /// Bytes transferred for them and for those that failed.
     pub moved_bytes: u64,
-    /// Transfers that brought less than was asked for, before the end of the file.
+    /// Transfers that returned less than requested, before the end of the file.
     pub short_reads: u64,
-    /// Reads made again after an error.
+    /// Retries after an error.
     pub retries: u64,
-    /// The same by the error, in the order of [`RETRY_CAUSES`].
+    /// Retries by error, in the order
     pub retries_by: [u64; RETRY_CAUSES.len()],
-    /// Reads given up as stuck.
+    /// Reads that timed out as stuck.
     pub stuck: u64,
-    /// Reads that failed otherwise.
+    /// Reads that failed with another error.
     pub failed: u64,
 }

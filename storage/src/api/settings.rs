@@ -1,35 +1,35 @@
-//! How a store is named: `data/corpus`, `file:///lustre/run?engine=pread&direct=off`.
+//! Parses the URL of a store: `data/corpus`, `file:///lustre/run?engine=pread&direct=off`.
 
 use std::path::PathBuf;
 
 use crate::{Error, Result};
 
-/// A path, and how to go about it.
+/// A path, and the I/O settings.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) path: PathBuf,
     pub(crate) wishes: IoSettings,
 }
 
-/// What the user wants, where it is not left to us.
+/// The I/O settings that the user may fix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IoSettings {
     pub(crate) engine: Setting<crate::IoEngine>,
     pub(crate) direct: Setting<bool>,
 }
 
-/// One wish.
+/// One setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Setting<T> {
-    /// Whatever is best.
+    /// Chosen automatically.
     #[default]
     Auto,
     /// This and nothing else.
     Only(T),
 }
 
-/// Reads a URL, or a plain path, which is taken as it is: a question mark in it is a question mark.
-/// There are no percent escapes: a path that would need them is given plain.
+/// Parses a URL, or a plain path, which is taken literally: a question mark in it is a question
+/// mark. URLs have no percent escapes: give a path that would need them as a plain path.
 pub(crate) fn parse(url: &str) -> Result<Location> {
     let bad = |reason: String| Error::BadUrl { url: url.to_owned(), reason };
     if url.is_empty() {

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// A step of a start that has a name and a limit, such as `open corpus.bin`.
+/// A startup step with a name and a time limit, such as `open corpus.bin`.
 ///
-/// Opening a file of a server that is gone waits for ever, and so does whoever asked. In a stage it
-/// is a thread of its own that asks: when the limit is past, the start ends with an error that says
-/// at which step, and the thread is left to its wait.
+/// Opening a file on a dead server may block for ever. A stage runs the step on a thread of its
+/// own: after the limit the start fails with an error that names the step, and the thread is left
+/// blocked.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,36 +26,36 @@ pub struct Stage {
     stop: Option<(Arc<AtomicBool>, Duration)>,
 }
 
-/// How often a flag is looked at.
+/// How often the flag is polled.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Stage {
-    /// A step that may take so long. The log names it at 10, 30 and 60 s.
+    /// A step with this time limit. The log reports it at 10, 30 and 60 s.
     #[must_use]
     pub fn begin(what: impl Into<String>, limit: Duration) -> Self {
         let warn_after = [10, 30, 60].map(Duration::from_secs);
         Stage { operation: what.into(), limit, warn_after, stop: None }
     }
 
-    /// Other ages at which the log names it.
+    /// Other ages at which the log reports it.
     #[must_use]
     pub fn warn_after(self, warn_after: [Duration; 3]) -> Self {
         Stage { warn_after, ..self }
     }
 
-    /// Leaves it so much time and no more when the flag is set.
+    /// Shortens the remaining time to this when the flag is set.
     #[must_use]
     pub fn or_when(self, flag: &Arc<AtomicBool>, grace: Duration) -> Self {
         Stage { stop: Some((Arc::clone(flag), grace)), ..self }
     }
 
-    /// Does the step, on a thread of its own, and gives what it gives.
+    /// Runs the step on a thread of its own, and returns its result.
     ///
     /// # Errors
-    /// [`Error::StageTimeout`] when the limit is past; [`Error::Io`] if there is no thread.
+    /// [`Error::StageTimeout`] after the limit; [`Error::Io`] if no thread can be started.
     ///
     /// # Panics
-    /// If the step does.
+    /// If the step panics.
     pub fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let Stage { operation: what, mut limit, warn_after, mut stop } = self;
         let (answer, answered) = sync_channel(1);
@@ -100,7 +100,7 @@ mod tests {
     fn a_stage_gives_what_it_found_or_names_itself() {
         let long = Duration::from_secs(600);
         assert_eq!(Stage::begin("a", long).run(|| 7).unwrap(), 7);
-        // It hangs until this test is over.
+        // It blocks until this test is over.
         let (_release, released) = channel::<()>();
         let short = Stage::begin("open corpus.bin", Duration::from_millis(20));
         let short = short.warn_after([Duration::from_millis(5); 3]);

@@ -1,5 +1,5 @@
-//! CRC-64/NVME, the checksum that S3 checks too: streaming, and combinable from parts. And the
-//! CRC-32 of ZIP files, for those of others.
+//! CRC-64/NVME, which S3 verifies too: streaming, and combinable from parts. Also the CRC-32 of
+//! foreign ZIP files.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -8,13 +8,13 @@ use crc_fast::{CrcAlgorithm, Digest};
 pub struct Crc64(Digest);
 
 impl Crc64 {
-    /// Of no bytes yet.
+    /// The checksum of no bytes.
     #[must_use]
     pub fn new() -> Self {
         Crc64(Digest::new(CrcAlgorithm::Crc64Nvme))
     }
 
-    /// Goes on with more bytes.
+    /// Appends bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -37,13 +37,13 @@ impl Default for Crc64 {
 pub struct Crc32(Digest);
 
 impl Crc32 {
-    /// Of no bytes yet.
+    /// The checksum of no bytes.
     #[must_use]
     pub fn new() -> Self {
         Crc32(Digest::new(CrcAlgorithm::Crc32IsoHdlc))
     }
 
-    /// Goes on with more bytes.
+    /// Appends bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -67,25 +67,25 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// The checksum of `a` followed by `b`, from theirs alone.
+/// The checksum of `a` followed by `b`, from their checksums alone.
 ///
-/// The sum of `a` moves to its place by a multiplication with `x^(8 * len_b_bytes)`, whose powers
-/// of two are constants: a tenth of a microsecond for the length of a block, where the general
-/// method of the crate that sums takes fifty. A checkpoint joins a hundred thousand sums.
+/// The checksum of `a` is shifted by a multiplication with `x^(8 * len_b_bytes)`, whose powers of
+/// two are constants: a tenth of a microsecond for the length of a block, where the general method
+/// of the checksum crate takes fifty. A checkpoint joins a hundred thousand checksums.
 #[must_use]
 pub fn crc64_join(crc_a: u64, crc_b: u64, len_b_bytes: u64) -> u64 {
     let mut moved = crc_a;
     let mut left = len_b_bytes;
     while left > 0 {
-        // From 8 on: a byte has eight bits.
+        // Plus 3: a byte has eight bits.
         moved = multiply(moved, POWERS[left.trailing_zeros() as usize + 3]);
         left &= left - 1;
     }
     moved ^ crc_b
 }
 
-/// The polynomial of CRC-64/NVME with the bits in reverse, as the sum has them: the highest bit of
-/// a number is the coefficient of `x^0`.
+/// The polynomial of CRC-64/NVME with the bits in reverse, as the checksum has them: the highest
+/// bit of a number is the coefficient of `x^0`.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
 /// `x^(2^n)` modulo the polynomial, for `n` up to three more than a length has bits.
@@ -99,7 +99,7 @@ const POWERS: [u64; 67] = {
     powers
 };
 
-/// The product of two polynomials modulo the polynomial of the sum.
+/// The product of two polynomials modulo the polynomial of the checksum.
 const fn multiply(mut a: u64, mut b: u64) -> u64 {
     let mut product = 0;
     while a != 0 {
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// As the crate that sums joins, for lengths that no test can sum.
+    /// Joins as the checksum crate does, for lengths that no test can compute.
     #[test]
     fn joins_any_lengths() {
         let (a, b) = (crc64(b"a"), crc64(b"b"));

@@ -1,119 +1,119 @@
 use std::time::Duration;
 use std::{fmt, io};
 
-/// What went wrong: what we were doing, to what, what came, what was due.
+/// An error of a store: the operation, the object, what was found and what was expected.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such object or folder.
+    /// No such object or folder.
     NotFound {
         /// Its full name.
         object: String,
     },
-    /// The name is taken, and nothing is ever overwritten.
+    /// The name is taken; nothing is ever overwritten.
     Exists {
         /// Its full name.
         object: String,
     },
-    /// The store is full, or the quota is.
+    /// The store or the quota is full.
     NoSpace {
-        /// The object that was being written.
+        /// The object being written.
         object: String,
-        /// Bytes that were to be written.
+        /// Bytes needed.
         need_bytes: u64,
-        /// Bytes that were free, if the store told.
+        /// Bytes free, if the store reports them.
         free_bytes: Option<u64>,
     },
     /// An operating system call failed.
     Io {
-        /// What we were doing, such as `read 4096 bytes at 8192 of`.
+        /// The operation, such as `read 4096 bytes at 8192 of`.
         operation: String,
         /// The object.
         object: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The object ended before the read did.
     ShortRead {
         /// The object.
         object: String,
-        /// Where the read began.
+        /// Where the read started.
         offset: u64,
-        /// Bytes that came.
+        /// Bytes read.
         found: u64,
-        /// Bytes that were due.
+        /// Bytes expected.
         expected: u64,
         /// The length of the object.
         len_bytes: u64,
     },
-    /// The object is not the one that was opened: it was cut off, or another has its name.
+    /// The object changed while open: it was truncated, or its name now belongs to another file.
     Changed {
         /// The object.
         object: String,
-        /// Where it was to be read.
+        /// Offset of the read.
         offset: u64,
-        /// The length that it had when it was opened.
+        /// Its length when it was opened.
         len_then: u64,
-        /// The length that it has now, if it could be asked.
+        /// Its length now, if known.
         len_now: Option<u64>,
     },
-    /// The server does not know the open file any more (`ESTALE`), also after it was opened again.
+    /// The server does not know the file handle (`ESTALE`), also after a reopen.
     Stale {
-        /// What we were doing.
+        /// The operation.
         operation: String,
         /// The object.
         object: String,
     },
-    /// It is not allowed.
+    /// Permission denied.
     Denied {
-        /// What we were doing.
+        /// The operation.
         operation: String,
         /// The object.
         object: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A way to the bytes that was asked for is closed on this machine.
+    /// A requested I/O method does not work on this machine.
     Refused {
-        /// The way, such as `engine ring`.
+        /// The method, such as `engine ring`.
         way: String,
-        /// Who refuses it, and how.
+        /// What refuses it, and why.
         reason: String,
     },
-    /// A request does not come back.
+    /// A request does not complete.
     Stuck {
         /// The object.
         object: String,
-        /// Where in it.
+        /// Offset in the object.
         offset: u64,
-        /// How long it has been under way.
+        /// How long it has been in flight.
         age: Duration,
-        /// What carries it, such as `lustre, ring`.
+        /// How it is read, such as `lustre, ring`.
         backend: String,
-        /// The server that has these bytes, such as `OST0007`; empty if it cannot be told.
+        /// The server that has these bytes, such as `OST0007`; empty if unknown.
         placement: String,
     },
-    /// A stage of the start took longer than it may.
+    /// A startup step exceeded its time limit.
     StageTimeout {
-        /// What it was to do, such as `open corpus.bin`.
+        /// The step, such as
         stage: String,
-        /// How long it was given.
+        /// The time limit.
         limit: Duration,
     },
-    /// The bytes are not what they should be.
+    /// The object is corrupt.
     Corrupt {
         /// The object.
         object: String,
-        /// Where in it.
+        /// Offset in the object.
         offset: u64,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
-    /// A store behind a network refused, or did not answer as it should.
+    /// A remote store refused a request, or gave an invalid response.
     Remote(Box<crate::RemoteError>),
-    /// A name that no store may have.
+    /// An invalid key.
     BadKey {
         /// The name.
         key: String,
@@ -122,14 +122,14 @@ pub enum Error {
     },
     /// A URL that cannot be used.
     BadUrl {
-        /// As it was given.
+        /// The URL as given.
         url: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The store has no such thing.
+    /// The store does not support the operation.
     Unsupported {
-        /// What we were doing, such as `begin a draft of`.
+        /// The operation, such as `begin a draft of`.
         operation: &'static str,
         /// The object.
         object: String,
@@ -139,9 +139,9 @@ pub enum Error {
         /// The object.
         object: String,
     },
-    /// This process was told to stop, by whoever watches this store.
+    /// The caller cancelled the operation, through a store that wraps this one.
     Interrupted,
-    /// The handle has failed before; what it would write now could not be trusted.
+    /// An earlier call on this handle failed, so its data cannot be trusted.
     Poisoned {
         /// The object.
         object: String,
@@ -150,12 +150,12 @@ pub enum Error {
     },
 }
 
-/// `std`'s, with our [`Error`].
+/// [`std::result::Result`] with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An operating system error, sorted into the variant that says most: absent, taken, full,
-    /// not allowed, stale, or [`Error::Io`].
+    /// Converts an operating system error into the most specific variant: absent, taken, full, not
+    /// allowed, stale, or [`Error::Io`].
     #[must_use]
     pub fn from_io(
         operation: impl Into<String>,
@@ -263,8 +263,8 @@ impl std::error::Error for Error {
     }
 }
 
-/// An error and its causes for one line. A cause that was told already, as most of ours are by the
-/// errors that they caused, is not told again.
+/// Formats an error and its causes in one line. A cause that an outer error already includes in its
+/// text, as most of this crate's do, is not repeated.
 #[must_use]
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut told = error.to_string();

@@ -1,41 +1,40 @@
-//! Who made a temporary file, a temporary folder or a lease, written into its very name, and
-//! whether that process still lives. A name is made in one step; a note inside a folder could be
-//! missing after a crash.
+//! The process that made a temporary file, a temporary folder or a lease, written into its very
+//! name, and whether that process still lives. A name is created atomically; a note inside a folder
+//! could be missing after a crash.
 
 use std::fmt;
 use std::fs;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A process, told apart from every other that ever had its number.
+/// A process, distinct from every other that ever had its pid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessIdentity {
     /// The machine's name, which may itself hold dots.
     host: String,
     /// The first 8 digits of the machine's id, since many machines are called `localhost`.
     machine: String,
-    /// The first 8 digits of the id that the kernel drew when it booted.
+    /// The first 8 digits of the kernel's boot id.
     boot: String,
     /// The inode of the namespace in which `pid` counts.
     namespace: u64,
     pid: u32,
-    /// When the process began, in clock ticks since the boot: numbers are used again.
+    /// Start time of the process, in clock ticks since the boot: pids are reused.
     started: u64,
-    /// Tells the things that one process makes apart.
+    /// Distinguishes the names that one process makes.
     number: u64,
 }
 
-/// Inode of the PID namespace that a machine begins with: `PROC_PID_INIT_INO` of the kernel's
-/// `proc_ns.h`.
+/// Inode of the initial PID namespace: `PROC_PID_INIT_INO` of the kernel's `proc_ns.h`.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Where there is no id to be read.
+/// Used if there is no id to read.
 const NO_ID: &str = "0";
 
-/// What can be known of a process.
+/// Whether a process lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// This very process.
+    /// It is this process.
     Ours,
     /// It runs.
     Alive,
@@ -46,7 +45,7 @@ pub enum Liveness {
 }
 
 impl ProcessIdentity {
-    /// This process. Every call gives another name.
+    /// This process. Every call returns another name.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "no two are equal")]
     pub fn new() -> Self {
@@ -100,7 +99,7 @@ impl ProcessIdentity {
         ProcessIdentity { host, machine, boot, namespace: 0, pid, started: 0, number: 0 }
     }
 
-    /// Reads what [`ProcessIdentity::to_string`] wrote.
+    /// Reads what `ProcessIdentity::to_string` wrote.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.rsplitn(7, '.');
@@ -113,7 +112,7 @@ impl ProcessIdentity {
         Some(ProcessIdentity { host, machine, boot, namespace, pid, started, number })
     }
 
-    /// Whether the process lives, as far as this one can tell.
+    /// Whether the process lives, as far as is known here.
     #[must_use]
     pub fn life(&self) -> Liveness {
         self.life_as_seen_by(ProcessIdentity::here())

@@ -1,27 +1,27 @@
 use std::fmt;
 use std::time::Duration;
 
-/// A request that a store behind a network refused, or did not answer as it should.
+/// A request that a remote store refused, or answered with an invalid response.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RemoteError {
-    /// What we were doing, such as `read 4096 bytes at 8192 of`.
+    /// The operation, such as
     pub operation: String,
     /// The object, as a URL without its options.
     pub object: String,
-    /// What it comes down to.
+    /// The kind of error.
     pub cause: RemoteErrorKind,
-    /// What came: status, code and message of the server, or what the network said.
+    /// The response: status, code and message of the server, or the network error.
     pub response: String,
-    /// The server's name for the request, by which its operators find it.
+    /// The server's request id, by which its operators find it.
     pub request_id: Option<String>,
-    /// How often it was tried.
+    /// The number of attempts.
     pub tries: u32,
-    /// How long all tries took.
+    /// The time of all attempts together.
     pub waited: Duration,
 }
 
-/// Why a request to a store behind a network failed.
+/// Why a request to a remote store failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RemoteErrorKind {
@@ -35,7 +35,7 @@ pub enum RemoteErrorKind {
     Denied,
     /// There is no such bucket.
     NoBucket,
-    /// The bucket lives elsewhere.
+    /// The bucket is in another region.
     WrongRegion,
     /// The object is not the one that was opened.
     Replaced,
@@ -45,25 +45,25 @@ pub enum RemoteErrorKind {
     SlowDown,
     /// The server failed.
     Server,
-    /// Two requests were in each other's way.
+    /// Two requests conflicted.
     Conflict,
-    /// The request was refused as wrong.
+    /// The request was refused as invalid.
     Refused,
-    /// No byte came for too long.
+    /// No byte was received for too long.
     Stalled,
-    /// Bytes came, but too few to call it a transfer.
+    /// Bytes were received, but too slowly for a transfer.
     Drip,
     /// The connection was reset or closed.
     Reset,
-    /// No connection came about.
+    /// The connection could not be established.
     Unreachable,
-    /// The answer ended too early.
+    /// The response was truncated.
     Truncated,
-    /// The answer is of another length or place than was asked for.
+    /// The response has another length or range than requested.
     WrongLength,
-    /// The name of the server is not known.
+    /// The server's name could not be resolved.
     Dns,
-    /// The encrypted connection did not come about.
+    /// The TLS connection could not be established.
     Tls,
     /// Anything else.
     Other,
@@ -95,7 +95,7 @@ impl RemoteErrorKind {
         RemoteErrorKind::Other,
     ];
 
-    /// A word for it, as a metric has it.
+    /// Its name in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         use RemoteErrorKind as C;
@@ -124,7 +124,7 @@ impl RemoteErrorKind {
         }
     }
 
-    /// Whether the same request may well succeed a little later.
+    /// Whether the same request may succeed later.
     #[must_use]
     pub fn is_passing(self) -> bool {
         use RemoteErrorKind as C;
@@ -143,7 +143,7 @@ impl RemoteErrorKind {
         )
     }
 
-    /// In words.
+    /// As text.
     fn text(self) -> &'static str {
         use RemoteErrorKind as C;
         match self {
@@ -171,7 +171,7 @@ impl RemoteErrorKind {
         }
     }
 
-    /// The likely reason, and what to do.
+    /// The likely cause, and what to do.
     fn hint(self) -> Option<&'static str> {
         use RemoteErrorKind as C;
         Some(match self {

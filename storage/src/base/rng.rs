@@ -9,7 +9,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// Seeded by what the system gives every hash map: for what need not be repeatable.
+    /// Seeded as the standard hash maps are: for uses that need not be repeatable.
     #[cfg(feature = "s3")]
     pub(crate) fn from_entropy() -> Self {
         use std::hash::{BuildHasher as _, RandomState};
@@ -47,8 +47,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// The first outputs for the seed 1234567, as the reference implementation of the generator in
-    /// C gives them.
+    /// The first outputs for the seed 1234567, as the reference implementation in C returns them.
     #[test]
     fn as_published() {
         let mut rng = Rng::new(1_234_567);

@@ -1,7 +1,7 @@
-//! Names of files that are being written, and of folders that are being deleted:
-//! `.NAME.tmp-OWNER`, and `.NAME.draft` for what outlives its writer. They are hidden from
-//! listings, and who wrote one can be read off it, so that what a dead process left behind can be
-//! told from the work of a live one.
+//! Names of files that are being written, and of folders that are being deleted: `.NAME.tmp-OWNER`,
+//! and `.NAME.draft` for a resumable upload, which outlives its writer. They are hidden from
+//! listings. A temporary name contains its writer, so that orphans of a dead process can be told
+//! from files of a live one.
 
 use crate::ProcessIdentity;
 
@@ -11,7 +11,7 @@ const DRAFT: &str = ".draft";
 /// Linux takes names of 255 bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// A fresh temporary name for `name`, which is cut where all would be too long.
+/// A fresh temporary name for `name`, which is truncated if the result would be too long.
 pub(crate) fn name_for(name: &str, writer: &ProcessIdentity) -> String {
     let tail = format!("{MARK}{writer}");
     let room = NAME_BYTES_MAX.saturating_sub(tail.len() + 1);
@@ -19,19 +19,20 @@ pub(crate) fn name_for(name: &str, writer: &ProcessIdentity) -> String {
     format!(".{}{tail}", &name[..kept.unwrap_or(0)])
 }
 
-/// Who made a temporary name; `None` for every other name.
+/// The process that made a temporary name; `None` for every other name.
 pub(crate) fn writer_of(name: &str) -> Option<ProcessIdentity> {
     let (_, tail) = name.strip_prefix('.')?.rsplit_once(MARK)?;
     ProcessIdentity::parse(tail)
 }
 
-/// The name of an object's draft: always the same, so that whoever goes on with it finds it.
+/// The file name of an object's resumable upload: always the same, so that the process that resumes
+/// it finds it.
 pub(crate) fn draft_name(name: &str) -> String {
     format!(".{name}{DRAFT}")
 }
 
-/// Whether listings leave a name out: ours, and those that NFS (`.nfs` and digits) and FUSE give to
-/// a file that was deleted while somebody had it open.
+/// Whether listings omit a name: temporary names, and those that NFS (`.nfs` and digits) and FUSE
+/// give to a file that was deleted while open.
 pub(crate) fn is_hidden(name: &str) -> bool {
     let draft = name.starts_with('.') && name.ends_with(DRAFT);
     let deleted = [".nfs", ".fuse_hidden"].iter().any(|mark| {

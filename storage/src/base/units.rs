@@ -2,8 +2,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes that reads and writes itself as `64MiB`. A bare number is refused: too many
-/// configurations have meant MiB and said bytes.
+/// A number of bytes that is parsed and formatted as `64MiB`. A bare number is refused: too many
+/// configurations meant MiB and got bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 

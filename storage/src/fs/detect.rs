@@ -1,4 +1,4 @@
-//! What a file system is, and so how we go about it.
+//! Detects the file system, and chooses the I/O method for it.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::sys::aligned_buffer::ALIGN_BYTES;
 use crate::sys::syscalls;
 use crate::{Error, Result};
 
-/// Which system calls move the bytes. Both keep the same contract.
+/// The system calls for reads and writes. Both keep the same contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoEngine {
     /// `io_uring`: a window of requests in flight from one thread.
@@ -33,33 +33,33 @@ impl fmt::Display for IoEngine {
     }
 }
 
-/// How a store goes about its bytes, and why: found when it was opened.
+/// How a store does its I/O, and why; detected when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Profile {
-    /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; for a kind that
-    /// we do not know, its magic number; of a model, as `simulated lustre`.
+    /// The name of the file system, such as `ext4`, `lustre` or `fuse.ceph-fuse`; the magic number
+    /// for an unknown kind; `simulated lustre` for a model.
     pub file_system: String,
-    /// What moves the bytes.
+    /// The I/O engine.
     pub engine: IoEngine,
-    /// Why that one.
+    /// Why that engine.
     pub engine_why: String,
-    /// Whether large transfers go around the page cache. A file system that refuses that later is
-    /// believed, and the rest goes through the cache.
+    /// Whether large transfers use direct I/O. If the file system refuses that later, buffered I/O
+    /// is used from then on.
     pub direct: bool,
-    /// What direct transfers are aligned to, in bytes, as the file system told of one of its files;
-    /// 4096 if it did not. We align to 4096 in any case.
+    /// Alignment of direct I/O in bytes, as the file system reports it for one of its files; 4096
+    /// if it does not. Transfers are aligned to 4096 in any case.
     pub align_bytes: u32,
-    /// Where the file system is mounted; empty if that is not known.
+    /// Where the file system is mounted; empty if unknown.
     pub mount_point: String,
 }
 
-/// The environment's wish for all stores whose URL has none.
+/// Environment variable with the engine for all stores whose URL sets none.
 const ENGINE_VARIABLE: &str = "FEEDLINE_ENGINE";
 
 /// Magic numbers of `statfs(2)`, names, and whether a buffered read that misses the page cache is
-/// asynchronous (`FMODE_NOWAIT`). Where it is not, io_uring would hold a kernel thread asleep for
-/// each read: the same parallelism as ours, with stacks that nobody can see.
+/// asynchronous (`FMODE_NOWAIT`). Where it is not, io_uring would block a kernel thread for each
+/// read: no more parallelism than a thread pool, and harder to debug.
 const FILE_SYSTEMS: [(u32, &str, bool); 14] = [
     (0xef53, "ext4", true),
     (0x5846_5342, "xfs", true),
@@ -77,7 +77,7 @@ const FILE_SYSTEMS: [(u32, &str, bool); 14] = [
     (0x8f3f_5fff, "hf3fs", false),
 ];
 
-/// The name of a kind of file system, and whether a read of it is asynchronous by itself.
+/// The name of a kind of file system, and whether its buffered reads are asynchronous.
 pub(crate) fn kind_of(magic: u32) -> (String, bool) {
     match FILE_SYSTEMS.iter().find(|(of, ..)| *of == magic) {
         Some((_, name, asynchronous)) => ((*name).to_owned(), *asynchronous),
@@ -85,7 +85,7 @@ pub(crate) fn kind_of(magic: u32) -> (String, bool) {
     }
 }
 
-/// The wishes, with that of the environment where the URL has none. A word that is no engine was
+/// The settings, with the engine of the environment where the URL has none. An invalid engine was
 /// refused when the store was opened.
 pub(crate) fn with_environment(wishes: IoSettings) -> IoSettings {
     let engine = match (wishes.engine, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
@@ -97,19 +97,19 @@ pub(crate) fn with_environment(wishes: IoSettings) -> IoSettings {
 }
 
 impl Profile {
-    /// The kind of file system, also of one that is simulated.
+    /// The kind of file system, also of a simulated one.
     #[must_use]
     pub fn kind(&self) -> &str {
         self.file_system.strip_prefix(MARK).unwrap_or(&self.file_system)
     }
 
-    /// Whether it is a model of the kind that it says, and not one.
+    /// Whether it is a model of that kind of file system.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.file_system.starts_with(MARK)
     }
 
-    /// A store that is no file system: what the default of [`crate::Storage::profile`] tells.
+    /// The profile of a store without a file system: the default of [`crate::Storage::profile`].
     pub(crate) fn unknown() -> &'static Profile {
         static UNKNOWN: std::sync::OnceLock<Profile> = std::sync::OnceLock::new();
         UNKNOWN.get_or_init(|| Profile {
@@ -122,11 +122,11 @@ impl Profile {
         })
     }
 
-    /// Looks at the file system of `root`, or of the nearest folder above it that exists, and tells
-    /// the log, once a file system and choice.
+    /// Detects the file system of `root`, or of the nearest folder above it that exists. Logs each
+    /// file system and choice once.
     ///
     /// # Errors
-    /// A wish that cannot be granted.
+    /// A setting that does not work here.
     pub(crate) fn detect(root: &Path, wishes: IoSettings) -> Result<Self> {
         let name = root.display().to_string();
         let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
@@ -174,7 +174,7 @@ impl fmt::Display for Profile {
     }
 }
 
-/// The wish of the URL counts first, then that of the environment, then what is best.
+/// The URL has priority, then the environment, then the best engine.
 fn choose_engine(
     name: &str,
     file_system: &str,
@@ -215,7 +215,7 @@ fn choose_engine(
     }
 }
 
-/// What direct IO asks of a file can be asked of files only; any other of this folder will do.
+/// Only a file reports the alignment of direct I/O; any file of this folder will do.
 fn align_of_some_file(folder: &Path) -> Option<u32> {
     const LOOKED_AT_MAX: usize = 64;
     let entries = fs::read_dir(folder).ok()?.take(LOOKED_AT_MAX);
@@ -223,7 +223,7 @@ fn align_of_some_file(folder: &Path) -> Option<u32> {
     syscalls::direct_align(&File::open(file.path()).ok()?).map(syscalls::DirectAlign::most)
 }
 
-/// FUSE is a hundred file systems; the mount table says which.
+/// FUSE serves a hundred file systems; the mount table names this one.
 fn fuse_name(path: &Path) -> Option<String> {
     let device = fs::metadata(path).ok()?.dev();
     let device = format!("{}:{}", libc::major(device), libc::minor(device));

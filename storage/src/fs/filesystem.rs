@@ -1,6 +1,6 @@
 //! The file-system operations that the protocol in `posix` is made of. `os_filesystem` has the real
-//! ones; `testing` has implementations that fail and lose power on demand, so that the tested code
-//! is the code that runs.
+//! ones; `testing` has implementations with fault injection and simulated power loss, so that tests
+//! run the real protocol.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,36 +16,36 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Opens a regular file for reading; a folder is refused with `EISDIR`.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn FsFile>>;
 
-    /// Makes a file that was not there, for writing.
+    /// Creates a file for writing; it must not exist.
     fn create_new(&self, path: &Path) -> io::Result<Arc<dyn FsFile>>;
 
-    /// The same, of a file that will have so many bytes at most: where a file's place depends on
-    /// its length, it is found here. Zero if that is not known.
+    /// As [`FileSystem::create_new`], with an upper bound of the file's length, on which its
+    /// striping may depend. Zero if unknown.
     fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn FsFile>> {
         let _ = len_bytes_max;
         self.create_new(path)
     }
 
-    /// Opens a file to go on writing it. Nobody else may until it is closed: `EWOULDBLOCK`, where
-    /// the file system can tell.
+    /// Opens a file to continue writing it, with an exclusive lock: `EWOULDBLOCK` if another
+    /// process has it, where the file system supports locks.
     fn reopen(&self, path: &Path) -> io::Result<Arc<dyn FsFile>>;
 
-    /// What a path is, links followed.
+    /// The type of a path, links followed.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
 
-    /// Renames a file or folder, never over anything: `EEXIST`.
+    /// Renames a file or folder without replacing anything: `EEXIST`.
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Whether `rename_new` of a folder is one operation in this folder, found by trying.
+    /// Whether `rename_new` of a folder is one operation in this folder, found by a test.
     fn renames_exclusively(&self, folder: &Path) -> io::Result<bool>;
 
-    /// Renames a file over another.
+    /// Renames a file, replacing another.
     fn rename_over(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file.
     fn unlink(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes one folder.
+    /// Creates one folder.
     fn mkdir(&self, path: &Path) -> io::Result<()>;
 
     /// Removes an empty folder.
@@ -60,15 +60,15 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Bytes that may still be written, if the file system keeps count. The path need not exist.
     fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>>;
 
-    /// Who writes here, anew at every call: the mark of our temporary files.
+    /// A new identity of this writer at every call: the mark in temporary names.
     fn writer(&self) -> ProcessIdentity;
 
-    /// Whether a writer still runs. One of another machine does, as far as we can tell.
+    /// Whether a writer still runs. One on another machine counts as running.
     fn is_alive(&self, writer: &ProcessIdentity) -> bool;
 
     fn profile(&self) -> &Profile;
 
-    /// How its files are to be read, if they are files of this machine.
+    /// The read settings for its files, if they are files of this machine.
     fn wishes(&self) -> Option<IoSettings> {
         None
     }
@@ -84,8 +84,8 @@ pub(crate) trait FsFile: fmt::Debug + Send + Sync {
     /// Writes all bytes. Nothing is in flight when it returns.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TransferError>;
 
-    /// Threads that should write it at the same time: while one of them waits for the last of its
-    /// requests, the device has those of another.
+    /// The number of threads to write it with: while one waits for the last of its requests, the
+    /// device has those of another.
     fn writers(&self) -> usize {
         1
     }
@@ -95,37 +95,36 @@ pub(crate) trait FsFile: fmt::Debug + Send + Sync {
         1
     }
 
-    /// Whether what is written through [`FsFile::write`] goes around the page cache.
+    /// Whether [`FsFile::write`] uses direct I/O.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// Keeps others from opening it by [`FileSystem::reopen`] until it is closed, where the file
-    /// system can: `EWOULDBLOCK` if another has done so.
+    /// Locks it against [`FileSystem::reopen`] until it is closed, where the file system supports
+    /// locks: `EWOULDBLOCK` if it is locked already.
     fn lock(&self) -> io::Result<()>;
 
-    /// Gives the file its length and its space, if the file system can; it may then only be short
-    /// of space by its own fault.
+    /// Sets the file's length and reserves its space, where the file system supports that.
     fn allocate(&self, len_bytes: u64) -> io::Result<()>;
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
 
-    /// Makes content and length durable. After a failure nothing may be assumed of what was
-    /// written, also if a second call succeeds.
+    /// Makes content and length durable. After a failure the written bytes must be assumed lost,
+    /// even if a second call succeeds.
     fn sync(&self) -> io::Result<()>;
 
     fn map(&self, len_bytes: u64) -> io::Result<Map>;
 
-    /// How many names it has.
+    /// The number of its hard links.
     fn names(&self) -> io::Result<u64>;
 
-    /// The file, if the kernel of this machine has it.
+    /// The file, if it is a file of this machine.
     fn os_file(&self) -> Option<&File> {
         None
     }
 }
 
-/// What is at a path.
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stat {
     File {
@@ -144,7 +143,7 @@ pub(crate) struct DirEntry {
     pub(crate) is_folder: bool,
 }
 
-/// The folder that a path is in.
+/// The parent folder of a path.
 pub(crate) fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

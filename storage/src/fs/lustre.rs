@@ -1,5 +1,5 @@
-//! The layout of a file or folder of Lustre, as its client gives and takes it: read, written and
-//! read back without a library of Lustre's.
+//! The striping layout of a Lustre file or folder, read and set through its client, without a
+//! library of Lustre.
 //!
 //! Layouts are `lov_user_md` of `lustre_user.h`: plain ones, by version 1 or with a pool of targets
 //! by version 3, and composites, of which each part has its own (progressive file layouts). They
@@ -17,33 +17,33 @@ use crate::fs::detect;
 use crate::sys::syscalls;
 use crate::{ByteSize, Error, Result};
 
-/// How a file, or what is made in a folder, is spread over servers.
+/// The striping layout of a file, or of new files in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Striping {
     /// From the first byte to the end of the file. A plain layout has one.
     pub parts: Vec<LayoutComponent>,
 }
 
-/// A part of a file.
+/// A component of a layout: a part of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayoutComponent {
     /// Its first byte.
     pub start: u64,
     /// One past its last byte; the largest number is the end of the file.
     pub end: u64,
-    /// Bytes on a target before the next has its turn; 0 for what the file system has by default.
+    /// Stripe size in bytes; 0 for the default of the file system.
     pub stripe_bytes: u32,
     /// Targets; 0 for the default, [`LayoutComponent::ALL`] for all.
     pub stripe_count: u16,
     /// The pool that targets are taken from; empty for any.
     pub pool: String,
-    /// Whether it lies on the metadata target, beside its name.
+    /// Whether it is stored on the metadata target, with the file's name.
     pub on_mdt: bool,
     /// Indices of the targets, in the order of stripes. Empty if it has no objects yet.
     pub targets: Vec<u32>,
 }
 
-/// What `lustre.lov` begins with: a plain layout, one with a pool of targets, and a composite.
+/// Magic numbers of `lustre.lov`: a plain layout, one with a pool of targets, and a composite.
 const LOV_V1: u32 = 0x0bd1_0bd0;
 const LOV_V3: u32 = 0x0bd3_0bd0;
 const LOV_COMPOSITE: u32 = 0x0bd6_0bd0;
@@ -76,8 +76,8 @@ const ENTRIES_MAX: usize = 1024;
 /// Lustre takes multiples of 64 KiB.
 const STRIPE_BYTES_MULTIPLE: u32 = 64 << 10;
 
-/// The flag by which a new file has no objects until its layout is told: `O_LOV_DELAY_CREATE` of
-/// `lustre_user.h`. It stands for nothing on regular files elsewhere.
+/// The open flag that creates a file without objects until its layout is set: `O_LOV_DELAY_CREATE`
+/// of `lustre_user.h`. It has no effect on regular files elsewhere.
 pub(crate) const DELAY_CREATE: i32 = 0o100_000_000 | libc::O_NOCTTY | libc::O_ASYNC;
 
 pub(crate) const ATTRIBUTE: &std::ffi::CStr = c"lustre.lov";
@@ -86,7 +86,7 @@ impl LayoutComponent {
     /// A [`LayoutComponent::stripe_count`] of all targets.
     pub const ALL: u16 = u16::MAX;
 
-    /// A whole file over so many targets.
+    /// A complete file over this many targets.
     #[must_use]
     pub fn whole(stripe_count: u16, stripe_bytes: u32) -> Self {
         LayoutComponent {
@@ -139,7 +139,7 @@ impl LayoutComponent {
         }
         let pool = if targets_at == V3_BYTES { lov.get(V1_BYTES..V3_BYTES)? } else { &[] };
         let pool = String::from_utf8_lossy(pool).trim_end_matches('\0').to_owned();
-        // A file without objects yet has the count that was wished for, and no targets.
+        // A file without objects yet has the requested count, and no targets.
         let count = usize::from(stripe_count);
         let target = |i| u32_at(lov, targets_at + i * TARGET_BYTES + 20);
         let whole = count <= TARGETS_MAX && lov.len() >= targets_at + count * TARGET_BYTES;
@@ -174,12 +174,12 @@ impl LayoutComponent {
 }
 
 impl Striping {
-    /// The layout of a file, or of what will be made in a folder. `None`: a folder that has none of
-    /// its own, and takes that of the file system.
+    /// Reads the layout of a file, or of new files in a folder. `None`: the folder has no layout of
+    /// its own, and uses that of the file system.
     ///
     /// # Errors
-    /// [`Error::Refused`] on any other file system; what the file system says; [`Error::Corrupt`]
-    /// for a layout of a kind that is not known.
+    /// [`Error::Refused`] on any other file system; errors of the file system; [`Error::Corrupt`]
+    /// for an unknown kind of layout.
     pub fn of(path: &Path) -> Result<Option<Self>> {
         let file = open(path)?;
         Self::read(&file, path)
@@ -201,7 +201,7 @@ impl Striping {
         Self::parse(&lov).map(Some).ok_or_else(unknown)
     }
 
-    /// Reads the value of the attribute `lustre.lov`. `None` for what is no such thing.
+    /// Parses the attribute `lustre.lov`. `None` if it is no layout.
     #[must_use]
     pub fn parse(lov: &[u8]) -> Option<Self> {
         if u32_at(lov, 0)? != LOV_COMPOSITE {
@@ -226,7 +226,7 @@ impl Striping {
         Some(Striping { parts })
     }
 
-    /// As Lustre takes it. What is one part from front to back is plain.
+    /// Encodes it for Lustre. A single component over the complete file is a plain layout.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         if let [part] = &self.parts[..] {
@@ -252,10 +252,10 @@ impl Striping {
         bytes
     }
 
-    /// Refuses what Lustre would, by name.
+    /// Checks for values that Lustre would refuse.
     ///
     /// # Errors
-    /// What is wrong with which part.
+    /// The component and what is wrong with it.
     pub fn check(&self) -> std::result::Result<(), String> {
         if self.parts.is_empty() || self.parts.len() > ENTRIES_MAX {
             return Err(format!("{} parts, due 1 to {ENTRIES_MAX}", self.parts.len()));
@@ -274,15 +274,15 @@ impl Striping {
         if due == u64::MAX { Ok(()) } else { Err(format!("the last part ends at {due}")) }
     }
 
-    /// Gives a folder this layout for what will be made in it, or makes an empty file that has it;
-    /// and reads it back. The layout of a file that is there is fixed.
+    /// Sets this layout on a folder for its new files, or creates an empty file with it; and reads
+    /// it back. The layout of an existing file is fixed.
     ///
-    /// A site may let `lfs` alone set layouts, and then answers that all went well and does
-    /// nothing: whoever called compares, by [`Striping::grants`].
+    /// A site may restrict layouts to `lfs`; the call then succeeds without effect. So compare the
+    /// result, by [`Striping::grants`].
     ///
     /// # Errors
-    /// [`Error::BadUrl`] for a layout that Lustre would refuse, [`Error::Exists`] for a file that
-    /// is there, [`Error::Refused`] on any other file system, and what the file system says.
+    /// [`Error::BadUrl`] for a layout that Lustre would refuse, [`Error::Exists`] for an existing
+    /// file, [`Error::Refused`] on any other file system, and errors of the file system.
     pub fn set(&self, path: &Path) -> Result<Option<Self>> {
         let what = path.display().to_string();
         self.check()
@@ -298,7 +298,7 @@ impl Striping {
         let file = options.open(path).map_err(|e| Error::from_io("make", what.clone(), e))?;
         let set = self.give(&file, &what).and_then(|()| Self::read(&file, path));
         if set.is_err() {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = std::fs::remove_file(path);
         }
         set
@@ -313,8 +313,8 @@ impl Striping {
         given.map_err(|e| Error::from_io("set the layout of", what, e))
     }
 
-    /// Whether this, which was read back, is what was wished for. What the wish left open may be
-    /// anything.
+    /// Whether this layout, which was read back, satisfies the request. Values left open in the
+    /// request may be anything.
     #[must_use]
     pub fn grants(&self, wish: &Self) -> bool {
         let grants = |(got, due): (&LayoutComponent, &LayoutComponent)| {
@@ -365,7 +365,7 @@ impl fmt::Display for LayoutComponent {
     }
 }
 
-/// Targets of the file system, as far as this client shows them without being root.
+/// The number of targets of the file system, if this client shows it without root.
 #[must_use]
 pub fn target_count() -> Option<u32> {
     let clients = std::fs::read_dir("/sys/fs/lustre/lov").ok()?;
@@ -407,8 +407,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-/// Whether a folder of Lustre has a layout of several parts for its files, as sites have it that
-/// let layouts grow with them.
+/// Whether a Lustre folder has a composite layout, which sites use to let striping grow with the
+/// file.
 pub(crate) fn grows(folder: &File) -> bool {
     let told = syscalls::attribute(folder, ATTRIBUTE).ok();
     told.and_then(|lov| u32_at(&lov, 0)) == Some(LOV_COMPOSITE)

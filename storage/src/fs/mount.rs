@@ -1,5 +1,5 @@
-//! What is known of the file system of an open file, once a mount: its kind and options, and the
-//! ways of reading that it was found to refuse.
+//! The file system of an open file, cached per mount: its kind and options, and the read methods
+//! that it refused.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,16 +12,16 @@ use std::{fmt, fs, io};
 use crate::fs::detect;
 use crate::sys::syscalls;
 
-/// Ways of reading, from the one that is best where it works to the one that always works.
+/// Read methods, from the best where it works to the one that always works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadMethod {
-    /// `io_uring`, around the page cache.
+    /// `io_uring`, direct I/O.
     RingDirect,
-    /// `io_uring`, through the page cache, leaving nothing in it where the kernel can.
+    /// `io_uring`, buffered, without leaving pages in the cache where the kernel supports that.
     RingCached,
-    /// `pread` by threads, around the page cache.
+    /// `pread` by threads, direct I/O.
     ThreadsDirect,
-    /// `pread` by threads, through the page cache.
+    /// `pread` by threads, buffered.
     ThreadsCached,
 }
 
@@ -57,7 +57,8 @@ impl fmt::Display for ReadMethod {
     }
 }
 
-/// The bit beside those of [`ReadMethod`]: buffered reads cannot leave the page cache as it was.
+/// The bit after those of [`ReadMethod`]: buffered reads cannot bypass caching (`RWF_DONTCACHE` is
+/// refused).
 const KEEPS_CACHE: u8 = 1 << 7;
 
 /// One mounted file system, as far as this process knows it.
@@ -67,15 +68,15 @@ pub(crate) struct Mount {
     pub(crate) file_system: String,
     /// Where it is mounted, and those of its options that matter for reading.
     pub(crate) description: String,
-    /// Whether reading from it is asynchronous by itself: then a submission does not block.
+    /// Whether buffered reads are asynchronous: then a submission does not block.
     pub(crate) inline: bool,
     /// Bits of [`ReadMethod`], and [`KEEPS_CACHE`].
     refused: AtomicU8,
-    /// Whether a ring was tried on it, and what became of it.
+    /// Set once a ring was probed on it.
     pub(crate) probed: OnceLock<()>,
 }
 
-/// All mounts that were looked at, by their device number.
+/// All mounts examined so far, by their device number.
 static MOUNTS: Mutex<Option<HashMap<u64, Arc<Mount>>>> = Mutex::new(None);
 
 impl Mount {
@@ -94,7 +95,7 @@ impl Mount {
         let (file_system, inline) = detect::kind_of(syscalls::magic_of(file)?);
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let line = MountLine::find(&table, device);
-        // FUSE is a hundred file systems; the mount table says which.
+        // FUSE serves a hundred file systems; the mount table names this one.
         let file_system = match &line {
             Some(line) if file_system == "fuse" => line.kind.to_owned(),
             _ => file_system,
@@ -108,14 +109,14 @@ impl Mount {
         self.refused.load(Ordering::Relaxed) & way.bit() != 0
     }
 
-    /// Takes a way off the ladder of this mount, for this process, and says so once.
+    /// Disables a read method of this mount, for this process, and logs it once.
     pub(crate) fn refuse(&self, way: ReadMethod, why: &dyn fmt::Display) {
         if self.refused.fetch_or(way.bit(), Ordering::Relaxed) & way.bit() == 0 {
             log::info!("{} {}: not {way}, because {why}", self.file_system, self.description);
         }
     }
 
-    /// Whether buffered reads can leave the page cache as it was.
+    /// Whether buffered reads can use `RWF_DONTCACHE`.
     pub(crate) fn spares_cache(&self) -> bool {
         self.refused.load(Ordering::Relaxed) & KEEPS_CACHE == 0
     }

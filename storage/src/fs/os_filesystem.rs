@@ -22,15 +22,15 @@ use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer, BUF_BYTES};
 use crate::sys::{mapped, syscalls};
 use crate::{Liveness, Map, ProcessIdentity, Profile, RangeRead};
 
-/// Reads from here on go around the page cache: half a piece. Smaller ones gain from pages that are
-/// in it already, larger ones would push out what is used more often.
+/// Reads from this size on use direct I/O: half a transfer. Smaller ones gain from cached pages,
+/// larger ones would evict pages that are used more often.
 const DIRECT_READ_BYTES_MIN: usize = 512 << 10;
 
-/// Buffers of a file that are written at the same time: 16 MiB, which carry 7 GB/s up to 2.3 ms of
-/// latency, from every file that is being written.
+/// Buffers of a file written concurrently: 16 MiB, which carry 7 GB/s up to 2.3 ms of latency, for
+/// each file being written.
 const WRITERS: usize = 2;
 
-/// A buffer holds a window wherever in a block it begins.
+/// A buffer holds a window wherever in a block that starts.
 const WINDOW_BYTES: usize = BUF_BYTES - ALIGN_BYTES;
 
 #[derive(Debug)]
@@ -38,11 +38,11 @@ pub(crate) struct OsFileSystem {
     profile: Profile,
     wishes: IoSettings,
     carrier: Arc<SharedIo>,
-    /// Whether the file system knows `RENAME_NOREPLACE`, once that was tried.
+    /// Whether the file system knows `RENAME_NOREPLACE`, once tested.
     renames_exclusively: OnceLock<bool>,
 }
 
-/// What the open files of one disk share.
+/// Shared by the open files of one file system.
 #[derive(Debug)]
 struct SharedIo {
     mover: BatchEngine,
@@ -53,11 +53,11 @@ struct SharedIo {
 impl OsFileSystem {
     pub(crate) fn new(location: &Location) -> crate::Result<Self> {
         let profile = Profile::detect(&location.path, location.wishes)?;
-        // Where a ring was asked for on a file system whose submission may block, requests begin on
-        // a kernel thread, so that 64 of them wait side by side and not one after the other.
+        // If a ring was requested for a file system whose submission may block, requests start on
+        // kernel threads, so that 64 of them wait concurrently and not one after the other.
         let inline = matches!(profile.file_system.as_str(), "ext4" | "xfs" | "btrfs" | "f2fs");
         let start = if inline { SubmitMode::Inline } else { SubmitMode::Punted };
-        // Memory is copied no faster by more threads than the few that it takes to start them.
+        // Copies in memory are no faster with more threads, which cost time to start.
         let in_memory = matches!(profile.file_system.as_str(), "tmpfs" | "ramfs");
         let threads_max = if in_memory { 1 } else { pread::THREADS_MAX };
         let mover = BatchEngine::new(profile.engine, start, threads_max);
@@ -72,9 +72,9 @@ impl OsFileSystem {
         Arc::new(OsFile { file, writable, direct: OnceLock::new(), carrier })
     }
 
-    /// Looks by a name, and where its absence may only be remembered, once more. A client of NFS
-    /// believes for 30 s and more (`acdirmin`) that a name which it did not find is not there,
-    /// whatever other clients have made since.
+    /// Looks a name up, and if its absence may only be cached, once more. An NFS client caches for
+    /// 30 s and more (`acdirmin`) that a name does not exist, whatever other clients have created
+    /// since.
     fn look<T>(&self, path: &Path, look: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match look() {
             Err(e) if is_absent(&e) && self.remembers_names() => {
@@ -90,14 +90,14 @@ impl OsFileSystem {
     }
 }
 
-/// Has the client of NFS ask its server what is in a folder by now, and in those above it which it
-/// remembers as absent: that is what opening a folder does.
+/// Makes the NFS client revalidate a folder with its server, and the parents that it caches as
+/// absent: opening a folder does that.
 fn ask_anew(folder: &Path) {
     let is_gone = matches!(File::open(folder), Err(e) if is_absent(&e));
     let above = folder_of(folder);
     if is_gone && above != folder {
         ask_anew(&above);
-        // If it fails, so does whatever is looked for in it, which says so.
+        // If it fails, the lookup in it fails too and reports it.
         let _ = File::open(folder);
     }
 }
@@ -144,8 +144,8 @@ impl FileSystem for OsFileSystem {
         let ours = open.metadata()?;
         let file = self.file(open, true);
         file.lock()?;
-        // Its writer may have finished it or taken it away before it let go of the lock: what is
-        // held then is another object, or none.
+        // Its writer may have finished or removed it before it released the lock: the locked file
+        // is then another object, or none.
         if self.remembers_names() {
             ask_anew(&folder_of(path));
         }
@@ -207,8 +207,8 @@ impl FileSystem for OsFileSystem {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
-            // Some FUSE and network file systems have no such thing: their entries are durable
-            // when the call that made them returns, or there is nothing we can do.
+            // Some FUSE and network file systems do not support it: their entries are durable when
+            // the call that made them returns, or nothing can be done.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
             outcome => outcome,
         }
@@ -221,7 +221,8 @@ impl FileSystem for OsFileSystem {
             let Ok(text) = entry.file_name().into_string() else { continue };
             match entry.file_type() {
                 Ok(kind) => names.push(DirEntry { text, is_folder: kind.is_dir() }),
-                // NFS does not list it with the name, and it went before it was asked for.
+                // NFS does not list the type with the name, and the file was removed before its
+                // type was read.
                 Err(e) if is_absent(&e) => {}
                 Err(e) => return Err(e),
             }
@@ -264,7 +265,7 @@ fn new_file() -> OpenOptions {
 /// For file systems that do not know `RENAME_NOREPLACE`: FUSE, NFS, older Lustre.
 fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
     if fs::symlink_metadata(from)?.is_dir() {
-        // A plain rename puts a folder over an empty folder at most, so nothing can be lost.
+        // A plain rename replaces at most an empty folder, so nothing can be lost.
         return match fs::symlink_metadata(to) {
             Ok(_) => Err(io::Error::from_raw_os_error(libc::EEXIST)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
@@ -272,8 +273,8 @@ fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
         };
     }
     match fs::hard_link(from, to) {
-        // A link that was made, and whose answer the network lost and asked for again, is ours:
-        // nobody else links to a temporary file.
+        // If the reply of the network was lost and the request repeated, the existing link is this
+        // writer's: no other process links to a temporary file.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !is_same_file(from, to) => Err(e),
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         _ => {
@@ -298,16 +299,16 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 struct OsFile {
     file: File,
     writable: bool,
-    /// The same file, opened again to go around the page cache; `None` if it cannot be.
+    /// The same file, reopened for direct I/O; `None` if that fails.
     direct: OnceLock<Option<Direct>>,
     carrier: Arc<SharedIo>,
 }
 
-/// A file that was opened to go around the page cache.
+/// A file opened for direct I/O.
 #[derive(Debug)]
 struct Direct {
     file: File,
-    /// What memory is to be aligned to, in bytes.
+    /// Required alignment of memory, in bytes.
     memory_align: usize,
 }
 
@@ -414,8 +415,8 @@ impl OsFile {
         self.direct.get_or_init(|| self.open_direct()).as_ref()
     }
 
-    /// Opens what we have open once more: by its descriptor, so that it is the same file whatever
-    /// became of its name.
+    /// Reopens an open file by its descriptor, so that it is the same file even if its name was
+    /// replaced.
     fn open_direct(&self) -> Option<Direct> {
         let align = syscalls::direct_align(&self.file);
         if align.is_some_and(|align| align.is_none() || align.most() as usize > ALIGN_BYTES) {
@@ -455,8 +456,8 @@ impl OsFile {
         }
     }
 
-    /// Reads around the page cache, in windows of a buffer. Two threads take turns, so that one
-    /// waits for the device while the other copies: alone, the device would rest for a sixth of the
+    /// Direct reads, in windows of a buffer. Two threads alternate, so that one waits for the
+    /// device while the other copies: with one thread the device would idle for a sixth of the
     /// time.
     fn read_bounced(
         &self,
@@ -476,7 +477,7 @@ impl OsFile {
         })
     }
 
-    /// Whole blocks come into an aligned buffer, and what was asked for is copied out.
+    /// Reads whole blocks into an aligned buffer, and copies the requested bytes out.
     fn read_window(
         &self,
         direct: &File,

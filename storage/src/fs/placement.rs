@@ -1,5 +1,5 @@
-//! Which server has a byte of a file, as far as the file system tells without a library of its own:
-//! so that a read that hangs can be named by the machine that an administrator can look at.
+//! Finds the server that has a byte of a file, without a library of the file system, so that the
+//! report of a stuck read names a machine that an administrator can examine.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,7 +10,7 @@ use crate::sys::syscalls;
 /// How the bytes of one file are spread over servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// The file system does not tell, or there is one server.
+    /// Unknown, or there is one server.
     #[default]
     Unknown,
     /// Lustre: parts of the file, each striped over object storage targets.
@@ -35,7 +35,7 @@ pub(crate) struct CephLayout {
 const STRIPES_MAX: u64 = 2000;
 
 impl Layout {
-    /// Asks the file system. Blocks if that does.
+    /// Queries the file system. Blocks if that does.
     pub(crate) fn of(file: &File, file_system: &str) -> Self {
         match file_system {
             "lustre" => {
@@ -53,7 +53,7 @@ impl Layout {
         }
     }
 
-    /// The server, or the object, that has the byte at this offset; empty if that is not known.
+    /// The server, or the object, that has the byte at this offset; empty if unknown.
     pub(crate) fn placement(&self, offset: u64) -> String {
         match self {
             Layout::Unknown => String::new(),
@@ -67,7 +67,8 @@ impl Layout {
 }
 
 impl CephLayout {
-    /// Stripes go round the objects of a set until they are full; then comes the next set.
+    /// Stripes go round robin over the objects of a set until they are full; then comes the next
+    /// set.
     fn object(&self, offset: u64) -> String {
         let block = offset / self.stripe_unit;
         let (row, column) = (block / self.stripe_count, block % self.stripe_count);
@@ -75,7 +76,7 @@ impl CephLayout {
         let object = row / rows_per_object * self.stripe_count + column;
         let CephLayout { inode, pool, namespace, .. } = self;
         let name = format!("{inode:x}.{object:08x}");
-        // Which OSDs have it, the map of the cluster says, which a mount does not show.
+        // The OSDs that have it are in the cluster map, which a mount does not show.
         let map = format!("ceph osd map {pool} {name} {namespace}");
         format!("object {name} of pool {pool} (`{}` names its OSDs)", map.trim_end())
     }

@@ -21,22 +21,22 @@ pub enum Purpose {
 pub struct Recommendation {
     /// Targets; [`LayoutComponent::ALL`] for all.
     pub stripe_count: u16,
-    /// Bytes on a target before the next has its turn.
+    /// Stripe size in bytes.
     pub stripe_bytes: u32,
     /// In words.
     pub reason: String,
 }
 
-/// What is shorter is read by one request.
+/// Shorter files are read by one request.
 const SMALL_BYTES: u64 = 1 << 20;
 
-/// Below this a single target has the rate that readers of a shard ask for.
+/// Below this a single target has the bandwidth that readers of a shard need.
 const SHARD_BYTES: u64 = 1 << 30;
 
-/// From here on a file is all of a corpus, and read by all at once.
+/// From this length on a file is a complete corpus, read by all nodes at once.
 const HUGE_BYTES: u64 = 64 << 30;
 
-/// Nodes from which on readers of one file crowd each other on a target.
+/// Nodes from which on readers of one file contend for a target.
 const NODES_MANY: u32 = 16;
 
 /// As long as the buffers that Feedline writes from, so that no write is cut in two.
@@ -47,8 +47,8 @@ const SHARED_BYTES_MIN: u64 = 4 << 20;
 const SHARED_BYTES_MAX: u64 = 16 << 20;
 
 impl Recommendation {
-    /// For a file of so many bytes that so many nodes read or write, on a file system of so many
-    /// targets, if that is known.
+    /// Advice for a file of this length that this many nodes read or write, on a file system with
+    /// this many targets, if known.
     #[must_use]
     pub fn new(purpose: Purpose, bytes: u64, nodes: u32, targets: Option<u32>) -> Self {
         let known = targets.unwrap_or(u32::MAX).max(1);
@@ -89,7 +89,7 @@ impl Recommendation {
                 (nodes.max(1), stripe as u32, why) // fits: at most SHARED_BYTES_MAX
             }
         };
-        // All of them, if it is not known how many they are.
+        // All targets, if their number is unknown.
         let stripe_count = u16::try_from(count.min(known)).unwrap_or(LayoutComponent::ALL);
         Recommendation { stripe_count, stripe_bytes, reason }
     }

@@ -1,5 +1,5 @@
-//! How a new file is spread over Lustre's servers, by its length: a file on one target has the rate
-//! of that target, and a small one on many only has more to be opened and locked.
+//! Striping of new Lustre files by their length: a file on one target has the bandwidth of that
+//! target, and a small one on many targets only costs more to open and lock.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,24 +12,24 @@ use crate::fs::placement::Layout;
 use crate::sys::aligned_buffer::BUF_BYTES;
 use crate::sys::syscalls;
 
-/// Files from here on are striped by us; what is shorter is laid out as the site has it.
+/// Files from this length on are striped explicitly; shorter ones get the site's layout.
 const STRIPED_BYTES_MIN: u64 = 1 << 30;
 
 /// A target for each GiB, up to four: as Lustre's manual advises for one writer a file. Many
 /// writers then reach all targets, each by files of its own.
 const TARGETS_MAX: u64 = 4;
 
-/// A stripe is a staging buffer, so that no write is cut in two and no lock is asked for twice.
+/// A stripe is a staging buffer, so that no write is cut in two and no lock is requested twice.
 const STRIPE_BYTES: u32 = BUF_BYTES as u32;
 
-/// A layout that is to be.
+/// The layout of a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StripePolicy {
     targets: u16,
 }
 
 impl StripePolicy {
-    /// Those of a file of so many bytes; `None` to leave it to the site.
+    /// The layout for a file of this length; `None` to leave it to the site.
     pub(crate) fn for_len(len_bytes: u64) -> Option<Self> {
         let targets = (len_bytes / STRIPED_BYTES_MIN).min(TARGETS_MAX);
         // fits: at most TARGETS_MAX
@@ -40,8 +40,9 @@ impl StripePolicy {
         LayoutComponent::whole(self.targets, STRIPE_BYTES)
     }
 
-    /// Makes a new file with this layout, unless its folder has one that grows with the file, which
-    /// whoever runs the site has thought about. `None`: it has none, or Lustre refused.
+    /// Creates a file with this layout, unless its folder has one that grows with the file, which
+    /// the site's administrators chose on purpose. `None`: the folder has such a layout, or Lustre
+    /// refused.
     pub(crate) fn create(self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
         if lustre::grows(&File::open(folder_of(path))?) {
             return Ok(None);
@@ -74,7 +75,7 @@ mod tests {
         assert_eq!([4 * GIB, u64::MAX].map(targets), [Some(4), Some(4)]);
     }
 
-    /// Byte for byte what `lfs setstripe -S 8M -c 2` hands to the client.
+    /// Byte for byte what `lfs setstripe -S 8M -c 2` passes to the client.
     #[test]
     fn the_layout_is_as_lustre_reads_it() {
         let bytes = StripePolicy { targets: 2 }.part().to_bytes();

@@ -1,4 +1,4 @@
-//! Which engine carries a batch: the ring while it may, `pread` else.
+//! Chooses the engine of a batch: the ring if possible, else `pread`.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::io::uring_batch::{self, BatchError, SubmitMode};
 /// The engine of one store.
 #[derive(Debug)]
 pub(crate) struct BatchEngine {
-    /// Turned off for good when the kernel refuses a ring or a request; never for an error of data.
+    /// Turned off for good when the kernel refuses a ring or a request; never for an I/O error.
     ring: AtomicBool,
     start: SubmitMode,
     threads_max: usize,
@@ -22,13 +22,13 @@ impl BatchEngine {
         BatchEngine { ring: AtomicBool::new(engine == IoEngine::Ring), start, threads_max }
     }
 
-    /// Carries out all pieces on one file. Nothing is in flight when it returns.
+    /// Completes all transfers on one file. Nothing is in flight when it returns.
     pub(crate) fn transfer(
         &self,
         file: &File,
         pieces: &mut [Transfer<'_>],
     ) -> Result<(), TransferError> {
-        // A ring cannot beat one system call with one system call.
+        // For a single transfer a ring gains nothing: it takes a system call too.
         if pieces.len() > 1 && self.ring.load(Ordering::Relaxed) {
             match uring_batch::transfer(file, pieces, self.start) {
                 Ok(()) => return Ok(()),
@@ -40,7 +40,7 @@ impl BatchEngine {
                     }
                 }
             }
-            // Reads and writes at offsets give the same when they are done again.
+            // Positioned reads and writes can be repeated.
             pieces.iter_mut().for_each(Transfer::reset);
         }
         pread::transfer(file, pieces, self.threads_max)

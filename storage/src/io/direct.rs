@@ -1,9 +1,9 @@
 //! Direct reads straight into the memory of the caller.
 //!
-//! Direct IO moves whole blocks to aligned memory. Where the memory that bytes are wanted in lies
-//! to its alignment as the bytes lie to their block, all but the two ends can be read in place:
-//! nothing is copied, and one call can have as much in flight as the device likes. A network drive
-//! or an NVMe wants memory aligned to 4 bytes, which every tensor's is; others want 512.
+//! Direct I/O transfers whole blocks to aligned memory. If the destination has the same alignment
+//! as the bytes have in their block, all but the two ends can be read in place: nothing is copied,
+//! and one call can have as much in flight as the device likes. A network drive or an NVMe needs
+//! memory aligned to 4 bytes, which every tensor's is; others need 512.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,14 +16,14 @@ use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer, BUF_BYTES};
 /// Reads of one call: each may need two blocks of the buffer for its ends.
 pub(crate) const READS_MAX: usize = BUF_BYTES / ALIGN_BYTES / 2;
 
-/// Whether the inner blocks of a read can come to where they are wanted.
+/// Whether the inner blocks of a read can be read in place.
 pub(crate) fn fits(read: &RangeRead<'_>, memory_align: usize) -> bool {
     let phase = |value: usize| value % memory_align;
     // fits: of the offset only the place in a block counts.
     phase(read.buf.as_ptr() as usize) == phase((read.offset % ALIGN_BYTES as u64) as usize)
 }
 
-/// Carries out up to [`READS_MAX`] reads that [`fits`] has allowed.
+/// Completes up to [`READS_MAX`] reads that [`fits`] has allowed.
 pub(crate) fn read(
     mover: &BatchEngine,
     file: &File,

@@ -10,7 +10,7 @@ use crate::io::transfer::{NextStep, Transfer, TransferBuffer, TransferError};
 use crate::sys::syscalls;
 
 /// Threads that share one batch of reads that wait for a device. Eight keep a network file system
-/// busy; each costs about 30 us to start, so one is due for every eight pieces only.
+/// busy; each costs about 30 us to start, so there is one for every eight transfers only.
 pub(crate) const THREADS_MAX: usize = 8;
 
 const PIECES_PER_THREAD: usize = 8;
@@ -19,7 +19,7 @@ const PIECES_PER_THREAD: usize = 8;
 pub(crate) trait PositionedIo: Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Reads what is in memory already, and fails where that is nothing, or cannot be told.
+    /// Reads cached pages only, and fails if there are none or the kernel cannot tell.
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
@@ -39,7 +39,7 @@ impl PositionedIo for File {
     }
 }
 
-/// Carries out all pieces, or fails with the first that did.
+/// Completes all transfers, or fails with the first that did.
 pub(crate) fn transfer(
     file: &dyn PositionedIo,
     pieces: &mut [Transfer<'_>],
@@ -49,7 +49,7 @@ pub(crate) fn transfer(
     if threads(pieces.len()) < 2 {
         return pieces.iter_mut().try_for_each(|piece| carry(file, piece));
     }
-    // What is in the page cache is copied sooner than a thread is started.
+    // Copying from the page cache takes less time than starting a thread.
     let mut waiting = Vec::with_capacity(pieces.len());
     for piece in pieces {
         if !carry_cached(file, piece)? {
@@ -60,8 +60,8 @@ pub(crate) fn transfer(
     share(&mut waiting, threads, || (), |(), piece| carry(file, piece))
 }
 
-/// Does `work` on every item, with so many threads, of which this is one and each has its own
-/// `tool`. Gives the first failure; what nobody has begun by then is not begun.
+/// Runs `work` on every item, with this many threads, of which the caller is one and each has its
+/// own `tool`. Returns the first failure; items not started by then are skipped.
 pub(crate) fn share<T: Send, Tool>(
     items: &mut [T],
     threads: usize,
@@ -106,7 +106,7 @@ fn carry(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<(), Transf
     }
 }
 
-/// Whether the piece is done. One that is not has come as far as the cache went.
+/// Whether the transfer is complete. Otherwise it has advanced as far as the cache had pages.
 fn carry_cached(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<bool, TransferError> {
     loop {
         let (offset, TransferBuffer::Into(buf)) = piece.rest() else { return Ok(false) };

@@ -1,23 +1,23 @@
-//! One positioned transfer on its way, and what a completion means for it. Both engines, and the
-//! fault disk, carry their requests as [`Transfer`]s, so that short transfers, interruptions and
-//! ends of files are judged in one place.
+//! One positioned transfer, and how a completion advances it. Both engines, and the fault-injection
+//! disk, run their requests as [`Transfer`]s, so that short transfers, interruptions and ends of
+//! files are handled in one place.
 
 use std::{fmt, io, thread, time::Duration};
 
 use crate::{Error, RangeRead};
 
-/// Requests are cut into pieces of this size. 1 MiB is past the knee of every device we know, and
-/// 64 pieces in flight carry 7 GB/s up to 9.5 ms of latency.
+/// Requests are cut into pieces of this size. 1 MiB is past the knee of every known device, and 64
+/// pieces in flight carry 7 GB/s up to 9.5 ms of latency.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
-/// Interrupted or postponed calls in a row before a piece is given up: with [`BACKOFF`] that is
-/// 64 ms of a kernel that says "not now", which no healthy file system does.
+/// Interrupted or postponed calls in a row before a transfer fails: with [`BACKOFF`] that is 64 ms
+/// of `EAGAIN`, which no healthy file system returns.
 const RETRIES_MAX: u32 = 32;
 
-/// The pause before a postponed call is made again.
+/// The pause before a postponed call is retried.
 const BACKOFF: Duration = Duration::from_millis(2);
 
-/// Where the bytes go, or come from.
+/// The destination or source of the bytes.
 #[derive(Debug)]
 pub(crate) enum TransferBuffer<'a> {
     /// Read into here.
@@ -34,21 +34,22 @@ pub(crate) struct Transfer<'a> {
     progress: TransferProgress,
 }
 
-/// How far a transfer has come.
+/// The progress of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferProgress {
-    /// Bytes that must come. Fewer than were asked for only where direct IO rounds past the end.
+    /// Bytes that must be transferred. Fewer than requested only where direct I/O rounds past the
+    /// end.
     expected: usize,
-    /// A resumed transfer begins at a multiple of this.
+    /// A resumed transfer starts at a multiple of this.
     align: usize,
     done: usize,
     retries: u32,
 }
 
-/// What to do with a piece after a completion.
+/// What to do with a transfer after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
-    /// All due bytes came.
+    /// All expected bytes are transferred.
     Done,
     /// Submit the rest.
     Again,
@@ -66,7 +67,7 @@ pub(crate) struct TransferError {
 #[derive(Debug)]
 pub(crate) enum TransferErrorKind {
     Io(io::Error),
-    /// The file ended: it was cut off, or replaced, after it was opened.
+    /// The file ended: it was truncated, or replaced, after it was opened.
     End,
 }
 
@@ -81,7 +82,7 @@ impl<'a> Transfer<'a> {
         Transfer { span: TransferBuffer::From(bytes), offset, progress }
     }
 
-    /// Resumes at multiples of `align` only, and is content with `due` bytes.
+    /// Resumes at multiples of `align` only, and needs only `due` bytes.
     pub(crate) fn direct(mut self, align: usize, due: usize) -> Self {
         self.progress = TransferProgress::new(due.min(self.progress.expected), align);
         self
@@ -110,7 +111,7 @@ impl<'a> Transfer<'a> {
         chunks.map(piece).map(aligned).collect()
     }
 
-    /// What is still to be transferred: the place in the file, and the memory.
+    /// The rest to transfer: the file offset and the memory.
     pub(crate) fn rest(&mut self) -> (u64, TransferBuffer<'_>) {
         let done = self.progress.done;
         let offset = self.offset + done as u64;
@@ -120,19 +121,19 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Starts over, after an engine gave up.
+    /// Restarts from the first byte, after an engine failed.
     pub(crate) fn reset(&mut self) {
         self.progress = TransferProgress::new(self.progress.expected, self.progress.align);
     }
 
-    /// Judges a completion.
+    /// Processes a completion.
     ///
     /// # Errors
-    /// The end of the file, a spent retry, or what the system said.
+    /// The end of the file, exhausted retries, or the error of the system.
     pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<NextStep, TransferError> {
         self.progress.advance(came).map_err(|cause| {
             let cause = match (&self.span, cause) {
-                // Only a read meets the end of a file.
+                // Only a read can hit the end of a file.
                 (TransferBuffer::From(_), TransferErrorKind::End) => {
                     TransferErrorKind::Io(io::ErrorKind::WriteZero.into())
                 }
@@ -149,15 +150,15 @@ impl TransferProgress {
         TransferProgress { expected, align, done: 0, retries: 0 }
     }
 
-    /// Bytes that came, from the beginning. What is still to come begins here.
+    /// Bytes transferred, from the start. The rest starts here.
     pub(crate) fn done(&self) -> usize {
         self.done
     }
 
-    /// Judges a completion.
+    /// Processes a completion.
     ///
     /// # Errors
-    /// The end of the file, a spent retry, or what the system said.
+    /// The end of the file, exhausted retries, or the error of the system.
     pub(crate) fn advance(
         &mut self,
         came: io::Result<usize>,
@@ -170,8 +171,8 @@ impl TransferProgress {
                     self.done = done;
                     return Ok(NextStep::Done);
                 }
-                // Direct IO refuses an unaligned rest: go back to the last aligned byte. Where that
-                // brings nothing new time and again, a file ends that should not.
+                // Direct IO refuses an unaligned rest: go back to the last aligned byte. If that
+                // repeatedly brings nothing new, the file is truncated.
                 let resumed = done / self.align * self.align;
                 if resumed > self.done {
                     (self.done, self.retries) = (resumed, 0);
@@ -214,7 +215,7 @@ impl TransferError {
         }
     }
 
-    /// What the system said.
+    /// The error of the system.
     pub(crate) fn into_io(self) -> io::Error {
         match self.cause {
             TransferErrorKind::Io(e) => e,

@@ -1,9 +1,9 @@
 //! Positioned reads and writes by io_uring: a window of requests, drained before it returns.
 //!
 //! Rings come from a bounded pool and one thread uses one at a time. They move between threads, so
-//! they are made without `SINGLE_ISSUER`, which ties a ring to its maker: one ring a loader thread
-//! would charge each thread's ring to the locked-memory limit and lose it with the thread, to save
-//! about a tenth of the cost of a completion.
+//! they are created without `SINGLE_ISSUER`, which ties a ring to one thread: a ring per loader
+//! thread would count against the locked-memory limit and be lost with the thread, to save about a
+//! tenth of the cost of a completion.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -20,16 +20,16 @@ use crate::io::transfer::{NextStep, Transfer, TransferBuffer, TransferError};
 /// of 64 entries is 8 KiB.
 const DEPTH: usize = 64;
 
-/// Rings in all. More threads than this read by `pread`, which is what they would do in the kernel
-/// anyway. 16 rings cost 128 KiB of a memory lock limit that is 8 MiB by default.
+/// Rings in all. Further threads read by `pread`, which is what they would do in the kernel anyway.
+/// 16 rings cost 128 KiB of a locked-memory limit that is 8 MiB by default.
 const RINGS_MAX: usize = 16;
 
-/// Times that the kernel may say "not now" to a submission when nothing has completed either: 1 s.
+/// Times that the kernel may refuse a submission as busy while nothing completes: 1 s.
 const BUSY_MAX: u32 = 1000;
 
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
-/// How requests begin.
+/// How requests start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SubmitMode {
     /// In the submission, as far as that does not block.
@@ -38,12 +38,12 @@ pub(crate) enum SubmitMode {
     Punted,
 }
 
-/// Why the pieces were not carried.
+/// Why the transfers were not done.
 #[derive(Debug)]
 pub(crate) enum BatchError {
-    /// All rings are in use: take the other engine, this once.
+    /// All rings are in use: use the other engine for this batch.
     Busy,
-    /// The kernel does not let us, or not on this file: take the other engine from now on.
+    /// The kernel refuses io_uring, or refuses it for this file: use the other engine from now on.
     Refused(String),
     /// A transfer failed.
     Failed(TransferError),
@@ -52,8 +52,8 @@ pub(crate) enum BatchError {
 impl From<TransferError> for BatchError {
     fn from(failure: TransferError) -> Self {
         match failure.errno() {
-            // Said by sandboxes, by old kernels, and by file systems without the operation. None of
-            // them is ever said of data.
+            // Errors of sandboxes, old kernels, and file systems without the operation; never I/O
+            // errors.
             Some(libc::EPERM | libc::ENOSYS | libc::EACCES | libc::EOPNOTSUPP) => {
                 BatchError::Refused(format!("a request was refused: {failure}"))
             }
@@ -62,7 +62,7 @@ impl From<TransferError> for BatchError {
     }
 }
 
-/// Carries out all pieces, or fails with the first that did. Nothing is in flight when it returns.
+/// Completes all transfers, or fails with the first that did. Nothing is in flight when it returns.
 pub(crate) fn transfer(
     file: &File,
     pieces: &mut [Transfer<'_>],
@@ -87,7 +87,7 @@ pub(crate) fn transfer(
     }
 }
 
-/// Whether io_uring works here, and if not, why: a ring is made and read through, once.
+/// Whether io_uring works here, and if not, why: tests a ring with a read, once.
 pub(crate) fn probe() -> Result<(), &'static str> {
     static PROBED: OnceLock<Result<(), String>> = OnceLock::new();
     let read = || {
@@ -104,11 +104,11 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     PROBED.get_or_init(read).as_ref().copied().map_err(String::as_str)
 }
 
-/// The requests that the kernel has. Dropping it waits for all of them, so whichever way `transfer`
-/// ends, by an error or a panic, no buffer outlives its request.
+/// The requests in flight. Dropping it waits for all of them, so however `transfer` ends, by an
+/// error or a panic, no buffer outlives its request.
 struct BatchInFlight {
     lease: RingGuard,
-    /// Entries pushed and not yet reaped.
+    /// Entries pushed and not yet completed.
     flying: usize,
 }
 
@@ -130,16 +130,16 @@ impl BatchInFlight {
             SubmitMode::Punted => squeue::Flags::ASYNC,
         };
         let entry = entry.flags(punt).user_data(index as u64);
-        // SAFETY: the piece borrows its buffer, and `transfer` its pieces and file, for longer than
-        // this flight lives; its drop waits for every completion. Nobody else touches the buffer
-        // until then.
+        // SAFETY: the transfer borrows its buffer, and the function `transfer` its transfers and
+        // file, for longer than `self` lives; its drop waits for every completion. Nothing else
+        // accesses the buffer until then.
         let pushed = unsafe { self.lease.ring().submission().push(&entry) };
         pushed.expect("the queue has DEPTH entries, and fewer are in flight");
         self.flying += 1;
     }
 
-    /// Submits what was pushed and waits for an eighth of the window, or all if that is less: each
-    /// call then pays for several completions, and the device never runs dry.
+    /// Submits the pushed entries and waits for an eighth of the requests in flight, at least one:
+    /// each call then pays for several completions, and the device never runs dry.
     fn wait(&mut self) -> Result<(), BatchError> {
         let want = (self.flying / 8).max(1);
         for _ in 0..BUSY_MAX {
@@ -173,8 +173,8 @@ impl Drop for BatchInFlight {
             if let Err(e) = self.lease.ring().submit_and_wait(1)
                 && e.raw_os_error() != Some(libc::EINTR)
             {
-                // The kernel takes no more. What it never took has no one to write to it; for the
-                // rest we wait, as a `pread` would.
+                // The kernel accepts no more. Entries that it never accepted are not executed; the
+                // rest is waited for, as a `pread` would.
                 self.lease.sound = false;
                 if self.flying <= self.lease.ring().submission().len() {
                     return;
@@ -186,7 +186,7 @@ impl Drop for BatchInFlight {
     }
 }
 
-/// One ring of the pool, given back when dropped unless it broke.
+/// One ring of the pool, returned when dropped unless it is broken.
 struct RingGuard {
     ring: Option<IoUring>,
     sound: bool,
@@ -207,7 +207,7 @@ impl RingGuard {
             None if rings.alive == RINGS_MAX => return Err(BatchError::Busy),
             None => {
                 let made = build().map_err(|e| match (e.raw_os_error(), rings.alive) {
-                    // The limit of locked memory is reached: the rings that there are still serve.
+                    // The limit of locked memory is reached: the existing rings still work.
                     (Some(libc::ENOMEM), 1..) => BatchError::Busy,
                     _ => BatchError::Refused(explain("io_uring_setup", &e)),
                 })?;
@@ -233,7 +233,7 @@ impl Drop for RingGuard {
     }
 }
 
-/// A ring for any thread; kernels before 5.19 refuse the flags.
+/// Creates a ring for any thread; kernels before 5.19 refuse the flags.
 fn build() -> io::Result<IoUring> {
     let flagged = IoUring::builder().setup_coop_taskrun().setup_submit_all().build(DEPTH as u32);
     match flagged {
@@ -242,7 +242,7 @@ fn build() -> io::Result<IoUring> {
     }
 }
 
-/// The system's words, and which setting, sandbox or limit is behind them.
+/// The error text, and the setting, sandbox or limit behind it.
 pub(crate) fn explain(call: &str, e: &io::Error) -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let cause = match e.raw_os_error() {
@@ -256,7 +256,7 @@ pub(crate) fn explain(call: &str, e: &io::Error) -> String {
     format!("{call}: {e}{cause}")
 }
 
-/// Who does not permit it: the kernel's setting, a filter of system calls, or a security module.
+/// What forbids it: the kernel's setting, a seccomp filter, or a security module.
 fn by_whom(setting: &str, status: &str) -> String {
     let filter = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     match (setting, filter.map(str::trim)) {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     /// A batch that fails in the middle is drained: the ring that it used serves the next one, and
-    /// no late completion is taken for one of that.
+    /// no late completion is mistaken for one of that batch.
     #[test]
     fn a_failed_batch_leaves_nothing_in_flight() {
         if !works() {

@@ -1,4 +1,4 @@
-//! One large piece of memory that is filled, handed on and filled again.
+//! One large block of memory that is filled, passed on and reused.
 
 use std::fmt;
 use std::io;
@@ -10,8 +10,8 @@ use memmap2::{Advice, MmapMut};
 use super::shared_memory::SharedMemory;
 use crate::{Error, Result};
 
-/// Bytes of one length, zeros at first. Their pages are given by the system when they are first
-/// written, or before by [`Arena::populate`], and stay until the arena is dropped.
+/// Bytes of one length, zeros at first. The kernel allocates their pages at the first write, or
+/// earlier by [`Arena::populate`], and keeps them until the arena is dropped.
 pub struct Arena(Backing);
 
 enum Backing {
@@ -19,15 +19,15 @@ enum Backing {
     Shared(SharedMemory),
 }
 
-/// Pages that one thread asks for at once: large enough for the largest pages, small enough that
+/// Bytes that one thread populates at once: enough for the largest pages, small enough that the
 /// threads end together.
 const POPULATE_BYTES: usize = 64 << 20;
 
 impl Arena {
-    /// Memory of this process alone, in large pages where the system has them.
+    /// Private memory, in large pages where the system has them.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system has no addresses for so much.
+    /// [`Error::Io`] if the system has no address space for it.
     pub fn new(len: usize) -> Result<Self> {
         let failed = |e| Error::from_io("reserve", format!("{len} bytes of memory"), e);
         let map = MmapMut::map_anon(len.max(1)).map_err(failed)?;
@@ -40,13 +40,13 @@ impl Arena {
     /// them. All who have it must agree on who writes when: it is read as plain memory.
     ///
     /// # Errors
-    /// [`Error::Io`] if the kernel gives none.
+    /// [`Error::Io`] if the kernel has none.
     pub fn new_shared(len: usize) -> Result<Self> {
         let failed = |e| Error::from_io("make", format!("{len} bytes of memory to share"), e);
         Ok(Arena(Backing::Shared(SharedMemory::create(len.max(1)).map_err(failed)?)))
     }
 
-    /// What another process made by [`Arena::new_shared`].
+    /// Opens the memory that another process created with
     ///
     /// # Errors
     /// [`Error::Io`] if it has another length, or could lose pages.
@@ -55,7 +55,7 @@ impl Arena {
         Ok(Arena(Backing::Shared(SharedMemory::open(fd, len.max(1)).map_err(failed)?)))
     }
 
-    /// What other processes open; none of memory of this process alone.
+    /// The descriptor for other processes; `None` for private memory.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
@@ -64,11 +64,11 @@ impl Arena {
         }
     }
 
-    /// Has the system give all pages now, by so many threads, so that the first who writes need not
-    /// wait for each. Of shared memory a lack is found here, which would end the process later.
+    /// Allocates all pages now, with this many threads, so that the first writer need not wait for
+    /// each. For shared memory this reports a lack of memory, which would kill the process later.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is not so much memory. A kernel before 5.14 does nothing.
+    /// [`Error::Io`] if there is not enough memory. A kernel before 5.14 does nothing.
     pub fn populate(&mut self, threads: usize) -> Result<()> {
         let len = self.len();
         let part = len.div_ceil(threads.max(1)).next_multiple_of(POPULATE_BYTES);

@@ -9,7 +9,7 @@
 //! `sent` and `taken` count messages and wrap. The slots from `taken` to `sent` belong to the
 //! receiver, the others to the sender; each side moves its own counter, so a slot has one owner at
 //! any time, and the slices of it are sound. The sender rings the bell after all that it does, and
-//! the receiver sleeps on the bell that it saw before it looked, so nothing is slept through.
+//! the receiver sleeps on the bell value that it saw before it checked, so no wake-up is lost.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -22,26 +22,26 @@ use crate::{Error, Result};
 /// How large a ring is. Both sides must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Messages that wait at most, with the one that is being looked at: a power of two up to 1024,
-    /// so that counters may wrap.
+    /// The most messages at once, with the one being read: a power of two up to 1024, so that
+    /// counters may wrap.
     pub slots: usize,
-    /// Bytes a message has at most. Maximum: 1 GiB.
+    /// The largest message in bytes.
     pub slot_bytes: usize,
 }
 
-/// What comes after the last message.
+/// What follows the last message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RingEnd {
     /// More messages may come.
     Open,
-    /// None: the sender has sent all.
+    /// No more: the sender has sent all.
     End,
-    /// None: the sender failed, and said why.
+    /// No more: the sender failed, with this reason.
     Failed(String),
 }
 
-/// The side that fills slots. Dropped without a word the ring stays [`RingEnd::Open`]: that its
-/// process is gone is for the socket to say.
+/// The sending side. If it is dropped without a close, the ring stays [`RingEnd::Open`]: the socket
+/// reports that its process is gone.
 #[derive(Debug)]
 pub struct RingSender {
     memory: SharedMemory,
@@ -50,7 +50,7 @@ pub struct RingSender {
     closed: bool,
 }
 
-/// The side that looks at what came.
+/// The receiving side.
 #[derive(Debug)]
 pub struct RingReceiver {
     memory: SharedMemory,
@@ -105,7 +105,7 @@ impl RingSender {
     /// An empty ring in memory of its own.
     ///
     /// # Errors
-    /// [`Error::Io`] if the kernel gives none, or the geometry is out of its bounds.
+    /// [`Error::Io`] if the kernel has none, or the geometry is out of bounds.
     pub fn create(geometry: Geometry) -> Result<Self> {
         let memory = SharedMemory::create(geometry.len()?)
             .map_err(|e| Error::from_io("make", "memory to share", e))?;
@@ -116,17 +116,17 @@ impl RingSender {
         Ok(RingSender { memory, geometry, sent: 0, closed: false })
     }
 
-    /// What the receiver opens.
+    /// The descriptor for the receiver to open.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.memory.fd()
     }
 
-    /// A free slot to write a message into, or `None` if there is none now. Nothing is seen of it
-    /// before [`Self::send`].
+    /// A free slot to write a message into, or `None` if there is none now. It is invisible to the
+    /// receiver before [`Self::send`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the receiver's counter cannot be.
+    /// [`Error::Corrupt`] if the receiver's counter is invalid.
     pub fn slot(&mut self) -> Result<Option<&mut [u8]>> {
         let taken = self.memory.word(AT_TAKEN).load(Ordering::Acquire);
         let waiting = waiting(self.sent, taken, &self.geometry)?;
@@ -137,7 +137,7 @@ impl RingSender {
         Ok(Some(self.memory.bytes_mut(at, self.geometry.slot_bytes)))
     }
 
-    /// Hands over the first `len` bytes of the slot that [`Self::slot`] gave.
+    /// Sends the first `len` bytes of the slot that [`Self::slot`] returned.
     ///
     /// # Panics
     /// If `len` is more than a slot has.
@@ -151,7 +151,7 @@ impl RingSender {
         self.ring_the_bell();
     }
 
-    /// Says that no more will come, and why. What was sent before stays to be taken.
+    /// Ends the ring, with the reason. Messages sent before can still be received.
     pub fn close(&mut self, tail: &RingEnd) {
         let (state, words) = match tail {
             RingEnd::Open => return,
@@ -172,7 +172,7 @@ impl RingSender {
         self.ring_the_bell();
     }
 
-    /// A number for a receiver that waits too long to tell its user. It wakes nobody.
+    /// Sets a number for the error message of a receiver that times out. It wakes no one.
     pub fn note(&self, number: u32) {
         self.memory.word(AT_NOTE).store(number, Ordering::Relaxed);
     }
@@ -202,10 +202,10 @@ impl RingReceiver {
         Ok(RingReceiver { memory, geometry, taken: 0, holds: false })
     }
 
-    /// The oldest message that was not released, if one is there. It is looked at in place.
+    /// The oldest message that was not released, if there is one. It is read in place.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the sender's counter or length cannot be.
+    /// [`Error::Corrupt`] if the sender's counter or length is invalid.
     pub fn message(&mut self) -> Result<Option<&[u8]>> {
         self.holds = self.waiting()? > 0;
         if !self.holds {
@@ -220,8 +220,8 @@ impl RingReceiver {
         Ok(Some(self.memory.bytes(place(&self.geometry, self.taken), len)))
     }
 
-    /// Gives back the slot of the message that was looked at last, and says whether it still had
-    /// it. The sender does not sleep on the ring: it is to be told.
+    /// Frees the slot of the message last read; returns whether one was held. The sender does not
+    /// sleep on the ring: notify it.
     pub fn release(&mut self) -> bool {
         let held = std::mem::take(&mut self.holds);
         if held {
@@ -231,16 +231,16 @@ impl RingReceiver {
         held
     }
 
-    /// What the sender noted last; 0 before that.
+    /// The last [`RingSender::note`]; 0 before that.
     #[must_use]
     pub fn note(&self) -> u32 {
         self.memory.word(AT_NOTE).load(Ordering::Relaxed)
     }
 
-    /// What comes after the messages that are there: to be believed when there is none left.
+    /// What follows the messages in the ring: valid once all of them are read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the state is none that we know, or its words are no text.
+    /// [`Error::Corrupt`] if the state is unknown, or its text is not UTF-8.
     pub fn tail(&self) -> Result<RingEnd> {
         match self.memory.word(AT_STATE).load(Ordering::Acquire) {
             OPEN => Ok(RingEnd::Open),
@@ -254,7 +254,7 @@ impl RingReceiver {
         }
     }
 
-    /// Sleeps until a message or the end may have come, or for so long. Looks first.
+    /// Sleeps until a message or the end may be there, or for `limit`. Checks first.
     ///
     /// # Errors
     /// As [`Self::message`].
@@ -273,7 +273,8 @@ impl RingReceiver {
     }
 }
 
-/// Messages between the two counters. The other side's is memory that it may have broken.
+/// Messages between the two counters. The other side's counter is memory that it may have
+/// corrupted.
 fn waiting(sent: u32, taken: u32, geometry: &Geometry) -> Result<usize> {
     let waiting = sent.wrapping_sub(taken) as usize;
     if waiting > geometry.slots {

@@ -1,4 +1,4 @@
-//! A memfd, mapped and sealed: words that are atomic, and the rest as slices.
+//! A memfd, mapped and sealed: atomic words, and slices of the rest.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Memory of one length that other processes may map as well. It begins with words, all else is
+/// Memory of fixed length that other processes can map too. It starts with words, all else is
 /// bytes.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
@@ -22,8 +22,8 @@ unsafe impl Send for SharedMemory {}
 // SAFETY: through a shared reference words are atomic, and bytes are only read.
 unsafe impl Sync for SharedMemory {}
 
-/// With these seals no page can vanish from under a mapping, which would be a signal, and nobody
-/// can take the seals off.
+/// With these seals no page can vanish from under a mapping, which would raise a signal, and no
+/// process can remove the seals.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl SharedMemory {
@@ -35,7 +35,7 @@ impl SharedMemory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made, and nobody else has it.
+        // SAFETY: the descriptor was just created, and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
         // SAFETY: the descriptor is open as long as `file`.
@@ -45,7 +45,7 @@ impl SharedMemory {
         Self::map(file.into(), len)
     }
 
-    /// What another process made, if it has that length and can never lose it.
+    /// Maps the memory of another process, if it has that length and can never lose it.
     pub(super) fn open(fd: OwnedFd, len: usize) -> io::Result<Self> {
         // SAFETY: the descriptor is open as long as `fd`.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
@@ -63,7 +63,7 @@ impl SharedMemory {
 
     fn map(fd: OwnedFd, len: usize) -> io::Result<Self> {
         let (how, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: the kernel chooses the place, so nothing of ours is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, how, flags, fd.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -76,7 +76,8 @@ impl SharedMemory {
         self.fd.as_fd()
     }
 
-    /// The word at a place that is a multiple of 4. Nothing but words may ever be asked for there.
+    /// The word at a place that is a multiple of 4. The same bytes must never be accessed as a
+    /// slice.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
             offset.is_multiple_of(4) && offset + 4 <= self.len,
@@ -89,19 +90,19 @@ impl SharedMemory {
         unsafe { word.cast().as_ref() }
     }
 
-    /// Bytes that no process writes while the slice lives: see [`super::ring`], which keeps that.
+    /// Bytes that no process writes while the slice lives: see [`super::ring`], which ensures that.
     pub(super) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         let start = self.place(offset, len);
-        // SAFETY: the place is within the mapping, which lives as long as `self`; that nobody
-        // writes to it is what the ring's counters say, in which every process of ours believes.
+        // SAFETY: the place is within the mapping, which lives as long as `self`; no process writes
+        // to it by the protocol of the ring's counters, which every Feedline process follows.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
     /// Bytes that no process reads or writes while the slice lives, but this one through it.
     pub(super) fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         let start = self.place(offset, len);
-        // SAFETY: as for `bytes`; within this process the slice borrows the memory alone, and the
-        // ring asks for no bytes that overlap its words.
+        // SAFETY: as for `bytes`; within this process the slice borrows the memory exclusively, and
+        // the ring takes no bytes that overlap its words.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
@@ -109,7 +110,8 @@ impl SharedMemory {
         self.len
     }
 
-    /// Has the kernel give pages now; a lack of them is an error here, and a signal later.
+    /// Makes the kernel allocate the pages now; a lack of memory is an error here, and a signal
+    /// later.
     pub(super) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         let start = self.place(offset, len);
         // SAFETY: the place is within the mapping, and no page changes its contents.
@@ -134,10 +136,10 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Sleeps while the word is `seen`, until [`wake`] or for so long. It may also end without cause.
+/// Sleeps while the word is `seen`, until [`wake`] or for `limit`. Wake-ups may be spurious.
 pub(super) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
     let limit = libc::timespec {
-        // fits: nobody waits for as long as these hold
+        // fits: no wait is that long
         tv_sec: limit.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(limit.subsec_nanos()),
     };
@@ -147,7 +149,7 @@ pub(super) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
     unsafe { libc::syscall(number, word.as_ptr(), wait, seen, &raw const limit) };
 }
 
-/// Wakes who sleeps on the word, in any process.
+/// Wakes all sleepers on the word, in any process.
 pub(super) fn wake(word: &AtomicU32) {
     // SAFETY: the word lives until the call returns.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };

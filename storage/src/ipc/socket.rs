@@ -1,4 +1,4 @@
-//! Unix sockets of abstract names, that tell who is there and carry descriptors.
+//! Unix sockets with abstract names, which identify the peer and pass descriptors.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::{Error, Result};
 
-/// A name on this machine at which other processes of this user knock. One process has it at a
-/// time; the kernel takes it back when that process ends, however it ends.
+/// A name on this machine to which other processes of this user connect. One process has it at a
+/// time; the kernel frees it when that process ends, in whatever way.
 #[derive(Debug)]
 pub struct LocalListener {
     name: String,
@@ -27,7 +27,7 @@ impl LocalListener {
     /// Takes a name of this user's, or `None` if another process has it.
     ///
     /// # Errors
-    /// [`Error::Io`] for what the kernel says else.
+    /// [`Error::Io`] for other errors of the kernel.
     pub fn open(name: &str) -> Result<Option<Self>> {
         let name = of_this_user(name);
         let fail = |e| Error::from_io("listen on", format!("socket @{name}"), e);
@@ -42,10 +42,10 @@ impl LocalListener {
         Ok(Some(LocalListener { name, listener }))
     }
 
-    /// Who knocked, or `None` if nobody did. Processes of other users are turned away.
+    /// A connecting process, or `None` if there is none. Processes of other users are refused.
     ///
     /// # Errors
-    /// [`Error::Io`] if the socket fails, or the one who knocked is of another user.
+    /// [`Error::Io`] if the socket fails, or the peer belongs to another user.
     pub fn accept(&self) -> Result<Option<Peer>> {
         match self.listener.accept() {
             Ok((stream, _)) => Peer::of(stream, &self.name).map(Some),
@@ -62,10 +62,10 @@ impl AsFd for LocalListener {
 }
 
 impl Peer {
-    /// Knocks at a door, or `None` if nobody is behind it.
+    /// Connects to a listener, or returns `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Io`] if the one behind it is of another user, or for what the kernel says else.
+    /// [`Error::Io`] if the listener belongs to another user, or for other errors of the kernel.
     pub fn knock(name: &str) -> Result<Option<Self>> {
         let name = of_this_user(name);
         let address = SocketAddr::from_abstract_name(&name);
@@ -79,7 +79,7 @@ impl Peer {
     /// Two ends within this process.
     ///
     /// # Errors
-    /// [`Error::Io`] if the kernel gives none.
+    /// [`Error::Io`] if the kernel has none.
     pub fn pair() -> Result<(Self, Self)> {
         let (a, b) =
             UnixStream::pair().map_err(|e| Error::from_io("make", "a pair of sockets", e))?;
@@ -87,7 +87,7 @@ impl Peer {
         Ok((Peer { stream: a, pid }, Peer { stream: b, pid }))
     }
 
-    /// The kernel wrote down who it was when the connection, or the door, was made.
+    /// The kernel recorded the peer's credentials when it connected, or created the listener.
     fn of(stream: UnixStream, name: &str) -> Result<Self> {
         let fail = |e| Error::from_io("ask who is at", format!("socket @{name}"), e);
         stream.set_nonblocking(false).map_err(fail)?;
@@ -100,31 +100,31 @@ impl Peer {
         Ok(Peer { stream, pid: pid.unsigned_abs() })
     }
 
-    /// Its process; 0 if that is not of this pid namespace.
+    /// Its process id; 0 if that is not
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Sends bytes whole, waiting so long at most.
+    /// Sends all bytes; `limit` bounds each wait.
     ///
     /// # Errors
-    /// What the kernel says; the connection is then of no use.
+    /// Errors of the kernel; the connection is then unusable.
     pub fn send(&self, bytes: &[u8], limit: Duration) -> io::Result<()> {
         self.stream.set_write_timeout(Some(limit))?;
         (&self.stream).write_all(bytes)
     }
 
-    /// Fills a buffer, waiting so long at most for each part of it.
+    /// Fills a buffer; `limit` bounds each wait.
     ///
     /// # Errors
-    /// What the kernel says, and `UnexpectedEof` if the other end is closed.
+    /// Errors of the kernel, and `UnexpectedEof` if the other end is closed.
     pub fn receive(&self, bytes: &mut [u8], limit: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(limit))?;
         (&self.stream).read_exact(bytes)
     }
 
-    /// Takes what is there without waiting, and says whether the other end is still open.
+    /// Discards received bytes without waiting; returns whether the other end is still open.
     pub fn drain(&self) -> bool {
         let mut bytes = [0_u8; 256];
         loop {
@@ -143,7 +143,7 @@ impl Peer {
         }
     }
 
-    /// Tells the other end that there is something to look at. A full socket has told it already.
+    /// Wakes the other end. If the socket is full it has been woken already.
     pub fn nudge(&self) {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: one byte that lives until the call returns.
@@ -153,7 +153,7 @@ impl Peer {
     /// Sends one byte and a descriptor with it.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the kernel.
     pub fn send_fd(&self, byte: u8, fd: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
         self.stream.set_write_timeout(Some(limit))?;
         let mut byte = [byte];
@@ -181,10 +181,10 @@ impl Peer {
         .map(drop)
     }
 
-    /// Receives one byte and the descriptor that came with it, if one did.
+    /// Receives one byte and the descriptor sent with it, if any.
     ///
     /// # Errors
-    /// What the kernel says, and `UnexpectedEof` if the other end is closed.
+    /// Errors of the kernel, and `UnexpectedEof` if the other end is closed.
     pub fn receive_fd(&self, limit: Duration) -> io::Result<(u8, Option<OwnedFd>)> {
         self.stream.set_read_timeout(Some(limit))?;
         let mut byte = [0_u8];
@@ -204,7 +204,7 @@ impl Peer {
         if header.is_null() {
             return Ok((byte[0], None));
         }
-        // SAFETY: a header that is there is whole.
+        // SAFETY: a header that is present is complete.
         let told = unsafe { header.read() };
         let rights = told.cmsg_level == libc::SOL_SOCKET && told.cmsg_type == libc::SCM_RIGHTS;
         if !rights || told.cmsg_len != Control::FD_LEN {
@@ -225,7 +225,7 @@ impl AsFd for Peer {
     }
 }
 
-/// Room for the header of one descriptor, aligned as that wants it.
+/// Room for the control header of one descriptor, aligned as it requires.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -250,10 +250,10 @@ impl Control {
     }
 }
 
-/// Sleeps until one of them can be read or is closed, or for so long; says which ones are.
+/// Sleeps until a descriptor is readable or closed, or for `limit`; returns which ones are.
 ///
 /// # Errors
-/// [`Error::Io`] for what the kernel says.
+/// [`Error::Io`] for errors of the kernel.
 pub fn ready(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool>> {
     let mut asked: Vec<libc::pollfd> = fds
         .iter()
@@ -271,7 +271,7 @@ pub fn ready(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool
     Ok(asked.iter().map(|one| one.revents != 0).collect())
 }
 
-/// Makes a call again that a signal broke off, as a job scheduler's do.
+/// Retries a call interrupted by a signal, such as those of job schedulers.
 fn uninterrupted(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<libc::ssize_t> {
     loop {
         let done = call();
@@ -285,7 +285,7 @@ fn uninterrupted(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<libc::ss
     }
 }
 
-/// Two users may have a job of one name.
+/// Two users may have jobs with the same name.
 fn of_this_user(name: &str) -> String {
     format!("feedline-{}-{name}", user())
 }

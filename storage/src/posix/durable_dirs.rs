@@ -1,4 +1,4 @@
-//! Folders that are there and stay there.
+//! Creates folders durably.
 
 use std::collections::HashSet;
 use std::io;
@@ -8,19 +8,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::fs::filesystem::{FileSystem, folder_of};
 
 /// Folders below a root whose own entries are known to be durable. An object is no more durable
-/// than the folders on its way, and asking the disk each time would cost a device flush for each.
+/// than its parent folders, and syncing them each time would cost a device flush for each.
 #[derive(Debug, Default)]
 pub(crate) struct DurableDirs(Mutex<HashSet<PathBuf>>);
 
-/// Folders remembered: far more than a run has checkpoints. When it is reached all are forgotten,
-/// which costs a few flushes.
+/// Folders remembered: far more than a run has checkpoints. At the limit the set is cleared, which
+/// costs a few flushes.
 const KNOWN_MAX: usize = 4096;
 
-/// What went wrong, with which folder.
+/// An error, and its folder.
 pub(crate) type Failed = (PathBuf, io::Error);
 
 impl DurableDirs {
-    /// Makes `folder`, and what it is in, durably. Gives those that it made, outermost first; if it
+    /// Creates `folder` and its parents durably. Returns those created, outermost first; if it
     /// fails, none of them stays.
     pub(crate) fn make(
         &self,
@@ -46,8 +46,8 @@ impl DurableDirs {
         let mut way: Vec<&Path> = folder.ancestors().collect();
         way.retain(|path| !path.as_os_str().is_empty());
         for path in way.into_iter().rev() {
-            // What is above the root, and the root itself, need only be there: if they were before
-            // us they are not ours to make durable, and perhaps not even ours to look into.
+            // The root and its parents need only exist: if they existed before, their durability is
+            // not this store's concern, and they may not even be readable.
             let ours = path != root && path.starts_with(root);
             if self.known().contains(path) || (!ours && disk.stat(path).is_ok()) {
                 continue;
@@ -55,7 +55,7 @@ impl DurableDirs {
             let failed = |e| (path.to_owned(), e);
             match disk.mkdir(path) {
                 Ok(()) => made.push(path.to_owned()),
-                // Whoever made it may not have made it durable yet.
+                // Its creator may not have made it durable yet.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -74,7 +74,7 @@ impl DurableDirs {
         self.known().retain(|path| !path.starts_with(folder));
     }
 
-    /// Removes folders that an upload made and left empty. Those that others use stay.
+    /// Removes the folders that an upload created and left empty. Those that others use stay.
     pub(crate) fn unmake(&self, disk: &dyn FileSystem, made: &[PathBuf]) {
         for folder in made.iter().rev() {
             self.forget(folder);

@@ -1,6 +1,6 @@
-//! Files that are written in place, by one process, for as long as it lives: state that is kept on
-//! a disk because memory does not hold it. Unlike an object such a file is there before it is
-//! complete; what of it is good, a record says that is an object.
+//! Files written in place by one process while it lives: state that is on disk because memory
+//! cannot hold it. Unlike an object, such a file exists before it is complete; an object, written
+//! as a record, says which of its bytes are valid.
 
 use std::fmt;
 use std::io;
@@ -18,8 +18,8 @@ use crate::{Error, Key, Map, Object, PendingDirSync, RangeRead, Result};
 /// A file of a fixed length that its owner writes in place. Bytes are read and written by any
 /// number of threads, as long as none of them writes what another reads or writes.
 pub trait InPlaceFile: Object {
-    /// Writes all bytes. When it returns nothing is in flight. What begins and ends at multiples of
-    /// 4096, in memory and in the file, goes around the page cache.
+    /// Writes all bytes. No request is in flight when it returns. Ranges that start and end at
+    /// multiples of 4096, in memory and in the file, use direct I/O.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::Io`].
@@ -28,29 +28,27 @@ pub trait InPlaceFile: Object {
     /// Makes all that was written durable.
     ///
     /// # Errors
-    /// [`Error::Io`]. What was written since the last sync is then to be written anew, into another
-    /// file.
+    /// [`Error::Io`]. Everything since the last sync must then be written again, to another file.
     fn sync(&self) -> Result<()>;
 
-    /// How many names the file has: none if it was removed, several if it is an object too, and
-    /// must not be written any more.
+    /// The number of hard links: zero if the file was removed, more than one if it is also an
+    /// object, and must not be written any more.
     ///
     /// # Errors
     /// [`Error::Io`].
     fn names(&self) -> Result<u64>;
 }
 
-/// How an object comes to have the bytes of a file without a copy of them.
+/// How [`Storage::link`](crate::Storage::link) shares the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkMethod {
     /// The file gets a second name, and must never be written again.
     Name,
-    /// Another file gets the same blocks, of which the file system makes copies when either file is
-    /// written (`FICLONE`).
+    /// Another file shares the blocks; the file system copies them on write (`FICLONE`).
     Blocks,
 }
 
-/// A work file of a file system.
+/// An in-place file of a file system.
 pub(crate) struct PosixInPlaceFile {
     object: PosixObject,
     place: Arc<StoreRoot>,
@@ -63,7 +61,7 @@ impl fmt::Debug for PosixInPlaceFile {
 }
 
 impl PosixInPlaceFile {
-    /// Makes one, with all its space. Its name is durable when this returns.
+    /// Creates one, with all its space. Its name is durable when this returns.
     pub(crate) fn create(place: Arc<StoreRoot>, key: &Key, len_bytes: u64) -> Result<Self> {
         let path = place.path(key);
         let name = path.display().to_string();
@@ -80,7 +78,7 @@ impl PosixInPlaceFile {
             place.disk.sync_dir(&folder_of(&path))
         };
         if let Err(e) = make() {
-            // Best effort: a file of a slot that no record names is removed by the next opening.
+            // Best effort: a file of a slot without a record is removed by the next opening.
             let _ = place.disk.unlink(&path);
             let failed = Error::from_io("reserve the space of", &name, e);
             return Err(no_space(&place, &path, len_bytes, failed));
@@ -88,7 +86,7 @@ impl PosixInPlaceFile {
         Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
     }
 
-    /// Makes one without a name, with all its space.
+    /// Creates one without a name, with all its space.
     pub(crate) fn create_unnamed(
         place: Arc<StoreRoot>,
         folder: &Key,
@@ -97,7 +95,7 @@ impl PosixInPlaceFile {
         let folder = place.path(folder);
         let name = format!("a file without a name in {}", folder.display());
         place.make_folder(&folder)?;
-        // It has one for a moment, by which a sweep knows it if its maker dies in that moment.
+        // It briefly has a name, by which a sweep finds it if this process dies in that moment.
         let path = folder.join(temp_names::name_for("unnamed", &place.disk.writer()));
         let make = || {
             let file = place.disk.create_sized(&path, len_bytes)?;
@@ -131,7 +129,7 @@ impl PosixInPlaceFile {
     }
 }
 
-/// With the numbers, if it is an error of space.
+/// Converts an error, with the byte counts if space ran out.
 fn no_space(place: &StoreRoot, path: &Path, need_bytes: u64, failed: Error) -> Error {
     match failed {
         Error::NoSpace { object, .. } => {
@@ -177,7 +175,7 @@ impl InPlaceFile for PosixInPlaceFile {
             let expected = format!("no more than up to its end, at {}", self.object.len_bytes);
             return Err(Error::Corrupt { object, offset, found, expected });
         }
-        // The end of a file need not be that of a block, and goes through the page cache.
+        // The end of a file need not be block-aligned, and uses buffered I/O.
         let (whole, end) = bytes.split_at(bytes.len() / ALIGN_BYTES * ALIGN_BYTES);
         for (offset, bytes) in [(offset, whole), (offset + whole.len() as u64, end)] {
             if !bytes.is_empty() {
@@ -198,8 +196,8 @@ impl InPlaceFile for PosixInPlaceFile {
     }
 }
 
-/// Makes the object `path` of the bytes of a file. `None` if this file system or these two files
-/// cannot.
+/// Creates the object `path` from the bytes of a file. `None` if this file system or these two
+/// files do not support that.
 pub(crate) fn share(
     place: &Arc<StoreRoot>,
     path: &Path,
@@ -234,7 +232,7 @@ fn clone(place: &StoreRoot, path: &Path, from: &std::fs::File) -> io::Result<()>
         place.disk.rename_new(&temporary, path)
     };
     make().inspect_err(|_| {
-        // Best effort: what stays is hidden, and swept when this process is gone.
+        // Best effort: a leftover is hidden, and swept when this process is gone.
         let _ = place.disk.unlink(&temporary);
     })
 }

@@ -1,4 +1,4 @@
-//! Bytes of one file to another without passing through this process.
+//! Copies between files within the kernel.
 
 use std::fs::File;
 use std::io;
@@ -7,33 +7,33 @@ use std::ops::Range;
 use crate::sys::syscalls;
 use crate::{Crc64, Error, Object, Profile, RangeRead, Result, Upload};
 
-/// Large enough to go around the page cache, and for every device to be at its rate.
+/// Large enough for direct I/O, and for the full rate of every device.
 const READ_BYTES: u64 = 8 << 20;
 
-/// Bytes asked of the kernel at once: between two requests a copy can be broken off. A disk of 500
-/// MB/s takes half a second for them. It copies 2 GiB at most; a power of two keeps the places
-/// aligned, so that a file system that shares blocks goes on sharing them.
+/// Bytes per kernel request: a copy can be cancelled between two requests. A disk of 500 MB/s takes
+/// half a second for one. The kernel copies 2 GiB at most; a power of two keeps the offsets
+/// aligned, so that a file system that shares blocks continues to share them.
 const REQUEST_BYTES: u64 = 256 << 20;
 
-/// Interrupted calls in a row, with nothing copied between them, before the copy is given up.
+/// Interrupted calls in a row, with nothing copied between them, before the copy fails.
 const RETRIES_MAX: u32 = 32;
 
-/// Whether the kernel may have a quicker way to copy than reading and writing. Where it can only go
-/// through the page cache it has not: on ext4 a copy of 2 GiB around the cache, read by one thread
-/// and written by another, took 2.5 to 3.5 s where `copy_file_range` took 5 to 9 s, and 0.1 s of
-/// the processor instead of 1.3 to 2.6 s (two cores, 2026-11).
+/// Whether the kernel may copy faster than reads and writes do. A copy through the page cache is
+/// not faster: on ext4 a direct copy of 2 GiB, read by one thread and written by another, took 2.5
+/// to 3.5 s where `copy_file_range` took 5 to 9 s, and 0.1 s of CPU time instead of 1.3 to 2.6 s
+/// (two cores, 2026-11).
 pub(crate) fn may_share(profile: &Profile) -> bool {
     !(profile.direct && matches!(profile.file_system.as_str(), "ext4" | "f2fs" | "lustre"))
 }
 
-/// Copies a range of a file to a place in another within the kernel. Where both lie on a file
-/// system that shares blocks (XFS, btrfs) and the places are aligned to its blocks, nothing is
-/// copied at all; network file systems copy on their servers. Gives how many bytes it did, from the
-/// front: fewer than asked for, or none, where the two files or this kernel cannot, or `go_on`,
-/// which hears of every request's bytes, says no.
+/// Copies a range of a file to a place in another within the kernel. If both are on a file system
+/// that shares blocks (XFS, btrfs) and the offsets are aligned to its blocks, nothing is copied at
+/// all; network file systems copy on their servers. Returns the bytes copied, from the front: fewer
+/// than requested, or none, if the two files or this kernel do not support it, or if `go_on`, which
+/// gets the bytes of each request, returns false.
 ///
 /// # Errors
-/// What the system said of reading or writing.
+/// Errors of the system on read or write.
 pub(crate) fn copy_range(
     from: &File,
     range: &Range<u64>,
@@ -60,7 +60,7 @@ fn copy_advised(
     while done < len {
         let count = (len - done).min(REQUEST_BYTES) as usize; // fits: 256 MiB at most
         match syscalls::copy_file_range(from, range.start + done, to, to_offset + done, count) {
-            // The file ends early: whoever reads it instead says so.
+            // The file ends early: the fallback that reads it reports that.
             Ok(0) => break,
             Ok(count) => {
                 (done, retries) = (done + count as u64, 0);
@@ -130,7 +130,7 @@ mod tests {
         for (range, at) in [(0..100_000, 0), (7..60_001, 3), (4096..8192, 4096), (5..5, 9)] {
             let mut to = tempfile::tempfile().unwrap();
             let done = copy_range(&from, &range, &to, at, &|_| true).unwrap();
-            // A file system that cannot is no fault of ours; one that can must do all of it.
+            // A file system without support is fine; one with support must copy everything.
             assert!(done == range.end - range.start || done == 0, "{done} of {range:?}");
             let mut got = Vec::new();
             to.rewind().unwrap();

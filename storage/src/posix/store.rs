@@ -1,6 +1,6 @@
-//! A file system that keeps the contract. An object is written under a temporary name, made
-//! durable, renamed to a name that must be free, and its folder made durable; `upload` does that.
-//! Here are the objects that exist: opened, listed, published as a folder, deleted.
+//! [`Storage`] on a file system. An object is written under a temporary name, made durable, renamed
+//! to a name that must be free, and its folder made durable; `upload` does that. This module opens,
+//! lists, publishes and deletes existing objects.
 
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
 #[derive(Clone, Debug)]
 pub(crate) struct Posix(pub(crate) Arc<StoreRoot>);
 
-/// Where a store is, shared with its uploads.
+/// The root of a store, shared with its uploads.
 #[derive(Debug)]
 pub(crate) struct StoreRoot {
     pub(crate) disk: Arc<dyn FileSystem>,
@@ -123,8 +123,8 @@ impl Storage for Posix {
         })?;
         let synced = self.0.sync_both(&to, &from);
         if synced.is_err() {
-            // Not durable is not published. If it cannot be taken back either, the next reader
-            // finds the folder whole, as it would after a crash at this point.
+            // Not durable is not published. If the rename cannot be undone either, the next reader
+            // finds the folder complete, as it would after a crash at this point.
             let _ = self.disk().rename_new(&to, &from);
         }
         synced.map_err(failed)
@@ -145,7 +145,8 @@ impl Storage for Posix {
         let temporary = folder.join(temp_names::name_for(key.name(), &self.disk().writer()));
         let written = self.disk().create_new(&temporary).and_then(|file| {
             file.write(0, bytes).map_err(TransferError::into_io)?;
-            // Else a crash may leave an empty file under the name, and neither of the two.
+            // Otherwise a crash may leave an empty file at the name, neither the old nor the new
+            // object.
             file.sync()?;
             self.disk().rename_over(&temporary, &path)
         });
@@ -173,14 +174,15 @@ impl Storage for Posix {
             Some(_) => return Err(failed(io::Error::from_raw_os_error(libc::ENOTDIR))),
         }
         self.0.folders.forget(&path);
-        // It vanishes whole, under a name that a sweep knows, before it is taken apart.
+        // It disappears in one step, under a name that a sweep recognises, before its content is
+        // deleted.
         let doomed =
             folder_of(&path).join(temp_names::name_for(folder.name(), &self.disk().writer()));
         self.disk().rename_new(&path, &doomed).map_err(failed)?;
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)?;
         match self.0.remove_tree(&doomed) {
-            // NFS and FUSE keep what a reader still has open. The name is gone, and the rest is
-            // swept when the reader and we are.
+            // NFS and FUSE keep files that a reader has open. The name is gone, and the rest is
+            // swept when the reader and this process are.
             Err(e) if is_in_use(&e) => {
                 log::warn!("{}: left until its readers are gone: {e}", show(&doomed));
                 Ok(())
@@ -216,7 +218,7 @@ impl Storage for Posix {
             };
             match removed {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
-                // NFS and FUSE: a reader has something open that is in it.
+                // NFS and FUSE: a reader has a file in it open.
                 Err(e) if is_in_use(&e) => log::debug!("{}: left for now: {e}", show(&left)),
                 Err(e) => return Err(failed(e)),
                 Ok(()) => swept.push(name.text),
@@ -325,7 +327,7 @@ impl StoreRoot {
         folder_of(&self.path(key)).join(temp_names::draft_name(key.name()))
     }
 
-    /// Makes a folder durably. Gives those that were made for it.
+    /// Creates a folder durably. Returns the folders created.
     pub(crate) fn make_folder(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let failed = |(path, e): (PathBuf, _)| Error::from_io("make the folder", show(&path), e);
         self.folders.make(&*self.disk, &self.root, folder).map_err(failed)
@@ -345,7 +347,7 @@ impl StoreRoot {
         if hidden { Err(Error::BadKey { key: key.to_string(), reason }) } else { Ok(()) }
     }
 
-    /// What is in a folder, without temporaries, sorted. An absent folder is empty.
+    /// The entries of a folder, without temporary names, sorted. An absent folder is empty.
     fn read_dir(&self, folder: &Key) -> Result<Vec<crate::fs::filesystem::DirEntry>> {
         let path = self.path(folder);
         let read = or_none(self.disk.read_dir(&path));
@@ -369,7 +371,7 @@ impl StoreRoot {
                 true => self.remove_tree(&path),
                 false => self.disk.unlink(&path),
             };
-            // What NFS keeps of an open file goes by itself when that is closed.
+            // The files that NFS keeps for open handles disappear when those are closed.
             removed
                 .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?;
         }

@@ -1,5 +1,5 @@
-//! The protocol that brings an object into being: temporary name, space, content, fsync, exclusive
-//! rename, fsync of the folder. Whatever fails on the way, nothing stays.
+//! The protocol that creates an object: temporary name, space, content, fsync, exclusive rename,
+//! fsync of the folder. If any step fails, no file stays.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,48 +19,48 @@ use crate::{
     Upload, crc64_join,
 };
 
-/// Objects up to here are written by one call through the page cache. Above, around it: a
-/// checkpoint would push out the data set, and its `fsync` would take seconds instead of
-/// milliseconds.
+/// Objects up to this size are written by one buffered call, larger ones by direct I/O: a
+/// checkpoint would evict the data set from the page cache, and its `fsync` would take seconds
+/// instead of milliseconds.
 const SMALL_BYTES_MAX: usize = 256 << 10;
 
-/// Times that the folder may vanish, by another's failed upload, between our making it and our
-/// making a file in it.
+/// Times that the folder may vanish, by another writer's failed upload, between its creation and
+/// that of a file in it.
 const FOLDER_RETRIES_MAX: usize = 16;
 
-/// An object on its way.
+/// An object being written.
 pub(crate) struct PosixUpload {
     place: Arc<StoreRoot>,
     /// `None` once it is closed.
     file: Option<Arc<dyn FsFile>>,
     content: UploadBuffer,
-    /// Where it is written, and where it will be.
+    /// The temporary path, and the final one.
     temporary: PathBuf,
     path: PathBuf,
-    /// As messages name it.
+    /// Its name in messages.
     name: String,
     file_name: String,
-    /// Folders made for it.
+    /// Folders created for it.
     made: Vec<PathBuf>,
-    /// Length of the file as far as we set it.
+    /// Length of the file as last set by this upload.
     allocated: u64,
-    /// Buffers that it may have on their way.
+    /// The most write-behind buffers.
     buffers_max: usize,
     len_bytes: u64,
     len_bytes_max: u64,
-    /// Where this writer took over from another.
+    /// The sync point that this writer resumed from.
     resumed: SyncPoint,
-    /// Of the bytes after that.
+    /// Checksum of the bytes after that.
     sum: Crc64,
     life: OnDrop,
     state: UploadState,
 }
 
-/// What becomes of the file if the upload is not finished.
+/// What a drop does with the file of an unfinished upload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnDrop {
     Removed,
-    /// It is a draft. Its name is durable from the first sync on.
+    /// The upload is resumable. Its name is durable from the first sync on.
     Kept {
         named: bool,
     },
@@ -69,7 +69,7 @@ enum OnDrop {
 enum UploadBuffer {
     Small(Vec<u8>),
     Large(WriteBehind),
-    /// All that came is written, or given up.
+    /// All bytes are written, or the upload was given up.
     Settled,
 }
 
@@ -122,7 +122,8 @@ impl PosixUpload {
         Ok(upload)
     }
 
-    /// `find` tells from where, when nobody else can write it any more.
+    /// `find` returns the sync point; it is called when no other process can write the file any
+    /// more.
     pub(crate) fn resume_draft(
         place: Arc<StoreRoot>,
         key: &Key,
@@ -174,7 +175,7 @@ impl PosixUpload {
         }
     }
 
-    /// Of all bytes, those of writers before this one among them.
+    /// Checksum of all bytes, with those of earlier writers.
     fn crc64(&self) -> u64 {
         let SyncPoint { bytes, crc64 } = self.resumed;
         crc64_join(crc64, self.sum.value(), self.len_bytes - bytes)
@@ -207,7 +208,7 @@ impl PosixUpload {
         self.file.as_ref().expect("open until all is written and synced")
     }
 
-    /// Appends bytes, and sums them unless their sum is given.
+    /// Appends bytes, and computes their checksum unless it is given.
     fn append(&mut self, bytes: &[u8], given: Option<u64>) -> Result<()> {
         let offset = self.len_bytes;
         let joined = given.map(|crc64| crc64_join(self.crc64(), crc64, bytes.len() as u64));
@@ -224,7 +225,7 @@ impl PosixUpload {
             let small = mem::take(small);
             let mut large = WriteBehind::start(Arc::clone(self.file()), self.buffers_max)
                 .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
-            // These bytes are in the sum already.
+            // The checksum has these bytes already.
             let moved = large.copy(&small);
             self.content = UploadBuffer::Large(large);
             moved.map_err(|failure| self.write_failed(failure))?;
@@ -246,18 +247,18 @@ impl PosixUpload {
         Ok(())
     }
 
-    /// Begins a new sum after all bytes so far, which have this one.
+    /// Starts a new checksum after all bytes so far, whose checksum is `crc64`.
     fn sum_from(&mut self, crc64: u64) {
         (self.resumed, self.sum) = (SyncPoint { bytes: self.len_bytes, crc64 }, Crc64::new());
     }
 
-    /// Does what changes the upload, unless it has failed before; from its failure on it has.
+    /// Runs a step that changes the upload; after the first failure all later steps fail.
     fn attempt<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.check_state()?;
         act(self).inspect_err(|e| self.state = UploadState::Poisoned(e.to_string()))
     }
 
-    /// Appends by a copy within the kernel where it can, else by reading.
+    /// Appends by a copy within the kernel where possible, else by reading.
     fn copy(&mut self, object: &dyn Object, range: &Range<u64>, crc64: Option<u64>) -> Result<()> {
         let len = range.end.saturating_sub(range.start);
         let (crc64_b, from) = match (crc64, object.file()) {
@@ -278,7 +279,7 @@ impl PosixUpload {
         let copied = kernel_copy::copy_range(from, range, to, self.len_bytes, &go_on);
         self.allocated = u64::MAX; // it may have grown past its end
         if copied.map_err(|e| self.failed(&format!("copy {} to", object.display()), e))? < len {
-            // What was copied of it is written over by the same bytes.
+            // The part already copied is overwritten with the same bytes.
             return kernel_copy::read_and_write(self, object, range, crc64);
         }
         let crc64 = crc64_join(self.crc64(), crc64_b, len);
@@ -287,7 +288,7 @@ impl PosixUpload {
         Ok(())
     }
 
-    /// Writes all that came.
+    /// Writes all bytes still in buffers.
     fn settle_content(&mut self) -> Result<()> {
         let written = match mem::replace(&mut self.content, UploadBuffer::Settled) {
             UploadBuffer::Small(small) => self.file().write(0, &small).map(|()| small.len() as u64),
@@ -306,7 +307,7 @@ impl PosixUpload {
         FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() }
     }
 
-    /// From all bytes taken to all bytes durable, under a name that a crash may take away.
+    /// Makes all bytes durable under the final name, which a crash may still lose.
     fn name(&mut self) -> Result<()> {
         self.settle_content()?;
         if self.allocated != self.len_bytes {
@@ -320,13 +321,13 @@ impl PosixUpload {
         named.map_err(|e| self.failed("name", e))
     }
 
-    /// From all bytes taken to all bytes durable under the final name.
+    /// Makes all bytes and the final name durable.
     fn commit(&mut self) -> Result<()> {
         self.name()?;
         let disk = &*self.place.disk;
         if let Err(e) = disk.sync_dir(&folder_of(&self.path)) {
-            // Visible and perhaps not durable is neither of the two things that we promise. A draft
-            // is one again: it is what its writer goes on from.
+            // Visible but perhaps not durable breaks the contract, so the name is undone. A
+            // resumable upload gets its hidden name back: its writer resumes from it.
             let _ = match self.life {
                 OnDrop::Removed => disk.unlink(&self.path),
                 OnDrop::Kept { .. } => disk.rename_new(&self.path, &self.temporary),
@@ -345,7 +346,7 @@ impl PosixUpload {
         self.failed(&format!("write {expected} bytes at {offset} of"), source)
     }
 
-    /// An error, with the numbers if it is one of space.
+    /// Converts an error, with the byte counts if space ran out.
     fn failed(&self, doing: &str, e: io::Error) -> Error {
         match Error::from_io(doing, &self.name, e) {
             Error::NoSpace { object, .. } => {
@@ -397,7 +398,8 @@ impl Upload for PosixUpload {
     fn flush(&mut self) -> Result<()> {
         self.attempt(|upload| {
             upload.settle_content()?;
-            // What the page cache has is on its way while others are still being written.
+            // Sync a buffered file now: its pages reach the disk while other files are still being
+            // written.
             if upload.file().is_direct() {
                 return Ok(());
             }
@@ -431,13 +433,14 @@ impl Drop for PosixUpload {
         if matches!(self.state, UploadState::Finished) {
             return;
         }
-        self.content = UploadBuffer::Settled; // waits for writes on their way
+        self.content = UploadBuffer::Settled; // waits for writes in flight
         if matches!(self.life, OnDrop::Kept { .. }) {
             return;
         }
         // NFS and FUSE keep a file that is unlinked while it is open, under a name of their own.
         self.file = None;
-        // Best effort: what cannot be removed is hidden, and swept when this process is gone.
+        // Best effort: a file that cannot be removed is hidden, and swept when this process is
+        // gone.
         let _ = self.place.disk.unlink(&self.temporary);
         self.place.unmake_folders(&self.made);
     }

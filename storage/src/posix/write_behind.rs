@@ -11,32 +11,32 @@ use crate::fs::filesystem::FsFile;
 use crate::io::transfer::{TransferError, TransferErrorKind};
 use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer, BUF_BYTES};
 
-/// Bytes are summed while they are still in the cache that the copy left them in.
+/// Bytes are checksummed in pieces of this size, while the copy has them in cache.
 const COPY_BYTES: usize = 256 << 10;
 
-/// Buffers of a file: one that fills, and one on its way, at least. With eight, 64 MiB, a caller
-/// that copies 10 GB/s is kept busy through a device's pause of 6 ms, and a device of 7 GB/s
-/// through a caller's of 8 ms; more is only more memory to touch.
+/// Buffers of a file: at least one being filled and one being written. With eight, 64 MiB, a caller
+/// that copies 10 GB/s does not wait during a 6 ms pause of the device, and a device of 7 GB/s does
+/// not idle during an 8 ms pause of the caller; more only costs memory.
 pub(crate) const BUFFERS_MIN: usize = 2;
 pub(crate) const BUFFERS_MAX: usize = 8;
 
-/// A full buffer: where it goes, and how much of it.
+/// A full buffer: its file offset, the buffer, and the bytes used of it.
 type FullBuffer = (u64, AlignedBuffer, usize);
 
-/// A file written in whole aligned buffers, from its start or from where another left off.
+/// A file written in aligned blocks, from its start or from where another writer stopped.
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
     file: Arc<dyn FsFile>,
     filling: AlignedBuffer,
     filled: usize,
-    /// Where in the file `filling` begins.
+    /// File offset of `filling`.
     offset: u64,
-    /// Buffers that came back and wait to be filled.
+    /// Written buffers, free to be filled again.
     spare: Vec<AlignedBuffer>,
-    /// Buffers in all, and the most that there may be.
+    /// Buffers in all, and their limit.
     buffers: usize,
     buffers_max: usize,
-    /// Buffers on their way.
+    /// Buffers handed to the writers.
     flying: usize,
     to_writers: Option<Sender<FullBuffer>>,
     from_writers: Receiver<Result<AlignedBuffer, TransferError>>,
@@ -71,8 +71,8 @@ impl WriteBehind {
         Ok(behind)
     }
 
-    /// The same from the length that a file has been cut to. The last block is taken back into
-    /// memory, for only whole ones are written.
+    /// As [`Self::start`], from the length that a file was truncated to. Its last partial block is
+    /// read back into memory, because only whole blocks are written.
     pub(crate) fn resume(
         file: &Arc<dyn FsFile>,
         len_bytes: u64,
@@ -94,7 +94,8 @@ impl WriteBehind {
         Ok(behind)
     }
 
-    /// Writes all that has been pushed, the last block padded with zeros, and goes on from there.
+    /// Waits until all pushed bytes are written, the last block padded with zeros. More can be
+    /// pushed after it.
     pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
         while self.flying > 0 {
             let back = self.wait()?;
@@ -105,7 +106,7 @@ impl WriteBehind {
         if whole == 0 { Ok(()) } else { self.file.write(self.offset, &self.filling[..whole]) }
     }
 
-    /// Copies bytes in, sums them up, and sends off what is full.
+    /// Copies bytes in, updates the checksum, and sends full buffers to the writers.
     pub(crate) fn push(&mut self, bytes: &[u8], sum: &mut Crc64) -> Result<(), TransferError> {
         for chunk in bytes.chunks(COPY_BYTES) {
             self.copy(chunk)?;
@@ -114,7 +115,7 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Copies bytes in, and sends off what is full.
+    /// Copies bytes in, and sends full buffers to the writers.
     pub(crate) fn copy(&mut self, mut bytes: &[u8]) -> Result<(), TransferError> {
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(BUF_BYTES - self.filled));
@@ -128,8 +129,8 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Writes what is left, padded with zeros to a whole block, and waits for all of it. The caller
-    /// cuts the file to its length. Gives the length that it has now.
+    /// Writes the rest, padded with zeros to a whole block, and waits for all writes. Returns the
+    /// padded length; the caller truncates the file.
     pub(crate) fn finish(mut self) -> Result<u64, TransferError> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         self.filling[self.filled..whole].fill(0);
@@ -145,7 +146,7 @@ impl WriteBehind {
         Ok(end)
     }
 
-    /// Sends off the buffer that was filled, and goes on with another.
+    /// Sends the full buffer to the writers, and takes another.
     fn send(&mut self) -> Result<(), TransferError> {
         let next = self.next()?;
         let full = mem::replace(&mut self.filling, next);
@@ -157,7 +158,7 @@ impl WriteBehind {
         to_writers.send((offset, full, len)).map_err(|_| gone())
     }
 
-    /// One that came back, else a new one, else the first to come back.
+    /// A free buffer, else a new one, else the next to be written.
     fn next(&mut self) -> Result<AlignedBuffer, TransferError> {
         if let Some(spare) = self.spare.pop() {
             return Ok(spare);
@@ -185,30 +186,31 @@ impl Drop for WriteBehind {
     fn drop(&mut self) {
         self.to_writers = None;
         for writer in self.writers.drain(..) {
-            // A panic there has been reported by the panic hook, and by its answer to the caller.
+            // The panic hook has reported a panic there, and the caller got it as an error.
             let _ = writer.join();
         }
     }
 }
 
-/// Where a writer gives back buffers. One that panics says so, for somebody may wait for it.
+/// Returns buffers from a writer. A writer that panics sends an error, because the caller may be
+/// waiting.
 struct BufferReturn(Sender<Result<AlignedBuffer, TransferError>>);
 
 impl Drop for BufferReturn {
     fn drop(&mut self) {
         if thread::panicking() {
-            // Nobody listens if the upload was dropped.
+            // The receiver is gone if the upload was dropped.
             let _ = self.0.send(Err(gone()));
         }
     }
 }
 
 fn write_all(file: &dyn FsFile, work: &Mutex<Receiver<FullBuffer>>, answers: &BufferReturn) {
-    // Whoever waits for work holds the lock meanwhile; the others are behind it in the queue.
+    // The writer that waits for work holds the lock; the others queue on the lock.
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok((offset, buf, len)) = take() {
         let outcome = file.write(offset, &buf[..len]);
-        // Nobody listens if the upload was dropped; then nothing more is sent either.
+        // The receiver is gone if the upload was dropped; then no more work is sent either.
         if answers.0.send(outcome.map(|()| buf)).is_err() {
             return;
         }

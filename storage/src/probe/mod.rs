@@ -1,5 +1,5 @@
-//! Facts about a folder, a bucket and this machine. What they mean for a run is judged elsewhere
-//! (`feedline doctor`).
+//! Facts about a folder, a bucket and this machine. `feedline doctor` judges what they mean for a
+//! run.
 //!
 //! Every call may block for as long as the file system does, so callers make it in a
 //! [`crate::Stage`], which has a time limit.
@@ -21,12 +21,12 @@ use crate::{Error, Object, Result};
 
 pub use probe_folder::{Direct, ProbeFolder};
 
-/// What is mounted where a path leads.
+/// The mount that a path is on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MountInfo {
-    /// The nearest folder that is there, the path itself or one above it.
+    /// The nearest folder that exists, the path itself or one above it.
     pub nearest: String,
-    /// Whether the path itself is there.
+    /// Whether the path itself exists.
     pub is_there: bool,
     /// Where its file system is mounted.
     pub point: String,
@@ -36,23 +36,23 @@ pub struct MountInfo {
     pub source: String,
     /// All options.
     pub options: Vec<String>,
-    /// What the kernel reads ahead of whoever reads through the page cache or a map.
+    /// Read-ahead of the kernel for buffered and mapped reads.
     pub read_ahead_kib: Option<u64>,
-    /// All bytes that it holds.
+    /// Its capacity in bytes.
     pub total_bytes: Option<u64>,
     /// Bytes that may still be written.
     pub free_bytes: Option<u64>,
-    /// Files that may still be made.
+    /// Files that may still be created.
     pub free_files: Option<u64>,
     /// All files that it may hold.
     pub total_files: Option<u64>,
 }
 
 impl MountInfo {
-    /// Looks where a path leads.
+    /// Examines the mount of a path.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn of(path: &Path) -> Result<Self> {
         let failed = |e| Error::from_io("look at", path.display().to_string(), e);
         let path = std::path::absolute(path).map_err(failed)?;
@@ -62,7 +62,7 @@ impl MountInfo {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let line = MountLine::find(&table, device);
         let kind = detect::kind_of(told.magic).0;
-        // FUSE is a hundred file systems; the mount table says which.
+        // FUSE serves a hundred file systems; the mount table names this one.
         let file_system = match &line {
             Some(line) if kind == "fuse" => line.kind.to_owned(),
             _ => kind,
@@ -94,7 +94,7 @@ impl MountInfo {
         self.value(option).is_some()
     }
 
-    /// What an option is set to; empty for one that has no value.
+    /// The value of an option; empty for one without a value.
     #[must_use]
     pub fn value(&self, option: &str) -> Option<&str> {
         self.options.iter().find_map(|set| match set.split_once('=') {
@@ -104,7 +104,7 @@ impl MountInfo {
     }
 }
 
-/// The nearest of a path and the folders above it that is there.
+/// The nearest of a path and the folders above it that exists.
 fn nearest(path: &Path) -> Result<PathBuf> {
     for there in path.ancestors() {
         match fs::metadata(there) {
@@ -122,7 +122,7 @@ fn read_ahead_kib(device: u64) -> Option<u64> {
     told.trim().parse().ok()
 }
 
-/// What this machine allows.
+/// The limits of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostInfo {
     /// Why `io_uring` does not work; `None` if it does.
@@ -133,12 +133,12 @@ pub struct HostInfo {
     pub memlock_bytes: Option<u64>,
     /// Files that a process may have open; `None` if there is no limit.
     pub open_files: Option<u64>,
-    /// Whether the clock is kept by another one; `None` if that is not told.
+    /// Whether the clock is synchronized (NTP); `None` if unknown.
     pub clock_is_kept: Option<bool>,
 }
 
 impl HostInfo {
-    /// Looks at this machine.
+    /// Examines this machine.
     #[must_use]
     pub fn here() -> Self {
         let told = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
@@ -164,19 +164,19 @@ fn limit(name: &str) -> Option<u64> {
 pub struct BucketInfo {
     /// The server, if it is not AWS.
     pub endpoint: Option<String>,
-    /// What was tried, and what came of it.
+    /// The operations tried, and their results.
     pub tried: Vec<(&'static str, Result<()>)>,
-    /// Seconds that the server's clock is ahead of this machine's, if it told.
+    /// Seconds that the server's clock is ahead of this machine's, if known.
     pub clock_ahead_s: Option<i64>,
-    /// Whether an object that is there is not overwritten under `If-None-Match`.
+    /// Whether `If-None-Match` protects an existing object from a single request.
     pub conditional_put: Option<bool>,
-    /// The same of one that is uploaded in parts.
+    /// Whether it does so from a multipart upload.
     pub conditional_complete: Option<bool>,
-    /// Why nothing can be uploaded in parts.
+    /// Why multipart uploads do not work.
     pub multipart: Option<String>,
-    /// Whether bytes that do not agree with a CRC-64/NVME are refused.
+    /// Whether bytes that do not match their CRC-64/NVME are refused.
     pub checks_sums: Option<bool>,
-    /// Whether a rule removes parts of uploads that were never finished.
+    /// Whether a lifecycle rule removes the parts of unfinished uploads.
     pub aborts_parts: Option<bool>,
 }
 
@@ -185,30 +185,29 @@ pub struct BucketInfo {
 pub enum ProbeDepth {
     /// Nothing is written.
     Look,
-    /// One object of ours is written, and gone afterwards.
+    /// One test object is written, and deleted afterwards.
     Write,
 }
 
 #[cfg(feature = "s3")]
 impl BucketInfo {
-    /// Looks at the folder of a bucket that a URL names, or tries what may be done in it. `doing`
-    /// hears of every step before it is made.
+    /// Examines the folder of a bucket that a URL names, or tests the operations in it. `doing` is
+    /// called with the name of each step before it.
     ///
     /// # Errors
-    /// [`Error::BadUrl`]. What the bucket refuses is among the facts.
+    /// [`Error::BadUrl`]. Operations that the bucket refuses are part of the result.
     pub fn of(url: &str, trial: ProbeDepth, doing: &dyn Fn(&'static str)) -> Result<Self> {
         crate::s3::examine(url, trial, doing)
     }
 }
 
-/// What this process took of the cores so far, in its own code and in the kernel; `None` if that
-/// cannot be told.
+/// CPU time of this process, in user and in kernel mode; `None` if unknown.
 #[must_use]
 pub fn cpu_times() -> Option<[Duration; 2]> {
     syscalls::cpu_times().ok()
 }
 
-/// The share of an object that is in this machine's page cache; `None` if that cannot be told.
+/// The share of an object that is in this machine's page cache; `None` if unknown.
 #[must_use]
 pub fn cached_share(object: &dyn Object) -> Option<f64> {
     let (file, len) = (object.file()?, object.len_bytes());

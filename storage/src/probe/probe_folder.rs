@@ -10,29 +10,29 @@ use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer};
 use crate::sys::syscalls;
 use crate::{Error, ProcessIdentity, Result};
 
-/// A folder of our own in which a file system is tried. [`ProbeFolder::remove`] takes it away; that
-/// of a process that died before is removed by the next sweep, as all that begins with `.tmp-`.
+/// A temporary folder in which a file system is tested. [`ProbeFolder::remove`] deletes it; that of
+/// a dead process is removed by the next sweep, as everything that starts with `.tmp-`.
 #[derive(Clone, Debug)]
 pub struct ProbeFolder {
     folder: PathBuf,
 }
 
-/// How reads and writes go around the page cache.
+/// The direct I/O that works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Direct {
     /// The least alignment of offsets that was accepted, in bytes.
     pub offset_align: u32,
-    /// What the file system says of memory, if it does.
+    /// The memory alignment that the file system reports, if any.
     pub memory_align: Option<u32>,
 }
 
 type Tried<T> = io::Result<T>;
 
 impl ProbeFolder {
-    /// Makes the folder in one that is there.
+    /// Creates the folder in an existing one.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn new(parent: &Path) -> Result<Self> {
         let folder = parent.join(format!(".tmp-doctor-{}", ProcessIdentity::new()));
         fs::create_dir(&folder)
@@ -46,10 +46,10 @@ impl ProbeFolder {
         self.folder.display().to_string()
     }
 
-    /// Takes it away, with all that is in it.
+    /// Deletes it, with its content.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn remove(&self) -> Result<()> {
         fs::remove_dir_all(&self.folder).map_err(|e| Error::from_io("remove", self.name(), e))
     }
@@ -63,47 +63,47 @@ impl ProbeFolder {
         options.read(true).write(true).create_new(true).open(self.path(name))
     }
 
-    /// Whether a name that is taken is not taken again.
+    /// Whether exclusive creation refuses a taken name.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn exclusive_create(&self) -> Tried<bool> {
         self.make("exclusive")?;
         is_taken(self.make("exclusive").map(drop))
     }
 
-    /// Whether a name is given only if it is free, in one step, by `renameat2` itself. An error is
-    /// that there is no such thing here.
+    /// Whether `renameat2` refuses a taken name atomically. An error means that it is not supported
+    /// here.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn exclusive_rename(&self) -> Tried<bool> {
         self.make("renamed")?;
         self.make("in the way")?;
-        // The kernel looks by itself whether a name is taken: only where it is free does a file
-        // system without such a thing say so.
+        // The kernel itself checks whether a name is taken: only for a free name does a file system
+        // without support return an error.
         let free = self.path("renamed to");
         syscalls::rename_noreplace(&self.path("renamed"), &free)?;
         is_taken(syscalls::rename_noreplace(&free, &self.path("in the way")))
     }
 
-    /// Whether a file takes a second name.
+    /// Whether hard links work.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn hard_link(&self) -> Tried<()> {
         self.make("linked")?;
         fs::hard_link(self.path("linked"), self.path("link"))
     }
 
-    /// Whether a lock keeps a second one out.
+    /// Whether a lock excludes a second one.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn lock(&self) -> Tried<bool> {
         let first = self.make("locked")?;
         first.try_lock()?;
-        // NFS locks for writing only what was opened for it.
+        // NFS grants exclusive locks only on files opened for writing.
         let second = OpenOptions::new().read(true).write(true).open(self.path("locked"))?;
         match second.try_lock() {
             Err(fs::TryLockError::WouldBlock) => Ok(true),
@@ -112,10 +112,10 @@ impl ProbeFolder {
         }
     }
 
-    /// Whether files share blocks instead of copying them.
+    /// Whether reflinks work.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn reflink(&self) -> Tried<()> {
         let from = self.make("shared")?;
         from.write_all_at(&[7; ALIGN_BYTES], 0)?;
@@ -125,15 +125,15 @@ impl ProbeFolder {
     /// Whether space is reserved before the first byte.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn allocate(&self) -> Tried<()> {
         syscalls::allocate(&self.make("reserved")?, 1 << 20)
     }
 
-    /// Writes and reads around the page cache, at 512 bytes and at 4096.
+    /// Tests direct I/O at 512 bytes and at 4096.
     ///
     /// # Errors
-    /// What the file system says to the coarser.
+    /// The error of the file system at 4096.
     pub fn direct(&self) -> Tried<Direct> {
         let file = self.make("direct")?;
         let memory_align = syscalls::direct_align(&file).map(|align| align.memory);
@@ -157,10 +157,10 @@ impl ProbeFolder {
         Ok(Direct { offset_align, memory_align })
     }
 
-    /// Milliseconds that it takes to make a small file and its name durable: the median of a few.
+    /// Milliseconds to make a small file and its name durable: the median of a few.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn commit_ms(&self) -> Tried<f64> {
         const ROUNDS: usize = 5;
         let mut all = Vec::with_capacity(ROUNDS);
@@ -169,7 +169,7 @@ impl ProbeFolder {
             let mut file = self.make(&format!("durable {round}"))?;
             file.write_all(&[7; ALIGN_BYTES])?;
             file.sync_all()?;
-            // Some file systems have no such thing, and need none.
+            // Some file systems do not support it, and do not need it.
             let _ = File::open(&self.folder)?.sync_all();
             all.push(begun.elapsed().as_secs_f64() * 1e3);
         }
@@ -177,10 +177,10 @@ impl ProbeFolder {
         Ok(all[ROUNDS / 2])
     }
 
-    /// Seconds that the clock by which the file system dates its files is ahead of ours.
+    /// Seconds that the clock of the file system's timestamps is ahead of this machine's.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn clock_ahead_s(&self) -> Tried<f64> {
         let now =
             || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
@@ -191,7 +191,7 @@ impl ProbeFolder {
         let after = now();
         let meta = fs::metadata(self.path("dated"))?;
         let dated = meta.mtime() as f64 + meta.mtime_nsec() as f64 / 1e9;
-        // A file is dated by the tick before, of up to 10 ms.
+        // A timestamp is that of the last clock tick, up to 10 ms old.
         Ok(if dated > after {
             dated - after
         } else if dated < before - 0.01 {

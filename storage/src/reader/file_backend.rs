@@ -1,6 +1,6 @@
-//! Reads of files, carried the best way that their mount allows. What may block, opening a file and
-//! looking at its file system, is done by the threads, with the first read of it: the thread that
-//! owns the reader waits in `wait` and nowhere else.
+//! Reads of files, by the best method that their mount allows. Calls that may block, such as
+//! opening a file and querying its file system, run on the worker threads with the first read of
+//! the file: the thread that owns the reader waits in `wait` and nowhere else.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,21 +19,21 @@ use crate::reader::worker_pool::{PoolTask, WorkerPool};
 use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer};
 use crate::{BufferPool, Object};
 
-/// How long the first read through a ring on a mount may take before the mount is read by threads.
-/// Some versions of some clients never return from it.
+/// Timeout of the first read through a ring on a mount, after which the mount is read by threads.
+/// With some versions of some clients that read never returns.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// While a ring and threads both have reads, each is looked at so often.
+/// How often each is polled while a ring and threads both have reads.
 const TURN: Duration = Duration::from_millis(1);
 
-/// The carrier of a store of files.
+/// The read backend of a store of files.
 #[derive(Debug)]
 pub(crate) struct FileBackend {
     wishes: IoSettings,
     slots_max: usize,
     pool: Arc<BufferPool>,
     ring: Option<UringBackend>,
-    /// No ring can be made.
+    /// A ring cannot be created.
     ringless: bool,
     threads: WorkerPool<FileRequest>,
     in_threads: usize,
@@ -63,7 +63,7 @@ impl FileBackend {
         self.threads.push(FileRequest { load, work, wishes: self.wishes });
     }
 
-    /// Begins a read of a file that is open.
+    /// Starts a read of an open file.
     fn send(&mut self, load: BackendRead, number: u32, file: Arc<OpenFile>) {
         let way = file.way(self.wishes);
         if way.is_ring() && self.has_ring() {
@@ -73,7 +73,7 @@ impl FileBackend {
         self.hand_over(load, FileTask::Read(file));
     }
 
-    /// Makes the ring with the first read that is for it.
+    /// Creates the ring for the first read that uses it.
     fn has_ring(&mut self) -> bool {
         if self.ring.is_none() && !self.ringless {
             match UringBackend::new(self.slots_max, &self.pool) {
@@ -90,14 +90,14 @@ impl FileBackend {
         self.ring.is_some()
     }
 
-    /// Sorts what came from the ring: what is done, and what threads are to do.
+    /// Sorts the outcomes of the ring: completions, and reads for the threads.
     fn settle_ring(&mut self, done: &mut Vec<BackendCompletion>) {
         let mut landed = std::mem::take(&mut self.landed);
         for one in landed.drain(..) {
             match one {
                 RingOutcome::Done(one) => done.push(one),
                 RingOutcome::Refused(load, file) => self.hand_over(load, FileTask::Read(file)),
-                // Whether the file ended, or failed, is asked of the file system by a thread.
+                // A thread asks the file system whether the file ended or failed.
                 RingOutcome::Failed(load, file, cause) => {
                     self.hand_over(load, FileTask::Explain(file, cause));
                 }
@@ -106,7 +106,7 @@ impl FileBackend {
         self.landed = landed;
     }
 
-    /// Takes over what threads opened, and begins what waited for that.
+    /// Takes the completions of the threads, and starts the reads that waited for a file to open.
     fn settle_threads(&mut self, done: &mut Vec<BackendCompletion>) {
         let mut came = std::mem::take(&mut self.done);
         for FileCompletion { done: one, object, opened } in came.drain(..) {
@@ -121,7 +121,7 @@ impl FileBackend {
                 }
                 Opened::Failed => {
                     for load in self.files.failed(&object) {
-                        // Each fails, or does not, by itself.
+                        // Each read opens the file itself, and fails or not on its own.
                         self.hand_over(load, FileTask::Open);
                     }
                 }
@@ -153,7 +153,7 @@ impl ReadBackend for FileBackend {
             let in_ring = self.ring.as_ref().map_or(0, UringBackend::flying);
             let now = Instant::now();
             if in_ring == 0 && self.in_threads == 0 {
-                // All that is in flight waits to be made again.
+                // Every request in flight waits for a retry.
                 return thread::sleep(until.saturating_duration_since(now));
             }
             let turn =
@@ -197,10 +197,10 @@ struct OpenFiles {
 
 #[derive(Debug)]
 struct FileSlot {
-    /// Held, so that no other object has its address.
+    /// Kept alive, so that no other object has its address.
     object: Arc<dyn Object>,
     file: Option<Arc<OpenFile>>,
-    /// A thread opens it.
+    /// A thread is opening it.
     opening: bool,
     /// Reads that wait until it is open.
     waiting: Vec<BackendRead>,
@@ -209,9 +209,9 @@ struct FileSlot {
 
 enum FileLookup {
     Open(BackendRead, u32, Arc<OpenFile>),
-    /// The first read of it, which opens it.
+    /// The first read of a file, which opens it.
     New(BackendRead),
-    /// Kept until it is open.
+    /// The read is queued until the file is open.
     Waits,
 }
 
@@ -246,7 +246,7 @@ impl OpenFiles {
         FileLookup::New(load)
     }
 
-    /// A number that is free, if need be by closing the file that was not used for longest.
+    /// A free number, if need be by closing the least recently used file.
     fn place_for_one(&mut self) -> Option<u32> {
         if self.entries.len() < FILES_MAX {
             return Some(self.entries.len() as u32); // fits: below FILES_MAX
@@ -272,7 +272,7 @@ impl OpenFiles {
         waiting.into_iter().map(|load| (load, number, Arc::clone(file))).collect()
     }
 
-    /// Nothing is known of it; what waited is given back.
+    /// The file could not be opened; returns the reads that waited for it.
     fn failed(&mut self, object: &Arc<dyn Object>) -> Vec<BackendRead> {
         let Some(&number) = self.numbers.get(&address(object)) else { return Vec::new() };
         let entry = &mut self.entries[number as usize];
@@ -286,7 +286,7 @@ impl OpenFiles {
     }
 }
 
-/// A read for a thread, and what else it is to do.
+/// A read for a thread, and how to do it.
 #[derive(Debug)]
 struct FileRequest {
     load: BackendRead,
@@ -296,21 +296,21 @@ struct FileRequest {
 
 #[derive(Debug)]
 enum FileTask {
-    /// By what every object can.
+    /// Read by [`Object::read_many`].
     Object,
-    /// Open it, and try the ways that its mount has.
+    /// Open the file, and probe the read methods of its mount.
     Open,
-    /// Open it anew after an error, if it is still what it was.
+    /// Reopen it after an error, if it is still the same file.
     Reopen(Option<Arc<OpenFile>>),
     Read(Arc<OpenFile>),
-    /// Say what a ring's failure means.
+    /// Find the error that a failure in the ring stands for.
     Explain(Arc<OpenFile>, crate::io::transfer::TransferErrorKind),
 }
 
 #[derive(Debug)]
 struct FileCompletion {
     done: BackendCompletion,
-    /// Of which object something was opened.
+    /// The object that was opened.
     object: Option<Arc<dyn Object>>,
     opened: Option<Opened>,
 }
@@ -363,8 +363,8 @@ impl FileCompletion {
     }
 }
 
-/// Reads a block of the file through a ring, once a mount, on a thread that may hang, and takes the
-/// ways off its ladder that do not work. Says then how the mount is read.
+/// Once per mount: reads a block of the file through a ring, on a thread that may get stuck, and
+/// drops the read methods that do not work. Logs how the mount is read.
 fn probe(file: &OpenFile, wishes: IoSettings) {
     file.mount.probed.get_or_init(|| {
         let mut way = file.way(wishes);
@@ -381,12 +381,12 @@ fn probe(file: &OpenFile, wishes: IoSettings) {
 
 fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
     let start = if file.mount.inline { SubmitMode::Inline } else { SubmitMode::Punted };
-    // Too few descriptors are no word about the mount.
+    // Running out of descriptors says nothing about the mount.
     let Ok(own) = file.file(way).try_clone() else { return Ok(()) };
     let (answer, answered) = mpsc::sync_channel(1);
     let read = move || {
         let mut block = AlignedBuffer::take();
-        // The file need not have a block; what is asked is whether it may be read.
+        // The file may be shorter than a block; this only probes whether it can be read.
         let piece = Transfer::read(0, &mut block[..ALIGN_BYTES]).direct(ALIGN_BYTES, 0);
         let outcome = match uring_batch::transfer(&own, &mut [piece], start) {
             Err(BatchError::Refused(why)) => Err(why),
@@ -394,7 +394,7 @@ fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
                 crate::io::transfer::TransferErrorKind::Io(e) if is_refusal(e, way) => {
                     Err(e.to_string())
                 }
-                _ => Ok(()), // an error of data is no refusal
+                _ => Ok(()), // an I/O error is no refusal
             },
             Err(BatchError::Busy) | Ok(()) => Ok(()),
         };
@@ -407,19 +407,19 @@ fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
     })
 }
 
-/// How many reads at once a kind of file system may be given. Whoever reads finds the best number
-/// up to it; beyond, nothing is gained even if many of them are late.
+/// The queue depth limit for a kind of file system. The loader finds the best depth up to it;
+/// beyond it nothing is gained even if many reads are late.
 pub(crate) fn depth_liked(file_system: &str) -> usize {
     match file_system {
-        // Eight requests for each of so many servers.
+        // Eight requests for each of 32 servers.
         "lustre" => 256,
         "tmpfs" | "ramfs" => 4,
         "overlay" | "fuse.ceph-fuse" | "fuse.ceph" => 32,
-        // A process that answers, often one at a time, is slower with more.
+        // A FUSE daemon often serves one request at a time, and is slower with more.
         kind if kind.starts_with("fuse") => 4,
-        // A solid-state disk, a network with latency: 64 random reads of 8 KiB at once gave 59.7
-        // thousand a second, 16 gave 48.2 and 128 gave 51.6. But if of 4,600 reads a second one in
-        // fifty comes a second late, 92 are waiting at any time.
+        // An SSD, or a network with latency: 64 random reads of 8 KiB at once gave 59.7 thousand
+        // reads a second, 16 gave 48.2 and 128 gave 51.6. But if one in fifty of 4,600 reads a
+        // second is a second late, 92 are waiting at any time.
         _ => 128,
     }
 }
@@ -430,8 +430,8 @@ mod tests {
     use crate::fs::mount::Mount;
     use crate::{Key, ReadRequest, ReaderOptions, open_url, write_all};
 
-    /// A memory file system knows no reads that leave the page cache as it was. Many of them in
-    /// flight at once are refused one by one, and that once took the ring off the mount.
+    /// A tmpfs does not support `RWF_DONTCACHE`. Many such reads in flight at once are refused one
+    /// by one, and that once disabled the ring for the mount.
     #[test]
     fn a_flag_that_is_refused_leaves_the_ring() {
         let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
@@ -448,7 +448,7 @@ mod tests {
         let mut options = ReaderOptions::new(&pool);
         options.depth = Some(16);
         let mut reader = store.reader(&options).unwrap();
-        // The first one is read by the thread that opens the file.
+        // The first read is done by the thread that opens the file.
         for count in [1, 16] {
             for tag in 0..count {
                 let (object, buf) = (Arc::clone(&object), pool.take(100).unwrap());

@@ -1,5 +1,5 @@
-//! The books of a reader: what is in flight since when, what is tried again, what is given up. How
-//! a read is carried is the business of its [`ReadBackend`].
+//! The state of a reader's requests: in flight, waiting for a retry, abandoned. How a read is done
+//! is up to its [`ReadBackend`].
 
 use std::fmt;
 use std::ops::Range;
@@ -11,20 +11,20 @@ use crate::reader::watchdog::RequestTable;
 use crate::sys::aligned_buffer::ALIGN_BYTES;
 use crate::{Buffer, Completion, Error, Object, ReadRequest, Reader, ReaderCounters, Result};
 
-/// One way of carrying reads. Dropping it lets go of what is in flight, and never blocks.
+/// One way to do reads. Dropping it abandons the requests in flight, and never blocks on a stuck
+/// one.
 pub(crate) trait ReadBackend: fmt::Debug {
-    /// Begins a read, at once or with the next `wait`. It comes back under its slot, once.
+    /// Starts a read, at once or in the next `wait`. It completes once, with its slot number.
     fn carry(&mut self, load: BackendRead);
 
-    /// Waits until something is done or `until` is past; does not wait if it is.
+    /// Waits for at least one completion or until `until`; polls if that is past.
     fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>);
 
-    /// What carries the reads of an object, and the server that has the byte at `offset` of it, as
-    /// far as that can be told.
+    /// How the object is read, and which server has its byte at `offset`, as far as that is known.
     fn place(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String);
 }
 
-/// A read on its way to a carrier.
+/// A read handed to a backend.
 #[derive(Debug)]
 pub(crate) struct BackendRead {
     pub(crate) slot: u32,
@@ -32,14 +32,14 @@ pub(crate) struct BackendRead {
     pub(crate) offset: u64,
     pub(crate) len: usize,
     pub(crate) buf: Buffer,
-    /// When the bytes are needed, for carriers that can hurry.
+    /// When the bytes are needed, for backends that can speed up a late read.
     #[cfg_attr(not(feature = "s3"), expect(dead_code, reason = "files cannot be hurried"))]
     pub(crate) deadline: Option<Instant>,
-    /// 0 for the first time. A file is opened anew from 1 on.
+    /// 0 for the first attempt. Later ones reopen the file.
     pub(crate) attempt: u32,
 }
 
-/// A read that a carrier is done with.
+/// The result of a read from a backend.
 #[derive(Debug)]
 pub(crate) struct BackendCompletion {
     pub(crate) slot: u32,
@@ -51,7 +51,7 @@ pub(crate) struct BackendCompletion {
     pub(crate) outcome: Result<()>,
 }
 
-/// A reader over any carrier.
+/// A reader over any backend.
 #[derive(Debug)]
 pub(crate) struct InFlightReader<C> {
     carrier: C,
@@ -61,10 +61,10 @@ pub(crate) struct InFlightReader<C> {
     free: Vec<u32>,
     flying: usize,
     orphans: usize,
-    /// Slots whose read is to be made again, and when.
+    /// Slots whose read is to be retried, when, and with which buffer.
     later: Vec<(Instant, u32, Buffer)>,
     done: Vec<BackendCompletion>,
-    /// When to look for stuck requests next.
+    /// When to check for stuck requests next.
     look_next: Instant,
     counters: ReaderCounters,
     seats: RequestTable,
@@ -87,14 +87,14 @@ struct RequestSlot {
 enum SlotState {
     Free,
     Flying,
-    /// Given up; its carrier still has it.
+    /// Abandoned: timed out, and the backend still has it.
     Orphan,
 }
 
-/// Looks for stuck requests in a time-out: one that is late is found so much later at most.
+/// Checks for stuck requests per timeout: it bounds how late a timeout is detected.
 const LOOKS_PER_TIMEOUT: u32 = 16;
 
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const LOOK_PAUSE_MAX: Duration = Duration::from_millis(250);
 
 impl<C: ReadBackend> InFlightReader<C> {
@@ -128,7 +128,7 @@ impl<C: ReadBackend> InFlightReader<C> {
         }
     }
 
-    /// Does what has fallen due: reads that are to be made again, requests that are to be given up.
+    /// Starts the retries that are due, and fails the requests that timed out.
     fn look(&mut self, now: Instant, came: &mut Vec<Completion>) -> Result<()> {
         while let Some(i) = self.later.iter().position(|(when, ..)| *when <= now) {
             let (_, index, buf) = self.later.swap_remove(i);
@@ -155,7 +155,7 @@ impl<C: ReadBackend> InFlightReader<C> {
     }
 
     fn give_up(&mut self, index: usize, age: Duration, came: &mut Vec<Completion>) -> Result<()> {
-        // One that waits to be made again is in nobody's hands.
+        // A request that waits for a retry is not in the backend.
         let waiting = self.later.iter().position(|(_, slot, _)| *slot as usize == index);
         let buf = waiting.map(|i| self.later.swap_remove(i).2);
         let slot = &mut self.slots[index];
@@ -195,7 +195,7 @@ impl<C: ReadBackend> InFlightReader<C> {
         self.free.push(index);
     }
 
-    /// Takes back what a carrier is done with.
+    /// Processes a completion of the backend.
     fn land(&mut self, done: BackendCompletion, now: Instant, came: &mut Vec<Completion>) {
         let BackendCompletion { slot: index, buf, data, moved_bytes, short_reads, outcome } = done;
         let slot = &mut self.slots[index as usize];
@@ -212,7 +212,7 @@ impl<C: ReadBackend> InFlightReader<C> {
         }
         if let Err(error) = &outcome
             && let Some(pause) = self.options.retry_pauses.get(slot.attempt as usize)
-            // Past its time it would be told as stuck, and why it failed would be lost.
+            // Past its timeout it would be reported as stuck, and the error would be lost.
             && now.duration_since(slot.began) + *pause < self.options.timeout
             && let Some(cause) = may_pass(error)
         {
@@ -342,8 +342,7 @@ fn past_the_end(load: &BackendRead) -> Error {
     }
 }
 
-/// Which of [`RETRY_CAUSES`] an error is: of a device or a server, and perhaps over when the read
-/// is made again.
+/// The index in [`RETRY_CAUSES`] of an error of a device or a server that a retry may get past.
 fn may_pass(error: &Error) -> Option<usize> {
     const NUMBERS: [i32; RETRY_CAUSES.len()] = [
         libc::EIO,

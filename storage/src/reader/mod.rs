@@ -1,4 +1,4 @@
-//! Requests in flight, the backends that carry them, and the watchdog that reports stuck ones.
+//! Requests in flight, the backends that read them, and the watchdog that reports stuck ones.
 
 pub(crate) mod file_backend;
 pub(crate) mod in_flight;

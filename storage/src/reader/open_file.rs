@@ -1,5 +1,5 @@
-//! A file that a reader reads: its descriptors, its alignment, its mount and its layout; and one
-//! read of it, in terms of whole blocks.
+//! An open file of a reader: its descriptors, alignment, mount and layout; and one read of it in
+//! whole blocks.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -20,27 +20,27 @@ use crate::{Error, IoEngine, Object, Result};
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
-    /// Told from every other, also of the same object.
+    /// Unique, also among files of the same object.
     pub(crate) id: u64,
     object: Arc<dyn Object>,
     identity: Identity,
-    /// Opened anew, by its path, after an error.
+    /// Reopened by path after an error.
     again: Option<File>,
-    /// Opened to go around the page cache.
+    /// Opened for direct I/O.
     direct: Option<File>,
-    /// What direct reads are aligned to, in bytes.
+    /// Alignment of direct reads, in bytes.
     align: usize,
     pub(crate) mount: Arc<Mount>,
     pub(crate) layout: Layout,
 }
 
-/// What makes a file the one it was, also when nobody can ask its old handle any more.
+/// The identity of a file, which survives a stale handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
     inode: u64,
     len_bytes: u64,
-    /// Objects are written once.
+    /// Modification time: objects are written once.
     written: (i64, i64),
 }
 
@@ -52,7 +52,7 @@ impl Identity {
 }
 
 impl OpenFile {
-    /// Looks at the file of an object, and opens it as the wishes ask. Blocks if its file system
+    /// Examines the file of an object, and opens it as the settings say. Blocks if its file system
     /// does.
     pub(crate) fn open(object: &Arc<dyn Object>, file: &File, wishes: IoSettings) -> Result<Self> {
         let failed = |e| Error::from_io("look at", object.display(), e);
@@ -61,9 +61,9 @@ impl OpenFile {
         Self::with(object, file, None, identity, mount, wishes).map_err(failed)
     }
 
-    /// Opens the file of an object by its path, and makes sure that it is the one it was: that is
-    /// `known`, or what the object's own handle tells. A handle is stale just when its file was
-    /// replaced, so where neither can tell, it stays stale.
+    /// Opens the file of an object by its path, and verifies that it is still the same file, by
+    /// `known` or by the object's own handle. A handle is stale when its file was replaced, so if
+    /// neither can tell, the result is the stale error.
     pub(crate) fn reopen(
         object: &Arc<dyn Object>,
         known: Option<&OpenFile>,
@@ -110,13 +110,13 @@ impl OpenFile {
         Ok(OpenFile { id, object, identity, again, direct, align, mount, layout })
     }
 
-    /// The best way that is left for this file.
+    /// The best read method available for this file.
     pub(crate) fn way(&self, wishes: IoSettings) -> ReadMethod {
         let usable = |way: &ReadMethod| self.direct.is_some() || !way.is_direct();
         ladder(&self.mount, wishes).find(usable).unwrap_or(ReadMethod::ThreadsCached)
     }
 
-    /// The same, for a thread.
+    /// The best method for a thread.
     pub(crate) fn way_of_threads(&self, wishes: IoSettings) -> ReadMethod {
         match &self.direct {
             Some(_)
@@ -140,7 +140,7 @@ impl OpenFile {
         if way.is_direct() { self.align } else { 1 }
     }
 
-    /// Reads by `pread`, on this thread, by the best way that works.
+    /// Reads by `pread`, on this thread, by the best method that works.
     pub(crate) fn read(&self, mut load: BackendRead, wishes: IoSettings) -> BackendCompletion {
         loop {
             let way = self.way_of_threads(wishes);
@@ -182,7 +182,7 @@ impl OpenFile {
         }
     }
 
-    /// What a failed read means. Asks the file system where the file ended.
+    /// The error of a failed read. Asks the file system where the file ended.
     pub(crate) fn error(&self, load: &BackendRead, cause: TransferErrorKind) -> Error {
         let object = load.object.display();
         match cause {
@@ -199,18 +199,18 @@ impl OpenFile {
     }
 }
 
-/// What a transfer gives, or why it stopped.
+/// The result of a transfer, or why it stopped.
 type Carried<T> = std::result::Result<T, TransferErrorKind>;
 
-/// Opens what is open once more, by its descriptor, so that it is the same file whatever became of
-/// its name.
+/// Reopens an open file by its descriptor, so that it is the same file even if its name was
+/// replaced.
 fn open_direct(file: &File, mount: &Mount) -> Option<File> {
     let same = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut options = File::options();
     match options.read(true).custom_flags(libc::O_DIRECT).open(same) {
         Ok(file) => Some(file),
         Err(e) => {
-            // Too few descriptors are no word about the mount.
+            // Running out of descriptors says nothing about the mount.
             if is_refusal(&e, ReadMethod::ThreadsDirect) {
                 mount.refuse(ReadMethod::RingDirect, &e);
                 mount.refuse(ReadMethod::ThreadsDirect, &e);
@@ -220,12 +220,12 @@ fn open_direct(file: &File, mount: &Mount) -> Option<File> {
     }
 }
 
-/// The ways that a mount and the wishes leave, best first.
+/// The read methods that the mount and the settings allow, best first.
 pub(crate) fn ladder(mount: &Mount, wishes: IoSettings) -> impl Iterator<Item = ReadMethod> {
     let kind = mount.file_system.as_str();
     let in_memory = matches!(kind, "tmpfs" | "ramfs");
-    // Without asynchronous buffered reads, a ring holds a kernel thread asleep for each. With
-    // direct ones it does not, unless the file system is a process that answers one at a time.
+    // Without asynchronous buffered reads, a ring blocks a kernel thread for each. Direct reads do
+    // not, unless the file system is a daemon that serves one at a time.
     let network = matches!(kind, "lustre" | "ceph" | "nfs" | "nfs4" | "gpfs" | "beegfs");
     let (inline, asked) = (mount.inline, wishes.engine);
     let liked = move |way: ReadMethod| match way {
@@ -250,24 +250,24 @@ pub(crate) fn ladder(mount: &Mount, wishes: IoSettings) -> impl Iterator<Item = 
     left.into_iter().filter(|(_, left)| *left).map(|(way, _)| way)
 }
 
-/// What sandboxes, old kernels and file systems without the operation say; never said of data.
+/// Errors of sandboxes, old kernels and file systems without the operation; never I/O errors.
 pub(crate) fn is_refusal(e: &io::Error, way: ReadMethod) -> bool {
     match e.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => true,
         Some(libc::EPERM | libc::EACCES) => way.is_ring(),
-        // An alignment that is not enough, whatever the file system told.
+        // The alignment is not enough, whatever the file system reported.
         Some(libc::EINVAL) => way.is_direct(),
-        // Put off, and put off again until the retries were spent: threads may wait.
+        // Postponed until the retries were spent: threads may block instead.
         _ => way.is_ring() && e.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
-/// One read in whole blocks, and how far it has come.
+/// One read in whole blocks, and its progress.
 #[derive(Debug)]
 pub(crate) struct AlignedRead {
     start: u64,
     skip: usize,
-    /// Bytes to ask for.
+    /// Bytes to request.
     span: usize,
     progress: TransferProgress,
     moved_bytes: u64,
@@ -284,7 +284,7 @@ impl AlignedRead {
         AlignedRead { start, skip, span, progress, moved_bytes: 0, short_reads: 0 }
     }
 
-    /// What is still to come: the place in the file, and where in the buffer it goes.
+    /// The rest to read: the file offset, and the range of the buffer.
     pub(crate) fn rest(&self) -> (u64, Range<usize>) {
         let done = self.progress.done();
         (self.start + done as u64, done..self.span)
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
     use crate::{Map, RangeRead};
 
-    /// An object whose handle tells nothing any more.
+    /// An object with a stale handle.
     #[derive(Debug)]
     struct Stale(PathBuf, u64);
 
@@ -352,8 +352,8 @@ mod tests {
         assert!(ReadMethod::ALL.into_iter().all(|way| !is_refusal(&broken, way)));
     }
 
-    /// A file that was replaced by another of its length once passed for what it was, if the old
-    /// handle was stale; and it is stale because the file was replaced.
+    /// A replaced file of the same length was once taken for the original if the old handle was
+    /// stale; and it is stale because the file was replaced.
     #[test]
     fn a_stale_handle_does_not_lead_to_another_file() {
         let folder = tempfile::tempdir().unwrap();

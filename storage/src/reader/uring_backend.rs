@@ -1,6 +1,6 @@
-//! Reads carried by an io_uring of one thread. The ring is made, used and dropped by the thread
-//! that owns the reader, so the kernel need not lock it (`SINGLE_ISSUER`), and hands over
-//! completions when that thread asks and not in the middle of what it does (`DEFER_TASKRUN`).
+//! Reads through an io_uring of one thread. The ring is created, used and dropped by the thread
+//! that owns the reader, so the kernel need not lock it (`SINGLE_ISSUER`), and posts completions
+//! when that thread enters the kernel, not at any moment (`DEFER_TASKRUN`).
 
 use std::cell::RefCell;
 use std::os::fd::AsRawFd as _;
@@ -17,27 +17,27 @@ use crate::io::uring_batch::explain;
 use crate::reader::in_flight::{BackendCompletion, BackendRead};
 use crate::reader::open_file::{AlignedRead, OpenFile, is_refusal};
 
-/// Memory registered with the kernel: the first so many bytes of the pool, which are used most.
-/// Half of the usual limit of locked memory, and four times what 64 samples of 16 KiB need.
+/// The most memory registered with the kernel, from the start of the pool, which is used most. Half
+/// of the usual limit of locked memory, and four times what 64 samples of 16 KiB need.
 const FIXED_BYTES_MAX: usize = 4 << 20;
 
-/// Where halving that ends: less gains nothing.
+/// The least to register if halving gets there: less gains nothing.
 const FIXED_BYTES_MIN: usize = 256 << 10;
 
-/// Files that a ring knows by a number of its own, which saves a look-up for each request.
+/// Registered files of a ring, which save a look-up of the descriptor for each request.
 pub(crate) const FILES_MAX: usize = 256;
 
-/// For direct reads and for others.
+/// Entries of the file table: one for direct and one for buffered reads of each file.
 const PLACES: usize = 2 * FILES_MAX;
 
-/// How long a completion waits for company, a quarter of what is in flight but 16 at most: each
-/// call to the kernel, and each signal to the device, then pays for several.
+/// How long to batch completions: until a quarter of the requests in flight, at most 16, are
+/// complete. Each system call, and each signal to the device, then pays for several.
 const COMPANY: Duration = Duration::from_millis(1);
 
-/// How long a dropped ring waits for what is in flight before it lets go.
+/// How long a dropped ring waits for its requests in flight before it abandons them.
 const DROP_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The ring of a reader. Dropping it waits a little for what is in flight, and then lets go of it.
+/// The ring of a reader. Dropping it waits briefly for the requests in flight, then abandons them.
 pub(crate) struct UringBackend(Option<Ring>);
 
 struct Ring {
@@ -46,11 +46,12 @@ struct Ring {
     flying: usize,
     pool: Arc<BufferPool>,
     fixed_bytes: usize,
-    /// The id of the file at each place of the kernel's table. A file has two places, for its
-    /// direct reads and for the others: the kernel may look a place up long after a submission, so
-    /// what is there must not change while a read of it is in flight.
+    /// The id of the file in each entry of the kernel's file table. A file has two entries, for
+    /// direct and for buffered reads: the kernel may look an entry up long after submission, so it
+    /// must not change while a read through it is in flight.
     places: Vec<u64>,
-    /// Whether the kernel was told how many threads a request that may block can have.
+    /// Whether the limit of kernel worker threads (io-wq) has been set, for requests that may
+    /// block.
     punts: bool,
 }
 
@@ -61,18 +62,18 @@ struct RingRead {
     number: u32,
     way: ReadMethod,
     transfer: AlignedRead,
-    /// It was asked for with [`RWF_DONTCACHE`].
+    /// Submitted with [`RWF_DONTCACHE`].
     spares_cache: bool,
 }
 
-/// How a read came back from a ring.
+/// The outcome of a read through a ring.
 #[derive(Debug)]
 pub(crate) enum RingOutcome {
-    /// With its bytes.
+    /// Complete, with its bytes.
     Done(BackendCompletion),
-    /// Without: to be carried another way.
+    /// Refused by the mount: to be read by another method.
     Refused(BackendRead, Arc<OpenFile>),
-    /// With an error or an early end, which a thread may look into.
+    /// An error or an early end of file, which a thread examines.
     Failed(BackendRead, Arc<OpenFile>, TransferErrorKind),
 }
 
@@ -84,16 +85,16 @@ impl fmt::Debug for UringBackend {
 }
 
 impl UringBackend {
-    /// A ring of this thread.
+    /// Creates the ring of this thread.
     ///
     /// # Errors
-    /// Who refuses it, and how.
+    /// The system call that failed, and why.
     pub(crate) fn new(slots_max: usize, pool: &Arc<BufferPool>) -> Result<Self, String> {
         let ring = build(slots_max).map_err(|e| explain("io_uring_setup", &e))?;
         if !ring.params().is_feature_ext_arg() {
             return Err("io_uring_enter: this kernel cannot wait for a limited time".to_owned());
         }
-        // A kernel without sparse tables, before 5.19, knows files by their descriptors.
+        // Without sparse file tables (before Linux 5.19), reads use file descriptors.
         let numbered = ring.submitter().register_files_sparse(PLACES as u32).is_ok();
         let fixed_bytes = register(&ring, pool);
         sweep_graves();
@@ -112,8 +113,8 @@ impl UringBackend {
         self.ring().flying
     }
 
-    /// Takes a read; it begins with the next `wait`, or sooner. `number` is below [`FILES_MAX`],
-    /// and one file's alone as long as it is used.
+    /// Queues a read; it starts in the next `wait`, or sooner. `number` is below [`FILES_MAX`], and
+    /// belongs to one file as long as that is in use.
     pub(crate) fn begin(
         &mut self,
         load: BackendRead,
@@ -124,7 +125,7 @@ impl UringBackend {
         self.ring_mut().begin(load, file, number, way);
     }
 
-    /// Waits until something lands or `until` is past, and submits what was begun.
+    /// Submits queued reads, and waits for at least one outcome or until `until`.
     pub(crate) fn wait(&mut self, until: Instant, landed: &mut Vec<RingOutcome>) {
         self.ring_mut().wait(until, landed);
     }
@@ -145,7 +146,7 @@ impl Drop for UringBackend {
             log::warn!("{} reads hang; what they read into is kept", ring.flying);
             let mut ring = Some(ring);
             let _ = GRAVES.try_with(|graves| graves.borrow_mut().0.extend(ring.take()));
-            // A thread that is ending has no graves any more.
+            // A thread that is ending has no list of abandoned rings any more.
             mem::forget(ring);
         }
     }
@@ -157,7 +158,7 @@ impl Ring {
         let slot = load.slot as usize;
         assert!(self.flights[slot].is_none(), "a slot is in flight once");
         if !file.mount.inline && !mem::replace(&mut self.punts, true) {
-            // The kernel's own bound is four threads a processor.
+            // The kernel's default is four threads per processor.
             let mut most = [self.flights.len() as u32, 0]; // fits: DEPTH_MAX and orphans
             let _ = self.ring.submitter().register_iowq_max_workers(&mut most);
         }
@@ -183,8 +184,8 @@ impl Ring {
         let fixed = load.buf.place_in(&self.pool);
         let fixed = fixed.is_some_and(|place| place + range.end <= self.fixed_bytes);
         let to = &mut load.buf[range];
-        // fits: a read is as long as a buffer, and those are below 2 GiB in any sane pool; what is
-        // cut off here comes with the next request.
+        // fits: a read is as long as its buffer, which is below 2 GiB in any sane pool; bytes cut
+        // off here are read by the next request.
         let (start, len) = (to.as_mut_ptr(), u32::try_from(to.len()).unwrap_or(1 << 30));
         *spares_cache = !way.is_direct() && file.mount.spares_cache();
         let flags = if *spares_cache { RWF_DONTCACHE } else { 0 };
@@ -205,16 +206,17 @@ impl Ring {
                 opcode::Read::new(types::Fd(fd), start, len).offset(offset).rw_flags(flags).build()
             }
         };
-        // A submission may block where reads are not asynchronous by themselves.
+        // Where reads are not asynchronous, a submission may block unless it is punted to a worker.
         let punt = if file.mount.inline { squeue::Flags::empty() } else { squeue::Flags::ASYNC };
         let entry = entry.flags(punt).user_data(slot as u64);
         loop {
-            // SAFETY: the flight owns its buffer and its file, and stays in `flights`, or in a
-            // grave, until its completion was seen. Nobody touches the buffer until then.
+            // SAFETY: the request owns its buffer and its file, and stays in `flights`, of this or
+            // an abandoned ring, until its completion was taken. Nothing else accesses the buffer
+            // until then.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // The queue is full: what is in it goes to the kernel.
+            // The submission queue is full: submit it.
             if self.ring.submit().is_err() {
                 thread::yield_now();
             }
@@ -235,7 +237,7 @@ impl Ring {
         self.reap(landed);
     }
 
-    /// Submits, and waits for so many completions or so long.
+    /// Submits, and waits for `want` completions or for `patience`.
     fn enter(&mut self, want: usize, patience: Duration) {
         let time = types::Timespec::from(patience);
         let args = types::SubmitArgs::new().timespec(&time);
@@ -244,14 +246,14 @@ impl Ring {
             Some(libc::ETIME | libc::EINTR) => {}
             Some(libc::EAGAIN | libc::EBUSY) => thread::sleep(patience.min(COMPANY)),
             _ => {
-                // What was taken completes or is given up by its age; what was not, too.
+                // Submitted requests complete or time out; so do those that were not submitted.
                 log::warn!("{}", explain("io_uring_enter", &e));
                 thread::sleep(patience.min(COMPANY));
             }
         }
     }
 
-    /// Takes what has completed. Whether anything landed.
+    /// Takes all completions; true if any request is done.
     fn reap(&mut self, landed: &mut Vec<RingOutcome>) -> bool {
         let before = landed.len();
         loop {
@@ -266,7 +268,7 @@ impl Ring {
         landed.len() > before
     }
 
-    /// Judges a completion: `None` if the read goes on.
+    /// Processes a completion: `None` if the read continues.
     fn settle(&mut self, slot: usize, came: io::Result<usize>) -> Option<RingOutcome> {
         let flight = self.flights[slot].as_mut().expect("a completion is of something in flight");
         let way = flight.way;
@@ -279,8 +281,7 @@ impl Ring {
             && is_refusal(e, way)
         {
             let mount = &flight.file.mount;
-            // Of reads that were in flight together each is told so; it is the flag that is
-            // refused.
+            // Each of the reads in flight together gets this error; only the flag is refused.
             if flight.spares_cache && e.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 mount.keeps_cache();
                 self.push(slot);
@@ -302,7 +303,7 @@ impl Ring {
         self.flights[slot].take().expect("in flight")
     }
 
-    /// Waits a little for what is in flight, or not at all; whether anything still is.
+    /// Waits up to `patience` for the requests in flight; true if any still is.
     fn drain(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut landed = Vec::new();
@@ -322,9 +323,9 @@ impl Ring {
 const RWF_DONTCACHE: i32 = 0x80;
 
 thread_local! {
-    /// Rings of this thread that were dropped with requests that hang. Nobody else may ask for
-    /// their completions, so they wait here, with all that the kernel may still write to, until
-    /// this thread makes another ring. What is left when it ends stays for ever.
+    /// Rings of this thread that were dropped with stuck requests. No other thread may take their
+    /// completions (`SINGLE_ISSUER`), so they are kept here, with all memory that the kernel may
+    /// still write to, until this thread creates another ring. Rings left when it ends are leaked.
     static GRAVES: RefCell<AbandonedRings> = const { RefCell::new(AbandonedRings(Vec::new())) };
 }
 
@@ -340,7 +341,7 @@ fn sweep_graves() {
     GRAVES.with_borrow_mut(|graves| graves.0.retain_mut(|ring| ring.drain(Duration::ZERO)));
 }
 
-/// A ring for this thread: the fastest that this kernel has.
+/// Creates a ring with the fastest setup that this kernel supports.
 fn build(slots_max: usize) -> io::Result<IoUring> {
     let entries = slots_max.next_power_of_two() as u32; // fits: DEPTH_MAX and orphans
     let refused = |made: &io::Result<IoUring>| {
@@ -357,8 +358,8 @@ fn build(slots_max: usize) -> io::Result<IoUring> {
     if refused(&made) { IoUring::new(entries) } else { made }
 }
 
-/// Registers the beginning of the pool, as much as the limit of locked memory allows. Gives how
-/// much: what lies past it is read into as well, a little slower.
+/// Registers the start of the pool, as much as the limit of locked memory allows. Returns how many
+/// bytes: reads into memory past it are a little slower.
 fn register(ring: &IoUring, pool: &BufferPool) -> usize {
     let mut len = pool.bytes_max().min(FIXED_BYTES_MAX);
     while len >= FIXED_BYTES_MIN.min(pool.bytes_max()) && len > 0 {

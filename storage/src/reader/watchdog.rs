@@ -1,11 +1,11 @@
-//! Who names a read that hangs. The thread that made it may hang with it, inside the kernel, so
-//! this is the business of another one, which looks at a table and touches neither files nor rings.
+//! Reports stuck reads. The thread that submitted one may be stuck with it, inside the kernel, so
+//! this is done by another thread, which reads a table and touches neither files nor rings.
 //!
-//! A reader has a [`RequestTable`], with a seat for each of its slots. Sitting down and getting up
-//! are a few stores by the reader's thread, and a lock that nobody else takes unless the seat is
-//! taken for long. The watchdog goes round all of them, and at 10, 30 and 60 s it says whose bytes
-//! do not come, from where, and how its neighbours fare: one that hangs among many that come is a
-//! server, all of them together are a network or a mount.
+//! A reader has a [`RequestTable`], with an entry for each of its slots. Filling and clearing an
+//! entry are a few stores by the reader's thread, and a lock that is contended only if the entry is
+//! old. The watchdog scans all tables. When a read is 10, 30 and 60 s old it reports the object,
+//! the server and how the other reads fare: one stuck read among many that complete points to a
+//! server, all of them together to a network or a mount.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use crate::Object;
 
-/// What is known of the reads of this process that are under way.
+/// The reads of this process in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct StuckReads;
 
-/// A read under way.
+/// A read in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StuckRead {
@@ -29,20 +29,20 @@ pub struct StuckRead {
     pub offset: u64,
     /// Its bytes.
     pub len: u64,
-    /// How long it has been under way.
+    /// How long it has been in flight.
     pub age: Duration,
-    /// What carries it; empty while it is young.
+    /// How it is read; empty while it is young.
     pub backend: String,
-    /// The server that has the bytes; empty if that cannot be told.
+    /// The server that has the bytes; empty if unknown.
     pub placement: String,
-    /// Times that it was made again after an error.
+    /// Retries after an error.
     pub retries: u32,
     /// Reads of the same reader that are young.
     pub siblings: usize,
 }
 
 impl StuckReads {
-    /// The oldest read of this process that is under way.
+    /// The oldest read of this process in flight.
     #[must_use]
     pub fn oldest() -> Option<StuckRead> {
         let tables = tables();
@@ -50,7 +50,7 @@ impl StuckReads {
         oldest.max_by_key(|pending| pending.age)
     }
 
-    /// The same as a sentence.
+    /// The oldest read in flight as text.
     #[must_use]
     pub fn describe() -> Option<String> {
         StuckReads::oldest().map(|pending| pending.to_string())
@@ -78,7 +78,7 @@ impl fmt::Display for StuckRead {
     }
 }
 
-/// The seats of one reader.
+/// The request entries of one reader.
 #[derive(Debug)]
 pub(crate) struct RequestTable(Arc<Table>);
 
@@ -90,12 +90,12 @@ struct Table {
 
 #[derive(Debug, Default)]
 struct RequestEntry {
-    /// Nanoseconds since the first look at the clock; 0 if nobody sits here.
+    /// Start of the read, in nanoseconds since the first [`clock`] call; 0 if the entry is free.
     since: AtomicU64,
     offset: AtomicU64,
     len: AtomicU64,
     retries: AtomicU32,
-    /// How many warnings it was worth. The watchdog's own, but for its return to 0.
+    /// Warnings so far. Written only by the watchdog, except for the reset to 0.
     warned: AtomicU8,
     who: Mutex<RequestTarget>,
 }
@@ -118,7 +118,7 @@ impl RequestTable {
         RequestTable(table)
     }
 
-    /// A read begins.
+    /// Fills an entry when a read starts.
     pub(crate) fn sit(
         &self,
         i: usize,
@@ -140,13 +140,13 @@ impl RequestTable {
         self.0.seats[i].retries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Who carries a read that has grown old.
+    /// Records the backend and placement of an old read.
     pub(crate) fn place(&self, i: usize, (backend, placement): (String, String)) {
         let mut who = self.0.seats[i].who();
         (who.backend, who.placement) = (backend, placement);
     }
 
-    /// A read has come.
+    /// Clears the entry of a read that is done.
     pub(crate) fn rise(&self, i: usize) {
         let seat = &self.0.seats[i];
         seat.since.store(0, Ordering::Release);
@@ -191,12 +191,12 @@ impl Table {
             siblings: siblings - usize::from(siblings > 0 && age < self.warn_after[0]),
         };
         drop(who);
-        // It may have come meanwhile, and another have sat down.
+        // The entry may have been freed meanwhile, and reused.
         seat.age(now)?;
         Some(pending)
     }
 
-    /// Warns of what has grown old since the last round.
+    /// Warns of reads that passed a warning age since the last round.
     fn go_round(&self) {
         let now = clock(Instant::now());
         for (i, seat) in self.seats.iter().enumerate() {
@@ -213,7 +213,7 @@ impl Table {
     }
 }
 
-/// The tables of all readers that live.
+/// The tables of all live readers.
 static TABLES: Mutex<Vec<Weak<Table>>> = Mutex::new(Vec::new());
 
 fn tables() -> Vec<Arc<Table>> {
@@ -222,14 +222,14 @@ fn tables() -> Vec<Arc<Table>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The longest pause between two rounds. A warning comes so much late at most.
+/// The longest pause between two rounds: a warning is at most this late.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// The shortest, for tests with short limits.
 const ROUND_MIN: Duration = Duration::from_millis(5);
 
 fn start_watchdog() {
-    // The process that it runs in: one that was forked has no threads of its parent.
+    // The process that the watchdog runs in: a forked child has none of its parent's threads.
     static RUNS_IN: AtomicU32 = AtomicU32::new(0);
     let process = std::process::id();
     if RUNS_IN.swap(process, Ordering::AcqRel) == process {

@@ -1,5 +1,5 @@
-//! Reads carried by threads of ours, each of which waits for one at a time: as parallel as anything
-//! the kernel would do for a file system without asynchronous reads, with stacks that can be seen.
+//! Reads by a pool of threads, each of which waits for one read at a time: as parallel as the
+//! kernel's own workers for a file system without asynchronous reads, and easier to debug.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,21 +9,21 @@ use std::{fmt, io, thread};
 use crate::reader::in_flight::{BackendCompletion, BackendRead, ReadBackend};
 use crate::{Error, Object, RangeRead};
 
-/// A thread needs some kilobytes. This is address space, of which it touches what it needs.
+/// Stack of a thread. It needs some kilobytes; the rest is address space that is never touched.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Something that a thread does, and what it gives.
+/// A task for a thread, and its result.
 pub(crate) trait PoolTask: Send + fmt::Debug + 'static {
     type Out: Send + fmt::Debug;
 
     fn run(self) -> Self::Out;
 
-    /// What it gives if there is no thread to do it.
+    /// Its result if no thread can be started.
     fn fail(self, e: io::Error) -> Self::Out;
 }
 
-/// A pool of threads that grows to what is in flight. Dropping it closes it: what waits is let go,
-/// and a thread ends after the read that it is in, however long that takes.
+/// A pool of threads that grows to the number of tasks in flight. Dropping it closes it: queued
+/// tasks are dropped, and a thread ends after its current read, however long that takes.
 #[derive(Debug)]
 pub(crate) struct WorkerPool<J: PoolTask> {
     shared: Arc<PoolShared<J>>,
@@ -47,7 +47,7 @@ struct PoolState<J: PoolTask> {
 }
 
 impl<J: PoolTask> WorkerPool<J> {
-    /// `jobs_max` is the most that will ever be at once, those that hang among them.
+    /// `jobs_max` is the most tasks at once, with stuck ones.
     pub(crate) fn new(jobs_max: usize) -> Self {
         let state = PoolState {
             waiting: VecDeque::with_capacity(jobs_max),
@@ -74,7 +74,7 @@ impl<J: PoolTask> WorkerPool<J> {
         let builder = thread::Builder::new().name("read".to_owned()).stack_size(STACK_BYTES);
         match builder.spawn(move || shared.work()) {
             Ok(_) => self.threads += 1,
-            // Those that there are will come to it.
+            // The existing threads will run it.
             Err(_) if self.threads > 0 => {}
             Err(e) => {
                 let mut state = self.shared.lock();
@@ -85,7 +85,7 @@ impl<J: PoolTask> WorkerPool<J> {
         }
     }
 
-    /// Waits until something is done or `until` is past, and takes what is.
+    /// Waits for at least one result or until `until`, and takes all results.
     pub(crate) fn wait(&mut self, until: Instant, done: &mut Vec<J::Out>) {
         let mut state = self.shared.lock();
         loop {
@@ -168,7 +168,7 @@ impl PoolTask for BackendRead {
 }
 
 impl BackendRead {
-    /// Reads by what every object can.
+    /// Reads by [`Object::read_many`](crate::Object::read_many).
     pub(crate) fn read(mut self) -> BackendCompletion {
         let buf = &mut self.buf[..self.len];
         let outcome = self.object.read_many(&mut [RangeRead { offset: self.offset, buf }]);

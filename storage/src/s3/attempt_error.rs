@@ -1,4 +1,4 @@
-//! What one try came to, sorted: which errors pass, which do not, and what to tell of them.
+//! Classifies the error of one attempt: whether to retry it, and how to report it.
 
 use std::error::Error as StdError;
 use std::io;
@@ -10,11 +10,11 @@ use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use super::client::NameUnknown;
 use crate::RemoteErrorKind;
 
-/// One try that failed.
+/// A failed attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptError {
     pub(crate) cause: RemoteErrorKind,
-    /// The status of the answer; 0 if there was none.
+    /// The status of the response; 0 if there was none.
     pub(crate) status: u16,
     pub(crate) response: String,
     pub(crate) request_id: Option<String>,
@@ -34,14 +34,14 @@ impl AttemptError {
         self.status == 412
     }
 
-    /// Whether the server may have done what was asked, although this says that it failed.
+    /// Whether the server may have executed the request despite this error.
     pub(crate) fn is_ambiguous(&self) -> bool {
-        // An error may stand in an answer whose status says that all is well: joining parts takes
-        // so long that the status is sent before.
+        // A response with status 200 may contain an error: completing a multipart upload takes so
+        // long that the status is sent first.
         !(400..500).contains(&self.status)
     }
 
-    /// What a body broke off with.
+    /// The error of a body that broke off.
     pub(crate) fn of_body(error: &(dyn StdError + 'static)) -> Self {
         let mut failed = Self::of_network(error);
         if failed.cause == RemoteErrorKind::Other {
@@ -50,7 +50,7 @@ impl AttemptError {
         failed
     }
 
-    /// What the network said, by the errors below this one.
+    /// The network error, from the sources of this one.
     fn of_network(error: &(dyn StdError + 'static)) -> Self {
         let said = chain(error);
         let told = error_of::<io::Error>(error).map(io::Error::kind);
@@ -81,7 +81,7 @@ impl AttemptError {
         AttemptError::new(cause, said)
     }
 
-    /// What an operation of the SDK gave.
+    /// The error of an SDK operation.
     #[expect(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
     pub(crate) fn of<E>(error: SdkError<E, HttpResponse>) -> Self
     where
@@ -120,7 +120,7 @@ impl AttemptError {
         }
     }
 
-    /// What the server answered.
+    /// The error response of the server.
     fn of_answer(status: u16, code: &str, message: &str, request_id: Option<&str>) -> Self {
         let cause = match (code, status) {
             ("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired", _) => {
@@ -158,7 +158,7 @@ impl AttemptError {
     }
 }
 
-/// The texts of an error and of those below it, each said once. Credentials are in none of them.
+/// The texts of an error and its sources, without repetition. None of them has credentials.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     const BYTES_MAX: usize = 500;
     let mut said = String::new();
@@ -174,8 +174,8 @@ fn chain(error: &(dyn StdError + 'static)) -> String {
     said
 }
 
-/// The first error of a kind, from the top. An error within an `io::Error` is no source of it, and
-/// is looked at too.
+/// The first error of a type in the source chain. An error within an `io::Error` is no source of
+/// it, and is checked too.
 fn error_of<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {

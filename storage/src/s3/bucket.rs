@@ -1,5 +1,4 @@
-//! One bucket, as all stores in it share it: clients, limits, what is known of its pace, and what
-//! was counted.
+//! State shared by all stores in one bucket: clients, limits, latencies and counters.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +26,7 @@ pub(crate) struct Bucket {
     live: Mutex<Option<Arc<ProcessBucket>>>,
 }
 
-/// What of a bucket belongs to one process: none of it survives a fork.
+/// The part of a bucket that belongs to one process: none of it survives a fork.
 pub(crate) struct ProcessBucket {
     process: u32,
     pub(crate) runtime: &'static Runtime,
@@ -40,7 +39,7 @@ pub(crate) struct ProcessBucket {
 }
 
 impl Bucket {
-    /// The bucket of this name behind these options: always the same one.
+    /// The bucket with this name and these options: always the same one.
     pub(crate) fn of(name: &str, options: &S3Options) -> Arc<Self> {
         type Known = HashMap<(String, S3Options), Arc<Bucket>>;
         static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
@@ -57,7 +56,7 @@ impl Bucket {
         Arc::clone(known.get_or_insert_default().entry(key).or_insert_with(new))
     }
 
-    /// What this process has of it, made at first use.
+    /// The part of this process, created at first use.
     pub(crate) fn live(&self) -> Result<Arc<ProcessBucket>> {
         let process = std::process::id();
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +77,7 @@ impl Bucket {
             pace: LatencyTracker::new(),
             metrics: Arc::clone(&self.metrics),
         });
-        // What a parent had is not dropped: its connections are the parent's to close.
+        // The parent's part is not dropped: its connections are the parent's to close.
         std::mem::forget(live.replace(Arc::clone(&made)));
         Ok(made)
     }
@@ -96,7 +95,7 @@ impl fmt::Debug for ProcessBucket {
     }
 }
 
-/// What was done, since the process began.
+/// Counters since the process started.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) requests: AtomicU64,
@@ -130,7 +129,7 @@ impl Metrics {
     }
 }
 
-/// A request is given up when its tries together take longer, even if there are tries left.
+/// The time limit of all attempts of a request together, even if more are allowed.
 const TOTAL_MAX: Duration = Duration::from_secs(300);
 
 /// The first pause is up to this, each next one up to twice as long as the one before.
@@ -139,17 +138,17 @@ const PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// Longer pauses only make the recovery longer.
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
-/// The tries of one request.
+/// The attempts of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Tries {
-    /// When the first one was allowed.
+    /// When the first one was admitted.
     started: Option<Instant>,
     made: u32,
 }
 
 impl Tries {
-    /// A try begins. To wait for that behind others, as the last piece of a long read does, is no
-    /// failure of the request.
+    /// Starts an attempt. Waiting for admission behind others, as the last part of a long read
+    /// does, is no failure of the request.
     pub(crate) fn begin(&mut self) {
         self.started.get_or_insert_with(Instant::now);
     }
@@ -162,7 +161,7 @@ impl Tries {
         self.made
     }
 
-    /// After a failed try: waits for the next one, or says that there is none.
+    /// After a failed attempt: waits for the next one, or returns the error if there is none.
     pub(crate) async fn again(
         &mut self,
         live: &ProcessBucket,
@@ -178,14 +177,14 @@ impl Tries {
         }
         count(&live.metrics.retries[failed.cause as usize], 1);
         let doubled = PAUSE_FIRST.saturating_mul(1 << self.made.min(10)) / 2;
-        // All of it is chance: those that failed together do not come back together.
+        // Full jitter: requests that failed together do not retry together.
         let upto = doubled.min(PAUSE_MAX).as_micros() as u64; // fits: 20 s
         let pause = Duration::from_micros(Rng::from_entropy().below(upto + 1));
         tokio::time::sleep(pause).await;
         Ok(())
     }
 
-    /// The error of the last try.
+    /// The error of the last attempt.
     pub(crate) fn error(&self, operation: &str, object: &str, failed: AttemptError) -> Error {
         if failed.is_absent() {
             return Error::NotFound { object: object.to_owned() };
@@ -203,12 +202,12 @@ impl Tries {
 }
 
 impl ProcessBucket {
-    /// Whether this is the process that it was made in.
+    /// Whether this is the process that created it.
     pub(crate) fn is_here(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Makes a small request until it is answered or given up.
+    /// Sends a small request, with retries.
     pub(crate) async fn ask<T, Asked>(
         &self,
         doing: &str,
@@ -230,7 +229,7 @@ impl ProcessBucket {
         }
     }
 
-    /// One try, when it is allowed, for so long.
+    /// One attempt, when it is admitted, with a timeout.
     pub(crate) async fn once<T>(
         &self,
         tries: &mut Tries,
@@ -250,8 +249,8 @@ impl ProcessBucket {
         answered
     }
 
-    /// How long a request that sends so many bytes may take: an answer is stalled when a body would
-    /// be, and 256 KiB/s are the least that an upload must reach, for it is not seen how it goes.
+    /// Timeout of a request that sends this many bytes: the stall time, plus the body at 256 KiB/s,
+    /// the least rate of an upload, because its progress is not visible.
     pub(crate) fn answer_max(&self, sends_bytes: usize) -> Duration {
         const UPLOAD_BYTES_PER_S: f64 = 262_144.0;
         self.options.stall + Duration::from_secs_f64(sends_bytes as f64 / UPLOAD_BYTES_PER_S)

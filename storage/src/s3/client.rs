@@ -1,5 +1,5 @@
-//! The SDK's client as we want it: our connections, our retries, credentials found as AWS's own
-//! tools find them.
+//! Configures the SDK's client: own connections, own retries, and credentials found as AWS's tools
+//! find them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -30,25 +30,25 @@ use super::location::{self, S3Options};
 use crate::base::rng::Rng;
 use crate::{Error, Result};
 
-/// A server that does not accept a connection within this is not there.
+/// Connect timeout: a server that takes longer is down.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Half of what servers usually keep an idle connection for, so that it is rarely they who close.
+/// Half of what servers usually keep an idle connection for, so that servers rarely close first.
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
-/// A connection is never taken up again after this: that of a hedge is always new.
+/// A connection idle this long is never reused: that of a hedge is always new.
 const IDLE_NONE: Duration = Duration::from_millis(1);
 
-/// Two clients for one bucket: of the second, every connection is a new one.
+/// Two clients for one bucket: every connection of the second is a new one.
 pub(crate) struct Clients {
     pub(crate) usual: Client,
     pub(crate) fresh: Client,
-    /// As a message may name it.
+    /// Its name in messages.
     pub(crate) endpoint: Option<String>,
 }
 
 impl Clients {
-    /// Reads the environment and the profiles. Credentials are looked for with the first request.
+    /// Reads the environment and the profiles. Credentials are loaded with the first request.
     pub(crate) async fn new(options: &S3Options) -> Result<Self> {
         let endpoint = options.endpoint.clone().or_else(endpoint_of_environment);
         let ca =
@@ -58,7 +58,8 @@ impl Clients {
         let connections = Connections::new(&trust, ProxyConfig::from_env(), IDLE_MAX)?;
         let loaded = load(options, endpoint.is_some(), connections).await;
         let endpoint = endpoint.or_else(|| loaded.endpoint_url().map(str::to_owned));
-        // Messages name it, so that of an environment or profile must hold no secret either.
+        // It appears in messages, so one from the environment or a profile must not contain a
+        // secret either.
         if let Some(Err(reason)) = endpoint.as_deref().map(location::endpoint) {
             return Err(Error::BadUrl { url: "endpoint_url".to_owned(), reason });
         }
@@ -91,14 +92,14 @@ async fn load(options: &S3Options, own_endpoint: bool, connections: Connections)
     loader.load().await
 }
 
-/// A server of one's own has any region; asking the cloud for it would take seconds.
+/// With a custom endpoint any region works; asking the cloud for it would take seconds.
 fn region_of_own() -> String {
     let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let named = of("AWS_REGION").or_else(|| of("AWS_DEFAULT_REGION"));
     named.unwrap_or_else(|| "us-east-1".to_owned())
 }
 
-/// What a URL names counts for more than keys in the environment.
+/// A credentials file in the URL has priority over keys in the environment.
 #[expect(deprecated, reason = "the names that replace them are in a crate of internals")]
 fn provider(options: &S3Options, connections: Connections) -> ProfileFileCredentialsProvider {
     use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
@@ -122,7 +123,7 @@ fn client(
 ) -> Client {
     let mut config = aws_sdk_s3::config::Builder::from(loaded)
         .http_client(connections)
-        // Ours know of bodies, of deadlines, and of each other.
+        // This crate's retries cover bodies, deadlines, and each other.
         .retry_config(RetryConfig::disabled())
         .timeout_config(TimeoutConfig::disabled())
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
@@ -140,7 +141,7 @@ fn client(
     Client::from_conf(config.force_path_style(path_style).build())
 }
 
-/// Whom to believe: the file's authorities and no others, or the machine's.
+/// The trusted certificates: the file's authorities and no others, or the machine's.
 fn trust(ca: Option<PathBuf>, plain: bool) -> Result<TrustStore> {
     let Some(path) = ca else {
         let machine = TrustStore::default();
@@ -205,8 +206,8 @@ impl HttpClient for Connections {
     }
 }
 
-/// Looks names up, and takes the addresses in any order: a store has many front ends behind one
-/// name, and the first one would carry everything.
+/// Resolves names, and shuffles the addresses: a store has many front ends behind one name, and the
+/// first one would get all connections.
 #[derive(Clone, Debug)]
 struct Shuffled;
 

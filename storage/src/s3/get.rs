@@ -1,5 +1,5 @@
-//! One range of one object, whatever happens on the way: the body may stall, drip, break off or be
-//! another's, and what has come need not come again.
+//! A ranged read of one object that survives network faults: the body may stall, trickle, break off
+//! or be of another object, and bytes received are not requested again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,8 +15,8 @@ use crate::{RemoteErrorKind, Result};
 
 type AttemptResult<T> = std::result::Result<T, AttemptError>;
 
-/// A body that brings less than this within the time of a stall only drips: it would take ten
-/// minutes for a mebibyte.
+/// A body with fewer bytes within the stall time is too slow: it would take ten minutes for a
+/// mebibyte.
 const DRIP_BYTES: usize = 16 << 10;
 
 /// An object as it was when it was opened.
@@ -24,22 +24,22 @@ const DRIP_BYTES: usize = 16 << 10;
 pub(crate) struct Opened {
     /// Its key in the bucket.
     pub(crate) path: String,
-    /// How messages name it.
+    /// Its name in messages.
     pub(crate) name: String,
     pub(crate) len_bytes: u64,
     pub(crate) etag: String,
 }
 
-/// Where bytes go. Two requests may fill it at once: both bring the same bytes, and what one has
-/// brought the other need not.
+/// The destination. Two requests may fill it at once: both return the same bytes, and neither
+/// repeats what the other has received.
 struct Filled<'a> {
     buf: &'a mut [u8],
-    /// Bytes that are there, from the begin.
+    /// Bytes received, from the start.
     done: usize,
 }
 
-/// Fills a buffer from a range that lies within the object. Gives the bytes that were moved for
-/// that, also if it fails.
+/// Fills a buffer from a range within the object. Returns the bytes transferred for that, also if
+/// it fails.
 pub(crate) async fn fill(
     live: &ProcessBucket,
     object: &Opened,
@@ -81,7 +81,7 @@ struct Get<'a> {
 }
 
 impl Get<'_> {
-    /// One try, when it is allowed. Of a first one, the time it took counts.
+    /// One attempt, when it is admitted. The time of a first attempt is recorded.
     async fn once(&self, tries: &mut Tries, due: Option<Instant>) -> AttemptResult<()> {
         let _permit = self.live.limiter.enter().await;
         tries.begin();
@@ -94,10 +94,10 @@ impl Get<'_> {
         came
     }
 
-    /// A request, and a second one if the first is late.
+    /// A request, and a hedged one if the first is late.
     async fn hedged(&self, made: u32, due: Option<Instant>) -> AttemptResult<()> {
         let live = self.live;
-        // What is in trouble by itself is made again soon enough: only first tries are hedged.
+        // Failed requests are retried soon enough: only first attempts are hedged.
         let slack = due.map(|due| due.saturating_duration_since(Instant::now()));
         let late = live.pace.late_after(self.len, slack).filter(|_| live.options.hedge);
         let Some(late) = late.filter(|_| made == 0) else {
@@ -130,7 +130,7 @@ impl Get<'_> {
         }
     }
 
-    /// Asks for what is not there yet, and takes it as it comes.
+    /// Requests the missing bytes, and stores them as they arrive.
     async fn request(&self, client: &Client) -> AttemptResult<()> {
         let mut at = self.done();
         let (mut body, id) = self.open(client, at).await?;
@@ -172,7 +172,7 @@ impl Get<'_> {
         Ok(())
     }
 
-    /// The begin of an answer: that it is of this object and this range.
+    /// Checks the head of a response: that it is of this object and this range.
     async fn open(
         &self,
         client: &Client,
@@ -220,18 +220,18 @@ impl Get<'_> {
         self.filled.lock().unwrap_or_else(PoisonError::into_inner).done
     }
 
-    /// Puts a chunk in its place, unless it is there.
+    /// Copies a chunk to its place, unless that is filled already.
     fn take(&self, at: usize, chunk: &[u8]) {
         count(&self.moved, chunk.len() as u64);
         let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
         let (end, done) = (at + chunk.len(), filled.done);
         if end > done {
-            // Both requests began within what is there, so nothing is left out between.
+            // Both requests started within the received bytes, so there is no gap.
             filled.buf[done..end].copy_from_slice(&chunk[done - at..]);
             filled.done = end;
         }
     }
 }
 
-/// Pieces that a long read is made of: each is a request, and lost or late by itself.
+/// The ranges of a long read: each is a request, retried or hedged by itself.
 pub(crate) const PIECE_BYTES: usize = 8 << 20;

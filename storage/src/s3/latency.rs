@@ -1,9 +1,9 @@
-//! How long requests of a size take, and so which one is late.
+//! Tracks latencies by request size, to tell which request is late.
 //!
-//! A late request is made a second time on a new connection, for the slowest hundredth of requests
-//! is slow for reasons that the next one does not share: a front end, a disk, a lost packet. When
-//! all requests are slow that only adds to the load, so then it is not done, and never for more
-//! than one request in twenty.
+//! A late request is hedged on a new connection, because the slowest hundredth of requests is slow
+//! for reasons that the next one does not share: a front end, a disk, a lost packet. When all
+//! requests are slow a hedge only adds load, so then there is none, and never for more than one
+//! request in twenty.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// No request is late before this.
 const LATE_MIN: Duration = Duration::from_millis(200);
 
-/// Of a kind seen this rarely, nothing is known.
+/// With fewer samples of a size, its latency is unknown.
 const SEEN_MIN: u32 = 16;
 
 /// One hedge for so many requests.
@@ -23,7 +23,7 @@ const SAVED_MAX: u32 = 5 * REQUESTS_PER_HEDGE;
 /// Sizes by powers of two, from 4 KiB and below to 128 MiB and above.
 const CLASSES: usize = 16;
 
-/// What was measured, and what is left of the budget.
+/// The measured latencies, and the rest of the hedge budget.
 #[derive(Debug)]
 pub(crate) struct LatencyTracker(Mutex<LatencyState>);
 
@@ -35,9 +35,9 @@ struct LatencyState {
 
 #[derive(Clone, Copy, Debug)]
 struct Class {
-    /// The last hundreds: what is usual now.
+    /// The last hundreds: the current latency.
     recent: Times,
-    /// The last thousands: what was usual.
+    /// The last thousands: the long-term latency.
     usual: Times,
 }
 
@@ -51,7 +51,7 @@ impl LatencyTracker {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request of `len` bytes took so long.
+    /// Records the time of a request of `len` bytes.
     pub(crate) fn took(&self, len: usize, time: Duration) {
         let mut state = self.state();
         state.saved = (state.saved + 1).min(SAVED_MAX);
@@ -60,8 +60,8 @@ impl LatencyTracker {
         class.usual.add(time);
     }
 
-    /// When a request of `len` bytes is late, counted from its begin; `None` if that is not known,
-    /// or if all are late.
+    /// When a request of `len` bytes is late, counted from its start; `None` if unknown, or if all
+    /// are late.
     pub(crate) fn late_after(&self, len: usize, slack: Option<Duration>) -> Option<Duration> {
         let class = self.state().classes[class_of(len)];
         if class.usual.seen < SEEN_MIN {
@@ -69,7 +69,7 @@ impl LatencyTracker {
         }
         let slow_for_all = class.recent.at(500) > class.usual.at(500).saturating_mul(2);
         let late = class.usual.at(950).max(LATE_MIN);
-        // With less time left than two slow requests take, waiting for the first is a gamble.
+        // With less time left than two slow requests take, waiting for the first is too risky.
         let hurry = slack.map(|slack| slack.saturating_sub(class.usual.at(990).saturating_mul(2)));
         (!slow_for_all).then(|| hurry.map_or(late, |hurry| hurry.clamp(LATE_MIN / 4, late)))
     }
@@ -114,7 +114,7 @@ impl Times {
         }
     }
 
-    /// The time within which so many in a thousand came.
+    /// The time within which this many in a thousand completed.
     fn at(&self, per_mille: u32) -> Duration {
         let due = (self.seen * per_mille).div_ceil(1000);
         let mut sum = 0;

@@ -1,12 +1,12 @@
-//! How many requests may be in flight: one more for every round of good ones, half for a server
-//! that says it is too many. All stores of one bucket share it.
+//! Limits the requests in flight: one more for every round of successes, half after a throttling
+//! response. All stores of one bucket share it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Requests that were in flight together all hear the same "slow down"; it counts once.
+/// Requests in flight together all get the same "slow down"; it counts once.
 const CUT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Additive increase, multiplicative decrease.
@@ -19,7 +19,7 @@ pub(crate) struct Limiter {
 
 #[derive(Debug)]
 struct LimiterState {
-    /// What is allowed, in fractions.
+    /// The current limit, with fractions.
     limit: f64,
     /// Permits that exist, taken or not.
     made: usize,
@@ -44,7 +44,7 @@ impl Limiter {
         Permit { limiter: self, permit: Some(permit) }
     }
 
-    /// What is allowed now.
+    /// The current limit.
     pub(crate) fn limit(&self) -> usize {
         self.state().limit as usize // fits: at most `max`
     }
@@ -53,7 +53,7 @@ impl Limiter {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request went well.
+    /// A request succeeded.
     pub(crate) fn good(&self) {
         let mut state = self.state();
         state.limit = (state.limit + 1.0 / state.limit).min(self.max as f64);
@@ -63,7 +63,7 @@ impl Limiter {
         }
     }
 
-    /// The server asked for fewer.
+    /// The server asked for fewer requests.
     pub(crate) fn slow_down(&self, now: Instant) {
         let mut state = self.state();
         if state.cut.is_none_or(|cut| now.duration_since(cut) >= CUT_PAUSE) {

@@ -1,4 +1,4 @@
-//! What is in a bucket, and out of it again.
+//! Lists and deletes keys.
 
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
@@ -7,10 +7,10 @@ use super::attempt_error::AttemptError;
 use super::bucket::ProcessBucket;
 use crate::{Error, Result};
 
-/// Objects in one request to delete, as S3 has it.
+/// Objects in one delete request, the limit of S3.
 const DELETES_MAX: usize = 1000;
 
-/// Keys and lengths of all objects whose key begins so.
+/// Keys and lengths of all objects with this key prefix.
 pub(crate) fn all(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     pages(live, below, None, name, |page| {
@@ -22,7 +22,7 @@ pub(crate) fn all(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<(
     Ok(found)
 }
 
-/// The components that follow, each once, sorted.
+/// The components after the prefix, each once, sorted.
 pub(crate) fn names(live: &ProcessBucket, below: &str, name: &str) -> Result<Vec<String>> {
     let mut found = Vec::new();
     pages(live, below, Some("/"), name, |page| {

@@ -1,8 +1,8 @@
-//! A remote object as a slice of memory: small ones in memory, large ones in a file without a name.
+//! A remote object as a slice: small ones in memory, large ones in a file without a name.
 //!
 //! The index of a large corpus has gigabytes, which each rank of a node would hold for good. In a
-//! file they are pages that the kernel takes back when memory is short, and the file is gone with
-//! whoever mapped it, however that ends.
+//! file they are pages that the kernel reclaims when memory is short, and the file disappears with
+//! the process that mapped it, however that ends.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,10 +13,10 @@ use crate::base::process_identity::ProcessIdentity;
 use crate::sys::{mapped, syscalls};
 use crate::{Error, Map, Object, RangeRead, Result};
 
-/// Up to here a copy in memory is no burden.
+/// Up to this size the copy is in memory.
 const IN_MEMORY_BYTES_MAX: u64 = 16 << 20;
 
-/// What is in memory at a time: eight requests side by side.
+/// Bytes in memory at a time: eight concurrent requests.
 const CHUNK_BYTES: u64 = 64 << 20;
 
 /// All of an object, which is read once.
@@ -36,7 +36,7 @@ pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
         _ => Error::from_io(format!("copy {} to", object.display()), &*place, error),
     };
     let file = nameless(&folder).map_err(failed)?;
-    // A disk that is full is an error here, and would be a signal in the slice.
+    // A full disk is an error here, and would be a signal in the slice.
     match syscalls::allocate(&file, len_bytes) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         outcome => outcome.map_err(failed)?,
@@ -50,17 +50,17 @@ pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
     mapped::map(&file, len_bytes).map_err(failed)
 }
 
-/// That of `TMPDIR`; else `/var/tmp`, for `/tmp` is memory on many machines.
+/// The folder in `TMPDIR`; else `/var/tmp`, because `/tmp` is in memory on many machines.
 fn folder() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
 
-/// A file that no folder knows.
+/// A file without a name.
 fn nameless(folder: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
     match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
-        // `EISDIR` is what kernels say that do not know the flag.
+        // Kernels without the flag return `EISDIR`.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
         outcome => return outcome,
     }

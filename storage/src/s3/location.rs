@@ -1,12 +1,11 @@
-//! `s3://bucket/prefix?endpoint=https://...&region=...`, and what may stand behind the question
-//! mark.
+//! `s3://bucket/prefix?endpoint=https://...&region=...`, and its options.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::{Error, Key, Result};
 
-/// A bucket, a folder of it, and how to get there.
+/// A bucket, a folder in it, and the connection options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) bucket: String,
@@ -15,15 +14,15 @@ pub(crate) struct Address {
     pub(crate) options: S3Options,
 }
 
-/// How to get to a bucket. Stores whose bucket and options are equal share connections, credentials
-/// and limits.
+/// Connection options of a bucket. Stores whose bucket and options are equal share connections,
+/// credentials and limits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct S3Options {
-    /// A server of one's own. Default: that of the environment, else AWS.
+    /// The server. Default: that of the environment, else AWS.
     pub(crate) endpoint: Option<String>,
     /// Default: that of the environment or profile, else `us-east-1`.
     pub(crate) region: Option<String>,
-    /// The bucket in the path, not in the host name. Default: on with an endpoint of one's own.
+    /// The bucket in the path, not in the host name. Default: on with an endpoint.
     pub(crate) path_style: Option<bool>,
     /// Certificates to trust instead of the machine's. Default: those of `AWS_CA_BUNDLE`.
     pub(crate) ca: Option<PathBuf>,
@@ -31,13 +30,13 @@ pub(crate) struct S3Options {
     pub(crate) credentials: Option<PathBuf>,
     /// The profile in it, or in the usual files.
     pub(crate) profile: Option<String>,
-    /// Most requests in flight at once.
+    /// Queue depth.
     pub(crate) depth: usize,
-    /// No byte for so long, and the request is given up and made again.
+    /// Time without a byte after which a request is retried.
     pub(crate) stall: Duration,
-    /// Most tries of one request.
+    /// The most attempts of one request.
     pub(crate) tries: u32,
-    /// Whether late requests are made a second time.
+    /// Whether late requests are hedged.
     pub(crate) hedge: bool,
 }
 
@@ -47,7 +46,7 @@ pub(crate) const DEPTH_MAX: usize = 128;
 /// S3 answers within a second or is in trouble; a Ceph OSD that restarts is back within ten.
 const STALL: Duration = Duration::from_secs(10);
 
-/// With pauses doubling from 0.1 s to 20 s, ten tries outlast a minute of trouble.
+/// With pauses doubling from 0.1 s to 20 s, ten attempts outlast a minute of trouble.
 const TRIES: u32 = 10;
 
 impl Default for S3Options {
@@ -71,15 +70,15 @@ const DUE: &str = "due: endpoint=URL, region=NAME, path_style=on|off, ca=FILE, c
                    profile=NAME, depth=1..1024, stall=100ms..600s, tries=1..100, hedge=on|off";
 
 impl Address {
-    /// Reads a URL that begins with `s3://`. There are no percent escapes.
+    /// Parses a URL that starts with
     pub(crate) fn parse(url: &str) -> Result<Self> {
-        // Without its options: a secret that stands there by mistake must not reach a log.
+        // Without its options: a secret put there by mistake must not reach a log.
         let (shown, query) = url.split_once('?').unwrap_or((url, ""));
         let bad = |reason: String| Error::BadUrl { url: shown.to_owned(), reason };
         let path = shown.strip_prefix("s3://").ok_or_else(|| bad("due: s3://bucket".to_owned()))?;
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
         if bucket.contains([':', '@']) {
-            // Not repeated: what stands there is a secret.
+            // Not shown: it has a secret.
             let url = "s3://...".to_owned();
             return Err(Error::BadUrl { url, reason: SECRET.to_owned() });
         }
@@ -99,7 +98,7 @@ impl Address {
         Ok(Address { bucket: bucket.to_owned(), prefix, options })
     }
 
-    /// The same, its last component split off.
+    /// Splits off the last component.
     pub(crate) fn split(mut self, url: &str) -> Result<(Self, Key)> {
         if self.prefix == Key::root() {
             let reason = "it has no last component".to_owned();

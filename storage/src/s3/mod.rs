@@ -1,14 +1,13 @@
-//! Objects of S3: AWS, Ceph RGW, and what else speaks it.
+//! [`Storage`] on S3: AWS, Ceph RGW, and compatible servers.
 //!
-//! A store is a folder of a bucket. What a file system promises with renames, S3 promises by
-//! itself: an object is there when its upload is finished, whole, and not before. What it lacks is
-//! a folder that appears in one step; so nothing is published here, and whoever commits a set of
-//! objects writes the object that says so last.
+//! A store is a folder of a bucket. S3 itself has the atomicity for which file systems need
+//! renames: an object appears complete when its upload is finished, and not before. It cannot
+//! publish a folder in one step; so a writer of a set of objects writes the commit record last.
 //!
 //! `location` parses the URL, `client` builds the SDK's client, and `bucket` is what all stores in
 //! a bucket share: retries, the number of requests in flight (`limiter`) and which of them are late
 //! (`latency`). `get` is a ranged read that survives network faults; `object` and `reader` use it.
-//! `put` uploads, `resumable` uploads what outlives its writer, `probe` tests what a bucket
+//! `put` uploads, `resumable` has uploads that outlive their writer, `probe` tests what a bucket
 //! supports, `list` lists keys, and `attempt_error` classifies failures. `local_copy` maps an
 //! object that was copied to a file. `runtime` runs the futures: callers of this module block.
 
@@ -41,7 +40,7 @@ use crate::{
     ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// Whether this URL is for us.
+/// Whether this is an S3 URL.
 pub(crate) fn is_ours(url: &str) -> bool {
     url.starts_with("s3://")
 }
@@ -77,7 +76,7 @@ impl S3 {
         S3 { bucket: Bucket::of(&bucket, &options), prefix, profile: Arc::new(profile) }
     }
 
-    /// A key of this store as the bucket has it.
+    /// The bucket's key for a key of this store.
     fn path(&self, key: &Key) -> String {
         match (self.prefix.as_str(), key.as_str()) {
             ("", path) | (path, "") => path.to_owned(),
@@ -85,7 +84,7 @@ impl S3 {
         }
     }
 
-    /// What the keys of all objects in a folder begin with.
+    /// The key prefix of all objects in a folder.
     fn below(&self, folder: &Key) -> String {
         let path = self.path(folder);
         if path.is_empty() { path } else { path + "/" }
@@ -100,7 +99,7 @@ impl S3 {
         put::UploadTarget { path, name, file_name: key.name().to_owned() }
     }
 
-    /// Where the state of a draft is.
+    /// The state object of a resumable upload.
     fn draft_key(key: &Key) -> Result<Key> {
         key.parent().join(&temp_names::draft_name(key.name()))
     }
@@ -148,7 +147,7 @@ impl Storage for S3 {
 
     fn delete(&self, key: &Key) -> Result<()> {
         let (live, path, name) = (self.live()?, self.path(key), self.display(key));
-        // Deleting what is not there succeeds, so it is looked for first.
+        // Deleting an absent object succeeds, so its existence is checked first.
         if object::head(&live, &path, &name)?.is_none() {
             return Err(Error::NotFound { object: name });
         }
@@ -217,7 +216,7 @@ impl Storage for S3 {
     }
 
     fn reader_group(&self) -> Option<String> {
-        // A bucket is kept as long as the process lives, so its place is no other's.
+        // A bucket lives as long as the process, so its address is unique.
         Some(format!("s3 bucket {:p}", Arc::as_ptr(&self.bucket)))
     }
 

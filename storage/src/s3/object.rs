@@ -1,4 +1,4 @@
-//! An object that is complete: looked up once, read in exact ranges.
+//! A complete object: looked up once, read in exact ranges.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::get::{self, Opened, PIECE_BYTES};
 use crate::s3::local_copy::map_copy;
 use crate::{Error, Map, Object, RangeRead, RemoteErrorKind, Result};
 
-/// Looks at an object; `None` if it is not there, or its bucket is not.
+/// Queries an object; `None` if it or its bucket does not exist.
 pub(crate) fn head(
     live: &ProcessBucket,
     path: &str,
@@ -24,7 +24,7 @@ pub(crate) fn head(
         match asked.map_err(AttemptError::of) {
             Ok(head) => Ok(Some(head)),
             Err(failed) if failed.is_absent() => Ok(None),
-            // An answer to HEAD has no body and so no code: the same question as a GET has both.
+            // A HEAD response has no body and so no error code: the same query as a GET has both.
             Err(failed) if (300..500).contains(&failed.status) => {
                 Err(why_not(live, path).await.unwrap_or(failed))
             }
@@ -34,16 +34,16 @@ pub(crate) fn head(
     live.runtime.block_on(live.ask("look at", name, ask))
 }
 
-/// What a GET says to what HEAD did not explain.
+/// The error of a GET, where HEAD has no error code.
 async fn why_not(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
     let get = live.clients.usual.get_object().bucket(&live.bucket).key(path).range("bytes=0-0");
     get.send().await.err().map(AttemptError::of)
 }
 
-/// Opens an object, and says why it cannot be.
+/// Opens an object, with a precise error.
 pub(crate) fn open(live: &ProcessBucket, path: String, name: String) -> Result<Opened> {
     let Some(head) = head(live, &path, &name)? else {
-        // Without this a bucket that does not exist would be an object that does not exist.
+        // Otherwise a missing bucket would be reported as a missing object.
         let ask = || async { why_not(live, &path).await.map_or(Ok(()), Err) };
         live.runtime.block_on(live.ask("open", &name, ask))?;
         return Err(Error::NotFound { object: name });
@@ -106,7 +106,7 @@ impl Object for S3Object {
                 get::fill(live, opened, first + (i * PIECE_BYTES) as u64, piece, None)
             })
         });
-        // As many as may be made at once: a long read would else keep kilobytes for each piece.
+        // As many as may be in flight: otherwise a long read would keep kilobytes for each range.
         let mut fills = stream::iter(fills).buffer_unordered(live.options.depth);
         live.runtime.block_on(async {
             while let Some((_, outcome)) = fills.next().await {
@@ -129,7 +129,7 @@ impl Object for S3Object {
     }
 }
 
-/// Whether an error says that an upload of another was there first.
+/// Whether an error means that another upload took the name first.
 pub(crate) fn is_taken(failed: &AttemptError) -> bool {
     failed.is_unmet() && failed.cause == RemoteErrorKind::Replaced
 }

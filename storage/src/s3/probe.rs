@@ -1,5 +1,5 @@
-//! What a bucket lets us do, and which promises of S3 it keeps: tried, on one object that is gone
-//! afterwards.
+//! Tests which operations a bucket allows, and which guarantees of S3 it keeps, with one object
+//! that is deleted afterwards.
 
 use std::future::Future;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,10 +16,10 @@ use super::location::Address;
 use crate::probe::{BucketInfo, ProbeDepth};
 use crate::{Error, Key, ProcessIdentity, RemoteErrorKind, Result};
 
-/// What is written, and what of it is read.
+/// The bytes written, and the range read back.
 const BYTES: &[u8] = b"feedline doctor was here";
 
-/// Not the CRC-64/NVME of that.
+/// A wrong CRC-64/NVME of them.
 const WRONG_SUM: &str = "AAAAAAAAAAA=";
 
 pub(crate) fn examine(
@@ -80,7 +80,7 @@ impl Probe<'_> {
         answered.map_err(|failed| tries.error(doing, self.object, failed))
     }
 
-    /// Seconds that the server's clock is ahead of ours, by the date of any answer.
+    /// Seconds that the server's clock is ahead of this machine's, by the date of a response.
     async fn clock(&self) -> Option<i64> {
         let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
         let asked = head.key(self.key.as_str()).send();
@@ -128,7 +128,7 @@ impl Probe<'_> {
         self.ask("delete", async { asked.await.map(drop).map_err(AttemptError::of) }).await
     }
 
-    /// Whether parts can be uploaded, and whether a name that is taken refuses them.
+    /// Whether multipart uploads work, and whether a taken name refuses one.
     async fn parts(&self) -> (Option<String>, Option<bool>) {
         let create = self.live.clients.usual.create_multipart_upload().bucket(&self.live.bucket);
         let asked = create.key(self.key.as_str()).send();
@@ -154,7 +154,7 @@ impl Probe<'_> {
         (outcome.err().filter(|_| refused.is_none()).map(|error| error.to_string()), refused)
     }
 
-    /// Joins a part to an object whose name is taken, on the condition that it is not.
+    /// Completes an upload at a taken name, on the condition that it is free.
     async fn part_and_join(&self, id: &str) -> Result<()> {
         let part = self.live.clients.usual.upload_part().bucket(&self.live.bucket);
         let part = part.key(self.key.as_str()).upload_id(id).part_number(1);
@@ -173,7 +173,7 @@ impl Probe<'_> {
             .await
     }
 
-    /// Whether a rule removes parts that nobody joined; `None` if that may not be asked.
+    /// Whether a lifecycle rule removes orphaned parts; `None` if that may not be queried.
     async fn rule(&self) -> Option<bool> {
         let get = self.live.clients.usual.get_bucket_lifecycle_configuration();
         let asked = get.bucket(&self.live.bucket).send();
@@ -193,7 +193,7 @@ impl Probe<'_> {
     }
 }
 
-/// Whether what should be refused was; `None` if it failed otherwise.
+/// Whether the request was refused, as it should be; `None` if it failed otherwise.
 fn refuses(outcome: &Result<()>) -> Option<bool> {
     match outcome {
         Ok(()) => Some(false),
@@ -205,7 +205,7 @@ fn refuses(outcome: &Result<()>) -> Option<bool> {
     }
 }
 
-/// Whether nobody answers, so that there is nothing more to be asked.
+/// Whether the server does not respond, so that further checks are pointless.
 fn is_away(error: &Error) -> bool {
     use RemoteErrorKind as C;
     let Error::Remote(remote) = error else { return false };

@@ -1,15 +1,15 @@
-//! Objects being written. What fits into one part is one request, made when the upload is finished;
-//! more is a multipart upload, a few parts of which are under way while the next one fills.
+//! Uploads. An object that fits into one part is one request, sent by `finish`; a larger one is a
+//! multipart upload, with a few parts in flight while the next one fills.
 //!
-//! Nothing is overwritten: the last request carries `If-None-Match: *`. AWS keeps to that for both
-//! kinds. Ceph RGW keeps to it for single requests and ignores it for multipart uploads, so there
-//! we look before and after; two writers that finish the same large object within the same
-//! milliseconds are then not told apart, and the later one stays.
+//! Nothing is overwritten: the last request carries `If-None-Match: *`. AWS honours that for both
+//! kinds. Ceph RGW honours it for single requests and ignores it for multipart uploads, so the name
+//! is also checked before and after; if two writers finish the same large object within the same
+//! milliseconds, neither notices, and the later one wins.
 //!
 //! A resumable upload is the same, but survives a drop: see `resumable`.
 //!
-//! An answer may be lost although what it answers was done. So every object of ours carries a mark
-//! of its upload, and whoever finds the name taken looks whose it is.
+//! A response may be lost although the request succeeded. So every object carries a mark of its
+//! upload, and a writer that finds the name taken checks whose object it is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,24 +30,24 @@ use crate::{Crc64, Error, FileEntry, Result, SyncPoint, Upload, crc64_join};
 /// Smaller parts cost requests, larger ones memory.
 const PART_BYTES_MIN: u64 = 16 << 20;
 
-/// As S3 has it.
+/// The limit of S3.
 const PARTS_MAX: u64 = 10_000;
 
-/// Parts under way together have at most so many bytes, or are one. With the part that fills, an
-/// upload takes 80 MiB.
+/// Parts in flight have at most this many bytes together, unless it is only one. With the part
+/// being filled, an upload takes 80 MiB.
 const UNDER_WAY_BYTES_MAX: u64 = 64 << 20;
 
-/// Of an upload of unknown length, parts double after so many: 10,000 parts then make 5 TB, which
-/// is the largest object that S3 has.
+/// In an upload of unknown length, the part size doubles after this many parts: 10,000 parts then
+/// make 5 TB, which is the largest object that S3 has.
 const PARTS_PER_DOUBLING: u64 = 1250;
 
-/// Where an object carries the mark of its upload.
+/// Metadata key of the mark of an object's upload.
 pub(crate) const MARK: &str = "feedline-upload";
 
-/// Longest that a dropped upload waits for its parts to be forgotten.
+/// The longest that a dropped upload waits for its abort.
 const ABORT_MAX: Duration = Duration::from_secs(10);
 
-/// What is being written.
+/// The object being written.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadTarget {
     pub(crate) path: String,
@@ -63,13 +63,13 @@ pub(crate) struct S3Upload {
     mark: String,
     len_bytes_max: u64,
     len_bytes: u64,
-    /// What was sent in parts.
+    /// Sync point up to which bytes were sent in parts.
     sent: SyncPoint,
-    /// What is not under way yet, and its sum.
+    /// The part being filled, and its checksum.
     part: Vec<u8>,
     part_sum: Crc64,
     multipart: Option<Multipart>,
-    /// Where the state of a draft is.
+    /// The state object of a resumable upload.
     draft: Option<UploadTarget>,
     first_failure: Option<String>,
 }
@@ -82,7 +82,7 @@ struct Multipart {
     parts: Vec<UploadedPart>,
 }
 
-/// Writes a small object over what is there.
+/// Overwrites a small object.
 pub(crate) fn replace(live: &ProcessBucket, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
     let ask = || async {
         let body = ByteStream::from(bytes.to_vec());
@@ -122,12 +122,12 @@ impl S3Upload {
         &self.mark
     }
 
-    /// From now on it outlives its writer.
+    /// Makes it resumable: it now outlives its writer.
     pub(crate) fn keep_as(&mut self, state: UploadTarget) {
         self.draft = Some(state);
     }
 
-    /// Takes up the parts of another process.
+    /// Continues after the parts of another process.
     pub(crate) fn go_on(&mut self, state: UploadRecord, from: SyncPoint) {
         let UploadRecord { upload, mark, parts } = state;
         (self.mark, self.sent, self.len_bytes) = (mark, from, from.bytes);
@@ -135,13 +135,13 @@ impl S3Upload {
         self.multipart = upload.map(|id| Multipart { id, begun, under_way: JoinSet::new(), parts });
     }
 
-    /// Of all bytes so far.
+    /// Checksum of all bytes so far.
     fn crc64(&self) -> u64 {
         let SyncPoint { bytes, crc64 } = self.sent;
         crc64_join(crc64, self.part_sum.value(), self.len_bytes - bytes)
     }
 
-    /// Makes the parts certain that were sent.
+    /// Waits for the parts sent, and records them in the state object.
     pub(crate) fn sync_parts(&mut self) -> Result<SyncPoint> {
         self.write(&[])?;
         let synced = self.wait_for_parts().and_then(|()| self.write_state());
@@ -193,13 +193,13 @@ impl S3Upload {
         Ok(())
     }
 
-    /// Sends the part on its way, after waiting until there is room for it.
+    /// Sends the part, after waiting until another may be in flight.
     fn send_part(&mut self) -> Result<()> {
         if self.multipart.is_none() {
             self.multipart = Some(begin(&self.live, &self.target, &self.mark)?);
             let told = self.write_state();
             if told.is_err() {
-                self.draft = None; // nobody could go on with it: it is aborted
+                self.draft = None; // it cannot be resumed, so it is aborted
             }
             told?;
         }
@@ -220,7 +220,7 @@ impl S3Upload {
         }
         multipart.begun += 1;
         let number = multipart.begun as i32; // fits: at most PARTS_MAX
-        // The next one is as large, but for what a doubling adds.
+        // The next part is as large, except where the size doubles.
         let next = Vec::with_capacity(self.part.len());
         let bytes = self.part.len() as u64;
         let body = SdkBody::from(std::mem::replace(&mut self.part, next));
@@ -233,7 +233,8 @@ impl S3Upload {
         Ok(())
     }
 
-    /// Makes the object visible, unless its name is taken. Gives whether it is ours.
+    /// Makes the object visible, unless its name is taken. Returns whether the object is this
+    /// upload.
     fn make_visible(&mut self) -> Result<bool> {
         let Some(mut multipart) = self.multipart.take() else {
             let body = SdkBody::from(std::mem::take(&mut self.part));
@@ -274,7 +275,7 @@ impl S3Upload {
     }
 
     async fn complete(&self, id: &str, parts: CompletedMultipartUpload) -> Result<bool> {
-        // Servers join parts while one waits: AWS says that it may take minutes.
+        // Servers join the parts during this request: AWS says that it may take minutes.
         let max = self.live.answer_max(0) + Duration::from_secs(120);
         let ask = || async {
             let complete = self.live.clients.usual.complete_multipart_upload();
@@ -285,7 +286,7 @@ impl S3Upload {
         self.commit(max, ask).await
     }
 
-    /// Makes the request that makes the object visible until its fate is known.
+    /// Sends the request that makes the object visible, until its outcome is known.
     async fn commit<Asked>(&self, max: Duration, mut ask: impl FnMut() -> Asked) -> Result<bool>
     where
         Asked: Future<Output = std::result::Result<(), AttemptError>>,
@@ -314,7 +315,7 @@ impl S3Upload {
         }
     }
 
-    /// Whether what has the name is this upload; `None` if nothing has it.
+    /// Whether the object at this name is this upload; `None` if there is none.
     async fn is_there_and_ours(&self) -> Result<Option<bool>> {
         let ask = || async {
             let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
@@ -331,7 +332,7 @@ impl S3Upload {
         self.live.ask("look at", &self.target.name, ask).await
     }
 
-    /// Finishes; what fails leaves parts to be aborted.
+    /// Finishes; after a failure there are parts to abort.
     fn finish_inner(&mut self) -> Result<FileEntry> {
         if self.multipart.is_some() && !self.part.is_empty() {
             self.send_part()?;
@@ -341,7 +342,8 @@ impl S3Upload {
         if !self.make_visible()? {
             return Err(taken);
         }
-        // A server that ignored the condition may have let another's object follow ours.
+        // A server that ignored the condition may have let another writer's object replace this
+        // one.
         if in_parts && self.live.runtime.block_on(self.is_there_and_ours())? != Some(true) {
             return Err(taken);
         }
@@ -387,7 +389,7 @@ impl Upload for S3Upload {
 impl Drop for S3Upload {
     fn drop(&mut self) {
         let Some(mut multipart) = self.multipart.take() else { return };
-        // What is kept is gone on with; another process's upload is the parent's.
+        // A resumable upload is kept; in a forked child, the upload belongs to the parent.
         if self.draft.is_some() || !self.live.is_here() {
             return;
         }
@@ -436,7 +438,7 @@ fn begin(live: &Arc<ProcessBucket>, target: &UploadTarget, mark: &str) -> Result
     Ok(Multipart { id, begun: 0, under_way: JoinSet::new(), parts })
 }
 
-/// Has the server forget an upload.
+/// Aborts a multipart upload.
 pub(crate) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str) -> Result<()> {
     let ask = || async {
         let abort = live.clients.usual.abort_multipart_upload().bucket(&live.bucket);
@@ -446,7 +448,7 @@ pub(crate) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str)
     live.ask("give up writing", &target.name, ask).await
 }
 
-/// One part, until it is there or given up. Sent twice it is the same part.
+/// Sends one part, with retries. A part sent twice is the same part.
 async fn send(
     live: Arc<ProcessBucket>,
     target: UploadTarget,

@@ -1,4 +1,4 @@
-//! Reads in flight, carried by tasks on our runtime. The books are those of every reader.
+//! The read backend of S3: each read is a task on the async runtime.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::object::S3Object;
 use crate::reader::in_flight::{BackendCompletion, BackendRead, InFlightReader, ReadBackend};
 use crate::{Error, Object, RangeRead, ReaderOptions, Result};
 
-/// Carries reads. Dropping it ends the tasks, and their connections and buffers with them.
+/// The S3 read backend. Dropping it ends the tasks, and their connections and buffers with them.
 pub(crate) struct S3Backend {
     live: Arc<ProcessBucket>,
     tasks: JoinSet<()>,

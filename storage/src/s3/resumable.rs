@@ -1,10 +1,10 @@
-//! Drafts: multipart uploads whose state lies in a small hidden object beside them, `.NAME.draft`,
-//! so that another process goes on with the parts that are there.
+//! Resumable uploads: multipart uploads whose state is in a small hidden object beside them,
+//! `.NAME.draft`, so that another process can continue with the parts already uploaded.
 //!
-//! Parts cannot be read, and a part that is not full must be the last one. So a draft here cannot
-//! be opened, and is certain up to its last full part, or whole when it is settled. Nobody is kept
-//! out either: two that go on with one draft and write the same bytes make one object of them, and
-//! of two that do not, the parts of the loser are refused by their ETags.
+//! Parts cannot be read, and a part that is not full must be the last one. So a resumable upload
+//! cannot be opened here, and is durable up to its last full part, or completely once it is
+//! flushed. There is no lock either: two processes that resume one upload and write the same bytes
+//! make one object of them; if the bytes differ, the parts of the loser are refused by their ETags.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::{
     Error, Key, Result, ResumableUpload, Storage, SyncPoint, crc64_join, read_small, write_all,
 };
 
-/// A state has at most 10,000 parts of a hundred bytes or so.
+/// A record has at most 10,000 parts of about a hundred bytes.
 const STATE_BYTES_MAX: u64 = 8 << 20;
 
-/// What another process needs to go on.
+/// What another process needs to resume.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct UploadRecord {
-    /// The name of the upload; none before the first part is sent.
+    /// The id of the multipart upload; none before the first part is sent.
     pub(crate) upload: Option<String>,
-    /// What the object carries when it is there.
+    /// The mark in the metadata of the finished object.
     pub(crate) mark: String,
     pub(crate) parts: Vec<UploadedPart>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct UploadedPart {
     pub(crate) crc64: u64,
 }
 
-/// Begins a draft: its state is the object that makes it one.
+/// Starts a resumable upload by creating its state object.
 pub(crate) fn begin(
     store: &dyn Storage,
     live: Arc<ProcessBucket>,
@@ -59,7 +59,7 @@ pub(crate) fn begin(
     Ok(upload)
 }
 
-/// Goes on with the parts before a place.
+/// Continues after the parts before a sync point.
 pub(crate) fn resume(
     store: &dyn Storage,
     live: Arc<ProcessBucket>,
@@ -77,7 +77,7 @@ pub(crate) fn resume(
     name_others(&live, &target, state.upload.as_deref());
     match &there {
         Some(there) => compare(&state, there, &target)?,
-        // Completed, or taken away.
+        // Completed, or aborted.
         None if state.upload.is_some() => match head(&live, &target.path, &target.name)? {
             Some(head) if head.metadata().and_then(|m| m.get(MARK)) == Some(&state.mark) => {
                 return Err(Error::NotFound { object: state_target.name });
@@ -94,7 +94,7 @@ pub(crate) fn resume(
     Ok(upload)
 }
 
-/// Gives up the parts of a draft, then forgets it.
+/// Aborts the multipart upload, then deletes the state object.
 pub(crate) fn discard(
     store: &dyn Storage,
     live: &ProcessBucket,
@@ -103,7 +103,7 @@ pub(crate) fn discard(
 ) -> Result<()> {
     let state = match read(store, key) {
         Err(Error::NotFound { .. }) => return Ok(()),
-        // What cannot be read names no upload; a life cycle rule finds it.
+        // An unreadable record names no upload; a lifecycle rule aborts it.
         Err(Error::Corrupt { .. }) => UploadRecord::default(),
         state => state?,
     };
@@ -116,7 +116,7 @@ pub(crate) fn discard(
     store.delete(key)
 }
 
-/// Writes the state over what was.
+/// Overwrites the state object.
 pub(crate) fn write(
     live: &ProcessBucket,
     target: &UploadTarget,
@@ -137,7 +137,8 @@ fn read(store: &dyn Storage, key: &Key) -> Result<UploadRecord> {
     })
 }
 
-/// Keeps the parts before a place, which must be the end of one, and sum up to it.
+/// Keeps the parts before a sync point, which must be at the end of a part and match their
+/// checksum.
 fn cut(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()> {
     let (mut at, mut count) = (SyncPoint::default(), 0);
     for (nth, part) in (1..).zip(parts.iter()) {
@@ -231,8 +232,8 @@ fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
     }
 }
 
-/// Uploads of this object that nobody finished, other than this one, cost space: they are named, as
-/// it cannot be told whether their writers are at work.
+/// Logs other unfinished uploads of this object: they cost space, and whether their writers are
+/// still running is unknown.
 fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) {
     let ask = || async {
         let list = live.clients.usual.list_multipart_uploads().bucket(&live.bucket);
@@ -256,7 +257,7 @@ fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) 
     }
 }
 
-/// Some servers quote it here and not there.
+/// Some servers quote the ETag in some responses only.
 fn bare(etag: Option<&str>) -> &str {
     etag.unwrap_or("").trim_matches('"')
 }

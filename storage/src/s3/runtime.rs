@@ -1,4 +1,4 @@
-//! The one place where futures run: two threads of our own, which do nothing but move requests.
+//! The async runtime: two threads that only process requests.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,11 +6,11 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{Error, Result};
 
-/// Two: bodies are copied on them when a reader is used, and one 100 Gbit/s link is more than one
-/// core copies. Work of the caller never runs here, so nothing else makes a request late.
+/// Two: a reader copies bodies on them, and a 100 Gbit/s link needs more than one core for that.
+/// The caller's work never runs here, so nothing else delays a request.
 const THREADS: usize = 2;
 
-/// Names are looked up on threads of their own, by a call that blocks.
+/// Host names are resolved on threads of their own, by a blocking call.
 const LOOKUPS_MAX: usize = 4;
 
 /// The runtime of this process, started at first use. A process that was forked has the memory of
@@ -29,7 +29,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
                 .enable_all()
                 .build();
             let failed = |e| Error::from_io("start the threads for", "s3", e);
-            // Never dropped: to drop it would be to wait for threads, and at the end nobody should.
+            // Never dropped: a drop would wait for its threads, also at process exit.
             let runtime: &'static Runtime = Box::leak(Box::new(built.map_err(failed)?));
             *ours = Some((process, runtime));
             Ok(runtime)

@@ -1,4 +1,5 @@
-//! What a simulation wraps: stores, objects and uploads, each of whose calls waits for its time.
+//! The wrapper of a simulation: stores, objects and uploads whose calls complete at the simulated
+//! time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use crate::{
     ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// What the name of a simulated file system begins with.
+/// Prefix of the name of a simulated file system.
 pub(crate) const MARK: &str = "simulated ";
 
-/// A store with the times of a model.
+/// A store with the timing of a model.
 #[derive(Debug)]
 pub(super) struct SimulationLayer {
     inner: Arc<dyn Storage>,
@@ -28,13 +29,13 @@ impl SimulationLayer {
         SimulationLayer { inner, sim, profile }
     }
 
-    /// One request about a name.
+    /// One metadata request.
     fn named<T>(&self, doing: &str, key: &Key, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let ticket = self.sim.ask(Op::Meta, 1, 0);
         self.sim.carry(ticket, doing, || self.display(key), work)
     }
 
-    /// As many as it takes to tell of so many names.
+    /// The listing requests for this many names.
     fn listed<T>(&self, key: &Key, names: Result<Vec<T>>) -> Result<Vec<T>> {
         let names = names?;
         let page = self.sim.model.meta.list_page as usize;
@@ -60,7 +61,7 @@ impl SimulationLayer {
         })
     }
 
-    /// By which servers a file lies: the FNV-1a hash of its name.
+    /// Selects the servers of a file: the FNV-1a hash of its name.
     fn file(&self, key: &Key) -> u64 {
         let mix = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         self.display(key).as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix)
@@ -223,7 +224,7 @@ impl Object for SimObject {
         self.sim.carry(ticket, doing, || self.display(), || self.inner.read_many(reads))
     }
 
-    /// Whoever maps a file wants all of it.
+    /// A map counts as a read of the complete file.
     fn map(&self) -> Result<Map> {
         let ticket = self.ask(0, self.len_bytes());
         self.sim.carry(ticket, "map", || self.display(), || self.inner.map())
@@ -238,7 +239,7 @@ impl Object for SimObject {
     }
 }
 
-/// Said of a read that fails, and not put into words for those that do not.
+/// The operation in errors; formatted only for a read that fails.
 struct Reading {
     offset: u64,
     bytes: usize,
@@ -250,25 +251,25 @@ impl std::fmt::Display for Reading {
     }
 }
 
-/// An upload whose bytes go out in whole requests, behind its writer's back as far as the model's
-/// client lets them.
+/// An upload that sends its bytes in full requests, asynchronously, up to the in-flight limit of
+/// the model's client.
 #[derive(Debug)]
 struct SimUpload<U: ?Sized> {
     inner: Box<U>,
     sim: Arc<Simulation>,
     file: u64,
     name: String,
-    /// Where what was not yet asked for begins.
+    /// Offset of the bytes not yet sent.
     offset: u64,
-    /// When each request is done, and its bytes.
+    /// Completion time and bytes of each request.
     flying: VecDeque<(u64, u64)>,
     flying_bytes: u64,
-    /// When all of them are, and whether one fails.
+    /// Completion of all of them, and whether one fails.
     last: SimulatedCompletion,
 }
 
 impl<U: ?Sized + Upload> SimUpload<U> {
-    /// Sends all that makes a whole request, or all; then waits as the client would.
+    /// Sends all full requests, or all bytes; then waits as the client would.
     fn send(&mut self, all: bool) -> Result<()> {
         let before = self.sim.elapsed_ns();
         let request = u64::from(self.sim.model.servers.request_kib) << 10;
@@ -287,13 +288,13 @@ impl<U: ?Sized + Upload> SimUpload<U> {
             && let Some((done, bytes)) = self.flying.pop_front()
         {
             self.flying_bytes -= bytes;
-            // What was done before this call is not late because its writer was.
+            // Requests that completed before this call do not count as late.
             if done > before { self.sim.finish(done) } else { self.sim.wait(done) }
         }
         self.check("write")
     }
 
-    /// After a failure every call fails.
+    /// After a failure every later call fails.
     fn check(&self, doing: &str) -> Result<()> {
         let SimulatedCompletion { failure, .. } = self.last;
         match failure {
@@ -302,7 +303,7 @@ impl<U: ?Sized + Upload> SimUpload<U> {
         }
     }
 
-    /// Sends the rest and asks to make it durable.
+    /// Sends the rest and the commit request.
     fn commit(&mut self) -> Result<SimulatedCompletion> {
         self.send(true)?;
         let start = self.last.done;

@@ -1,16 +1,16 @@
-//! A store as it would be on other hardware: a model of its latencies, rates, servers, stalls and
-//! failures around a real store that has the bytes.
+//! A store as it would be on other hardware: a model of latencies, rates, servers, stalls and
+//! failures over a real store that has the bytes.
 //!
-//! A [`StoreModel`] is a few figures of a TOML file; four are built in. A [`Simulation`] is a
-//! cluster of that kind as one client meets it, and lends its servers, its link and its luck to
-//! every store that it wraps. What is above a wrapped store runs unchanged. Each request is given
-//! the time at which the model would have done it, and waits for that; the n-th of a kind has the
-//! luck that seed, kind and n decide, whichever thread makes it.
+//! A [`StoreModel`] is a few figures in a TOML file; four are built in. A [`Simulation`] is a
+//! cluster of that kind as one client sees it: all stores that it wraps share its servers, its link
+//! and its random numbers. Code above a wrapped store runs unchanged. Each request gets the time at
+//! which the model completes it, and waits until then; the latency of the n-th request of a kind
+//! depends only on seed, kind and n, whichever thread submits it.
 //!
-//! A simulation says what follows from its figures, and nothing of a cluster that was not measured.
-//! So wrapped stores say in their profile what they are, and every report says it by
-//! [`Simulation::label`]. Nor can it be quicker than the real store below: [`SimCounters`] tell
-//! what came later than the model has it.
+//! A simulation shows what follows from its figures, and nothing about a cluster that was not
+//! measured. So wrapped stores say in their profile what they are, and every report says it by
+//! [`Simulation::label`]. A simulation cannot be faster than the real store below: [`SimCounters`]
+//! count operations that completed later than in the model.
 //!
 //! `model` parses the file, `queues` computes completion times, `layer` wraps a store.
 
@@ -32,7 +32,7 @@ pub use model::StoreModel;
 use model::{Errno, Op};
 use queues::QueueModel;
 
-/// A cluster as one client meets it. It is shared by all stores that it wraps.
+/// A cluster as one client sees it, shared by all stores that it wraps.
 #[derive(Debug)]
 pub struct Simulation {
     model: StoreModel,
@@ -43,23 +43,23 @@ pub struct Simulation {
 
 #[derive(Debug)]
 enum Clock {
-    /// Since then; whoever waits sleeps.
+    /// Real time since then; a wait sleeps.
     Real(Instant),
-    /// Nobody sleeps: whoever would, sets the clock.
+    /// Virtual time: a wait advances the clock instead of sleeping.
     Counted,
 }
 
 #[derive(Debug)]
 struct SimulationState {
     books: QueueModel,
-    /// Of a counted clock, in nanoseconds.
+    /// Time of a counted clock, in nanoseconds.
     now: u64,
     /// Requests so far, by [`Op`].
     drawn: [u64; 4],
     counters: SimCounters,
 }
 
-/// What a simulation did.
+/// Counters of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SimCounters {
@@ -67,7 +67,7 @@ pub struct SimCounters {
     pub reads: u64,
     /// Requests that wrote.
     pub writes: u64,
-    /// Requests that made something durable.
+    /// Requests that made data durable.
     pub commits: u64,
     /// Requests about names.
     pub metas: u64,
@@ -77,16 +77,16 @@ pub struct SimCounters {
     pub written_bytes: u64,
     /// Requests that stalled.
     pub stalls: u64,
-    /// Requests that failed by the model.
+    /// Requests that the model failed.
     pub failures: u64,
-    /// Operations that the real store finished later than the model would have: where they are
-    /// many, the real store was measured.
+    /// Operations that the real store completed later than the model: if there are many, the result
+    /// measures the real store.
     pub late_ops: u64,
-    /// How much later, in all.
+    /// Their total delay.
     pub late_us: u64,
 }
 
-/// When an operation is done, and whether it fails then.
+/// When the model completes an operation, and whether it fails.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 struct SimulatedCompletion {
@@ -95,7 +95,7 @@ struct SimulatedCompletion {
 }
 
 impl SimulatedCompletion {
-    /// Both.
+    /// Completes when both do, and fails if either does.
     fn and(self, other: Self) -> Self {
         SimulatedCompletion {
             done: self.done.max(other.done),
@@ -111,7 +111,7 @@ impl Simulation {
         Self::with_clock(model, seed, Clock::Real(Instant::now()))
     }
 
-    /// One whose time is counted and not waited for, which is exact for whoever makes one call
+    /// A cluster in virtual time, without waiting. It is exact for a caller that makes one call
     /// after the other; the reads of one call are in flight together.
     #[must_use]
     pub fn counted(model: StoreModel, seed: u64) -> Arc<Self> {
@@ -125,19 +125,19 @@ impl Simulation {
         Arc::new(Simulation { model, seed, clock, state: Mutex::new(state) })
     }
 
-    /// A store that has the bytes of `inner`, and the times of the cluster.
+    /// A store with the bytes of `inner` and the timing of the cluster.
     #[must_use]
     pub fn wrap(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
         Arc::new(layer::SimulationLayer::new(inner, Arc::clone(self)))
     }
 
-    /// What every report of it says: `simulated: lustre`.
+    /// The label of every report:
     #[must_use]
     pub fn label(&self) -> String {
         format!("simulated: {}", self.model.name)
     }
 
-    /// What the model assumes, in a line.
+    /// The assumptions of the model in one line.
     #[must_use]
     pub fn about(&self) -> String {
         let StoreModel { latency_us, servers, client, .. } = &self.model;
@@ -158,13 +158,13 @@ impl Simulation {
         )
     }
 
-    /// The time that its clock tells: since it began, or counted.
+    /// The time of its clock: since its start, or counted.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.elapsed_ns())
     }
 
-    /// What it did so far.
+    /// Its counters so far.
     #[must_use]
     pub fn counters(&self) -> SimCounters {
         self.state().counters
@@ -186,7 +186,7 @@ impl Simulation {
         self.now(&self.state())
     }
 
-    /// Asks for a range of a file.
+    /// Models the transfer of a range of a file.
     fn transfer(&self, op: Op, file: u64, offset: u64, len: u64) -> SimulatedCompletion {
         let mut state = self.state();
         let now = self.now(&state);
@@ -201,8 +201,7 @@ impl Simulation {
         ticket
     }
 
-    /// Asks for so many requests about names, or to make durable, one after the other, that begin
-    /// at `start` or now.
+    /// Models `requests` metadata or commit requests, one after the other, from `start` or now on.
     fn ask(&self, op: Op, requests: u64, start: u64) -> SimulatedCompletion {
         let mut state = self.state();
         let now = self.now(&state);
@@ -215,7 +214,7 @@ impl Simulation {
         ticket
     }
 
-    /// The luck of the next request of a kind: its latency, and whether it fails.
+    /// Draws the latency of the next request of a kind, and whether it fails.
     fn draw(&self, state: &mut SimulationState, op: Op) -> SimulatedCompletion {
         let number = state.drawn[op as usize];
         state.drawn[op as usize] += 1;
@@ -226,7 +225,7 @@ impl Simulation {
             Op::Commit => &mut counters.commits,
             Op::Meta => &mut counters.metas,
         } += 1;
-        // Each kind and number has a generator of its own, far from the others'.
+        // Each kind and number seeds a generator of its own.
         let kind = Rng::new(self.seed.wrapping_add(op as u64)).next();
         let mut rng = Rng::new(Rng::new(kind ^ number).next());
         let [median, p99] = self.model.spread(op);
@@ -247,7 +246,8 @@ impl Simulation {
         SimulatedCompletion { done: latency, failure }
     }
 
-    /// Does what the ticket is for, and gives what comes of it when the model would have it done.
+    /// Runs the operation on the real store, and returns its result at the simulated completion
+    /// time.
     fn carry<T>(
         &self,
         ticket: SimulatedCompletion,
@@ -265,7 +265,7 @@ impl Simulation {
         came
     }
 
-    /// Waits until `done`, and counts by how much the real store was later than that.
+    /// Waits until `done`, and counts how much later the real store was.
     fn finish(&self, done: u64) {
         let mut state = self.state();
         let late_ns = self.now(&state).saturating_sub(done);

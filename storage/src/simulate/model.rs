@@ -1,14 +1,14 @@
-//! What a store costs, in a few figures of a TOML file.
+//! The performance model of a store: a few figures in a TOML file.
 
 use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// What a store costs: read from TOML, as `storage/src/simulate/lustre.toml` has it.
+/// The performance model of a store, read from TOML, such as `storage/src/simulate/lustre.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreModel {
-    /// What it is called, as `lustre`.
+    /// Its name, such as `lustre`.
     pub name: String,
     pub(super) latency_us: Latencies,
     pub(super) servers: Servers,
@@ -20,7 +20,7 @@ pub struct StoreModel {
     pub(super) failure: Vec<Failure>,
 }
 
-/// Median and 99th percentile of what a request takes beside its bytes.
+/// Median and 99th percentile of the latency of a request, without the transfer of its bytes.
 pub(super) type Spread = [f64; 2];
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -32,42 +32,42 @@ pub(super) struct Latencies {
     pub(super) meta: Spread,
 }
 
-/// Those that have the bytes.
+/// The data servers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Servers {
     pub(super) count: u32,
-    /// Of each, by all requests to it.
+    /// Bandwidth of each server.
     pub(super) mb_per_s: f64,
-    /// Requests at once to each.
+    /// Concurrent requests of each server.
     pub(super) in_flight: u32,
-    /// What is longer is several requests.
+    /// The largest request; longer transfers are several requests.
     pub(super) request_kib: u32,
     pub(super) stripe_kib: u32,
-    /// Servers that a file lies on; 0 for all.
+    /// Servers that a file is spread over; 0 for all.
     pub(super) stripes: u32,
-    /// Of one request; unbounded if it is not told.
+    /// Bandwidth of one request; unlimited if absent.
     pub(super) stream_mb_per_s: Option<f64>,
 }
 
-/// The machine that asks.
+/// The client machine.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Client {
-    /// Its link, by all that it reads and writes.
+    /// Bandwidth of its link, for reads and writes together.
     pub(super) mb_per_s: f64,
-    /// Bytes of an upload on their way before its writer waits.
+    /// Bytes of an upload in flight before its writer waits.
     pub(super) in_flight_mib: u32,
-    /// Reads and writes that are let in; unbounded if it is not told.
+    /// Reads and writes admitted per second; unlimited if absent.
     pub(super) requests_per_s: Option<f64>,
 }
 
-/// Names, and what may be done with them.
+/// The metadata service.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Meta {
     pub(super) per_s: f64,
-    /// Names of one answer.
+    /// Names in one listing response.
     pub(super) list_page: u32,
     /// Names that one request deletes.
     #[serde(default = "one")]
@@ -96,7 +96,7 @@ pub(super) enum Op {
     Meta,
 }
 
-/// Some requests come so much later.
+/// Stalls: some requests take this much longer.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stall {
@@ -114,7 +114,7 @@ pub(super) struct Failure {
     pub(super) errno: Errno,
 }
 
-/// With what.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum Errno {
@@ -148,7 +148,7 @@ const BUILT_IN: [(&str, &str); 4] = [
 /// No request takes longer than this without a stall: an hour.
 const LATENCY_US_MAX: f64 = 3.6e9;
 
-/// More servers than any cluster has, of whom each takes some memory.
+/// More servers than any cluster has; each takes some memory.
 const SERVERS_MAX: u32 = 1 << 16;
 
 impl StoreModel {

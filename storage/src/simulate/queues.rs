@@ -1,32 +1,32 @@
-//! When a request is done: queues of the servers, of the link and of the names, in nanoseconds of
-//! a clock that somebody else has. Pure: the same calls give the same answers.
+//! Computes completion times: queues of the servers, of the link and of the metadata server, in
+//! nanoseconds of the caller's clock. Pure: the same calls return the same times.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::model::StoreModel;
 
-/// What is taken, and until when.
+/// The busy times of all queues.
 #[derive(Debug)]
 pub(super) struct QueueModel {
     servers: Vec<Server>,
-    /// When the link of this client has carried all that it was given.
+    /// When the link of this client is idle.
     link: u64,
-    /// When the next request is let in.
+    /// When the next request is admitted.
     gate: u64,
-    /// When the server of the names has done all that it was given.
+    /// When the metadata server is idle.
     meta: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Server {
-    /// When each request that it works on is done; never more than it takes at once.
+    /// Completion times of the requests in service; never more than its concurrency.
     busy: BinaryHeap<Reverse<u64>>,
-    /// When it has sent or taken all bytes of them.
+    /// When it has transferred all their bytes.
     pipe: u64,
 }
 
-/// A part of a file that one request is about.
+/// A part of a file that one request covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ModelRequest {
     pub(super) server: usize,
@@ -39,9 +39,9 @@ impl QueueModel {
         QueueModel { servers, link: 0, gate: 0, meta: 0 }
     }
 
-    /// A read or write that is asked for at `now` and takes `latency` beside its bytes; gives when
-    /// it is done. Bytes keep servers and link busy, latency does not: so one that stalls takes a
-    /// place at its server and no one's rate.
+    /// A read or write submitted at `now` that takes `latency` plus the transfer of its bytes;
+    /// returns its completion time. Bytes keep servers and link busy, latency does not: so a
+    /// stalled request takes a slot of its server, but no bandwidth.
     pub(super) fn transfer(
         &mut self,
         model: &StoreModel,
@@ -70,7 +70,7 @@ impl QueueModel {
         done
     }
 
-    /// A request about names that begins at `start`, at or after `now`.
+    /// A metadata request that starts at `start`, at or after `now`.
     pub(super) fn name(&mut self, model: &StoreModel, now: u64, start: u64, latency: u64) -> u64 {
         self.meta = self.meta.max(now).saturating_add(nanos(1.0, model.meta.per_s));
         self.meta.max(start).saturating_add(latency)
@@ -112,7 +112,7 @@ fn transfer_ns(bytes: u64, mb_per_s: f64) -> u64 {
     nanos(bytes as f64 / 1e6, mb_per_s)
 }
 
-/// So many of what comes at this rate a second. Longer than the clock can tell is for ever.
+/// The time for `count` units at this rate per second, saturated at the end of the clock.
 fn nanos(count: f64, per_s: f64) -> u64 {
     (count / per_s * 1e9) as u64
 }

@@ -1,4 +1,4 @@
-//! Aligned buffers from one bounded pool, for IO that goes around the page cache.
+//! Aligned buffers from one bounded pool, for direct I/O.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -6,23 +6,23 @@ use std::sync::{Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-/// What direct IO is aligned to, in memory and in the file: every device and file system known to
-/// us asks for 4,096 or less, and Lustre for exactly that.
+/// Alignment of direct I/O, in memory and in the file: every known device and file system requires
+/// 4,096 or less, and Lustre exactly that.
 pub(crate) const ALIGN_BYTES: usize = 4096;
 
 /// Eight pieces of 1 MiB: enough in flight at once for a device of 7 GB/s with 1.2 ms of latency.
 /// An upload holds two such buffers, a direct read one.
 pub(crate) const BUF_BYTES: usize = 8 << 20;
 
-/// Idle buffers that are kept: 32 MiB, those of two uploads. More are given back to the system.
+/// Idle buffers that are retained: 32 MiB, those of two uploads. More are freed.
 const IDLE_MAX: usize = 4;
 
 const _: () = assert!(BUF_BYTES.is_multiple_of(ALIGN_BYTES));
 
 static IDLE: Mutex<Vec<Zeros>> = Mutex::new(Vec::new());
 
-/// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Goes back to the pool when dropped;
-/// what it holds when taken is unspecified.
+/// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Returns to the pool when dropped; its
+/// initial content is unspecified.
 #[derive(Debug)]
 pub(crate) struct AlignedBuffer(Option<Zeros>);
 
@@ -60,13 +60,13 @@ impl DerefMut for AlignedBuffer {
     }
 }
 
-/// Zeros, each page of which the system gives when it is first touched.
+/// Zeros, whose pages are allocated at first touch.
 #[derive(Debug)]
 pub struct Zeros(MmapMut);
 
 impl Zeros {
-    /// So many bytes, in large pages where the system has them: a table that is asked at random
-    /// would else wait for the addresses of its pages as long as for what is in them.
+    /// Zeros of this length, in large pages where the system has them: in a table with random
+    /// access, address translation would otherwise take as long as the data.
     ///
     /// # Panics
     /// If there is no memory, as every allocation does.
@@ -75,7 +75,7 @@ impl Zeros {
         Zeros::try_new(len_bytes).expect("memory")
     }
 
-    /// The same, for a size that the outside world has a say in.
+    /// As [`Zeros::new`], for a size from external input.
     ///
     /// # Errors
     /// If there is no memory.

@@ -7,11 +7,11 @@ use memmap2::{Advice, MmapMut};
 
 use crate::sys::aligned_buffer::ALIGN_BYTES;
 
-/// Aligned memory for reads in flight: one arena of a fixed size, given out in buffers.
+/// Aligned memory for reads in flight: one arena of a fixed size, divided into buffers.
 ///
-/// The lowest free place is taken first, so that only as much of the arena is ever touched as is in
-/// use at once, and what is registered with the kernel, the beginning, is used most. Making a pool
-/// reserves addresses; a page costs memory from its first use on. Nothing is allocated later.
+/// The lowest free range is taken first, so that only as much of the arena is ever touched as is in
+/// use at once, and the start, which is registered with the kernel, is used most. Creating a pool
+/// reserves address space; a page takes memory from its first use on. Nothing is allocated later.
 #[derive(Debug)]
 pub struct BufferPool {
     arena: Arena,
@@ -19,10 +19,10 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// A pool of so many bytes, rounded up to whole pages; one page at least.
+    /// A pool of this many bytes, rounded up to whole pages; at least one page.
     ///
     /// # Panics
-    /// If the system has no addresses for so much.
+    /// If the system has no address space for it.
     #[must_use]
     pub fn new(bytes_max: usize) -> Arc<Self> {
         let arena = Arena::new(bytes_max.max(1).next_multiple_of(ALIGN_BYTES));
@@ -33,8 +33,8 @@ impl BufferPool {
     }
 
     /// A buffer with room for `len` bytes from any offset of a file, rounded out to whole blocks;
-    /// `None` if the pool has no such piece free now. What it holds is unspecified. While nothing
-    /// is taken, every length up to [`BufferPool::len_max`] is served.
+    /// `None` if the pool has no such free range now. Its content is unspecified. An unused pool
+    /// serves every length up to [`BufferPool::len_max`].
     #[must_use]
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         let pages = len.checked_add(ALIGN_BYTES - 1)?.div_ceil(ALIGN_BYTES);
@@ -43,7 +43,7 @@ impl BufferPool {
         Some(Buffer(Some(span)))
     }
 
-    /// What a buffer for so many bytes takes.
+    /// The pool bytes of a buffer for a read of this length.
     #[must_use]
     pub fn bytes_of(len: u64) -> u64 {
         let align = ALIGN_BYTES as u64;
@@ -68,7 +68,7 @@ impl BufferPool {
         self.lock().count * ALIGN_BYTES
     }
 
-    /// Where the arena begins, for its registration with the kernel.
+    /// The start of the arena, for its registration with the kernel.
     pub(crate) fn start(&self) -> *mut u8 {
         self.arena.start.as_ptr()
     }
@@ -78,7 +78,7 @@ impl BufferPool {
     }
 }
 
-/// Memory of a [`BufferPool`], aligned to 4096. It goes back when it is dropped.
+/// Memory of a [`BufferPool`], aligned to 4096. Dropping it returns it to the pool.
 pub struct Buffer(Option<PageRange>);
 
 struct PageRange {
@@ -88,13 +88,13 @@ struct PageRange {
 }
 
 impl Buffer {
-    /// No memory, of no pool.
+    /// A buffer without memory, of no pool.
     #[must_use]
     pub const fn empty() -> Self {
         Buffer(None)
     }
 
-    /// Where it begins in the arena of `pool`, if it is of that pool.
+    /// Its offset in the arena of `pool`, if it is of that pool.
     pub(crate) fn place_in(&self, pool: &BufferPool) -> Option<usize> {
         let span = self.0.as_ref()?;
         std::ptr::eq(&*span.pool, pool).then_some(span.first * ALIGN_BYTES)
@@ -114,7 +114,7 @@ impl Deref for Buffer {
         let Some(span) = &self.0 else { return &[] };
         let start = span.pool.arena.at(span.first);
         // SAFETY: initialised memory of the arena, which lives as long as the span, and which the
-        // pool gave to this buffer alone; shared while `self` is.
+        // pool assigned to this buffer only; shared while `self` is.
         unsafe { slice::from_raw_parts(start, span.pages * ALIGN_BYTES) }
     }
 }
@@ -123,7 +123,7 @@ impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         let Some(span) = &self.0 else { return &mut [] };
         let start = span.pool.arena.at(span.first);
-        // SAFETY: as above, and `self` is borrowed by nobody else.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(start, span.pages * ALIGN_BYTES) }
     }
 }
@@ -136,8 +136,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Which pages are in use: a bit each. Neighbours that are given back are one free place again by
-/// themselves.
+/// The pages in use, one bit each. Adjacent freed ranges merge by themselves.
 #[derive(Debug)]
 struct PageBitmap {
     words: Vec<u64>,
@@ -202,7 +201,7 @@ impl PageBitmap {
 struct Arena {
     start: NonNull<u8>,
     len: usize,
-    /// Unmaps it in the end. Only `start` is used to reach it.
+    /// Unmaps the arena when dropped. Only `start` is used for access.
     _owner: MmapMut,
 }
 
@@ -215,15 +214,15 @@ impl fmt::Debug for Arena {
 // SAFETY: an arena owns its memory and has no tie to the thread that mapped it.
 unsafe impl Send for Arena {}
 
-// SAFETY: a shared arena gives out addresses; which of them are whose is kept under a lock.
+// SAFETY: a shared arena only returns addresses; their owners are tracked under a lock.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// A mapping, and not an allocation: its zeros are the system's, so nothing is touched here.
+    /// A mapping, not an allocation: its zeros are the kernel's, so nothing is touched here.
     fn new(len: usize) -> Self {
         let mut owner = MmapMut::map_anon(len).expect("the machine has addresses for a pool");
-        // Fewer entries in the list of a request, which is up to twice as fast for it. A hint: some
-        // kernels have no large pages.
+        // Large pages: a request has fewer scatter-gather entries, which makes it up to twice as
+        // fast. A hint: some kernels have no large pages.
         let _ = owner.advise(Advice::HugePage);
         let start = NonNull::new(owner.as_mut_ptr()).expect("a mapping is not at address zero");
         Arena { start, len, _owner: owner }
@@ -254,8 +253,8 @@ mod tests {
         assert_eq!(pool.taken_bytes(), 0);
     }
 
-    /// Whatever is taken and given back in whatever order, no two buffers share a byte, and all of
-    /// it is one piece again in the end.
+    /// In whatever order buffers are taken and returned, no two share a byte, and in the end all of
+    /// it is one free range again.
     #[test]
     fn random_buffers_keep_their_bytes() {
         let pool = BufferPool::new(200 * ALIGN_BYTES);

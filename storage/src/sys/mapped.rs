@@ -22,22 +22,22 @@ impl Map {
         Map(MapInner::Mapped(map))
     }
 
-    /// Bytes that are in memory anyway, as a store without files has them.
+    /// Bytes in memory, for stores without files.
     #[must_use]
     pub fn owned(bytes: Vec<u8>) -> Self {
         Map(MapInner::Owned(bytes))
     }
 
-    /// Tells the kernel that a few bytes here and there will be read from now on, so that a miss
-    /// brings one page and not megabytes of read-ahead.
+    /// Advises the kernel of random reads, so that a miss reads one page and not megabytes of
+    /// read-ahead.
     pub fn expect_random_reads(&self) {
         if let MapInner::Mapped(map) = &self.0 {
-            // It is advice: where it is not taken, reading costs more and gives the same.
+            // It is advice: if ignored, reads are slower and return the same bytes.
             let _ = map.advise(memmap2::Advice::Random);
         }
     }
 
-    /// Tells the kernel that all of it will be read from front to back.
+    /// Advises the kernel of a sequential read of all of it.
     pub fn expect_sequential_reads(&self) {
         if let MapInner::Mapped(map) = &self.0 {
             // As above.
@@ -45,16 +45,16 @@ impl Map {
         }
     }
 
-    /// Tells the kernel that these bytes are not needed soon, so that what was read of them no
-    /// longer counts as memory of this process. What is not in a file stays.
+    /// Advises the kernel that these bytes are not needed soon, so that their pages no longer count
+    /// as memory of this process. Bytes in memory stay.
     pub fn forget(&self, bytes: Range<usize>) {
         let MapInner::Mapped(map) = &self.0 else { return };
         let (start, end) = (bytes.start.min(map.len()), bytes.end.min(map.len()));
         let advice = memmap2::UncheckedAdvice::DontNeed;
-        // SAFETY: nothing was written to the pages, which are the file's: they come back as they
-        // were when they are read again.
+        // SAFETY: nothing was written to the pages, which are the file's: the next access reads
+        // them again unchanged.
         let told = unsafe { map.unchecked_advise_range(advice, start, end.saturating_sub(start)) };
-        // It is advice: where it is not taken, memory is given back later.
+        // It is advice: if ignored, memory is freed later.
         let _ = told;
     }
 }
@@ -78,7 +78,7 @@ impl From<Zeros> for Map {
     }
 }
 
-/// Maps a whole file that had `len_bytes` when it was opened. Where the file system cannot map, the
+/// Maps a whole file that had `len_bytes` when it was opened. If the file system cannot map, the
 /// caller reads it instead.
 pub(crate) fn map(file: &File, len_bytes: u64) -> io::Result<Map> {
     let now = file.metadata()?.len();
@@ -90,7 +90,7 @@ pub(crate) fn map(file: &File, len_bytes: u64) -> io::Result<Map> {
         return Ok(Map::owned(Vec::new()));
     }
     // SAFETY: objects are write-once: a committed file is unlinked or renamed, but never written or
-    // cut, so its pages do not change below the slice. Whoever edits one by other means has broken
-    // the contract of the store.
+    // truncated, so its pages do not change below the slice. Other programs that edit one break the
+    // contract of the store.
     unsafe { memmap2::Mmap::map(file) }.map(Map::mapped)
 }

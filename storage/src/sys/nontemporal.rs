@@ -1,7 +1,7 @@
-//! Copies of what will not be read again soon.
+//! Copies with non-temporal stores, for data that will not be read again soon.
 //!
 //! `memcpy` reads the lines that it is about to overwrite, and leaves the copy in the cache in
-//! place of what the program works on. glibc avoids that for copies of three eighths of a cache
+//! place of the program's working set. glibc avoids that for copies of three eighths of a cache
 //! that all cores share, 99 MiB on the machine below, which single tensors do not reach. Here lines
 //! are written past the cache from 64 KiB on, and four pages at a time, so that four rows of the
 //! memory are open at once. One core of a Sapphire Rapids, tensors of 8 MiB: 8.4 GB/s where
@@ -23,7 +23,7 @@ pub fn copy_past_cache(into: &mut [u8], from: &[u8]) {
         let (from_blocks, from_tail) = rest.split_at(blocks.len());
         head.copy_from_slice(from_head);
         tail.copy_from_slice(from_tail);
-        // SAFETY: this processor has AVX, as was just asked.
+        // SAFETY: this processor has AVX, as was just checked.
         unsafe { wide::copy(blocks, from_blocks) };
         return;
     }
@@ -41,7 +41,7 @@ mod wide {
     const PAGES: usize = 4;
     const BLOCK_BYTES: usize = PAGES * PAGE_BYTES;
 
-    /// What comes before the first page border, whole blocks, and the rest.
+    /// The part before the first page boundary, whole blocks, and the rest.
     pub(super) fn split(into: &mut [u8]) -> (&mut [u8], &mut [u8], &mut [u8]) {
         let head = into.as_ptr().align_offset(PAGE_BYTES).min(into.len());
         let (head, rest) = into.split_at_mut(head);
@@ -50,7 +50,7 @@ mod wide {
         (head, blocks, tail)
     }
 
-    /// Copies whole blocks to a page border.
+    /// Copies whole blocks to a page boundary.
     #[target_feature(enable = "avx")]
     pub(super) fn copy(into: &mut [u8], from: &[u8]) {
         let blocks = into.chunks_exact_mut(BLOCK_BYTES).zip(from.chunks_exact(BLOCK_BYTES));
@@ -62,22 +62,22 @@ mod wide {
                 }
             }
         }
-        // What was written past the cache is seen by other threads in order from here on.
+        // Fence: non-temporal stores are visible to other threads in order from here on.
         _mm_sfence();
     }
 
-    /// One line, at a border of one.
+    /// Copies one aligned cache line.
     #[target_feature(enable = "avx")]
     #[inline]
     fn copy_line(into: &mut [u8], from: &[u8]) {
         let (into, from) = (into.as_mut_ptr().cast::<__m256i>(), from.as_ptr().cast::<__m256i>());
-        // SAFETY: the line has 64 bytes; the load asks for no alignment.
+        // SAFETY: the line has 64 bytes; the load requires no alignment.
         let low = unsafe { _mm256_loadu_si256(from) };
         // SAFETY: the second half of the same line.
         let upper = unsafe { from.add(1) };
         // SAFETY: as for the first half.
         let high = unsafe { _mm256_loadu_si256(upper) };
-        // SAFETY: the line has 64 bytes and begins at a multiple of 64, which `split` sees to.
+        // SAFETY: the line has 64 bytes and starts at a multiple of 64, which `split` ensures.
         unsafe { _mm256_stream_si256(into, low) };
         // SAFETY: the second half of the same line.
         let upper = unsafe { into.add(1) };
@@ -90,7 +90,7 @@ mod wide {
 mod tests {
     use super::*;
 
-    /// Whatever the length and the places: all is copied, and nothing beside it.
+    /// For any length and offsets: all is copied, and nothing else is written.
     #[test]
     fn copies_are_exact() {
         let from: Vec<u8> =

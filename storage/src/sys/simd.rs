@@ -1,23 +1,23 @@
-//! Loops of numbers, compiled for the vectors that this processor has.
+//! Numeric loops, compiled for the vector instructions of this processor.
 //!
 //! A [`Kernel`] is plain Rust that the compiler turns into vector instructions. It is compiled once
-//! for every [`Width`], and all of them give the same bits: an operation of IEEE 754 has one
-//! result, and none is reordered or fused unless the kernel says so.
+//! for every [`Width`], and all of them return the same bits: an operation of IEEE 754 has one
+//! result, and none is reordered or fused unless the kernel does so explicitly.
 
-/// What is computed. `run` and all that it calls are to be `#[inline(always)]`, for what is not
-/// inlined is compiled for no vectors.
+/// What is computed. `run` and everything that it calls must be `#[inline(always)]`, because code
+/// that is not inlined is compiled without the vector instructions.
 pub trait Kernel {
-    /// What comes of it.
+    /// Its result.
     type Output;
 
     /// Computes it.
     fn run(self) -> Self::Output;
 }
 
-/// The vectors that a kernel is compiled for.
+/// The vector width that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Width {
-    /// Those that every processor of its kind has.
+    /// The baseline of the architecture.
     Portable,
     /// 256 bits, with fused multiplication and addition.
     Avx2,
@@ -29,13 +29,13 @@ impl Width {
     /// All, the narrowest first.
     pub const ALL: [Width; 3] = [Width::Portable, Width::Avx2, Width::Avx512];
 
-    /// The widest that this processor has.
+    /// The widest that this processor supports.
     #[must_use]
     pub fn widest() -> Self {
         *Width::ALL.iter().rfind(|width| width.is_here()).expect("every processor has the first")
     }
 
-    /// Whether this processor has them.
+    /// Whether this processor supports it.
     #[must_use]
     pub fn is_here(self) -> bool {
         match self {
@@ -57,16 +57,16 @@ impl Width {
         }
     }
 
-    /// Runs a kernel with them, or as every processor can where this one has them not.
+    /// Runs a kernel with this width, or with the baseline if this processor does not support it.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         if self.is_here() {
             match self {
                 Width::Portable => {}
-                // SAFETY: this processor has AVX2 and FMA, as was just asked.
+                // SAFETY: this processor has AVX2 and FMA, as was just checked.
                 Width::Avx2 => return unsafe { avx2(kernel) },
-                // SAFETY: this processor has these parts of AVX-512, as was just asked.
+                // SAFETY: this processor has these parts of AVX-512, as was just checked.
                 Width::Avx512 => return unsafe { avx512(kernel) },
             }
         }

@@ -1,4 +1,4 @@
-//! The system calls that `std` does not offer, each behind a safe function.
+//! System calls that `std` lacks, each behind a safe function.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -9,22 +9,22 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// Asks for the memory of a table's entry that will soon be looked at. It waits for nothing, where
-/// a read would hold up all that comes after it.
+/// Prefetches a table entry that will soon be read. It does not wait, where a read would stall all
+/// later instructions.
 #[inline]
 pub fn prefetch<T>(entry: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint that reads nothing, and the entry is there.
+        // SAFETY: a hint that reads nothing, and the entry exists.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(entry).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = entry;
 }
 
-/// Renames unless the target exists (`EEXIST`). File systems that cannot tell say `EINVAL`, kernels
-/// that cannot say `ENOSYS`.
+/// Renames unless the target exists (`EEXIST`). File systems without support return `EINVAL`,
+/// kernels without it `ENOSYS`.
 pub(crate) fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
     let (from, to) = (c_path(from)?, c_path(to)?);
     let cwd = libc::AT_FDCWD;
@@ -34,8 +34,8 @@ pub(crate) fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {
     checked(rc)
 }
 
-/// Gives a file its length and all its space. Unlike `posix_fallocate` it writes nothing where the
-/// file system cannot do that, but says `EOPNOTSUPP`.
+/// Sets a file's length and reserves its space. Unlike `posix_fallocate` it writes nothing on file
+/// systems without support, but returns `EOPNOTSUPP`.
 pub(crate) fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
     let len =
         libc::off_t::try_from(len_bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
@@ -43,21 +43,21 @@ pub(crate) fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
     checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) })
 }
 
-/// Asks for no read-ahead: samples of 8 KiB would otherwise move fifteen times their bytes. It is a
-/// hint, and whether it was taken changes no result.
+/// Disables read-ahead: samples of 8 KiB would otherwise transfer fifteen times their bytes. It is
+/// a hint, and never changes a result.
 pub(crate) fn advise_random(file: &File) {
     // SAFETY: the descriptor is open as long as `file`.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
-/// Asks for read-ahead, as copies from front to back within the kernel need it.
+/// Enables read-ahead, for sequential copies within the kernel.
 pub(crate) fn advise_sequential(file: &File) {
     // SAFETY: the descriptor is open as long as `file`.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) };
 }
 
-/// Reads what is in the page cache. `EAGAIN`: the first byte is not; `EOPNOTSUPP`: this file system
-/// does not tell.
+/// Reads from the page cache only. `EAGAIN`: the first byte is not cached; `EOPNOTSUPP`: not
+/// supported by this file system.
 pub(crate) fn read_cached_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let offset =
         libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -68,8 +68,8 @@ pub(crate) fn read_cached_at(file: &File, buf: &mut [u8], offset: u64) -> io::Re
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies up to `count` bytes from one file to another within the kernel, and gives how many it
-/// did; 0 is the end of `from`. The files' own positions stay.
+/// Copies up to `count` bytes from one file to another within the kernel, and returns how many; 0
+/// is the end of `from`. The files' own offsets do not change.
 pub(crate) fn copy_file_range(
     from: &File,
     from_offset: u64,
@@ -82,13 +82,13 @@ pub(crate) fn copy_file_range(
     };
     let (mut at, mut to_at) = (place(from_offset)?, place(to_offset)?);
     let (from, to) = (from.as_raw_fd(), to.as_raw_fd());
-    // SAFETY: both descriptors are open, and both places live until the call returns.
+    // SAFETY: both descriptors are open, and both offsets live until the call returns.
     let done = unsafe { libc::copy_file_range(from, &raw mut at, to, &raw mut to_at, count, 0) };
     usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }
 
-/// Gives an open file another name, unless that is taken (`EEXIST`). One that has lost all its
-/// names gets none any more (`ENOENT`).
+/// Links an open file to another name, unless that is taken (`EEXIST`). A file without any name
+/// left cannot be linked (`ENOENT`).
 pub(crate) fn link(file: &File, to: &Path) -> io::Result<()> {
     let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
@@ -98,26 +98,27 @@ pub(crate) fn link(file: &File, to: &Path) -> io::Result<()> {
     checked(rc)
 }
 
-/// Gives a file all blocks of another in place of its own, where the file system shares them.
+/// Replaces the content of a file by the shared blocks of another, where the file system supports
+/// that.
 pub(crate) fn clone_blocks(from: &File, to: &File) -> io::Result<()> {
     // SAFETY: both descriptors are open until the call returns, which takes nothing else.
     checked(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })
 }
 
-/// What `statfs` tells of the file system that a path is on.
+/// The result of `statfs` for the file system of a path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StatFs {
     /// `f_type`, the magic number of its kind.
     pub(crate) magic: u32,
-    /// Bytes that an unprivileged writer may still use; `None` if it does not keep count.
+    /// Bytes that an unprivileged writer may still use; `None` if not counted.
     pub(crate) free_bytes: Option<u64>,
     /// All bytes; `None` likewise.
     pub(crate) total_bytes: Option<u64>,
-    /// Files that may still be made, and all; `None` if they are not counted.
+    /// Free files, and all; `None` if not counted.
     pub(crate) files: Option<(u64, u64)>,
 }
 
-/// Asks to keep these bytes out of the page cache, now that they were read: a hint.
+/// Drops these bytes from the page cache, after they were read: a hint.
 pub(crate) fn advise_done(file: &File, offset: u64, len: usize) {
     let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len)) else {
         return;
@@ -136,7 +137,7 @@ pub(crate) fn magic_of(file: &File) -> io::Result<u32> {
     Ok(told.f_type as u32) // fits: as below
 }
 
-/// An extended attribute of an open file. `ENODATA` and `EOPNOTSUPP`: it has none of that name.
+/// An extended attribute of an open file. `ENODATA` and `EOPNOTSUPP`: there is none of that name.
 pub(crate) fn attribute(file: &File, name: &CStr) -> io::Result<Vec<u8>> {
     // What the kernel allows: 64 KiB, which is Lustre's layout over 2000 servers and some more.
     let mut value = vec![0_u8; 64 << 10];
@@ -147,7 +148,7 @@ pub(crate) fn attribute(file: &File, name: &CStr) -> io::Result<Vec<u8>> {
     Ok(value)
 }
 
-/// Gives an open file an extended attribute.
+/// Sets an extended attribute of an open file.
 pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Result<()> {
     let (fd, name, len) = (file.as_raw_fd(), name.as_ptr(), value.len());
     // SAFETY: the name ends in NUL, and `value` has so many bytes; both live until the call
@@ -155,8 +156,8 @@ pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Resul
     checked(unsafe { libc::fsetxattr(fd, name, value.as_ptr().cast(), len, 0) })
 }
 
-/// Gives an open folder, or a new file without objects, a layout of Lustre: the bytes of a
-/// `lov_user_md`, which the kernel reads to the length that its magic number says.
+/// Sets the Lustre layout of an open folder, or of a new file without objects: the bytes of a
+/// `lov_user_md`, whose length the kernel takes from its magic number.
 pub(crate) fn set_stripes(file: &File, layout: &[u8]) -> io::Result<()> {
     /// `LL_IOC_LOV_SETSTRIPE` of `lustre_user.h`: `_IOW('f', 154, long)`.
     const SET_STRIPE: libc::Ioctl = 0x4008_669a;
@@ -165,14 +166,14 @@ pub(crate) fn set_stripes(file: &File, layout: &[u8]) -> io::Result<()> {
     checked(unsafe { libc::ioctl(file.as_raw_fd(), SET_STRIPE, layout.as_ptr()) })
 }
 
-/// Lets one file share the blocks of another.
+/// Makes one file share the blocks of another.
 pub(crate) fn clone_file(from: &File, to: &File) -> io::Result<()> {
     // SAFETY: both descriptors are open; the request takes a descriptor and no pointer.
     checked(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })
 }
 
-/// Bytes of a file's first `len_bytes` that are in the page cache. `ENOSYS`: the kernel, before
-/// 6.5, does not tell.
+/// Bytes of a file's first `len_bytes` that are in the page cache. `ENOSYS`: not supported before
+/// Linux 6.5.
 pub(crate) fn cached_bytes(file: &File, len_bytes: u64) -> io::Result<u64> {
     /// `cachestat(2)`, which has one number on all machines.
     const CACHESTAT: libc::c_long = 451;
@@ -186,8 +187,7 @@ pub(crate) fn cached_bytes(file: &File, len_bytes: u64) -> io::Result<u64> {
     if rc == 0 { Ok(told[0].saturating_mul(PAGE_BYTES)) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether the clock of this machine is kept by some other one, and by how many microseconds it may
-/// be wrong at most.
+/// Whether the clock of this machine is synchronized, and its maximum error in microseconds.
 pub(crate) fn clock() -> io::Result<(bool, u64)> {
     let mut told = MaybeUninit::<libc::timex>::zeroed();
     // SAFETY: all zeros asks for nothing to be changed, and there is room for the answer.
@@ -201,8 +201,8 @@ pub(crate) fn clock() -> io::Result<(bool, u64)> {
     Ok((kept, u64::try_from(told.maxerror).unwrap_or(0)))
 }
 
-/// What this process took of the cores so far, with its threads that have ended and those of the
-/// kernel that work for it: in its own code, and in the kernel.
+/// User and kernel CPU time of this process, with its threads that have ended and the kernel
+/// threads that work for it.
 pub(crate) fn cpu_times() -> io::Result<[Duration; 2]> {
     let mut told = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: `told` is room for one `rusage`.
@@ -224,14 +224,14 @@ pub(crate) fn file_system(path: &Path) -> io::Result<StatFs> {
     let counted = told.f_blocks > 0;
     let free_bytes = counted.then(|| told.f_bavail.saturating_mul(told.f_bsize.unsigned_abs()));
     let total_bytes = counted.then(|| told.f_blocks.saturating_mul(told.f_bsize.unsigned_abs()));
-    // What has no limit says so by numbers that cannot be: CephFS that all but none are free.
+    // File systems without a limit report impossible numbers: CephFS that all but none are free.
     let limited = told.f_files > 0 && told.f_ffree <= told.f_files;
     let files = limited.then_some((told.f_ffree, told.f_files));
     // The magic numbers have 32 bits; `f_type` is wider, and signed, on some machines.
     Ok(StatFs { magic: told.f_type as u32, free_bytes, total_bytes, files })
 }
 
-/// What direct IO on a file asks of memory and of offsets, in bytes. Zero: there is none.
+/// The alignment of direct I/O on a file, for memory and offsets, in bytes. Zero: there is none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectAlign {
     pub(crate) memory: u32,
@@ -239,18 +239,18 @@ pub(crate) struct DirectAlign {
 }
 
 impl DirectAlign {
-    /// Whether the file has no direct IO.
+    /// Whether the file has no direct I/O.
     pub(crate) fn is_none(self) -> bool {
         self.memory == 0 || self.offset == 0
     }
 
-    /// One alignment for both; zero if there is no direct IO.
+    /// One alignment for both; zero if there is no direct I/O.
     pub(crate) fn most(self) -> u32 {
         if self.is_none() { 0 } else { self.memory.max(self.offset) }
     }
 }
 
-/// The alignment that direct IO on this file asks for. `None`: the file system does not tell.
+/// The alignment of direct I/O on this file. `None`: not reported by the file system.
 pub(crate) fn direct_align(file: &File) -> Option<DirectAlign> {
     let mut told = MaybeUninit::<libc::statx>::zeroed();
     let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);

@@ -1,5 +1,5 @@
-//! What every store must pass: [`run`] makes a store for each of a list of small checks. A check
-//! that fails panics with its name, and its seed if it has one.
+//! The conformance suite of stores: [`run`] creates a store for each of a list of small checks. A
+//! failed check panics with its name, and its seed if it has one.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) use ensure;
 
 type Check = fn(&Arc<dyn Storage>) -> Outcome;
 
-/// What object stores keep too.
+/// Checks that object stores pass too.
 const OBJECTS: [(&str, Check); 16] = [
     ("what is written comes back, at every size", comes_back),
     ("an upload reports what it wrote", reports),
@@ -44,7 +44,7 @@ const OBJECTS: [(&str, Check); 16] = [
     ("a sweep takes nothing that lives", sweeps),
 ];
 
-/// What takes folders that are more than the begin of a name.
+/// Checks that need real folders, not only key prefixes.
 const FOLDERS: [(&str, Check); 4] = [
     ("a folder is no object, and says so", folder_is_no_object),
     ("a folder is published in one step, over nothing", publishes),
@@ -52,16 +52,16 @@ const FOLDERS: [(&str, Check); 4] = [
     ("a draft is invisible, alone of its name, and discarded", drafts_are_drafts),
 ];
 
-/// Runs every check on a store of its own. `make` gives a store that is empty.
+/// Runs every check on a store of its own. `make` returns an empty store.
 ///
 /// # Panics
-/// With the name of the first check that fails, and why it did.
+/// With the name of the first check that fails, and the reason.
 pub fn run(make: &dyn Fn() -> Arc<dyn Storage>) {
     run_objects(make);
     run_all(&FOLDERS, make);
 }
 
-/// The checks of [`run`] that a store without folders keeps.
+/// Runs the checks of [`run`] that a store without folders can pass.
 ///
 /// # Panics
 /// As [`run`].
@@ -77,7 +77,7 @@ fn run_all(checks: &[(&str, Check)], make: &dyn Fn() -> Arc<dyn Storage>) {
     }
 }
 
-/// Around every size at which something changes: blocks, small and large uploads, pieces, buffers.
+/// Sizes around every threshold: blocks, small and large uploads, transfers, buffers.
 const SIZES: [usize; 16] = [
     1, 511, 512, 513, 4095, 4096, 4097, 65_537, 262_144, 262_145, 524_288, 1_048_577, 8_388_607,
     8_388_608, 8_388_609, 17_000_001,
@@ -101,7 +101,7 @@ fn comes_back(store: &Arc<dyn Storage>) -> Outcome {
         write_all(&**store, &known, &bytes)?;
         ensure!(read_all(&**store, &known)? == bytes, "{size} bytes came back changed");
 
-        // The same without a promised length, and in uneven steps.
+        // The same without a known length, and in uneven steps.
         let unknown = key(&format!("unknown/{size}"))?;
         let mut upload = store.create(&unknown, 0)?;
         let mut rest = &bytes[..];
@@ -132,7 +132,7 @@ fn reports(store: &Arc<dyn Storage>) -> Outcome {
     Ok(())
 }
 
-/// Between ranges that are copied by their sums and ranges that are read, bytes are written.
+/// Writes bytes between ranges that are copied by checksum and ranges that are read.
 fn copies_ranges(store: &Arc<dyn Storage>) -> Outcome {
     let bytes = bytes_of(1_300_001, 3);
     write_all(&**store, &key("from")?, &bytes)?;
@@ -443,7 +443,7 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
             draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
             from = draft.sync()?;
             ensure!(from == SyncPoint { bytes: end as u64, crc64: crc64(&all[..end]) }, "{from:?}");
-            // What comes after the mark is cut off again.
+            // Bytes after the sync point are cut off again.
             draft.write(&bytes_of(100_000, 11))?;
             drop(draft);
             draft = store.resume(&name, from)?;

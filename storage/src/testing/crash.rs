@@ -1,10 +1,11 @@
-//! What a power cut may leave on the disk.
+//! Simulates a power cut: the states that it may leave on the disk.
 //!
 //! Content: of the sectors written since the last successful sync of a file, any subset; one sector
-//! of the last write is torn. Its length is any that it had since then. What was never written may
-//! be zeros or anything. Names: of the changes to folders since their last sync, any subset; a
-//! rename happened or it did not, also between two folders. Syncing a folder makes durable every
-//! change of it, and all earlier changes of the folders that these touch: so do journals.
+//! of the last write is half written. Its length is any that it had since then. What was never
+//! written may be zeros or anything. Names: of the changes to folders since their last sync, any
+//! subset; a rename happened or it did not, also between two folders. Syncing a folder makes
+//! durable every change of it, and all earlier changes of the folders that these touch: so do
+//! journals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use crate::testing::tree::{Content, Node, TOP, Tree};
 /// A sector is written whole or not at all, except the last one of all.
 const SECTOR_BYTES: usize = 512;
 
-/// One operation, as far as a power cut cares.
+/// One operation, as far as it matters for a power cut.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     /// Entries of folders appear (with a node) and vanish, at once. The file, if one is made by it.
@@ -76,11 +77,12 @@ impl Edit {
     }
 }
 
-/// One of the trees that a disk which began as `start`, and was told to do what is in `log`, may
-/// hold after a power cut.
+/// Returns one of the trees that a disk may hold after a power cut, if it started as `start` and
+/// then did the operations in `log`.
 pub(super) fn image(start: &Tree, log: &[Op], seed: u64) -> Tree {
     let mut rng = Rng::new(seed);
-    // Now and then all that is not durable is lost, or nothing is; else each has its own fate.
+    // Sometimes everything not durable is lost, or nothing; otherwise each operation has its own
+    // fate.
     let kept_per_mille = [0, 100, 500, 900, 1000][rng.below(5) as usize];
     let folders = folders_after(start, log, kept_per_mille, &mut rng);
     let mut files = files_after(start, log, kept_per_mille, &mut rng);

@@ -1,5 +1,4 @@
-//! The disk itself: the operations of [`FileSystem`] on a tree in memory, each of them written
-//! down.
+//! The simulated disk: the operations of [`FileSystem`] on a tree in memory, with a log of each.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -15,7 +14,7 @@ use crate::testing::fault_store::{FaultKind, FaultPlan};
 use crate::testing::tree::{Content, Node, Tree, errno};
 use crate::{Map, ProcessIdentity, Profile, RangeRead};
 
-/// Where its paths begin.
+/// The root of its paths.
 pub(super) const ROOT: &str = "sim:";
 
 #[derive(Debug)]
@@ -29,7 +28,7 @@ pub(super) struct FaultFileSystem {
 #[derive(Debug)]
 struct FaultDiskState {
     live: Tree,
-    /// What was on the disk at the start, all of it durable, and what was done since.
+    /// The durable content at the start, and the operations since.
     start: Tree,
     log: Vec<Op>,
     failing: HashMap<usize, FaultKind>,
@@ -96,7 +95,7 @@ fn parts(path: &Path) -> io::Result<Vec<&str>> {
 }
 
 impl FaultDiskState {
-    /// Does one operation that changes the disk, and writes down what became of it.
+    /// Runs one operation that changes the disk, and logs its outcome.
     fn change<T>(&mut self, act: impl FnOnce(&mut Tree) -> io::Result<(T, Op)>) -> io::Result<T> {
         let planned = self.failing.remove(&self.log.len());
         self.gone |= planned == Some(FaultKind::Gone);
@@ -120,7 +119,7 @@ impl FaultDiskState {
         let synced = self.change(|_| Ok(((), if lies { Op::Failed } else { Op::Sync { node } })));
         if synced.is_err() {
             // The kernel marks the pages clean although they were not written, so that the next
-            // sync finds nothing to do.
+            // sync writes nothing.
             self.log.pop();
             self.log.push(Op::SyncFailed { node });
         }

@@ -1,6 +1,5 @@
-//! A store in memory whose disk fails and loses power on demand. It runs the very protocol that
-//! runs on real file systems, over a disk that remembers which writes were synced and which were
-//! not.
+//! A store in memory with fault injection and simulated power loss. It runs the same protocol as on
+//! real file systems, over a disk that tracks which writes were synced.
 //!
 //! ```
 //! use storage::{Key, Storage as _};
@@ -20,8 +19,8 @@
 //! ```
 //!
 //! What a power cut may leave is decided in `crash`: any subset of the sectors written since the
-//! last sync of their file, the last one torn; any subset of the changes to a folder since its last
-//! sync.
+//! last sync of their file, the last one half written; any subset of the changes to a folder since
+//! its last sync.
 
 pub use crate::testing::hooks::HookLayer;
 pub use crate::testing::read_faults::{ReadFaultLayer, ReadFaults};
@@ -37,34 +36,34 @@ use crate::{
     ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// What goes wrong by itself. By default nothing does.
+/// Random faults. Default: none.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
-    /// Of 1000 transfers, how many move less than they were asked to.
+    /// Short transfers per 1000.
     pub short_per_mille: u32,
-    /// Of 1000 transfers, how many are interrupted (`EINTR`) or put off (`EAGAIN`).
+    /// Interrupted (`EINTR`) or postponed (`EAGAIN`) transfers per 1000.
     pub interrupted_per_mille: u32,
     /// Bytes that all files together may have. Default: no limit.
     pub capacity_bytes: Option<u64>,
-    /// `fsync` of a file says that it did, and did not. No protocol survives that: a crash test
-    /// that passes with it tests nothing.
+    /// `fsync` of a file succeeds without effect. No protocol survives that: a crash test that
+    /// passes with it tests nothing.
     pub sync_lies: bool,
-    /// The same of folders.
+    /// `fsync` of a folder succeeds without effect.
     pub sync_dir_lies: bool,
-    /// No folder is renamed unless its new name is free in one operation: FUSE and NFS.
+    /// Folders have no rename that refuses a taken name, as on FUSE and NFS.
     pub no_exclusive_rename: bool,
 }
 
 /// How one operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// `EIO`: the device gave up. After a failed sync the data is lost, whatever a second one says.
+    /// `EIO`: a device error. After a failed sync the data is lost, whatever a second one returns.
     Io,
     /// `ENOSPC`: no space.
     NoSpace,
     /// `EACCES`: not allowed.
     Denied,
-    /// It and everything after it fails with `EIO`: the disk is gone.
+    /// This and every later operation fails with `EIO`: the disk is gone.
     Gone,
 }
 
@@ -98,30 +97,29 @@ impl FaultStore {
         self.disk.op_count()
     }
 
-    /// Lets the operation with this number, counted from 0, fail.
+    /// Makes the operation with this number, counted from 0, fail.
     pub fn fail_op(&self, op: usize, how: FaultKind) {
         self.disk.fail_op(op, how);
     }
 
-    /// The store after a power cut now and a restart: without faults, and with other uploads' left-
-    /// overs. The seed picks one of the states that the disk may be in. This store goes on
-    /// unharmed.
+    /// The store after a power cut now and a restart: without faults, and with the leftovers of
+    /// other uploads. The seed picks one of the possible states of the disk. This store is not
+    /// affected.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         self.crash_at(self.op_count(), seed)
     }
 
-    /// The store after a power cut when so many operations had been made, of the [`op_count`]
-    /// so far.
+    /// The store after a power cut when `ops` operations were done, of the [`op_count`] so far.
     ///
     /// [`op_count`]: FaultStore::op_count
     ///
     /// # Panics
-    /// If there have not been so many.
+    /// If there were fewer operations.
     #[must_use]
     pub fn crash_at(&self, op_count: usize, seed: u64) -> Self {
         let (tree, boot) = self.disk.crash_at(op_count, seed);
-        // Of what goes wrong, this alone is of the file system and not of the moment.
+        // Of the faults, only this one is a property of the file system.
         let no_exclusive_rename = self.disk.no_exclusive_rename();
         let faults = FaultPlan { no_exclusive_rename, ..FaultPlan::default() };
         Self::on(FaultFileSystem::new(seed, faults, tree, boot + 1))
@@ -260,7 +258,7 @@ mod tests {
         SyncFolder,
     }
 
-    /// Carries a protocol out, and tells whether a crash can leave anything but nothing or all.
+    /// Runs a protocol, and returns whether a crash can leave anything but nothing or all.
     fn can_tear(steps: &[FaultStep]) -> bool {
         let store = FaultStore::new(3, FaultPlan::default());
         let (temporary, path) = (Path::new("sim:/.a"), Path::new("sim:/a"));
@@ -285,7 +283,7 @@ mod tests {
         (0..=store.op_count()).any(|ops| (0..50).any(|seed| torn(ops, seed)))
     }
 
-    /// Protocols that have been shipped, and are wrong, must be told from the right one.
+    /// Wrong protocols that have been shipped must be distinguished from the right one.
     #[test]
     fn wrong_protocols_are_caught() {
         use FaultStep::{Rename, Sync, SyncFolder, Write};

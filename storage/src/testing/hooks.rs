@@ -7,12 +7,12 @@ use crate::{
     ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// Hears of a call: the store below, the name of the method, and the key, which is that of an
-/// upload for what is done to one.
+/// A hook for calls: it gets the store below, the name of the method, and the key, for an upload
+/// that of its object.
 type Hook = dyn Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync;
 
-/// Another store, which tells of every call that looks for something or changes something: what
-/// the hook says is what the caller gets, unless it says nothing. Clones are the same store.
+/// A layer that runs a hook at every call that queries or changes something: the caller gets the
+/// hook's error, if there is one. Clones are the same store.
 #[derive(Clone)]
 pub struct HookLayer {
     inner: Arc<dyn Storage>,
@@ -27,7 +27,7 @@ impl fmt::Debug for HookLayer {
 }
 
 impl HookLayer {
-    /// One that tells before each call, which is not made if the hook fails.
+    /// Runs the hook before each call, which is skipped if the hook fails.
     #[expect(clippy::new_ret_no_self, reason = "a store is all that anybody wants of it")]
     pub fn new(
         inner: Arc<dyn Storage>,
@@ -36,7 +36,8 @@ impl HookLayer {
         Self::around(inner, before, |_, _, _| Ok(()))
     }
 
-    /// One that tells after each call as well, if that has succeeded: what fails then is done.
+    /// Runs the hook also after each call that succeeded: after a failure there the call has taken
+    /// effect.
     pub fn around(
         inner: Arc<dyn Storage>,
         before: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,

@@ -10,22 +10,22 @@ use crate::{
     RangeRead, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// What goes wrong with reads, by itself. By default nothing does.
+/// Random faults of reads. Default: none.
 #[derive(Clone, Debug, Default)]
 pub struct ReadFaults {
-    /// Of 1000 reads, how many fail with `EIO`. Made again, each has the same chance.
+    /// Reads per 1000 that fail with `EIO`. A retry has the same chance.
     pub io_per_mille: u32,
-    /// Of 1000 reads, how many meet a handle that the server does not know any more.
+    /// Reads per 1000 that fail with a stale handle.
     pub stale_per_mille: u32,
-    /// Of 1000 reads, how many come so much later.
+    /// Reads per 1000 that are late by `late`.
     pub late_per_mille: u32,
-    /// How much.
+    /// The delay of late reads.
     pub late: Duration,
     /// Reads that touch these bytes, of whichever object, always fail with `EIO`.
     pub broken: Range<u64>,
 }
 
-/// Another store, whose reads of objects and of files without a name fail, come late or hang. All
+/// A layer whose reads of objects and of files without a name fail, are late or hang. Everything
 /// else is passed on. Clones are the same store.
 ///
 /// ```
@@ -75,19 +75,19 @@ impl ReadFaultLayer {
         *self.plan.hung() = bytes;
     }
 
-    /// What hangs goes on.
+    /// Lets the hanging reads continue.
     pub fn release(&self) {
         self.hang(0..0);
         self.plan.released.notify_all();
     }
 
-    /// Reads that were begun, those made again among them.
+    /// Reads started, with retries.
     #[must_use]
     pub fn read_count(&self) -> u64 {
         self.plan.reads.load(Ordering::Relaxed)
     }
 
-    /// The bytes that they asked for.
+    /// The bytes that they requested.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.plan.bytes.load(Ordering::Relaxed)
@@ -105,7 +105,7 @@ impl ReadFaultPlan {
         self.hung.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one read meet what is planned for it.
+    /// Applies the planned fault to one read.
     fn meet(&self, what: &str, read: &RangeRead<'_>) -> Result<()> {
         let met = self.try_meet(what, read);
         self.failed.fetch_add(u64::from(met.is_err()), Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! What every [`Reader`] must keep: [`run`] makes a store for each of a list of small checks.
+//! The conformance suite of [`Reader`]s: [`run`] creates a store for each of a list of small
+//! checks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,10 +23,10 @@ const CHECKS: [(&str, Check); 5] = [
     ("a reader dropped in flight gives its buffers back", dropped),
 ];
 
-/// Runs every check on a store of its own. `make` gives a store that is empty.
+/// Runs every check on a store of its own. `make` returns an empty store.
 ///
 /// # Panics
-/// With the name of the first check that fails, and why it did.
+/// With the name of the first check that fails, and the reason.
 pub fn run(make: &dyn Fn() -> Arc<dyn Storage>) {
     for (name, check) in CHECKS {
         if let Err(e) = check(&*make()) {

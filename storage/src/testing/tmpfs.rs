@@ -12,16 +12,15 @@ impl Mount {
     /// Mounts one with options such as `size=1m`.
     ///
     /// # Errors
-    /// That it cannot be mounted, and why: it takes root. Who asked says that its test is skipped.
+    /// Why it cannot be mounted: it takes root. The caller reports its test as skipped.
     pub fn new(options: &str) -> io::Result<Self> {
         Self::of("tmpfs", options)
     }
 
-    /// The same of another kind, such as `ramfs`, which refuses direct IO and the reservation of
-    /// space.
+    /// Mounts another kind, such as `ramfs`, which refuses direct I/O and the reservation of space.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Tmpfs::new`].
     pub fn of(kind: &str, options: &str) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut mount = Command::new("mount");
@@ -35,10 +34,10 @@ impl Mount {
         self.0.path()
     }
 
-    /// Gives it other options.
+    /// Remounts it with other options.
     ///
     /// # Errors
-    /// What `mount` says.
+    /// The error of `mount`.
     pub fn remount(&self, options: &str) -> io::Result<()> {
         let options = format!("remount,{options}");
         check(&Command::new("mount").args(["-o", &options]).arg(self.path()).output()?)

@@ -7,7 +7,7 @@
 //! [`processes`] by several processes and [`crate::ui::timeout`] against what hangs, and
 //! [`fio::comparison`] the same by fio. [`measure::validity`] says how far a number is to be
 //! trusted, [`measure::stats`] what can be told apart, [`report::verdict`] what that means;
-//! [`report`], [`report::tables`] and [`report::page`] show it.
+//! [`mod@report`], [`report::tables`] and [`report::page`] show it.
 
 pub mod chart;
 pub mod demand;

@@ -129,13 +129,13 @@ impl Stage {
         self.units.clone()
     }
 
-    /// Places in [`Model::params`] of the parameters that it has, ascending.
+    /// Places in `Model::params` of the parameters that it has, ascending.
     #[must_use]
     pub fn params(&self) -> &[usize] {
         &self.params
     }
 
-    /// Places in [`Model::uses`] of what it does with them, ascending.
+    /// Places in `Model::uses` of what it does with them, ascending.
     #[must_use]
     pub fn uses(&self) -> &[usize] {
         &self.uses

@@ -16,8 +16,8 @@ impl Trainer {
     /// Sum of the losses of all tokens of the batches, in nats, and how many tokens that are, over
     /// all replicas. All ranks call it.
     ///
-    /// # Errors
-    /// [`Error::Torch`], [`Error::Bridge`], or what reading the batches said.
+    /// # Errors [`Error::Torch`](crate::Error::Torch), [`Error::Bridge`](crate::Error::Bridge), or
+    /// what reading the batches said.
     pub fn evaluate(&self, batches: &mut Batches) -> Result<(f64, f64)> {
         let place = self.comm.place();
         let mut weights = self.weights()?;

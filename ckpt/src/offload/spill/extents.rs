@@ -1,4 +1,4 @@
-//! Where each extent is, and what is to be done about it.
+//! Tracks where each extent is, and what to do next.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::{SpillOptions, SpillReport};
 use crate::{Error, Result};
 use storage::Zeros;
 
-/// A part of what was put, under one checksum.
+/// A part of spilled bytes, under one checksum.
 #[derive(Debug)]
 pub(super) struct SpillExtent {
     pub(super) len: usize,
@@ -30,40 +30,40 @@ pub(super) enum ExtentState {
     Reading,
 }
 
-/// What a thread is to do.
+/// A task of a thread.
 #[derive(Debug)]
 pub(super) enum ExtentTask {
     Write { number: u64, len: usize, buffer: Arc<Zeros> },
     Read { number: u64, len: usize, crc64: u64, place: FileRange, buffer: Zeros },
 }
 
-/// All extents, by number: the lower, the longer ago it was put.
+/// All extents, by number: lower ones were put earlier.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     all: BTreeMap<u64, SpillExtent>,
     next: u64,
     /// To be written.
     dirty: BTreeSet<u64>,
-    /// In memory and on the disk, and not announced: the lowest is given up first, for it is
-    /// needed last where the way back is the way there.
+    /// In memory and on the disk, and not announced: the lowest is evicted first, since it is
+    /// needed last if the order is reversed.
     clean: BTreeSet<u64>,
-    /// Announced and on the disk alone, in the order of their need.
+    /// Announced and only on the disk, in the order of need.
     wanted: VecDeque<u64>,
-    /// Announced and in memory or on the way there, half of the buffers at most.
+    /// Announced and in memory or being read, half of the buffers at most.
     ahead: VecDeque<u64>,
     idle: Vec<Zeros>,
-    /// Buffers there are.
+    /// The number of buffers.
     made: usize,
     /// Buffers that threads read into or write from.
     flying: usize,
-    /// The first error, until somebody was told, and its words.
+    /// The first error, until it was returned, and its text.
     failed: Option<(Option<Error>, String)>,
     pub(super) is_closing: bool,
     pub(super) report: SpillReport,
 }
 
 impl Extents {
-    /// Refuses to go on after an error.
+    /// Fails after an error.
     pub(super) fn check(&mut self, what: impl FnOnce() -> String) -> Result<()> {
         let Some((error, first)) = &mut self.failed else { return Ok(()) };
         let again = || storage::Error::Poisoned { object: what(), first: first.clone() }.into();
@@ -77,7 +77,7 @@ impl Extents {
         }
     }
 
-    /// A buffer for somebody who waits, if one can be had now.
+    /// A buffer for a waiting caller, if one is available now.
     pub(super) fn buffer(&mut self, options: SpillOptions) -> Result<Option<Zeros>> {
         if let Some(buffer) = self.spare(options)? {
             return Ok(Some(buffer));
@@ -85,7 +85,8 @@ impl Extents {
         if !self.dirty.is_empty() || self.flying > 0 {
             return Ok(None);
         }
-        // All are announced: those that are needed last go, and are announced anew or read late.
+        // All are announced: those needed last are evicted, and announced again or read
+        // synchronously.
         while let Some(number) = self.ahead.pop_back() {
             if let Some(buffer) = self.evict(number) {
                 return Ok(Some(buffer));
@@ -94,7 +95,7 @@ impl Extents {
         Ok(None)
     }
 
-    /// A buffer that nobody misses.
+    /// A buffer that is free or can be evicted.
     fn spare(&mut self, options: SpillOptions) -> Result<Option<Zeros>> {
         if let Some(idle) = self.idle.pop() {
             return Ok(Some(idle));
@@ -114,7 +115,7 @@ impl Extents {
         Ok(None)
     }
 
-    /// Forgets the copy in memory of an extent that is on the disk.
+    /// Drops the memory copy of an extent that is on the disk.
     fn evict(&mut self, number: u64) -> Option<Zeros> {
         let extent = self.all.get_mut(&number)?;
         match std::mem::replace(&mut extent.state, ExtentState::Reading) {
@@ -148,7 +149,7 @@ impl Extents {
         self.forget(number)
     }
 
-    /// The same, also while it is read: whoever reads it finds it gone.
+    /// The same, also while it is read: its reader finds it removed.
     pub(super) fn forget(&mut self, number: u64) -> Option<SpillExtent> {
         let extent = self.all.remove(&number)?;
         self.dirty.remove(&number);
@@ -160,7 +161,7 @@ impl Extents {
         Some(extent)
     }
 
-    /// Takes a buffer back, when the last who has it lets go of it.
+    /// Returns a buffer, once its last user has dropped it.
     pub(super) fn give(&mut self, buffer: Arc<Zeros>) {
         self.idle.extend(Arc::into_inner(buffer));
     }
@@ -199,7 +200,7 @@ impl Extents {
         }
     }
 
-    /// The next thing to do: reads before writes, for somebody waits for them sooner.
+    /// The next task: reads before writes, since a caller waits for them sooner.
     pub(super) fn job(&mut self, options: SpillOptions) -> Result<Option<ExtentTask>> {
         if self.failed.is_some() {
             return Ok(None);
@@ -232,7 +233,7 @@ impl Extents {
         Ok(Some(ExtentTask::Write { number, len, buffer }))
     }
 
-    /// An extent was written. Gives its place back if it was taken meanwhile.
+    /// An extent was written. Frees its range if it was taken meanwhile.
     pub(super) fn was_written(
         &mut self,
         number: u64,
@@ -261,7 +262,7 @@ impl Extents {
         None
     }
 
-    /// An extent was read. Gives its place back if nobody wants it any more.
+    /// An extent was read. Frees its range if it is no longer needed.
     pub(super) fn was_read(
         &mut self,
         number: u64,

@@ -1,4 +1,4 @@
-//! Places in files without a name.
+//! Allocates ranges in anonymous files.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,14 +8,14 @@ use crate::offload::Folder;
 use crate::{Error, Result};
 use storage::{InPlaceFile, RangeRead, crc64};
 
-/// Of the first file. Each is as large as all before it, so that there are few, and no more than
-/// half of the space lies idle.
+/// Size of the first file. Each is as large as all before it, so that there are few, and no more
+/// than half of the space is unused.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// From here on files are of one size: 25 of them are 100 GiB.
 const FILE_BYTES_MAX: u64 = 4 << 30;
 
-/// The space that is taken of one folder. It grows with what is away at once and is given back at
+/// The space used in one folder. It grows with the bytes that are spilled at once, and is freed at
 /// the end.
 #[derive(Debug)]
 pub(super) struct SpaceMap {
@@ -29,12 +29,12 @@ struct Taken {
     last: Option<(Arc<dyn InPlaceFile>, u64)>,
     /// Of all files.
     bytes: u64,
-    /// Places that were used and are free, by length. Inputs of layers have few lengths, so no
-    /// place is ever cut or joined.
+    /// Free ranges that were used before, by length. Inputs of layers have few lengths, so ranges
+    /// are never split or joined.
     free: HashMap<u64, Vec<FileRange>>,
 }
 
-/// A part of a file that one extent has for itself.
+/// A range of a file that belongs to one extent.
 #[derive(Clone, Debug)]
 pub(super) struct FileRange {
     file: Arc<dyn InPlaceFile>,
@@ -44,7 +44,7 @@ pub(super) struct FileRange {
 }
 
 impl SpaceMap {
-    /// Removes what a killed process may have left in the folder, and makes the first file.
+    /// Removes orphans of killed processes in the folder, and creates the first file.
     pub(super) fn open(folder: Folder) -> Result<Self> {
         folder.store.remove_orphans(&folder.key)?;
         let file = folder.store.create_anonymous(&folder.key, FILE_BYTES_MIN)?;
@@ -112,8 +112,8 @@ impl FileRange {
         Ok(self.file.write_at(self.offset, bytes)?)
     }
 
-    /// Reads as much as `into` has, which is part of it at least to the last page, and compares the
-    /// first bytes of it, `len` of them, with their sum.
+    /// Fills `into`, which may extend to the end of the last page, and compares the first `len`
+    /// bytes of it with their checksum.
     pub(super) fn read(&self, into: &mut [u8], len: usize, due: u64) -> Result<()> {
         let offset = self.offset;
         self.file.read_many(&mut [RangeRead { offset, buf: into }])?;

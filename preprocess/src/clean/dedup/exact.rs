@@ -1,4 +1,4 @@
-//! Texts that were there before.
+//! Exact duplicates of earlier texts.
 
 use crate::clean::dedup::hash::{HashKey, HashTable, table_bytes};
 

@@ -1,10 +1,10 @@
-//! Texts that are much like one that was there before.
+//! Near-duplicates: texts similar to an earlier one.
 //!
-//! A document is compared with the earlier, kept documents that were first to have one of its bands
-//! (locality-sensitive hashing), by their sets of shingles and not by an estimate: whatever is
-//! dropped is as much like a document that is kept as was asked for. Nothing is dropped for being
-//! like a document that is itself dropped, so that chains of small steps do not lead from one text
-//! to quite another.
+//! A document is compared with the earlier, retained documents that were the first with one of its
+//! bands (locality-sensitive hashing), by their sets of shingles and not by an estimate: every
+//! dropped document is as similar to a retained one as requested. No document is dropped for
+//! similarity to a dropped one, so that chains of small steps do not lead from one text to quite
+//! another.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::clean::dedup::shingle::Shingler;
 use crate::clean::dedup::text_spool::TextSpool;
 use crate::clean::{Measure, NearOptions};
 
-/// Sets of shingles that are kept for the next comparison: what is copied a thousand times is read
+/// Cached sets of shingles for the next comparison: a document copied a thousand times is read
 /// once. Six for the longest texts.
 const CACHE_BYTES_MAX: usize = 256 << 20;
 
@@ -23,7 +23,7 @@ const CACHE_BYTES_MAX: usize = 256 << 20;
 /// both: of a million the index strays by 0.001 in one of 20 texts. 40 MiB a set at most.
 const SET_BYTES_LOG2_MAX: u32 = 20;
 
-/// A document that was kept, and where its text is.
+/// A retained document, and where its text is.
 #[derive(Clone, Copy, Debug)]
 struct IndexedDocument {
     document: u32,
@@ -31,9 +31,9 @@ struct IndexedDocument {
     text_bytes: u32,
 }
 
-/// All kept documents, findable by their bands. A document costs an entry of 12 bytes and one of
+/// Index of all retained documents by their bands. A document costs an entry of 12 bytes and one of
 /// control in the table of every band, a half to seven eighths of which are in use, and its place:
-/// 20 bands take 320 to 610 bytes. With two passes, only bands that another document has too count.
+/// 20 bands take 320 to 610 bytes. With two passes, only bands shared with another document count.
 #[derive(Debug)]
 pub(in crate::clean) struct NearDuplicateIndex {
     jaccard: f64,
@@ -43,14 +43,14 @@ pub(in crate::clean) struct NearDuplicateIndex {
     kept: Vec<IndexedDocument>,
     scratch: TextSpool,
     cache: ShingleSetCache,
-    /// Which bands are worth a look, if they were counted before.
+    /// The shared bands, if they were counted before.
     twice: Option<DuplicateBands>,
     text: Vec<u8>,
     candidates: Vec<u32>,
     pub(in crate::clean) compared: u64,
 }
 
-/// An earlier document, and how much alike it is.
+/// An earlier document, and its similarity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::clean) struct NearMatch {
     pub(in crate::clean) document: u32,
@@ -77,8 +77,8 @@ impl NearDuplicateIndex {
         })
     }
 
-    /// The kept document that this one is much like; else this one is kept from now on. `row` is
-    /// its place among all documents that have bands.
+    /// The retained document that this one resembles; if there is none, this one is retained. `row`
+    /// is its place among all documents that have bands.
     pub(in crate::clean) fn find_or_insert(
         &mut self,
         document: u32,
@@ -244,7 +244,7 @@ impl Set {
     }
 }
 
-/// The last sets that were compared.
+/// The most recently compared sets.
 #[derive(Debug, Default)]
 struct ShingleSetCache {
     sets: VecDeque<(u32, Set)>,

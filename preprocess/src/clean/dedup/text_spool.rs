@@ -1,8 +1,7 @@
-//! Texts that may be asked for again, in a file without a name.
+//! Texts that may be read again, in an anonymous file.
 //!
-//! This is the one place that opens a file past `storage`: what it holds is nobody's data, is read
-//! while it is written, and must vanish with the process however that ends, so it is unlinked at
-//! once.
+//! This is the only place that bypasses `storage`: the file is read while it is written, and must
+//! vanish with the process however that ends, so it is unlinked at once.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use crate::Result;
 
-/// Small texts are gathered to writes of this size.
+/// Size of a write, which combines small texts.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Names tried before we believe that none is free.
+/// Names tried before giving up.
 const NAMES_MAX: u32 = 64;
 
 #[derive(Debug)]
@@ -33,7 +32,7 @@ impl TextSpool {
         Ok(TextSpool { file, folder, written: 0, pending: Vec::new() })
     }
 
-    /// Appends, and gives the place of the first byte.
+    /// Appends, and returns the offset of the first byte.
     pub(in crate::clean) fn append(&mut self, bytes: &[u8]) -> Result<u64> {
         let place = self.len_bytes();
         self.pending.extend_from_slice(bytes);
@@ -47,7 +46,7 @@ impl TextSpool {
         Ok(place)
     }
 
-    /// Reads what was appended, written or pending: an append lies in one of the two whole.
+    /// Reads what was appended, written or pending: an append is entirely in one of the two.
     pub(in crate::clean) fn read(&self, place: u64, len: usize, bytes: &mut Vec<u8>) -> Result<()> {
         bytes.clear();
         if let Some(at) = place.checked_sub(self.written) {
@@ -70,7 +69,7 @@ fn failed(doing: &str, folder: &Path, source: io::Error) -> crate::Error {
     storage::Error::from_io(doing, what, source).into()
 }
 
-/// A file that only its handle knows.
+/// An anonymous file.
 fn unnamed(folder: &Path) -> io::Result<File> {
     let process = std::process::id();
     for nth in 0..NAMES_MAX {

@@ -17,7 +17,7 @@ use crate::{Error, Result, Tokenizer};
 /// Characters that a token has at most, taken over a text: as Megatron's `cleanup_dataset.py`.
 const CHARS_PER_TOKEN_MAX: u64 = 8;
 
-/// Why a document is dropped: the first of these, in this order, that holds.
+/// Why a document is dropped: the first cause that applies, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -34,22 +34,22 @@ pub enum DropReason {
     FewLetters,
     /// Too many of its characters stand for unreadable ones.
     Replacement,
-    /// Too much of it is one character.
+    /// One character has too large a share.
     OneChar,
-    /// Too much of it are lines that it has already.
+    /// Repeated lines have too large a share.
     RepeatedLines,
     /// Too few of its letters are of the script.
     Script,
     /// It has too few tokens.
     FewTokens,
-    /// Its text was there before.
+    /// It is an exact duplicate.
     ExactDuplicate,
-    /// Its text is much like one that was there before.
+    /// It is a near-duplicate.
     NearDuplicate,
 }
 
 impl DropReason {
-    /// As it is called in files.
+    /// Its name in files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,7 +69,7 @@ impl DropReason {
     }
 }
 
-/// [`Filters`] with what they name at hand.
+/// [`Filters`] with the resources that they name loaded.
 #[derive(Debug)]
 pub(super) struct FilterRules {
     filters: Filters,
@@ -102,7 +102,7 @@ impl FilterRules {
     }
 }
 
-/// One worker's use of the rules.
+/// One worker's state of the rules.
 #[derive(Debug)]
 pub(super) struct FilterWorker<'a> {
     rules: &'a FilterRules,
@@ -112,7 +112,7 @@ pub(super) struct FilterWorker<'a> {
 }
 
 impl FilterWorker<'_> {
-    /// The first cause to drop a text, but for those that other documents give.
+    /// The first cause to drop a text, except those that depend on other documents.
     pub(super) fn cause(&mut self, text: &str, url: Option<&str>) -> Option<DropReason> {
         let FilterRules { filters, rejects, scripts, urls, .. } = self.rules;
         if let (Some(list), Some(url)) = (urls, url)

@@ -1,6 +1,6 @@
 //! Tokenizers in Hugging Face's format, `tokenizer.json`.
 //!
-//! A [`HuggingFace`] reads the file ([`file`]) and its neighbours ([`folder`]). The kinds that
+//! A [`HuggingFace`] reads the file ([`mod@file`]) and its neighbours ([`folder`]). The kinds that
 //! language models use are encoded by our own engines ([`own`]): added tokens are cut out of the
 //! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE, to
 //! BPE over characters ([`chars`]) or to the [`unigram`] model, and what the [`template`] says is

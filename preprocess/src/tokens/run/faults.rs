@@ -1,5 +1,5 @@
-//! Whole runs on disks that fail: at each operation that changes the outputs, and at each read of
-//! the inputs.
+//! Whole runs on faulty disks: a fault at each operation that changes the outputs, and at each read
+//! of the inputs.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -76,13 +76,13 @@ impl Fixture {
         run_prepared(&options, prepared, Instant::now(), &never, &mut |_| {})
     }
 
-    /// What is under a final name is whole, and a manifest stands only where its files do.
+    /// Files under a final name are complete, and a manifest exists only where its files do.
     fn check_visible(&self, store: &FaultStore, case: &str) {
         let visible = visible(store);
         for (name, bytes) in &visible {
             let due = self.expected.iter().find(|(due, _)| due == name);
             let (_, due) = due.unwrap_or_else(|| panic!("{case}: {name} is under a final name"));
-            // A manifest tells of the run: that it was gone on with.
+            // A manifest records that the run was resumed.
             if let Some(prefix) = name.strip_suffix(".manifest.json") {
                 let is_there =
                     |end| visible.iter().any(|(name, _)| *name == format!("{prefix}{end}"));
@@ -93,7 +93,7 @@ impl Fixture {
         }
     }
 
-    /// The run is gone on with, and its outputs are those of one that nothing happened to.
+    /// Resumes the run; its outputs are those of an undisturbed one.
     fn go_on(&self, store: &FaultStore, case: &str) {
         match self.run(store, ResumePolicy::Resume) {
             Ok(_) | Err(Error::Complete { .. }) => {}
@@ -136,7 +136,7 @@ fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
                 assert!(goes_on || store.raw_paths().is_empty(), "{case}: {:?}", store.raw_paths());
                 failures += 1;
             }
-            // Some meet a power cut before they are gone on with.
+            // Some have a power cut before they are resumed.
             fixture.go_on(&if op % 3 == 0 { store.crash(op as u64) } else { store }, &case);
             op += 1;
         }
@@ -144,7 +144,7 @@ fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
     }
 }
 
-/// Whichever of its bytes a disk cannot give, and in whatever form an input is stored.
+/// For each byte that a disk cannot read, and each way an input is stored.
 #[test]
 fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! What goes wrong on request.
+//! Fault injection.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,41 +21,41 @@ use crate::base::rng::Rng;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// `503 SlowDown`: the request is not looked at.
+    /// `503 SlowDown`: the request is not processed.
     SlowDown,
-    /// `500 InternalError`, likewise.
+    /// `500 InternalError`, without processing the request.
     InternalError,
-    /// `400 ExpiredToken`, likewise.
+    /// `400 ExpiredToken`, without processing the request.
     Expired,
-    /// `403 AccessDenied`, likewise.
+    /// `403 AccessDenied`, without processing the request.
     Denied,
-    /// `403 RequestTimeTooSkewed`, likewise.
+    /// `403 RequestTimeTooSkewed`, without processing the request.
     ClockSkew,
-    /// `409 ConditionalRequestConflict`, likewise.
+    /// `409 ConditionalRequestConflict`, without processing the request.
     Conflict,
-    /// The answer comes so much later.
+    /// The response is late by this much.
     Delay(Duration),
-    /// The answer never comes.
+    /// There is no response.
     Stall,
-    /// The answer stops after half of its body.
+    /// The response stalls after half of its body.
     StallInBody,
-    /// The body comes in pieces of so many bytes, with a pause before each.
+    /// The body arrives in pieces of this size, with a pause before each.
     Drip(usize, Duration),
     /// The connection is closed after half of the body.
     Truncate,
     /// The connection is reset after half of the body.
     Reset,
-    /// One byte of the body is another.
+    /// One byte of the body is corrupt.
     WrongByte,
-    /// The answer says that it is of another range.
+    /// The response has another range.
     WrongRange,
-    /// What was asked for is done, and the connection closed without an answer.
+    /// The request is executed, and the connection closed without a response.
     LoseAnswer,
-    /// The date of the answer is so many seconds ahead, or behind if it is negative.
+    /// The date of the response is this many seconds ahead, or behind if negative.
     Clock(i64),
 }
 
-/// Which requests meet which fault.
+/// A fault, and the requests that it applies to.
 #[derive(Clone, Debug)]
 pub struct FaultRule {
     fault: Fault,
@@ -77,7 +77,7 @@ impl FaultRule {
         FaultRule { fault, when, method: None, target_holds: None, met: 0 }
     }
 
-    /// The request with this number from now on, counted from 1, of those that this rule is about.
+    /// The request with this number from now on, counted from 1, of those that this rule matches.
     #[must_use]
     pub fn nth(n: u64, fault: Fault) -> Self {
         Self::new(fault, When::Nth(n))
@@ -89,7 +89,7 @@ impl FaultRule {
         Self::new(fault, When::Every(k.max(1)))
     }
 
-    /// So many of 1000 requests, chosen by the seed.
+    /// This many of 1000 requests, chosen by the seed.
     #[must_use]
     pub fn per_mille(share: u32, seed: u64, fault: Fault) -> Self {
         Self::new(fault, When::Chance(Rng::new(seed), share))
@@ -156,7 +156,7 @@ impl Faults {
     fn choose(&self, request: &Request<Incoming>) -> Option<Fault> {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let method = request.method().as_str();
-        // Every rule counts every request, also one that another hits.
+        // Every rule counts every request, also one that another rule hits.
         let hit = |found: Option<Fault>, rule: &mut FaultRule| {
             let hits = rule.hits(method, target);
             found.or(hits.then_some(rule.fault))
@@ -166,7 +166,7 @@ impl Faults {
         fault
     }
 
-    /// Answers a request, or does not.
+    /// Answers a request, or injects the fault.
     pub(super) async fn serve(
         &self,
         request: Request<Incoming>,

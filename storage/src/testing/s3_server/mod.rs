@@ -1,4 +1,4 @@
-//! An S3 server in the process, for tests: in memory, on a port of its own, exact where it counts
+//! An in-process S3 server for tests: in memory, on a port of its own, exact where it matters
 //! (signatures, conditions, keys, ranges), and able to fail in every way that networks and servers
 //! do.
 //!
@@ -45,12 +45,12 @@ pub use faults::{Fault, FaultRule};
 pub use objects::Conditions;
 use objects::ObjectTable;
 
-/// The bucket that is there from the start.
+/// The bucket that exists from the start.
 const BUCKET: &str = "test";
 
 const ACCESS_KEY: &str = "accesskeyoftests";
 
-/// A running server. It ends when it is dropped, and what it held is gone.
+/// A running server. Dropping it stops it and discards its objects.
 #[derive(Debug)]
 pub struct S3Server {
     address: SocketAddr,
@@ -65,7 +65,7 @@ impl S3Server {
     /// Starts one, on loopback, with an empty bucket.
     ///
     /// # Errors
-    /// If there is no port, no thread, or no place for the file of its credentials.
+    /// If there is no port, no thread, or no folder for its credentials file.
     pub fn start() -> io::Result<Self> {
         let mut rng = Rng::from_entropy();
         let secret = format!("{:016x}{:016x}", rng.next(), rng.next());
@@ -113,13 +113,14 @@ impl S3Server {
         format!("http://{}", self.address)
     }
 
-    /// What must never be seen: the secret that requests are signed with.
+    /// The secret key of the requests, which must never appear in output.
     #[must_use]
     pub fn secret(&self) -> &str {
         &self.secret
     }
 
-    /// From now on, requests that this rule is about fail so. The first rule that hits counts.
+    /// From now on, requests that match this rule fail with its fault. The first rule that hits
+    /// counts.
     pub fn inject(&self, rule: FaultRule) {
         self.faults.add(rule);
     }
@@ -129,7 +130,7 @@ impl S3Server {
         self.faults.clear();
     }
 
-    /// From now on `If-None-Match` is good for this.
+    /// Sets how `If-None-Match` is honoured.
     pub fn keep(&self, conditions: Conditions) {
         self.memory.keep(conditions);
     }
@@ -152,7 +153,7 @@ impl S3Server {
         self.faults.seen()
     }
 
-    /// Multipart uploads that were begun and neither completed nor aborted.
+    /// Multipart uploads that were started and neither completed nor aborted.
     #[must_use]
     pub fn upload_count(&self) -> usize {
         self.memory.upload_count()
@@ -161,7 +162,7 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // What hangs on purpose would hang for ever.
+        // Requests that hang on purpose would hang for ever.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_millis(100));
         }

@@ -28,11 +28,11 @@ struct ServerState {
     buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
     uploads: HashMap<String, MultipartUploads>,
     uploads_begun: u64,
-    /// What `If-None-Match` is good for.
+    /// How `If-None-Match` is honoured.
     conditions: Conditions,
 }
 
-/// Which requests keep to `If-None-Match: *`.
+/// Which requests honour
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conditions {
@@ -109,7 +109,7 @@ impl ServerState {
         self.buckets.get_mut(name).ok_or_else(|| s3_error!(NoSuchBucket))
     }
 
-    /// The condition is looked at under the lock that the object is stored under.
+    /// The condition is checked under the lock that the object is stored under.
     fn put(
         &mut self,
         bucket: &str,
@@ -235,7 +235,7 @@ impl S3 for ObjectTable {
             let Some(rest) = key.strip_prefix(&prefix) else { continue };
             let cut = if delimiter.is_empty() { None } else { rest.find(&delimiter) };
             let folder = cut.map(|at| format!("{prefix}{}", &rest[..at + delimiter.len()]));
-            // A folder that an earlier page has given is not given again.
+            // A folder of an earlier page is not listed again.
             let given =
                 |folder: &String| folders.last() == Some(folder) || after.starts_with(folder);
             if folder.as_ref().is_some_and(given) {
@@ -383,7 +383,7 @@ impl S3 for ObjectTable {
     }
 }
 
-/// Where the next page goes on: after the last object or folder of this one.
+/// Where the next page starts: after the last object or folder of this one.
 fn last_of(contents: &[Object], folders: &[String]) -> String {
     let key = contents.last().and_then(|object| object.key.clone()).unwrap_or_default();
     key.max(folders.last().cloned().unwrap_or_default())

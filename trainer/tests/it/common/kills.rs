@@ -30,6 +30,11 @@ pub fn lines(run: &Path) -> usize {
     fs::read(run.join("log.jsonl")).map_or(0, |log| log.iter().filter(|b| **b == b'\n').count())
 }
 
+fn has_checkpoint(run: &Path) -> bool {
+    let names = fs::read_dir(run.join("ckpt")).into_iter().flatten().flatten();
+    names.map(|entry| entry.file_name()).any(|name| name.as_encoded_bytes().starts_with(b"step-"))
+}
+
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
@@ -49,14 +54,15 @@ fn is_running(config: &Path) -> bool {
     })
 }
 
-/// Starts a run, and kills all of its processes when its log has so many lines.
+/// Starts a run, and kills all of its processes when its log has so many lines, and a checkpoint is
+/// committed: that may take longer, since it is saved behind the run.
 pub fn kill_after(ranks: usize, config: &Path, folder: &Path, line: usize, pause: Duration) {
     let mut command = launch(ranks, config);
     let mut child: Child =
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     wait_until("a line", || {
         assert!(child.try_wait().expect("a child of ours").is_none(), "it ended by itself");
-        lines(folder) >= line
+        lines(folder) >= line && has_checkpoint(folder)
     });
     std::thread::sleep(pause);
     // SIGKILL. Ranks end with their launcher.

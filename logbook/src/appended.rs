@@ -1,7 +1,7 @@
 //! Files that only grow.
 
-use std::fs::File;
-use std::io::{self, Write as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use storage::{Error, Result};
@@ -39,6 +39,35 @@ impl Appended {
             self.first_failure = Some(error.to_string());
             Error::from_io(doing, object, error)
         })
+    }
+}
+
+/// Replaces a file by a durable copy of its first bytes, open for appending. A process that was
+/// frozen and has the old file open appends to what has no name any more.
+pub(super) fn detach(path: &Path, len_bytes: u64) -> io::Result<File> {
+    // Of a symbolic link, the file that it leads to.
+    let path = &fs::canonicalize(path)?;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let source = File::open(path)?;
+    match fs::remove_file(&name) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut copy = OpenOptions::new().append(true).create_new(true).open(&name)?;
+    let copied = (|| {
+        copy.set_permissions(source.metadata()?.permissions())?;
+        io::copy(&mut source.take(len_bytes), &mut copy)?;
+        copy.sync_all()?;
+        fs::rename(&name, path)
+    })();
+    match copied {
+        Ok(()) => Ok(copy),
+        Err(error) => {
+            // What stays of it is removed by the next start.
+            let _ = fs::remove_file(&name);
+            Err(error)
+        }
     }
 }
 

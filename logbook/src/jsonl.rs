@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use storage::{Error, Result};
 
-use crate::appended::{Appended, sync_folder};
+use crate::appended::{Appended, detach, sync_folder};
 use crate::{EvalRecord, StepRecord};
 
 /// A line takes some 300 bytes. What is longer is no line of ours, and is not held in memory whole.
@@ -25,8 +25,9 @@ pub struct JsonLog(Appended);
 
 impl JsonLog {
     /// Opens a log as it was when `step` had been done, which cuts what a killed run wrote after
-    /// that: lines of later steps, and a last line that was not finished. A log that does not
-    /// exist is made, and its folder with it.
+    /// that: lines of later steps, and a last line that was not finished. The log becomes a new
+    /// file of the same name, so that a process that has the old one open, and was only frozen,
+    /// adds nothing to it. A log that does not exist is made, and its folder with it.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a line that should stay cannot be read; [`Error::Io`] and its kin.
@@ -50,11 +51,10 @@ impl JsonLog {
         let file = options.read(true).append(true).create(true).open(path);
         let file = file.map_err(named("open"))?;
         let (kept_bytes, cut_bytes) = kept(path, &file, step)?;
+        let file = detach(path, kept_bytes).map_err(named("copy"))?;
         if cut_bytes > 0 {
-            file.set_len(kept_bytes).map_err(named("cut"))?;
             log::info!("{}: cut {cut_bytes} bytes after step {step}", path.display());
         }
-        file.sync_all().map_err(named("sync"))?;
         sync_folder(folder).map_err(named("sync the folder of"))?;
         Ok(JsonLog(Appended::new(path.to_owned(), file)))
     }

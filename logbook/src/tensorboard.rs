@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use storage::{Error, Result};
 
-use crate::appended::{Appended, sync_folder};
+use crate::appended::{Appended, detach, sync_folder};
 use crate::crc32c::masked_crc32c;
 use crate::{EvalRecord, StepRecord};
 
@@ -30,6 +30,7 @@ impl EventLog {
             move |error| Error::from_io(doing, what, error)
         };
         fs::create_dir_all(folder).map_err(named("make the folder"))?;
+        detach_newest(folder).map_err(named("copy the newest event file of"))?;
         let path = folder.join(next_name(folder).map_err(named("list"))?);
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(named("make an event file in"))?;
@@ -100,10 +101,27 @@ fn next_name(folder: &Path) -> std::io::Result<String> {
             number = number.max(taken.saturating_add(1));
         }
     }
-    Ok(format!("{PREFIX}{number:010}.feedline"))
+    Ok(format!("{PREFIX}{number:010}{SUFFIX}"))
+}
+
+/// Older ones were replaced by the start after theirs.
+fn detach_newest(folder: &Path) -> std::io::Result<()> {
+    let mut newest = None;
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let is_ours =
+            name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
+        if is_ours && newest.as_ref().is_none_or(|newest| *newest < name) {
+            newest = Some(name);
+        }
+    }
+    let Some(newest) = newest else { return Ok(()) };
+    let path = folder.join(newest);
+    detach(&path, fs::metadata(&path)?.len()).map(drop)
 }
 
 const PREFIX: &str = "events.out.tfevents.";
+const SUFFIX: &str = ".feedline";
 
 fn now() -> std::time::Duration {
     // A clock before 1970 is only shown to a person.

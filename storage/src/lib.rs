@@ -53,7 +53,7 @@ pub use sys::buffer_pool::{Buffer, BufferPool};
 pub use sys::mapped::Map;
 pub use sys::nontemporal::copy_past_cache;
 pub use sys::simd::{Kernel, Width};
-pub use sys::syscalls::prefetch;
+pub use sys::syscalls::{boot_time, prefetch};
 #[cfg(feature = "server")]
 pub use testing::s3_server;
 

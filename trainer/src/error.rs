@@ -67,6 +67,12 @@ impl Error {
     pub fn is_peer_lost(&self) -> bool {
         matches!(self, Error::Bridge(error) if error.is_peer_lost())
     }
+
+    /// Whether another process has taken over the folder of checkpoints.
+    #[must_use]
+    pub fn is_lease_lost(&self) -> bool {
+        matches!(self, Error::Ckpt(ckpt::Error::LeaseLost { .. }))
+    }
 }
 
 impl fmt::Display for Error {

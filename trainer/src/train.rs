@@ -83,7 +83,10 @@ pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
         if matches!(&outcome, Err(error) if error.is_peer_lost()) {
             run.saver.give_up();
         }
-        let traced = run.trace.as_ref().map_or(Ok(()), Trace::write);
+        // The folder is another process's now.
+        let is_fenced = matches!(&outcome, Err(error) if error.is_lease_lost());
+        let trace = run.trace.as_ref().filter(|_| !is_fenced);
+        let traced = trace.map_or(Ok(()), Trace::write);
         // How the run ended says more than what became of its trace.
         let outcome = outcome?;
         traced?;
@@ -119,7 +122,7 @@ struct TrainingLoop<'a> {
     trace: Option<Trace>,
     stop: &'a AtomicBool,
     /// Keeps other runs out of the folder of checkpoints: the first rank's.
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
     _watchdog: Option<Watchdog>,
 }
 
@@ -208,7 +211,7 @@ impl<'a> TrainingLoop<'a> {
             trace,
             stop: host.stop,
             config: config.clone(),
-            _lease: lease,
+            lease,
             _watchdog: None,
         })
     }
@@ -220,6 +223,7 @@ impl<'a> TrainingLoop<'a> {
         let mut batches = self.data.train_batches(&self.config, seat, self.progress.samples)?;
         let mut micro = Vec::new();
         while self.progress.step < total {
+            self.check_lease()?;
             // The earliest moment at which a signal may have come that is seen after the step.
             let step_begun = Instant::now();
             let samples_before = self.progress.samples;
@@ -295,6 +299,7 @@ impl<'a> TrainingLoop<'a> {
             || step.is_multiple_of(self.config.log.every)
             || step == self.config.steps_total()
         {
+            self.check_lease()?;
             let record = StepRecord {
                 step,
                 samples: self.progress.samples,
@@ -329,6 +334,12 @@ impl<'a> TrainingLoop<'a> {
         }
     }
 
+    /// Fails if another process has taken over the folder of checkpoints while this one gave no
+    /// sign of life: it goes on from them, and this run is over.
+    fn check_lease(&self) -> Result<()> {
+        self.lease.as_ref().map_or(Ok(()), |lease| Ok(lease.check()?))
+    }
+
     fn doing(&self, what: &str) {
         self.trainer.comm().activity.set(|| what.to_owned());
     }
@@ -340,6 +351,7 @@ impl<'a> TrainingLoop<'a> {
         let Some(mut batches) = valid else { return Ok(()) };
         let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
         let seconds = begun.elapsed().as_secs_f64();
+        self.check_lease()?;
         let record = EvalRecord {
             step: self.progress.step,
             samples: self.progress.samples,
@@ -360,6 +372,7 @@ impl<'a> TrainingLoop<'a> {
     fn save(&mut self) -> Result<()> {
         let begun = Instant::now();
         self.doing("saves");
+        self.check_lease()?;
         self.log.as_mut().map_or(Ok(()), RunLog::sync)?;
         self.saver.save(&mut self.trainer, self.progress, &self.config, &self.fingerprint)?;
         self.saved_step = self.progress.step;

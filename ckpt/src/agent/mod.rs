@@ -195,7 +195,7 @@ impl Checkpoints {
     /// Permits another process to write beside this one: a trainer and its agent do not exclude
     /// each other.
     pub(crate) fn admit(&self, process: ProcessIdentity) {
-        self.lease.admit(process);
+        self.lease.fence().admit(process);
     }
 }
 

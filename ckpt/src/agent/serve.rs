@@ -87,6 +87,8 @@ fn open(hello: &Hello) -> Result<Checkpoints> {
     let steps =
         steps.with_options(hello.options).with_patience(LivenessTimeouts { beat, silence_max });
     steps.admit(trainer);
+    // What it saves is the state of the trainer, whose lease may be lost before the first save.
+    steps.lease.fence().join_family()?;
     Ok(steps)
 }
 

@@ -117,10 +117,13 @@ pub enum Error {
         /// The writer that failed, and its error.
         reason: String,
     },
-    /// Another process considered this one dead, and has taken over the lease.
+    /// Another process considered this one dead, and has taken over the lease. That is final: this
+    /// process changes nothing in the folder any more.
     LeaseLost {
         /// The folder.
         object: String,
+        /// The process that took over.
+        holder: String,
     },
     /// The second store has other contents under the name of the step to be copied.
     Differs {
@@ -231,10 +234,11 @@ impl fmt::Display for Error {
             Error::Aborted { object, reason } => {
                 write!(f, "save {object}: given up by all: {reason}")
             }
-            Error::LeaseLost { object } => write!(
+            Error::LeaseLost { object, holder } => write!(
                 f,
-                "write into {object}: this process gave no sign of life for so long that another \
-                 took the lease over; hint: was the store stuck, or the process stopped?"
+                "cannot write into {object}: expected to hold its lease, found that {holder} took \
+                 it over (hint: this process had sent no heartbeat for too long: it was stopped, \
+                 its machine suspended, or its store stuck)"
             ),
             Error::Differs { object, other } => write!(
                 f,

@@ -38,40 +38,42 @@ impl Checkpoints {
         let files = lay_out_step(made, bounds)?;
         let codec = self.options.codec;
         let index = weight_index(made, &files).filter(|_| codec.is_none());
-        let _alone = self.begin_change()?;
-        let place = self.find_place(step)?;
-        let extra = blobs.iter().map(|blob| blob.bytes.len() as u64).sum::<u64>();
-        let data = files.iter().map(|file| file.bytes(made)).sum::<u64>();
-        let bytes = data + extra + index.as_ref().map_or(0, |index| index.len() as u64);
-        crate::save::check_space(&*self.store, &place.target, bytes, made.len() as u64)?;
-        let planned = Instant::now();
+        self.change(|| {
+            let place = self.find_place(step)?;
+            let extra = blobs.iter().map(|blob| blob.bytes.len() as u64).sum::<u64>();
+            let data = files.iter().map(|file| file.bytes(made)).sum::<u64>();
+            let bytes = data + extra + index.as_ref().map_or(0, |index| index.len() as u64);
+            crate::save::check_space(&*self.store, &place.target, bytes, made.len() as u64)?;
+            let planned = Instant::now();
 
-        let job = WriteJob {
-            store: &*self.store,
-            folder: &place.data,
-            source,
-            made,
-            block_bytes: self.options.block_bytes,
-            codec,
-            bounds,
-            tell,
-        };
-        let saved = self.write_made(&job, &files, blobs, index.as_deref()).and_then(|written| {
-            let (durable, bytes) = (Instant::now(), written.bytes());
-            Ok((self.seal(step, &place, written, meta)?, durable, bytes))
-        });
-        let (manifest, durable, bytes) = saved.inspect_err(|_| self.abandon(&place.data))?;
-        self.publish(&place, &manifest)?;
-        self.note_latest(place.files());
-        Ok(SaveReport {
-            step,
-            bytes,
-            files: files.len() + blobs.len() + usize::from(index.is_some()),
-            plan: planned - begun,
-            write: durable - planned,
-            sync: Duration::ZERO, // each file was synced as it was written
-            commit: durable.elapsed(),
-            peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+            let job = WriteJob {
+                store: &*self.store,
+                folder: &place.data,
+                source,
+                made,
+                block_bytes: self.options.block_bytes,
+                codec,
+                bounds,
+                tell,
+            };
+            let saved =
+                self.write_made(&job, &files, blobs, index.as_deref()).and_then(|written| {
+                    let (durable, bytes) = (Instant::now(), written.bytes());
+                    Ok((self.seal(step, &place, written, meta)?, durable, bytes))
+                });
+            let (manifest, durable, bytes) = saved.inspect_err(|_| self.abandon(&place.data))?;
+            self.publish(&place, &manifest)?;
+            self.note_latest(step, place.files());
+            Ok(SaveReport {
+                step,
+                bytes,
+                files: files.len() + blobs.len() + usize::from(index.is_some()),
+                plan: planned - begun,
+                write: durable - planned,
+                sync: Duration::ZERO, // each file was synced as it was written
+                commit: durable.elapsed(),
+                peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+            })
         })
     }
 

@@ -206,6 +206,7 @@ impl Drain {
                 }
             }
         }
+        self.from.check_lease()?;
         pass.deleted = self.to.retain_by(&self.options.retention, &[])?.delete;
         Ok(pass)
     }
@@ -243,33 +244,34 @@ impl Drain {
         let _pin = self.from.pin(step)?;
         let source = self.from.open_step(step)?;
         let (_, bytes) = source.size();
-        let _alone = self.to.begin_change()?;
-        let place = match self.to.find_place_for(step, DRAIN, &self.contents(&source)) {
-            Err(Error::StepExists { object: other }) => {
-                let is_same = self.to.open_step(step)?.catalog.has_same(&source.catalog);
-                let object = source.display();
-                return if is_same {
-                    Ok((bytes, bytes))
-                } else {
-                    Err(Error::Differs { object, other })
-                };
-            }
-            place => place?,
-        };
-        let mut manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
-        let resumed = self.copy_files(&source, &place.data, &mut manifest)?;
-        self.control.check()?;
-        let key = place.data.join(MANIFEST)?;
-        // A leftover of an interrupted drain.
-        forget(&*self.to.store, &key)?;
-        let manifest = manifest.write(&*self.to.store, &key)?;
-        self.to.check_lease()?;
-        self.to.set_aside(&place)?;
-        self.to.publish(&place, &manifest)?;
-        if self.to.named_steps()?.last() == Some(&step) {
-            self.to.note_latest(place.files());
-        }
-        Ok((bytes, resumed))
+        self.to.change(|| {
+            let place = match self.to.find_place_for(step, DRAIN, &self.contents(&source)) {
+                Err(Error::StepExists { object: other }) => {
+                    let is_same = self.to.open_step(step)?.catalog.has_same(&source.catalog);
+                    let object = source.display();
+                    return if is_same {
+                        Ok((bytes, bytes))
+                    } else {
+                        Err(Error::Differs { object, other })
+                    };
+                }
+                place => place?,
+            };
+            let mut manifest = Manifest::read(&*self.from.store, &source.folder.join(MANIFEST)?)?;
+            let resumed = self.copy_files(&source, &place.data, &mut manifest)?;
+            self.control.check()?;
+            let key = place.data.join(MANIFEST)?;
+            // A leftover of an interrupted drain.
+            forget(&*self.to.store, &key)?;
+            let manifest = manifest.write(&*self.to.store, &key)?;
+            // A process that lost the lease of the first store copies nothing of its successor's.
+            self.from.check_lease()?;
+            self.to.check_lease()?;
+            self.to.set_aside(&place)?;
+            self.to.publish(&place, &manifest)?;
+            self.to.note_latest(step, place.files());
+            Ok((bytes, resumed))
+        })
     }
 
     /// Removes leftovers of drains for steps that are no longer pending.

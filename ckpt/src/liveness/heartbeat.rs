@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::liveness::fence::Fence;
 use crate::{Error, Result};
 use storage::{Key, ProcessIdentity, Storage, write_all};
 
@@ -45,6 +46,8 @@ struct HeartbeatTask {
     name: String,
     text: String,
     beat: Duration,
+    /// That of the lease that this is the heartbeat of.
+    fence: Option<Arc<Fence>>,
     state: Mutex<HeartbeatState>,
     stopped: Condvar,
 }
@@ -61,34 +64,27 @@ struct HeartbeatState {
 
 impl Heartbeat {
     /// Writes the first heartbeat, and starts a thread for the others. `name` ends in a
-    /// [`ProcessIdentity`].
+    /// [`ProcessIdentity`]. That of a lease has its fence, and stops when the lease is lost; any
+    /// other stops when another process has deleted its last heartbeat.
     pub(crate) fn start(
         store: &Arc<dyn Storage>,
         folder: &Key,
         name: String,
         text: String,
         beat: Duration,
+        fence: Option<Arc<Fence>>,
     ) -> Result<Self> {
         let (state, stopped) = (Mutex::default(), Condvar::new());
         let (store, folder) = (Arc::clone(store), folder.clone());
-        let heart = Arc::new(HeartbeatTask { store, folder, name, text, beat, state, stopped });
-        write_all(&*heart.store, &heart.key(0)?, heart.text.as_bytes())?;
+        let heart =
+            Arc::new(HeartbeatTask { store, folder, name, text, beat, fence, state, stopped });
+        write_text(&*heart.store, &heart.key(0)?, &heart.text)?;
         heart.state().signs.insert(0);
         let beating = Arc::clone(&heart);
         let thread = std::thread::Builder::new().name("ckpt-pulse".to_owned());
         let thread = thread.spawn(move || beating.run());
-        let thread = thread.inspect_err(|e| log::warn!("signs of life stop after the first: {e}"));
+        let thread = thread.inspect_err(|e| log::warn!("heartbeats stop after the first: {e}"));
         Ok(Heartbeat { heart, thread: thread.ok() })
-    }
-
-    /// The common prefix of the names of all these heartbeats.
-    pub(crate) fn name(&self) -> &str {
-        &self.heart.name
-    }
-
-    /// Whether another process considered this one dead and deleted its heartbeat.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.heart.state().is_lost
     }
 
     /// Stops, and returns the heartbeat objects that may still exist, for the caller to delete.
@@ -135,7 +131,15 @@ impl HeartbeatTask {
             let number = state.number;
             drop(state);
             if let Err(error) = self.beat(number) {
-                log::warn!("a sign of life could not be given: {error}");
+                log::warn!("a heartbeat could not be written: {error}");
+            }
+            match self.fence.as_ref().map_or(Ok(()), |fence| fence.check()) {
+                Ok(()) => {}
+                Err(Error::LeaseLost { .. }) => {
+                    let last = self.state().number;
+                    self.lose(last);
+                }
+                Err(error) => log::warn!("whether the lease is still held is unknown: {error}"),
             }
         }
     }
@@ -143,10 +147,10 @@ impl HeartbeatTask {
     fn beat(&self, last: u64) -> Result<()> {
         let next = last + 1;
         self.state().signs.insert(next);
-        match write_all(&*self.store, &self.key(next)?, self.text.as_bytes()) {
+        match write_text(&*self.store, &self.key(next)?, &self.text) {
             // No other process uses our name: an earlier try succeeded although it reported an
             // error.
-            Ok(_) | Err(storage::Error::Exists { .. }) => {}
+            Ok(()) | Err(storage::Error::Exists { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         self.state().number = next;
@@ -155,10 +159,10 @@ impl HeartbeatTask {
         for number in earlier {
             match self.store.delete(&self.key(number)?) {
                 // Another process deleted it and continues without us: our next heartbeat must not
-                // keep others out. We have tried to delete the earlier ones ourselves.
-                Err(storage::Error::NotFound { .. }) if number == last => {
-                    self.state().is_lost = true;
-                    forget(&*self.store, &self.key(next)?)?;
+                // keep others out. We have tried to delete the earlier ones ourselves. With a
+                // fence, that alone knows whether another process has the lease.
+                Err(storage::Error::NotFound { .. }) if number == last && self.fence.is_none() => {
+                    self.lose(next);
                 }
                 Err(storage::Error::NotFound { .. }) | Ok(()) => {}
                 Err(error) => {
@@ -170,12 +174,30 @@ impl HeartbeatTask {
         }
         outcome
     }
+
+    /// Ends the heartbeats, and deletes the last one.
+    fn lose(&self, last: u64) {
+        self.state().is_lost = true;
+        let forgotten = self.key(last).and_then(|key| forget(&*self.store, &key));
+        if let Err(error) = forgotten {
+            log::warn!("a heartbeat of a process that was given up stays: {error}");
+        }
+    }
 }
 
 /// The owner of a heartbeat, and its name without the sequence number.
 pub(crate) fn maker_of(name: &str) -> (Option<ProcessIdentity>, &str) {
     let stem = name.split_once('~').map_or(name, |(stem, _)| stem);
     (ProcessIdentity::parse(stem), stem)
+}
+
+/// Creates an object whose name says everything that matters: on a full disk, from which the owner
+/// may be about to delete something, it is empty.
+pub(crate) fn write_text(store: &dyn Storage, key: &Key, text: &str) -> storage::Result<()> {
+    match write_all(store, key, text.as_bytes()) {
+        Err(storage::Error::NoSpace { .. }) => write_all(store, key, b"").map(drop),
+        written => written.map(drop),
+    }
 }
 
 /// Deletes an object that another process may delete at the same time.

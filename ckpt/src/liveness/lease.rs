@@ -1,24 +1,25 @@
 //! The lease: one writer per folder.
 //!
 //! A lease is an object with a unique name: `.lease-` and the [`ProcessIdentity`] of its owner. A
-//! writer creates one and then looks for others. Of two concurrent writers at least one sees the
-//! other, whatever the order of their operations, and gives up. A dead owner's lease can be deleted
-//! without a race, since no other lease will ever have that name.
+//! dead owner's lease can be deleted without a race, since no other lease will ever have that name.
+//! Of several concurrent writers exactly one gets the lease: that is decided by its epoch.
 //!
 //! Processes of this machine are checked directly. For others, the lease is a [`Heartbeat`]:
 //! without a new one for [`LivenessTimeouts::silence_max`] it is void. Its owner, if it was only
-//! slow, detects that before it commits anything.
+//! slow, is kept out from then on by the fence (see `fence.rs`).
 
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::liveness::fence::{Fence, label_of};
 use crate::liveness::heartbeat::{Heartbeat, LivenessTimeouts, forget, maker_of};
 use crate::{Error, Result};
 use storage::{Key, Liveness, ProcessIdentity, Storage};
 
-const PREFIX: &str = ".lease-";
+/// Prefix of leases.
+pub(crate) const LEASE: &str = ".lease-";
 
 /// The right to write into a folder of checkpoints, released on drop.
 #[derive(Debug)]
@@ -33,8 +34,7 @@ pub(crate) struct LeaseState {
     folder: Key,
     patience: LivenessTimeouts,
     held: Mutex<Held>,
-    /// Processes that may write here beside this one.
-    family: Mutex<Vec<ProcessIdentity>>,
+    fence: Arc<Fence>,
 }
 
 #[derive(Default)]
@@ -43,7 +43,12 @@ struct Held {
     pulse: Option<Heartbeat>,
     /// Objects that could not be deleted.
     left: Vec<Key>,
+    /// Owners of leases that were void for their silence, whose unfinished work is to be removed.
+    silenced: Vec<ProcessIdentity>,
 }
+
+/// How often the folder is claimed while other processes claim it and release it.
+const CLAIMS_MAX: usize = 16;
 
 /// A lease of another process.
 struct Other {
@@ -63,28 +68,22 @@ impl LeaseState {
         folder: Key,
         patience: LivenessTimeouts,
     ) -> Arc<Self> {
-        let (held, family) = (Mutex::default(), Mutex::default());
-        Arc::new(LeaseState { store, folder, patience, held, family })
+        let fence = Fence::new(Arc::clone(&store), folder.clone());
+        Arc::new(LeaseState { store, folder, patience, held: Mutex::default(), fence })
     }
 
-    /// Permits another process to write beside this one.
-    pub(crate) fn admit(&self, process: ProcessIdentity) {
-        self.family().push(process);
-    }
-
-    /// Whether `owner` is a process that may write beside this one.
-    pub(crate) fn is_of_family(&self, owner: &ProcessIdentity) -> bool {
-        self.family().iter().any(|one| one.is_same_process(owner))
-    }
-
-    fn family(&self) -> MutexGuard<'_, Vec<ProcessIdentity>> {
-        self.family.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn fence(&self) -> &Fence {
+        &self.fence
     }
 
     /// Takes the lease of the folder and removes those of dead processes. May wait for the
     /// heartbeat timeout of a process of another machine.
+    ///
+    /// A lease that was lost is never taken again: the state that this process would write is not
+    /// the successor's.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
+        self.fence.fail_if_lost()?;
         if held.count == 0 {
             self.claim(&mut held)?;
         }
@@ -92,13 +91,14 @@ impl LeaseState {
         Ok(Lease { shared: Arc::clone(self) })
     }
 
-    /// The same at the start of a change, when no other change is in progress: a lease lost through
-    /// missed heartbeats is claimed again. A change that began under the old lease must not end
-    /// under the new one.
+    /// The same at the start of a change: asks the store whether a lease that is held still is.
     pub(crate) fn take_for_change(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
-        if held.count == 0 || !self.is_ours(&held)? {
+        self.fence.fail_if_lost()?;
+        if held.count == 0 {
             self.claim(&mut held)?;
+        } else {
+            self.fence.check()?;
         }
         held.count += 1;
         Ok(Lease { shared: Arc::clone(self) })
@@ -106,56 +106,58 @@ impl LeaseState {
 
     /// Checks that the lease is still held, before an operation that cannot be rolled back.
     pub(crate) fn check(&self) -> Result<()> {
-        let lost = || Error::LeaseLost { object: self.store.display(&self.folder) };
-        self.is_ours(&self.held())?.then_some(()).ok_or_else(lost)
+        self.fence.check()
     }
 
-    fn is_ours(&self, held: &Held) -> Result<bool> {
-        let Some(pulse) = held.pulse.as_ref().filter(|pulse| !pulse.is_lost()) else {
-            return Ok(false);
-        };
-        // A listing that races with a renewal may miss both the old heartbeat and the new one.
-        for _ in 0..2 {
-            let names = self.store.list_names(&self.folder)?;
-            if names.iter().any(|name| maker_of(name).1 == pulse.name()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    /// The owners of leases that were void for their silence, once.
+    pub(crate) fn take_silenced(&self) -> Vec<ProcessIdentity> {
+        std::mem::take(&mut self.held().silenced)
     }
 
     fn claim(&self, held: &mut Held) -> Result<()> {
-        self.release(held)?;
-        // Checked first, so that a folder in use is not even written to.
-        self.wait_until_free()?;
-        let owner = ProcessIdentity::new();
-        let text = format!("{} writes here while this file exists\n", owner.label());
-        let name = format!("{PREFIX}{owner}");
-        // It may exist although its creation fails.
-        held.left.push(self.folder.join(&name)?);
-        let beat = self.patience.beat;
-        let begun = Heartbeat::start(&self.store, &self.folder, name.clone(), text, beat);
-        let claimed = begun.and_then(|pulse| {
-            held.left.clear();
-            held.pulse = Some(pulse);
-            match self.others(&name)?.first() {
-                Some(other) => Err(self.held_by(other)),
-                None => Ok(()),
-            }
-        });
+        let claimed = self.try_claim(held);
         if claimed.is_err() {
             self.release_or_warn(held);
         }
         claimed
     }
 
+    /// In an order that lets exactly one of several processes succeed: see `fence.rs`.
+    fn try_claim(&self, held: &mut Held) -> Result<()> {
+        for _ in 0..CLAIMS_MAX {
+            self.release(held)?;
+            let newest = self.fence.newest()?;
+            // Before anything is written, so that a folder in use is not even written to.
+            let silenced = self.wait_until_free()?;
+            held.silenced.extend(silenced);
+            let owner = ProcessIdentity::new();
+            let text = format!("{} writes here while this file exists\n", owner.label());
+            let name = format!("{LEASE}{owner}");
+            // It may exist although its creation fails.
+            held.left.push(self.folder.join(&name)?);
+            let (beat, fence) = (self.patience.beat, Some(Arc::clone(&self.fence)));
+            let begun = Heartbeat::start(&self.store, &self.folder, name, text, beat, fence)?;
+            held.left.clear();
+            held.pulse = Some(begun);
+            if self.fence.enter(newest.as_ref(), &owner)? {
+                return Ok(());
+            }
+        }
+        Err(Error::Held {
+            object: self.store.display(&self.folder),
+            holder: "one process after another".to_owned(),
+            lease: self.store.display(&self.folder.join(LEASE)?),
+        })
+    }
+
     /// Removes the leases of dead processes. If the state of an owner cannot be determined, waits
-    /// for a new heartbeat or the timeout.
-    fn wait_until_free(&self) -> Result<()> {
+    /// for a new heartbeat or the timeout. Returns the owners that timed out.
+    fn wait_until_free(&self) -> Result<Vec<ProcessIdentity>> {
         let begun = Instant::now();
+        let mut silenced = Vec::new();
         let mut first: Option<HashSet<Key>> = None;
         loop {
-            let others = self.others("")?;
+            let others = self.others()?;
             let is_known = |other: &&Other| {
                 other.owner.as_ref().is_some_and(|owner| owner.life() != Liveness::Unknown)
             };
@@ -166,16 +168,17 @@ impl LeaseState {
             if let Some(other) = others.iter().find(|other| is_known(other) || is_new(other)) {
                 return Err(self.held_by(other));
             }
-            let Some(other) = others.first() else { return Ok(()) };
+            let Some(other) = others.first() else { return Ok(silenced) };
             if first.is_none() {
                 let (what, max) = (self.store.display(&other.key), self.patience.silence_max);
-                log::info!("{what}: waiting up to {max:?} for a sign of life of its owner");
+                log::info!("{what}: waiting up to {max:?} for a heartbeat of its owner");
             }
             if begun.elapsed() >= self.patience.silence_max {
-                for Other { key, .. } in &others {
+                for Other { key, owner } in &others {
                     let what = self.store.display(key);
-                    log::warn!("{what}: no sign of life for {:.0?}, removed", begun.elapsed());
+                    log::warn!("{what}: no heartbeat for {:.0?}, removed", begun.elapsed());
                     forget(&*self.store, key)?;
+                    silenced.extend(owner.clone());
                 }
             }
             first.get_or_insert_with(|| others.into_iter().map(|other| other.key).collect());
@@ -184,13 +187,10 @@ impl LeaseState {
     }
 
     /// The leases of other processes that are not known to be dead. Those of dead ones are removed.
-    fn others(&self, own: &str) -> Result<Vec<Other>> {
+    fn others(&self) -> Result<Vec<Other>> {
         let mut others = Vec::new();
         for name in self.store.list_names(&self.folder)? {
-            let Some(text) = name.strip_prefix(PREFIX) else { continue };
-            if !own.is_empty() && maker_of(&name).1 == own {
-                continue;
-            }
+            let Some(text) = name.strip_prefix(LEASE) else { continue };
             let key = self.folder.join(&name)?;
             let owner = maker_of(text).0;
             if owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
@@ -198,7 +198,7 @@ impl LeaseState {
                 forget(&*self.store, &key)?;
                 continue;
             }
-            if !owner.as_ref().is_some_and(|owner| self.is_of_family(owner)) {
+            if !owner.as_ref().is_some_and(|owner| self.fence.is_of_family(owner)) {
                 others.push(Other { key, owner });
             }
         }
@@ -206,10 +206,9 @@ impl LeaseState {
     }
 
     fn held_by(&self, other: &Other) -> Error {
-        let label = other.owner.as_ref().map(ProcessIdentity::label);
         Error::Held {
             object: self.store.display(&self.folder),
-            holder: label.unwrap_or_else(|| "an unknown process".to_owned()),
+            holder: label_of(other.owner.as_ref()),
             lease: self.store.display(&other.key),
         }
     }
@@ -217,6 +216,7 @@ impl LeaseState {
     /// Deletes the objects. One that cannot be deleted is remembered and retried by the next claim,
     /// so that it does not keep this process itself out.
     fn release(&self, held: &mut Held) -> Result<()> {
+        self.fence.leave();
         if let Some(pulse) = held.pulse.take() {
             held.left.extend(pulse.stop()?);
         }
@@ -235,6 +235,18 @@ impl LeaseState {
 
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    /// Fails if another process has taken over the lease. Asks the store only if that has not
+    /// confirmed the lease within half of [`LivenessTimeouts::silence_max`]: cheap enough for every
+    /// step of a training run.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] names that process; errors of the store.
+    pub fn check(&self) -> Result<()> {
+        self.shared.fence.check_if_older(self.shared.patience.silence_max / 2)
     }
 }
 

@@ -1,5 +1,7 @@
-//! Heartbeats of the processes of a save, and the lease that keeps a second writer out.
+//! Heartbeats of the processes of a save, the lease that keeps a second writer out, and the fence
+//! that keeps out one that lost it.
 
+pub(crate) mod fence;
 pub(crate) mod heartbeat;
 pub(crate) mod lease;
 pub(crate) mod tracker;

@@ -204,25 +204,26 @@ impl Checkpoints {
     /// [`Error::Held`](crate::Error::Held), or errors of the store; each step is then complete or
     /// hidden.
     pub fn retain_by(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
-        let _alone = self.begin_change()?;
-        let Planned { plan, read, bad } = self.look_and_plan(policy, undrained)?;
-        if let Some(read) = read {
-            self.note_verified(&read);
-        }
-        for step in bad {
-            self.forget_notes(step)?;
-        }
-        if plan.delete.is_empty() {
-            return Ok(plan);
-        }
-        let mark = self.begin_pass()?;
-        let deleted = self.delete_unless_pinned(plan);
-        if let Some(mark) = mark {
-            self.forget(&mark).unwrap_or_else(|error| {
-                log::warn!("the mark of a retention pass stays for now: {error}");
-            });
-        }
-        deleted
+        self.change(|| {
+            let Planned { plan, read, bad } = self.look_and_plan(policy, undrained)?;
+            if let Some(read) = read {
+                self.note_verified(&read);
+            }
+            for step in bad {
+                self.forget_notes(step)?;
+            }
+            if plan.delete.is_empty() {
+                return Ok(plan);
+            }
+            let mark = self.begin_pass()?;
+            let deleted = self.delete_unless_pinned(plan);
+            if let Some(mark) = mark {
+                self.forget(&mark).unwrap_or_else(|error| {
+                    log::warn!("the mark of a retention pass stays for now: {error}");
+                });
+            }
+            deleted
+        })
     }
 
     /// Creates the mark that tells readers that steps are being deleted. On a full disk that may

@@ -36,28 +36,29 @@ impl Checkpoints {
     /// # Errors
     /// [`Error::Held`](crate::Error::Held), or errors of the store.
     pub fn sweep(&self) -> Result<SweepReport> {
-        let _alone = self.begin_change()?;
-        let removed = self.store.remove_orphans(&self.folder)?;
-        let mut report = SweepReport { removed, kept: Vec::new() };
-        let names = self.names()?;
-        for name in names.clone() {
-            match self.judge(&name, &names) {
-                LeftoverKind::Folder => {
-                    self.check_lease()?;
-                    self.store.delete_folder(&self.folder.join(&name)?)?;
+        self.change(|| {
+            let removed = self.store.remove_orphans(&self.folder)?;
+            let mut report = SweepReport { removed, kept: Vec::new() };
+            let names = self.names()?;
+            for name in names.clone() {
+                match self.judge(&name, &names) {
+                    LeftoverKind::Folder => {
+                        self.check_lease()?;
+                        self.store.delete_folder(&self.folder.join(&name)?)?;
+                    }
+                    LeftoverKind::Object => self.forget(&name)?,
+                    LeftoverKind::Kept => {
+                        report.kept.push(name);
+                        continue;
+                    }
+                    LeftoverKind::Other => continue,
                 }
-                LeftoverKind::Object => self.forget(&name)?,
-                LeftoverKind::Kept => {
-                    report.kept.push(name);
-                    continue;
-                }
-                LeftoverKind::Other => continue,
+                report.removed.push(name);
             }
-            report.removed.push(name);
-        }
-        self.sweep_data(&mut report)?;
-        report.removed.extend(self.clear_meetings("")?);
-        Ok(report)
+            self.sweep_data(&mut report)?;
+            report.removed.extend(self.clear_meetings("")?);
+            Ok(report)
+        })
     }
 
     /// The lease is held: unfinished work of other processes that would need it is never resumed.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::liveness::heartbeat::forget;
 use crate::read::checkpoint::{Listing, MANIFEST};
 use crate::retain::retention::TRASH;
+use crate::retain::sweep::after_step;
 use crate::steps::checkpoints::{step_name, step_of};
 use crate::{Checkpoints, Error, Result, SweepReport};
 use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity};
@@ -114,7 +115,7 @@ impl Checkpoints {
             let name = format!("{DAMAGED}{}-{}", place.target.name(), ProcessIdentity::new());
             let aside = self.folder.join(&name)?;
             log::warn!("{what} is damaged and moves to {}", self.store.display(&aside));
-            return Ok(self.store.publish(&place.target, &aside)?);
+            return self.move_away(&place.target, &aside);
         }
         log::warn!("{what} is damaged; its files stay, and are not the step any more");
         for name in self.store.list_names(&place.target)? {
@@ -142,6 +143,13 @@ impl Checkpoints {
         let meta = serde_json::json!(Committed { step: place.step });
         let record = Manifest { format: COMMIT_FORMAT.to_owned(), version: 1, files, meta };
         record.write(&*self.store, &place.record)?;
+        // Of files that a successor has removed, this is no step.
+        if let Err(lost @ Error::LeaseLost { .. }) = self.check_lease()
+            && !self.listing_of(&place.data)?.contains_key(&place.data.join(MANIFEST)?)
+        {
+            forget(&*self.store, &place.record)?;
+            return Err(lost);
+        }
         Ok(())
     }
 
@@ -154,18 +162,92 @@ impl Checkpoints {
 
     /// Deletes a step: first makes it invisible, then deletes its files. The lease is held.
     pub(crate) fn withdraw(&self, step: u64) -> Result<()> {
-        self.check_lease()?;
-        self.forget_notes(step)?;
         let name = step_name(step);
         let target = self.folder.join(&name)?;
         if self.store.has_atomic_publish(&self.folder)? {
+            self.check_lease()?;
+            self.forget_notes(step)?;
             // Hidden by one rename, so that a crash never shows half a checkpoint.
             let trash = self.folder.join(&format!("{TRASH}{name}-{}", ProcessIdentity::new()))?;
-            self.store.publish(&target, &trash)?;
+            self.move_away(&target, &trash)?;
             return Ok(self.store.delete_folder(&trash)?);
         }
+        // Looked for before the check, so that nothing of a successor is among them.
+        let mut names = self.store.list_names(&target)?;
+        let record = target.join(COMMIT)?;
+        let committed = match storage::read_all(&*self.store, &record) {
+            Ok(text) => Some(text),
+            Err(storage::Error::NotFound { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        self.check_lease()?;
+        self.forget_notes(step)?;
         self.forget_records(&target)?;
-        Ok(self.store.delete_folder(&target)?)
+        if let Err(lost) = self.check_lease() {
+            if let Some(text) = committed {
+                match storage::write_all(&*self.store, &record, &text) {
+                    Ok(_) | Err(storage::Error::Exists { .. }) => {}
+                    Err(error) => log::error!("step {step} cannot be put back: {error}"),
+                }
+            }
+            return Err(lost);
+        }
+        names.retain(|name| name.starts_with(DATA));
+        for name in &names {
+            self.store.delete_folder(&target.join(name)?)?;
+        }
+        let left = self.store.list_names(&target)?;
+        let is_left = left.iter().any(|name| name.starts_with(DATA) || name == COMMIT);
+        if is_left { Ok(()) } else { Ok(self.store.delete_folder(&target)?) }
+    }
+
+    /// Renames a folder away, and back if it turns out that the lease was lost before: the folder
+    /// may then be the successor's.
+    fn move_away(&self, from: &Key, to: &Key) -> Result<()> {
+        self.store.publish(from, to)?;
+        self.check_lease().inspect_err(|_| {
+            if let Err(error) = self.store.publish(to, from) {
+                let [from, to] = [from, to].map(|key| self.store.display(key));
+                log::error!("{to} cannot be moved back to {from}: {error}");
+            }
+        })
+    }
+
+    /// Removes what owners whose leases were void for their silence have not committed, so that
+    /// they cannot commit it when they wake. The lease is held.
+    pub(crate) fn evict_silenced(&self) -> Result<()> {
+        let silenced = self.lease.take_silenced();
+        if silenced.is_empty() {
+            return Ok(());
+        }
+        let is_theirs = |mark: Option<&str>| {
+            let owner = mark.and_then(ProcessIdentity::parse);
+            owner.is_some_and(|owner| silenced.iter().any(|one| one.is_same_process(&owner)))
+        };
+        if self.store.has_atomic_publish(&self.folder)? {
+            for name in self.names()? {
+                if is_theirs(name.strip_prefix(STAGING).and_then(after_step)) {
+                    self.store.delete_folder(&self.folder.join(&name)?)?;
+                }
+            }
+            return Ok(());
+        }
+        let there = self.listing()?;
+        for step in self.named_steps()? {
+            let committed = match self.data_folder(step, &there) {
+                Ok(data) => Some(data),
+                Err(Error::Uncommitted { .. }) => None,
+                Err(_) => continue, // damaged: retained for inspection
+            };
+            let target = self.folder.join(&step_name(step))?;
+            for name in self.store.list_names(&target)? {
+                let data = target.join(&name)?;
+                if is_theirs(name.strip_prefix(DATA)) && committed.as_ref() != Some(&data) {
+                    self.store.delete_folder(&data)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn forget_records(&self, target: &Key) -> Result<()> {
@@ -277,7 +359,7 @@ impl Checkpoints {
     pub(crate) fn is_abandoned(&self, owner: Option<&str>) -> bool {
         let owner = owner.and_then(ProcessIdentity::parse);
         owner.is_some_and(|owner| {
-            owner.life() != Liveness::Alive && !self.lease.is_of_family(&owner)
+            owner.life() != Liveness::Alive && !self.lease.fence().is_of_family(&owner)
         })
     }
 
@@ -315,7 +397,7 @@ impl Checkpoints {
                 report.removed.push(path);
                 left -= 1;
             }
-            if left == 0 && !names.is_empty() {
+            if left == 0 {
                 self.store.delete_folder(&target)?;
             }
         }

@@ -220,45 +220,46 @@ impl JointSave<'_> {
     fn try_lead(&self, user: serde_json::Value) -> Result<SaveReport> {
         check_meta(&user)?;
         let steps = self.steps;
-        let _alone = steps.begin_change()?;
-        steps.clear_meetings(self.meeting.folder.name())?;
-        let place = steps.find_place(self.step)?;
-        let bytes: u64 = match self.pieces {
-            PieceSource::Memory(_) => {
-                (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum()
-            }
-            PieceSource::Files(_) => 0, // their space is already allocated
-        };
-        check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
-        let below = |key: &Key| {
-            let text = key.as_str().strip_prefix(steps.folder.as_str()).unwrap_or(key.as_str());
-            text.trim_start_matches('/').to_owned()
-        };
-        // Before the announcement, so that every reader of it finds a heartbeat.
-        let _pulse = self.pulse("lead")?;
-        self.meeting.announce(&SaveAnnouncement {
-            step: self.step,
-            writers: self.plan.writers(),
-            fingerprint: self.plan.fingerprint(),
-            block_bytes: steps.options.block_bytes,
-            codec: steps.options.codec,
-            owner: self.owner.to_string(),
-            data: below(&place.data),
-            record: below(&place.record),
-            has_damaged: place.has_damaged,
-        })?;
-        let planned = Instant::now();
-        let prepared = self.prepare(&place, user).inspect_err(|error| {
-            // Before the folder is deleted: otherwise a writer that fails on the missing folder
-            // reports that as the cause.
-            self.decline(error);
-            steps.abandon(&place.data);
-        });
-        let (manifest, mine, durable) = prepared?;
-        steps.publish(&place, &manifest)?;
-        self.warn_untold(self.meeting.end(true, ""));
-        steps.note_latest(place.files());
-        Ok(self.report(&mine, planned, durable))
+        steps.change(|| {
+            steps.clear_meetings(self.meeting.folder.name())?;
+            let place = steps.find_place(self.step)?;
+            let bytes: u64 = match self.pieces {
+                PieceSource::Memory(_) => {
+                    (0..self.plan.writers()).map(|writer| self.plan.bytes(writer)).sum()
+                }
+                PieceSource::Files(_) => 0, // their space is already allocated
+            };
+            check_space(&*steps.store, &place.target, bytes, self.plan.chunks() as u64)?;
+            let below = |key: &Key| {
+                let text = key.as_str().strip_prefix(steps.folder.as_str()).unwrap_or(key.as_str());
+                text.trim_start_matches('/').to_owned()
+            };
+            // Before the announcement, so that every reader of it finds a heartbeat.
+            let _pulse = self.pulse("lead")?;
+            self.meeting.announce(&SaveAnnouncement {
+                step: self.step,
+                writers: self.plan.writers(),
+                fingerprint: self.plan.fingerprint(),
+                block_bytes: steps.options.block_bytes,
+                codec: steps.options.codec,
+                owner: self.owner.to_string(),
+                data: below(&place.data),
+                record: below(&place.record),
+                has_damaged: place.has_damaged,
+            })?;
+            let planned = Instant::now();
+            let prepared = self.prepare(&place, user).inspect_err(|error| {
+                // Before the folder is deleted: otherwise a writer that fails on the missing folder
+                // reports that as the cause.
+                self.decline(error);
+                steps.abandon(&place.data);
+            });
+            let (manifest, mine, durable) = prepared?;
+            steps.publish(&place, &manifest)?;
+            self.warn_untold(self.meeting.end(true, ""));
+            steps.note_latest(self.step, place.files());
+            Ok(self.report(&mine, planned, durable))
+        })
     }
 
     /// Everything before the commit, including the decision for it.
@@ -405,7 +406,7 @@ impl JointSave<'_> {
         let name = if writer == 0 { owner.to_string() } else { format!("{writer:05}-{owner}") };
         let text = format!("{}\n", self.label());
         let folder = self.meeting.key(folder)?;
-        Heartbeat::start(&steps.store, &folder, name, text, steps.patience.beat)
+        Heartbeat::start(&steps.store, &folder, name, text, steps.patience.beat, None)
     }
 
     pub(super) fn is_late(&self) -> bool {

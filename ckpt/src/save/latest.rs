@@ -11,9 +11,14 @@ const LATEST: &str = "latest";
 const NOTE_BYTES_MAX: u64 = 512;
 
 impl Checkpoints {
-    /// Writes the file, unless it belongs to another program. An error does not fail the committed
-    /// save.
-    pub(crate) fn note_latest(&self, data: &Key) {
+    /// Writes the file after a commit, unless a newer step exists, or the file belongs to another
+    /// program. An error does not fail the committed save.
+    pub(crate) fn note_latest(&self, step: u64, data: &Key) {
+        match self.named_steps() {
+            Ok(steps) if steps.last() == Some(&step) => {}
+            Ok(_) => return,
+            Err(error) => return log::warn!("the note of the newest step is not written: {error}"),
+        }
         let below = data.as_str().strip_prefix(self.folder.as_str()).unwrap_or(data.as_str());
         let text = format!("{}\n", below.trim_start_matches('/'));
         let noted = self.folder.join(LATEST).and_then(|key| match is_ours(&*self.store, &key) {

@@ -202,36 +202,39 @@ impl Checkpoints {
         check_blobs(blobs)?;
         check_meta(&meta)?;
         let index = weight_index(plan, self.options.codec);
-        let _alone = self.begin_change()?;
-        let place = self.find_place(step)?;
-        let size = |(writer, pieces): (usize, &PieceSource<'_>)| match pieces {
-            PieceSource::Memory(_) => plan.bytes(writer),
-            PieceSource::Files(_) => 0, // their space is already allocated
-        };
-        let sizes = pieces.iter().enumerate().map(size);
-        let others = blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
-        let bytes = sizes.chain(others.map(|len| len as u64)).sum();
-        check_space(&*self.store, &place.target, bytes, plan.chunks() as u64)?;
-        let planned = Instant::now();
+        self.change(|| {
+            let place = self.find_place(step)?;
+            let size = |(writer, pieces): (usize, &PieceSource<'_>)| match pieces {
+                PieceSource::Memory(_) => plan.bytes(writer),
+                PieceSource::Files(_) => 0, // their space is already allocated
+            };
+            let sizes = pieces.iter().enumerate().map(size);
+            let others =
+                blobs.iter().map(|blob| blob.bytes.len()).chain(index.iter().map(Vec::len));
+            let bytes = sizes.chain(others.map(|len| len as u64)).sum();
+            check_space(&*self.store, &place.target, bytes, plan.chunks() as u64)?;
+            let planned = Instant::now();
 
-        let staging = Staging { steps: self, folder: &place.data, plan, pieces, control };
-        let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
-            let (durable, sync, bytes) = (Instant::now(), written.sync, written.bytes());
-            control.check()?;
-            Ok((self.seal(step, &place, written, meta)?, durable, sync, bytes))
-        });
-        let (manifest, durable, sync, bytes) = saved.inspect_err(|_| self.abandon(&place.data))?;
-        self.publish(&place, &manifest)?;
-        self.note_latest(place.files());
-        Ok(SaveReport {
-            step,
-            bytes,
-            files: plan.all_shards().count() + blobs.len() + usize::from(index.is_some()),
-            plan: planned - begun,
-            write: (durable - planned).saturating_sub(sync),
-            sync,
-            commit: durable.elapsed(),
-            peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+            let staging = Staging { steps: self, folder: &place.data, plan, pieces, control };
+            let saved = staging.write(blobs, index.as_deref()).and_then(|written| {
+                let (durable, sync, bytes) = (Instant::now(), written.sync, written.bytes());
+                control.check()?;
+                Ok((self.seal(step, &place, written, meta)?, durable, sync, bytes))
+            });
+            let (manifest, durable, sync, bytes) =
+                saved.inspect_err(|_| self.abandon(&place.data))?;
+            self.publish(&place, &manifest)?;
+            self.note_latest(step, place.files());
+            Ok(SaveReport {
+                step,
+                bytes,
+                files: plan.all_shards().count() + blobs.len() + usize::from(index.is_some()),
+                plan: planned - begun,
+                write: (durable - planned).saturating_sub(sync),
+                sync,
+                commit: durable.elapsed(),
+                peak_bytes_per_s: PeakRate::of(&*self.store).map(|peak| peak.write_bytes_per_s),
+            })
         })
     }
 

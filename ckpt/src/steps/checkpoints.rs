@@ -95,13 +95,16 @@ impl Checkpoints {
     /// Excludes every other writer from the folder until this lease, and every other one returned
     /// by this call, is dropped. A trainer takes it at startup; otherwise each save takes its own.
     /// The lease of a process that died on this machine is ignored; for one of another machine,
-    /// this waits up to [`LivenessTimeouts::silence_max`] for a heartbeat.
+    /// this waits up to [`LivenessTimeouts::silence_max`] for a heartbeat. That process, should it
+    /// live after all, changes nothing here any more.
     ///
     /// # Errors
-    /// [`Error::Held`] names the process that holds the lease. Of two concurrent callers both may
-    /// get it.
+    /// [`Error::Held`] names the process that holds the lease: of several concurrent callers
+    /// exactly one gets it. [`Error::LeaseLost`] if a lease of this process was lost before.
     pub fn lock(&self) -> Result<Lease> {
-        self.lease.take()
+        let lease = self.lease.take()?;
+        self.evict_silenced()?;
+        Ok(lease)
     }
 
     /// The steps whose manifest agrees with their files, oldest first. A warning is logged for each
@@ -171,7 +174,19 @@ impl Checkpoints {
     pub(crate) fn begin_change(&self) -> Result<(Lease, MutexGuard<'_, ()>)> {
         // A thread that panicked here left the same state as a crash, which readers tolerate.
         let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok((self.lease.take_for_change()?, alone))
+        let lease = self.lease.take_for_change()?;
+        self.evict_silenced()?;
+        Ok((lease, alone))
+    }
+
+    /// Changes the folder. What fails because another process has taken over the lease, and has
+    /// removed what this one had begun, fails for that reason.
+    pub(crate) fn change<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _alone = self.begin_change()?;
+        work().map_err(|error| match self.check_lease() {
+            Err(lost @ Error::LeaseLost { .. }) => lost,
+            _ => error,
+        })
     }
 
     /// Fails if another process has taken over the lease.

@@ -33,14 +33,16 @@ fn after(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     image
 }
 
-/// What is there, but for the note `latest` and what is remembered of steps that are there.
+/// What is there, but for the note `latest`, the epoch, and what is remembered of steps that are
+/// there.
 fn names(store: &FaultStore) -> Vec<String> {
     let all = store.list_names(&run()).unwrap();
     let is_of_step = |name: &String| {
         let rest = name.strip_prefix(".verified-");
         rest.is_some_and(|rest| all.iter().any(|step| rest.starts_with(step.as_str())))
     };
-    all.iter().filter(|name| *name != "latest" && !is_of_step(name)).cloned().collect()
+    let is_kept = |name: &&String| *name == "latest" || name.starts_with(".epoch-");
+    all.iter().filter(|name| !is_kept(name) && !is_of_step(name)).cloned().collect()
 }
 
 fn check(steps: &Checkpoints, allowed: &[u64], context: &str) -> Vec<u64> {

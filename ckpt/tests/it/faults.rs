@@ -201,7 +201,7 @@ fn a_full_store_is_found_before_the_first_byte() {
     assert_eq!(ops, 0, "operations that change the disk");
     assert_eq!(
         store.list_names(&Key::new("run").unwrap()).unwrap(),
-        ["latest", "step-000000000001"]
+        [".epoch-000000000002", "latest", "step-000000000001"]
     );
 }
 

@@ -15,6 +15,7 @@ mod crash_tiers;
 mod damage;
 mod faults;
 mod foreign;
+mod frozen;
 mod hostile;
 mod kill;
 mod kill_together;

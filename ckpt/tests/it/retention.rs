@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
 use std::time::Duration;
 
 use crate::common::children::dead_are_known;
@@ -228,9 +228,9 @@ fn the_lease_of_the_silent_is_void() {
     assert!(alive.to_string().contains("delete "), "{alive}");
 }
 
-/// A process that was taken for dead finds that out before it commits.
+/// A process that was taken for dead finds that out before it commits, and never writes again.
 #[test]
-fn a_lease_that_was_lost_commits_nothing() {
+fn a_lease_that_was_lost_is_lost_for_good() {
     let folder = Folder::new();
     let patience =
         LivenessTimeouts { beat: Duration::from_millis(5), silence_max: Duration::from_secs(9) };
@@ -245,7 +245,12 @@ fn a_lease_that_was_lost_commits_nothing() {
             let _ = fs::remove_file(folder.path(&name));
         }
     };
-    // Somebody else deletes it, between two beats or during one, and saves a step.
+    // That its heartbeats are deleted does not make it lose the lease, as long as nobody takes it.
+    for step in 1..4 {
+        delete();
+        State::of_model(step).save(&slow, step).unwrap();
+    }
+    // Somebody else deletes one, between two heartbeats or during one, and saves a step.
     let other = folder.steps(SMALL);
     loop {
         delete();
@@ -255,28 +260,51 @@ fn a_lease_that_was_lost_commits_nothing() {
             Err(error) => panic!("{error}"),
         }
     }
-    // A save takes it again and loses it again, unless it ends before that.
-    let (is_over, mut there) = (AtomicBool::new(false), vec![7]);
-    let lost = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                delete();
-            }
-        });
-        let lost = (8..200).find(|&step| match State::of_model(step).save(&slow, step) {
-            Ok(_) => {
-                there.push(step);
-                false
-            }
-            outcome => matches!(outcome, Err(Error::LeaseLost { .. })),
-        });
-        is_over.store(true, Ordering::Relaxed);
-        lost.expect("a save that lost its lease")
-    });
-    assert_eq!(slow.steps().unwrap(), there);
-    State::of_model(lost).save(&slow, lost).unwrap();
+    let due = format!("process {}", std::process::id());
+    let check = |refused: ckpt::Result<()>| match refused {
+        Err(Error::LeaseLost { holder, .. }) => assert!(holder.contains(&due), "{holder}"),
+        refused => panic!("{refused:?}"),
+    };
+    check(State::of_model(8).save(&slow, 8).map(drop));
+    check(slow.retain(1).map(drop));
+    check(slow.sweep().map(drop));
+    check(lease.check());
     drop(lease);
+    check(slow.lock().map(drop));
+    check(State::of_model(8).save(&slow, 8).map(drop));
+    assert_eq!(slow.steps().unwrap(), [1, 2, 3, 7]);
     assert_eq!(held(&folder), [""; 0]);
+    // The folder is free for others, in this process too.
+    State::of_model(8).save(&folder.steps(SMALL), 8).unwrap();
+}
+
+/// Whatever the order of their calls, and whether they save the same step or not.
+#[test]
+fn of_two_writers_at_once_one_wins() {
+    for round in 0..20 {
+        let folder = Folder::in_memory();
+        let start = Barrier::new(2);
+        let save = |step: u64| {
+            let steps = folder.steps(SMALL);
+            start.wait();
+            State::small(step).save(&steps, step)
+        };
+        let second = 1 + round % 2;
+        let outcomes = std::thread::scope(|scope| {
+            let threads = [scope.spawn(|| save(1)), scope.spawn(|| save(second))];
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let mut due: Vec<u64> = Vec::new();
+        for (outcome, step) in outcomes.iter().zip([1, second]) {
+            match outcome {
+                Ok(_) => due.push(step),
+                Err(Error::Held { .. } | Error::StepExists { .. }) => {}
+                Err(error) => panic!("round {round}: {error}"),
+            }
+        }
+        assert!(!due.is_empty(), "round {round}: {outcomes:?}");
+        assert_eq!(folder.steps(SMALL).steps().unwrap(), due, "round {round}");
+    }
 }
 
 #[test]

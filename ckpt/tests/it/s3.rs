@@ -21,7 +21,8 @@ fn steps_on(server: &S3Server, options: &str) -> Checkpoints {
 
 fn names(server: &S3Server, folder: &str) -> Vec<String> {
     let store = storage::open_url(&server.url("runs")).unwrap();
-    store.list_names(&Key::new(folder).unwrap()).unwrap()
+    let names = store.list_names(&Key::new(folder).unwrap()).unwrap();
+    names.into_iter().filter(|name| !name.starts_with(".epoch-")).collect()
 }
 
 #[test]
@@ -67,10 +68,8 @@ fn two_writers_do_not_meet() {
         [save(&mine), save(&yours)].map(|thread| thread.join().unwrap())
     });
     let newest = mine.newest().unwrap().unwrap();
-    match saved {
-        [false, false] => assert_eq!(newest.step(), 1, "both gave way"),
-        _ => State::of_model(2).check(&newest),
-    }
+    assert_ne!(saved, [false, false], "both gave way");
+    State::of_model(2).check(&newest);
     newest.verify().unwrap();
 }
 

@@ -213,7 +213,7 @@ fn a_record_commits_where_nothing_can_be_renamed() {
     let opened = steps.open_step(9);
     assert!(matches!(opened, Err(Error::Uncommitted { .. })), "{opened:?}");
     assert_eq!(steps.sweep().unwrap().removed, [format!("step-000000000009/{}", names[1])]);
-    assert_eq!(store.list_names(&key("run")).unwrap(), ["latest"]);
+    assert_eq!(store.list_names(&key("run")).unwrap(), [".epoch-000000000003", "latest"]);
 }
 
 /// Records that are whole, and lie.

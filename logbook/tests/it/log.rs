@@ -133,6 +133,37 @@ fn a_resumed_log_equals_an_uninterrupted_one() {
     }
 }
 
+/// A run that was frozen, and wakes after its successor has opened the logs.
+#[test]
+fn what_a_frozen_run_logs_goes_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, events) = (folder.path().join("log.jsonl"), folder.path().join("tb"));
+    let open = |done| {
+        let log = JsonLog::open(&path, done).unwrap();
+        (log, EventLog::open(&events, done).unwrap())
+    };
+    let (mut frozen, mut frozen_events) = open(0);
+    for n in 1..=5 {
+        frozen.step(&step(n)).unwrap();
+        frozen_events.step(&step(n)).unwrap();
+    }
+    let (mut log, mut log_events) = open(4);
+    frozen.step(&step(6)).unwrap();
+    frozen_events.step(&step(6)).unwrap();
+    log.step(&step(5)).unwrap();
+    log_events.step(&step(5)).unwrap();
+    frozen.step(&step(7)).unwrap();
+    frozen_events.step(&step(7)).unwrap();
+    assert_eq!(steps(&path), [1, 2, 3, 4, 5]);
+    let points = |file: &PathBuf| {
+        let events = decode(&fs::read(file).unwrap()).into_iter();
+        events.filter(|(_, event)| matches!(event, Event::Scalars(_))).count()
+    };
+    assert_eq!(files(&events).iter().map(points).collect::<Vec<_>>(), [5, 1]);
+    let names = fs::read_dir(folder.path()).unwrap().chain(fs::read_dir(&events).unwrap());
+    assert_eq!(names.count(), 4, "a copy was left");
+}
+
 #[test]
 fn only_a_tail_is_cut() {
     let folder = tempfile::tempdir().unwrap();

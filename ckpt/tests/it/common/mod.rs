@@ -219,12 +219,12 @@ impl Folder {
         entries.iter().map(|entry| (name(&entry.key), read(&entry.key))).collect()
     }
 
-    /// Names below `run`, hidden ones too, but for the note `latest`.
+    /// Names below `run`, hidden ones too, but for the note `latest` and the epoch of the last lease.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(self.path(""))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name != "latest")
+            .filter(|name| name != "latest" && !name.starts_with(".epoch-"))
             .collect();
         names.sort();
         names

@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "a failure shows the seed and the kills before it")]
 
+mod frozen;
 mod released;
 mod saves;
 

@@ -1,0 +1,296 @@
+//! A writer that was frozen, took no part for longer than its lease lasts, and wakes: it commits
+//! nothing, deletes nothing, and says who took over.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::common::children::{await_true, signal};
+use crate::common::{Folder, SERIAL, State};
+use ckpt::{Checkpoints, Error, LivenessTimeouts};
+use storage::s3_server::S3Server;
+use storage::testing::fault_store::{FaultPlan, FaultStore, HookLayer};
+use storage::{Key, Storage};
+
+fn run() -> Key {
+    Key::new("run").unwrap()
+}
+
+/// A store of which the n-th call, counted from when it is armed, hangs until it is released:
+/// before it takes effect, or after.
+struct HungStore {
+    calls: AtomicUsize,
+    is_armed: AtomicBool,
+    nth: usize,
+    is_after: bool,
+    /// Whether the call hangs, and whether it was released.
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl HungStore {
+    fn new(nth: usize, is_after: bool) -> Arc<Self> {
+        let (calls, is_armed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Arc::new(HungStore { calls, is_armed, nth, is_after, state, changed })
+    }
+
+    fn over(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
+        let [before, after] = [(); 2].map(|()| Arc::clone(self));
+        HookLayer::around(
+            inner,
+            move |_, _, _| {
+                if before.is_armed.load(Ordering::SeqCst) {
+                    let number = before.calls.fetch_add(1, Ordering::SeqCst);
+                    before.hang(number == before.nth && !before.is_after);
+                }
+                Ok(())
+            },
+            move |_, _, _| {
+                let count = after.calls.load(Ordering::SeqCst);
+                after.hang(count == after.nth + 1 && after.is_after);
+                Ok(())
+            },
+        )
+    }
+
+    fn hang(&self, is_it: bool) {
+        let mut state = self.state.lock().unwrap();
+        if is_it && !state.1 {
+            state.0 = true;
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| !state.1).unwrap());
+        }
+    }
+
+    /// Waits until the call hangs, or `is_over`.
+    fn await_hang(&self, is_over: impl Fn() -> bool) -> bool {
+        await_true("a call that hangs", || self.state.lock().unwrap().0 || is_over());
+        self.state.lock().unwrap().0
+    }
+
+    fn release(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Releases the call, if only because an assertion failed.
+struct Releases(Arc<HungStore>);
+
+impl Drop for Releases {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// The complete steps, by the checksum of their manifest.
+fn contents(steps: &Checkpoints) -> BTreeMap<u64, String> {
+    let all = steps.steps().unwrap();
+    let open = |step| steps.open_step(step).unwrap();
+    all.into_iter().map(|step| (step, open(step).meta().to_string())).collect()
+}
+
+/// Hangs the n-th call of a save and a retention pass, lets a successor take over meanwhile, and
+/// wakes the call. Returns whether there was such a call.
+fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool {
+    let context = format!("rename {has_rename}, call {nth}, after {is_after}, saves {saves}");
+    let plan = FaultPlan { no_exclusive_rename: !has_rename, ..FaultPlan::default() };
+    let store: Arc<dyn Storage> = Arc::new(FaultStore::new(3, plan));
+    let forever = LivenessTimeouts {
+        beat: Duration::from_secs(1000),
+        silence_max: Duration::from_secs(9000),
+    };
+    let open = |store: &Arc<dyn Storage>| {
+        Checkpoints::open(Arc::clone(store), run()).with_options(SERIAL).with_patience(forever)
+    };
+    let successor = open(&store);
+    for step in 1..4 {
+        State::small(step).save(&successor, step).unwrap();
+    }
+    let hung = HungStore::new(nth, is_after);
+    let frozen = open(&hung.over(Arc::clone(&store)));
+    let lease = frozen.lock().unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let released = Releases(Arc::clone(&hung));
+        hung.is_armed.store(true, Ordering::SeqCst);
+        let work = scope.spawn(|| {
+            let saved = State::small(104).save(&frozen, 4).map(drop);
+            let retained = frozen.retain(2).map(drop);
+            is_over.store(true, Ordering::SeqCst);
+            (saved, retained)
+        });
+        if !hung.await_hang(|| is_over.load(Ordering::SeqCst)) {
+            let (saved, retained) = work.join().unwrap();
+            saved.expect(&context);
+            retained.expect(&context);
+            // A call that fails has no end that could hang.
+            return hung.calls.load(Ordering::SeqCst) > nth;
+        }
+        // Its silence was too long. (It is this process, which does not count as silent.)
+        for name in store.list_names(&run()).unwrap() {
+            if name.starts_with(".lease-") {
+                store.delete(&run().join(&name).unwrap()).unwrap();
+            }
+        }
+        let new_lease = successor.lock().unwrap();
+        successor.sweep().expect(&context);
+        let was_committed = successor.steps().unwrap().contains(&4);
+        if saves {
+            let step = if was_committed { 5 } else { 4 };
+            State::small(200 + step).save(&successor, step).expect(&context);
+        }
+        let due = contents(&successor);
+
+        drop(released);
+        let (saved, retained) = work.join().unwrap();
+        assert!(saved.is_err() || was_committed, "{context}: committed");
+        // The last calls of a pass that has deleted everything may hang as well.
+        let is_done = due.len() <= 2 + usize::from(saves);
+        assert!(retained.is_err() || is_done, "{context}: deleted");
+        assert_eq!(contents(&successor), due, "{context}: {saved:?}, {retained:?}");
+        for step in due.keys() {
+            successor.open_step(*step).unwrap().verify().expect(&context);
+        }
+        let refused = State::small(9).save(&frozen, 9);
+        let text = format!("process {} on", std::process::id());
+        match refused {
+            Err(Error::LeaseLost { holder, .. }) => assert!(holder.contains(&text), "{holder}"),
+            refused => panic!("{context}: {refused:?}"),
+        }
+        drop((lease, new_lease));
+        assert_eq!(contents(&successor), due, "{context}");
+        true
+    })
+}
+
+#[test]
+fn a_call_that_hangs_changes_nothing_when_it_ends() {
+    for has_rename in [true, false] {
+        for is_after in [false, true] {
+            for saves in [true, false] {
+                let calls = (0..).take_while(|&nth| check_hang(has_rename, nth, is_after, saves));
+                let count = calls.count();
+                assert!(count > 40, "a save and a pass of {count} calls");
+            }
+        }
+    }
+}
+
+/// How often a writer is frozen, if not 5 times.
+const ROUNDS: &str = "CKPT_TEST_FROZEN_ROUNDS";
+
+/// Tells the child process where to save.
+const URL: &str = "CKPT_TEST_FROZEN_URL";
+
+const PATIENCE: LivenessTimeouts =
+    LivenessTimeouts { beat: Duration::from_millis(50), silence_max: Duration::from_millis(500) };
+
+/// Not a test of its own, but what the child processes of those below do: as a trainer does.
+#[test]
+fn child_saves_until_it_loses_its_lease() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let steps = Checkpoints::open(storage::open_url(&url).unwrap(), run());
+    let steps = steps.with_options(SERIAL).with_patience(PATIENCE);
+    let lease = steps.lock().unwrap();
+    steps.sweep().unwrap();
+    let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
+    for step in first.. {
+        let done = lease.check().and_then(|()| {
+            State::small(step).save(&steps, step)?;
+            steps.retain(2)
+        });
+        if let Err(error) = done {
+            panic!("stopped: {error}");
+        }
+    }
+}
+
+/// A child in a PID namespace of its own, as in a container: to others it may as well be on another
+/// machine.
+struct Contained {
+    outer: Child,
+    pid: u32,
+}
+
+impl Contained {
+    /// `None` if this process may not do that.
+    fn start(url: &str) -> Option<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "frozen::child_saves_until_it_loses_its_lease", "--nocapture"]);
+        command.env(URL, url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let outer = command.spawn().ok()?;
+        let id = outer.id();
+        let children = format!("/proc/{id}/task/{id}/children");
+        let mut inner = None;
+        await_true("a process in a namespace", || {
+            let text = std::fs::read_to_string(&children).unwrap_or_default();
+            inner = text.split_whitespace().next().and_then(|pid| pid.parse().ok());
+            inner.is_some() || crate::common::children::has_ended(id)
+        });
+        Some(Contained { outer, pid: inner? })
+    }
+
+    fn end(mut self) -> (bool, String) {
+        let mut text = String::new();
+        self.outer.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        (self.outer.wait().unwrap().success(), text)
+    }
+}
+
+/// Freezes one writer after the other.
+#[expect(clippy::print_stderr, reason = "a skipped test must be seen")]
+fn check_frozen(url: &str) {
+    let rounds = std::env::var(ROUNDS).map_or(5, |rounds| rounds.parse().unwrap());
+    let steps = Checkpoints::open(storage::open_url(url).unwrap(), run());
+    let newest = || steps.newest().unwrap().map_or(0, |newest| newest.step());
+    let await_steps = |count: u64| {
+        let from = newest();
+        await_true("a step", || newest() >= from + count);
+    };
+    let Some(mut running) = Contained::start(url) else {
+        return eprintln!("SKIPPED: this process may not make a PID namespace");
+    };
+    for round in 0..rounds {
+        await_steps(3);
+        std::thread::sleep(Duration::from_millis(7 * round as u64 % 40));
+        signal(running.pid, "-STOP");
+        let successor = Contained::start(url).expect("it could before");
+        await_steps(3);
+        // The successor stands still, so that whatever changes is the other's work.
+        signal(successor.pid, "-STOP");
+        let due = contents(&steps);
+        signal(running.pid, "-CONT");
+        let (is_success, text) = running.end();
+        assert!(!is_success, "round {round}: {text}");
+        assert!(text.contains("stopped: cannot write into"), "round {round}: {text}");
+        assert!(text.contains("took it over"), "round {round}: {text}");
+        assert_eq!(contents(&steps), due, "round {round}: {text}");
+        signal(successor.pid, "-CONT");
+        running = successor;
+    }
+    running.outer.kill().unwrap();
+    running.end();
+}
+
+#[test]
+fn a_stopped_writer_on_a_disk_has_lost() {
+    let folder = Folder::new();
+    check_frozen(path(folder.temp.path()));
+}
+
+#[test]
+fn a_stopped_writer_on_s3_has_lost() {
+    let server = S3Server::start().unwrap();
+    check_frozen(&server.url("runs"));
+}
+
+fn path(folder: &Path) -> &str {
+    folder.to_str().unwrap()
+}

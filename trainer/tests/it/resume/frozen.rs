@@ -1,0 +1,78 @@
+//! A trainer that was frozen while another took its run over.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::{lines, wait_until};
+use crate::common::{Lab, assert_success, text, train, trainer};
+
+/// Every file below the folder.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().expect("UTF-8"));
+        if path.is_dir() {
+            let below = files_below(&name, &path);
+            files.extend(below);
+        } else {
+            files.insert(name, fs::read(path).expect("readable"));
+        }
+    }
+    files
+}
+
+fn files_below(name: &str, folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    files(folder).into_iter().map(|(below, bytes)| (format!("{name}/{below}"), bytes)).collect()
+}
+
+fn signal(child: &Child, name: &str) {
+    let kill = format!("kill {name} {}", child.id());
+    let status = Command::new("sh").args(["-c", &kill]).status();
+    assert!(status.is_ok_and(|status| status.success()), "{kill}");
+}
+
+/// It wakes when its successor is done: it ends, not with 0, names the successor, and leaves all
+/// that lies in the run's folder as it was.
+#[test]
+fn a_trainer_that_was_frozen_ends() {
+    for (name, more) in [
+        ("behind", vec![("checkpoint.every.steps", "1")]),
+        ("waiting", vec![("checkpoint.every.steps", "1"), ("checkpoint.async", "false")]),
+        ("agent", vec![("checkpoint.every.steps", "1"), ("checkpoint.agent", "true")]),
+    ] {
+        let lab = Lab::new();
+        let config = lab.config(name, &more);
+        let folder = lab.path(name);
+        let mut frozen =
+            trainer("train", &config).stdout(Stdio::null()).spawn().expect("the binary starts");
+        let is_far = || lines(&folder) >= 4 && has_step(&folder);
+        assert!(wait_until(&mut frozen, is_far), "{name}: it ended by itself");
+        signal(&frozen, "-STOP");
+        // What the silence of a process of another machine comes to.
+        for entry in fs::read_dir(folder.join("ckpt")).expect("a folder").flatten() {
+            if entry.file_name().to_string_lossy().starts_with(".lease-") {
+                fs::remove_file(entry.path()).expect("ours");
+            }
+        }
+        assert_success(&train(&config));
+        let due = files(&folder);
+        signal(&frozen, "-CONT");
+        let output = frozen.wait_with_output().expect("a child of ours");
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {told}");
+        assert!(told.contains("took it over"), "{name}: {told}");
+        let left = files(&folder);
+        // It removes what it had not committed.
+        let is_same =
+            |name: &&String| name.contains("/.tmp-step-") || left.get(*name) == due.get(*name);
+        let changed: Vec<_> = left.keys().chain(due.keys()).filter(|name| !is_same(name)).collect();
+        assert!(changed.is_empty(), "{name}: {changed:?} changed: {told}");
+    }
+}
+
+fn has_step(run: &Path) -> bool {
+    let names = fs::read_dir(run.join("ckpt")).into_iter().flatten().flatten();
+    names.map(|entry| entry.file_name()).any(|name| name.as_encoded_bytes().starts_with(b"step-"))
+}

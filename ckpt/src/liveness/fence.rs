@@ -1,8 +1,8 @@
 //! Fencing: a lease that was lost stays lost, and its owner changes nothing any more.
 //!
-//! A lease is void after a silence, but its owner may only have been frozen: stopped, suspended with
-//! its machine, or stuck in a call of its store. It must not write once it wakes. So every lease has
-//! an epoch, a number that only grows: the object `.epoch-000000000007`, which is created
+//! A lease is void after a silence, but its owner may only have been frozen: stopped, suspended
+//! with its machine, or stuck in a call of its store. It must not write once it wakes. So every
+//! lease has an epoch, a number that only grows: the object `.epoch-000000000007`, which is created
 //! exclusively, and whose text is the [`ProcessIdentity`] of the owner. The highest epoch holds the
 //! folder. Every commit and every deletion checks for a higher one.
 //!
@@ -119,8 +119,8 @@ impl Fence {
         Ok(())
     }
 
-    /// Enters the epoch after `newest`, or that one if it is the family's. Returns whether it could:
-    /// another process may have been first.
+    /// Enters the epoch after `newest`, or that one if it is the family's. Returns whether it
+    /// could: another process may have been first.
     pub(crate) fn enter(&self, newest: Option<&Epoch>, owner: &ProcessIdentity) -> Result<bool> {
         let begun = storage::boot_time();
         let is_family = |owner: &ProcessIdentity| self.is_of_family(owner);

@@ -13,19 +13,20 @@ static std::vector<std::string> strings(const char* const* list, size_t count) {
   return std::vector<std::string>(list, list + count);
 }
 
-// Opens the store of `host`:`port`. With `serve` it is kept by this process, on a free port if
-// `*port` is 0; `*port` then becomes the one that was taken.
+// Opens the store of `host`:`port`. If `listener` is not negative, this process keeps the store: it
+// is a socket that is bound to that port and listens, and is the store's from now on.
 FB_API int fb_store_open(
-    const char* host, uint16_t* port, int serve, int64_t timeout_ms, Store** out) {
+    const char* host, uint16_t port, int listener, int64_t timeout_ms, Store** out) {
   *out = nullptr;
   return guarded([&] {
     c10d::TCPStoreOptions options;
-    options.port = *port;
-    options.isServer = serve != 0;
+    options.port = port;
+    options.isServer = listener >= 0;
+    // By itself, c10d listens on all addresses of the machine.
+    if (options.isServer) options.masterListenFd = listener;
     options.waitWorkers = false;
     options.timeout = milliseconds(timeout_ms);
     auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
-    *port = store->getPort();
     *out = store.release();
   });
 }

@@ -79,8 +79,8 @@ unsafe extern "C" {
 
     pub(crate) fn fb_store_open(
         host: *const c_char,
-        port: *mut u16,
-        serve: c_int,
+        port: u16,
+        listener: c_int,
         timeout_ms: i64,
         out: *mut *mut RawStore,
     ) -> c_int;

@@ -25,7 +25,19 @@ pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode> {
     let page = html(&runs.collect::<Result<Vec<_>>>()?);
     let below = || format!("{}/report.html", args.runs[0].trim_end_matches('/'));
     let output = args.output.clone().unwrap_or_else(below);
-    std::fs::write(&output, &page).with_context(|| format!("write {output}"))?;
+    write_page(&output, &page)?;
     writeln!(io::stdout(), "wrote {output}, {} KiB", page.len().div_ceil(1024))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Replaces a page, whole or not at all.
+pub(super) fn write_page(output: &str, page: &str) -> Result<()> {
+    let write = || -> Result<()> {
+        if std::fs::metadata(output).is_ok_and(|there| !there.is_file()) {
+            return Ok(std::fs::write(output, page)?); // a pipe, for example
+        }
+        let (store, key) = storage::locate(output)?;
+        Ok(store.replace(&key, page.as_bytes())?)
+    };
+    write().with_context(|| format!("write {output}"))
 }

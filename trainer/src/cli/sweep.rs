@@ -6,6 +6,7 @@ use clap::Args;
 use logbook::report::{RunRecord, Sweep, html};
 
 use crate::cli::args::{ConfigArgs, TrainArgs};
+use crate::cli::report::write_page;
 
 /// Rows of the table.
 const ROWS_MAX: usize = 24;
@@ -63,7 +64,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
     }
     let run = RunRecord::read(&dir)?;
     let page = format!("{dir}/report.html");
-    std::fs::write(&page, html(std::slice::from_ref(&run)))?;
+    write_page(&page, &html(std::slice::from_ref(&run)))?;
     let Some(Sweep { points, fastest, least }) = Sweep::of(&run) else {
         bail!("the run ended too soon to tell anything; hint: a lower --from");
     };

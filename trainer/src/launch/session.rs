@@ -1,6 +1,6 @@
 //! The ranks of a run from the moment they find one another until they part.
 
-use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::{Duration, Instant};
 
 use bridge::dist::{GroupOptions, Listen, Store};
@@ -57,6 +57,18 @@ impl StartupStage {
 /// the rest have asked what they had to ask within a second or so.
 const LEAVE_WAIT: Duration = Duration::from_secs(5);
 
+/// Logs where the store is reached, which no password protects.
+fn log_listener(address: SocketAddr, host: &str) {
+    if address.ip().is_unspecified() {
+        log::warn!(
+            "launch: {host} is no address of this machine: the store listens on all of its \
+             addresses, {address}; hint: set MASTER_ADDR to one of them, or close the port"
+        );
+    } else {
+        log::info!("launch: the store listens on {address}");
+    }
+}
+
 /// One rank's part in a run of several.
 #[derive(Debug)]
 pub struct Session {
@@ -82,6 +94,9 @@ impl Session {
         } else {
             Store::connect(host, port, timeout)?
         };
+        if let Some(address) = store.listens_on() {
+            log_listener(address, host);
+        }
         let store = store.below(&format!("feedline/{}", world.restart));
         let listen = Listen::Address(String::new());
         let members = (0..world.size).collect();

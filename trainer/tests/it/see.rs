@@ -1,8 +1,9 @@
 //! What a run shows of itself: a trace, its utilization, a leap of its loss, and a range test.
 
 use std::fs;
+use std::process::Command;
 
-use crate::common::{Lab, assert_success, text, train, trainer};
+use crate::common::{Lab, alone, assert_success, text, train, trainer};
 use logbook::report::{RunRecord, html};
 use serde_json::Value;
 
@@ -139,4 +140,13 @@ fn the_command_writes_the_page() {
     assert_eq!(nine.status.code(), Some(2));
     let absent = trainer("report", &lab.path("nowhere")).output().unwrap();
     assert_eq!(absent.status.code(), Some(2));
+    // The disk takes one block more of any file: what is there stays, and nothing else does.
+    let script = "trap '' XFSZ; ulimit -f 1; exec \"$0\" report \"$1\"";
+    let mut limited = Command::new("sh");
+    limited.args(["-c", script]).arg(env!("CARGO_BIN_EXE_trainer")).arg(&run);
+    let limited = alone(&mut limited).output().unwrap();
+    assert_eq!(limited.status.code(), Some(2), "{}", text(&limited.stderr));
+    assert!(text(&limited.stderr).contains("report.html"), "{}", text(&limited.stderr));
+    assert_eq!(fs::read_to_string(run.join("report.html")).unwrap(), page);
+    assert_eq!(fs::read_dir(&run).unwrap().count(), 2, "the log and the page");
 }

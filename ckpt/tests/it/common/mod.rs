@@ -219,7 +219,8 @@ impl Folder {
         entries.iter().map(|entry| (name(&entry.key), read(&entry.key))).collect()
     }
 
-    /// Names below `run`, hidden ones too, but for the note `latest` and the epoch of the last lease.
+    /// Names below `run`, hidden ones too, but for the note `latest` and the epoch of the last
+    /// lease.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(self.path(""))
             .unwrap()

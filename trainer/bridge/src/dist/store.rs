@@ -1,5 +1,8 @@
 use std::ffi::{CString, c_char, c_int};
 use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -22,6 +25,7 @@ pub struct Store {
     connection: Arc<Connection>,
     /// What stands before every key.
     prefix: String,
+    listens_on: Option<SocketAddr>,
     /// Shared by all connections of one rank, and by nobody else.
     pub(super) owner: Arc<()>,
 }
@@ -49,19 +53,25 @@ impl Drop for Connection {
 }
 
 impl Store {
-    /// Keeps a store in this process, until all handles to it are dropped. Port 0 takes a free one.
+    /// Keeps a store in this process, until all handles to it are dropped. It listens on the
+    /// address of `host` alone, or, if that is none of this machine's but for example of a gateway,
+    /// on all addresses: see [`Store::listens_on`]. Port 0 takes a free one.
     ///
     /// # Errors
-    /// [`Error::Serve`] if the port is in use, or `host` is not this machine.
+    /// [`Error::Serve`] if the port is in use, or `host` has no address.
     pub fn serve(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        open(host, port, true, timeout).map_err(|text| {
-            let hint = if text.contains("EADDRINUSE") {
+        let refuse = |text: String| Error::Serve { address: format!("{host}:{port}"), text };
+        let listener = listen(host, port).map_err(|error| {
+            let hint = if error.kind() == io::ErrorKind::AddrInUse {
                 "\nhint: another run, or what is left of one, has this port; choose another"
             } else {
                 ""
             };
-            Error::Serve { address: format!("{host}:{port}"), text: format!("{text}{hint}") }
-        })
+            refuse(format!("{error}{hint}"))
+        })?;
+        let address = listener.local_addr().map_err(|error| refuse(error.to_string()))?;
+        let store = open(host, address.port(), Some(listener), timeout).map_err(refuse)?;
+        Ok(Store { listens_on: Some(address), ..store })
     }
 
     /// Connects to the store that another process keeps, or will keep before the time-out.
@@ -70,7 +80,7 @@ impl Store {
     /// [`Error::Store`] if it is not there in time.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
         let doing = || format!("connect to the store on {host}:{port}");
-        open(host, port, false, timeout).map_err(|text| Error::Store { operation: doing(), text })
+        open(host, port, None, timeout).map_err(|text| Error::Store { operation: doing(), text })
     }
 
     /// A second connection of the same rank to the same store. It may take as long as the first.
@@ -88,13 +98,19 @@ impl Store {
         let &Connection { ref host, port, timeout, .. } = &*self.connection;
         let (host, is_stuck) = (host.clone(), AtomicBool::new(false));
         let connection = Arc::new(Connection { raw, host, port, timeout, is_stuck });
-        Ok(Store { connection, prefix: self.prefix.clone(), owner: Arc::clone(&self.owner) })
+        Ok(Store { connection, ..self.clone() })
     }
 
     /// The same connection with `prefix/` before every key.
     #[must_use]
     pub fn below(&self, prefix: &str) -> Self {
         Store { prefix: format!("{}{prefix}/", self.prefix), ..self.clone() }
+    }
+
+    /// Where the store is reached, if it is kept by this handle's process.
+    #[must_use]
+    pub fn listens_on(&self) -> Option<SocketAddr> {
+        self.listens_on
     }
 
     /// The port of the store, also if it was chosen by the system.
@@ -332,32 +348,42 @@ impl fmt::Debug for Store {
     }
 }
 
+/// A socket that listens on the address of a host, or on all addresses if it has none here.
+fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
+    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+    match TcpListener::bind(&*addresses) {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+            let all = |address: &SocketAddr| match address {
+                SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+                SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+            };
+            TcpListener::bind(&*addresses.iter().map(all).collect::<Vec<_>>())
+        }
+        bound => bound,
+    }
+}
+
 fn open(
     host: &str,
-    mut port: u16,
-    serve: bool,
+    port: u16,
+    listener: Option<TcpListener>,
     timeout: Duration,
 ) -> std::result::Result<Store, String> {
     // c10d logs what it throws, with its own frames.
     ffi::fb_quiet();
     let name = CString::new(host).map_err(|_| "the host's name has a NUL in it".to_owned())?;
     let mut raw = std::ptr::null_mut();
-    // SAFETY: the name is alive during the call, and both outputs have room.
+    let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
+    // SAFETY: the name is alive during the call, the socket is the store's, and `raw` has room.
     let code = unsafe {
-        ffi::fb_store_open(
-            name.as_ptr(),
-            &raw mut port,
-            i32::from(serve),
-            milliseconds(timeout),
-            &raw mut raw,
-        )
+        ffi::fb_store_open(name.as_ptr(), port, listener, milliseconds(timeout), &raw mut raw)
     };
     let Some(raw) = NonNull::new(raw).filter(|_| code == 0) else {
         return Err(missing_ranks::one_line(&ffi::last_error()));
     };
     let (host, is_stuck) = (host.to_owned(), AtomicBool::new(false));
     let connection = Arc::new(Connection { raw, host, port, timeout, is_stuck });
-    Ok(Store { connection, prefix: String::new(), owner: Arc::new(()) })
+    Ok(Store { connection, prefix: String::new(), listens_on: None, owner: Arc::new(()) })
 }
 
 /// At least one: c10d takes 0 for no time-out at all.

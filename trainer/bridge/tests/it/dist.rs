@@ -217,6 +217,44 @@ fn a_rank_alone_is_a_group() {
     assert_eq!(values(&tensor), [3, 4]);
 }
 
+/// Addresses on which this process listens for TCP, as `/proc` has them: hexadecimal, and the port.
+fn listening() -> Vec<String> {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    let mut addresses = Vec::new();
+    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        for line in std::fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // 0A is LISTEN; the tenth field is the inode.
+            if fields[3] == "0A" && own.contains(&format!("socket:[{}]", fields[9])) {
+                addresses.push(fields[1].to_owned());
+            }
+        }
+    }
+    addresses
+}
+
+/// On the address that was given, and on no other: neither the store nor the groups.
+#[test]
+fn nothing_listens_to_other_machines() {
+    let all_local = ranks(2, |group| {
+        let mut tensor = Tensor::from_slice(&[1_i64]);
+        group.all_reduce(&mut tensor, Reduce::Sum).unwrap();
+        let open = listening();
+        group.barrier().unwrap();
+        assert!(open.len() > 1, "{open:?}");
+        open.iter().all(|address| address.starts_with("0100007F:"))
+    });
+    assert_eq!(all_local, [true, true]);
+    let store = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
+    assert_eq!(store.listens_on().unwrap().to_string(), format!("127.0.0.1:{}", store.port()));
+    // An address for documentation, which no machine has.
+    let store = Store::serve("192.0.2.1", 0, Duration::from_secs(1));
+    let text = store.unwrap_err().to_string();
+    assert!(text.starts_with("keep a store on 192.0.2.1:0: "), "{text}");
+}
+
 #[test]
 fn a_store_keeps_small_values() {
     let store = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();

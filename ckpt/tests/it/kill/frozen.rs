@@ -223,7 +223,11 @@ impl Contained {
     fn start(url: &str) -> Option<Self> {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
-        command.args(["--exact", "frozen::child_saves_until_it_loses_its_lease", "--nocapture"]);
+        command.args([
+            "--exact",
+            "kill::frozen::child_saves_until_it_loses_its_lease",
+            "--nocapture",
+        ]);
         command.env(URL, url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let outer = command.spawn().ok()?;
         let id = outer.id();

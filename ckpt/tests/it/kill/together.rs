@@ -65,7 +65,7 @@ fn child_saves_with_others_until_one_is_killed() {
 
 fn start(folder: &Folder, writer: usize, round: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "kill_together::child_saves_with_others_until_one_is_killed"])
+        .args(["--exact", "kill::together::child_saves_with_others_until_one_is_killed"])
         .env(FOLDER, folder.temp.path())
         .env(WRITER, writer.to_string())
         .env(ROUND, round.to_string())

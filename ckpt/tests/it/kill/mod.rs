@@ -1,4 +1,7 @@
-//! A process that saves without end, and SIGKILL.
+//! Processes that are killed or frozen while they save.
+
+mod frozen;
+mod together;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

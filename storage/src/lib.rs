@@ -53,7 +53,7 @@ pub use sys::buffer_pool::{Buffer, BufferPool};
 pub use sys::mapped::Map;
 pub use sys::nontemporal::copy_past_cache;
 pub use sys::simd::{Kernel, Width};
-pub use sys::syscalls::{boot_time, prefetch};
+pub use sys::syscalls::prefetch;
 #[cfg(feature = "server")]
 pub use testing::s3_server;
 
@@ -142,6 +142,15 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// Errors of the store; objects deleted before the error stay deleted.
     fn delete_folder(&self, folder: &Key) -> Result<()>;
+
+    /// Removes a folder if nothing is in it. Object stores have no empty folders.
+    ///
+    /// # Errors
+    /// Errors of the store; none if the folder does not exist, or has something in it.
+    fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
+        let _ = folder;
+        Ok(())
+    }
 
     /// Bytes that may still be written, or `None` if the store has no such limit.
     ///

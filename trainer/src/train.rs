@@ -176,9 +176,11 @@ impl<'a> TrainingLoop<'a> {
         let parts = JointSaveParts::new(&place.checkpoints, &trainer)?;
         // The others wait here for the first to have cleared what a killed run has left.
         let (lease, token) = crew.told("lease", || Ok((place.claim(config)?, token())))?;
-        let start = Start { config, parts: &parts, data: &fingerprint };
+        let start = Start { config, parts: &parts, data: &fingerprint, lease: lease.as_ref() };
         let progress = place.start(&start, crew, &mut trainer)?;
         let log = if crew.is_first() {
+            // Reading a checkpoint takes minutes, and the logs are cut now.
+            lease.as_ref().map_or(Ok(()), Lease::confirm)?;
             write_config(config)?;
             Some(RunLog::open(config, progress.step, host.terminal)?)
         } else {
@@ -255,6 +257,10 @@ impl<'a> TrainingLoop<'a> {
             self.save()?;
         }
         self.saver.finish()?;
+        if let Err(error) = self.lease.as_ref().map_or(Ok(()), Lease::confirm) {
+            self.check_lease()?;
+            log::warn!("whether the run's folder is still its own is unknown: {error}");
+        }
         Ok(if self.saver.failures() == 0 { Outcome::Done } else { Outcome::Gaps })
     }
 

@@ -189,6 +189,9 @@ impl Drain {
     /// # Errors
     /// Errors of the stores before the first copy, and [`Error::Cancelled`].
     pub fn run(&self) -> Result<DrainPass> {
+        self.from.check_lease()?;
+        // A copy is the same whoever makes it, so that another process may have made some.
+        self.to.lease.fence().forget_loss();
         let mut pass = DrainPass::default();
         let pending = self.pending()?;
         self.clear(&pending)?;
@@ -261,6 +264,9 @@ impl Drain {
             let resumed = self.copy_files(&source, &place.data, &mut manifest)?;
             self.control.check()?;
             let key = place.data.join(MANIFEST)?;
+            // A process that lost the lease of the first store changes nothing in the second.
+            self.from.check_lease()?;
+            self.to.check_lease()?;
             // A leftover of an interrupted drain.
             forget(&*self.to.store, &key)?;
             let manifest = manifest.write(&*self.to.store, &key)?;
@@ -285,6 +291,7 @@ impl Drain {
             }
         }
         let _alone = self.to.begin_change()?;
+        self.from.check_lease()?;
         for (step, mark, folder) in self.to.unfinished(DRAIN)? {
             if !due.contains(&(step, mark)) {
                 self.to.check_lease()?;

@@ -12,7 +12,6 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::liveness::heartbeat::{forget, maker_of, write_text};
 use crate::liveness::lease::LEASE;
@@ -43,8 +42,6 @@ struct FenceState {
     /// Whether an epoch of another process of the family was joined: the state that this process
     /// writes is that one's, and is void with its lease.
     has_joined: bool,
-    /// When the store was last seen to have no higher epoch, by [`storage::boot_time`].
-    confirmed: Duration,
 }
 
 /// The newest epoch of a folder.
@@ -122,7 +119,6 @@ impl Fence {
     /// Enters the epoch after `newest`, or that one if it is the family's. Returns whether it
     /// could: another process may have been first.
     pub(crate) fn enter(&self, newest: Option<&Epoch>, owner: &ProcessIdentity) -> Result<bool> {
-        let begun = storage::boot_time();
         let is_family = |owner: &ProcessIdentity| self.is_of_family(owner);
         let number = match newest {
             Some(Epoch { number, owner: Some(owner) }) if is_family(owner) => {
@@ -132,9 +128,11 @@ impl Fence {
             newest => {
                 let is_own =
                     |owner: &ProcessIdentity| owner.is_same_process(&ProcessIdentity::new());
-                let newest_owner = newest.and_then(|newest| newest.owner.as_ref());
-                if self.state().has_joined && !newest_owner.is_some_and(is_own) {
-                    return Err(self.lose(label_of(newest_owner)));
+                if self.state().has_joined {
+                    let Some(newest) = newest else { return Err(self.absent(1)?) };
+                    if !newest.owner.as_ref().is_some_and(is_own) {
+                        return Err(self.lose(label_of(newest.owner.as_ref())));
+                    }
                 }
                 let number = newest.map_or(0, |newest| newest.number) + 1;
                 match write_text(&*self.store, &self.key(number)?, &format!("{owner}\n")) {
@@ -144,10 +142,7 @@ impl Fence {
                 }
             }
         };
-        {
-            let mut state = self.state();
-            (state.number, state.confirmed) = (Some(number), begun);
-        }
+        self.state().number = Some(number);
         for name in self.store.list_names(&self.folder)? {
             if number_of(&name).is_some_and(|older| older < number) {
                 forget(&*self.store, &self.folder.join(&name)?)?;
@@ -170,38 +165,36 @@ impl Fence {
     }
 
     /// Asks the store whether the lease is still held, before an operation that cannot be rolled
-    /// back.
+    /// back. Only a higher epoch of another process means that it is lost: a store that shows none
+    /// at all, for example a mount that dropped out, refuses the operation and no more.
     pub(crate) fn check(&self) -> Result<()> {
         self.fail_if_lost()?;
         let Some(number) = self.state().number else { return Ok(()) };
-        // A listing that races with a claim may have missed one of two epochs.
-        for _ in 0..2 {
-            let begun = storage::boot_time();
+        // A listing that races with a claim may miss the older of two epochs.
+        for _ in 0..LOOKS_MAX {
             let newest = newest_of(&self.store.list_names(&self.folder)?);
             if newest == Some(number) {
-                self.state().confirmed = begun;
                 return Ok(());
             }
             if newest.is_some_and(|newest| newest > number) {
                 let owner = self.newest()?.and_then(|newest| newest.owner);
                 if owner.as_ref().is_some_and(|owner| self.is_of_family(owner)) {
-                    self.state().confirmed = begun;
                     return Ok(());
                 }
                 return Err(self.lose(label_of(owner.as_ref())));
             }
         }
-        Err(self.lose("a process that deleted its epoch".to_owned()))
+        Err(self.absent(number)?)
     }
 
-    /// The same, unless the store has confirmed it less than `age` ago.
-    pub(crate) fn check_if_older(&self, age: Duration) -> Result<()> {
-        self.fail_if_lost()?;
-        let confirmed = self.state().confirmed;
-        if storage::boot_time().saturating_sub(confirmed) < age {
-            return Ok(());
-        }
-        self.check()
+    /// Ends the loss of a lease of a folder into which only copies are written.
+    pub(crate) fn forget_loss(&self) {
+        self.state().successor = None;
+    }
+
+    fn absent(&self, number: u64) -> Result<Error> {
+        let object = self.store.display(&self.key(number)?);
+        Ok(storage::Error::NotFound { object }.into())
     }
 
     fn lose(&self, holder: String) -> Error {

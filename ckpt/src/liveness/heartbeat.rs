@@ -130,16 +130,14 @@ impl HeartbeatTask {
             }
             let number = state.number;
             drop(state);
-            if let Err(error) = self.beat(number) {
-                log::warn!("a heartbeat could not be written: {error}");
-            }
+            // Before the next one, which would keep others out of a folder that is not ours.
             match self.fence.as_ref().map_or(Ok(()), |fence| fence.check()) {
                 Ok(()) => {}
-                Err(Error::LeaseLost { .. }) => {
-                    let last = self.state().number;
-                    self.lose(last);
-                }
+                Err(Error::LeaseLost { .. }) => return self.lose(number),
                 Err(error) => log::warn!("whether the lease is still held is unknown: {error}"),
+            }
+            if let Err(error) = self.beat(number) {
+                log::warn!("a heartbeat could not be written: {error}");
             }
         }
     }

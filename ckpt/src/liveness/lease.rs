@@ -43,7 +43,8 @@ struct Held {
     pulse: Option<Heartbeat>,
     /// Objects that could not be deleted.
     left: Vec<Key>,
-    /// Owners of leases that were void for their silence, whose unfinished work is to be removed.
+    /// Owners of leases that were void, and of the epoch before ours: what they had not committed is
+    /// to be removed.
     silenced: Vec<ProcessIdentity>,
 }
 
@@ -109,9 +110,14 @@ impl LeaseState {
         self.fence.check()
     }
 
-    /// The owners of leases that were void for their silence, once.
-    pub(crate) fn take_silenced(&self) -> Vec<ProcessIdentity> {
-        std::mem::take(&mut self.held().silenced)
+    /// The owners of earlier leases, whose unfinished work is to be removed.
+    pub(crate) fn silenced(&self) -> Vec<ProcessIdentity> {
+        self.held().silenced.clone()
+    }
+
+    /// Their unfinished work is removed.
+    pub(crate) fn clear_silenced(&self) {
+        self.held().silenced.clear();
     }
 
     fn claim(&self, held: &mut Held) -> Result<()> {
@@ -140,6 +146,9 @@ impl LeaseState {
             held.left.clear();
             held.pulse = Some(begun);
             if self.fence.enter(newest.as_ref(), &owner)? {
+                // It may have been given up by a process that died before it removed its work.
+                let before = newest.and_then(|newest| newest.owner);
+                held.silenced.extend(before.filter(|before| self.is_other(before)));
                 return Ok(());
             }
         }
@@ -153,7 +162,7 @@ impl LeaseState {
     /// Removes the leases of dead processes. If the state of an owner cannot be determined, waits
     /// for a new heartbeat or the timeout. Returns the owners that timed out.
     fn wait_until_free(&self) -> Result<Vec<ProcessIdentity>> {
-        let begun = Instant::now();
+        let mut begun = Instant::now();
         let mut silenced = Vec::new();
         let mut first: Option<HashSet<Key>> = None;
         loop {
@@ -174,11 +183,24 @@ impl LeaseState {
                 log::info!("{what}: waiting up to {max:?} for a heartbeat of its owner");
             }
             if begun.elapsed() >= self.patience.silence_max {
+                let mut is_alive = false;
                 for Other { key, owner } in &others {
                     let what = self.store.display(key);
+                    match self.store.delete(key) {
+                        Ok(()) => {}
+                        // A heartbeat has replaced it, which a cached listing does not show yet.
+                        Err(storage::Error::NotFound { .. }) => {
+                            is_alive = true;
+                            continue;
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
                     log::warn!("{what}: no heartbeat for {:.0?}, removed", begun.elapsed());
-                    forget(&*self.store, key)?;
                     silenced.extend(owner.clone());
+                }
+                if is_alive {
+                    (begun, first) = (Instant::now(), None);
+                    continue;
                 }
             }
             first.get_or_insert_with(|| others.into_iter().map(|other| other.key).collect());
@@ -203,6 +225,12 @@ impl LeaseState {
             }
         }
         Ok(others)
+    }
+
+    /// Whether this is a process that may have left unfinished work, and is not at it any more.
+    fn is_other(&self, owner: &ProcessIdentity) -> bool {
+        matches!(owner.life(), Liveness::Dead | Liveness::Unknown)
+            && !self.fence.is_of_family(owner)
     }
 
     fn held_by(&self, other: &Other) -> Error {
@@ -239,14 +267,22 @@ impl LeaseState {
 }
 
 impl Lease {
-    /// Fails if another process has taken over the lease. Asks the store only if that has not
-    /// confirmed the lease within half of [`LivenessTimeouts::silence_max`]: cheap enough for every
-    /// step of a training run.
+    /// Fails if another process is known to have taken over the lease: the thread that writes
+    /// heartbeats asks the store before each of them. This asks nobody, and is cheap enough for
+    /// every step of a training run.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] names that process.
+    pub fn check(&self) -> Result<()> {
+        self.shared.fence.fail_if_lost()
+    }
+
+    /// Asks the store whether another process has taken over the lease.
     ///
     /// # Errors
     /// [`Error::LeaseLost`] names that process; errors of the store.
-    pub fn check(&self) -> Result<()> {
-        self.shared.fence.check_if_older(self.shared.patience.silence_max / 2)
+    pub fn confirm(&self) -> Result<()> {
+        self.shared.check()
     }
 }
 

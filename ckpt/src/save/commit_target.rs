@@ -118,16 +118,17 @@ impl Checkpoints {
             return self.move_away(&place.target, &aside);
         }
         log::warn!("{what} is damaged; its files stay, and are not the step any more");
-        for name in self.store.list_names(&place.target)? {
-            if let Some(owner) = name.strip_prefix(DATA) {
-                let mark = place.target.join(&format!("{DAMAGED_DATA}{owner}"))?;
-                match storage::write_all(&*self.store, &mark, b"") {
-                    Ok(_) | Err(storage::Error::Exists { .. }) => {}
-                    Err(error) => return Err(error.into()),
-                }
+        // Looked for before the check, so that nothing of a successor is among them.
+        let names = self.store.list_names(&place.target)?;
+        self.check_lease()?;
+        for owner in names.iter().filter_map(|name| name.strip_prefix(DATA)) {
+            let mark = place.target.join(&format!("{DAMAGED_DATA}{owner}"))?;
+            match storage::write_all(&*self.store, &mark, b"") {
+                Ok(_) | Err(storage::Error::Exists { .. }) => {}
+                Err(error) => return Err(error.into()),
             }
         }
-        self.forget_records(&place.target)
+        self.withdraw_records(&place.target)
     }
 
     /// Commits the step. All its files are durable.
@@ -145,9 +146,9 @@ impl Checkpoints {
         record.write(&*self.store, &place.record)?;
         // Of files that a successor has removed, this is no step.
         if let Err(lost @ Error::LeaseLost { .. }) = self.check_lease()
-            && !self.listing_of(&place.data)?.contains_key(&place.data.join(MANIFEST)?)
+            && !self.is_there(&place.data.join(MANIFEST)?)?
         {
-            forget(&*self.store, &place.record)?;
+            self.forget_record_of(&place.target, &place.data)?;
             return Err(lost);
         }
         Ok(())
@@ -173,7 +174,25 @@ impl Checkpoints {
             return Ok(self.store.delete_folder(&trash)?);
         }
         // Looked for before the check, so that nothing of a successor is among them.
-        let mut names = self.store.list_names(&target)?;
+        let names = self.store.list_names(&target)?;
+        let objects = self.listing_of(&target)?;
+        self.check_lease()?;
+        self.forget_notes(step)?;
+        self.withdraw_records(&target)?;
+        for name in names.iter().filter(|name| *name != COMMIT && *name != MANIFEST) {
+            let key = target.join(name)?;
+            if objects.contains_key(&key) {
+                forget(&*self.store, &key)?;
+            } else {
+                self.store.delete_folder(&key)?;
+            }
+        }
+        Ok(self.store.delete_empty_folder(&target)?)
+    }
+
+    /// Deletes the records of a step, and puts back the one that it has now if it turns out that
+    /// the lease was lost before, and its files are still there.
+    fn withdraw_records(&self, target: &Key) -> Result<()> {
         let record = target.join(COMMIT)?;
         let committed = match storage::read_all(&*self.store, &record) {
             Ok(text) => Some(text),
@@ -181,24 +200,47 @@ impl Checkpoints {
             Err(error) => return Err(error.into()),
         };
         self.check_lease()?;
-        self.forget_notes(step)?;
-        self.forget_records(&target)?;
-        if let Err(lost) = self.check_lease() {
-            if let Some(text) = committed {
-                match storage::write_all(&*self.store, &record, &text) {
-                    Ok(_) | Err(storage::Error::Exists { .. }) => {}
-                    Err(error) => log::error!("step {step} cannot be put back: {error}"),
+        self.forget_records(target)?;
+        let Err(lost) = self.check_lease() else { return Ok(()) };
+        let Some(text) = committed else { return Err(lost) };
+        let put_back = || -> Result<()> {
+            for data in self.store.list_names(target)? {
+                let manifest = format!("{data}/{MANIFEST}");
+                let is_named = String::from_utf8_lossy(&text).contains(&format!("\"{manifest}\""));
+                if is_named && self.is_there(&target.join(&manifest)?)? {
+                    storage::write_all(&*self.store, &record, &text)?;
                 }
             }
-            return Err(lost);
+            Ok(())
+        };
+        match put_back() {
+            Ok(()) | Err(Error::Storage(storage::Error::Exists { .. })) => {}
+            Err(error) => {
+                log::error!("{} cannot be put back: {error}", self.store.display(&record));
+            }
         }
-        names.retain(|name| name.starts_with(DATA));
-        for name in &names {
-            self.store.delete_folder(&target.join(name)?)?;
+        Err(lost)
+    }
+
+    /// Deletes the record of a step if it names this folder, of which the files are gone.
+    fn forget_record_of(&self, target: &Key, data: &Key) -> Result<()> {
+        let record = target.join(COMMIT)?;
+        let named = format!("\"{}/{MANIFEST}\"", data.name());
+        match storage::read_all(&*self.store, &record) {
+            Ok(text) if String::from_utf8_lossy(&text).contains(&named) => {
+                forget(&*self.store, &record)
+            }
+            Ok(_) | Err(storage::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        let left = self.store.list_names(&target)?;
-        let is_left = left.iter().any(|name| name.starts_with(DATA) || name == COMMIT);
-        if is_left { Ok(()) } else { Ok(self.store.delete_folder(&target)?) }
+    }
+
+    fn is_there(&self, key: &Key) -> Result<bool> {
+        match self.store.open(key) {
+            Ok(_) => Ok(true),
+            Err(storage::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Renames a folder away, and back if it turns out that the lease was lost before: the folder
@@ -213,10 +255,10 @@ impl Checkpoints {
         })
     }
 
-    /// Removes what owners whose leases were void for their silence have not committed, so that
-    /// they cannot commit it when they wake. The lease is held.
+    /// Removes what the owners of earlier leases have not committed, so that they cannot commit it
+    /// should they wake. The lease is held.
     pub(crate) fn evict_silenced(&self) -> Result<()> {
-        let silenced = self.lease.take_silenced();
+        let silenced = self.lease.silenced();
         if silenced.is_empty() {
             return Ok(());
         }
@@ -230,23 +272,27 @@ impl Checkpoints {
                     self.store.delete_folder(&self.folder.join(&name)?)?;
                 }
             }
-            return Ok(());
-        }
-        let there = self.listing()?;
-        for step in self.named_steps()? {
-            let committed = match self.data_folder(step, &there) {
-                Ok(data) => Some(data),
-                Err(Error::Uncommitted { .. }) => None,
-                Err(_) => continue, // damaged: retained for inspection
-            };
-            let target = self.folder.join(&step_name(step))?;
-            for name in self.store.list_names(&target)? {
-                let data = target.join(&name)?;
-                if is_theirs(name.strip_prefix(DATA)) && committed.as_ref() != Some(&data) {
-                    self.store.delete_folder(&data)?;
+        } else {
+            let there = self.listing()?;
+            for step in self.named_steps()? {
+                let committed = match self.data_folder(step, &there) {
+                    Ok(data) => Some(data),
+                    Err(Error::Uncommitted { .. }) => None,
+                    Err(error) if error.is_damage() => continue, // retained for inspection
+                    Err(error) => return Err(error),
+                };
+                let target = self.folder.join(&step_name(step))?;
+                for name in self.store.list_names(&target)? {
+                    let data = target.join(&name)?;
+                    if is_theirs(name.strip_prefix(DATA)) && committed.as_ref() != Some(&data) {
+                        self.store.delete_folder(&data)?;
+                        // It may have been committed after the listing.
+                        self.forget_record_of(&target, &data)?;
+                    }
                 }
             }
         }
+        self.lease.clear_silenced();
         Ok(())
     }
 
@@ -398,7 +444,10 @@ impl Checkpoints {
                 left -= 1;
             }
             if left == 0 {
-                self.store.delete_folder(&target)?;
+                // Of data that was being deleted.
+                let orphans = self.store.remove_orphans(&target)?;
+                report.removed.extend(orphans.iter().map(|orphan| format!("{name}/{orphan}")));
+                self.store.delete_empty_folder(&target)?;
             }
         }
         Ok(())

@@ -191,6 +191,25 @@ impl Storage for Posix {
         }
     }
 
+    fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
+        let path = self.0.path(folder);
+        self.0.folders.forget(&path);
+        let removed = self.disk().rmdir(&path);
+        match removed.and_then(|()| self.disk().sync_dir(&folder_of(&path))) {
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
+                ) =>
+            {
+                Ok(())
+            }
+            outcome => {
+                outcome.map_err(|e| Error::from_io("delete the folder", self.display(folder), e))
+            }
+        }
+    }
+
     fn free_bytes(&self) -> Result<Option<u64>> {
         let root = &self.0.root;
         self.disk()

@@ -120,6 +120,10 @@ impl Storage for SimulationLayer {
         self.named("sync", folder, || self.inner.sync_folder(folder))
     }
 
+    fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
+        self.named("delete_folder", folder, || self.inner.delete_empty_folder(folder))
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         let page = u64::from(self.sim.model.meta.delete_page);
         let count = self.inner.list(folder)?.len() as u64;

@@ -23,17 +23,6 @@ pub fn prefetch<T>(entry: &T) {
     let _ = entry;
 }
 
-/// Time since the boot of this machine. Unlike that of [`std::time::Instant`], it goes on while the
-/// machine is suspended.
-#[must_use]
-pub fn boot_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is writable.
-    let rc = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-    assert_eq!(rc, 0, "Linux has had this clock since 2.6.39");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32) // fits: neither is negative
-}
-
 /// Renames unless the target exists (`EEXIST`). File systems without support return `EINVAL`,
 /// kernels without it `ENOSYS`.
 pub(crate) fn rename_noreplace(from: &Path, to: &Path) -> io::Result<()> {

@@ -169,6 +169,10 @@ impl Storage for FaultStore {
         self.store.sync_folder(folder)
     }
 
+    fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
+        self.store.delete_empty_folder(folder)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         self.store.delete_folder(folder)
     }

@@ -97,6 +97,10 @@ impl Storage for HookLayer {
         self.call("sync_folder", folder, |inner| inner.sync_folder(folder))
     }
 
+    fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
+        self.call("delete_empty_folder", folder, |inner| inner.delete_empty_folder(folder))
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         self.call("delete_folder", folder, |inner| inner.delete_folder(folder))
     }

@@ -213,6 +213,10 @@ impl Storage for ReadFaultLayer {
         self.inner.sync_folder(folder)
     }
 
+    fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
+        self.inner.delete_empty_folder(folder)
+    }
+
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         self.inner.delete_folder(folder)
     }

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use storage::{ByteSize, rate_text};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{Output, TOOL, no_manifest_yet, token_manifest, write_manifest};
+use crate::ui::output::{
+    Output, TOOL, no_manifest_yet, token_manifest, verify_source, write_manifest,
+};
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to convert, and to what.
@@ -87,10 +89,9 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
         .with_context(|| format!("read {} as {format}", request.source))?;
     let (out, out_prefix) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
-    let tokenizer = match token_manifest(store.as_ref(), &prefix)? {
-        Some(manifest) => manifest.meta["tokenizer"].clone(),
-        None => Value::Null,
-    };
+    let manifest = token_manifest(store.as_ref(), &prefix)?;
+    verify_source(store.as_ref(), &prefix, manifest.as_ref(), work)?;
+    let tokenizer = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
     let options = WriteOptions { dtype: request.dtype };
     let bytes = Some(source.token_bytes());
     // Some formats tell in front how many tokens follow, and some do not tell it at all.

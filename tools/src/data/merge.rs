@@ -51,6 +51,8 @@ pub struct Merged {
     /// Those without a manifest: nothing tells what tokenizer they are of, and they were read
     /// whole.
     pub sources_without_manifest: Vec<String>,
+    /// Whether all tokens were verified; otherwise their checksums were carried over.
+    pub verified: bool,
     /// Documents.
     pub documents: u64,
     /// Sequences.
@@ -104,6 +106,7 @@ pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merge
     let without = sources.iter().filter(|source| source.manifest.is_none());
     Ok(Merged {
         sources_without_manifest: without.map(|source| source.name.clone()).collect(),
+        verified: request.verify,
         sources: names,
         documents: built.documents,
         sequences: built.sequences,
@@ -181,7 +184,9 @@ impl MergeInput {
                     self.name,
                     entry.bytes
                 );
-                if request.verify {
+                // The index is made anew. Tokens are copied with their checksum, which the copy
+                // then breaks as well where they are damaged.
+                if request.verify || suffix == ".idx" {
                     entry.verify(self.store.as_ref(), &folder)?;
                 }
                 if suffix == ".bin" {
@@ -224,6 +229,9 @@ fn all_shards(sources: &[MergeInput]) -> Result<()> {
                 before.name
             );
         }
+        if let Some((before, _)) = last {
+            same_settings(before, source)?;
+        }
         due = (due + 1) % count;
         last = (due != 0).then_some((source, of));
     }
@@ -232,6 +240,24 @@ fn all_shards(sources: &[MergeInput]) -> Result<()> {
             "{}: is the last of the shards, due {count} of them; hint: a task of the array may \
              have failed: run it again, or say --partial",
             source.name
+        );
+    }
+    Ok(())
+}
+
+/// Shards of one corpus are made with one set of settings, such as `--append-eod`.
+fn same_settings(before: &MergeInput, source: &MergeInput) -> Result<()> {
+    let meta = |source: &MergeInput| source.manifest.as_ref().map(|(meta, _)| meta.clone());
+    let (Some(before_meta), Some(meta)) = (meta(before), meta(source)) else { return Ok(()) };
+    for name in ["append_eod", "json_key", "objective", "dtype"] {
+        ensure!(
+            before_meta[name] == meta[name],
+            "cannot merge {} with {}: expected {name} {}, found {} (hint: they are shards of one \
+             corpus, made with different settings: make one of them again, or use --partial)",
+            before.name,
+            source.name,
+            before_meta[name],
+            meta[name]
         );
     }
     Ok(())
@@ -321,6 +347,9 @@ impl Merged {
         facts.add("wrote", format!("{} at {rate}", ByteSize(bytes)));
         for output in &self.outputs {
             facts.add("", &output.name);
+        }
+        if !self.verified {
+            facts.add("checksums", "of tokens are carried over; --verify reads them");
         }
         for name in &self.sources_without_manifest {
             facts.add("no manifest", format!("{name}: its tokenizer is not known"));

@@ -10,7 +10,7 @@ use storage::{Key, Storage};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest,
+    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, verify_source, write_manifest,
 };
 use crate::ui::terminal::{table, thousands};
 
@@ -70,6 +70,7 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
         no_manifest_yet(out.as_ref(), &key)?;
         targets.push((which, range, out, key));
     }
+    verify_source(store.as_ref(), &prefix, manifest.as_ref(), work)?;
     work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();
     for (nth, (which, range, out, key)) in targets.iter().enumerate() {

@@ -8,6 +8,8 @@ use serde::Serialize;
 use serde_json::Value;
 use storage::{FileEntry, Key, Manifest, Result, Storage};
 
+use crate::ui::job::{CancellableJob, CountedBytes};
+
 /// What a manifest calls its writer.
 pub(crate) const TOOL: &str = concat!("feedline ", env!("CARGO_PKG_VERSION"));
 
@@ -104,6 +106,21 @@ pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option
         Err(storage::Error::NotFound { .. }) => Ok(None),
         other => other.map(Some),
     }
+}
+
+/// Reads every file that the manifest of a source lists, and compares its checksum: what is copied
+/// from damaged files would get new checksums that agree with the damage.
+pub(crate) fn verify_source(
+    store: &dyn Storage,
+    prefix: &Key,
+    manifest: Option<&Manifest>,
+    work: &CancellableJob,
+) -> anyhow::Result<()> {
+    let Some(manifest) = manifest else { return Ok(()) };
+    let bytes = manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
+    work.begin("verify", CountedBytes::Read, Some(bytes));
+    manifest.verify(store, &prefix.parent())?;
+    Ok(())
 }
 
 /// The checkpoints in a folder that has `step-*` folders directly below its root.

@@ -8,6 +8,7 @@ mod bench;
 mod ckpt;
 mod clean;
 mod command;
+mod damaged;
 mod doctor;
 mod formats;
 #[path = "../../../storage/tests/it/fuse/mod.rs"]

@@ -34,6 +34,8 @@ pub(crate) struct Start<'a> {
     pub(crate) parts: &'a JointSaveParts,
     /// The fingerprint of the corpus.
     pub(crate) data: &'a Value,
+    /// The first rank's.
+    pub(crate) lease: Option<&'a Lease>,
 }
 
 /// Where a run begins, as the first rank found.
@@ -163,7 +165,7 @@ impl CheckpointFolder {
                 Ok((progress, checkpoint)) => {
                     tell(crew, || format!("checkpoint: going on from {}", checkpoint.display()));
                     if crew.is_first() {
-                        self.set_aside(&damaged)?;
+                        self.set_aside(&damaged, start.lease)?;
                     }
                     return Ok(progress);
                 }
@@ -194,12 +196,19 @@ impl CheckpointFolder {
         Ok(all)
     }
 
-    fn set_aside(&self, steps: &[u64]) -> Result<()> {
+    fn set_aside(&self, steps: &[u64], lease: Option<&Lease>) -> Result<()> {
+        let confirm = || lease.map_or(Ok(()), Lease::confirm);
         for step in steps {
             let name = format!("step-{step:012}");
             let aside = Key::new(format!(".damaged-{name}-{}", std::process::id()))?;
             log::warn!("{name} moves to {}", self.store.display(&aside));
-            self.store.publish(&Key::new(name)?, &aside)?;
+            confirm()?;
+            let name = Key::new(name)?;
+            self.store.publish(&name, &aside)?;
+            // It may have been a successor's.
+            confirm().or_else(|lost| {
+                self.store.publish(&aside, &name).map_err(Error::from).and(Err(lost.into()))
+            })?;
         }
         Ok(())
     }

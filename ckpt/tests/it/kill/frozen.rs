@@ -88,7 +88,7 @@ impl Drop for Releases {
     }
 }
 
-/// The complete steps, by the checksum of their manifest.
+/// The complete steps, each with what tells its state from others.
 fn contents(steps: &Checkpoints) -> BTreeMap<u64, String> {
     let all = steps.steps().unwrap();
     let open = |step| steps.open_step(step).unwrap();
@@ -112,6 +112,13 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
     for step in 1..4 {
         State::small(step).save(&successor, step).unwrap();
     }
+    // What a process of another machine has left of a step that the successor saves again.
+    let dead = "elsewhere.0.0.1.1.1.1";
+    let left = match has_rename {
+        true => format!("run/.tmp-step-000000000004-{dead}/a"),
+        false => format!("run/step-000000000004/data-{dead}/a"),
+    };
+    storage::write_all(&*store, &Key::new(left).unwrap(), b"a").unwrap();
     let hung = HungStore::new(nth, is_after);
     let frozen = open(&hung.over(Arc::clone(&store)));
     let lease = frozen.lock().unwrap();
@@ -120,13 +127,15 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
         let released = Releases(Arc::clone(&hung));
         hung.is_armed.store(true, Ordering::SeqCst);
         let work = scope.spawn(|| {
+            let swept = frozen.sweep().map(drop);
             let saved = State::small(104).save(&frozen, 4).map(drop);
             let retained = frozen.retain(2).map(drop);
             is_over.store(true, Ordering::SeqCst);
-            (saved, retained)
+            (swept, saved, retained)
         });
         if !hung.await_hang(|| is_over.load(Ordering::SeqCst)) {
-            let (saved, retained) = work.join().unwrap();
+            let (swept, saved, retained) = work.join().unwrap();
+            swept.expect(&context);
             saved.expect(&context);
             retained.expect(&context);
             // A call that fails has no end that could hang.
@@ -148,7 +157,7 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
         let due = contents(&successor);
 
         drop(released);
-        let (saved, retained) = work.join().unwrap();
+        let (_, saved, retained) = work.join().unwrap();
         assert!(saved.is_err() || was_committed, "{context}: committed");
         // The last calls of a pass that has deleted everything may hang as well.
         let is_done = due.len() <= 2 + usize::from(saves);
@@ -156,6 +165,11 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
         assert_eq!(contents(&successor), due, "{context}: {saved:?}, {retained:?}");
         for step in due.keys() {
             successor.open_step(*step).unwrap().verify().expect(&context);
+        }
+        for entry in store.list(&run()).unwrap() {
+            let path = entry.key.as_str();
+            let of_due = due.keys().any(|step| path.contains(&format!("/step-{step:012}/")));
+            assert!(of_due || !path.ends_with("/COMMIT"), "{context}: {path} of no step");
         }
         let refused = State::small(9).save(&frozen, 9);
         let text = format!("process {} on", std::process::id());

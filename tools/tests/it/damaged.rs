@@ -1,0 +1,127 @@
+//! Datasets of which a bit has flipped, and the verbs that make others of them: none of them gives
+//! the damage checksums that agree with it.
+
+use std::path::Path;
+use std::process::Command;
+
+use preprocess::{PreprocessOptions, Shard};
+
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn feedline(args: &[&str]) -> Said {
+    let output = Command::new(env!("CARGO_BIN_EXE_feedline")).args(args).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+fn path(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+/// Documents of several lengths; gives the prefix.
+fn tokens(folder: &Path, name: &str, change: impl FnOnce(&mut PreprocessOptions)) -> String {
+    let jsonl = folder.join("in.jsonl");
+    let line = |n: usize| format!("{{\"text\": \"{}\"}}\n", "a few words ".repeat(1 + n % 7));
+    std::fs::write(&jsonl, (0..50).map(line).collect::<String>()).unwrap();
+    let mut options = PreprocessOptions::new(vec![path(folder, "in.jsonl")], path(folder, name));
+    change(&mut options);
+    preprocess::run(&options, &mut |_| {}).unwrap();
+    path(folder, &format!("{name}_text_document"))
+}
+
+/// Flips a bit of a file while `work` runs.
+fn with_flip(file: &str, bit: usize, work: impl FnOnce(&str)) {
+    let whole = std::fs::read(file).unwrap();
+    let mut bytes = whole.clone();
+    let bit = bit % (8 * bytes.len());
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    std::fs::write(file, bytes).unwrap();
+    work(&format!("{file}: bit {bit}"));
+    std::fs::write(file, whole).unwrap();
+}
+
+/// What a verb left below its output prefix.
+fn left(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.contains("made")).collect()
+}
+
+/// 104 flips, at places that are spread over both files.
+#[test]
+fn every_flipped_bit_is_found_and_its_file_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokens(folder.path(), "a", |_| {});
+    let other = tokens(folder.path(), "b", |_| {});
+    let made = path(folder.path(), "made");
+    let mut bit = 7;
+    for _ in 0..13 {
+        for suffix in [".bin", ".idx"] {
+            for args in [
+                vec!["split", &prefix, "--split", "8,1,1", "--output-prefix", &made],
+                vec!["convert", &prefix, &made, "--to", "dolma"],
+                vec!["materialize", &prefix, "--output-prefix", &made, "--seq-length", "8"],
+                vec!["merge", "--verify", "--output-prefix", &made, "--input", &other, &prefix],
+            ] {
+                bit += 7919;
+                with_flip(&format!("{prefix}{suffix}"), bit, |context| {
+                    let said = feedline(&args);
+                    assert_eq!(said.code, Some(2), "{args:?}, {context}: {}", said.out);
+                    let name = format!("a_text_document{suffix}");
+                    assert!(said.err.contains(&name), "{args:?}, {context}: {}", said.err);
+                    assert_eq!(left(folder.path()), [""; 0], "{args:?}, {context}");
+                });
+            }
+        }
+    }
+}
+
+/// A merge that does not read the tokens carries their checksums over: the damage is found in what
+/// it made.
+#[test]
+fn a_merge_carries_checksums_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = tokens(folder.path(), "a", |_| {});
+    let other = tokens(folder.path(), "b", |_| {});
+    for nth in 0..10 {
+        let made = path(folder.path(), &format!("made-{nth}"));
+        let args = ["merge", "--output-prefix", &made, "--input", &other, &prefix];
+        with_flip(&format!("{prefix}.idx"), 104_729 * nth, |context| {
+            let said = feedline(&args);
+            assert_eq!(said.code, Some(2), "{context}: {}", said.out);
+            assert!(said.err.contains("a_text_document.idx"), "{context}: {}", said.err);
+        });
+        with_flip(&format!("{prefix}.bin"), 104_729 * nth, |context| {
+            let said = feedline(&args);
+            assert_eq!(said.code, Some(0), "{context}: {}", said.err);
+            assert!(said.out.contains("--verify"), "{context}: {}", said.out);
+            let said = feedline(&["check", &made]);
+            assert_eq!(said.code, Some(1), "{context}: {}", said.out);
+            assert!((said.out + &said.err).contains(".bin"), "{context}");
+        });
+    }
+}
+
+/// Shards of one corpus, of which one was made with other settings.
+#[test]
+fn shards_of_other_settings_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let shard = |name: &str, index, append_eod| {
+        tokens(folder.path(), name, |options| {
+            options.shard = Some(Shard { index, count: 2 });
+            options.append_eod = append_eod;
+        });
+        path(folder.path(), &format!("{name}_{index:05}-of-00002_text_document"))
+    };
+    let (first, second, other) = (shard("p", 0, true), shard("p", 1, true), shard("q", 1, false));
+    let made = path(folder.path(), "made");
+    let said = feedline(&["merge", "--output-prefix", &made, "--input", &first, &other]);
+    assert_eq!(said.code, Some(2), "{}", said.out);
+    assert!(said.err.contains("append_eod true, found false"), "{}", said.err);
+    let said = feedline(&["merge", "--output-prefix", &made, "--input", &first, &second]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+}

@@ -10,9 +10,7 @@ use serde_json::{Value, json};
 use storage::{ByteSize, rate_text};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, token_manifest, verify_source, write_manifest,
-};
+use crate::ui::output::{Output, TOOL, no_manifest_yet, verified_manifest, write_manifest};
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to convert, and to what.
@@ -89,8 +87,7 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
         .with_context(|| format!("read {} as {format}", request.source))?;
     let (out, out_prefix) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
-    let manifest = token_manifest(store.as_ref(), &prefix)?;
-    verify_source(store.as_ref(), &prefix, manifest.as_ref(), work)?;
+    let manifest = verified_manifest(store.as_ref(), &prefix, work)?;
     let tokenizer = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
     let options = WriteOptions { dtype: request.dtype };
     let bytes = Some(source.token_bytes());

@@ -18,9 +18,7 @@ use storage::{ByteSize, Key, RangeRead, rate_text};
 use crate::data::index::tokenizer_of;
 use crate::data::materialize_resume::MaterializeResume;
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, token_manifest, verify_source, write_manifest_only,
-};
+use crate::ui::output::{Output, TOOL, no_manifest_yet, verified_manifest, write_manifest_only};
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to write.
@@ -122,8 +120,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         }
         return Err(error.into());
     }
-    let manifest = token_manifest(store.as_ref(), &prefix)?;
-    verify_source(store.as_ref(), &prefix, manifest.as_ref(), work)?;
+    let manifest = verified_manifest(store.as_ref(), &prefix, work)?;
     let (index, config, kept_in) = order_of(args, work, (name, &dataset), (&store, &prefix))?;
     work.check()?;
     let samples = args.samples.unwrap_or(index.sample_count());

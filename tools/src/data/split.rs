@@ -10,7 +10,7 @@ use storage::{Key, Storage};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, verify_source, write_manifest,
+    Output, TOOL, no_manifest_yet, pair_bytes, verified_manifest, write_manifest,
 };
 use crate::ui::terminal::{table, thousands};
 
@@ -61,7 +61,6 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
     let documents = IndexedDataset::open(&store, &prefix)?.document_count();
-    let manifest = token_manifest(store.as_ref(), &prefix)?;
     ensure!(documents > 0, "{name}: no documents to split");
     let mut targets = Vec::new();
     for which in Split::ALL {
@@ -70,7 +69,7 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
         no_manifest_yet(out.as_ref(), &key)?;
         targets.push((which, range, out, key));
     }
-    verify_source(store.as_ref(), &prefix, manifest.as_ref(), work)?;
+    let manifest = verified_manifest(store.as_ref(), &prefix, work)?;
     work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();
     for (nth, (which, range, out, key)) in targets.iter().enumerate() {

@@ -108,19 +108,18 @@ pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option
     }
 }
 
-/// Reads every file that the manifest of a source lists, and compares its checksum: what is copied
-/// from damaged files would get new checksums that agree with the damage.
-pub(crate) fn verify_source(
+/// The manifest of a source, if it has one, after its files were read and their checksums compared:
+/// what is copied from damaged files would get new checksums that agree with the damage.
+pub(crate) fn verified_manifest(
     store: &dyn Storage,
     prefix: &Key,
-    manifest: Option<&Manifest>,
     work: &CancellableJob,
-) -> anyhow::Result<()> {
-    let Some(manifest) = manifest else { return Ok(()) };
+) -> Result<Option<Manifest>> {
+    let Some(manifest) = token_manifest(store, prefix)? else { return Ok(None) };
     let bytes = manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
     work.begin("verify", CountedBytes::Read, Some(bytes));
     manifest.verify(store, &prefix.parent())?;
-    Ok(())
+    Ok(Some(manifest))
 }
 
 /// The checkpoints in a folder that has `step-*` folders directly below its root.

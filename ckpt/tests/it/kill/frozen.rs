@@ -95,30 +95,31 @@ fn contents(steps: &Checkpoints) -> BTreeMap<u64, String> {
     all.into_iter().map(|step| (step, open(step).meta().to_string())).collect()
 }
 
-/// Hangs the n-th call of a save and a retention pass, lets a successor take over meanwhile, and
+const FOREVER: LivenessTimeouts =
+    LivenessTimeouts { beat: Duration::from_secs(1000), silence_max: Duration::from_secs(9000) };
+
+/// A store with what a process of another machine has left of step 4.
+fn new_store(has_rename: bool) -> Arc<dyn Storage> {
+    let plan = FaultPlan { no_exclusive_rename: !has_rename, ..FaultPlan::default() };
+    let store = FaultStore::new(3, plan);
+    let left = if has_rename { ".tmp-step-000000000004-" } else { "step-000000000004/data-" };
+    let left = Key::new(format!("run/{left}elsewhere.0.0.1.1.1.1/a")).unwrap();
+    storage::write_all(&store, &left, b"a").unwrap();
+    Arc::new(store)
+}
+
+/// Hangs the n-th call of a sweep, a save and a retention pass, lets a successor take over meanwhile, and
 /// wakes the call. Returns whether there was such a call.
 fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool {
     let context = format!("rename {has_rename}, call {nth}, after {is_after}, saves {saves}");
-    let plan = FaultPlan { no_exclusive_rename: !has_rename, ..FaultPlan::default() };
-    let store: Arc<dyn Storage> = Arc::new(FaultStore::new(3, plan));
-    let forever = LivenessTimeouts {
-        beat: Duration::from_secs(1000),
-        silence_max: Duration::from_secs(9000),
-    };
+    let store = new_store(has_rename);
     let open = |store: &Arc<dyn Storage>| {
-        Checkpoints::open(Arc::clone(store), run()).with_options(SERIAL).with_patience(forever)
+        Checkpoints::open(Arc::clone(store), run()).with_options(SERIAL).with_patience(FOREVER)
     };
     let successor = open(&store);
     for step in 1..4 {
         State::small(step).save(&successor, step).unwrap();
     }
-    // What a process of another machine has left of a step that the successor saves again.
-    let dead = "elsewhere.0.0.1.1.1.1";
-    let left = match has_rename {
-        true => format!("run/.tmp-step-000000000004-{dead}/a"),
-        false => format!("run/step-000000000004/data-{dead}/a"),
-    };
-    storage::write_all(&*store, &Key::new(left).unwrap(), b"a").unwrap();
     let hung = HungStore::new(nth, is_after);
     let frozen = open(&hung.over(Arc::clone(&store)));
     let lease = frozen.lock().unwrap();

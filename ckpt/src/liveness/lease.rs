@@ -43,8 +43,8 @@ struct Held {
     pulse: Option<Heartbeat>,
     /// Objects that could not be deleted.
     left: Vec<Key>,
-    /// Owners of leases that were void, and of the epoch before ours: what they had not committed is
-    /// to be removed.
+    /// Owners of leases that were void, and of the epoch before ours: what they had not committed
+    /// is to be removed.
     silenced: Vec<ProcessIdentity>,
 }
 

@@ -349,7 +349,8 @@ impl Merged {
             facts.add("", &output.name);
         }
         if !self.verified {
-            facts.add("checksums", "of tokens are carried over; --verify reads them");
+            let how = "of tokens: carried over where the kernel copied them; --verify reads all";
+            facts.add("checksums", how);
         }
         for name in &self.sources_without_manifest {
             facts.add("no manifest", format!("{name}: its tokenizer is not known"));

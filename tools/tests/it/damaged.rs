@@ -81,7 +81,7 @@ fn every_flipped_bit_is_found_and_its_file_named() {
 }
 
 /// A merge that does not read the tokens carries their checksums over: the damage is found in what
-/// it made.
+/// it made, if not by the merge.
 #[test]
 fn a_merge_carries_checksums_over() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,6 +97,11 @@ fn a_merge_carries_checksums_over() {
         });
         with_flip(&format!("{prefix}.bin"), 104_729 * nth, |context| {
             let said = feedline(&args);
+            if said.code == Some(2) {
+                // Where the kernel cannot copy, the bytes are read.
+                assert!(said.err.contains("a_text_document.bin"), "{context}: {}", said.err);
+                return;
+            }
             assert_eq!(said.code, Some(0), "{context}: {}", said.err);
             assert!(said.out.contains("--verify"), "{context}: {}", said.out);
             let said = feedline(&["check", &made]);

@@ -108,8 +108,8 @@ fn new_store(has_rename: bool) -> Arc<dyn Storage> {
     Arc::new(store)
 }
 
-/// Hangs the n-th call of a sweep, a save and a retention pass, lets a successor take over meanwhile, and
-/// wakes the call. Returns whether there was such a call.
+/// Hangs the n-th call of a sweep, a save and a retention pass, lets a successor take over
+/// meanwhile, and wakes the call. Returns whether there was such a call.
 fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool {
     let context = format!("rename {has_rename}, call {nth}, after {is_after}, saves {saves}");
     let store = new_store(has_rename);

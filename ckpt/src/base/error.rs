@@ -282,7 +282,7 @@ fn list_text(f: &mut fmt::Formatter<'_>, kind: &str, names: &[String]) -> fmt::R
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its text is part of ours, so the chain continues with its source.
+            // Its text is part of this one's, so the chain continues with its source.
             Error::Storage(error) => error.source(),
             _ => None,
         }

@@ -190,7 +190,7 @@ impl Drain {
     /// Errors of the stores before the first copy, and [`Error::Cancelled`].
     pub fn run(&self) -> Result<DrainPass> {
         self.from.check_lease()?;
-        // A copy is the same whoever makes it, so that another process may have made some.
+        // All processes make the same copies, so that another one may have made some meanwhile.
         self.to.lease.fence().forget_loss();
         let mut pass = DrainPass::default();
         let pending = self.pending()?;
@@ -270,7 +270,6 @@ impl Drain {
             // A leftover of an interrupted drain.
             forget(&*self.to.store, &key)?;
             let manifest = manifest.write(&*self.to.store, &key)?;
-            // A process that lost the lease of the first store copies nothing of its successor's.
             self.from.check_lease()?;
             self.to.check_lease()?;
             self.to.set_aside(&place)?;

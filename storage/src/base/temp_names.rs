@@ -1,7 +1,7 @@
 //! Names of files that are being written, and of folders that are being deleted: `.NAME.tmp-OWNER`,
 //! and `.NAME.draft` for a resumable upload, which outlives its writer. They are hidden from
-//! listings. A temporary name contains its writer, so that orphans of a dead process can be told
-//! from files of a live one.
+//! listings. A temporary name contains its writer, so that orphans of a dead process are not taken
+//! for files of a live one.
 
 use crate::ProcessIdentity;
 

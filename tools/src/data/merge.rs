@@ -184,7 +184,7 @@ impl MergeInput {
                     self.name,
                     entry.bytes
                 );
-                // The index is made anew. Tokens are copied with their checksum, which the copy
+                // The index is written again. Tokens are copied with their checksum, which the copy
                 // then breaks as well where they are damaged.
                 if request.verify || suffix == ".idx" {
                     entry.verify(self.store.as_ref(), &folder)?;

@@ -30,7 +30,7 @@ pub fn lines(run: &Path) -> usize {
     fs::read(run.join("log.jsonl")).map_or(0, |log| log.iter().filter(|b| **b == b'\n').count())
 }
 
-fn has_checkpoint(run: &Path) -> bool {
+pub fn has_checkpoint(run: &Path) -> bool {
     let names = fs::read_dir(run.join("ckpt")).into_iter().flatten().flatten();
     names.map(|entry| entry.file_name()).any(|name| name.as_encoded_bytes().starts_with(b"step-"))
 }

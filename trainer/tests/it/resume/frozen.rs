@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::{lines, wait_until};
 use crate::common::{Lab, assert_success, text, train, trainer};
+use crate::kills::has_checkpoint;
 
 /// Every file below the folder.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -47,7 +48,7 @@ fn a_trainer_that_was_frozen_ends() {
         let folder = lab.path(name);
         let mut frozen =
             trainer("train", &config).stdout(Stdio::null()).spawn().expect("the binary starts");
-        let is_far = || lines(&folder) >= 4 && has_step(&folder);
+        let is_far = || lines(&folder) >= 4 && has_checkpoint(&folder);
         assert!(wait_until(&mut frozen, is_far), "{name}: it ended by itself");
         signal(&frozen, "-STOP");
         // What the silence of a process of another machine comes to.
@@ -59,20 +60,15 @@ fn a_trainer_that_was_frozen_ends() {
         assert_success(&train(&config));
         let due = files(&folder);
         signal(&frozen, "-CONT");
-        let output = frozen.wait_with_output().expect("a child of ours");
-        let told = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{name}: {told}");
-        assert!(told.contains("took it over"), "{name}: {told}");
+        let output = frozen.wait_with_output().expect("its outcome");
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {message}");
+        assert!(message.contains("took it over"), "{name}: {message}");
         let left = files(&folder);
         // It removes what it had not committed.
         let is_same =
             |name: &&String| name.contains("/.tmp-step-") || left.get(*name) == due.get(*name);
         let changed: Vec<_> = left.keys().chain(due.keys()).filter(|name| !is_same(name)).collect();
-        assert!(changed.is_empty(), "{name}: {changed:?} changed: {told}");
+        assert!(changed.is_empty(), "{name}: {changed:?} changed: {message}");
     }
-}
-
-fn has_step(run: &Path) -> bool {
-    let names = fs::read_dir(run.join("ckpt")).into_iter().flatten().flatten();
-    names.map(|entry| entry.file_name()).any(|name| name.as_encoded_bytes().starts_with(b"step-"))
 }

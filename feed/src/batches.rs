@@ -11,6 +11,7 @@ use recipe::Incompatible;
 use recipe::config::Config;
 use recipe::mesh::{MeshRank, MicroBatchShare};
 
+use crate::order_check::OrderCheck;
 use crate::{AnyAssemble, AnyBatch, Error, Result, Samples};
 
 /// The ranks of one machine, which have one reader.
@@ -38,6 +39,8 @@ pub struct Batches {
     stretches: Vec<SampleStretch>,
     feed: Option<BatchFeed>,
     ready: VecDeque<AnyBatch>,
+    /// The check of cached orders that runs beside.
+    kept: Option<OrderCheck>,
 }
 
 /// What all reads of a rank have in common.
@@ -47,6 +50,8 @@ struct ReadSettings {
     micro: usize,
     /// Micro-batches that are read ahead.
     prefetch: u64,
+    /// Whether what is read is verified.
+    verify: bool,
     share: MicroBatchShare,
     replica: usize,
     replicas: usize,
@@ -87,11 +92,13 @@ impl Batches {
         seat: MeshRank,
         samples: Range<u64>,
         neighbours: Option<(NodePeers, usize)>,
+        kept: Option<OrderCheck>,
     ) -> Result<Self> {
         let (mesh, replica) = (seat.mesh, seat.place().dp);
         let how = ReadSettings {
             micro: config.batch.micro as usize, // fits: the config refuses more than 2^16
             prefetch: config.data.prefetch_batches,
+            verify: config.data.verify,
             share: config.share(mesh.dp),
             replica,
             replicas: mesh.dp,
@@ -101,7 +108,7 @@ impl Batches {
         let mut stretches = stretches(config, samples);
         stretches.reverse();
         let mut batches =
-            Batches { of: of.clone(), how, stretches, feed: None, ready: VecDeque::new() };
+            Batches { of: of.clone(), how, stretches, feed: None, ready: VecDeque::new(), kept };
         // What cannot be read is known now, and reading begins.
         batches.feed = batches.next_feed()?;
         Ok(batches)
@@ -110,7 +117,8 @@ impl Batches {
     /// Fills `into` with the next `count` batches, or fewer at the end. What it held is let go.
     ///
     /// # Errors
-    /// [`Error::Loader`]; [`Error::Mismatch`] for a token that the model does not have.
+    /// [`Error::Loader`]; [`Error::Mismatch`] for a token that the model does not have;
+    /// [`Error::Indexed`] for a cached sample order that was found to be damaged.
     pub fn fill(&mut self, count: u64, into: &mut Vec<AnyBatch>) -> Result<()> {
         self.recycle(into);
         while (into.len() as u64) < count {
@@ -127,7 +135,7 @@ impl Batches {
                 None => self.feed = self.next_feed()?,
             }
         }
-        Ok(())
+        self.kept.as_ref().map_or(Ok(()), |kept| kept.look(false))
     }
 
     fn recycle(&mut self, into: &mut Vec<AnyBatch>) {
@@ -149,6 +157,7 @@ impl Batches {
         };
         let mut how = LoaderOptions::new(rows, samples.clone());
         how.batches_min = self.how.prefetch.div_ceil((rows / micro) as u64);
+        how.verify = self.how.verify;
         how.near = self.of.local.clone().map(|local| local as Arc<dyn SampleCache>);
         how.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
         let cut = MicroBatchCutter { inner: self.of.assembly.assemble()?, rows: micro };

@@ -4,13 +4,15 @@
 //! the mesh and of the samples consumed. Ranks that compute one replica read the same samples.
 //!
 //! In reading order: `special` finds the ids that an objective needs, `orders` makes the order of
-//! samples and says what they become, `any` is a batch of whatever objective, `batches` reads them.
+//! samples and says what they become, `order_check` verifies cached orders beside
+//! the run, `any` is a batch of whatever objective, `batches` reads them.
 
 #![forbid(unsafe_code)]
 
 mod any;
 mod batches;
 mod error;
+mod order_check;
 mod orders;
 mod special;
 
@@ -27,6 +29,7 @@ use recipe::text::thousands;
 use serde_json::{Value, json};
 use storage::{Crc64, Key, Manifest, RangeRead, Storage};
 
+use order_check::OrderCheck;
 use orders::{Assembly, Orders};
 
 pub use any::{AnyAssemble, AnyBatch};
@@ -43,7 +46,7 @@ const TRIPLE: [&str; 3] = ["_context", "_target", "_target_offset"];
 const SHARED_SAMPLE_BYTES_MAX: u64 = 16 << 20;
 
 /// The token files of a run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Corpora {
     /// Those of one corpus after those of another.
     files: Vec<Arc<IndexedDataset>>,
@@ -141,7 +144,8 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
 /// As [`open_corpus`], and what is wrong with an index.
 pub fn order_of(config: &Config) -> Result<Arc<dyn SampleOrder>> {
     let corpora = &open_corpus(config)?;
-    let orders = Orders { corpora, config, tokenizer: Value::Null, cache: None };
+    let tokenizer = Value::Null;
+    let orders = Orders { corpora, config, tokenizer, cache: None, verify: false };
     orders.open(Split::Train, config.samples_total()).map(|(order, _)| order)
 }
 
@@ -161,6 +165,7 @@ pub struct Data {
     train: Samples,
     /// `None` if the run never evaluates.
     valid: Option<Samples>,
+    kept: OrderCheck,
     neighbours: Option<NodePeers>,
     doubts: Vec<String>,
 }
@@ -173,11 +178,12 @@ impl Data {
     /// [`Error::Mismatch`] for one that has not what the objective needs.
     pub fn new(corpora: Corpora, config: &Config) -> Result<Self> {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
-        let doubts = doubts(&corpora, config, &*tokenizer);
+        let doubts = doubts(&corpora, config, &*tokenizer)?;
         let assembly = Assembly::new(config, &*tokenizer)?;
-        let cache = storage::open_url(&config.cache_dir())?;
-        let (tokenizer, cache) = (tokenizer.identifiers(), Some(&*cache));
-        let orders = Orders { corpora: &corpora, config, tokenizer, cache };
+        let store = storage::open_url(&config.cache_dir())?;
+        let (tokenizer, cache) = (tokenizer.identifiers(), Some(&*store));
+        let id = tokenizer.clone();
+        let orders = Orders { corpora: &corpora, config, tokenizer, cache, verify: false };
         let open = |which, samples| -> Result<Samples> {
             let (order, parts) = orders.open(which, samples)?;
             let mut assembly = assembly.clone();
@@ -188,7 +194,8 @@ impl Data {
         train.local = local_cache(config, &train.order)?;
         let evaluates = config.eval.every > 0;
         let valid = evaluates.then(|| open(Split::Valid, config.eval_samples())).transpose()?;
-        Ok(Data { corpora, train, valid, neighbours: None, doubts })
+        let kept = OrderCheck::start(&corpora, config, id, store);
+        Ok(Data { corpora, train, valid, kept, neighbours: None, doubts })
     }
 
     /// What may be wrong with the data, and can be read all the same.
@@ -207,6 +214,15 @@ impl Data {
     /// From now on one rank of the node reads for all of them.
     pub fn share(&mut self, neighbours: NodePeers) {
         self.neighbours = Some(neighbours);
+    }
+
+    /// Waits until every number of the cached orders has been checked, which a thread has begun
+    /// with when they were opened.
+    ///
+    /// # Errors
+    /// [`Error::Indexed`] for one that is damaged, unless [`Batches::fill`] has returned it.
+    pub fn check_orders(&self) -> Result<()> {
+        self.kept.look(true)
     }
 
     /// What tells these corpora from others, wherever they lie: of each file its counts, and a
@@ -237,7 +253,7 @@ impl Data {
             // fits: it is small.
             is_small.then(|| (node.job("train"), sample_bytes_max as usize))
         });
-        Batches::new(&self.train, config, seat, samples, node)
+        Batches::new(&self.train, config, seat, samples, node, Some(self.kept.clone()))
     }
 
     /// A rank's validation batches: the same ones at every call. None if the run never evaluates.
@@ -250,7 +266,7 @@ impl Data {
         let mut even = config.clone();
         even.batch.rampup = None;
         let samples = 0..config.eval_samples();
-        Batches::new(valid, &even, seat, samples, None).map(Some)
+        Batches::new(valid, &even, seat, samples, None, None).map(Some)
     }
 
     /// Tokens that are read for a sample, at most.
@@ -282,8 +298,8 @@ impl Data {
     }
 }
 
-/// Whether the tokenizer of a run is that of its corpora, as far as their manifests say.
-fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Vec<String> {
+/// Whether the tokenizer of a run is that of its corpora, as far as their manifests tell.
+fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Result<Vec<String>> {
     let (name, vocab) = (&config.data.tokenizer, config.model.vocab);
     let count = thousands(f64::from(tokenizer.vocab_size()));
     let mut doubts = Vec::new();
@@ -294,8 +310,9 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Vec<
         ));
     }
     for files in corpora.each() {
-        let manifest = files[0].prefix().with_suffix(".manifest.json");
-        let manifest = manifest.and_then(|key| Manifest::read(&**files[0].store(), &key));
+        let mut manifests = files.iter().map(|file| manifest_of(file));
+        let manifest = manifests.next().transpose()?.flatten();
+        manifests.try_for_each(|manifest| manifest.map(|_| ()))?;
         let made_by = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
         if made_by.is_null() || made_by["fingerprint"] == tokenizer.fingerprint() {
             continue;
@@ -308,7 +325,28 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Vec<
             made_by["vocab_size"]
         ));
     }
-    doubts
+    Ok(doubts)
+}
+
+/// The manifest of a dataset, if it has one. It must be one of files of these lengths.
+fn manifest_of(dataset: &IndexedDataset) -> Result<Option<Manifest>> {
+    let key = dataset.prefix().with_suffix(".manifest.json")?;
+    let manifest = match Manifest::read(&**dataset.store(), &key) {
+        Err(storage::Error::NotFound { .. }) => return Ok(None),
+        other => other?,
+    };
+    let (bin, name) = (dataset.bin(), dataset.prefix().name());
+    let entry = manifest.files.iter().find(|file| file.path == format!("{name}.bin"));
+    let expected = entry.map_or(bin.len_bytes(), |entry| entry.bytes);
+    if bin.len_bytes() != expected {
+        let found = bin.len_bytes();
+        return Err(Error::Mismatch(Incompatible::new(
+            format!("open the corpus {}", dataset.display()),
+            format!("found a .bin of {found} bytes, expected {expected} by its manifest"),
+            "one of them was replaced: `feedline check` reads and compares both",
+        )));
+    }
+    Ok(Some(manifest))
 }
 
 /// The manifests of the data are part of its identity; the order tells itself apart by the seed.

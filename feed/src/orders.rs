@@ -156,6 +156,8 @@ pub(super) struct Orders<'a> {
     pub(super) tokenizer: Value,
     /// Where orders are kept; without it they are made in memory.
     pub(super) cache: Option<&'a dyn Storage>,
+    /// Whether to check every number of orders that are kept, whatever their seals say.
+    pub(super) verify: bool,
 }
 
 impl Orders<'_> {
@@ -193,6 +195,7 @@ impl Orders<'_> {
         let weights = BlendWeights::Weighted { weights, size };
         let blend = BlendConfig { datasets, which, weights, available };
         let blend = match self.cache {
+            Some(cache) if self.verify => BlendIndex::verify_cache(&blend, cache, &Key::root())?,
             Some(cache) => BlendIndex::load_or_build(&blend, cache, &Key::root())?,
             None => BlendIndex::build_checked(&blend)?,
         };
@@ -254,6 +257,9 @@ impl Orders<'_> {
             tokenizer: self.tokenizer.clone(),
         };
         let index = match self.cache {
+            Some(cache) if self.verify => {
+                GptIndex::verify_cache(corpus, which, &order, cache, &Key::root())?
+            }
             Some(cache) => GptIndex::load_or_build(corpus, which, &order, cache, &Key::root())?,
             None => GptIndex::build(corpus, which, &order)?,
         };
@@ -286,6 +292,9 @@ impl Orders<'_> {
             masking_use_geometric_distribution: lengths == MaskLengths::Geometric,
         };
         let index = match self.cache {
+            Some(cache) if self.verify => {
+                MaskedIndex::verify_cache(&corpus, which, &order, cache, &Key::root())?
+            }
             Some(cache) => MaskedIndex::load_or_build(&corpus, which, &order, cache, &Key::root())?,
             None => MaskedIndex::build(&corpus, which, &order)?,
         };

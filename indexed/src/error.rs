@@ -21,6 +21,18 @@ pub enum Error {
         /// What was due.
         expected: String,
     },
+    /// A cached sample order that is in use differs from what it was when it was sealed.
+    BadCache {
+        /// Its description.
+        file: String,
+        /// What is wrong with it.
+        found: String,
+    },
+    /// There is no cached sample order.
+    NoCache {
+        /// The description that it would have.
+        file: String,
+    },
     /// A `.bin` stands without its `.idx` where a pair is to be written.
     Orphan {
         /// The `.bin`.
@@ -279,6 +291,12 @@ impl fmt::Display for Error {
                 write!(f, "read {file}, at byte {offset}: got {found}, due {expected}")?;
                 fault.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
             }
+            Error::BadCache { file, found } => write!(
+                f,
+                "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
+                 built again; the disk or the memory may have changed it after it was checked)"
+            ),
+            Error::NoCache { file } => write!(f, "cannot open the cached sample order {file}"),
             Error::Orphan { file } => write!(
                 f,
                 "{file}: exists already, but its .idx does not; hint: a run was killed between \

@@ -11,7 +11,7 @@
 //!
 //! In reading order: `mmididx` reads and writes the files; `order` has Megatron's indexes and
 //! blends, and an order of our own that needs no tables (`token_stream`, `block_shuffle`); `cache`
-//! stores indexes and checks that they are current; `formats` reads and writes token files of other
+//! stores indexes and checks that they are current; `checksums` are of the blocks of a pair; `formats` reads and writes token files of other
 //! programs; `edit` concatenates and repairs datasets.
 
 #![forbid(unsafe_code)]
@@ -21,6 +21,7 @@ const _: () = assert!(usize::BITS == 64);
 
 mod block_prefetch;
 mod cache;
+mod checksums;
 mod dtype;
 mod edit;
 mod error;
@@ -32,6 +33,8 @@ mod split;
 
 pub use cache::index_cache::default_cache_folder;
 pub use cache::npy::{Descr, Element, Npy};
+pub use checksums::table::{BadBlock, Block, BlockChecksums, verify_blocks};
+pub use checksums::writer::write_checksums;
 pub use dtype::Dtype;
 pub use edit::concat::{DocumentRange, splice};
 pub use edit::repair::{Repair, RepairReport};

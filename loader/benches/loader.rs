@@ -1,8 +1,11 @@
 //! Samples a second of 2,048 tokens, shuffled and in order, cold and warm, against fio.
 //!
 //! ```text
-//! cargo bench -p loader --bench loader -- [FOLDER] [GIB] [SECONDS] [DEPTH]
+//! cargo bench -p loader --bench loader -- [FOLDER] [GIB] [SECONDS] [DEPTH] [ROUNDS]
 //! ```
+//!
+//! With ROUNDS each of these reads is timed as often with and without verification of the blocks,
+//! in turn, and the ratio of the medians is printed instead. DEPTH 0 is the default.
 //!
 //! The corpus is made in the folder and stays there, to be used again. Cold means that the file was
 //! dropped from the page cache before. fio, if it is there, reads the same file in blocks of the
@@ -39,7 +42,8 @@ fn main() -> Result<()> {
     let folder = args.next().unwrap_or_else(|| ".".to_owned());
     let gib: u64 = args.next().map_or(Ok(1), |text| text.parse())?;
     let seconds = args.next().map_or(Ok(10), |text| text.parse())?;
-    let depth = args.next().map(|text| text.parse()).transpose()?;
+    let depth = args.next().map(|text| text.parse()).transpose()?.filter(|&depth| depth > 0);
+    let rounds: usize = args.next().map_or(Ok(0), |text| text.parse())?;
     let dataset = corpus(&folder, gib << 30)?;
     let bin = Path::new(&folder).join(format!("corpus_{gib}.bin"));
     let bench = Bench { bin, time: Duration::from_secs(seconds), depth };
@@ -55,11 +59,24 @@ fn main() -> Result<()> {
     };
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config)?);
     let shuffled: Arc<dyn SampleOrder> = Arc::new(GptOrder::new(dataset.clone(), index, SEQ_LEN)?);
-    let block = bench.run("shuffled, cold", &shuffled, true)?;
-    bench.fio("randread", block)?;
-    bench.run("shuffled, as it was left", &shuffled, false)?;
     let in_order: Arc<dyn SampleOrder> = Arc::new(InOrder([DataFile::bin_of(&dataset)?]));
-    bench.run("in order, cold", &in_order, true)?;
+    let whats =
+        [("shuffled, cold", true), ("shuffled, as it was left", false), ("in order, cold", true)];
+    if rounds > 0 {
+        for ((what, cold), order) in whats.into_iter().zip([&shuffled, &shuffled, &in_order]) {
+            bench.compare(what, order, cold, rounds)?;
+        }
+        return Ok(());
+    }
+    let shown = |(what, cold), order| -> Result<u64> {
+        let (line, _, block) = bench.run(order, cold, true)?;
+        println!("{what}: {line}");
+        Ok(block)
+    };
+    let block = shown(whats[0], &shuffled)?;
+    bench.fio("randread", block)?;
+    shown(whats[1], &shuffled)?;
+    shown(whats[2], &in_order)?;
     bench.fio("read", 1 << 20)?;
     Ok(())
 }
@@ -110,13 +127,43 @@ fn corpus(folder: &str, bytes: u64) -> Result<Arc<IndexedDataset>> {
 }
 
 impl Bench {
-    /// Gives the mean size of a request.
-    fn run(&self, what: &str, order: &Arc<dyn SampleOrder>, cold: bool) -> Result<u64> {
+    /// Prints the rate with verification of the blocks against that without: medians, in turn.
+    fn compare(
+        &self,
+        what: &str,
+        order: &Arc<dyn SampleOrder>,
+        cold: bool,
+        rounds: usize,
+    ) -> Result<()> {
+        let mut rates = [Vec::new(), Vec::new()];
+        for round in 0..2 * rounds {
+            // Each goes first as often: a pair runs as it is numbered, the next the other way.
+            let verify = (round + round / 2) % 2 == 0;
+            rates[usize::from(verify)].push(self.run(order, cold, verify)?.1);
+        }
+        let [without, with] = rates.map(|mut rates| {
+            rates.sort_by(f64::total_cmp);
+            rates[rates.len() / 2]
+        });
+        println!(
+            "{what}: {with:.0} samples/s with verification, {without:.0} without, {:.3}",
+            with / without
+        );
+        Ok(())
+    }
+
+    /// Gives a line, samples a second, and the mean size of a request.
+    fn run(
+        &self,
+        order: &Arc<dyn SampleOrder>,
+        cold: bool,
+        verify: bool,
+    ) -> Result<(String, f64, u64)> {
         if cold {
             drop_from_cache(&self.bin)?;
         }
         let mut options = LoaderOptions::new(MICRO_BATCH, 0..order.sample_count());
-        options.depth = self.depth;
+        (options.depth, options.verify) = (self.depth, verify);
         let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![Dtype::U16])?;
         let moved_before = sectors_read(&self.bin)?;
         let (cpu_before, started) = (cpu_seconds()?, Instant::now());
@@ -131,17 +178,17 @@ impl Bench {
         let moved = (sectors_read(&self.bin)? - moved_before) * 512;
         // What was read ahead counts as well: it is what the device was asked for.
         let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
-        println!(
-            "{what}: {:.0} samples/s, {} wanted, {:.2} times moved, {:.1} us CPU a sample, first \
-             batch after {:.1} ms",
-            metrics.samples as f64 / took.as_secs_f64(),
+        let rate = metrics.samples as f64 / took.as_secs_f64();
+        let line = format!(
+            "{rate:.0} samples/s, {} wanted, {:.2} times moved, {:.1} us CPU a sample, first \
+             batch after {:.1} ms\n  {}",
             rate_text(wanted as u64, took),
             moved as f64 / wanted,
             cpu * 1e6 / metrics.samples as f64,
-            metrics.first_batch_us as f64 / 1000.0
+            metrics.first_batch_us as f64 / 1000.0,
+            serde_json::to_string(&metrics)?
         );
-        println!("  {}", serde_json::to_string(&metrics)?);
-        Ok((wanted / metrics.reads.max(1) as f64) as u64)
+        Ok((line, rate, (wanted / metrics.reads.max(1) as f64) as u64))
     }
 
     fn fio(&self, pattern: &str, block: u64) -> Result<()> {

@@ -39,7 +39,7 @@ pub use api::reader::{
     Completion, RETRY_CAUSES, ReadRequest, Reader, ReaderCounters, ReaderOptions,
 };
 pub use api::startup_step::Stage;
-pub use base::checksum::{Crc32, Crc64, crc64, crc64_join};
+pub use base::checksum::{Crc32, Crc32c, Crc64, crc32c, crc64, crc64_join};
 pub use base::error::{Error, Result, one_line};
 pub use base::key::Key;
 pub use base::process_identity::{Liveness, ProcessIdentity};

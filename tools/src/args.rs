@@ -30,7 +30,7 @@ pub enum Verb {
     /// Reads everything and compares it with every checksum and rule of its format.
     ///
     /// Exit 0: whole. 1: damaged, and the output says where. 2: it cannot be found.
-    Check(Subject),
+    Check(CheckArgs),
     /// Writes token files of one format as another.
     ///
     /// Memory does not grow with the files. Nothing is overwritten, and a run that fails, or is
@@ -139,6 +139,16 @@ pub struct Subject {
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub subject: Subject,
+    /// Writes PREFIX.crc, the checksums by which training verifies what it reads, for a .bin and
+    /// .idx that have none and are whole; and a manifest, if there is none.
+    #[arg(long)]
+    pub add_checksums: bool,
 }
 
 impl Subject {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
-use args::{Cli, IndexVerb, Verb};
+use args::{CheckArgs, Cli, IndexVerb, Verb};
 use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
 use tools::ckpt::CkptOutput;
@@ -42,10 +42,13 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             tell(subject.json, &found, found.text())?;
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
-        Verb::Check(subject) => {
+        Verb::Check(CheckArgs { subject, add_checksums }) => {
             let work = CancellableJob::of_reading();
             let target = InspectTarget::find(&subject.name)?.watched(&work);
-            let verdict = work.end(check::check(&target, &subject.wishes(), &work))?;
+            let mut verdict = work.end(check::check(&target, &subject.wishes(), &work))?;
+            if *add_checksums && verdict.ok() {
+                verdict.added = work.end(check::add_checksums(&target))?;
+            }
             return judge(subject.json, &verdict, verdict.text(), verdict.ok());
         }
         Verb::Convert(args) => {

@@ -253,6 +253,7 @@ impl<'a> TrainingLoop<'a> {
                 self.save()?;
             }
         }
+        self.data.check_orders()?;
         if self.saved_step != self.progress.step && self.config.checkpoint.every.end {
             self.save()?;
         }

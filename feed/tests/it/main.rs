@@ -3,4 +3,5 @@
 //! One binary, because each is linked with all that the crate needs.
 
 mod common;
+mod damage;
 mod data;

@@ -140,6 +140,25 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     }
 }
 
+/// Checks every number of the files under these names, whatever their seal says: it covers parts
+/// of each file, and a bit may have flipped in another. Files that [`load_or_build`] does not use
+/// are [`Error::NoCache`].
+pub(crate) fn verify<R: CachedIndex<N>, const N: usize>(
+    recipe: &R,
+    store: &dyn Storage,
+    names: &Names,
+) -> Result<R::Index> {
+    let file = store.display(&names.description_key()?);
+    let (CacheState::Sealed(index) | CacheState::Unsealed(index)) = find(recipe, store, names)?
+    else {
+        return Err(Error::NoCache { file });
+    };
+    match recipe.check(&index)? {
+        None => Ok(index),
+        Some(found) => Err(Error::BadCache { file, found }),
+    }
+}
+
 fn warn_of_bad(shown: &str, why: &str) {
     log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
 }

@@ -1,16 +1,19 @@
 //! Datasets and parts of datasets, one after the other, as a new one: what merging and splitting
 //! are.
 //!
-//! The tables of the sources are read, and those of the result written, from front to back; the
-//! tokens are copied by [`Upload::write_from`]. So memory grows neither with the tokens nor with
+//! The tables of the sources are read, and those of the result written, from front to back. Tokens
+//! are verified as they are read; those of a whole dataset are copied by [`Upload::write_from`],
+//! with the checksums that are known of them. So memory grows neither with the tokens nor with
 //! the sequences nor with the sources, and files are open one source at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use storage::{Key, Storage, Upload};
+use storage::{Crc64, Key, Object, RangeRead, Storage, Upload};
 
+use crate::checksums::writer::{ChecksumWriter, IdxSums};
 use crate::formats::{Column, Pair, finish_all};
+use crate::mmididx::dataset::READ_BYTES;
 use crate::mmididx::idx;
 use crate::{Built, Dtype, Error, Result};
 
@@ -24,7 +27,7 @@ pub struct DocumentRange {
     /// Which of its documents; all if none are named.
     pub documents: Option<Range<u64>>,
     /// CRC-64/NVME of its whole `.bin`, from a manifest that is trusted. The tokens of a whole
-    /// dataset are then copied unread, where the file system can do so.
+    /// dataset with block checksums are then copied unread, where the file system can do so.
     pub bin_crc64: Option<u64>,
 }
 
@@ -63,17 +66,57 @@ pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[DocumentRange]) -
         storage::Error::Exists { object } => Error::Orphan { file: object },
         other => Error::Storage(other),
     })?;
+    let mut checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
     let plan = plan(parts, &store.display(prefix))?;
-    write_idx(idx.as_mut(), parts, &plan)?;
+    let idx_sums = write_idx(idx.as_mut(), parts, &plan)?;
     for (part, extent) in parts.iter().zip(&plan.extents) {
-        let from = part.store.open(&part.prefix.with_suffix(".bin")?)?;
-        let whole = extent.bytes == (0..from.len_bytes());
-        bin.write_from(from.as_ref(), extent.bytes.clone(), part.bin_crc64.filter(|_| whole))?;
+        let pair = Pair::open(&part.store, &part.prefix)?;
+        let whole = extent.bytes == (0..pair.bin.len_bytes());
+        let crc64 = part.bin_crc64.filter(|_| whole);
+        match (&pair.checksums, crc64) {
+            (Some(known), Some(_)) => {
+                bin.write_from(pair.bin.as_ref(), extent.bytes.clone(), crc64)?;
+                checksums.carry(known)?;
+            }
+            _ => copy(&pair.bin, extent.bytes.clone(), crc64, bin.as_mut(), &mut checksums)?,
+        }
     }
-    let files = finish_all(store.as_ref(), vec![(bin_key, bin), (idx_key, idx)])?;
-    let [bin, idx] = <[_; 2]>::try_from(files).expect("two were finished");
+    let crc = checksums.end(idx_sums)?;
+    let files = finish_all(store.as_ref(), vec![(bin_key, bin), crc, (idx_key, idx)])?;
+    let [bin, crc, idx] = <[_; 3]>::try_from(files).expect("three were finished");
+    let (sequences, documents) = (plan.sequences, plan.documents);
     let tokens = plan.bytes / plan.dtype.item_bytes();
-    Ok(Built { bin, idx, sequences: plan.sequences, documents: plan.documents, tokens })
+    Ok(Built { bin, idx, crc, sequences, documents, tokens })
+}
+
+/// Copies tokens through memory, and makes the checksums of their blocks.
+pub(super) fn copy(
+    from: &Arc<dyn Object>,
+    range: Range<u64>,
+    crc64: Option<u64>,
+    bin: &mut dyn Upload,
+    checksums: &mut ChecksumWriter,
+) -> Result<()> {
+    checksums.begin_segment();
+    let mut buf = vec![0; (range.end - range.start).min(READ_BYTES) as usize]; // fits: 8 MiB
+    let (mut offset, mut sum) = (range.start, Crc64::new());
+    while offset < range.end {
+        let chunk = &mut buf[..(range.end - offset).min(READ_BYTES) as usize]; // fits: as above
+        from.read_many(&mut [RangeRead { offset, buf: chunk }])?;
+        sum.update(chunk);
+        bin.write(chunk)?;
+        checksums.bin(chunk)?;
+        offset += chunk.len() as u64;
+    }
+    match crc64.filter(|&expected| expected != sum.value()) {
+        None => Ok(()),
+        Some(expected) => Err(Error::Storage(storage::Error::Corrupt {
+            object: from.display(),
+            offset: range.start,
+            found: format!("CRC-64 {:016x} of {} bytes", sum.value(), range.end - range.start),
+            expected: format!("{expected:016x}, as its manifest says"),
+        })),
+    }
 }
 
 /// Checks every entry of every part.
@@ -124,9 +167,9 @@ fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
     Ok(plan.expect("there is a part"))
 }
 
-fn write_idx(idx: &mut dyn Upload, parts: &[DocumentRange], plan: &ConcatPlan) -> Result<()> {
-    idx.write(&idx::header(plan.dtype, plan.sequences, plan.documents + 1))?;
+fn write_idx(idx: &mut dyn Upload, parts: &[DocumentRange], plan: &ConcatPlan) -> Result<IdxSums> {
     let mut table = idx::Table::default();
+    table.push(idx::header(plan.dtype, plan.sequences, plan.documents + 1), idx)?;
     each(parts, plan, |pair, extent| {
         lengths(pair, extent).iter().try_for_each(|len| {
             table.push((len? as i32).to_le_bytes(), idx) // fits: read as 32 bits
@@ -155,7 +198,8 @@ fn write_idx(idx: &mut dyn Upload, parts: &[DocumentRange], plan: &ConcatPlan) -
             table.push((mode? as i8).to_le_bytes(), idx) // fits: read as 8 bits
         })
     })?;
-    table.end(idx)
+    table.end(idx)?;
+    Ok(table.sums)
 }
 
 fn lengths(pair: &Pair, extent: &CheckedRange) -> Column {

@@ -9,6 +9,10 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
+use crate::checksums::table::{BlockChecksums, File};
+use crate::checksums::verified::verified;
+use crate::checksums::writer::ChecksumWriter;
+use crate::edit::concat::copy;
 use crate::formats::{Column, ColumnType, finish_all, start_of};
 use crate::mmididx::idx::{self, HEADER_BYTES};
 use crate::{Built, Dtype, Result};
@@ -49,6 +53,9 @@ impl Repair {
         let idx = store.open(&prefix.with_suffix(".idx")?)?;
         let bin = store.open(&prefix.with_suffix(".bin")?)?;
         let (dtype, sequences, documents) = idx::header_fields(&start_of(&*idx)?, &idx.display())?;
+        // Tokens cannot be repaired: damaged ones must not get checksums that agree with them.
+        let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
+        let bin = verified(&bin, File::Bin, checksums.as_ref());
         let mut faults = Vec::new();
         // As many lengths as the file has room for; no count is believed beyond it.
         let room = idx.len_bytes().saturating_sub(HEADER_BYTES) / 4;
@@ -100,9 +107,10 @@ impl Repair {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
         let mut idx = store.create(&idx_key, 0)?;
         let mut bin = store.create(&bin_key, 0)?;
+        let mut checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
         let (sequences, documents) = (self.sequences_kept, self.documents_kept);
-        idx.write(&idx::header(self.dtype, sequences, documents + 1))?;
         let mut table = idx::Table::default();
+        table.push(idx::header(self.dtype, sequences, documents + 1), idx.as_mut())?;
         let lengths = self.lengths.part(0..sequences);
         for len in lengths.iter() {
             table.push((len? as i32).to_le_bytes(), idx.as_mut())?; // fits: read as 32 bits
@@ -128,11 +136,12 @@ impl Repair {
             table.push((mode? as i8).to_le_bytes(), idx.as_mut())?; // fits: read as 8 bits
         }
         table.end(idx.as_mut())?;
-        bin.write_from(self.bin.as_ref(), 0..self.bytes_kept, None)?;
-        let files = finish_all(store.as_ref(), vec![(bin_key, bin), (idx_key, idx)])?;
-        let [bin, idx] = <[_; 2]>::try_from(files).expect("two were finished");
+        copy(&self.bin, 0..self.bytes_kept, None, bin.as_mut(), &mut checksums)?;
+        let crc = checksums.end(table.sums)?;
+        let files = finish_all(store.as_ref(), vec![(bin_key, bin), crc, (idx_key, idx)])?;
+        let [bin, crc, idx] = <[_; 3]>::try_from(files).expect("three were finished");
         let tokens = self.bytes_kept / self.dtype.item_bytes();
-        Ok(Built { bin, idx, sequences, documents, tokens })
+        Ok(Built { bin, idx, crc, sequences, documents, tokens })
     }
 
     /// As many sequences as have a length that can be one, and tokens in the `.bin`.

@@ -137,7 +137,7 @@ impl Writer {
         let files = match out {
             Out::Pair(builder) => {
                 let built = builder.finish()?;
-                vec![built.bin, built.idx]
+                built.files().to_vec()
             }
             Out::Flat { tokens, ends, tokens_due } => {
                 check_due(&recode.file, tokens_due, counts.tokens)?;

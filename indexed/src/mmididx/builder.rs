@@ -3,8 +3,11 @@
 
 use std::sync::Arc;
 
-use storage::{FileEntry, Key, ResumableUpload, Storage, Upload};
+use storage::{Crc64, FileEntry, Key, ResumableUpload, Storage, Upload};
 
+use crate::checksums;
+use crate::checksums::writer::{ChecksumWriter, IdxSums};
+use crate::formats::finish_all;
 use crate::mmididx::dataset::for_each_chunk;
 pub use crate::mmididx::drafts::BuilderMark;
 use crate::mmididx::idx;
@@ -30,6 +33,8 @@ pub struct Builder {
     pub(super) bin: Bin,
     /// Begun at once, or at the end if it is a builder of drafts.
     pub(super) idx: Option<Box<dyn Upload>>,
+    /// Checksums of the blocks. A resumed builder has none: it reads its `.bin` at the end.
+    pub(super) checksums: Option<ChecksumWriter>,
     pub(super) dtype: Dtype,
     /// Encoded tokens that wait for a write worth its while.
     pub(super) pending: Vec<u8>,
@@ -55,6 +60,8 @@ pub struct Built {
     pub bin: FileEntry,
     /// The `.idx`.
     pub idx: FileEntry,
+    /// The `.crc`: checksums of both by block.
+    pub crc: FileEntry,
     /// How many sequences they hold.
     pub sequences: u64,
     /// How many documents.
@@ -63,23 +70,32 @@ pub struct Built {
     pub tokens: u64,
 }
 
+impl Built {
+    /// All files, in the order in which a manifest lists them.
+    #[must_use]
+    pub fn files(&self) -> [FileEntry; 3] {
+        [&self.bin, &self.idx, &self.crc].map(FileEntry::clone)
+    }
+}
+
 impl Builder {
-    /// Begins `prefix.bin` and `prefix.idx`.
+    /// Begins `prefix.bin`, `prefix.idx` and `prefix.crc`.
     ///
     /// # Errors
-    /// [`Error::Storage`] if either exists or cannot be begun; [`Error::Orphan`] if it is a `.bin`
+    /// [`Error::Storage`] if one of them exists or cannot be begun; [`Error::Orphan`] if it is a `.bin`
     /// without its `.idx`.
     pub fn create(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
-        // Both are begun now, so that a name that is taken shows before the work, not after it.
+        // All are begun now, so that a name that is taken shows before the work, not after it.
         let idx = store.create(&idx_key, 0)?;
         let bin = store.create(&bin_key, 0).map_err(|error| match error {
             storage::Error::Exists { object } => Error::Orphan { file: object },
             other => Error::Storage(other),
         })?;
+        let checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
         let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
         let builder = Builder::new(store, prefix, dtype, Bin::Upload(bin), outline);
-        Ok(Builder { idx: Some(idx), ..builder })
+        Ok(Builder { idx: Some(idx), checksums: Some(checksums), ..builder })
     }
 
     /// The type of its tokens.
@@ -102,8 +118,18 @@ impl Builder {
         outline: LengthLog,
     ) -> Self {
         let (store, prefix) = (Arc::clone(store), prefix.clone());
-        let (idx, pending, present_bytes, modes) = (None, Vec::new(), 0, None);
-        Builder { store, prefix, bin, idx, dtype, pending, present_bytes, outline, modes }
+        Builder {
+            store,
+            prefix,
+            bin,
+            idx: None,
+            checksums: None,
+            dtype,
+            pending: Vec::new(),
+            present_bytes: 0,
+            outline,
+            modes: None,
+        }
     }
 
     /// Begins a multimodal dataset, in which each sequence has a mode.
@@ -211,13 +237,13 @@ impl Builder {
         Ok(())
     }
 
-    /// Writes the `.idx`, then makes both files visible, the `.idx` last. When it has returned,
-    /// both are durable. A builder of drafts leaves the little that another needs to resume, until
+    /// Writes the `.idx` and the `.crc`, then makes all files visible, the `.idx` last. When it has
+    /// returned, all are durable. A builder of drafts leaves the little that another needs to resume, until
     /// [`Builder::discard_drafts`].
     ///
     /// # Errors
-    /// [`Error::UnendedDocument`], [`Error::Storage`]: neither file exists then, unless it is
-    /// [`Error::LeftBehind`], which names the one that does. Only a crash between the two can leave
+    /// [`Error::UnendedDocument`], [`Error::Storage`]: no file exists then, unless it is
+    /// [`Error::LeftBehind`], which names the one that does. Only a crash between them can leave
     /// a `.bin` alone, which [`Builder::create`] then refuses by that name. What a builder of
     /// drafts was synced with is never taken back: its `.bin` stays, and [`Builder::resume`] takes
     /// it up.
@@ -241,61 +267,50 @@ impl Builder {
 
     fn finish_with(mut self, documents: Documents) -> Result<Built> {
         self.flush_at(1)?;
+        let is_finished = matches!(self.bin, Bin::Finished(_));
+        let (store, prefix) = (Arc::clone(&self.store), self.prefix.clone());
+        let idx_key = prefix.with_suffix(".idx")?;
         let mut idx = match self.idx.take() {
             Some(idx) => idx,
-            None => self.begin_idx()?,
+            None => begin(&*store, &idx_key, is_finished, || Ok(store.create(&idx_key, 0)?))?,
         };
-        self.write_idx(idx.as_mut(), documents)?;
-        // Both are whole by now: what can still fail is to make them durable and visible.
+        let idx_sums = self.write_idx(idx.as_mut(), documents)?;
+        let Counts { sequences, documents, tokens, .. } = self.outline.counts();
+        let crc = match self.checksums.take() {
+            Some(checksums) => Ok(checksums.end(idx_sums)?),
+            None => Err(idx_sums),
+        };
+        // All are whole by now: what can still fail is to make them durable and visible.
         let (bin, can_resume) = match self.bin {
             Bin::Upload(upload) => (upload.finish()?, false),
             Bin::Draft(draft) => (draft.finish()?, true),
             Bin::Finished(entry) => (entry, true),
         };
-        let idx = match idx.finish() {
-            Ok(idx) => idx,
-            Err(source) if can_resume => return Err(source.into()),
-            Err(source) => {
-                let bin_key = self.prefix.with_suffix(".bin")?;
-                return Err(match self.store.delete(&bin_key) {
-                    Ok(()) => Error::Storage(source),
-                    Err(cleanup) => {
-                        let file = self.store.display(&bin_key);
-                        let (source, cleanup) = (Box::new(source), Box::new(cleanup));
-                        Error::LeftBehind { file, source, cleanup }
-                    }
-                });
-            }
+        let crc = crc.or_else(|idx_sums| {
+            let key = prefix.with_suffix(checksums::SUFFIX)?;
+            let again = || sum_again(&*store, &prefix, &bin);
+            begin(&*store, &key, is_finished, again)?.end(idx_sums)
+        });
+        let others = match crc.and_then(|crc| finish_all(&*store, vec![crc, (idx_key, idx)])) {
+            Ok(others) => others,
+            Err(error) if can_resume => return Err(error),
+            Err(error) => return Err(take_back(&*store, &prefix.with_suffix(".bin")?, error)),
         };
-        let Counts { sequences, documents, tokens, .. } = self.outline.counts();
-        Ok(Built { bin, idx, sequences, documents, tokens })
+        let [crc, idx] = <[_; 2]>::try_from(others).expect("two were finished");
+        Ok(Built { bin, idx, crc, sequences, documents, tokens })
     }
 
-    /// Of a process that finished both and was killed before it could say so, the `.idx` is made
-    /// again: it follows from the outline.
-    fn begin_idx(&self) -> Result<Box<dyn Upload>> {
-        let key = self.prefix.with_suffix(".idx")?;
-        match self.store.create(&key, 0) {
-            Err(storage::Error::Exists { .. }) if matches!(self.bin, Bin::Finished(_)) => {
-                self.store.delete(&key)?;
-                Ok(self.store.create(&key, 0)?)
-            }
-            outcome => Ok(outcome?),
-        }
-    }
-
-    fn write_idx(&mut self, upload: &mut dyn Upload, documents: Documents) -> Result<()> {
+    fn write_idx(&mut self, upload: &mut dyn Upload, documents: Documents) -> Result<IdxSums> {
         let counts = self.outline.counts();
         let item_bytes = self.dtype.item_bytes();
-        upload.write(&idx::header(self.dtype, counts.sequences, counts.documents + 1))?;
         let mut table = idx::Table::default();
+        table.push(idx::header(self.dtype, counts.sequences, counts.documents + 1), upload)?;
         let mut reader = self.outline.reader()?;
         while let Some(event) = reader.next()? {
             if let Event::Sequence(tokens, _) = event {
                 table.push((tokens as u32).to_le_bytes(), upload)?; // fits: checked when it came
             }
         }
-        table.end(upload)?;
         let mut reader = self.outline.reader()?;
         let mut pointer = 0;
         while let Some(event) = reader.next()? {
@@ -317,11 +332,11 @@ impl Builder {
                 }
             }
         }
-        table.end(upload)?;
         for mode in self.modes.iter().flatten() {
             table.push(mode.to_le_bytes(), upload)?;
         }
-        table.end(upload)
+        table.end(upload)?;
+        Ok(table.sums)
     }
 
     pub(super) fn push_sequence(&mut self, tokens: u64, mode: i8) -> Result<()> {
@@ -355,7 +370,11 @@ impl Builder {
         let there = self.present_bytes.min(bytes.len() as u64);
         self.present_bytes -= there;
         let rest = &bytes[there as usize..]; // fits: at most their length
-        if rest.is_empty() { Ok(()) } else { self.bin.write(rest) }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.bin.write(rest)?;
+        self.checksums.as_mut().map_or(Ok(()), |checksums| checksums.bin(rest))
     }
 
     pub(super) fn check_len(&self, tokens: u64) -> Result<()> {
@@ -400,6 +419,59 @@ impl Bin {
             Bin::Finished(entry) => panic!("{} is finished, so that nothing may come", entry.path),
         }
     }
+}
+
+/// Deletes a `.bin` whose `.crc` or `.idx` failed.
+fn take_back(store: &dyn Storage, bin_key: &Key, error: Error) -> Error {
+    let Err(cleanup) = store.delete(bin_key) else { return error };
+    let source = match error {
+        Error::Storage(source) => Box::new(source),
+        Error::LeftBehind { source, .. } => source,
+        other => return other,
+    };
+    Error::LeftBehind { file: store.display(bin_key), source, cleanup: Box::new(cleanup) }
+}
+
+/// Begins a file beside a `.bin`. If an earlier process had finished the `.bin`, it may have
+/// finished this file too before it was killed: it is then made again.
+fn begin<T>(
+    store: &dyn Storage,
+    key: &Key,
+    is_finished: bool,
+    create: impl Fn() -> Result<T>,
+) -> Result<T> {
+    match create() {
+        Err(Error::Storage(storage::Error::Exists { .. })) if is_finished => {
+            store.delete(key)?;
+            create()
+        }
+        outcome => outcome,
+    }
+}
+
+/// The checksums of a finished `.bin` that several processes have written, from its bytes. They
+/// must be the bytes that were written: a draft may have been damaged since.
+fn sum_again(store: &dyn Storage, prefix: &Key, bin: &FileEntry) -> Result<ChecksumWriter> {
+    let mut checksums = ChecksumWriter::begin(store, prefix)?;
+    let object = store.open(&prefix.with_suffix(".bin")?)?;
+    let mut sum = Crc64::new();
+    for_each_chunk(object.as_ref(), |bytes| {
+        sum.update(bytes);
+        checksums.bin(bytes)
+    })?;
+    if sum.value() != bin.crc64 {
+        return Err(Error::Storage(storage::Error::Corrupt {
+            object: object.display(),
+            offset: 0,
+            found: format!("CRC-64 {:016x} of {} bytes", sum.value(), object.len_bytes()),
+            expected: format!(
+                "{:016x}, as was written (hint: it was damaged while the run was interrupted: \
+                 delete it and begin again)",
+                bin.crc64
+            ),
+        }));
+    }
+    Ok(checksums)
 }
 
 /// What the document index says.

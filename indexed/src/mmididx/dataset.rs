@@ -1,10 +1,13 @@
 //! Reading a pair of `.bin` and `.idx`.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use storage::{Crc64, Key, Map, Object, RangeRead, Storage};
 
+use crate::checksums::table::{BlockChecksums, File};
+use crate::checksums::verified::verified;
 use crate::mmididx::idx::{HEADER_BYTES, I32Le, Layout, Tables, malformed};
 use crate::mmididx::sparse_table::Sparse;
 use crate::{Dtype, Error, FormatRule, Result};
@@ -22,7 +25,9 @@ pub struct IndexedDataset {
     store: Arc<dyn Storage>,
     prefix: Key,
     display: String,
+    /// Verified as it is read, if there are checksums.
     bin: Arc<dyn Object>,
+    checksums: Option<Arc<BlockChecksums>>,
     idx_object: Arc<dyn Object>,
     idx: Map,
     sparse: Sparse,
@@ -84,6 +89,7 @@ impl IndexedDataset {
         let file = dataset.idx_object.display();
         let bin_bytes = dataset.tables().check_ends(dataset.dtype().item_bytes(), &file)?;
         check_bin_len(dataset.bin.as_ref(), bin_bytes, &file)?;
+        dataset.check_lengths()?;
         dataset.sparse.set(true);
         Ok(IndexedDataset { bin_bytes, ..dataset })
     }
@@ -97,13 +103,15 @@ impl IndexedDataset {
         let idx = if is_empty { Map::owned(Vec::new()) } else { idx_object.map()? };
         idx.expect_random_reads();
         let layout = Layout::parse(&idx, &idx_object.display())?;
+        let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let (prefix, display) = (prefix.clone(), store.display(prefix));
         Ok(IndexedDataset {
             store: Arc::clone(store),
             prefix,
             display,
             bin_bytes: bin.len_bytes(),
-            bin,
+            bin: verified(&bin, File::Bin, checksums.as_ref()),
+            checksums,
             sparse: Sparse::of(&idx_object),
             idx_object,
             idx,
@@ -130,10 +138,41 @@ impl IndexedDataset {
         self.idx.expect_sequential_reads();
         self.sparse.set(false);
         let item_bytes = self.dtype().item_bytes();
-        let bin_bytes = self.tables().check(item_bytes, &file, |bytes| self.idx.forget(bytes))?;
+        // A rule that is broken tells more than a checksum, so the latter is told last.
+        let damage = RefCell::new(Ok(()));
+        let bin_bytes = self.tables().check(item_bytes, &file, |bytes| {
+            let mut damage = damage.borrow_mut();
+            if damage.is_ok() {
+                *damage = self.verify_idx(&bytes);
+            }
+            self.idx.forget(bytes);
+        })?;
         self.idx.expect_random_reads();
         check_bin_len(self.bin.as_ref(), bin_bytes, &file)?;
+        self.check_lengths()?;
+        damage.into_inner()?;
+        let modes_at = self.idx.len() - self.tables().modes.len();
+        self.verify_idx(&(modes_at..self.idx.len()))?;
         Ok(bin_bytes)
+    }
+
+    /// Compares the blocks of a range of the `.idx` with their checksums, if there are any.
+    fn verify_idx(&self, range: &Range<usize>) -> Result<()> {
+        let len = self.idx.len() as u64;
+        let Some(checksums) = self.checksums.as_ref().filter(|it| it.len_of(File::Idx) == len)
+        else {
+            return Ok(());
+        };
+        let extent = checksums.extent_in(File::Idx, range.start as u64..range.end as u64);
+        let bytes = &self.idx[extent.start as usize..extent.end as usize]; // fits: it is mapped
+        Ok(checksums.verify(File::Idx, &self.idx_object.display(), extent.start, bytes)?)
+    }
+
+    fn check_lengths(&self) -> Result<()> {
+        match &self.checksums {
+            Some(checksums) => checksums.check_lengths(&*self.bin, &*self.idx_object),
+            None => Ok(()),
+        }
     }
 
     /// The type of its tokens.
@@ -223,7 +262,13 @@ impl IndexedDataset {
         u64::from_le_bytes(documents[at])..u64::from_le_bytes(documents[at + 1])
     }
 
-    /// The `.bin`.
+    /// The checksums of its blocks, if it has any.
+    #[must_use]
+    pub fn checksums(&self) -> Option<&Arc<BlockChecksums>> {
+        self.checksums.as_ref()
+    }
+
+    /// The `.bin`. If there are checksums, its reads are verified.
     #[must_use]
     pub fn bin(&self) -> &Arc<dyn Object> {
         &self.bin

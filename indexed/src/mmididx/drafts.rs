@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use storage::{FileEntry, Key, Storage, SyncPoint};
 
+use crate::checksums::writer::ChecksumWriter;
 use crate::mmididx::builder::{Bin, Builder, OUTLINE};
 use crate::mmididx::length_log::{Counts, LengthLog};
 use crate::{Dtype, Error, Result};
@@ -32,8 +33,15 @@ impl Builder {
         let bin = store.create_resumable(&bin_key)?;
         // An outline without its tokens is what a run left that was killed when it was done.
         let cleared = store.discard(&outline_key).map_err(Error::from);
-        match cleared.and_then(|()| LengthLog::create(store, outline_key)) {
-            Ok(outline) => Ok(Builder::new(store, prefix, dtype, Bin::Draft(bin), outline)),
+        let begun = cleared.and_then(|()| {
+            let checksums = Some(ChecksumWriter::begin(store.as_ref(), prefix)?);
+            Ok((LengthLog::create(store, outline_key)?, checksums))
+        });
+        match begun {
+            Ok((outline, checksums)) => {
+                let builder = Builder::new(store, prefix, dtype, Bin::Draft(bin), outline);
+                Ok(Builder { checksums, ..builder })
+            }
             Err(error) => {
                 drop(bin);
                 store.discard(&bin_key)?;
@@ -67,9 +75,11 @@ impl Builder {
     /// As [`Builder::create_draft`].
     pub fn create_tokens(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         drop(store.create(&prefix.with_suffix(".idx")?, 0)?);
+        let checksums = Some(ChecksumWriter::begin(store.as_ref(), prefix)?);
         let bin = Bin::Draft(store.create_resumable(&prefix.with_suffix(".bin")?)?);
         let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
-        Ok(Builder::new(store, prefix, dtype, bin, outline))
+        let builder = Builder::new(store, prefix, dtype, bin, outline);
+        Ok(Builder { checksums, ..builder })
     }
 
     /// Goes on from where [`Builder::sync_tokens`] was. What is added from then on is what was

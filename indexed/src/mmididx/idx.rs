@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use storage::Upload;
 
+use crate::checksums::writer::IdxSums;
 use crate::{Dtype, Error, FormatRule, Result};
 
 /// "MMIDIDX" and two NULs.
@@ -254,9 +255,14 @@ pub(crate) fn header(dtype: Dtype, sequences: u64, document_index_len: u64) -> [
     bytes
 }
 
-/// Gathers the items of a table to writes worth their while.
+/// Gathers the header and the items of tables to writes worth their while, and makes the
+/// checksums of what is written.
 #[derive(Debug, Default)]
-pub(crate) struct Table(Vec<u8>);
+pub(crate) struct Table {
+    pending: Vec<u8>,
+    /// Of the whole file.
+    pub(crate) sums: IdxSums,
+}
 
 impl Table {
     /// Large enough that the call costs nothing.
@@ -267,13 +273,14 @@ impl Table {
         item: [u8; N],
         upload: &mut dyn Upload,
     ) -> Result<()> {
-        self.0.extend_from_slice(&item);
-        if self.0.len() >= Self::CHUNK_BYTES { self.end(upload) } else { Ok(()) }
+        self.pending.extend_from_slice(&item);
+        if self.pending.len() >= Self::CHUNK_BYTES { self.end(upload) } else { Ok(()) }
     }
 
     pub(crate) fn end(&mut self, upload: &mut dyn Upload) -> Result<()> {
-        upload.write(&self.0)?;
-        self.0.clear();
+        self.sums.update(&self.pending);
+        upload.write(&self.pending)?;
+        self.pending.clear();
         Ok(())
     }
 }

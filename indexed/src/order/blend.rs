@@ -113,6 +113,17 @@ impl BlendIndex {
         index_cache::load_or_build(&BlendSpec(config), store, &names)
     }
 
+    /// As [`GptIndex::verify_cache`](crate::GptIndex::verify_cache).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify_cache(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
+        config.check()?;
+        let suffix = format!("BlendedDataset-{}", config.which);
+        let names = Names::new(&config.description(), folder, &suffix);
+        index_cache::verify(&BlendSpec(config), store, &names)
+    }
+
     /// Builds the order of a blend whose settings make sense, of datasets that have the samples.
     ///
     /// # Errors

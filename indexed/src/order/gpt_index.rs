@@ -117,17 +117,25 @@ impl GptIndex {
         store: &dyn Storage,
         folder: &Key,
     ) -> Result<Self> {
-        let plan = Plan::new(dataset, which, config).or_else(|error| {
-            // What is wrong with the settings may be wrong with the file, which is to be told.
-            dataset.check_tables()?;
-            Err(error)
-        })?;
-        let names = Names::new(&config.description(which)?, folder, &format!("GPTDataset-{which}"));
-        index_cache::load_or_build(
-            &GptIndexSpec { dataset, plan, seed: config.seed, store },
-            store,
-            &names,
-        )
+        let (spec, names) = GptIndexSpec::new(dataset, which, config, store, folder)?;
+        index_cache::load_or_build(&spec, store, &names)
+    }
+
+    /// Checks every number of the files that [`GptIndex::load_or_build`] uses, whatever their seal
+    /// says. It reads all of them, so it is for a thread beside the run.
+    ///
+    /// # Errors
+    /// [`Error::BadCache`](crate::Error::BadCache) and [`Error::NoCache`](crate::Error::NoCache);
+    /// as [`GptIndex::load_or_build`].
+    pub fn verify_cache(
+        dataset: &IndexedDataset,
+        which: Split,
+        config: &GptIndexConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let (spec, names) = GptIndexSpec::new(dataset, which, config, store, folder)?;
+        index_cache::verify(&spec, store, &names)
     }
 
     /// How many samples there are: at least those asked for, up to the end of the last epoch.
@@ -240,6 +248,24 @@ struct GptIndexSpec<'a> {
     plan: Plan,
     seed: u32,
     store: &'a dyn Storage,
+}
+
+impl<'a> GptIndexSpec<'a> {
+    fn new(
+        dataset: &'a IndexedDataset,
+        which: Split,
+        config: &GptIndexConfig,
+        store: &'a dyn Storage,
+        folder: &Key,
+    ) -> Result<(Self, Names)> {
+        let plan = Plan::new(dataset, which, config).or_else(|error| {
+            // The settings may look wrong because the file is: that is the error to report.
+            dataset.check_tables()?;
+            Err(error)
+        })?;
+        let names = Names::new(&config.description(which)?, folder, &format!("GPTDataset-{which}"));
+        Ok((GptIndexSpec { dataset, plan, seed: config.seed, store }, names))
+    }
 }
 
 impl index_cache::CachedIndex<3> for GptIndexSpec<'_> {

@@ -220,6 +220,22 @@ impl MaskedIndex {
         index_cache::load_or_build(&recipe, store, &names)
     }
 
+    /// As [`GptIndex::verify_cache`](crate::GptIndex::verify_cache).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn verify_cache(
+        dataset: &IndexedDataset,
+        which: Split,
+        config: &MaskedConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let recipe = MaskedIndexSpec::new(dataset, which, config, Some(store))?;
+        let names = Names::new(&config.description(which)?, folder, config.kind.class());
+        index_cache::verify(&recipe, store, &names)
+    }
+
     /// How many samples there are: whole epochs of them.
     #[must_use]
     pub fn sample_count(&self) -> u64 {

@@ -30,10 +30,10 @@ fn calls() -> Vec<String> {
 #[test]
 fn both_files_are_whole_before_either_is_visible() {
     let calls = calls();
-    let (work, finish) = calls.split_at(calls.len() - 2);
-    assert_eq!(finish, ["finish folder/a.bin", "finish folder/a.idx"]);
-    assert_eq!(work[..2], ["create folder/a.idx", "create folder/a.bin"]);
-    assert!(work[2..].iter().all(|call| call.starts_with("write ")), "{work:?}");
+    let (work, finish) = calls.split_at(calls.len() - 3);
+    assert_eq!(finish, ["finish folder/a.bin", "finish folder/a.crc", "finish folder/a.idx"]);
+    assert_eq!(work[..3], ["a.idx", "a.bin", "a.crc"].map(|name| format!("create folder/{name}")));
+    assert!(work[3..].iter().all(|call| call.starts_with("write ")), "{work:?}");
 }
 
 #[test]

@@ -21,17 +21,18 @@ fn add(builder: &mut Builder, documents: std::ops::Range<u32>) {
     }
 }
 
-fn files(store: &dyn Storage, prefix: &Key) -> [Vec<u8>; 2] {
-    [".bin", ".idx"].map(|suffix| read_all(store, &prefix.with_suffix(suffix).unwrap()).unwrap())
+fn files(store: &dyn Storage, prefix: &Key) -> [Vec<u8>; 3] {
+    [".bin", ".idx", ".crc"]
+        .map(|suffix| read_all(store, &prefix.with_suffix(suffix).unwrap()).unwrap())
 }
 
-fn expected(prefix: &Key) -> [Vec<u8>; 2] {
+fn expected(prefix: &Key) -> [Vec<u8>; 3] {
     let sim = FaultStore::new(1, FaultPlan::default());
     let store: Arc<dyn Storage> = Arc::new(sim);
     let mut builder = Builder::create(&store, prefix, Dtype::U16).unwrap();
     add(&mut builder, 0..60);
     builder.finish().unwrap();
-    assert_eq!(store.list_names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+    assert_eq!(store.list_names(&Key::root()).unwrap(), ["a.bin", "a.crc", "a.idx"]);
     files(&*store, prefix)
 }
 
@@ -61,12 +62,35 @@ fn a_crash_anywhere_changes_no_byte() {
             add(&mut builder, *documents..60);
             let built = builder.finish().unwrap();
             assert_eq!(files(&*after, &prefix), due, "{ops} operations, seed {seed}");
-            built.bin.verify(&*after, &Key::root()).unwrap();
-            built.idx.verify(&*after, &Key::root()).unwrap();
+            for file in built.files() {
+                file.verify(&*after, &Key::root()).unwrap();
+            }
             Builder::discard_drafts(&*after, &prefix).unwrap();
-            assert_eq!(after.list_names(&Key::root()).unwrap(), ["a.bin", "a.idx"]);
+            assert_eq!(after.list_names(&Key::root()).unwrap(), ["a.bin", "a.crc", "a.idx"]);
         }
     }
+}
+
+/// What was written before the interruption is read again for its checksums: damage shows then.
+#[test]
+fn a_draft_that_was_damaged_meanwhile_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+    let prefix = Key::new("a").unwrap();
+    let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
+    add(&mut builder, 0..20);
+    let mark = builder.sync().unwrap();
+    drop(builder);
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let draft = names.filter(|path| path.to_str().unwrap().contains("a.bin")).next().unwrap();
+    let mut bytes = std::fs::read(&draft).unwrap();
+    bytes[1000] ^= 4;
+    std::fs::write(&draft, bytes).unwrap();
+    let mut builder = Builder::resume(&store, &prefix, Dtype::U16, &mark).unwrap();
+    add(&mut builder, 20..60);
+    let error = builder.finish().unwrap_err().to_string();
+    assert!(error.contains("a.bin") && error.contains("was damaged"), "{error}");
+    assert!(store.open(&prefix.with_suffix(".idx").unwrap()).is_err());
 }
 
 /// What was synced outlives every failure of the end: the `.bin` too, if the `.idx` fails.
@@ -110,7 +134,7 @@ fn sequences_may_be_in_no_document() {
     builder.add_sequence(&[1, 2]).unwrap();
     builder.add_sequence(&[3]).unwrap();
     builder.finish_without_documents().unwrap();
-    let [_, idx] = files(&*store, &prefix);
+    let [_, idx, _] = files(&*store, &prefix);
     assert_eq!(idx.len(), 34 + 12 * 2 + 8);
     assert_eq!(idx[26..34], 1_u64.to_le_bytes());
     assert_eq!(idx[34 + 24..], 0_u64.to_le_bytes());

@@ -276,7 +276,7 @@ fn types_are_changed_without_loss_or_refused() {
     assert!(matches!(error, Error::IdOutside { id: 70_000, .. }), "{error}");
     assert_eq!(
         store.list_names(&Key::root()).unwrap(),
-        ["wide.bin", "wide.idx"],
+        ["wide.bin", "wide.crc", "wide.idx"],
         "nothing is left"
     );
     for dtype in [Dtype::I64, Dtype::I32] {

@@ -6,6 +6,7 @@
 
 mod builder_faults;
 mod builder_resume;
+mod checksums;
 mod common;
 mod formats;
 mod gpt_cache;

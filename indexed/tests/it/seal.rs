@@ -77,7 +77,7 @@ fn other_data_of_the_same_size_is_seen() {
     write(&store, &lengths);
     load(&store).1.unwrap();
     let old = File::open(guard.path().join("a.idx")).unwrap().metadata().unwrap();
-    for suffix in [".bin", ".idx"] {
+    for suffix in [".bin", ".idx", ".crc"] {
         store.delete(&key("a").with_suffix(suffix).unwrap()).unwrap();
     }
     lengths.reverse();

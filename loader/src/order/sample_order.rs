@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use indexed::{BlendIndex, GptIndex, IndexedDataset};
+use indexed::{BlendIndex, BlockChecksums, GptIndex, IndexedDataset};
 use storage::{Key, Storage};
 
 use crate::{Error, Result};
@@ -50,6 +50,8 @@ pub struct DataFile {
     pub key: Key,
     /// Its length, as its index has it.
     pub len_bytes: u64,
+    /// The checksums of its blocks, if it has any.
+    pub checksums: Option<Arc<BlockChecksums>>,
 }
 
 /// A contiguous range of one file.
@@ -73,6 +75,12 @@ pub struct SampleOrigin {
 }
 
 impl DataFile {
+    /// A file whose blocks have no checksums.
+    #[must_use]
+    pub fn new(store: Arc<dyn Storage>, key: Key, len_bytes: u64) -> Self {
+        DataFile { store, key, len_bytes, checksums: None }
+    }
+
     /// The `.bin` of a dataset.
     ///
     /// # Errors
@@ -82,6 +90,7 @@ impl DataFile {
             store: Arc::clone(dataset.store()),
             key: dataset.prefix().with_suffix(".bin")?,
             len_bytes: dataset.token_count() * dataset.dtype().item_bytes(),
+            checksums: dataset.checksums().cloned(),
         })
     }
 }

@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use indexed::BlockChecksums;
+
 pub use crate::plan::store_reads::{Extent, ScatterCopy, StoreReads};
 
 use crate::plan::sample_cache::SampleCache;
@@ -57,8 +59,8 @@ pub(crate) struct RoundCapacity {
     pieces: usize,
     batches: usize,
     chunks: usize,
-    /// Extents, copies and bytes for each store.
-    lots: Vec<[usize; 3]>,
+    /// Extents, copies, bytes and blocks for each store.
+    lots: Vec<[usize; 4]>,
 }
 
 /// Request limits for a store.
@@ -81,6 +83,8 @@ pub struct PlanContext<'a> {
     pub limits: &'a [Limits],
     /// The local cache, if there is one.
     pub near: Option<&'a dyn SampleCache>,
+    /// Whether to read whole blocks, where they have checksums, so that they can be verified.
+    pub verify: bool,
 }
 
 impl Limits {
@@ -98,6 +102,13 @@ impl Limits {
             }
             _ => Limits { gap_bytes: 16 << 10, extent_bytes_max: 1 << 20 },
         }
+    }
+}
+
+impl PlanContext<'_> {
+    fn checksums(&self, file: u32) -> Option<&BlockChecksums> {
+        let source = &self.order.sources()[file as usize]; // fits: 64 bits
+        source.checksums.as_deref().filter(|_| self.verify)
     }
 }
 
@@ -126,7 +137,8 @@ impl PrefetchRound {
             let count = rest.partition_point(|chunk| (chunk.store, chunk.file) <= (store, file));
             let (of_file, after) = rest.split_at(count);
             let lot = self.lots[store].as_mut().expect("all lots are here while planning");
-            lot.cut(of_file, &outlook.limits[store], &mut self.spots);
+            let checksums = outlook.checksums(file);
+            lot.cut(of_file, &outlook.limits[store], checksums, &mut self.spots);
             rest = after;
         }
         for (store, lot) in self.lots.iter_mut().flatten().enumerate() {
@@ -209,11 +221,12 @@ impl PrefetchRound {
         reserve(&mut self.batches, sizes.batches);
         reserve(&mut self.chunks, sizes.chunks);
         self.lots.resize_with(sizes.lots.len(), Option::default);
-        for (lot, &[extents, copies, bytes]) in self.lots.iter_mut().zip(&sizes.lots) {
+        for (lot, &[extents, copies, bytes, blocks]) in self.lots.iter_mut().zip(&sizes.lots) {
             let lot = lot.get_or_insert_default();
             reserve(&mut lot.extents, extents);
             reserve(&mut lot.copies, copies);
             reserve(&mut lot.bytes, bytes);
+            reserve(&mut lot.blocks, blocks);
         }
     }
 
@@ -223,9 +236,9 @@ impl PrefetchRound {
         sizes.pieces = sizes.pieces.max(self.pieces.len());
         sizes.batches = sizes.batches.max(self.batches.len());
         sizes.chunks = sizes.chunks.max(self.chunks.len());
-        sizes.lots.resize(self.lots.len(), [0; 3]);
+        sizes.lots.resize(self.lots.len(), [0; 4]);
         for (most, lot) in sizes.lots.iter_mut().zip(self.lots.iter().flatten()) {
-            let lens = [lot.extents.len(), lot.copies.len(), lot.used];
+            let lens = [lot.extents.len(), lot.copies.len(), lot.used, lot.blocks.len()];
             *most = std::array::from_fn(|nth| most[nth].max(lens[nth]));
         }
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use indexed::{BadBlock, Block, BlockChecksums, verify_blocks};
 use storage::{Buffer, BufferPool, Object};
 
 use crate::PieceRef;
@@ -20,6 +21,8 @@ pub struct Extent {
     pub len_bytes: u64,
     /// Which of [`StoreReads::copies`] are filled from it.
     pub copies: Range<usize>,
+    /// Which of [`StoreReads::blocks`] it consists of; none if it is not verified.
+    pub blocks: Range<usize>,
 }
 
 /// Bytes of an extent that belong to a sample.
@@ -40,6 +43,8 @@ pub struct StoreReads {
     pub extents: Vec<Extent>,
     /// Of all extents.
     pub copies: Vec<ScatterCopy>,
+    /// The blocks of the extents that are verified, with their checksums.
+    pub blocks: Vec<Block>,
     /// The bytes of the samples, piece after piece in sample order, except those kept in their read
     /// buffers. Never shrinks: it may be longer than this round needs.
     pub bytes: Vec<u8>,
@@ -80,6 +85,10 @@ impl PieceRead {
     fn end(&self) -> u64 {
         self.offset + self.len
     }
+
+    fn range(&self) -> Range<u64> {
+        self.offset..self.end()
+    }
 }
 
 impl StoreReads {
@@ -93,6 +102,17 @@ impl StoreReads {
         assert_eq!(came.len() as u64, *len_bytes, "a reader gives what it was asked for");
         for &ScatterCopy { from, len, to } in &self.copies[copies.clone()] {
             self.bytes[to..to + len].copy_from_slice(&came[from..from + len]);
+        }
+    }
+
+    /// Compares the bytes of an extent with the checksums of its blocks.
+    ///
+    /// # Errors
+    /// The first block that differs.
+    pub fn verify(&self, extent: usize, bytes: &[u8]) -> Result<(), BadBlock> {
+        match &self.blocks[self.extents[extent].blocks.clone()] {
+            [] => Ok(()),
+            blocks => verify_blocks(blocks, bytes),
         }
     }
 
@@ -175,6 +195,7 @@ impl StoreReads {
         self.release();
         self.extents.clear();
         self.copies.clear();
+        self.blocks.clear();
         self.objects.clear();
         self.failed.clear();
         (self.used, self.begun, self.left) = (0, 0, 0);
@@ -221,35 +242,41 @@ impl StoreReads {
         self.kept_bytes = is_worth.then_some(buffers);
     }
 
-    /// Coalesces the chunks of one file, which are sorted, into extents.
+    /// Coalesces the chunks of one file, which are sorted, into extents: of whole blocks, where
+    /// those have checksums.
     pub(super) fn cut(
         &mut self,
         chunks: &[PieceRead],
         limits: &Limits,
+        checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
     ) {
         let mut rest = chunks;
         while let Some(first) = rest.first() {
-            let (mut end, mut count) = (first.end(), 1);
-            while let Some(next) = rest.get(count)
-                && next.offset <= end.saturating_add(limits.gap_bytes)
-            {
-                end = end.max(next.end());
+            let Range { start, mut end } = whole_blocks(checksums, first.range());
+            let mut count = 1;
+            while let Some(next) = rest.get(count) {
+                let next = whole_blocks(checksums, next.range());
+                if next.start > end.saturating_add(limits.gap_bytes) {
+                    break;
+                }
+                end = end.max(next.end);
                 count += 1;
             }
             let (run, after) = rest.split_at(count);
-            self.cut_run(run, first.offset..end, limits.extent_bytes_max, spots);
+            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, spots);
             rest = after;
         }
     }
 
     /// A run that is too long for one request is cut at multiples of the longest one, so that no
-    /// sector is read twice.
+    /// sector is read twice; or else at the start of the block that such a cut is in.
     fn cut_run(
         &mut self,
         run: &[PieceRead],
         bytes: Range<u64>,
         extent_bytes_max: u64,
+        checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
     ) {
         let mut first = 0;
@@ -257,27 +284,38 @@ impl StoreReads {
         while start < bytes.end {
             let next_cut = (start / extent_bytes_max + 1) * extent_bytes_max;
             let fits = bytes.end - start <= extent_bytes_max;
-            let end = if fits { bytes.end } else { next_cut };
+            let end = if fits {
+                bytes.end
+            } else {
+                let block = whole_blocks(checksums, next_cut..next_cut + 1);
+                if block.start > start { block.start } else { block.end }
+            };
             while run[first].end() <= start {
                 first += 1;
             }
-            self.add_extent(&run[first..], start..end, spots);
+            self.add_extent(&run[first..], start..end, checksums, spots);
             start = end;
         }
     }
 
     /// Adds an extent for the chunks in a range of a run, from the first of their bytes to the
-    /// last.
-    fn add_extent(&mut self, run: &[PieceRead], bytes: Range<u64>, spots: &mut [PieceLocation]) {
+    /// last, or of their blocks. The range consists of whole blocks.
+    fn add_extent(
+        &mut self,
+        run: &[PieceRead],
+        bytes: Range<u64>,
+        checksums: Option<&BlockChecksums>,
+        spots: &mut [PieceLocation],
+    ) {
         let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
         let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
         let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
         let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
+        let end = wanted().map(|chunk| cut(chunk).end).max().unwrap_or(start);
+        let Range { start, end } = whole_blocks(checksums, start..end);
         let first = self.copies.len();
-        let mut end = start;
         for chunk in wanted() {
             let part = cut(chunk);
-            end = end.max(part.end);
             let spot = &mut spots[chunk.piece];
             if part.start == chunk.offset && chunk.to == spot.start {
                 spot.extent = self.extents.len();
@@ -289,8 +327,21 @@ impl StoreReads {
             });
         }
         let copies = first..self.copies.len();
+        let first = self.blocks.len();
+        if let Some(checksums) = checksums {
+            checksums.blocks(start..end, &mut self.blocks);
+        }
+        let blocks = first..self.blocks.len();
         let (file, len_bytes) = (run[0].file, end - start);
-        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies });
+        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies, blocks });
+    }
+}
+
+/// The blocks that a range overlaps; without checksums the range itself.
+fn whole_blocks(checksums: Option<&BlockChecksums>, range: Range<u64>) -> Range<u64> {
+    match checksums {
+        Some(checksums) => checksums.extent(range),
+        None => range,
     }
 }
 

@@ -50,6 +50,9 @@ pub struct LoaderOptions {
     pub retry_pauses: [Duration; 3],
     /// A cache of samples on this node. Default: none.
     pub near: Option<Arc<dyn SampleCache>>,
+    /// Whether to compare what is read with the checksums of its blocks, where the dataset has a
+    /// `.crc`. Whole blocks of 4 KiB are read then. Default: yes.
+    pub verify: bool,
 }
 
 impl LoaderOptions {
@@ -68,6 +71,7 @@ impl LoaderOptions {
             timeout: Duration::from_secs(300),
             retry_pauses: [1, 8, 24].map(Duration::from_secs),
             near: None,
+            verify: true,
         }
     }
 }
@@ -145,12 +149,12 @@ impl<A: Assemble> Loader<A> {
             let run = move || worker::run(shared, nth, store.as_ref(), &manner, kept);
             threads.start("loader-read", &counter, run)?;
         }
-        let LoaderOptions { near, timeout, .. } = options;
+        let LoaderOptions { near, timeout, verify, .. } = options;
         let made_into = Arc::clone(&counter);
         let batcher =
             Batcher::new(assemble, course.clone(), near.clone(), Arc::clone(&shared), made_into);
         threads.start("loader-batch", &counter, move || batcher.run())?;
-        let planner = Planner { order, course, near, store_of, limits, timeout, shared };
+        let planner = Planner { order, course, near, store_of, limits, timeout, verify, shared };
         threads.start("loader-plan", &counter, move || planner.run())?;
         Ok(loader)
     }

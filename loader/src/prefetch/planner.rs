@@ -29,6 +29,8 @@ pub(crate) struct Planner {
     pub(crate) limits: Vec<Limits>,
     /// Timeout for the opening of a file.
     pub(crate) timeout: Duration,
+    /// Whether to verify what has checksums.
+    pub(crate) verify: bool,
     pub(crate) shared: Arc<LoaderChannels>,
 }
 
@@ -109,6 +111,7 @@ impl Planner {
             store_of: &self.store_of,
             limits: &self.limits,
             near: self.near.as_deref(),
+            verify: self.verify,
         };
         round.fill(&outlook, batches.map(|nth| self.course.batch(nth)))?;
         for lot in round.lots.iter_mut().flatten() {

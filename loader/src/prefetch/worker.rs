@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use indexed::BadBlock;
 use storage::{BufferPool, Completion, ReadRequest, Reader, ReaderOptions, Storage};
 
-use crate::plan::round::StoreReads;
+use crate::plan::round::{Extent, StoreReads};
 use crate::prefetch::channels::LoaderChannels;
 use crate::prefetch::depth::Depth;
 use crate::queue::QueueEmpty;
@@ -47,6 +48,8 @@ struct Worker {
     lots: Vec<Option<Box<StoreReads>>>,
     /// Those with extents not yet submitted, by deadline.
     queue: VecDeque<usize>,
+    /// Extents that differed from their checksums, to be read once more.
+    again: Vec<(usize, usize)>,
     /// The request of each tag.
     flights: Vec<InFlightRead>,
     free_tags: Vec<usize>,
@@ -62,6 +65,8 @@ struct InFlightRead {
     /// `None` once it is complete.
     begun: Option<Instant>,
     is_kept: bool,
+    /// Whether it differed from its checksums before.
+    is_second: bool,
 }
 
 /// Serves store reads until the work queue is closed or the store has failed.
@@ -99,6 +104,7 @@ pub(crate) fn run(
         depth,
         lots,
         queue,
+        again: Vec::new(),
         flights,
         free_tags,
         completions: came,
@@ -120,6 +126,12 @@ fn fail(shared: &LoaderChannels, mut lot: Box<StoreReads>, error: storage::Error
     shared.done.push_now(lot);
 }
 
+/// What it means that a block of an extent differs from its checksum.
+fn damaged(lot: &StoreReads, extent: usize, bad: &BadBlock) -> storage::Error {
+    let Extent { file, offset_bytes, .. } = lot.extents[extent];
+    bad.error(&lot.object(file).display(), offset_bytes)
+}
+
 impl Worker {
     fn work(&mut self) -> storage::Result<()> {
         let mut look_after = LOOK_AFTER[0];
@@ -129,7 +141,7 @@ impl Worker {
             }
             self.submit();
             let now = Instant::now();
-            let full = !self.queue.is_empty();
+            let full = !self.queue.is_empty() || !self.again.is_empty();
             let wait = if full { WAIT } else { look_after };
             if !full {
                 self.depth.starved();
@@ -155,7 +167,8 @@ impl Worker {
         if work.is_closed() {
             return false;
         }
-        let idle = self.queue.is_empty() && self.reader.in_flight() == 0;
+        let none = self.queue.is_empty() && self.again.is_empty();
+        let idle = none && self.reader.in_flight() == 0;
         let first = if idle { work.pop(None) } else { work.try_pop().ok_or(QueueEmpty::Late) };
         let more = || work.try_pop();
         for lot in first.ok().into_iter().chain(std::iter::from_fn(more)) {
@@ -180,9 +193,12 @@ impl Worker {
         }
         let depth = depth.min(self.reader.depth_max());
         while self.reader.in_flight() < depth {
-            let Some(&place) = self.queue.front() else { return };
+            let again = self.again.last().copied();
+            let first = again.map(|(place, _)| place).or_else(|| self.queue.front().copied());
+            let Some(place) = first else { return };
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
-            let extent = &lot.extents[lot.begun];
+            let nth = again.map_or(lot.begun, |(_, nth)| nth);
+            let extent = &lot.extents[nth];
             let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
             // If no buffer is free to keep it in, the extent is copied: reading must not stop.
             let keep = lot.is_worth_keeping().then(|| self.kept.take(len)).flatten();
@@ -190,7 +206,8 @@ impl Worker {
             let Some(buf) = keep.or_else(|| self.pool.take(len)) else { return };
             let tag = self.free_tags.pop().unwrap_or(self.flights.len());
             let begun = Some(Instant::now());
-            let flight = InFlightRead { lot: place, extent: lot.begun, begun, is_kept };
+            let is_second = again.is_some();
+            let flight = InFlightRead { lot: place, extent: nth, begun, is_kept, is_second };
             match self.flights.get_mut(tag) {
                 Some(slot) => *slot = flight,
                 None => self.flights.push(flight),
@@ -205,6 +222,10 @@ impl Worker {
                 tag: tag as u64,
                 deadline: due,
             });
+            if is_second {
+                self.again.pop();
+                continue;
+            }
             lot.begun += 1;
             if lot.begun == lot.extents.len() {
                 self.queue.pop_front();
@@ -230,13 +251,25 @@ impl Worker {
         for came in self.completions.drain(..) {
             let tag = came.tag as usize; // fits: it was a usize
             let flight = &mut self.flights[tag];
-            let (place, extent, is_kept) = (flight.lot, flight.extent, flight.is_kept);
+            let InFlightRead { lot: place, extent, is_kept, is_second, .. } = *flight;
             let begun = flight.begun.take().expect("a request comes once");
             self.free_tags.push(tag);
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
             self.shared.meter.read(now - begun);
-            match came.outcome {
-                Ok(()) => {
+            let verify = |()| lot.verify(extent, &came.buf[came.data.clone()]);
+            match came.outcome.map(verify) {
+                // Memory or a network may have failed, and not the store.
+                Ok(Err(bad)) if !is_second => {
+                    log::warn!("{}; it is read again", damaged(lot, extent, &bad));
+                    self.again.push((place, extent));
+                    continue;
+                }
+                Ok(Err(bad)) => {
+                    let error = damaged(lot, extent, &bad);
+                    lot.failed.push(extent);
+                    lot.failure.get_or_insert(error);
+                }
+                Ok(Ok(())) => {
                     match is_kept {
                         true => lot.keep(extent, came.buf, came.data),
                         false => lot.feed(extent, &came.buf[came.data]),

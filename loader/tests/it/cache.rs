@@ -42,7 +42,7 @@ impl Pieces {
             upload.finish().unwrap();
         }
         let [a, b] = keys;
-        let source = |key, len| DataFile { store: store.clone(), key, len_bytes: len };
+        let source = |key, len| DataFile::new(store.clone(), key, len);
         Arc::new(Pieces { sources: [source(a, lens[0]), source(b, lens[1])], files })
     }
 

@@ -65,7 +65,7 @@ fn start(sample: u64, trouble: Trouble) -> (tempfile::TempDir, Loader<RawAssembl
     let key = Key::new("samples").unwrap();
     let bytes: Vec<u8> = (0..SAMPLES).flat_map(sample_bytes).collect();
     storage::write_all(store.as_ref(), &key, &bytes).unwrap();
-    let source = [DataFile { store, key, len_bytes: SAMPLES * SAMPLE_BYTES }];
+    let source = [DataFile::new(store, key, SAMPLES * SAMPLE_BYTES)];
     let order = Arc::new(Troubled { source, sample, trouble });
     let mut options = LoaderOptions::new(1, 0..SAMPLES);
     options.timeout = Duration::from_secs(60);

@@ -70,7 +70,7 @@ fn start_with(
     timeout: Duration,
     retry_pauses: [Duration; 3],
 ) -> Loader<RawAssemble> {
-    let source = DataFile { store, key: key(), len_bytes: FILE_BYTES };
+    let source = DataFile::new(store, key(), FILE_BYTES);
     let mut options = LoaderOptions::new(16, 0..SAMPLES);
     (options.timeout, options.retry_pauses) = (timeout, retry_pauses);
     options.window_bytes = 64 << 10;

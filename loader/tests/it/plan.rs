@@ -18,11 +18,8 @@ impl Written {
     fn new(samples: Vec<Vec<(u32, u64, u64)>>) -> Self {
         let store: std::sync::Arc<dyn storage::Storage> =
             std::sync::Arc::new(fault_store::FaultStore::new(1, fault_store::FaultPlan::default()));
-        let source = |name| DataFile {
-            store: store.clone(),
-            key: Key::new(name).unwrap(),
-            len_bytes: FILE_BYTES as u64,
-        };
+        let source =
+            |name| DataFile::new(store.clone(), Key::new(name).unwrap(), FILE_BYTES as u64);
         Written { sources: vec![source("a"), source("b"), source("c")], samples }
     }
 }
@@ -72,7 +69,7 @@ fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
 fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32, u64, u64)>> {
     let pool = BufferPool::new(64 << 20);
     let limits = [LIMITS; 2];
-    let outlook = PlanContext { order, store_of, limits: &limits, near: None };
+    let outlook = PlanContext { order, store_of, limits: &limits, near: None, verify: true };
     let mut round = PrefetchRound::default();
     // Twice in the same memory: what was there before must not show.
     round.fill(&outlook, std::iter::once(0..order.sample_count() / 2)).unwrap();
@@ -186,7 +183,13 @@ fn long_requests_are_worth_keeping() {
     ] {
         let mut order = Written::new(vec![pieces]);
         order.sources.iter_mut().for_each(|source| source.len_bytes = 1 << 20);
-        let outlook = PlanContext { order: &order, store_of: &[0; 3], limits: &limits, near: None };
+        let outlook = PlanContext {
+            order: &order,
+            store_of: &[0; 3],
+            limits: &limits,
+            near: None,
+            verify: true,
+        };
         let mut round = PrefetchRound::default();
         round.fill(&outlook, std::iter::once(0..1)).unwrap();
         let lot = round.lots[0].as_ref().unwrap();
@@ -199,8 +202,13 @@ fn pieces_outside_of_their_file_are_refused() {
     let bad = [(0, 20_000, 1), (0, 19_999, 2), (0, u64::MAX, 2), (0, 0, u64::MAX), (3, 0, 1)];
     for piece in bad {
         let order = Written::new(vec![vec![(0, 0, 5)], vec![piece]]);
-        let outlook =
-            PlanContext { order: &order, store_of: &[0, 0, 0], limits: &[LIMITS], near: None };
+        let outlook = PlanContext {
+            order: &order,
+            store_of: &[0, 0, 0],
+            limits: &[LIMITS],
+            near: None,
+            verify: true,
+        };
         let error = PrefetchRound::default().fill(&outlook, std::iter::once(0..2)).unwrap_err();
         assert!(matches!(error, Error::PieceOutside { sample: 1, .. }), "{error}");
     }

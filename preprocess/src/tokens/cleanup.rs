@@ -27,7 +27,7 @@ pub(crate) fn refuse_existing(
     };
     let (mut first, mut manifests) = (None, 0);
     for OutputPlan { prefix, .. } in plans {
-        for suffix in [MANIFEST, ".bin", ".idx"] {
+        for suffix in [MANIFEST, ".bin", ".idx", ".crc"] {
             let found = is_there(prefix, suffix)?;
             manifests += usize::from(suffix == MANIFEST && found.is_some());
             first = first.or(found);

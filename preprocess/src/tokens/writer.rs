@@ -321,7 +321,7 @@ impl OutputWriter {
             tokens += built.tokens;
             let entry = self.write_manifest(plan, options, tokenizer, &built)?;
             let folder = plan.prefix.parent();
-            for entry in [&built.bin, &built.idx, &entry] {
+            for entry in built.files().iter().chain([&entry]) {
                 let key = folder.join(&entry.path)?;
                 outputs.push(Output::new(self.store.display(&key), entry));
             }
@@ -380,7 +380,7 @@ impl OutputWriter {
         let manifest = Manifest {
             format: FORMAT.to_owned(),
             version: FORMAT_VERSION,
-            files: vec![built.bin.clone(), built.idx.clone()],
+            files: built.files().to_vec(),
             meta: json!({
                 "tool": concat!("preprocess ", env!("CARGO_PKG_VERSION")),
                 "tokenizer": {

@@ -356,11 +356,11 @@ fn a_full_disk_is_gone_on_from() {
     let done = run(&prefix, &["--resume"]);
     assert!(done.status.success(), "{}", stderr(&done));
     assert!(run(&folder.path().join("p"), &[]).status.success());
-    for name in ["p_text_document.bin", "p_text_document.idx"] {
-        let read = |folder: &Path| fs::read(folder.join(name)).unwrap();
+    for name in ["bin", "idx", "crc"].map(|end| format!("p_text_document.{end}")) {
+        let read = |folder: &Path| fs::read(folder.join(&name)).unwrap();
         assert!(read(disk.path()) == read(folder.path()), "{name} differs");
     }
-    assert_eq!(names(disk.path()).len(), 3, "drafts are left");
+    assert_eq!(names(disk.path()).len(), 4, "drafts are left");
 }
 
 #[test]

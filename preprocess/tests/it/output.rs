@@ -127,7 +127,7 @@ fn check_against_texts(folder: &Path, texts: &[String]) {
     let key = Key::new("out_text_document.manifest.json").unwrap();
     let manifest = Manifest::read(store.as_ref(), &key).unwrap();
     assert_eq!((manifest.format.as_str(), manifest.version), ("feedline-tokens", 1));
-    assert_eq!(manifest.verify(store.as_ref(), &Key::root()).unwrap().files, 2);
+    assert_eq!(manifest.verify(store.as_ref(), &Key::root()).unwrap().files, 3);
     assert_eq!(manifest.meta["documents"], texts.len());
     assert_eq!(manifest.meta["tokens"], dataset.token_count());
     assert_eq!(manifest.meta["tokenizer"]["vocab_size"], 50257);

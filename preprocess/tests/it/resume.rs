@@ -141,7 +141,10 @@ fn what_a_version_before_has_begun_is_resumed() {
     assert_eq!(report["resumed"], true, "{report}");
     let due =
         ["bin", "idx"].map(|of| (format!("p_text_document.{of}"), read(&format!("due.{of}"))));
-    assert!(files(&folder.path().join("out")) == due);
+    // That version made no checksums of blocks.
+    let mut made = files(&folder.path().join("out"));
+    made.retain(|(name, _)| !name.ends_with(".crc"));
+    assert!(made == due);
 }
 
 /// Killed at random moments until it has ended fifty times or more without being done, it writes

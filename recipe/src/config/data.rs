@@ -81,6 +81,10 @@ pub struct DataConfig {
     /// `"mlm"` with these.
     #[serde(default)]
     pub cache_dir: Option<String>,
+    /// Whether tokens are compared with the checksums of their blocks as they are read, where the
+    /// corpus has a `.crc`. Default: true.
+    #[serde(default = "default_verify")]
+    pub verify: bool,
     /// Samples on a disk of the node, for corpora that are far away. Default: none.
     #[serde(default)]
     pub local_cache: Option<LocalCacheConfig>,
@@ -127,6 +131,10 @@ pub struct SpecialConfig {
 
 fn default_tokenizer() -> String {
     "gpt2".to_owned()
+}
+
+fn default_verify() -> bool {
+    true
 }
 
 fn default_prefetch_batches() -> u64 {

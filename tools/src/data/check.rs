@@ -4,14 +4,18 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use indexed::{Census, CensusReport, Format, ReadOptions, TokenSource};
+use indexed::{
+    BlockChecksums, Census, CensusReport, Format, IndexedDataset, ReadOptions, TokenSource,
+};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use storage::{ByteSize, Key, Storage};
 
 use crate::ui::inspect_target::InspectTarget;
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{FormatHints, checkpoints, steps_named, token_manifest};
+use crate::ui::output::{
+    FormatHints, Output, TOOL, checkpoints, steps_named, token_manifest, write_manifest_only,
+};
 use crate::ui::terminal::thousands;
 
 /// What was checked and found. `--json` prints it as it is.
@@ -19,6 +23,9 @@ use crate::ui::terminal::thousands;
 pub struct CheckVerdict {
     /// One entry for the token files, or one for each checkpoint.
     pub checked: Vec<Finding>,
+    /// The files that `--add-checksums` has written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<Output>,
 }
 
 /// What a check of one thing found.
@@ -74,7 +81,33 @@ pub fn check(
             .map(|step| checkpoint(store, step, work))
             .collect::<Result<_>>()?,
     };
-    Ok(CheckVerdict { checked })
+    Ok(CheckVerdict { checked, added: Vec::new() })
+}
+
+/// Writes the block checksums of a pair that was found whole, and its manifest if it has none.
+///
+/// # Errors
+/// If it is no pair of `.bin` and `.idx`, has checksums, or a file cannot be written.
+pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
+    let InspectTarget::Tokens { store, prefix } = target else {
+        bail!("cannot add checksums: expected a .bin and .idx (hint: feedline convert makes them)");
+    };
+    let has_manifest = token_manifest(&**store, prefix)?.is_some();
+    let files = indexed::write_checksums(store, prefix)?;
+    if has_manifest {
+        let [.., crc] = files;
+        let name = store.display(&prefix.parent().join(&crc.path)?);
+        return Ok(vec![Output::new(name, &crc)]);
+    }
+    let dataset = IndexedDataset::open_ready(store, prefix)?;
+    let meta = json!({
+        "tool": TOOL,
+        "dtype": dataset.dtype().to_string(),
+        "documents": dataset.document_count(),
+        "sequences": dataset.sequence_count(),
+        "tokens": dataset.token_count(),
+    });
+    Ok(write_manifest_only(&**store, prefix, &files, meta)?.split_off(2))
 }
 
 impl CheckVerdict {
@@ -91,7 +124,8 @@ impl CheckVerdict {
             let word = if finding.ok { "whole  " } else { "DAMAGED" };
             format!("{word}  {}: {}\n", finding.what, finding.finding)
         };
-        self.checked.iter().map(line).collect()
+        let added = self.added.iter().map(|output| format!("added    {}\n", output.name));
+        self.checked.iter().map(line).chain(added).collect()
     }
 }
 
@@ -159,6 +193,11 @@ fn tokens(
             file.bytes,
             file.crc64
         );
+    }
+    if format == Format::Mmididx
+        && let Some(checksums) = BlockChecksums::open(&**store, prefix)?
+    {
+        checksums.verify_self()?;
     }
     let vocab_size = wishes.vocab_size.or_else(|| tokenizer["vocab_size"].as_u64());
     check_vocab(&source, &report, &meta, vocab_size)?;

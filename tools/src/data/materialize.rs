@@ -165,7 +165,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         meta.remove("inputs");
     }
     // Without it the files stay as they are, for the same command to go on with.
-    let files = [built.bin, built.idx];
+    let files = built.files();
     let outputs = write_manifest_only(out.as_ref(), &out_key, &files, meta).with_context(stay)?;
     MaterializeResume::discard_or_warn(out.as_ref(), &out_key);
     let elapsed_s = start.elapsed().as_secs_f64();

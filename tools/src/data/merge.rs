@@ -12,7 +12,7 @@ use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest,
+    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, verify_checksums, write_manifest,
 };
 use crate::ui::terminal::{FactTable, thousands};
 
@@ -101,7 +101,7 @@ pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merge
     meta.insert("tokens".to_owned(), built.tokens.into());
     let names: Vec<String> = sources.iter().map(|source| source.name.clone()).collect();
     meta.insert("merged".to_owned(), json!(names));
-    let files = [built.bin, built.idx];
+    let files = built.files();
     let outputs = write_manifest(out.as_ref(), &out_prefix, &files, Value::Object(meta))?;
     let without = sources.iter().filter(|source| source.manifest.is_none());
     Ok(Merged {
@@ -171,6 +171,7 @@ impl MergeInput {
         }
         let mut bin_crc64 = None;
         if let Some((_, files)) = &self.manifest {
+            verify_checksums(self.store.as_ref(), &self.prefix, files)?;
             for suffix in [".bin", ".idx"] {
                 let name = format!("{}{suffix}", self.prefix.name());
                 let Some(entry) = files.iter().find(|file| file.path == name) else {

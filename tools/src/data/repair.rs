@@ -86,7 +86,7 @@ pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Rep
     meta["repaired"] = json!({ "source": repaired.source, "faults": repaired.faults });
     (repaired.documents, repaired.sequences) = (built.documents, built.sequences);
     repaired.tokens = built.tokens;
-    repaired.outputs = write_manifest(out.as_ref(), &key, &[built.bin, built.idx], meta)?;
+    repaired.outputs = write_manifest(out.as_ref(), &key, &built.files(), meta)?;
     Ok(repaired)
 }
 

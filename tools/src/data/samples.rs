@@ -84,6 +84,9 @@ pub struct SamplesArgs {
     /// Seconds that a batch or a request is waited for.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub timeout: u64,
+    /// Does not compare what is read with the checksums of its blocks (PREFIX.crc).
+    #[arg(long)]
+    pub no_verify: bool,
     /// Takes the bytes of the samples as they are, as the reader of a node does, and makes no
     /// tensors of them.
     #[arg(long, conflicts_with = "hash")]
@@ -156,6 +159,7 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
     options.depth = args.depth;
     options.window_bytes = args.window.saturating_mul(1 << 20);
     options.timeout = Duration::from_secs(args.timeout);
+    options.verify = !args.no_verify;
     let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
     let name = order.name();
     let mut sum = args.hash.then(Sha256::new);

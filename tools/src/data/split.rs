@@ -124,13 +124,13 @@ fn write_part(
         meta.remove("inputs");
     }
     let (sequences, tokens) = (built.sequences, built.tokens);
-    let outputs = write_manifest(out.as_ref(), key, &[built.bin, built.idx], meta)?;
+    let outputs = write_manifest(out.as_ref(), key, &built.files(), meta)?;
     Ok(SplitOutput { part, documents, sequences, tokens, outputs })
 }
 
 /// Removes a part that was written, what makes it whole first.
 fn remove(out: &dyn Storage, key: &Key) {
-    for suffix in [".manifest.json", ".idx", ".bin"] {
+    for suffix in [".manifest.json", ".idx", ".crc", ".bin"] {
         // The error that ended the others is the one to tell.
         if let Err(left) = key.with_suffix(suffix).and_then(|key| out.delete(&key)) {
             log::warn!("{}{suffix} is left: {left}", out.display(key));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ::ckpt::Checkpoints;
-use indexed::Dtype;
+use indexed::{BlockChecksums, Dtype};
 use serde::Serialize;
 use serde_json::Value;
 use storage::{FileEntry, Key, Manifest, Result, Storage};
@@ -37,6 +37,12 @@ pub struct Output {
     pub bytes: u64,
     /// CRC-64/NVME of all its bytes, in 16 hexadecimal digits.
     pub crc64: String,
+}
+
+impl Output {
+    pub(crate) fn new(name: String, entry: &FileEntry) -> Self {
+        Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) }
+    }
 }
 
 /// Refuses an output that exists before anything is done.
@@ -85,10 +91,8 @@ pub(crate) fn write_manifest_only(
     };
     let written = manifest.write(store, &prefix.with_suffix(".manifest.json")?)?;
     let folder = prefix.parent();
-    let output = |entry: &FileEntry| {
-        let name = store.display(&folder.join(&entry.path)?);
-        Ok(Output { name, bytes: entry.bytes, crc64: format!("{:016x}", entry.crc64) })
-    };
+    let output =
+        |entry: &FileEntry| Ok(Output::new(store.display(&folder.join(&entry.path)?), entry));
     files.iter().chain([&written]).map(output).collect()
 }
 
@@ -108,18 +112,34 @@ pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option
     }
 }
 
-/// The manifest of a source, if it has one, after its files were read and their checksums compared:
-/// what is copied from damaged files would get new checksums that agree with the damage.
+/// The manifest of a source, if it has one. What is copied from damaged files would get new
+/// checksums that agree with the damage: where the source has block checksums each read is verified
+/// with them, and otherwise all files are read and compared with the manifest here.
 pub(crate) fn verified_manifest(
     store: &dyn Storage,
     prefix: &Key,
     work: &CancellableJob,
-) -> Result<Option<Manifest>> {
+) -> anyhow::Result<Option<Manifest>> {
     let Some(manifest) = token_manifest(store, prefix)? else { return Ok(None) };
+    if BlockChecksums::open(store, prefix)?.is_some() {
+        verify_checksums(store, prefix, &manifest.files)?;
+        return Ok(Some(manifest));
+    }
     let bytes = manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
     work.begin("verify", CountedBytes::Read, Some(bytes));
     manifest.verify(store, &prefix.parent())?;
     Ok(Some(manifest))
+}
+
+/// Compares the `.crc` of a pair with its entry in the manifest, if it has one.
+pub(crate) fn verify_checksums(
+    store: &dyn Storage,
+    prefix: &Key,
+    files: &[FileEntry],
+) -> Result<()> {
+    let name = format!("{}.crc", prefix.name());
+    let entry = files.iter().find(|file| file.path == name);
+    entry.map_or(Ok(()), |entry| entry.verify(store, &prefix.parent()))
 }
 
 /// The checkpoints in a folder that has `step-*` folders directly below its root.

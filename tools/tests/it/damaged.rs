@@ -63,7 +63,7 @@ fn every_flipped_bit_is_found_and_its_file_named() {
         for suffix in [".bin", ".idx"] {
             for args in [
                 vec!["split", &prefix, "--split", "8,1,1", "--output-prefix", &made],
-                vec!["convert", &prefix, &made, "--to", "dolma"],
+                vec!["convert", &prefix, &made, "--to", "paddle"],
                 vec!["materialize", &prefix, "--output-prefix", &made, "--seq-length", "8"],
                 vec!["merge", "--verify", "--output-prefix", &made, "--input", &other, &prefix],
             ] {

@@ -261,7 +261,7 @@ fn a_materialized_order_is_gone_on_with() {
         for end in ["bin", "idx"] {
             assert!(out(folder.path(), end) == out(whole.path(), end), "{end} has other bytes");
         }
-        assert_eq!(files(&folder.path().join("out")).len(), 3, "something else is left");
+        assert_eq!(files(&folder.path().join("out")).len(), 4, "something else is left");
     }
     assert!(kept > 0 && empty > 0, "{kept} signals after a commit, {empty} before one");
 }

@@ -166,6 +166,7 @@ fn is_the_same_from_s3_whatever_fails() {
         let before = server.fault_count();
         let mut options = options();
         (options.depth, options.gap_bytes) = (Some(depth), Some(0));
+        options.verify = false; // whole blocks of this small file would be few requests
         corpus.check(&format!("a failing s3 {depth}"), &store, options);
         assert!(server.fault_count() > before + 5, "too few faults to try anything");
         server.heal();
@@ -173,9 +174,13 @@ fn is_the_same_from_s3_whatever_fails() {
 }
 
 /// A dataset in another store.
-fn copy(name: &str, from: &Arc<dyn Storage>, to: &Arc<dyn Storage>) {
-    for name in [".bin", ".idx"].map(|end| Key::new(format!("{name}{end}")).unwrap()) {
-        let bytes = storage::read_all(from.as_ref(), &name).unwrap();
+pub fn copy(name: &str, from: &Arc<dyn Storage>, to: &Arc<dyn Storage>) {
+    for name in [".bin", ".crc", ".idx"].map(|end| Key::new(format!("{name}{end}")).unwrap()) {
+        let bytes = match storage::read_all(from.as_ref(), &name) {
+            // Megatron writes no checksums.
+            Err(storage::Error::NotFound { .. }) if name.name().ends_with(".crc") => continue,
+            other => other.unwrap(),
+        };
         storage::write_all(to.as_ref(), &name, &bytes).unwrap();
     }
 }

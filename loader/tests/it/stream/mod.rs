@@ -7,3 +7,4 @@ mod corpus;
 mod failures;
 mod node;
 mod resume;
+mod verify;

@@ -52,7 +52,7 @@ impl Fixture {
         let store = FaultStore::new(2, FaultPlan::default());
         fixture.run(&store, ResumePolicy::Refuse).unwrap();
         fixture.expected = visible(&store);
-        assert_eq!(fixture.expected.len(), 6);
+        assert_eq!(fixture.expected.len(), 8);
         fixture
     }
 
@@ -85,8 +85,9 @@ impl Fixture {
             // A manifest records that the run was resumed.
             if let Some(prefix) = name.strip_suffix(".manifest.json") {
                 let is_there =
-                    |end| visible.iter().any(|(name, _)| *name == format!("{prefix}{end}"));
-                assert!(is_there(".bin") && is_there(".idx"), "{case}: {name} is too early");
+                    |end: &&str| visible.iter().any(|(name, _)| *name == format!("{prefix}{end}"));
+                let whole = [".bin", ".idx", ".crc"].iter().all(is_there);
+                assert!(whole, "{case}: {name} is too early");
             } else {
                 assert!(bytes == due, "{case}: {name} is under a final name and not whole");
             }

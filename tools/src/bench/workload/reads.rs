@@ -107,7 +107,7 @@ pub fn data_path(place: &TargetFolder) -> Option<std::path::PathBuf> {
 /// What the store says.
 pub fn data_source(place: &TargetFolder) -> Result<loader::DataFile> {
     let len_bytes = open_data(place)?.len_bytes();
-    Ok(loader::DataFile { store: Arc::clone(&place.store), key: data_key(place)?, len_bytes })
+    Ok(loader::DataFile::new(Arc::clone(&place.store), data_key(place)?, len_bytes))
 }
 
 /// Fills memory with the bytes that belong at a place, a multiple of 8.

@@ -137,5 +137,16 @@ fn other_settings_are_not_mixed_in() {
     let anew = done(&materialize(folder.path(), &["--seed", "7", "--restart"]).output().unwrap());
     assert_eq!(anew["samples_before"], 0);
     let names: Vec<String> = files(folder.path()).into_keys().collect();
-    assert_eq!(names, ["corpus.bin", "corpus.idx", "out.bin", "out.idx", "out.manifest.json"]);
+    assert_eq!(
+        names,
+        [
+            "corpus.bin",
+            "corpus.crc",
+            "corpus.idx",
+            "out.bin",
+            "out.crc",
+            "out.idx",
+            "out.manifest.json"
+        ]
+    );
 }

@@ -14,10 +14,10 @@ use storage::{Key, open_url, read_all};
 /// Longest that a run is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const NAMES: [&str; 3] = ["out.bin", "out.idx", "out.manifest.json"];
+const NAMES: [&str; 4] = ["out.bin", "out.crc", "out.idx", "out.manifest.json"];
 
 /// A corpus whose samples fill a part and some of another one, and its files as a disk has them.
-fn corpus() -> (tempfile::TempDir, [Vec<u8>; 3]) {
+fn corpus() -> (tempfile::TempDir, [Vec<u8>; 4]) {
     let folder = tempfile::tempdir().unwrap();
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     let mut builder = Builder::create(&store, &Key::new("corpus").unwrap(), Dtype::U16).unwrap();
@@ -48,7 +48,7 @@ fn url(server: &S3Server, place: &str) -> String {
 }
 
 /// What a run that ends well says; nothing but the files is left.
-fn finish(server: &S3Server, folder: &Path, place: &str, due: &[Vec<u8>; 3]) -> Value {
+fn finish(server: &S3Server, folder: &Path, place: &str, due: &[Vec<u8>; 4]) -> Value {
     let output = materialize(folder, &url(server, place)).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     // It may have been done but for saying so.

@@ -1,0 +1,136 @@
+//! Flipped bits in what a run reads: each ends the run, and is named.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::common::Lab;
+use feed::{Data, Error, open_corpus};
+use recipe::config::Config;
+use recipe::mesh::{DeviceMesh, MeshRank};
+
+fn load(lab: &Lab, keys: &[(&str, &str)]) -> Config {
+    let path = lab.config("run", keys);
+    Config::load(path.to_str().expect("UTF-8"), &[]).expect("a good config")
+}
+
+/// Reads so many steps, and waits for the check of the orders.
+fn train(config: &Config, steps: u64) -> Result<(), Error> {
+    let data = Data::new(open_corpus(config)?, config)?;
+    let seat = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
+    let mut batches = data.train_batches(config, seat, 0)?;
+    let mut step = Vec::new();
+    for _ in 0..steps {
+        batches.fill(config.batch.global / config.batch.micro, &mut step)?;
+    }
+    data.check_orders()
+}
+
+/// Flips a bit and leaves the time of writing as it is; gives the bytes as they were.
+fn flip(path: &Path, at: usize, bit: u64) -> Vec<u8> {
+    let good = std::fs::read(path).expect("a file");
+    let mut bad = good.clone();
+    bad[at] ^= 1 << bit;
+    put(path, &bad);
+    good
+}
+
+fn put(path: &Path, bytes: &[u8]) {
+    let modified = std::fs::metadata(path).and_then(|it| it.modified()).expect("a time");
+    std::fs::write(path, bytes).expect("room");
+    let file = File::options().write(true).open(path).expect("a file");
+    file.set_modified(modified).expect("a time");
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % below
+    }
+}
+
+#[test]
+fn a_bit_of_the_corpus() {
+    let lab = Lab::new();
+    let config = load(&lab, &[]);
+    train(&config, 48).expect("a whole corpus");
+    let mut dice = Dice(3);
+    for round in 0..100 {
+        let name = if round % 2 == 0 { "corpus.bin" } else { "corpus.idx" };
+        let path = lab.path(name);
+        let len = std::fs::metadata(&path).expect("a file").len() as usize;
+        // The last documents are for validation.
+        let at = dice.below(if round % 2 == 0 { len * 3 / 4 } else { len });
+        let good = flip(&path, at, dice.below(8) as u64);
+        let error = train(&config, 48).expect_err("damaged").to_string();
+        assert!(error.contains("corpus."), "round {round}: {error}");
+        let block = format!("{name}, at byte {}:", at / 4096 * 4096);
+        assert!(round % 2 == 1 || error.contains(&block), "round {round}, byte {at}: {error}");
+        put(&path, &good);
+    }
+    // Nobody looks where that is said.
+    let off = load(&lab, &[("data.verify", "false")]);
+    let good = flip(&lab.path("corpus.bin"), 0, 0);
+    train(&off, 48).expect("not verified");
+    put(&lab.path("corpus.bin"), &good);
+    train(&config, 48).expect("whole again");
+}
+
+/// Seals cover parts of large files: what they do not cover is found by the check beside the run.
+#[test]
+fn a_bit_of_a_cached_order() {
+    let lab = Lab::new();
+    let config = load(&lab, &[("run.budget", "{ steps = 20000 }")]);
+    train(&config, 1).expect("a whole order");
+    let folder = PathBuf::from(config.cache_dir());
+    let arrays = || -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&folder).expect("a folder");
+        let paths = entries.map(|entry| entry.expect("a name").path());
+        let mut arrays: Vec<_> = paths
+            .filter(|path| path.extension().is_some_and(|it| it == "npy"))
+            .filter(|path| path.metadata().expect("a file").len() > 1 << 17)
+            .collect();
+        arrays.sort();
+        arrays
+    };
+    assert_eq!(arrays().len(), 3, "{:?}", arrays());
+    let (mut dice, mut found) = (Dice(4), 0);
+    for round in 0..30 {
+        let path = &arrays()[round % 3];
+        let len = std::fs::metadata(path).expect("a file").len() as usize;
+        let good = flip(path, 128 + dice.below(len - 128), dice.below(8) as u64);
+        match train(&config, 1) {
+            // The seal has covered it, and the order was built again.
+            Ok(()) => assert!(std::fs::read(path).expect("a file") == good, "round {round}"),
+            Err(error) => {
+                let error = error.to_string();
+                let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+                let array = name.rsplit('-').next().and_then(|it| it.strip_suffix(".npy"));
+                let named = error.contains(array.expect("an array")) && error.contains("delete it");
+                assert!(named, "round {round}, {name}: {error}");
+                found += 1;
+                put(path, &good);
+            }
+        }
+    }
+    assert!(found >= 20, "{found} were found beside the run");
+    train(&config, 1).expect("whole again");
+}
+
+/// A manifest that cannot be read, or is of another file, is no missing manifest.
+#[test]
+fn a_manifest() {
+    let lab = Lab::new();
+    let config = load(&lab, &[]);
+    let path = lab.path("corpus.manifest.json");
+    std::fs::write(&path, "{").expect("room");
+    let error = train(&config, 1).expect_err("no JSON").to_string();
+    assert!(error.contains("corpus.manifest.json"), "{error}");
+    let files = r#"[{"path": "corpus.bin", "bytes": 7, "crc64": "0000000000000000"}]"#;
+    let manifest =
+        format!(r#"{{"format": "feedline-tokens", "version": 1, "files": {files}, "meta": {{}}}}"#);
+    std::fs::write(&path, manifest).expect("room");
+    let error = train(&config, 1).expect_err("another file").to_string();
+    assert!(error.contains("expected 7 by its manifest"), "{error}");
+}

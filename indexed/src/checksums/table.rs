@@ -1,0 +1,299 @@
+//! Reads the checksums of a pair, and compares bytes with them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use storage::{Key, Map, Object, Storage, crc32c};
+
+use crate::checksums::{
+    BLOCK_BYTES, FOOTER_BYTES, Footer, MAGIC, SUFFIX, VERSION, footer_crc64, u64_at,
+};
+use crate::{Error, Result};
+
+/// The block checksums of a `.bin` and its `.idx`, from the `.crc` beside them.
+#[derive(Debug)]
+pub struct BlockChecksums {
+    /// The name of the `.crc`.
+    file: String,
+    footer: Footer,
+    /// Where each segment of the `.bin` begins, and the first of its blocks.
+    segments: Vec<(u64, u64)>,
+    bin_blocks: u64,
+    map: Map,
+}
+
+/// A block that a range of a file overlaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Bytes of it.
+    pub len: u32,
+    /// CRC-32C of them.
+    pub crc32c: u32,
+}
+
+/// The first block that differs from its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadBlock {
+    /// Its first byte, counted from the start of what was compared.
+    pub offset: u64,
+    /// CRC-32C of the bytes that were read.
+    pub found: u32,
+    /// The block as it should be.
+    pub expected: Block,
+}
+
+/// The two files of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum File {
+    Bin,
+    Idx,
+}
+
+impl BlockChecksums {
+    /// Opens `prefix.crc`; `None` if there is none. Its footer is verified; the checksums are not,
+    /// as a wrong one refuses a good block and never passes a bad one.
+    ///
+    /// # Errors
+    /// [`storage::Error::Corrupt`] for a file that is damaged or of another format;
+    /// [`Error::Storage`].
+    pub fn open(store: &dyn Storage, prefix: &Key) -> Result<Option<Arc<Self>>> {
+        let object = match store.open(&prefix.with_suffix(SUFFIX)?) {
+            Err(storage::Error::NotFound { .. }) => return Ok(None),
+            other => other?,
+        };
+        let (file, len) = (object.display(), object.len_bytes());
+        // An empty file cannot be mapped.
+        let map = if len == 0 { Map::owned(Vec::new()) } else { object.map()? };
+        map.expect_random_reads();
+        let corrupt = |offset: usize, found: String, expected: &str| {
+            let (object, offset, expected) = (file.clone(), offset as u64, expected.to_owned());
+            Err(Error::Storage(storage::Error::Corrupt { object, offset, found, expected }))
+        };
+        let Some((rest, bytes)) = map.split_last_chunk::<{ FOOTER_BYTES }>() else {
+            return corrupt(map.len(), format!("a file of {len} bytes"), "a footer of 56 bytes");
+        };
+        if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() {
+            let found = format!("\"{}\"", bytes[..12].escape_ascii());
+            return corrupt(rest.len(), found, "\"FLBLKCRC\" and version 1");
+        }
+        let footer = Footer {
+            bin_bytes: u64_at(bytes, 16),
+            idx_bytes: u64_at(bytes, 24),
+            segments: u64_at(bytes, 32),
+            sums_crc64: u64_at(bytes, 40),
+        };
+        let segment_bytes = footer.segments.checked_mul(8).and_then(|it| usize::try_from(it).ok());
+        let Some(sum_bytes) = segment_bytes.and_then(|it| rest.len().checked_sub(it)) else {
+            let found = format!("{} segments in a file of {len} bytes", footer.segments);
+            return corrupt(rest.len() + 32, found, "as many as the file has room for");
+        };
+        let starts = &rest[sum_bytes..];
+        let (found, expected) = (footer_crc64(starts, bytes), u64_at(bytes, 48));
+        if found != expected {
+            let found = format!("CRC-64 {found:016x} of the footer");
+            return corrupt(sum_bytes, found, &format!("{expected:016x}, as it says itself"));
+        }
+        let Some((segments, bin_blocks)) = segments_of(starts, footer.bin_bytes) else {
+            let found = "starts of segments that do not ascend".to_owned();
+            return corrupt(sum_bytes, found, "ascending starts below the bytes of the .bin");
+        };
+        let blocks = bin_blocks + footer.idx_bytes.div_ceil(BLOCK_BYTES);
+        if 4 * u128::from(blocks) != sum_bytes as u128 {
+            let found = format!("{sum_bytes} bytes of checksums");
+            return corrupt(sum_bytes, found, &format!("4 for each of {blocks} blocks"));
+        }
+        Ok(Some(Arc::new(BlockChecksums { file, footer, segments, bin_blocks, map })))
+    }
+
+    /// The name of the file that has them.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Bytes of the `.bin`.
+    #[must_use]
+    pub fn bin_bytes(&self) -> u64 {
+        self.footer.bin_bytes
+    }
+
+    /// The blocks that a range of the `.bin` overlaps: from the first byte of the first to the end
+    /// of the last.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the end of the `.bin`.
+    #[must_use]
+    pub fn extent(&self, range: Range<u64>) -> Range<u64> {
+        self.extent_in(File::Bin, range)
+    }
+
+    /// Appends the blocks of a range of the `.bin` that [`Self::extent`] has returned.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the end of the `.bin`.
+    pub fn blocks(&self, extent: Range<u64>, into: &mut Vec<Block>) {
+        self.blocks_in(File::Bin, extent, into);
+    }
+
+    pub(crate) fn extent_in(&self, file: File, range: Range<u64>) -> Range<u64> {
+        if range.is_empty() {
+            return range;
+        }
+        let start = self.block_at(file, range.start).1.start;
+        start..self.block_at(file, range.end - 1).1.end
+    }
+
+    pub(crate) fn blocks_in(&self, file: File, extent: Range<u64>, into: &mut Vec<Block>) {
+        let mut at = extent.start;
+        while at < extent.end {
+            let (place, bytes) = self.block_at(file, at);
+            let sum = self.map[4 * place as usize..].first_chunk(); // fits: within the map
+            let crc32c = u32::from_le_bytes(*sum.expect("the length of the map was checked"));
+            into.push(Block { len: (bytes.end - bytes.start) as u32, crc32c }); // fits: 4096
+            at = bytes.end;
+        }
+    }
+
+    /// Compares the blocks that lie in these bytes, which begin at `offset` of the file, as does a
+    /// block.
+    pub(crate) fn verify(
+        &self,
+        file: File,
+        name: &str,
+        offset: u64,
+        bytes: &[u8],
+    ) -> storage::Result<()> {
+        let mut blocks = Vec::new();
+        self.blocks_in(file, offset..offset + bytes.len() as u64, &mut blocks);
+        verify_blocks(&blocks, bytes).map_err(|bad| bad.error(name, offset))
+    }
+
+    /// Refuses files of other lengths than these checksums are of.
+    pub(crate) fn check_lengths(&self, bin: &dyn Object, idx: &dyn Object) -> Result<()> {
+        let Footer { bin_bytes, idx_bytes, .. } = self.footer;
+        for (object, expected) in [(bin, bin_bytes), (idx, idx_bytes)] {
+            let found = object.len_bytes();
+            if found != expected {
+                return Err(Error::Storage(storage::Error::Corrupt {
+                    object: object.display(),
+                    offset: found.min(expected),
+                    found: format!("a file of {found} bytes"),
+                    expected: format!(
+                        "{expected}, as {} says (hint: if the dataset was written again by another \
+                         program, delete that file)",
+                        self.file
+                    ),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the checksums themselves with their own.
+    ///
+    /// # Errors
+    /// [`storage::Error::Corrupt`].
+    pub fn verify_self(&self) -> Result<()> {
+        let found = storage::crc64(&self.map[..self.sum_bytes()]);
+        if found == self.footer.sums_crc64 {
+            return Ok(());
+        }
+        Err(Error::Storage(storage::Error::Corrupt {
+            object: self.file.clone(),
+            offset: 0,
+            found: format!("CRC-64 {found:016x} of the checksums"),
+            expected: format!("{:016x}, as its footer says", self.footer.sums_crc64),
+        }))
+    }
+
+    pub(crate) fn segment_starts(&self) -> impl Iterator<Item = u64> {
+        self.segments.iter().map(|&(start, _)| start)
+    }
+
+    /// Those of the `.bin`, four bytes each.
+    pub(crate) fn bin_sums(&self) -> &[u8] {
+        &self.map[..4 * self.bin_blocks as usize] // fits: within the map
+    }
+
+    pub(crate) fn len_of(&self, file: File) -> u64 {
+        match file {
+            File::Bin => self.footer.bin_bytes,
+            File::Idx => self.footer.idx_bytes,
+        }
+    }
+
+    fn sum_bytes(&self) -> usize {
+        let blocks = self.bin_blocks + self.footer.idx_bytes.div_ceil(BLOCK_BYTES);
+        4 * blocks as usize // fits: within the map
+    }
+
+    /// The block of a byte: its place among all checksums, and its bytes.
+    fn block_at(&self, file: File, at: u64) -> (u64, Range<u64>) {
+        let len = self.len_of(file);
+        assert!(at < len, "byte {at} of a file of {len}");
+        let (first, start, end) = match file {
+            File::Idx => (self.bin_blocks, 0, len),
+            File::Bin => {
+                // The first segment begins with the file.
+                let next = self.segments.partition_point(|&(start, _)| start <= at);
+                let (start, first) = self.segments[next - 1];
+                (first, start, self.segments.get(next).map_or(len, |&(end, _)| end))
+            }
+        };
+        let nth = (at - start) / BLOCK_BYTES;
+        let block = start + nth * BLOCK_BYTES;
+        (first + nth, block..(block + BLOCK_BYTES).min(end))
+    }
+}
+
+impl BadBlock {
+    /// What it means for a `.bin` or `.idx` that was read from `offset` on.
+    #[must_use]
+    pub fn error(&self, object: &str, offset: u64) -> storage::Error {
+        let BadBlock { offset: at, found, expected } = *self;
+        let prefix = [".bin", ".idx"].iter().find_map(|suffix| object.strip_suffix(suffix));
+        let prefix = prefix.unwrap_or(object);
+        storage::Error::Corrupt {
+            object: object.to_owned(),
+            offset: offset + at,
+            found: format!("CRC-32C {found:08x} of the {} bytes from there on", expected.len),
+            expected: format!("{:08x}, as {prefix}{SUFFIX} says", expected.crc32c),
+        }
+    }
+}
+
+/// Compares bytes with the checksums of the blocks that they are.
+///
+/// # Errors
+/// The first block that differs.
+///
+/// # Panics
+/// If the blocks have other lengths than the bytes.
+pub fn verify_blocks(blocks: &[Block], mut bytes: &[u8]) -> std::result::Result<(), BadBlock> {
+    let len = bytes.len();
+    for &expected in blocks {
+        let (block, rest) = bytes.split_at(expected.len as usize); // fits: 64 bits
+        let found = crc32c(block);
+        if found != expected.crc32c {
+            return Err(BadBlock { offset: (len - bytes.len()) as u64, found, expected });
+        }
+        bytes = rest;
+    }
+    assert!(bytes.is_empty(), "the blocks are all of the bytes");
+    Ok(())
+}
+
+/// The segments with the first block of each, and how many blocks there are.
+fn segments_of(starts: &[u8], bin_bytes: u64) -> Option<(Vec<(u64, u64)>, u64)> {
+    let starts: Vec<u64> = starts.chunks_exact(8).map(|start| u64_at(start, 0)).collect();
+    let ends = starts.iter().skip(1).copied().chain([bin_bytes]);
+    if starts.first().is_none_or(|&first| first != 0) {
+        return (starts.is_empty() && bin_bytes == 0).then_some((Vec::new(), 0));
+    }
+    let (mut segments, mut blocks) = (Vec::with_capacity(starts.len()), 0_u64);
+    for (&start, end) in starts.iter().zip(ends) {
+        segments.push((start, blocks));
+        blocks += end.checked_sub(start).filter(|&len| len > 0)?.div_ceil(BLOCK_BYTES);
+    }
+    Some((segments, blocks))
+}

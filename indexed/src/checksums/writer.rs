@@ -1,0 +1,189 @@
+//! Writes the checksums of a pair while the pair is written.
+
+use std::sync::Arc;
+
+use storage::{Crc32c, Crc64, FileEntry, Key, Object, Storage, Upload, crc32c};
+
+use crate::checksums::table::BlockChecksums;
+use crate::checksums::{BLOCK_BYTES, Footer, SUFFIX};
+use crate::mmididx::dataset::for_each_chunk;
+use crate::{Error, IndexedDataset, Result};
+
+/// Checksums are gathered to writes of this size.
+const WRITE_BYTES: usize = 1 << 16;
+
+/// Writes `prefix.crc` for a pair that has none, from another program or from before there were
+/// any: its bytes are trusted as they are now. Gives the sums of the three files, in the order in
+/// which a manifest lists them.
+///
+/// # Errors
+/// As [`IndexedDataset::open`], which checks the pair first; [`Error::Storage`], also if the file
+/// exists.
+pub fn write_checksums(store: &Arc<dyn Storage>, prefix: &Key) -> Result<[FileEntry; 3]> {
+    let dataset = IndexedDataset::open(store, prefix)?;
+    let mut checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
+    let (mut idx_sums, mut sums) = (IdxSums::default(), [Crc64::new(), Crc64::new()]);
+    for_each_chunk(dataset.bin().as_ref(), |bytes| {
+        sums[0].update(bytes);
+        checksums.bin(bytes)
+    })?;
+    for_each_chunk(dataset.idx(), |bytes| {
+        sums[1].update(bytes);
+        idx_sums.update(bytes);
+        Ok(())
+    })?;
+    let (_, upload) = checksums.end(idx_sums)?;
+    let entry = |suffix: &str, object: &dyn Object, sum: &Crc64| {
+        let path = prefix.with_suffix(suffix)?.name().to_owned();
+        Ok::<_, Error>(FileEntry { path, bytes: object.len_bytes(), crc64: sum.value() })
+    };
+    let bin = entry(".bin", dataset.bin().as_ref(), &sums[0])?;
+    let idx = entry(".idx", dataset.idx(), &sums[1])?;
+    Ok([bin, idx, upload.finish()?])
+}
+
+/// The checksums of a stream, block by block.
+#[derive(Debug, Default)]
+pub(crate) struct BlockSums {
+    /// Of the block that has begun.
+    begun: Crc32c,
+    begun_bytes: u64,
+    /// All bytes so far.
+    bytes: u64,
+}
+
+impl BlockSums {
+    /// Appends bytes, and calls `each` with the checksum of every block that they complete.
+    pub(crate) fn update(&mut self, mut bytes: &[u8], mut each: impl FnMut(u32)) {
+        self.bytes += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let room = BLOCK_BYTES - self.begun_bytes;
+            let (part, rest) = bytes.split_at(bytes.len().min(room as usize)); // fits: 4096
+            bytes = rest;
+            if part.len() as u64 == BLOCK_BYTES {
+                each(crc32c(part));
+                continue;
+            }
+            self.begun.update(part);
+            self.begun_bytes += part.len() as u64;
+            if self.begun_bytes == BLOCK_BYTES {
+                self.end(&mut each);
+            }
+        }
+    }
+
+    /// Ends the block that has begun, if one has: the next byte begins another.
+    pub(crate) fn end(&mut self, mut each: impl FnMut(u32)) {
+        if self.begun_bytes > 0 {
+            each(std::mem::take(&mut self.begun).value());
+            self.begun_bytes = 0;
+        }
+    }
+}
+
+/// A `.crc` being written. It is invisible before the upload that [`ChecksumWriter::end`] returns
+/// is finished.
+#[derive(Debug)]
+pub(crate) struct ChecksumWriter {
+    key: Key,
+    upload: Box<dyn Upload>,
+    pending: Vec<u8>,
+    sums_crc64: Crc64,
+    bin: BlockSums,
+    /// Where the segments of the `.bin` begin.
+    segments: Vec<u64>,
+}
+
+impl ChecksumWriter {
+    /// # Errors
+    /// [`crate::Error::Storage`], also if the file exists.
+    pub(crate) fn begin(store: &dyn Storage, prefix: &Key) -> Result<Self> {
+        let key = prefix.with_suffix(SUFFIX)?;
+        let upload = store.create(&key, 0)?;
+        let (pending, sums_crc64) = (Vec::new(), Crc64::new());
+        let (bin, segments) = (BlockSums::default(), Vec::new());
+        Ok(ChecksumWriter { key, upload, pending, sums_crc64, bin, segments })
+    }
+
+    /// The next bytes of the `.bin`.
+    pub(crate) fn bin(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.segments.is_empty() && !bytes.is_empty() {
+            self.segments.push(0);
+        }
+        let pending = &mut self.pending;
+        self.bin.update(bytes, |sum| pending.extend_from_slice(&sum.to_le_bytes()));
+        self.write_pending(WRITE_BYTES)
+    }
+
+    /// The next byte of the `.bin` begins a segment.
+    pub(crate) fn begin_segment(&mut self) {
+        let pending = &mut self.pending;
+        self.bin.end(|sum| pending.extend_from_slice(&sum.to_le_bytes()));
+        let start = self.bin.bytes;
+        // One without a byte is none.
+        if self.segments.last() != Some(&start) {
+            self.segments.push(start);
+        }
+    }
+
+    /// The whole `.bin` of another pair comes next: its checksums are taken over.
+    pub(crate) fn carry(&mut self, source: &BlockChecksums) -> Result<()> {
+        self.begin_segment();
+        let base = self.bin.bytes;
+        self.segments.pop();
+        self.segments.extend(source.segment_starts().map(|start| base + start));
+        for sums in source.bin_sums().chunks(WRITE_BYTES) {
+            self.pending.extend_from_slice(sums);
+            self.write_pending(WRITE_BYTES)?;
+        }
+        self.bin.bytes += source.bin_bytes();
+        Ok(())
+    }
+
+    /// Writes what is left: the checksums of the `.idx` and the footer.
+    pub(crate) fn end(mut self, mut idx: IdxSums) -> Result<(Key, Box<dyn Upload>)> {
+        idx.running.end(|sum| idx.sums.push(sum));
+        let pending = &mut self.pending;
+        self.bin.end(|sum| pending.extend_from_slice(&sum.to_le_bytes()));
+        if self.segments.last() == Some(&self.bin.bytes) {
+            self.segments.pop();
+        }
+        pending.extend(idx.sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        self.write_pending(1)?;
+        let segments: Vec<u8> =
+            self.segments.iter().flat_map(|start| start.to_le_bytes()).collect();
+        let footer = Footer {
+            bin_bytes: self.bin.bytes,
+            idx_bytes: idx.running.bytes,
+            segments: self.segments.len() as u64,
+            sums_crc64: self.sums_crc64.value(),
+        };
+        self.upload.write(&segments)?;
+        self.upload.write(&footer.encode(&segments))?;
+        Ok((self.key, self.upload))
+    }
+
+    fn write_pending(&mut self, bytes_min: usize) -> Result<()> {
+        if self.pending.len() >= bytes_min {
+            self.sums_crc64.update(&self.pending);
+            self.upload.write(&self.pending)?;
+            self.pending.clear();
+        }
+        Ok(())
+    }
+}
+
+/// The checksums of a whole `.idx`: a thousandth of its size.
+#[derive(Debug, Default)]
+pub(crate) struct IdxSums {
+    running: BlockSums,
+    sums: Vec<u32>,
+}
+
+impl IdxSums {
+    /// The next bytes of the `.idx`.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        let sums = &mut self.sums;
+        self.running.update(bytes, |sum| sums.push(sum));
+    }
+}

@@ -7,6 +7,7 @@ use crate::common::Lab;
 use feed::{Data, Error, open_corpus};
 use recipe::config::Config;
 use recipe::mesh::{DeviceMesh, MeshRank};
+use storage::{FileEntry, Key, Manifest};
 
 fn load(lab: &Lab, keys: &[(&str, &str)]) -> Config {
     let path = lab.config("run", keys);
@@ -127,10 +128,16 @@ fn a_manifest() {
     std::fs::write(&path, "{").expect("room");
     let error = train(&config, 1).expect_err("no JSON").to_string();
     assert!(error.contains("corpus.manifest.json"), "{error}");
-    let files = r#"[{"path": "corpus.bin", "bytes": 7, "crc64": "0000000000000000"}]"#;
-    let manifest =
-        format!(r#"{{"format": "feedline-tokens", "version": 1, "files": {files}, "meta": {{}}}}"#);
-    std::fs::write(&path, manifest).expect("room");
+    std::fs::remove_file(&path).expect("it is there");
+    let store = storage::open_url(lab.path("").to_str().expect("UTF-8")).expect("a store");
+    let manifest = Manifest {
+        format: "feedline-tokens".to_owned(),
+        version: 1,
+        files: vec![FileEntry { path: "corpus.bin".to_owned(), bytes: 7, crc64: 0 }],
+        meta: serde_json::Value::Null,
+    };
+    let key = Key::new("corpus.manifest.json").expect("a key");
+    manifest.write(&*store, &key).expect("room");
     let error = train(&config, 1).expect_err("another file").to_string();
     assert!(error.contains("expected 7 by its manifest"), "{error}");
 }

@@ -81,8 +81,8 @@ fn a_draft_that_was_damaged_meanwhile_is_refused() {
     add(&mut builder, 0..20);
     let mark = builder.sync().unwrap();
     drop(builder);
-    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let draft = names.filter(|path| path.to_str().unwrap().contains("a.bin")).next().unwrap();
+    let mut names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let draft = names.find(|path| path.to_str().unwrap().contains("a.bin")).unwrap();
     let mut bytes = std::fs::read(&draft).unwrap();
     bytes[1000] ^= 4;
     std::fs::write(&draft, bytes).unwrap();

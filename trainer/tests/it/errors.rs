@@ -51,6 +51,17 @@ fn a_corpus_that_is_too_small_is_refused() {
     check_fails(&config, &["data.split '1,0,0' has no share for validation"]);
 }
 
+/// Flipped bits of tokens end the run before it trains on them; `feed` tries a hundred.
+#[test]
+fn a_damaged_corpus_is_not_trained_on() {
+    let lab = Lab::new();
+    let path = lab.path("corpus.bin");
+    let mut bytes = fs::read(&path).expect("a corpus");
+    bytes[5000] ^= 1;
+    fs::write(&path, bytes).expect("room");
+    check_fails(&lab.config("run", &[]), &["corpus.bin, at byte 4096: got CRC-32C", "corpus.crc"]);
+}
+
 #[test]
 fn another_model_is_refused_key_by_key() {
     let lab = Lab::new();

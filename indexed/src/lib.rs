@@ -11,8 +11,9 @@
 //!
 //! In reading order: `mmididx` reads and writes the files; `order` has Megatron's indexes and
 //! blends, and an order of our own that needs no tables (`token_stream`, `block_shuffle`); `cache`
-//! stores indexes and checks that they are current; `checksums` are of the blocks of a pair; `formats` reads and writes token files of other
-//! programs; `edit` concatenates and repairs datasets.
+//! stores indexes and checks that they are current; `checksums` are of the blocks of a pair;
+//! `formats` reads and writes token files of other programs; `edit` concatenates and repairs
+//! datasets.
 
 #![forbid(unsafe_code)]
 

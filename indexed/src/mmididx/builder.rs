@@ -82,8 +82,8 @@ impl Builder {
     /// Begins `prefix.bin`, `prefix.idx` and `prefix.crc`.
     ///
     /// # Errors
-    /// [`Error::Storage`] if one of them exists or cannot be begun; [`Error::Orphan`] if it is a `.bin`
-    /// without its `.idx`.
+    /// [`Error::Storage`] if one of them exists or cannot be begun; [`Error::Orphan`] if it is a
+    /// `.bin` without its `.idx`.
     pub fn create(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
         // All are begun now, so that a name that is taken shows before the work, not after it.
@@ -238,8 +238,8 @@ impl Builder {
     }
 
     /// Writes the `.idx` and the `.crc`, then makes all files visible, the `.idx` last. When it has
-    /// returned, all are durable. A builder of drafts leaves the little that another needs to resume, until
-    /// [`Builder::discard_drafts`].
+    /// returned, all are durable. A builder of drafts leaves the little that another needs to
+    /// resume, until [`Builder::discard_drafts`].
     ///
     /// # Errors
     /// [`Error::UnendedDocument`], [`Error::Storage`]: no file exists then, unless it is

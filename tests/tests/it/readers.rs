@@ -102,7 +102,7 @@ fn the_manifest_agrees() {
     for name in ["sequences", "documents", "tokens"] {
         assert_eq!(manifest.meta[name], ours[name], "{name}");
     }
-    assert_eq!(manifest.verify(&*store, &Key::root()).unwrap().files, 2);
+    assert_eq!(manifest.verify(&*store, &Key::root()).unwrap().files, 3);
     let bin = format!("{prefix}.bin");
     let mut bytes = std::fs::read(&bin).unwrap();
     bytes[12_345] ^= 64;

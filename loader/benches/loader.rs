@@ -36,6 +36,17 @@ struct Bench {
     depth: Option<usize>,
 }
 
+/// A read of some seconds.
+struct Ran {
+    line: String,
+    /// Samples a second.
+    rate: f64,
+    /// Microseconds of processors a sample.
+    cpu_us: f64,
+    /// Bytes of a request, on average.
+    block: u64,
+}
+
 fn main() -> Result<()> {
     // Cargo passes `--bench`.
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
@@ -69,9 +80,9 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let shown = |(what, cold), order| -> Result<u64> {
-        let (line, _, block) = bench.run(order, cold, true)?;
-        println!("{what}: {line}");
-        Ok(block)
+        let ran = bench.run(order, cold, true)?;
+        println!("{what}: {}", ran.line);
+        Ok(ran.block)
     };
     let block = shown(whats[0], &shuffled)?;
     bench.fio("randread", block)?;
@@ -136,29 +147,29 @@ impl Bench {
         rounds: usize,
     ) -> Result<()> {
         let mut rates = [Vec::new(), Vec::new()];
+        let mut cpus = [Vec::new(), Vec::new()];
         for round in 0..2 * rounds {
             // Each goes first as often: a pair runs as it is numbered, the next the other way.
             let verify = (round + round / 2) % 2 == 0;
-            rates[usize::from(verify)].push(self.run(order, cold, verify)?.1);
+            let ran = self.run(order, cold, verify)?;
+            rates[usize::from(verify)].push(ran.rate);
+            cpus[usize::from(verify)].push(ran.cpu_us);
         }
-        let [without, with] = rates.map(|mut rates| {
-            rates.sort_by(f64::total_cmp);
-            rates[rates.len() / 2]
-        });
+        let median = |mut values: Vec<f64>| {
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let [without, with] = rates.map(median);
+        let [cpu_without, cpu_with] = cpus.map(median);
         println!(
-            "{what}: {with:.0} samples/s with verification, {without:.0} without, {:.3}",
+            "{what}: {with:.0} samples/s with verification, {without:.0} without, {:.3}; \
+             {cpu_with:.1} and {cpu_without:.1} us CPU a sample",
             with / without
         );
         Ok(())
     }
 
-    /// Gives a line, samples a second, and the mean size of a request.
-    fn run(
-        &self,
-        order: &Arc<dyn SampleOrder>,
-        cold: bool,
-        verify: bool,
-    ) -> Result<(String, f64, u64)> {
+    fn run(&self, order: &Arc<dyn SampleOrder>, cold: bool, verify: bool) -> Result<Ran> {
         if cold {
             drop_from_cache(&self.bin)?;
         }
@@ -179,16 +190,16 @@ impl Bench {
         // What was read ahead counts as well: it is what the device was asked for.
         let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
         let rate = metrics.samples as f64 / took.as_secs_f64();
+        let cpu_us = cpu * 1e6 / metrics.samples as f64;
         let line = format!(
-            "{rate:.0} samples/s, {} wanted, {:.2} times moved, {:.1} us CPU a sample, first \
+            "{rate:.0} samples/s, {} wanted, {:.2} times moved, {cpu_us:.1} us CPU a sample, first \
              batch after {:.1} ms\n  {}",
             rate_text(wanted as u64, took),
             moved as f64 / wanted,
-            cpu * 1e6 / metrics.samples as f64,
             metrics.first_batch_us as f64 / 1000.0,
             serde_json::to_string(&metrics)?
         );
-        Ok((line, rate, (wanted / metrics.reads.max(1) as f64) as u64))
+        Ok(Ran { line, rate, cpu_us, block: (wanted / metrics.reads.max(1) as f64) as u64 })
     }
 
     fn fio(&self, pattern: &str, block: u64) -> Result<()> {

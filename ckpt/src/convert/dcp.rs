@@ -100,7 +100,7 @@ fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
         if changed.is_some_and(|id| !matches!(pickle.node(id), PickleNode::None)) {
             return None;
         }
-        places.insert((name, start), (path, Member { offset, bytes }));
+        places.insert((name, start), (path, Member::new(offset, bytes)));
     }
     Some(places)
 }
@@ -146,7 +146,7 @@ fn chunk_of(
     if within.offset.checked_add(within.bytes).is_none_or(|end| end > len) {
         return Err(corrupt(format!("{} bytes of {len}", within.bytes)));
     }
-    let archive = TorchFile::read(&*object, *within, file)?;
+    let archive = TorchFile::read(source, &*object, *within, file)?;
     let tensor = archive.tensor(archive.pickle.root, name)?;
     let tensor = tensor.ok_or_else(|| corrupt("another object".to_owned()))?;
     source.add(name.to_owned(), Group::Model, tensor.dtype, tensor.shape, tensor.extents)

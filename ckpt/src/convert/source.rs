@@ -1,9 +1,10 @@
 //! Readable tensors from any source: a step, or bytes of foreign files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::zip::Member;
 use crate::region::{self, Span};
 use crate::runs;
 use crate::{Checkpoint, Dtype, Error, Group, Result};
@@ -62,6 +63,8 @@ pub struct TensorSource {
     tensors: Vec<SourceTensor>,
     store: Option<Arc<dyn Storage>>,
     files: Vec<(Key, u64)>,
+    /// Parts of files that have a checksum, by their ends. Verified ones have none any more.
+    members: Mutex<HashMap<usize, BTreeMap<u64, Member>>>,
     open: Mutex<HashMap<usize, Arc<dyn Object>>>,
     step: Option<Checkpoint>,
     blobs: Vec<(String, Vec<u8>)>,
@@ -106,6 +109,7 @@ impl TensorSource {
             tensors: Vec::new(),
             store,
             files: Vec::new(),
+            members: Mutex::default(),
             open: Mutex::default(),
             step: None,
             blobs: Vec::new(),
@@ -145,6 +149,41 @@ impl TensorSource {
     pub(crate) fn add_file(&mut self, key: Key, len_bytes: u64) -> usize {
         self.files.push((key, len_bytes));
         self.files.len() - 1
+    }
+
+    /// Adds parts of a file that are verified before anything is read from them.
+    pub(crate) fn add_members<'a>(
+        &mut self,
+        file: usize,
+        members: impl Iterator<Item = &'a Member>,
+    ) {
+        let all = self.members.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let checked = members.filter(|member| member.crc32 != 0 && member.bytes > 0);
+        let ends = checked.map(|member| (member.offset + member.bytes, *member));
+        all.entry(file).or_default().extend(ends);
+    }
+
+    /// Verifies the parts of a file that these reads lie in, each once.
+    fn verify(&self, file: usize, object: &dyn Object, reads: &[RangeRead<'_>]) -> Result<()> {
+        for read in reads {
+            let mut at = read.offset;
+            let end = at + read.buf.len() as u64;
+            while at < end {
+                let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+                let next = members.get(&file).and_then(|it| it.range(at + 1..).next());
+                let Some((&member_end, &member)) = next.filter(|(_, it)| it.offset < end) else {
+                    break;
+                };
+                drop(members);
+                member.verify(object)?;
+                let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(of_file) = members.get_mut(&file) {
+                    of_file.remove(&member_end);
+                }
+                at = member_end;
+            }
+        }
+        Ok(())
     }
 
     /// Adds a tensor, after checking that its bytes exist and are as many as its shape requires.
@@ -272,7 +311,9 @@ impl TensorSource {
             while let Some((_, read)) = reads.next_if(|(next, _)| *next == file) {
                 batch.push(read);
             }
-            self.open(file)?.read_many(&mut batch)?;
+            let object = self.open(file)?;
+            self.verify(file, &*object, &batch)?;
+            object.read_many(&mut batch)?;
         }
         Ok(())
     }

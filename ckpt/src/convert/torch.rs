@@ -73,15 +73,23 @@ impl TorchFile {
     pub(crate) fn open(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let file = source.add_file(key.clone(), object.len_bytes());
-        let whole = Member { offset: 0, bytes: object.len_bytes() };
-        Self::read(&*object, whole, file)
+        let whole = Member::new(0, object.len_bytes());
+        Self::read(source, &*object, whole, file)
     }
 
     /// Reads an archive that is a part of a file, as those of distributed checkpoints are.
-    pub(crate) fn read(object: &dyn Object, within: Member, file: usize) -> Result<Self> {
+    /// Its storages are verified when the source reads from them.
+    pub(crate) fn read(
+        source: &mut TensorSource,
+        object: &dyn Object,
+        within: Member,
+        file: usize,
+    ) -> Result<Self> {
         let part = MemberObject { object, within };
         if zip::is_zip(&part)? {
-            Self::from_zip(&part, file)
+            let archive = Self::from_zip(&part, file)?;
+            source.add_members(file, archive.storages.values());
+            Ok(archive)
         } else {
             Self::from_stream(&part, file)
         }
@@ -138,7 +146,7 @@ impl TorchFile {
         let mut len = 1 << 16;
         let (pickles, start) = loop {
             let now = part.len_bytes().min(len).min(PICKLE_BYTES_MAX);
-            let bytes = read_member(part, Member { offset: 0, bytes: now })?;
+            let bytes = read_member(part, Member::new(0, now))?;
             match five_pickles(&bytes) {
                 Ok(found) => break found,
                 Err(bad) if bad.is_short && now < part.len_bytes().min(PICKLE_BYTES_MAX) => {
@@ -166,7 +174,7 @@ impl TorchFile {
             };
             offset += 8;
             let at = part.within.offset + offset;
-            storages.insert(name.to_owned(), Member { offset: at, bytes });
+            storages.insert(name.to_owned(), Member::new(at, bytes));
             offset += bytes;
         }
         Ok(Self::new(pickle, part.display(), file, storages))
@@ -403,6 +411,7 @@ fn read_member(part: &MemberObject<'_>, member: Member) -> Result<Vec<u8>> {
         let got = format!("{} bytes", member.bytes);
         return Err(corrupt(part, member.offset, &got, "a pickle of at most 1 GiB"));
     }
+    member.verify(part)?;
     let mut bytes = vec![0; member.bytes as usize]; // fits: at most 1 GiB
     part.read_many(&mut [RangeRead { offset: member.offset, buf: &mut bytes }])?;
     Ok(bytes)

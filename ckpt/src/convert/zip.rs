@@ -4,14 +4,50 @@
 use std::collections::HashMap;
 
 use crate::{Error, Result};
-use storage::{Object, RangeRead};
+use storage::{Crc32, Object, RangeRead};
 
 /// A member's bytes in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
+    /// CRC-32 of them; 0 if it was not computed.
+    pub(crate) crc32: u32,
 }
+
+impl Member {
+    /// Bytes without a checksum.
+    pub(crate) fn new(offset: u64, bytes: u64) -> Self {
+        Member { offset, bytes, crc32: 0 }
+    }
+
+    /// Compares the bytes of a member with their checksum, if there is one.
+    pub(crate) fn verify(&self, object: &dyn Object) -> Result<()> {
+        if self.crc32 == 0 {
+            return Ok(());
+        }
+        let mut buf = vec![0; self.bytes.min(VERIFY_BYTES) as usize]; // fits: 8 MiB at most
+        let (mut sum, mut done) = (Crc32::new(), 0);
+        while done < self.bytes {
+            let chunk = &mut buf[..(self.bytes - done).min(VERIFY_BYTES) as usize]; // fits: as above
+            object.read_many(&mut [RangeRead { offset: self.offset + done, buf: chunk }])?;
+            sum.update(chunk);
+            done += chunk.len() as u64;
+        }
+        if sum.value() == self.crc32 {
+            return Ok(());
+        }
+        Err(Error::Corrupt {
+            object: object.display(),
+            offset: self.offset,
+            found: format!("CRC-32 {:08x} of {} bytes", sum.value(), self.bytes),
+            expected: format!("{:08x}, as the directory of its ZIP archive says", self.crc32),
+        })
+    }
+}
+
+/// Read at a time to be verified.
+const VERIFY_BYTES: u64 = 8 << 20;
 
 /// The record at the end and the longest comment that may follow it.
 const END_BYTES: u64 = 22;
@@ -80,7 +116,8 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
             if !local.starts_with(b"PK\x03\x04") || end.is_none_or(|end| end > object.len_bytes()) {
                 return bad(entry.local, &format!("no '{name}'"), "the member that is listed");
             }
-            if members.insert(name.clone(), Member { offset, bytes: entry.bytes }).is_some() {
+            let member = Member { offset, bytes: entry.bytes, crc32: entry.crc32 };
+            if members.insert(name.clone(), member).is_some() {
                 return bad(entry.local, &format!("'{name}' twice"), "each member once");
             }
         }
@@ -90,6 +127,7 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
 
 struct ZipEntry {
     method: u16,
+    crc32: u32,
     bytes: u64,
     local: u64,
 }
@@ -130,7 +168,7 @@ fn directory(object: &dyn Object) -> Result<(u64, u64)> {
 /// The entry in front, its name, and what follows it.
 fn split_entry(rest: &[u8]) -> Option<(ZipEntry, String, &[u8])> {
     let fixed = rest.get(..ENTRY_BYTES)?;
-    let method = short(fixed, 10);
+    let (method, crc32) = (short(fixed, 10), word(fixed, 16));
     let (name_len, extra_len, comment_len) =
         (short(fixed, 28) as usize, short(fixed, 30) as usize, short(fixed, 32) as usize);
     let name = rest.get(ENTRY_BYTES..ENTRY_BYTES + name_len)?;
@@ -161,7 +199,11 @@ fn split_entry(rest: &[u8]) -> Option<(ZipEntry, String, &[u8])> {
         }
         extra = &extra[4 + len..];
     }
-    Some((ZipEntry { method, bytes, local }, String::from_utf8_lossy(name).into_owned(), after))
+    Some((
+        ZipEntry { method, crc32, bytes, local },
+        String::from_utf8_lossy(name).into_owned(),
+        after,
+    ))
 }
 
 fn short(bytes: &[u8], at: usize) -> u16 {

@@ -243,3 +243,48 @@ fn what_is_not_whole_is_refused() {
     copy("gpt2.safetensors", "other.pt", usize::MAX);
     refused("other.pt", Format::Torch);
 }
+
+/// A flipped bit of an archive of torch is refused by the checksum that the archive has of it, or
+/// changes nothing that is imported.
+#[test]
+fn flipped_bits_of_an_archive_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flipped.pt");
+    let good = std::fs::read(golden("zip.pt")).unwrap();
+    let import = |bytes: &[u8]| -> Result<Vec<Vec<u8>>, Error> {
+        std::fs::write(&path, bytes).unwrap();
+        let mut import = Import::open(path.to_str().unwrap(), Format::Torch)?;
+        import.normalize()?;
+        let out = tempfile::tempdir().unwrap();
+        let store = storage::open_url(out.path().to_str().unwrap()).unwrap();
+        let steps = Checkpoints::open(store, Key::root());
+        let step = import.step.unwrap_or(0);
+        steps.save_made(step, &import, &[], json!({}), ConvertLimits::default(), &|_| ())?;
+        let tensors = steps.open_step(step)?;
+        let read = |entry: &ckpt::TensorEntry| {
+            let elements: u64 = entry.shape.iter().product();
+            let mut bytes = vec![0; (elements * entry.dtype.item_bytes()) as usize];
+            tensors.read_tensor(&entry.name, entry.group, &mut bytes)?;
+            Ok(bytes)
+        };
+        tensors.tensors().iter().map(read).collect()
+    };
+    let expected = import(&good).unwrap();
+    let (mut state, mut refused) = (11_u64, 0);
+    for round in 0..100 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let bit = (state >> 20) as usize % (8 * good.len());
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        match import(&bad) {
+            // Between members there is nothing.
+            Ok(tensors) => assert!(tensors == expected, "round {round}: bit {bit} was imported"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(error.contains("flipped.pt"), "round {round}, bit {bit}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 60, "{refused} of 100");
+}

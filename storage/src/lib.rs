@@ -333,6 +333,13 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// How a message names this object.
     fn display(&self) -> String;
 
+    /// A text that changes when the object is written or replaced: an ETag, or the change time of a
+    /// file, which no program can set. Another version may have the same bytes. `None` if the store
+    /// has neither.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
     /// Advises the kernel that [`Self::file`] will be read at random: no read-ahead.
     fn advise_random(&self) {}
 

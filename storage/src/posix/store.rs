@@ -462,6 +462,11 @@ impl Object for PosixObject {
         self.name.clone()
     }
 
+    fn version(&self) -> Option<String> {
+        let meta = self.file()?.metadata().ok()?;
+        Some(format!("ctime {}.{:09}", meta.ctime(), meta.ctime_nsec()))
+    }
+
     fn advise_random(&self) {
         self.file().into_iter().for_each(syscalls::advise_random);
     }

@@ -124,6 +124,10 @@ impl Object for S3Object {
         self.opened.name.clone()
     }
 
+    fn version(&self) -> Option<String> {
+        Some(format!("ETag {}", self.opened.etag))
+    }
+
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         Some(self)
     }

@@ -238,6 +238,10 @@ impl Object for SimObject {
         self.inner.display()
     }
 
+    fn version(&self) -> Option<String> {
+        self.inner.version()
+    }
+
     fn memory_align(&self) -> usize {
         self.inner.memory_align()
     }

@@ -20,6 +20,14 @@ pub struct BuilderMark {
     counts: Counts,
 }
 
+impl BuilderMark {
+    /// The sync points of the two drafts, each with the suffix of its name.
+    #[must_use]
+    pub fn sync_points(&self) -> [(&'static str, SyncPoint); 2] {
+        [(".bin", self.bin), (OUTLINE, self.outline)]
+    }
+}
+
 impl Builder {
     /// Begins a pair of which a process that is killed loses no more than was written since
     /// [`Builder::sync`].

@@ -89,6 +89,15 @@ pub enum Error {
         /// Its value in this run.
         here: String,
     },
+    /// An input or a draft of a resumed run is not what the journal recorded.
+    Changed {
+        /// The input, or a part of a draft.
+        object: String,
+        /// What was expected.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
     /// All outputs of a resumed run exist already.
     Complete {
         /// The manifest that shows it.
@@ -197,6 +206,10 @@ impl fmt::Display for Error {
             Error::OtherRun { journal, key, there, here } => {
                 write!(f, "go on with {journal}: '{key}' was {there} there and is {here} here; ")?;
                 write!(f, "hint: give what was given there, or begin anew with --restart")
+            }
+            Error::Changed { object, expected, found } => {
+                write!(f, "cannot resume with {object}: expected {expected}, found {found} ")?;
+                write!(f, "(hint: restore it, or start from scratch with --restart)")
             }
             Error::Complete { object } => {
                 write!(f, "{object}: the outputs are complete already")

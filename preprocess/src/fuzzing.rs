@@ -42,10 +42,8 @@ pub fn find_list(key: &str, line: &str) -> Option<std::result::Result<Vec<String
 /// # Errors
 /// As of a run.
 pub fn resume_journal(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<Value>> {
-    let Some(ResumeState { mut journal, record }) = Journal::resume(store, key, &json!({}))? else {
-        return Ok(None);
-    };
-    let Some(record) = record else { return Ok(None) };
+    let Some(left) = Journal::resume(store, key, &json!({}))? else { return Ok(None) };
+    let ResumeState { mut journal, record: Some(record), .. } = left else { return Ok(None) };
     journal.commit(&record)?;
     Ok(Some(serde_json::to_value(record).expect("our own types, whose keys are text")))
 }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod checksum;
 pub mod clean;
 mod error;
 #[cfg(feature = "fuzzing")]

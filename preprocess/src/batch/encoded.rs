@@ -12,6 +12,8 @@ pub(crate) struct EncodedDocuments {
     pub(crate) outputs: Vec<Encoded>,
     /// Lines processed so far, blank ones included.
     pub(crate) lines: u64,
+    /// CRC-64/NVME of the bytes of the batch, once all of them are encoded.
+    pub(crate) source_crc64: u64,
     pub(crate) tally: LineCounts,
     /// Bad lines that were skipped.
     pub(crate) bad: Vec<SkippedLine>,

@@ -2,6 +2,8 @@ use serde::{Deserialize, Serialize};
 use storage::FileEntry;
 
 use crate::Skipped;
+use crate::checksum::Checksum;
+use crate::input::{Input, InputIdentity};
 
 /// Progress of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +54,9 @@ pub struct Report {
     pub text_bytes: u64,
     /// Whether an earlier process had done a part of it.
     pub resumed: bool,
+    /// Inputs of earlier processes that could not be compared with what was read of them: streams,
+    /// and inputs whose identity the journal lacks.
+    pub inputs_unverified: usize,
     /// Wall-clock time from the first check to the last file, of all processes.
     pub elapsed_s: f64,
     /// `json_bytes` in MB (10^6 bytes) per second.
@@ -99,6 +104,24 @@ pub struct InputReport {
     pub lines: u64,
     /// Its documents.
     pub documents: u64,
+    /// The checksum of `json_bytes`. `None` after a resume from a journal that lacks it.
+    #[serde(default)]
+    pub(crate) json_crc64: Option<Checksum>,
+    /// `None` for a stream, and for an input from a journal that lacks it.
+    #[serde(default)]
+    pub(crate) identity: Option<InputIdentity>,
+}
+
+impl InputReport {
+    /// That of an input of which nothing has been read.
+    pub(crate) fn new(input: &Input) -> Self {
+        InputReport {
+            name: input.name.clone(),
+            json_crc64: Some(Checksum::default()),
+            identity: input.identity.clone(),
+            ..InputReport::default()
+        }
+    }
 }
 
 /// One file that was written.

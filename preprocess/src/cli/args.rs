@@ -197,7 +197,8 @@ pub(crate) struct Cli {
     #[arg(long)]
     last_of_duplicate_keys: bool,
 
-    /// Go on with a run of these outputs that was interrupted; with none, begin
+    /// Continue an interrupted run of these outputs; without one, start. What was read of the
+    /// inputs must be unchanged: an input that was written or copied since is read again to compare
     #[arg(long)]
     pub(crate) resume: bool,
 

@@ -15,6 +15,15 @@ pub(crate) fn print(report: &Report) -> io::Result<()> {
     if report.documents == 0 {
         writeln!(io::stderr(), "warning: no documents: the inputs are empty")?;
     }
+    if report.inputs_unverified > 0 {
+        writeln!(
+            io::stderr(),
+            "warning: {} of {} inputs: not compared with what was read before the resume (hint: \
+             streams and journals of earlier versions have no identity of an input)",
+            report.inputs_unverified,
+            report.inputs.len()
+        )?;
+    }
     Ok(())
 }
 

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-use super::codec::{Codec, HEAD_BYTES, split_ending};
+use super::codec::{Codec, split_ending};
 use super::stream::decompressed_head;
 use super::{
-    Input, InputLocation, RecordFormat, STDIN, TextRules, WHOLE, bad_input, glob, not_a_file,
+    Input, InputIdentity, InputLocation, RecordFormat, STDIN, TextRules, WHOLE, bad_input, glob,
+    not_a_file,
 };
 use crate::{Error, Result};
 
@@ -105,7 +106,7 @@ pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> 
     let mut seen = HashSet::new();
     for input in &finder.found {
         let is_stream = !matches!(input.place, InputLocation::Object { .. });
-        if !seen.insert(input.identity()) && (is_stream || !options.repeats) {
+        if !seen.insert(input.unique_path()) && (is_stream || !options.repeats) {
             let due = match is_stream {
                 true => "a stream once at most",
                 false => "each file once; hint: --allow-repeats takes it as often as it is named",
@@ -117,8 +118,8 @@ pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> 
 }
 
 impl Input {
-    /// An identity shared by all names of one file, without accessing the disk.
-    fn identity(&self) -> PathBuf {
+    /// A path shared by all names of one file, without accessing the disk.
+    fn unique_path(&self) -> PathBuf {
         match &self.place {
             InputLocation::Object { store, key } => {
                 let name = store.display(key);
@@ -302,15 +303,14 @@ impl Finder<'_> {
         key: Key,
         object: &dyn Object,
     ) -> Result<()> {
-        let mut head = [0; HEAD_BYTES];
-        let len = object.len_bytes().min(head.len() as u64) as usize; // fits: at most 8
-        object
-            .read_many(&mut [storage::RangeRead { offset: 0, buf: &mut head[..len] }])
-            .map_err(|error| not_a_file(&name, error))?;
-        let codec = Codec::detect(&name, &head[..len])?;
+        let read = InputIdentity::read(object);
+        let (identity, head) = read.map_err(|error| not_a_file(&name, error))?;
+        let codec = Codec::detect(&name, &head)?;
         let mut input = Input {
             name,
-            stored_bytes: Some(object.len_bytes()),
+            stored_bytes: Some(identity.bytes),
+            identity: Some(identity),
+            skipped_crc64: None,
             place: InputLocation::Object { store, key },
             codec,
             shape: RecordFormat::JsonLines,
@@ -335,6 +335,8 @@ impl Finder<'_> {
         self.found.push(Input {
             name: name.to_owned(),
             stored_bytes: None,
+            identity: None,
+            skipped_crc64: None,
             place,
             codec: Codec::Plain,
             shape,

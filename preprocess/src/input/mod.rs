@@ -4,10 +4,10 @@
 //! which it checks before any work begins; [`share_out`] retains the part of one shard. An
 //! [`InputChunker`] reads them one after another, whole documents at a time.
 //!
-//! Below it, in reading order: `discover` and `glob` find files, `codec` detects their compression,
-//! `stream` reads their bytes, which `decompress` inflates on other threads in the units that
-//! `frames` finds; `records` finds the ends of documents in lines and texts, `json_array` in a JSON
-//! list, `parquet` in Parquet.
+//! Below it, in reading order: `discover` and `glob` find files, `input_identity` tells a file from
+//! another of its name, `codec` detects their compression, `stream` reads their bytes, which
+//! `decompress` inflates on other threads in the units that `frames` finds; `records` finds the
+//! ends of documents in lines and texts, `json_array` in a JSON list, `parquet` in Parquet.
 
 mod chunker;
 mod codec;
@@ -15,6 +15,7 @@ mod decompress;
 mod discover;
 mod frames;
 mod glob;
+mod input_identity;
 mod json_array;
 #[cfg(test)]
 mod object_tests;
@@ -39,10 +40,12 @@ use storage::{Key, Object, Storage};
 pub(crate) use chunker::{InputChunker, Position};
 pub(crate) use discover::expand;
 pub use discover::{Format, InputOptions};
+pub(crate) use input_identity::InputIdentity;
 pub(crate) use records::{ByteSpan, Record, RecordFormat, Records};
 pub(crate) use shard::{Share, share_out};
 pub use text::{Separator, TextRules};
 
+use crate::checksum::Checksum;
 use crate::{Error, Result};
 use codec::Codec;
 
@@ -56,6 +59,11 @@ pub(crate) struct Input {
     pub(crate) name: String,
     /// Its length as stored, unless it is a stream.
     pub(crate) stored_bytes: Option<u64>,
+    /// Unless it is a stream.
+    pub(crate) identity: Option<InputIdentity>,
+    /// The checksum of the bytes before the position at which reading starts, if an earlier process
+    /// has read them. A stream, which must read them again, compares it.
+    pub(crate) skipped_crc64: Option<Checksum>,
     place: InputLocation,
     /// Its compression. That of a stream is known when it is opened.
     codec: Codec,

@@ -40,6 +40,25 @@ fn objects_folders_and_buckets_are_inputs() {
     assert!(server.fault_count() > 0);
 }
 
+/// A resumed run reads an object again if its ETag differs.
+#[test]
+fn the_identity_of_an_object_has_its_etag() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("")).unwrap();
+    let key = Key::new("a.jsonl").unwrap();
+    let put = |bytes: &[u8]| {
+        write_all(&*store, &key, bytes).unwrap();
+        Input::check(&server.url("a.jsonl")).unwrap().identity.unwrap()
+    };
+    let first = put(b"{\"text\":\"a\"}\n");
+    assert!(first.is_unchanged_since(&first), "{first:?}");
+    store.delete(&key).unwrap();
+    let second = put(b"{\"text\":\"b\"}\n");
+    assert_eq!(first.bytes, second.bytes);
+    assert_ne!(first.version, second.version);
+    assert_ne!(first.ends_crc64, second.ends_crc64);
+}
+
 #[test]
 fn objects_that_are_not_there_are_errors() {
     let server = S3Server::start().unwrap();

@@ -5,11 +5,12 @@ use std::io::{self, BufReader, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use storage::{ByteSize, Object};
+use storage::{ByteSize, Crc64, Object};
 
 use super::codec::{Codec, HEAD_BYTES};
 use super::decompress::{DecodedChunk, Decompressor};
 use super::{Input, InputLocation, bad_input};
+use crate::checksum::Checksum;
 use crate::{Error, Result};
 
 /// Requests of 1 MiB, several at a time, keep disks and parallel file systems busy.
@@ -97,9 +98,9 @@ impl InputStream {
                 (Bytes::Object { object, at: offset, fetched: ObjectChunk::default() }, false)
             }
             InputLocation::Pipe(path) => {
-                stream(&input.name, File::open(path).map_err(failed)?, count, offset)?
+                stream(input, File::open(path).map_err(failed)?, count, offset)?
             }
-            InputLocation::Stdin => stream(&input.name, io::stdin(), count, offset)?,
+            InputLocation::Stdin => stream(input, io::stdin(), count, offset)?,
         };
         Ok(InputStream::new(input, bytes, decompressed, stored, offset))
     }
@@ -263,13 +264,14 @@ impl ObjectChunk {
 }
 
 /// Opens a stream. Its first bytes are read to detect compression. Bytes before `offset` are
-/// skipped.
+/// skipped; they must be those that an earlier process has read.
 fn stream(
-    name: &str,
+    input: &Input,
     mut raw: impl io::Read + Send + 'static,
     count: Arc<AtomicU64>,
     offset: u64,
 ) -> Result<(Bytes, bool)> {
+    let name = &input.name;
     let failed = |source| at_start(name, source);
     let mut head = Vec::new();
     raw.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(failed)?;
@@ -282,10 +284,17 @@ fn stream(
         true => codec.decoder(BufReader::with_capacity(COMPRESSED_BYTES, whole)).map_err(failed)?,
         false => Box::new(whole),
     };
-    let skipped = io::copy(&mut bytes.by_ref().take(offset), &mut io::sink()).map_err(failed)?;
+    let mut crc64 = ChecksumSink::default();
+    let skipped = io::copy(&mut bytes.by_ref().take(offset), &mut crc64).map_err(failed)?;
     if skipped < offset {
         let got = format!("an end after {skipped} bytes");
         return Err(bad_input(name, got, format!("more than the {offset} read before")));
+    }
+    let found = Checksum(crc64.0.value());
+    if let Some(expected) = input.skipped_crc64.filter(|expected| *expected != found) {
+        let words = |crc64| format!("{offset} bytes with CRC-64 {crc64} at its start");
+        let (expected, found) = (words(expected), words(found));
+        return Err(Error::Changed { object: name.clone(), expected, found });
     }
     Ok((Bytes::Stream(bytes), codec.is_compressed()))
 }
@@ -343,6 +352,21 @@ pub(super) fn stream_error(input: &str, offset: u64, failed: DecodeError) -> Err
 /// A stream that could not be opened or read from its first byte on.
 fn at_start(input: &str, source: io::Error) -> Error {
     stream_error(input, 0, DecodeError { stored: None, source })
+}
+
+/// Takes bytes for their checksum.
+#[derive(Debug, Default)]
+struct ChecksumSink(Crc64);
+
+impl io::Write for ChecksumSink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// An object as a reader for decoders.

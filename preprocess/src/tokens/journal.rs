@@ -43,6 +43,8 @@ pub(crate) struct ResumeState {
     pub(crate) journal: Journal,
     /// The last record, with the inputs of all. `None` if the run was interrupted before the first.
     pub(crate) record: Option<Record>,
+    /// The builders of all records, oldest first.
+    pub(crate) marks: Vec<Vec<BuilderMark>>,
 }
 
 impl Journal {
@@ -79,7 +81,7 @@ impl Journal {
             Err(storage::Error::NotFound { .. }) => return Ok(None),
             draft => draft?,
         };
-        let JournalContents { run: Some(there), record, .. } = found else {
+        let JournalContents { run: Some(there), record, marks, .. } = found else {
             // Killed before its first line was complete: there is nothing to resume.
             store.discard(key)?;
             return Ok(None);
@@ -87,7 +89,7 @@ impl Journal {
         same_run(&store.display(key), &there, run)?;
         let has_record = record.is_some();
         let journal = Journal { store: Arc::clone(store), key: key.clone(), draft, has_record };
-        Ok(Some(ResumeState { journal, record }))
+        Ok(Some(ResumeState { journal, record, marks }))
     }
 
     /// Checks that a record has no more outputs and inputs than the run.
@@ -129,6 +131,8 @@ struct JournalContents {
     run: Option<Value>,
     /// The last, with the inputs of all.
     record: Option<Record>,
+    /// The builders of all.
+    marks: Vec<Vec<BuilderMark>>,
     end: usize,
 }
 
@@ -136,11 +140,13 @@ impl JournalContents {
     fn in_bytes(bytes: &[u8]) -> Self {
         let mut lines = Lines { bytes, at: 0 };
         let run = lines.next().and_then(|json| serde_json::from_str(json).ok());
-        let mut found =
-            JournalContents { end: if run.is_some() { lines.at } else { 0 }, run, record: None };
+        let end = if run.is_some() { lines.at } else { 0 };
+        let mut found = JournalContents { run, end, ..JournalContents::default() };
         while found.run.is_some()
-            && let Some(mut next) = lines.next().and_then(|json| serde_json::from_str(json).ok())
+            && let Some(mut next) =
+                lines.next().and_then(|json| serde_json::from_str::<Record>(json).ok())
         {
+            found.marks.push(next.builders.clone());
             if let Some(before) = found.record.take() {
                 fold(&mut next, before);
             }

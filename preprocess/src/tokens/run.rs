@@ -36,7 +36,7 @@ const BLOCK_BYTES_MIN: usize = 64 << 10;
 const WORKERS_MAX: usize = 1024;
 
 /// A line's tokens must be counted in an i32.
-const LINE_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const LINE_BYTES_MAX: u64 = 1 << 30;
 
 /// Turns JSON lines into token datasets: `PREFIX_KEY_document.bin`, `.idx` and `.manifest.json`.
 ///
@@ -49,9 +49,9 @@ const LINE_BYTES_MAX: u64 = 1 << 30;
 /// # Errors
 /// The first bad line in input order as [`Error::BadLine`]; [`Error::BadOption`],
 /// [`Error::BadInput`], [`Error::BadVocab`], [`Error::Stream`], [`Error::Indexed`], and
-/// [`Error::Storage`], also for outputs that exist; [`Error::WasInterrupted`], [`Error::OtherRun`]
-/// and [`Error::Complete`] for the state of an earlier run. A run that fails after a commit returns
-/// [`Error::CanResume`]; one that fails before leaves no files.
+/// [`Error::Storage`], also for outputs that exist; [`Error::WasInterrupted`], [`Error::OtherRun`],
+/// [`Error::Changed`] and [`Error::Complete`] for the state of an earlier run. A run that fails
+/// after a commit returns [`Error::CanResume`]; one that fails before leaves no files.
 pub fn run(
     options: &PreprocessOptions,
     progress: &mut dyn FnMut(&PreprocessProgress),
@@ -79,10 +79,13 @@ fn run_prepared(
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&PreprocessProgress),
 ) -> Result<Report> {
-    let Prepared { inputs, outputs, work, tokenizer, block_bytes } = prepared;
-    let mut commit = OutputWriter::begin(options, outputs, tokenizer.as_ref(), &inputs)?;
+    let Prepared { mut inputs, outputs, work, tokenizer, block_bytes } = prepared;
+    let mut commit = OutputWriter::begin(options, outputs, tokenizer.as_ref(), &inputs, stop)?;
     progress(&commit.progress());
     let (input_idx, offset) = commit.place();
+    if let Some(input) = inputs.get_mut(input_idx) {
+        input.skipped_crc64 = commit.content_crc64(input_idx);
+    }
     let cutter = InputChunker::new(inputs, block_bytes, work.line_bytes_max)
         .ahead(options.workers)
         .start_at(Position { input_idx, offset });

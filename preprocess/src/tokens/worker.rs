@@ -113,6 +113,7 @@ impl<'a> TokenizeWorker<'a> {
             }
         }
         documents.lines = records.lines_before();
+        documents.source_crc64 = storage::crc64(bytes);
         self.scratch.clear();
         self.scratch.shrink_to(BUFFER_BYTES_KEPT_MAX);
         for finder in &mut self.finders {

@@ -1,20 +1,23 @@
 //! The end of the pipeline: writes documents to files and counts to a report.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use indexed::{Builder, Built, Dtype};
+use indexed::{Builder, BuilderMark, Built, Dtype};
 use serde_json::{Value, json};
 use storage::{FileEntry, Key, Manifest, Storage};
 
 use crate::batch::document_batch::{BatchEnd, DocumentBatch};
 use crate::batch::encoded::{LineCounts, SkippedLine};
 use crate::batch::report::{Output, Stages};
+use crate::checksum::Checksum;
 use crate::input::Input;
 use crate::json::scanner::LineFault;
 use crate::tokens::cleanup::{MANIFEST, discard, discard_drafts, refuse_existing, take_back};
 use crate::tokens::journal::{Journal, Record, ResumeState};
 use crate::tokens::outputs::{OutputPlan, Outputs};
+use crate::tokens::resume_check::{check_drafts, check_inputs};
 use crate::{
     BadLine, Error, InputReport, PreprocessOptions, PreprocessProgress, Report, Result,
     ResumePolicy, Tokenizer, identity,
@@ -41,6 +44,8 @@ pub(crate) struct OutputWriter {
     committed: Instant,
     /// Time of earlier processes.
     elapsed_before_s: f64,
+    /// Inputs of earlier processes that could not be compared.
+    inputs_unverified: usize,
     stored_bytes_all: Option<u64>,
     inputs: Vec<InputReport>,
     /// The first input that has changed since the last record.
@@ -59,6 +64,7 @@ impl OutputWriter {
         outputs: Outputs,
         tokenizer: &dyn Tokenizer,
         inputs: &[Input],
+        stop: &AtomicBool,
     ) -> Result<Self> {
         let Outputs { store, plans } = outputs;
         // Temporary files of killed writers; large files are resumable uploads.
@@ -80,12 +86,14 @@ impl OutputWriter {
         if left.as_ref().is_none_or(|left| left.record.is_none()) {
             refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
         }
-        let named = |input: &Input| InputReport { name: input.name.clone(), ..Default::default() };
         let mut commit = match left {
-            Some(ResumeState { journal, record: Some(record) }) => {
-                OutputWriter::go_on(&store, plans, journal, record, inputs)?
+            Some(ResumeState { journal, record: Some(record), marks }) => {
+                journal.check(&record, plans.len(), inputs.len())?;
+                let unverified = check_inputs(&record, inputs, options.workers, stop)?;
+                let resumed = OutputWriter::go_on(&store, plans, journal, record, &marks)?;
+                OutputWriter { inputs_unverified: unverified, ..resumed }
             }
-            Some(ResumeState { mut journal, record: None }) => {
+            Some(ResumeState { mut journal, record: None, .. }) => {
                 // Held until all are removed.
                 discard_drafts(store.as_ref(), &plans)?;
                 journal.discard()?;
@@ -94,10 +102,7 @@ impl OutputWriter {
             }
             None => OutputWriter::anew(&store, plans, journal_key, &run)?,
         };
-        let known = std::mem::replace(&mut commit.inputs, inputs.iter().map(named).collect());
-        for (input, known) in commit.inputs.iter_mut().zip(known) {
-            input.clone_from(&InputReport { name: input.name.clone(), ..known });
-        }
+        commit.add_inputs(inputs);
         commit.commit_every = options.commit_every;
         commit.settings = settings;
         commit.shard_of_bytes = shard_of_bytes(options, inputs);
@@ -143,14 +148,17 @@ impl OutputWriter {
         plans: Vec<OutputPlan>,
         journal: Journal,
         record: Record,
-        inputs: &[Input],
+        marks: &[Vec<BuilderMark>],
     ) -> Result<Self> {
-        journal.check(&record, plans.len(), inputs.len())?;
         let resume = |(plan, mark): (&OutputPlan, _)| {
             Ok(Builder::resume(store, &plan.prefix, plan.dtype, mark)?)
         };
         let builders = plans.iter().zip(&record.builders).map(resume).collect::<Result<_>>()?;
-        log::info!("going on at byte {} of input {}", record.offset, record.input_idx);
+        for (at, plan) in plans.iter().enumerate() {
+            let marks: Vec<_> = marks.iter().filter_map(|marks| marks.get(at)).collect();
+            check_drafts(store.as_ref(), &plan.prefix, &marks)?;
+        }
+        log::info!("resuming at byte {} of input {}", record.offset, record.input_idx);
         let mut commit = OutputWriter::new(store, plans, builders, journal);
         commit.tally = record.tally;
         commit.tokens = commit.builders.iter().map(Builder::token_count).sum();
@@ -164,6 +172,17 @@ impl OutputWriter {
             commit.inputs[idx] = report;
         }
         Ok(commit)
+    }
+
+    /// Adds the inputs that no record has. The one in progress may have changed after the place
+    /// that was reached, and the rest is read from what it is now.
+    fn add_inputs(&mut self, inputs: &[Input]) {
+        let known = self.inputs.len();
+        self.inputs.extend(inputs.iter().skip(known).map(InputReport::new));
+        let (input_idx, _) = self.place();
+        if let Some(report) = self.inputs.get_mut(input_idx) {
+            report.identity.clone_from(&inputs[input_idx].identity);
+        }
     }
 
     fn new(
@@ -182,6 +201,7 @@ impl OutputWriter {
             shard_of_bytes: None,
             committed: Instant::now(),
             elapsed_before_s: 0.0,
+            inputs_unverified: 0,
             stored_bytes_all: None,
             inputs: Vec::new(),
             input_changed: 0,
@@ -202,6 +222,11 @@ impl OutputWriter {
         }
     }
 
+    /// The checksum of what was read of an input.
+    pub(crate) fn content_crc64(&self, input_idx: usize) -> Option<Checksum> {
+        self.inputs.get(input_idx)?.json_crc64
+    }
+
     /// Writes the documents of the next batch, or returns its error.
     pub(crate) fn add(&mut self, parcel: &mut DocumentBatch, start: Instant) -> Result<()> {
         let begin = Instant::now();
@@ -214,7 +239,7 @@ impl OutputWriter {
         self.stages.parse_ns += documents.parse_ns;
         self.stages.tokenize_ns += documents.tokenize_ns;
         let bad = std::mem::take(&mut documents.bad);
-        let documents_new = documents.tally.documents;
+        let (documents_new, source_crc64) = (documents.tally.documents, documents.source_crc64);
         for SkippedLine { line, offset, fault } in bad {
             let bad_line = self.bad_line(parcel, line, offset, fault);
             log::warn!("left out: {bad_line}");
@@ -235,7 +260,9 @@ impl OutputWriter {
         let input = &mut self.inputs[parcel.input_idx];
         input.documents += documents_new;
         input.lines += parcel.documents.lines;
-        input.json_bytes += parcel.bytes.len() as u64;
+        let bytes = parcel.bytes.len() as u64;
+        input.json_bytes += bytes;
+        input.json_crc64 = input.json_crc64.map(|before| before.then(source_crc64, bytes));
         input.stored_bytes = parcel.stored_bytes;
         self.place = (parcel.next.input_idx, parcel.next.offset);
         self.stages.write_ns += begin.elapsed().as_nanos() as u64;
@@ -359,6 +386,7 @@ impl OutputWriter {
             json_bytes: progress.json_bytes,
             text_bytes,
             resumed: self.elapsed_before_s > 0.0,
+            inputs_unverified: self.inputs_unverified,
             elapsed_s,
             json_mb_per_s: ratio(progress.json_bytes as f64 / 1e6, elapsed_s),
             tokens_per_s: ratio(tokens as f64, elapsed_s),
@@ -438,8 +466,8 @@ fn add_all(
     Ok(tokens)
 }
 
-/// All settings that determine the outputs. The length of an input is not included: a bad line may
-/// be repaired before the run is resumed.
+/// All settings that determine the outputs. What inputs hold is not included: each record has what
+/// was read of them, so that a bad line may be repaired before the run is resumed.
 fn describe(
     options: &PreprocessOptions,
     plans: &[OutputPlan],

@@ -131,7 +131,9 @@ fn check_against_texts(folder: &Path, texts: &[String]) {
     assert_eq!(manifest.meta["documents"], texts.len());
     assert_eq!(manifest.meta["tokens"], dataset.token_count());
     assert_eq!(manifest.meta["tokenizer"]["vocab_size"], 50257);
-    assert_eq!(manifest.meta["inputs"].as_array().unwrap().len(), 3);
+    let inputs = manifest.meta["inputs"].as_array().unwrap();
+    assert_eq!(inputs.len(), 3);
+    assert!(inputs.iter().all(|input| input["identity"]["bytes"].as_u64() > Some(0)), "{inputs:?}");
 }
 
 /// Above 65,499 ids Megatron writes four bytes a token.

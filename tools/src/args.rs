@@ -217,7 +217,8 @@ pub struct Merge {
     /// Requires a mode for each sequence. Sets that have modes keep them with and without it.
     #[arg(long)]
     pub multimodal: bool,
-    /// Merges some shards of a dataset though others are not there.
+    /// Merges some shards of a dataset though others are missing. Shards of an input that changed
+    /// between them are refused nevertheless.
     #[arg(long)]
     pub partial: bool,
     /// Reads the sources and compares them with their manifests first. Default: their sums are

@@ -1,6 +1,7 @@
 //! `feedline merge`: datasets, one after the other, as one.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,7 @@ pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merge
     if !request.partial {
         all_shards(&sources)?;
     }
+    same_inputs(&sources)?;
     let bytes = sources.iter().map(MergeInput::bytes).sum::<Result<u64>>()?;
     if request.verify {
         work.begin("verify", CountedBytes::Read, Some(bytes));
@@ -159,6 +161,25 @@ impl MergeInput {
         Ok(MergeInput { name, store, prefix, manifest })
     }
 
+    /// Which shard it is, and of how many and how many bytes of inputs, if it is one.
+    fn shard(&self) -> Option<(u64, (u64, Option<u64>))> {
+        let (meta, _) = self.manifest.as_ref()?;
+        let (index, count) = meta["shard"].as_str()?.split_once('/')?;
+        let (index, count) = (index.parse::<u64>().ok()?, count.parse::<u64>().ok()?);
+        (count > 0).then(|| (index, (count, meta["shard_of_bytes"].as_u64())))
+    }
+
+    /// Its inputs: name, stored bytes, and checksum of both ends. None for an input that was a
+    /// stream, or was read by a version that did not record them.
+    fn inputs(&self) -> impl Iterator<Item = (&str, (u64, &str))> {
+        let inputs = self.manifest.iter().filter_map(|(meta, _)| meta["inputs"].as_array());
+        inputs.flatten().filter_map(|input| {
+            let identity = &input["identity"];
+            let (bytes, ends) = (identity["bytes"].as_u64()?, identity["ends_crc64"].as_str()?);
+            Some((input["name"].as_str()?, (bytes, ends)))
+        })
+    }
+
     /// Of both files.
     fn bytes(&self) -> Result<u64> {
         pair_bytes(self.store.as_ref(), &self.prefix)
@@ -203,16 +224,10 @@ impl MergeInput {
 /// Shards are of use in their order, and together: a task of an array that failed is not missed
 /// otherwise. They are shards of the same only if the inputs had as many bytes for each.
 fn all_shards(sources: &[MergeInput]) -> Result<()> {
-    let shard = |source: &MergeInput| {
-        let (meta, _) = source.manifest.as_ref()?;
-        let (index, count) = meta["shard"].as_str()?.split_once('/')?;
-        let (index, count) = (index.parse::<u64>().ok()?, count.parse::<u64>().ok()?);
-        (count > 0).then(|| (index, (count, meta["shard_of_bytes"].as_u64())))
-    };
     let mut due = 0;
     let mut last: Option<(&MergeInput, (u64, Option<u64>))> = None;
     for source in sources {
-        let Some((index, of)) = shard(source) else { continue };
+        let Some((index, of)) = source.shard() else { continue };
         let (count, bytes) = of;
         ensure!(
             index == due && last.is_none_or(|(_, (due, _))| due == count),
@@ -260,6 +275,38 @@ fn same_settings(before: &MergeInput, source: &MergeInput) -> Result<()> {
             before_meta[name],
             meta[name]
         );
+    }
+    Ok(())
+}
+
+/// Shards of one corpus are made from the same inputs. It holds with `--partial` too: that is for
+/// shards that are missing. Shards in ascending order, of one count, are taken to be of one corpus.
+/// The version of an input is not compared: nodes may read copies of it.
+fn same_inputs(sources: &[MergeInput]) -> Result<()> {
+    let mut seen: HashMap<&str, (&MergeInput, (u64, &str))> = HashMap::new();
+    let mut last = None;
+    for source in sources {
+        let Some((index, (count, _))) = source.shard() else { continue };
+        if last.is_none_or(|(before, of)| index <= before || of != count) {
+            seen.clear();
+        }
+        last = Some((index, count));
+        for (name, found) in source.inputs() {
+            let (first, expected) = *seen.entry(name).or_insert((source, found));
+            ensure!(
+                found == expected,
+                "cannot merge {} with {}: expected one version of their input {name}, found {} \
+                 bytes with CRC-64 {} of its ends, and {} bytes with {} (hint: the input changed \
+                 between the shards: make them again from one version; --partial does not skip \
+                 this check)",
+                first.name,
+                source.name,
+                expected.0,
+                expected.1,
+                found.0,
+                found.1
+            );
+        }
     }
     Ok(())
 }

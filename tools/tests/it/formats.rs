@@ -239,6 +239,38 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     assert!(said.code == 2 && said.err.contains("an input has changed"), "{}", said.err);
 }
 
+/// A shard of a corpus that changed is not merged with one of what it was, though nothing moved.
+#[test]
+fn shards_of_a_changed_input_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = path(folder.path(), "in.jsonl");
+    let lines: String = (0..40).map(|n| format!("{{\"text\":\"line {n}\"}}\n")).collect();
+    let shard = |name: &str, index| {
+        let mut options =
+            preprocess::PreprocessOptions::new(vec![input.clone()], path(folder.path(), name));
+        options.shard = Some(preprocess::Shard { index, count: 2 });
+        preprocess::run(&options, &mut |_| {}).unwrap();
+        path(folder.path(), &format!("{name}_{index:05}-of-00002_text_document"))
+    };
+    std::fs::write(&input, &lines).unwrap();
+    let first = shard("p", 0);
+    std::fs::write(&input, lines.replace("line 3\"", "LINE 3\"")).unwrap();
+    let changed = shard("q", 1);
+    let made = path(folder.path(), "made");
+    for more in [&[][..], &["--partial"]] {
+        let args = ["merge", "--output-prefix", &made, "--input", &first, &changed];
+        let said = feedline(&[&args[..], more].concat());
+        assert_eq!(said.code, 2, "{}", said.out);
+        for word in [&input, &first, &changed] {
+            assert!(said.err.contains(word.as_str()), "{word}: {}", said.err);
+        }
+    }
+    // A copy of the input, as another node may have it, is the same.
+    std::fs::write(&input, &lines).unwrap();
+    let second = shard("r", 1);
+    json(&["merge", "--output-prefix", &made, "--input", &first, &second]);
+}
+
 #[test]
 fn every_format_is_looked_into_and_checked() {
     let folder = tempfile::tempdir().unwrap();

@@ -135,7 +135,7 @@ impl Batches {
                 None => self.feed = self.next_feed()?,
             }
         }
-        self.kept.as_ref().map_or(Ok(()), |kept| kept.look(false))
+        self.kept.as_ref().map_or(Ok(()), OrderCheck::look)
     }
 
     fn recycle(&mut self, into: &mut Vec<AnyBatch>) {

@@ -16,7 +16,9 @@ mod order_check;
 mod orders;
 mod special;
 
+use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use indexed::{IndexedDataset, Split};
 use loader::SampleOrder;
@@ -145,7 +147,7 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
 pub fn order_of(config: &Config) -> Result<Arc<dyn SampleOrder>> {
     let corpora = &open_corpus(config)?;
     let tokenizer = Value::Null;
-    let orders = Orders { corpora, config, tokenizer, cache: None, verify: false };
+    let orders = Orders { corpora, config, tokenizer, cache: None, checks: RefCell::default() };
     orders.open(Split::Train, config.samples_total()).map(|(order, _)| order)
 }
 
@@ -168,6 +170,8 @@ pub struct Data {
     kept: OrderCheck,
     neighbours: Option<NodePeers>,
     doubts: Vec<String>,
+    /// Whether tokens are verified.
+    verify: bool,
 }
 
 impl Data {
@@ -180,10 +184,10 @@ impl Data {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
         let doubts = doubts(&corpora, config, &*tokenizer)?;
         let assembly = Assembly::new(config, &*tokenizer)?;
-        let store = storage::open_url(&config.cache_dir())?;
-        let (tokenizer, cache) = (tokenizer.identifiers(), Some(&*store));
-        let id = tokenizer.clone();
-        let orders = Orders { corpora: &corpora, config, tokenizer, cache, verify: false };
+        let cache = storage::open_url(&config.cache_dir())?;
+        let (tokenizer, cache, checks) =
+            (tokenizer.identifiers(), Some(&cache), RefCell::default());
+        let orders = Orders { corpora: &corpora, config, tokenizer, cache, checks };
         let open = |which, samples| -> Result<Samples> {
             let (order, parts) = orders.open(which, samples)?;
             let mut assembly = assembly.clone();
@@ -194,8 +198,9 @@ impl Data {
         train.local = local_cache(config, &train.order)?;
         let evaluates = config.eval.every > 0;
         let valid = evaluates.then(|| open(Split::Valid, config.eval_samples())).transpose()?;
-        let kept = OrderCheck::start(&corpora, config, id, store);
-        Ok(Data { corpora, train, valid, kept, neighbours: None, doubts })
+        let (checks, verify) = (orders.checks.take(), config.data.verify);
+        let (kept, neighbours) = (OrderCheck::new(checks), None);
+        Ok(Data { corpora, train, valid, kept, neighbours, doubts, verify })
     }
 
     /// What may be wrong with the data, and can be read all the same.
@@ -216,13 +221,18 @@ impl Data {
         self.neighbours = Some(neighbours);
     }
 
-    /// Waits until every number of the cached orders has been checked, which a thread has begun
-    /// with when they were opened.
+    /// Starts to check every number of the cached orders on a thread beside the run, whatever their
+    /// seals say: on one rank, for all. Batches end with its error.
+    pub fn start_order_check(&self) {
+        self.kept.start();
+    }
+
+    /// Waits for that check, until it ends or `stop` is set.
     ///
     /// # Errors
-    /// [`Error::Indexed`] for one that is damaged, unless [`Batches::fill`] has returned it.
-    pub fn check_orders(&self) -> Result<()> {
-        self.kept.look(true)
+    /// [`Error::Indexed`] for an order that is damaged, unless [`Batches::fill`] has returned it.
+    pub fn finish_order_check(&self, stop: &AtomicBool) -> Result<()> {
+        self.kept.wait(stop)
     }
 
     /// What tells these corpora from others, wherever they lie: of each file its counts, and a
@@ -231,7 +241,7 @@ impl Data {
     /// # Errors
     /// [`Error::Storage`].
     pub fn fingerprint(&self) -> Result<Value> {
-        let each = self.corpora.files.iter().map(|file| fingerprint(file));
+        let each = self.corpora.files.iter().map(|file| fingerprint(file, self.verify));
         let mut each = each.collect::<Result<Vec<Value>>>()?;
         Ok(if each.len() == 1 { each.remove(0) } else { Value::Array(each) })
     }
@@ -313,6 +323,15 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Resu
         let mut manifests = files.iter().map(|file| manifest_of(file));
         let manifest = manifests.next().transpose()?.flatten();
         manifests.try_for_each(|manifest| manifest.map(|_| ()))?;
+        let crc =
+            |manifest: &Manifest| manifest.files.iter().any(|file| file.path.ends_with(".crc"));
+        if manifest.as_ref().is_some_and(crc) && files[0].checksums().is_none() {
+            doubts.push(format!(
+                "{}.crc is in its manifest and is absent: what is read is not verified (hint: copy \
+                 it too, or make it by `feedline check --add-checksums`)",
+                files[0].display()
+            ));
+        }
         let made_by = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
         if made_by.is_null() || made_by["fingerprint"] == tokenizer.fingerprint() {
             continue;
@@ -358,8 +377,11 @@ fn local_cache(config: &Config, order: &Arc<dyn SampleOrder>) -> Result<Option<A
     Ok(Some(Arc::new(LazyCache::new(folder, Arc::clone(order), options))))
 }
 
-fn fingerprint(corpus: &IndexedDataset) -> Result<Value> {
-    let bin = corpus.bin();
+fn fingerprint(corpus: &IndexedDataset, verify: bool) -> Result<Value> {
+    let bin = match verify {
+        true => Arc::clone(corpus.bin()),
+        false => corpus.store().open(&corpus.prefix().with_suffix(".bin")?)?,
+    };
     let mut buf = vec![0; FINGERPRINT_BYTES.min(bin.len_bytes()) as usize]; // fits: 1 MiB
     let mut crc = Crc64::new();
     for offset in [0, bin.len_bytes() - buf.len() as u64] {

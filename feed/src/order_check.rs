@@ -3,66 +3,98 @@
 //! A run begins at once when the seals of its orders fit. A seal covers parts of each file, so a
 //! bit may have flipped in another: samples would be skipped or read twice, and nobody would see.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use indexed::Split;
-use recipe::config::Config;
-use serde_json::Value;
-use storage::Storage;
+use crate::Result;
+use crate::orders::CacheCheck;
 
-use crate::orders::Orders;
-use crate::{Corpora, Error, Result};
+/// How often a wait looks whether it shall end.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The check of a run's orders.
+/// The checks of a run's orders.
 #[derive(Clone, Debug)]
-pub(super) struct OrderCheck(Arc<Mutex<Option<Receiver<Result<()>>>>>);
+pub(super) struct OrderCheck(Arc<Mutex<State>>);
+
+enum State {
+    Ready(Vec<CacheCheck>),
+    Running(Receiver<indexed::Result<()>>),
+    Done,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Ready(_) => "Ready",
+            State::Running(_) => "Running",
+            State::Done => "Done",
+        })
+    }
+}
 
 impl OrderCheck {
-    /// Starts to check the orders of a run. Without a thread to spare they are not checked.
-    pub(super) fn start(
-        corpora: &Corpora,
-        config: &Config,
-        tokenizer: Value,
-        store: Arc<dyn Storage>,
-    ) -> Self {
-        let (corpora, config) = (corpora.clone(), config.clone());
-        let (outcome, receiver) = channel();
-        let check = move || {
-            let (corpora, config, cache) = (&corpora, &config, Some(&*store));
-            let orders = Orders { corpora, config, tokenizer, cache, verify: true };
-            let mut checked = orders.open(Split::Train, config.samples_total()).map(|_| ());
-            if checked.is_ok() && config.eval.every > 0 {
-                checked = orders.open(Split::Valid, config.eval_samples()).map(|_| ());
-            }
-            // A cache that could not be written: the run has its order in memory.
-            let is_absent = |error: &Error| match error {
-                Error::Indexed(error) => matches!(**error, indexed::Error::NoCache { .. }),
-                _ => false,
-            };
-            let checked = checked.or_else(|e| if is_absent(&e) { Ok(()) } else { Err(e) });
-            // The run may have ended.
-            let _ = outcome.send(checked);
-        };
-        let thread = std::thread::Builder::new().name("order-check".to_owned()).spawn(check);
-        if let Err(error) = &thread {
-            log::warn!("the cached sample order is not checked beside the run: {error}");
-        }
-        OrderCheck(Arc::new(Mutex::new(thread.is_ok().then_some(receiver))))
+    pub(super) fn new(checks: Vec<CacheCheck>) -> Self {
+        OrderCheck(Arc::new(Mutex::new(State::Ready(checks))))
     }
 
-    /// The error of the check, if it has ended with one. `wait` waits for its end.
-    pub(super) fn look(&self, wait: bool) -> Result<()> {
-        let mut receiver = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(waiting) = receiver.as_ref() else { return Ok(()) };
-        let outcome = match wait {
-            // A thread that has panicked has said so.
-            true => Some(waiting.recv().unwrap_or(Ok(()))),
-            false => waiting.try_recv().ok(),
+    /// Starts the thread. Without one to spare nothing is checked.
+    pub(super) fn start(&self) {
+        let mut state = self.lock();
+        let State::Ready(checks) = std::mem::replace(&mut *state, State::Done) else { return };
+        let (outcome, receiver) = channel();
+        let check = move || {
+            // The run may have ended.
+            let _ = outcome.send(checks.into_iter().try_for_each(run));
         };
-        let Some(outcome) = outcome else { return Ok(()) };
-        *receiver = None;
-        outcome
+        match std::thread::Builder::new().name("order-check".to_owned()).spawn(check) {
+            Ok(_) => *state = State::Running(receiver),
+            Err(error) => log::warn!("the cached sample orders are not checked: {error}"),
+        }
+    }
+
+    /// The error of the check, if it has ended with one.
+    pub(super) fn look(&self) -> Result<()> {
+        let mut state = self.lock();
+        let State::Running(receiver) = &*state else { return Ok(()) };
+        let Ok(outcome) = receiver.try_recv() else { return Ok(()) };
+        *state = State::Done;
+        Ok(outcome?)
+    }
+
+    /// The same, after a wait for its end, or for `stop`.
+    pub(super) fn wait(&self, stop: &AtomicBool) -> Result<()> {
+        let mut state = self.lock();
+        let State::Running(receiver) = &*state else { return Ok(()) };
+        while !stop.load(Ordering::Relaxed) {
+            let outcome = match receiver.recv_timeout(LOOK_EVERY) {
+                Err(RecvTimeoutError::Timeout) => continue,
+                // A thread that has panicked has said so.
+                Err(RecvTimeoutError::Disconnected) => Ok(()),
+                Ok(outcome) => outcome,
+            };
+            *state = State::Done;
+            return Ok(outcome?);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Damage is an error; a cache that cannot be read now was read before, and the run goes on.
+fn run(check: CacheCheck) -> indexed::Result<()> {
+    match check() {
+        Ok(()) | Err(indexed::Error::NoCache { .. }) => Ok(()),
+        Err(error @ indexed::Error::Storage(storage::Error::Corrupt { .. })) => Err(error),
+        Err(indexed::Error::Storage(error)) => {
+            log::warn!("a cached sample order is not checked: {error}");
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
 }

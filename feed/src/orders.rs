@@ -1,5 +1,6 @@
 //! The order of the samples of a run, and what is made of them.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use indexed::{
@@ -155,10 +156,13 @@ pub(super) struct Orders<'a> {
     /// What the tokenizer says of itself: caches have it in their names.
     pub(super) tokenizer: Value,
     /// Where orders are kept; without it they are made in memory.
-    pub(super) cache: Option<&'a dyn Storage>,
-    /// Whether to check every number of orders that are kept, whatever their seals say.
-    pub(super) verify: bool,
+    pub(super) cache: Option<&'a Arc<dyn Storage>>,
+    /// Checks of every number of the orders that are kept, whatever their seals say.
+    pub(super) checks: RefCell<Vec<CacheCheck>>,
 }
+
+/// Checks one cached order.
+pub(super) type CacheCheck = Box<dyn FnOnce() -> indexed::Result<()> + Send>;
 
 impl Orders<'_> {
     /// The order of a split, and of each corpus what is to be known of it.
@@ -195,12 +199,21 @@ impl Orders<'_> {
         let weights = BlendWeights::Weighted { weights, size };
         let blend = BlendConfig { datasets, which, weights, available };
         let blend = match self.cache {
-            Some(cache) if self.verify => BlendIndex::verify_cache(&blend, cache, &Key::root())?,
-            Some(cache) => BlendIndex::load_or_build(&blend, cache, &Key::root())?,
+            Some(cache) => {
+                let index = BlendIndex::load_or_build(&blend, &**cache, &Key::root())?;
+                let (blend, cache) = (blend.clone(), Arc::clone(cache));
+                let check = move || BlendIndex::verify_cache(&blend, &*cache, &Key::root());
+                self.check_later(move || check().map(|_| ()));
+                index
+            }
             None => BlendIndex::build_checked(&blend)?,
         };
         tell(blend.sample_count());
         Ok((Arc::new(BlendOrder::new(orders, Arc::new(blend))), parts))
+    }
+
+    fn check_later(&self, check: impl FnOnce() -> indexed::Result<()> + Send + 'static) {
+        self.checks.borrow_mut().push(Box::new(check));
     }
 
     /// The order of one corpus.
@@ -241,7 +254,7 @@ impl Orders<'_> {
 
     fn gpt(
         &self,
-        corpus: &IndexedDataset,
+        corpus: &Arc<IndexedDataset>,
         dataset_path: String,
         seq_len: u64,
         (which, samples): (Split, u64),
@@ -257,10 +270,16 @@ impl Orders<'_> {
             tokenizer: self.tokenizer.clone(),
         };
         let index = match self.cache {
-            Some(cache) if self.verify => {
-                GptIndex::verify_cache(corpus, which, &order, cache, &Key::root())?
+            Some(cache) => {
+                let index = GptIndex::load_or_build(corpus, which, &order, &**cache, &Key::root())?;
+                let of = (Arc::clone(corpus), order.clone(), Arc::clone(cache));
+                self.check_later(move || {
+                    let (corpus, order, cache) = of;
+                    GptIndex::verify_cache(&corpus, which, &order, &*cache, &Key::root())
+                        .map(|_| ())
+                });
+                index
             }
-            Some(cache) => GptIndex::load_or_build(corpus, which, &order, cache, &Key::root())?,
             None => GptIndex::build(corpus, which, &order)?,
         };
         Ok((Arc::new(index), order.description(which)?))
@@ -292,10 +311,17 @@ impl Orders<'_> {
             masking_use_geometric_distribution: lengths == MaskLengths::Geometric,
         };
         let index = match self.cache {
-            Some(cache) if self.verify => {
-                MaskedIndex::verify_cache(&corpus, which, &order, cache, &Key::root())?
+            Some(cache) => {
+                let index =
+                    MaskedIndex::load_or_build(&corpus, which, &order, &**cache, &Key::root())?;
+                let of = (Arc::clone(&corpus), order.clone(), Arc::clone(cache));
+                self.check_later(move || {
+                    let (corpus, order, cache) = of;
+                    MaskedIndex::verify_cache(&corpus, which, &order, &*cache, &Key::root())
+                        .map(|_| ())
+                });
+                index
             }
-            Some(cache) => MaskedIndex::load_or_build(&corpus, which, &order, cache, &Key::root())?,
             None => MaskedIndex::build(&corpus, which, &order)?,
         };
         let order_of = MaskedOrder::new(corpus, Arc::new(index))?;

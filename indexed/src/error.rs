@@ -28,7 +28,7 @@ pub enum Error {
         /// What is wrong with it.
         found: String,
     },
-    /// There is no cached sample order.
+    /// There is no cached sample order with a seal that fits.
     NoCache {
         /// The description that it would have.
         file: String,
@@ -296,11 +296,11 @@ impl fmt::Display for Error {
                 "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
                  built again; the disk or the memory may have changed it after it was checked)"
             ),
-            Error::NoCache { file } => write!(f, "cannot open the cached sample order {file}"),
+            Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
             Error::Orphan { file } => write!(
                 f,
                 "{file}: exists already, but its .idx does not; hint: a run was killed between \
-                 the two files; delete the .bin and run again"
+                 the files; delete the .bin, and its .crc if there is one, and run again"
             ),
             Error::LeftBehind { file, source, cleanup } => {
                 write!(f, "{source}; and {file}, of the same dataset, could not be taken back: ")?;

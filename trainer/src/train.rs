@@ -145,6 +145,9 @@ impl<'a> TrainingLoop<'a> {
         // The first rank builds the index, and the others find it.
         let first = crew.stage(StartupStage::Index, || crew.is_first().then(open).transpose())?;
         let mut data = crew.stage(StartupStage::Data, || first.map_or_else(open, Ok))?;
+        if crew.is_first() {
+            data.start_order_check();
+        }
         for doubt in data.doubts().iter().filter(|_| crew.is_first()) {
             log::warn!("data: {doubt}");
         }
@@ -253,11 +256,11 @@ impl<'a> TrainingLoop<'a> {
                 self.save()?;
             }
         }
-        self.data.check_orders()?;
         if self.saved_step != self.progress.step && self.config.checkpoint.every.end {
             self.save()?;
         }
         self.saver.finish()?;
+        self.data.finish_order_check(self.stop)?;
         if let Err(error) = self.lease.as_ref().map_or(Ok(()), Lease::confirm) {
             self.check_lease()?;
             log::warn!("whether the run's folder is still its own is unknown: {error}");

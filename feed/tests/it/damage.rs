@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use crate::common::Lab;
 use feed::{Data, Error, open_corpus};
@@ -17,13 +18,15 @@ fn load(lab: &Lab, keys: &[(&str, &str)]) -> Config {
 /// Reads so many steps, and waits for the check of the orders.
 fn train(config: &Config, steps: u64) -> Result<(), Error> {
     let data = Data::new(open_corpus(config)?, config)?;
+    data.start_order_check();
+    data.fingerprint()?;
     let seat = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
     let mut batches = data.train_batches(config, seat, 0)?;
     let mut step = Vec::new();
     for _ in 0..steps {
         batches.fill(config.batch.global / config.batch.micro, &mut step)?;
     }
-    data.check_orders()
+    data.finish_order_check(&AtomicBool::new(false))
 }
 
 /// Flips a bit and leaves the time of writing as it is; gives the bytes as they were.

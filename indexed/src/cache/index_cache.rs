@@ -141,16 +141,15 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
 }
 
 /// Checks every number of the files under these names, whatever their seal says: it covers parts
-/// of each file, and a bit may have flipped in another. Files that [`load_or_build`] does not use
-/// are [`Error::NoCache`].
+/// of each file, and a bit may have flipped in another. Without a seal that fits, which is when
+/// [`load_or_build`] checks by itself, it is [`Error::NoCache`].
 pub(crate) fn verify<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
 ) -> Result<R::Index> {
     let file = store.display(&names.description_key()?);
-    let (CacheState::Sealed(index) | CacheState::Unsealed(index)) = find(recipe, store, names)?
-    else {
+    let CacheState::Sealed(index) = find(recipe, store, names)? else {
         return Err(Error::NoCache { file });
     };
     match recipe.check(&index)? {

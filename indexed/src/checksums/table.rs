@@ -1,13 +1,14 @@
 //! Reads the checksums of a pair, and compares bytes with them.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use storage::{Key, Map, Object, Storage, crc32c};
+use storage::{Crc64, Key, Map, Object, RangeRead, Storage, crc32c};
 
 use crate::checksums::{
     BLOCK_BYTES, FOOTER_BYTES, Footer, MAGIC, SUFFIX, VERSION, footer_crc64, u64_at,
 };
+use crate::mmididx::dataset::READ_BYTES;
 use crate::{Error, Result};
 
 /// The block checksums of a `.bin` and its `.idx`, from the `.crc` beside them.
@@ -19,7 +20,10 @@ pub struct BlockChecksums {
     /// Where each segment of the `.bin` begins, and the first of its blocks.
     segments: Vec<(u64, u64)>,
     bin_blocks: u64,
-    map: Map,
+    object: Arc<dyn Object>,
+    /// A file is mapped at once; an object of another store when blocks of it are asked for one by
+    /// one.
+    map: OnceLock<Map>,
 }
 
 /// A block that a range of a file overlaps.
@@ -62,19 +66,23 @@ impl BlockChecksums {
             other => other?,
         };
         let (file, len) = (object.display(), object.len_bytes());
-        // An empty file cannot be mapped.
-        let map = if len == 0 { Map::owned(Vec::new()) } else { object.map()? };
-        map.expect_random_reads();
-        let corrupt = |offset: usize, found: String, expected: &str| {
-            let (object, offset, expected) = (file.clone(), offset as u64, expected.to_owned());
+        let map = OnceLock::new();
+        if len > 0 && object.file().is_some() {
+            _ = map.set(object.map()?);
+        }
+        let corrupt = |offset: u64, found: String, expected: &str| {
+            let (object, expected) = (file.clone(), expected.to_owned());
             Err(Error::Storage(storage::Error::Corrupt { object, offset, found, expected }))
         };
-        let Some((rest, bytes)) = map.split_last_chunk::<{ FOOTER_BYTES }>() else {
-            return corrupt(map.len(), format!("a file of {len} bytes"), "a footer of 56 bytes");
+        let Some(footer_at) = len.checked_sub(FOOTER_BYTES as u64) else {
+            return corrupt(len, format!("a file of {len} bytes"), "a footer of 56 bytes");
         };
+        let mut bytes = [0; FOOTER_BYTES];
+        read(&*object, &map, footer_at, &mut bytes)?;
+        let bytes = &bytes;
         if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() {
             let found = format!("\"{}\"", bytes[..12].escape_ascii());
-            return corrupt(rest.len(), found, "\"FLBLKCRC\" and version 1");
+            return corrupt(footer_at, found, "\"FLBLKCRC\" and version 1");
         }
         let footer = Footer {
             bin_bytes: u64_at(bytes, 16),
@@ -82,27 +90,28 @@ impl BlockChecksums {
             segments: u64_at(bytes, 32),
             sums_crc64: u64_at(bytes, 40),
         };
-        let segment_bytes = footer.segments.checked_mul(8).and_then(|it| usize::try_from(it).ok());
-        let Some(sum_bytes) = segment_bytes.and_then(|it| rest.len().checked_sub(it)) else {
+        let segment_bytes = footer.segments.checked_mul(8);
+        let Some(sum_bytes) = segment_bytes.and_then(|it| footer_at.checked_sub(it)) else {
             let found = format!("{} segments in a file of {len} bytes", footer.segments);
-            return corrupt(rest.len() + 32, found, "as many as the file has room for");
+            return corrupt(footer_at + 32, found, "as many as the file has room for");
         };
-        let starts = &rest[sum_bytes..];
-        let (found, expected) = (footer_crc64(starts, bytes), u64_at(bytes, 48));
+        let mut starts = vec![0; (footer_at - sum_bytes) as usize]; // fits: within the file
+        read(&*object, &map, sum_bytes, &mut starts)?;
+        let (found, expected) = (footer_crc64(&starts, bytes), u64_at(bytes, 48));
         if found != expected {
             let found = format!("CRC-64 {found:016x} of the footer");
             return corrupt(sum_bytes, found, &format!("{expected:016x}, as it says itself"));
         }
-        let Some((segments, bin_blocks)) = segments_of(starts, footer.bin_bytes) else {
+        let Some((segments, bin_blocks)) = segments_of(&starts, footer.bin_bytes) else {
             let found = "starts of segments that do not ascend".to_owned();
             return corrupt(sum_bytes, found, "ascending starts below the bytes of the .bin");
         };
         let blocks = bin_blocks + footer.idx_bytes.div_ceil(BLOCK_BYTES);
-        if 4 * u128::from(blocks) != sum_bytes as u128 {
+        if 4 * u128::from(blocks) != u128::from(sum_bytes) {
             let found = format!("{sum_bytes} bytes of checksums");
             return corrupt(sum_bytes, found, &format!("4 for each of {blocks} blocks"));
         }
-        Ok(Some(Arc::new(BlockChecksums { file, footer, segments, bin_blocks, map })))
+        Ok(Some(Arc::new(BlockChecksums { object, file, footer, segments, bin_blocks, map })))
     }
 
     /// The name of the file that has them.
@@ -129,10 +138,17 @@ impl BlockChecksums {
 
     /// Appends the blocks of a range of the `.bin` that [`Self::extent`] has returned.
     ///
+    /// # Errors
+    /// If the checksums cannot be read.
+    ///
     /// # Panics
     /// If the range reaches beyond the end of the `.bin`.
-    pub fn blocks(&self, extent: Range<u64>, into: &mut Vec<Block>) {
-        self.blocks_in(File::Bin, extent, into);
+    pub fn blocks(&self, extent: Range<u64>, into: &mut Vec<Block>) -> storage::Result<()> {
+        if self.map.get().is_none() {
+            // Whoever was quicker has the same.
+            _ = self.map.set(self.object.map()?);
+        }
+        self.blocks_in(File::Bin, extent, into)
     }
 
     pub(crate) fn extent_in(&self, file: File, range: Range<u64>) -> Range<u64> {
@@ -143,15 +159,36 @@ impl BlockChecksums {
         start..self.block_at(file, range.end - 1).1.end
     }
 
-    pub(crate) fn blocks_in(&self, file: File, extent: Range<u64>, into: &mut Vec<Block>) {
-        let mut at = extent.start;
-        while at < extent.end {
-            let (place, bytes) = self.block_at(file, at);
-            let sum = self.map[4 * place as usize..].first_chunk(); // fits: within the map
-            let crc32c = u32::from_le_bytes(*sum.expect("the length of the map was checked"));
-            into.push(Block { len: (bytes.end - bytes.start) as u32, crc32c }); // fits: 4096
-            at = bytes.end;
+    fn blocks_in(
+        &self,
+        file: File,
+        extent: Range<u64>,
+        into: &mut Vec<Block>,
+    ) -> storage::Result<()> {
+        if extent.is_empty() {
+            return Ok(());
         }
+        let [first, last] = [extent.start, extent.end - 1].map(|at| self.block_at(file, at).0);
+        let mut read_sums = Vec::new();
+        let sums = match self.map.get() {
+            Some(map) => &map[4 * first as usize..], // fits: within the map
+            None => {
+                read_sums.resize(4 * (last + 1 - first) as usize, 0); // fits: of bytes in memory
+                self.object
+                    .read_many(&mut [RangeRead { offset: 4 * first, buf: &mut read_sums }])?;
+                &read_sums[..]
+            }
+        };
+        let mut at = extent.start;
+        for sum in sums.as_chunks().0 {
+            if at >= extent.end {
+                break;
+            }
+            let end = self.block_at(file, at).1.end;
+            into.push(Block { len: (end - at) as u32, crc32c: u32::from_le_bytes(*sum) }); // fits: 4096
+            at = end;
+        }
+        Ok(())
     }
 
     /// Compares the blocks that lie in these bytes, which begin at `offset` of the file, as does a
@@ -164,8 +201,29 @@ impl BlockChecksums {
         bytes: &[u8],
     ) -> storage::Result<()> {
         let mut blocks = Vec::new();
-        self.blocks_in(file, offset..offset + bytes.len() as u64, &mut blocks);
+        self.blocks_in(file, offset..offset + bytes.len() as u64, &mut blocks)?;
         verify_blocks(&blocks, bytes).map_err(|bad| bad.error(name, offset))
+    }
+
+    /// Compares the blocks of a `.bin` that lie whole before `end`: for one that was cut off.
+    pub(crate) fn verify_before(&self, bin: &dyn Object, end: u64) -> Result<()> {
+        let end = end.min(bin.len_bytes()).min(self.bin_bytes());
+        let (mut at, mut buf) = (0, Vec::new());
+        while at < end {
+            let range = at..(at + READ_BYTES).min(end);
+            let mut stop = self.extent(range.clone()).end;
+            if stop > end {
+                stop = self.block_at(File::Bin, range.end - 1).1.start;
+            }
+            if stop <= at {
+                break;
+            }
+            buf.resize((stop - at) as usize, 0); // fits: 8 MiB and a block
+            bin.read_many(&mut [RangeRead { offset: at, buf: &mut buf }])?;
+            self.verify(File::Bin, &bin.display(), at, &buf)?;
+            at = stop;
+        }
+        Ok(())
     }
 
     /// Refuses files of other lengths than these checksums are of.
@@ -194,7 +252,12 @@ impl BlockChecksums {
     /// # Errors
     /// [`storage::Error::Corrupt`].
     pub fn verify_self(&self) -> Result<()> {
-        let found = storage::crc64(&self.map[..self.sum_bytes()]);
+        let mut sum = Crc64::new();
+        self.for_each_sum(self.bin_blocks + self.footer.idx_bytes.div_ceil(BLOCK_BYTES), |sums| {
+            sum.update(sums);
+            Ok(())
+        })?;
+        let found = sum.value();
         if found == self.footer.sums_crc64 {
             return Ok(());
         }
@@ -210,9 +273,21 @@ impl BlockChecksums {
         self.segments.iter().map(|&(start, _)| start)
     }
 
-    /// Those of the `.bin`, four bytes each.
-    pub(crate) fn bin_sums(&self) -> &[u8] {
-        &self.map[..4 * self.bin_blocks as usize] // fits: within the map
+    /// Calls `visit` with the checksums of the `.bin`, four bytes each, many at a time.
+    pub(crate) fn for_each_bin_sum(&self, visit: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.for_each_sum(self.bin_blocks, visit)
+    }
+
+    fn for_each_sum(&self, blocks: u64, mut visit: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let (mut at, end) = (0, 4 * blocks);
+        let mut buf = vec![0; end.min(READ_BYTES) as usize]; // fits: 8 MiB at most
+        while at < end {
+            let sums = &mut buf[..(end - at).min(READ_BYTES) as usize]; // fits: as above
+            read(&*self.object, &self.map, at, sums)?;
+            visit(sums)?;
+            at += sums.len() as u64;
+        }
+        Ok(())
     }
 
     pub(crate) fn len_of(&self, file: File) -> u64 {
@@ -220,11 +295,6 @@ impl BlockChecksums {
             File::Bin => self.footer.bin_bytes,
             File::Idx => self.footer.idx_bytes,
         }
-    }
-
-    fn sum_bytes(&self) -> usize {
-        let blocks = self.bin_blocks + self.footer.idx_bytes.div_ceil(BLOCK_BYTES);
-        4 * blocks as usize // fits: within the map
     }
 
     /// The block of a byte: its place among all checksums, and its bytes.
@@ -280,6 +350,15 @@ pub fn verify_blocks(blocks: &[Block], mut bytes: &[u8]) -> std::result::Result<
         bytes = rest;
     }
     assert!(bytes.is_empty(), "the blocks are all of the bytes");
+    Ok(())
+}
+
+fn read(object: &dyn Object, map: &OnceLock<Map>, offset: u64, buf: &mut [u8]) -> Result<()> {
+    match map.get() {
+        // fits: within the map
+        Some(map) => buf.copy_from_slice(&map[offset as usize..][..buf.len()]),
+        None => object.read_many(&mut [RangeRead { offset, buf }])?,
+    }
     Ok(())
 }
 

@@ -2,44 +2,58 @@
 
 use std::sync::Arc;
 
-use storage::{Crc32c, Crc64, FileEntry, Key, Object, Storage, Upload, crc32c};
+use storage::{Crc32c, Crc64, FileEntry, Key, Storage, Upload, crc32c};
 
 use crate::checksums::table::BlockChecksums;
 use crate::checksums::{BLOCK_BYTES, Footer, SUFFIX};
 use crate::mmididx::dataset::for_each_chunk;
-use crate::{Error, IndexedDataset, Result};
+use crate::{IndexedDataset, Result};
 
 /// Checksums are gathered to writes of this size.
 const WRITE_BYTES: usize = 1 << 16;
 
 /// Writes `prefix.crc` for a pair that has none, from another program or from before there were
-/// any: its bytes are trusted as they are now. Gives the sums of the three files, in the order in
-/// which a manifest lists them.
+/// any: its bytes are trusted as they are now. They are read once more to compare them with it, so
+/// that what was damaged on its way is not recorded. Gives the sums of the three files, in the order
+/// in which a manifest lists them.
 ///
 /// # Errors
-/// As [`IndexedDataset::open`], which checks the pair first; [`Error::Storage`], also if the file
-/// exists.
+/// As [`IndexedDataset::open`], which checks the pair first; [`crate::Error::Storage`], also if the
+/// file exists. It is absent then, or what another writer made.
 pub fn write_checksums(store: &Arc<dyn Storage>, prefix: &Key) -> Result<[FileEntry; 3]> {
     let dataset = IndexedDataset::open(store, prefix)?;
     let mut checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
-    let (mut idx_sums, mut sums) = (IdxSums::default(), [Crc64::new(), Crc64::new()]);
-    for_each_chunk(dataset.bin().as_ref(), |bytes| {
-        sums[0].update(bytes);
-        checksums.bin(bytes)
-    })?;
+    let mut idx_sums = IdxSums::default();
+    for_each_chunk(dataset.bin().as_ref(), |bytes| checksums.bin(bytes))?;
     for_each_chunk(dataset.idx(), |bytes| {
-        sums[1].update(bytes);
         idx_sums.update(bytes);
         Ok(())
     })?;
-    let (_, upload) = checksums.end(idx_sums)?;
-    let entry = |suffix: &str, object: &dyn Object, sum: &Crc64| {
+    let (key, upload) = checksums.end(idx_sums)?;
+    let crc = upload.finish()?;
+    match sums_of(store, prefix) {
+        Ok([bin, idx]) => Ok([bin, idx, crc]),
+        Err(error) => {
+            store.delete(&key)?;
+            Err(error)
+        }
+    }
+}
+
+/// The sums of a `.bin` and an `.idx`, whose blocks are verified if there are checksums.
+///
+/// # Errors
+/// As [`IndexedDataset::open`].
+pub fn sums_of(store: &Arc<dyn Storage>, prefix: &Key) -> Result<[FileEntry; 2]> {
+    let report = IndexedDataset::open(store, prefix)?.check()?;
+    let entry = |suffix: &str, bytes, crc64| {
         let path = prefix.with_suffix(suffix)?.name().to_owned();
-        Ok::<_, Error>(FileEntry { path, bytes: object.len_bytes(), crc64: sum.value() })
+        Ok::<_, crate::Error>(FileEntry { path, bytes, crc64 })
     };
-    let bin = entry(".bin", dataset.bin().as_ref(), &sums[0])?;
-    let idx = entry(".idx", dataset.idx(), &sums[1])?;
-    Ok([bin, idx, upload.finish()?])
+    Ok([
+        entry(".bin", report.bin_bytes, report.bin_crc64)?,
+        entry(".idx", report.idx_bytes, report.idx_crc64)?,
+    ])
 }
 
 /// The checksums of a stream, block by block.
@@ -132,10 +146,10 @@ impl ChecksumWriter {
         let base = self.bin.bytes;
         self.segments.pop();
         self.segments.extend(source.segment_starts().map(|start| base + start));
-        for sums in source.bin_sums().chunks(WRITE_BYTES) {
+        source.for_each_bin_sum(|sums| {
             self.pending.extend_from_slice(sums);
-            self.write_pending(WRITE_BYTES)?;
-        }
+            self.write_pending(WRITE_BYTES)
+        })?;
         self.bin.bytes += source.bin_bytes();
         Ok(())
     }

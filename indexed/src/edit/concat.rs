@@ -75,6 +75,7 @@ pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[DocumentRange]) -
         let crc64 = part.bin_crc64.filter(|_| whole);
         match (&pair.checksums, crc64) {
             (Some(known), Some(_)) => {
+                known.verify_self()?;
                 bin.write_from(pair.bin.as_ref(), extent.bytes.clone(), crc64)?;
                 checksums.carry(known)?;
             }

@@ -22,6 +22,7 @@ use crate::{Built, Dtype, Result};
 pub struct Repair {
     dtype: Dtype,
     bin: Arc<dyn Object>,
+    checksums: Option<Arc<BlockChecksums>>,
     lengths: Column,
     /// None if each sequence shall be a document.
     documents: Option<Column>,
@@ -64,6 +65,7 @@ impl Repair {
         let mut repair = Repair {
             dtype,
             bin,
+            checksums,
             lengths,
             documents: None,
             modes: tables.modes,
@@ -136,6 +138,11 @@ impl Repair {
             table.push((mode? as i8).to_le_bytes(), idx.as_mut())?; // fits: read as 8 bits
         }
         table.end(idx.as_mut())?;
+        if let Some(known) = &self.checksums
+            && known.bin_bytes() != self.bin.len_bytes()
+        {
+            known.verify_before(self.bin.as_ref(), self.bytes_kept)?;
+        }
         copy(&self.bin, 0..self.bytes_kept, None, bin.as_mut(), &mut checksums)?;
         let crc = checksums.end(table.sums)?;
         let files = finish_all(store.as_ref(), vec![(bin_key, bin), crc, (idx_key, idx)])?;

@@ -40,6 +40,7 @@ impl Pair {
         let layout = Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
         let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let idx = verified(&idx, File::Idx, checksums.as_ref());
+        start_of(idx.as_ref())?; // the header, verified
         let bin = verified(&bin, File::Bin, checksums.as_ref());
         let (sequences, documents) = (layout.sequences as u64, layout.document_index_len as u64);
         let at = |entries: u64| HEADER_BYTES + entries;
@@ -74,6 +75,11 @@ impl Pair {
             }
         }
         check_bin_len(self.bin.as_ref(), bytes, &self.lengths.file())?;
+        self.check_lengths()
+    }
+
+    /// Refuses checksums of other files.
+    fn check_lengths(&self) -> Result<()> {
         match &self.checksums {
             Some(checksums) => checksums.check_lengths(self.bin.as_ref(), self.idx.as_ref()),
             None => Ok(()),
@@ -111,6 +117,7 @@ impl Pair {
     }
 
     pub(super) fn into_source(self, unended: MissingDocumentEnds) -> Result<TokenSource> {
+        self.check_lengths()?;
         let item_bytes = self.layout.dtype.item_bytes();
         let len = self.bin.len_bytes();
         if !len.is_multiple_of(item_bytes) {

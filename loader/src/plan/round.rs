@@ -108,7 +108,9 @@ impl Limits {
 impl PlanContext<'_> {
     fn checksums(&self, file: u32) -> Option<&BlockChecksums> {
         let source = &self.order.sources()[file as usize]; // fits: 64 bits
-        source.checksums.as_deref().filter(|_| self.verify)
+        // Others cannot be those of this file.
+        let of_file = |it: &&BlockChecksums| it.bin_bytes() == source.len_bytes;
+        source.checksums.as_deref().filter(|_| self.verify).filter(of_file)
     }
 }
 
@@ -116,7 +118,7 @@ impl PrefetchRound {
     /// Plans some batches, each a run of samples, reusing the memory of the round.
     ///
     /// # Errors
-    /// Errors of the order for a sample;
+    /// Errors of the order for a sample; those of reading checksums.
     pub fn fill(
         &mut self,
         outlook: &PlanContext<'_>,
@@ -138,7 +140,7 @@ impl PrefetchRound {
             let (of_file, after) = rest.split_at(count);
             let lot = self.lots[store].as_mut().expect("all lots are here while planning");
             let checksums = outlook.checksums(file);
-            lot.cut(of_file, &outlook.limits[store], checksums, &mut self.spots);
+            lot.cut(of_file, &outlook.limits[store], checksums, &mut self.spots)?;
             rest = after;
         }
         for (store, lot) in self.lots.iter_mut().flatten().enumerate() {

@@ -250,7 +250,7 @@ impl StoreReads {
         limits: &Limits,
         checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
-    ) {
+    ) -> storage::Result<()> {
         let mut rest = chunks;
         while let Some(first) = rest.first() {
             let Range { start, mut end } = whole_blocks(checksums, first.range());
@@ -264,9 +264,10 @@ impl StoreReads {
                 count += 1;
             }
             let (run, after) = rest.split_at(count);
-            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, spots);
+            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, spots)?;
             rest = after;
         }
+        Ok(())
     }
 
     /// A run that is too long for one request is cut at multiples of the longest one, so that no
@@ -278,7 +279,7 @@ impl StoreReads {
         extent_bytes_max: u64,
         checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
-    ) {
+    ) -> storage::Result<()> {
         let mut first = 0;
         let mut start = bytes.start;
         while start < bytes.end {
@@ -287,15 +288,22 @@ impl StoreReads {
             let end = if fits {
                 bytes.end
             } else {
-                let block = whole_blocks(checksums, next_cut..next_cut + 1);
-                if block.start > start { block.start } else { block.end }
+                let cut = whole_blocks(checksums, next_cut..next_cut + 1);
+                let most = start + extent_bytes_max;
+                match whole_blocks(checksums, most..most + 1).start {
+                    // Not a request for one block alone.
+                    last if cut.start <= start && last > start => last,
+                    _ if cut.start <= start => cut.end,
+                    _ => cut.start,
+                }
             };
             while run[first].end() <= start {
                 first += 1;
             }
-            self.add_extent(&run[first..], start..end, checksums, spots);
+            self.add_extent(&run[first..], start..end, checksums, spots)?;
             start = end;
         }
+        Ok(())
     }
 
     /// Adds an extent for the chunks in a range of a run, from the first of their bytes to the
@@ -306,11 +314,13 @@ impl StoreReads {
         bytes: Range<u64>,
         checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
-    ) {
+    ) -> storage::Result<()> {
         let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
         let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
         let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
-        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
+        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else {
+            return Ok(());
+        };
         let end = wanted().map(|chunk| cut(chunk).end).max().unwrap_or(start);
         let Range { start, end } = whole_blocks(checksums, start..end);
         let first = self.copies.len();
@@ -329,11 +339,12 @@ impl StoreReads {
         let copies = first..self.copies.len();
         let first = self.blocks.len();
         if let Some(checksums) = checksums {
-            checksums.blocks(start..end, &mut self.blocks);
+            checksums.blocks(start..end, &mut self.blocks)?;
         }
         let blocks = first..self.blocks.len();
         let (file, len_bytes) = (run[0].file, end - start);
         self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies, blocks });
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use indexed::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use storage::{ByteSize, Key, Storage};
+use storage::{ByteSize, FileEntry, Key, Storage};
 
 use crate::ui::inspect_target::InspectTarget;
 use crate::ui::job::{CancellableJob, CountedBytes};
@@ -92,12 +92,31 @@ pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
     let InspectTarget::Tokens { store, prefix } = target else {
         bail!("cannot add checksums: expected a .bin and .idx (hint: feedline convert makes them)");
     };
-    let has_manifest = token_manifest(&**store, prefix)?.is_some();
-    let files = indexed::write_checksums(store, prefix)?;
-    if has_manifest {
-        let [.., crc] = files;
-        let name = store.display(&prefix.parent().join(&crc.path)?);
-        return Ok(vec![Output::new(name, &crc)]);
+    let manifest = token_manifest(&**store, prefix)?;
+    let key = prefix.with_suffix(".crc")?;
+    let files = match BlockChecksums::open(&**store, prefix)? {
+        None => indexed::write_checksums(store, prefix)?,
+        Some(_) if manifest.is_some() => {
+            bail!("cannot add checksums: {} is there already", store.display(&key));
+        }
+        // Of a run that was killed before it wrote the manifest, or of another program.
+        Some(_) => {
+            let [bin, idx] = indexed::sums_of(store, prefix)?;
+            let bytes = storage::read_all(&**store, &key)?;
+            let (path, crc64) = (key.name().to_owned(), storage::crc64(&bytes));
+            [bin, idx, FileEntry { path, bytes: bytes.len() as u64, crc64 }]
+        }
+    };
+    if let Some(manifest) = manifest {
+        let is_other = |file: &&FileEntry| {
+            let known = manifest.files.iter().find(|known| known.path == file.path);
+            known.is_some_and(|known| known != *file)
+        };
+        if let Some(file) = files.iter().find(is_other) {
+            store.delete(&key)?;
+            bail!("{}: it changed after it was checked; no checksums were written", file.path);
+        }
+        return Ok(vec![Output::new(store.display(&key), &files[2])]);
     }
     let dataset = IndexedDataset::open_ready(store, prefix)?;
     let meta = json!({

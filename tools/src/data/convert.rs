@@ -87,7 +87,7 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
         .with_context(|| format!("read {} as {format}", request.source))?;
     let (out, out_prefix) = work.locate(&request.out)?;
     no_manifest_yet(out.as_ref(), &out_prefix)?;
-    let manifest = verified_manifest(store.as_ref(), &prefix, work)?;
+    let manifest = verified_manifest(store.as_ref(), &prefix, format, work)?;
     let tokenizer = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
     let options = WriteOptions { dtype: request.dtype };
     let bytes = Some(source.token_bytes());

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use indexed::{Builder, GptIndex, GptIndexConfig, IndexedDataset, Split};
+use indexed::{Builder, Format, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, Key, RangeRead, rate_text};
@@ -120,7 +120,8 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         }
         return Err(error.into());
     }
-    let manifest = verified_manifest(store.as_ref(), &prefix, work)?;
+    let manifest = verified_manifest(store.as_ref(), &prefix, Format::Mmididx, work)?;
+    dataset.check_tables()?;
     let (index, config, kept_in) = order_of(args, work, (name, &dataset), (&store, &prefix))?;
     work.check()?;
     let samples = args.samples.unwrap_or(index.sample_count());

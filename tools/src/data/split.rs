@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use indexed::{DocumentRange, IndexedDataset, Split, SplitMatrix, splice};
+use indexed::{DocumentRange, Format, IndexedDataset, Split, SplitMatrix, splice};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{Key, Storage};
@@ -69,7 +69,7 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
         no_manifest_yet(out.as_ref(), &key)?;
         targets.push((which, range, out, key));
     }
-    let manifest = verified_manifest(store.as_ref(), &prefix, work)?;
+    let manifest = verified_manifest(store.as_ref(), &prefix, Format::Mmididx, work)?;
     work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();
     for (nth, (which, range, out, key)) in targets.iter().enumerate() {

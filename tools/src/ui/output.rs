@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ::ckpt::Checkpoints;
-use indexed::{BlockChecksums, Dtype};
+use indexed::{BlockChecksums, Dtype, Format};
 use serde::Serialize;
 use serde_json::Value;
 use storage::{FileEntry, Key, Manifest, Result, Storage};
@@ -113,15 +113,16 @@ pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option
 }
 
 /// The manifest of a source, if it has one. What is copied from damaged files would get new
-/// checksums that agree with the damage: where the source has block checksums each read is verified
-/// with them, and otherwise all files are read and compared with the manifest here.
+/// checksums that agree with the damage: where the source is a pair with block checksums each read
+/// is verified with them, and otherwise all files are read and compared with the manifest here.
 pub(crate) fn verified_manifest(
     store: &dyn Storage,
     prefix: &Key,
+    format: Format,
     work: &CancellableJob,
 ) -> anyhow::Result<Option<Manifest>> {
     let Some(manifest) = token_manifest(store, prefix)? else { return Ok(None) };
-    if BlockChecksums::open(store, prefix)?.is_some() {
+    if format == Format::Mmididx && BlockChecksums::open(store, prefix)?.is_some() {
         verify_checksums(store, prefix, &manifest.files)?;
         return Ok(Some(manifest));
     }

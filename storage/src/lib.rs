@@ -172,6 +172,16 @@ pub trait Storage: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// As [`Storage::remove_orphans`], for one process that is dead as the caller knows: of another
+    /// machine or container, whose processes cannot be checked from here.
+    ///
+    /// # Errors
+    /// As [`Storage::remove_orphans`].
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        let _ = (folder, writer);
+        Ok(Vec::new())
+    }
+
     /// Starts a resumable upload. Like every upload it is invisible until it is finished, but it
     /// outlives its writer: if that is dropped or killed, [`Storage::resume`] continues the upload
     /// and [`Storage::discard`] removes it. Only one writer may have it open.

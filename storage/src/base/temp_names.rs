@@ -31,15 +31,19 @@ pub(crate) fn draft_name(name: &str) -> String {
     format!(".{name}{DRAFT}")
 }
 
+/// Whether this is the name of a resumable upload.
+pub(crate) fn is_draft(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(DRAFT)
+}
+
 /// Whether listings omit a name: temporary names, and those that NFS (`.nfs` and digits) and FUSE
 /// give to a file that was deleted while open.
 pub(crate) fn is_hidden(name: &str) -> bool {
-    let draft = name.starts_with('.') && name.ends_with(DRAFT);
     let deleted = [".nfs", ".fuse_hidden"].iter().any(|mark| {
         let digits = name.strip_prefix(mark).unwrap_or("");
         digits.len() >= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     });
-    deleted || draft || writer_of(name).is_some()
+    deleted || is_draft(name) || writer_of(name).is_some()
 }
 
 #[cfg(test)]

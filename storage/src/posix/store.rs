@@ -21,8 +21,8 @@ use crate::reader::in_flight::InFlightReader;
 use crate::reader::worker_pool::WorkerPool;
 use crate::sys::syscalls;
 use crate::{
-    Error, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, Profile,
-    RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
+    Error, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, ProcessIdentity,
+    Profile, RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
@@ -68,6 +68,40 @@ impl Posix {
             }
         }
         Ok(())
+    }
+
+    /// Removes the temporary files and half-deleted folders of some writers. Returns their names.
+    fn remove_temporaries(
+        &self,
+        folder: &Key,
+        is_doomed: impl Fn(&ProcessIdentity) -> bool,
+    ) -> Result<Vec<String>> {
+        let path = self.0.path(folder);
+        let failed = |e| Error::from_io("clear what dead writers left in", self.display(folder), e);
+        let mut swept = Vec::new();
+        for name in or_none(self.disk().read_dir(&path)).map_err(failed)? {
+            let Some(writer) = temp_names::writer_of(&name.text) else { continue };
+            if !is_doomed(&writer) {
+                continue;
+            }
+            let left = path.join(&name.text);
+            let removed = match name.is_folder {
+                true => self.0.remove_tree(&left),
+                false => self.disk().unlink(&left),
+            };
+            match removed {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
+                // NFS and FUSE: a reader has a file in it open.
+                Err(e) if is_in_use(&e) => log::debug!("{}: left for now: {e}", show(&left)),
+                Err(e) => return Err(failed(e)),
+                Ok(()) => swept.push(name.text),
+            }
+        }
+        if !swept.is_empty() {
+            self.disk().sync_dir(&path).map_err(failed)?;
+        }
+        swept.sort();
+        Ok(swept)
     }
 }
 
@@ -222,32 +256,11 @@ impl Storage for Posix {
     }
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
-        let path = self.0.path(folder);
-        let failed = |e| Error::from_io("clear what dead writers left in", self.display(folder), e);
-        let mut swept = Vec::new();
-        for name in or_none(self.disk().read_dir(&path)).map_err(failed)? {
-            let Some(writer) = temp_names::writer_of(&name.text) else { continue };
-            if self.disk().is_alive(&writer) {
-                continue;
-            }
-            let left = path.join(&name.text);
-            let removed = match name.is_folder {
-                true => self.0.remove_tree(&left),
-                false => self.disk().unlink(&left),
-            };
-            match removed {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
-                // NFS and FUSE: a reader has a file in it open.
-                Err(e) if is_in_use(&e) => log::debug!("{}: left for now: {e}", show(&left)),
-                Err(e) => return Err(failed(e)),
-                Ok(()) => swept.push(name.text),
-            }
-        }
-        if !swept.is_empty() {
-            self.disk().sync_dir(&path).map_err(failed)?;
-        }
-        swept.sort();
-        Ok(swept)
+        self.remove_temporaries(folder, |writer| !self.disk().is_alive(writer))
+    }
+
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        self.remove_temporaries(folder, |other| other.is_same_process(writer))
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {

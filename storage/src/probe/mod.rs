@@ -13,13 +13,33 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::base::temp_names;
 use crate::fs::detect;
 use crate::fs::mount::MountLine;
 use crate::io::uring_batch;
 use crate::sys::syscalls;
-use crate::{Error, Object, Result};
+use crate::{Error, Object, ProcessIdentity, Result};
 
 pub use probe_folder::{Direct, ProbeFolder};
+
+/// A file of a store that its listings omit, because its upload is not finished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnfinishedUpload {
+    /// A temporary file or a half-deleted folder of this process: an orphan if that is dead, which
+    /// [`crate::Storage::remove_orphans`] removes.
+    Temporary(ProcessIdentity),
+    /// A resumable upload, which the next run of the same command continues.
+    Draft,
+}
+
+impl UnfinishedUpload {
+    /// What a file name says; `None` for objects and for the files of other programs.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        let draft = || temp_names::is_draft(name).then_some(UnfinishedUpload::Draft);
+        temp_names::writer_of(name).map(UnfinishedUpload::Temporary).or_else(draft)
+    }
+}
 
 /// The mount that a path is on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

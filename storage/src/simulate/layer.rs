@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::model::Op;
 use super::{SimulatedCompletion, Simulation};
 use crate::{
-    Error, FileEntry, Key, Map, Object, ObjectMeta, PendingDirSync, Profile, RangeRead, Result,
-    ResumableUpload, Storage, SyncPoint, Upload,
+    Error, FileEntry, Key, Map, Object, ObjectMeta, PendingDirSync, ProcessIdentity, Profile,
+    RangeRead, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// Prefix of the name of a simulated file system.
@@ -142,6 +142,10 @@ impl Storage for SimulationLayer {
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         self.named("sweep", folder, || self.inner.remove_orphans(folder))
+    }
+
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        self.named("sweep", folder, || self.inner.remove_orphans_of(folder, writer))
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {

@@ -32,8 +32,8 @@ use crate::posix::store::Posix;
 use crate::testing::fault_filesystem::FaultFileSystem;
 pub use crate::testing::tmpfs::Mount;
 use crate::{
-    InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, Profile, Reader,
-    ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
+    InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, ProcessIdentity, Profile,
+    Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// Random faults. Default: none.
@@ -187,6 +187,10 @@ impl Storage for FaultStore {
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         self.store.remove_orphans(folder)
+    }
+
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        self.store.remove_orphans_of(folder, writer)
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {

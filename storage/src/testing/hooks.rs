@@ -3,8 +3,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    FileEntry, InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, Profile, Result,
-    ResumableUpload, Storage, SyncPoint, Upload,
+    FileEntry, InPlaceFile, Key, LinkMethod, Object, ObjectMeta, PendingDirSync, ProcessIdentity,
+    Profile, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// A hook for calls: it gets the store below, the name of the method, and the key, for an upload
@@ -115,6 +115,10 @@ impl Storage for HookLayer {
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         self.inner.remove_orphans(folder)
+    }
+
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        self.inner.remove_orphans_of(folder, writer)
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {

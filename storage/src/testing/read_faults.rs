@@ -6,8 +6,8 @@ use std::{io, thread};
 
 use crate::base::rng::Rng;
 use crate::{
-    Error, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, Profile,
-    RangeRead, Result, ResumableUpload, Storage, SyncPoint, Upload,
+    Error, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, ProcessIdentity,
+    Profile, RangeRead, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
 /// Random faults of reads. Default: none.
@@ -231,6 +231,10 @@ impl Storage for ReadFaultLayer {
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
         self.inner.remove_orphans(folder)
+    }
+
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        self.inner.remove_orphans_of(folder, writer)
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {

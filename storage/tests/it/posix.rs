@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use storage::testing::fault_store::Mount;
 use storage::{
-    Error, IoEngine, Key, RangeRead, Storage, SyncPoint, locate, open_url, read_all, write_all,
+    Error, IoEngine, Key, ProcessIdentity, RangeRead, Storage, SyncPoint, locate, open_url,
+    read_all, write_all,
 };
 
 fn key(name: &str) -> Key {
@@ -217,6 +218,14 @@ fn the_dead_are_swept_and_the_living_are_not() {
     upload.finish().unwrap();
     let due = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "live", "x.tmp-old"];
     assert_eq!(raw_names(folder.path()), due);
+
+    // Those of another machine are removed by their process.
+    for (writer, count) in [("another.host.0.0.1.1.2.1", 0), ("another.host.0.0.1.1.1.7", 1)] {
+        let writer = ProcessIdentity::parse(writer).unwrap();
+        let removed = store.remove_orphans_of(&Key::root(), &writer).unwrap();
+        assert_eq!(removed.len(), count, "{removed:?}");
+    }
+    assert_eq!(raw_names(folder.path()), [".notes.tmp-3", "live", "x.tmp-old"]);
 }
 
 #[test]

@@ -122,6 +122,30 @@ impl Format {
         !matches!(self, Format::Tntidx | Format::Dolma | Format::Cpm2)
     }
 
+    /// The suffixes of the files that a [`Writer`] of this format creates, `.crc` (checksums of
+    /// blocks) among them where the format has it; none for a format that is only read.
+    #[must_use]
+    pub fn written_suffixes(self) -> &'static [&'static str] {
+        match self {
+            Format::Mmididx => &[".bin", ".idx", ".crc"],
+            Format::Paddle => &["_ids.npy", "_idx.npz"],
+            Format::NanoGpt => &[".bin"],
+            Format::Yuan => &[".npy"],
+            Format::Datatrove => &[".ds", ".ds.index"],
+            Format::Tntidx | Format::Dolma | Format::Cpm2 => &[],
+        }
+    }
+
+    /// The suffixes of the resumable uploads that a [`Writer`] of this format may create.
+    #[must_use]
+    pub fn draft_suffixes(self) -> &'static [&'static str] {
+        match self {
+            Format::Mmididx => &[".outline"],
+            Format::Paddle => &["_idx.npz.outline"],
+            _ => &[],
+        }
+    }
+
     /// Finds the format of a name and the common prefix of its files: by the files that are there,
     /// and by how they begin. A suffix that belongs to a format may be given or not. `None` if
     /// nothing of the kind is there.

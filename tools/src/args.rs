@@ -6,10 +6,11 @@ use indexed::{Dtype, Format};
 use tools::ckpt::CkptVerb;
 use tools::data::index::IndexBuild;
 use tools::data::materialize::Materialize;
-use tools::data::{clean, convert, merge, samples};
+use tools::data::{clean, convert, merge, repair, samples, split};
 use tools::doctor::stripe;
 use tools::offload::OffloadVerb;
 use tools::ui::output::FormatHints;
+use tools::ui::output_claim::Takeover;
 use tools::{bench, doctor};
 
 /// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
@@ -34,27 +35,29 @@ pub enum Verb {
     /// Writes token files of one format as another.
     ///
     /// Memory does not grow with the files. Nothing is overwritten, and a run that fails, or is
-    /// ended by Ctrl-C, leaves nothing. Exit 0: written. 2: it could not be.
+    /// ended by Ctrl-C, leaves nothing. After a kill the same command removes what is left and
+    /// starts from scratch. Exit 0: written. 2: it could not be.
     Convert(Convert),
     /// Joins datasets (.bin and .idx) to one, byte for byte as Megatron's merge_datasets.py does.
     ///
     /// Refuses different token types, and different tokenizers where manifests tell them. Memory
     /// does not grow. The .bin of a source with a manifest is copied within the kernel, and not at
     /// all where the file system shares blocks, for the first source and for others that happen to
-    /// begin at a block; one without is read. Ctrl-C leaves nothing. Exit 0: merged. 2: it could
-    /// not be.
+    /// begin at a block; one without is read. Ctrl-C leaves nothing, and after a kill the same
+    /// command removes what is left. Exit 0: merged. 2: it could not be.
     Merge(Merge),
     /// Divides a dataset's documents into one for training, one for validation and one for test.
     ///
     /// Writes P_train, P_valid and P_test. The documents keep their order. A run that fails, or is
-    /// ended by Ctrl-C, leaves none of them. Exit 0: written. 2: it could not be.
+    /// ended by Ctrl-C, leaves none of them. After a kill the same command removes what is left and
+    /// starts from scratch. Exit 0: written. 2: it could not be.
     Split(SplitArgs),
     /// Writes what can be saved of a damaged dataset under another name.
     ///
     /// A document index that was never written (CPM-2, Yuan) or is broken becomes one document a
     /// sequence; wrong pointers are made anew; of a .bin that was cut off the whole documents stay.
-    /// The source is not touched, and Ctrl-C leaves nothing. Exit 0: written, or nothing to repair.
-    /// 2: not even its header can be read.
+    /// The source is not touched. Ctrl-C leaves nothing, and after a kill the same command removes
+    /// what is left. Exit 0: written, or nothing to repair. 2: not even its header can be read.
     Repair(Repair),
     /// Builds or checks the sample orders of a run before it.
     #[command(subcommand)]
@@ -157,6 +160,22 @@ impl Subject {
     }
 }
 
+/// What becomes of the output of an earlier run that was not finished.
+#[derive(Debug, Args)]
+pub struct RestartArg {
+    /// Also removes the unfinished output of a run on another machine or in another container,
+    /// whose process cannot be checked from here: make sure that it is gone. What a killed run of
+    /// this machine left is removed without it.
+    #[arg(long)]
+    pub restart: bool,
+}
+
+impl RestartArg {
+    fn takeover(&self) -> Takeover {
+        if self.restart { Takeover::DeadOrUnknown } else { Takeover::Dead }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Convert {
     /// What to read: a prefix, one of its files, or a folder of Dolma's parts.
@@ -183,6 +202,8 @@ pub struct Convert {
     /// yuan of one row). Default: none, and all of the file is one document.
     #[arg(long, value_name = "ID")]
     pub eod: Option<u32>,
+    #[command(flatten)]
+    pub restart: RestartArg,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
@@ -198,6 +219,7 @@ impl Convert {
             dtype: self.dtype,
             source_dtype: self.source_dtype,
             eod: self.eod,
+            takeover: self.restart.takeover(),
         }
     }
 }
@@ -225,6 +247,8 @@ pub struct Merge {
     /// trusted, and a source that was damaged makes a result that `check` finds damaged.
     #[arg(long)]
     pub verify: bool,
+    #[command(flatten)]
+    pub restart: RestartArg,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
@@ -249,6 +273,7 @@ impl Merge {
             multimodal: self.multimodal,
             partial: self.partial,
             verify: self.verify,
+            takeover: self.restart.takeover(),
         }
     }
 }
@@ -264,9 +289,22 @@ pub struct SplitArgs {
     /// What the prefixes to write begin with.
     #[arg(long, value_name = "OUT")]
     pub output_prefix: String,
+    #[command(flatten)]
+    pub restart: RestartArg,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
+}
+
+impl SplitArgs {
+    pub fn request(&self) -> split::SplitRequest {
+        split::SplitRequest {
+            source: self.source.clone(),
+            split: self.split.clone(),
+            out: self.output_prefix.clone(),
+            takeover: self.restart.takeover(),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -277,9 +315,21 @@ pub struct Repair {
     /// Prefix of what to write.
     #[arg(short, long = "output-prefix", value_name = "OUT")]
     pub out: String,
+    #[command(flatten)]
+    pub restart: RestartArg,
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
+}
+
+impl Repair {
+    pub fn request(&self) -> repair::RepairRequest {
+        repair::RepairRequest {
+            source: self.source.clone(),
+            out: self.out.clone(),
+            takeover: self.restart.takeover(),
+        }
+    }
 }
 
 /// A format, or none to find it out.

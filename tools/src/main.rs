@@ -61,15 +61,11 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         }
         Verb::Samples(args) => tell_samples(args)?,
         Verb::Split(args) => {
-            let (source, split) = (args.source.clone(), args.split.clone());
-            let request = split::SplitRequest { source, split, out: args.output_prefix.clone() };
-            let parts = working(|work| split::split(&request, work))?;
+            let parts = working(|work| split::split(&args.request(), work))?;
             tell(args.json, &parts, parts.text())?;
         }
         Verb::Repair(args) => {
-            let request =
-                repair::RepairRequest { source: args.source.clone(), out: args.out.clone() };
-            let repaired = working(|work| repair::repair(&request, work))?;
+            let repaired = working(|work| repair::repair(&args.request(), work))?;
             tell(args.json, &repaired, repaired.text())?;
         }
         Verb::Index(IndexVerb::Build(args)) => {

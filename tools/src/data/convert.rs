@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use storage::{ByteSize, rate_text};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{Output, TOOL, no_manifest_yet, verified_manifest, write_manifest};
+use crate::ui::output::{Output, TOOL, verified_manifest, write_manifest};
+use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to convert, and to what.
@@ -30,6 +31,8 @@ pub struct ConvertRequest {
     pub source_dtype: Option<Dtype>,
     /// The token that ends documents, where no table does.
     pub eod: Option<u32>,
+    /// Whose unfinished output is removed.
+    pub takeover: Takeover,
 }
 
 /// What was converted; `--json` prints it as it is.
@@ -60,10 +63,14 @@ pub struct Converted {
 /// Reads token files of one format and writes another.
 ///
 /// # Errors
-/// What is wrong with the source and where, or why the output cannot be written; nothing is left of
-/// it then.
+/// What is wrong with the source and where, or why the output cannot be written; no output remains
+/// then. If the process is killed, the next run removes the output and starts from scratch.
 pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<Converted> {
     let start = Instant::now();
+    let (out, out_prefix) = work.locate(&request.out)?;
+    // First of all, because debris of a killed run must not be taken for the source.
+    let output = [(&out, &out_prefix)];
+    let _claim = OutputClaim::take(work, "convert", request.to, &output, request.takeover)?;
     let (store, key) = work.locate(request.source.trim_end_matches('/'))?;
     let found = Format::detect(&store, &key)?;
     let (format, prefix) = match (request.from, found) {
@@ -85,8 +92,6 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
         ReadOptions { dtype: request.source_dtype, eod: request.eod, ..ReadOptions::default() };
     let source = TokenSource::open(&store, &prefix, format, &options)
         .with_context(|| format!("read {} as {format}", request.source))?;
-    let (out, out_prefix) = work.locate(&request.out)?;
-    no_manifest_yet(out.as_ref(), &out_prefix)?;
     let manifest = verified_manifest(store.as_ref(), &prefix, format, work)?;
     let tokenizer = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
     let options = WriteOptions { dtype: request.dtype };

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use indexed::{DocumentRange, IndexedDataset, splice};
+use indexed::{DocumentRange, Format, IndexedDataset, splice};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, verify_checksums, write_manifest,
+    Output, TOOL, pair_bytes, token_manifest, verify_checksums, write_manifest,
 };
+use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to merge, and how.
@@ -32,6 +33,8 @@ pub struct MergeRequest {
     pub partial: bool,
     /// Whether to read the inputs and compare them with their manifests first.
     pub verify: bool,
+    /// Whose unfinished output is removed.
+    pub takeover: Takeover,
 }
 
 /// The order of the prefixes of a folder.
@@ -78,12 +81,15 @@ struct MergeInput {
 /// Merges datasets.
 ///
 /// # Errors
-/// If the inputs do not fit together or break their format, naming which; nothing is written then.
+/// If the inputs do not fit together or break their format, naming which; no output remains then.
+/// If the process is killed, the next run removes the output and starts from scratch.
 pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merged> {
     let start = Instant::now();
-    let sources = find(request, work)?;
     let (out, out_prefix) = work.locate(&request.out)?;
-    no_manifest_yet(out.as_ref(), &out_prefix)?;
+    // First of all, because debris of a killed run must not be taken for an input.
+    let output = [(&out, &out_prefix)];
+    let _claim = OutputClaim::take(work, "merge", Format::Mmididx, &output, request.takeover)?;
+    let sources = find(request, work)?;
     same_tokenizer(&sources)?;
     if !request.partial {
         all_shards(&sources)?;

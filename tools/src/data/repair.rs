@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use indexed::Repair;
+use indexed::{Format, Repair};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{
-    Output, TOOL, no_manifest_yet, pair_bytes, token_manifest, write_manifest,
-};
+use crate::ui::output::{Output, TOOL, pair_bytes, token_manifest, write_manifest};
+use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to repair.
@@ -20,6 +19,8 @@ pub struct RepairRequest {
     pub source: String,
     /// The prefix to write.
     pub out: String,
+    /// Whose unfinished output is removed.
+    pub takeover: Takeover,
 }
 
 /// What was found and written; `--json` prints it as it is.
@@ -51,7 +52,8 @@ pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Rep
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
     let (out, key) = work.locate(&request.out)?;
-    no_manifest_yet(out.as_ref(), &key)?;
+    let _claim =
+        OutputClaim::take(work, "repair", Format::Mmididx, &[(&out, &key)], request.takeover)?;
     let idx_bytes = store.open(&prefix.with_suffix(".idx")?)?.len_bytes();
     work.begin("examine", CountedBytes::Read, Some(idx_bytes));
     let repair = Repair::examine(&store, &prefix)?;

@@ -12,6 +12,7 @@ use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
     Output, TOOL, no_manifest_yet, pair_bytes, verified_manifest, write_manifest,
 };
+use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{table, thousands};
 
 /// What to split, and how.
@@ -23,6 +24,8 @@ pub struct SplitRequest {
     pub split: String,
     /// What the prefixes to write begin with.
     pub out: String,
+    /// Whose unfinished parts are removed.
+    pub takeover: Takeover,
 }
 
 /// What was written; `--json` prints it as it is.
@@ -55,7 +58,8 @@ pub struct SplitOutput {
 /// applied to documents.
 ///
 /// # Errors
-/// If the source is damaged, or an output exists; no part is left then.
+/// If the source is damaged, or an output exists; no part remains then. If the process is killed,
+/// the next run removes the parts and starts from scratch.
 pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<SplitReport> {
     let shares = SplitMatrix::parse(&request.split)?;
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
@@ -66,9 +70,15 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
     for which in Split::ALL {
         let Some(range) = shares.range(which, documents) else { continue };
         let (out, key) = work.locate(&format!("{}_{which}", request.out))?;
-        no_manifest_yet(out.as_ref(), &key)?;
+        if range.is_empty() {
+            no_manifest_yet(out.as_ref(), &key)?;
+        }
         targets.push((which, range, out, key));
     }
+    let written = targets.iter().filter(|(_, range, ..)| !range.is_empty());
+    let outputs: Vec<_> = written.map(|(_, _, out, key)| (out, key)).collect();
+    let command = format!("split {} {}", store.display(&prefix), request.split);
+    let _claim = OutputClaim::take(work, &command, Format::Mmididx, &outputs, request.takeover)?;
     let manifest = verified_manifest(store.as_ref(), &prefix, Format::Mmididx, work)?;
     work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use storage::{Key, Storage};
 
+use crate::ui::output_claim::CommitMarker;
 use crate::ui::progress_layer::ProgressLayer;
 use crate::ui::terminal::{Gauge, ProgressLine};
 use crate::ui::timeout::StopSignal;
@@ -33,6 +34,10 @@ pub struct CancellableJob {
     /// Whether anything was refused because of that.
     refused: AtomicBool,
     shown: Option<Mutex<Shown>>,
+    /// Where [`CancellableJob::locate`] finds everything, instead of by URL.
+    store: Option<Arc<dyn Storage>>,
+    /// Markers that are created before outputs become visible.
+    commits: Mutex<Vec<CommitMarker>>,
 }
 
 #[derive(Debug)]
@@ -48,20 +53,27 @@ impl CancellableJob {
     /// # Errors
     /// If the system takes no handlers.
     pub fn at_signals() -> Result<Arc<Self>> {
-        Ok(CancellableJob::new(StopSignal::at_signals()?))
+        Ok(CancellableJob::new(StopSignal::at_signals()?, None))
     }
 
     /// Work that leaves nothing behind however it ends: signals do what they do without us.
     #[must_use]
     pub fn of_reading() -> Arc<Self> {
-        CancellableJob::new(StopSignal::default())
+        CancellableJob::new(StopSignal::default(), None)
     }
 
-    fn new(stop: StopSignal) -> Arc<Self> {
+    /// Work in a store that has no URL: [`CancellableJob::locate`] takes keys of it.
+    #[must_use]
+    pub fn in_store(store: Arc<dyn Storage>) -> Arc<Self> {
+        CancellableJob::new(StopSignal::default(), Some(store))
+    }
+
+    fn new(stop: StopSignal, store: Option<Arc<dyn Storage>>) -> Arc<Self> {
         let line = ProgressLine::new();
         let show = |line| Mutex::new(Shown { line, now: None, done_bytes: 0 });
         let shown = line.is_terminal().then(|| show(line));
-        Arc::new(CancellableJob { stop, refused: AtomicBool::new(false), shown })
+        let (refused, commits) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(CancellableJob { stop, refused, shown, store, commits })
     }
 
     /// As [`storage::open_url`], watched.
@@ -77,7 +89,10 @@ impl CancellableJob {
     /// # Errors
     /// As there.
     pub fn locate(self: &Arc<Self>, url: &str) -> storage::Result<(Arc<dyn Storage>, Key)> {
-        let (store, key) = storage::locate(url)?;
+        let (store, key) = match &self.store {
+            Some(store) => (Arc::clone(store), Key::new(url)?),
+            None => storage::locate(url)?,
+        };
         Ok((self.watch(store), key))
     }
 
@@ -85,6 +100,22 @@ impl CancellableJob {
     #[must_use]
     pub fn watch(self: &Arc<Self>, inner: Arc<dyn Storage>) -> Arc<dyn Storage> {
         Arc::new(ProgressLayer::new(inner, self))
+    }
+
+    /// Registers markers: each is created before the first of its outputs becomes visible.
+    pub(super) fn before_outputs(&self, commits: Vec<CommitMarker>) {
+        *self.commits.lock().unwrap_or_else(PoisonError::into_inner) = commits;
+    }
+
+    /// The upload of this key is about to become visible.
+    pub(super) fn begin_finish(&self, key: &Key) -> storage::Result<()> {
+        let commit = {
+            let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+            let place = commits.iter().position(|commit| commit.is_of(key));
+            place.map(|place| commits.swap_remove(place))
+        };
+        // Not under the lock: the marker is an upload of this job too.
+        commit.map_or(Ok(()), CommitMarker::create)
     }
 
     /// For what passes no store.

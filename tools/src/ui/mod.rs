@@ -3,6 +3,7 @@
 pub mod inspect_target;
 pub mod job;
 pub mod output;
+pub mod output_claim;
 mod progress_layer;
 pub mod simulate;
 pub mod terminal;

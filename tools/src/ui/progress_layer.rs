@@ -5,8 +5,9 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use storage::{
-    FileEntry, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync, Profile,
-    RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
+    FileEntry, InPlaceFile, Key, LinkMethod, Map, Object, ObjectMeta, PendingDirSync,
+    ProcessIdentity, Profile, RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage,
+    SyncPoint, Upload,
 };
 
 use crate::ui::job::{CancellableJob, CountedBytes};
@@ -23,8 +24,8 @@ impl ProgressLayer {
         ProgressLayer { inner, work: Arc::clone(work) }
     }
 
-    fn upload<U: ?Sized + Upload>(&self, inner: Box<U>) -> Box<WatchedUpload<U>> {
-        Box::new(WatchedUpload { inner, work: Arc::clone(&self.work) })
+    fn upload<U: ?Sized + Upload>(&self, key: &Key, inner: Box<U>) -> Box<WatchedUpload<U>> {
+        Box::new(WatchedUpload { inner, key: key.clone(), work: Arc::clone(&self.work) })
     }
 
     fn object(&self, inner: Arc<dyn Object>) -> Arc<dyn Object> {
@@ -40,7 +41,7 @@ impl Storage for ProgressLayer {
 
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
         self.work.check()?;
-        Ok(self.upload(self.inner.create(key, len_bytes_max)?))
+        Ok(self.upload(key, self.inner.create(key, len_bytes_max)?))
     }
 
     fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
@@ -92,13 +93,17 @@ impl Storage for ProgressLayer {
         self.inner.remove_orphans(folder)
     }
 
+    fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
+        self.inner.remove_orphans_of(folder, writer)
+    }
+
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
         self.work.check()?;
-        Ok(self.upload(self.inner.create_resumable(key)?))
+        Ok(self.upload(key, self.inner.create_resumable(key)?))
     }
 
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        Ok(self.upload(self.inner.resume(key, from)?))
+        Ok(self.upload(key, self.inner.resume(key, from)?))
     }
 
     fn resume_with(
@@ -106,7 +111,7 @@ impl Storage for ProgressLayer {
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        Ok(self.upload(self.inner.resume_with(key, find)?))
+        Ok(self.upload(key, self.inner.resume_with(key, find)?))
     }
 
     fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
@@ -217,6 +222,7 @@ where
 #[derive(Debug)]
 struct WatchedUpload<U: ?Sized> {
     inner: Box<U>,
+    key: Key,
     work: Arc<CancellableJob>,
 }
 
@@ -269,11 +275,13 @@ impl<U: ?Sized + Upload> Upload for WatchedUpload<U> {
 
     fn finish(self: Box<Self>) -> Result<FileEntry> {
         self.work.check()?;
+        self.work.begin_finish(&self.key)?;
         self.inner.finish()
     }
 
     fn finish_deferred(self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         self.work.check()?;
+        self.work.begin_finish(&self.key)?;
         self.inner.finish_deferred()
     }
 }

@@ -4,6 +4,7 @@
 //! What they read lies in a bucket that answers late, so that the moment of a signal is a number of
 //! requests.
 
+use crate::killed::dead;
 use crate::signals;
 use std::fs;
 use std::io::Write as _;
@@ -177,6 +178,57 @@ fn a_conversion_leaves_nothing() {
     let server = bucket();
     for format in ["nanogpt", "paddle"] {
         check(&server, &["convert", "--to", format], "in/corpus", &["out"]);
+    }
+}
+
+/// A verb that is killed at a request of its: it removes nothing itself, and the same command ends
+/// in the bytes of an undisturbed run and leaves nothing else.
+fn check_killed(server: &S3Server, verb: &[&str], more: &[&str]) {
+    if dead().is_none() {
+        return;
+    }
+    let source = server.url("in/corpus");
+    let args: Vec<&str> = [verb, &[source.as_str()], more].concat();
+    let whole = tempfile::tempdir().unwrap();
+    let first = server.request_count();
+    let output = feedline(&args, whole.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+    let requests = server.request_count() - first;
+    let contents = |folder: &Path| -> Vec<(String, Vec<u8>)> {
+        let name = |path: &String| Path::new(path).strip_prefix(folder).unwrap().to_owned();
+        let names = files(folder);
+        names.iter().map(|it| (name(it).display().to_string(), fs::read(it).unwrap())).collect()
+    };
+    let mut killed = 0;
+    for nth in 1..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let command = feedline(&args, folder.path());
+        let output = signal_after(server, requests * nth / 4, command, "-KILL");
+        if output.status.code().is_some() {
+            continue;
+        }
+        killed += 1;
+        assert_ne!(files(folder.path()), [""; 0], "{args:?} has written nothing");
+        let output = feedline(&args, folder.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+        let (again, expected) = (contents(folder.path()), contents(whole.path()));
+        let names = |of: &[(String, Vec<u8>)]| -> Vec<String> {
+            of.iter().map(|(name, _)| name.clone()).collect()
+        };
+        assert_eq!(names(&again), names(&expected), "{args:?} at {nth} of 4");
+        assert!(again == expected, "{args:?} at {nth} of 4: other bytes");
+    }
+    assert!(killed > 0, "{args:?}: {requests} requests, and every signal was too late");
+}
+
+#[test]
+fn a_killed_run_is_repeated() {
+    let server = bucket();
+    check_killed(&server, &["merge", "--output-prefix", "out", "--input"], &[]);
+    let more = ["--split", "60,30,10", "--output-prefix", "out"];
+    check_killed(&server, &["split"], &more);
+    for format in ["mmididx", "paddle"] {
+        check_killed(&server, &["convert", "--to", format], &["out"]);
     }
 }
 

@@ -16,6 +16,7 @@ mod formats;
 mod fuse;
 mod index;
 mod interrupted;
+mod killed;
 mod materialize;
 #[path = "../../../storage/tests/it/nfs_server/mod.rs"]
 mod nfs_server;

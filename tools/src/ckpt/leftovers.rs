@@ -1,7 +1,11 @@
 //! What lies beside the steps, and what each thing is.
 
+use std::path::Path;
+
 use serde::Serialize;
 use storage::{Key, Liveness, ProcessIdentity, Result, Storage};
+
+use crate::ui::unfinished_files::UnfinishedFiles;
 
 /// Something in a folder of checkpoints that is not a step.
 #[derive(Debug, Serialize)]
@@ -14,7 +18,7 @@ pub struct Leftover {
     pub owner: Option<String>,
     /// Whether that process lives: `alive`, `dead`, `ours` or `unknown`.
     pub owner_is: &'static str,
-    /// Bytes of all in it.
+    /// Bytes of all in it, unfinished uploads included.
     pub bytes: u64,
     /// What it is and what becomes of it.
     pub meaning: &'static str,
@@ -84,7 +88,11 @@ pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
         let Some((prefix, kind, if_dead, else_is)) = kind else { continue };
         let owner = owner_of(&name[prefix.len()..]);
         let life = owner.as_ref().map(ProcessIdentity::life);
-        let entries = store.list(&Key::new(&name)?)?;
+        let key = Key::new(&name)?;
+        let entries = store.list(&key)?;
+        // An object store has no such path, and no files of unfinished uploads.
+        let unfinished = UnfinishedFiles::find(Path::new(&store.display(&key)));
+        let unfinished_bytes = unfinished.map_or(0, |files| files.bytes());
         found.push(Leftover {
             kind,
             owner: owner.as_ref().map(ProcessIdentity::label),
@@ -94,7 +102,7 @@ pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
                 Some(Liveness::Alive) => "alive",
                 _ => "unknown",
             },
-            bytes: entries.iter().map(|entry| entry.bytes).sum(),
+            bytes: entries.iter().map(|entry| entry.bytes).sum::<u64>() + unfinished_bytes,
             meaning: if matches!(life, Some(Liveness::Dead)) { if_dead } else { else_is },
             name,
         });

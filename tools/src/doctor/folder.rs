@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use storage::fs::lustre::Striping;
 use storage::probe::{MountInfo, ProbeFolder};
-use storage::{Error, Stage};
+use storage::{ByteSize, Error, Stage};
 
 use super::{ANSWERS, Finding, Findings, FolderOrigin, Patience, Purpose, mount};
+use crate::ui::unfinished_files::{FileTotal, UnfinishedFiles};
 
 /// A commit that takes longer is felt, one that takes as long as the second holds up a run.
 const COMMIT_MS_NOTED: f64 = 50.0;
@@ -16,6 +17,34 @@ const COMMIT_MS_MAX: f64 = 500.0;
 /// Seconds by which the clock of a server may differ: what is less is told apart from nothing.
 const SKEW_S_NOTED: f64 = 1.0;
 const SKEW_S_MAX: f64 = 60.0;
+
+/// Kinds of unfinished files, what they are, and the line that removes them.
+type UnfinishedKind = (fn(&UnfinishedFiles) -> &FileTotal, &'static str, &'static str);
+const UNFINISHED: [UnfinishedKind; 5] = [
+    (
+        |files| &files.orphans,
+        "temporary files of dead processes",
+        "the next feedline convert, merge, split, repair or materialize into that folder; in a \
+         folder of checkpoints, the next run that saves there",
+    ),
+    (
+        |files| &files.debris,
+        "outputs of killed runs without a manifest",
+        "the same feedline convert, merge, split or repair again",
+    ),
+    (
+        |files| &files.drafts,
+        "drafts of runs that were killed or are at work",
+        "the same command again, which resumes; with --restart, preprocess and feedline \
+         materialize remove them",
+    ),
+    (
+        |files| &files.unknown,
+        "temporary files of processes on other machines or in other containers",
+        "rm, if those processes are gone",
+    ),
+    (|files| &files.live, "temporary files of processes at work", ""),
+];
 
 pub(super) fn look(
     place: &str,
@@ -76,10 +105,41 @@ impl FolderProbe {
         if facts.file_system == "lustre" {
             self.layout(Path::new(&facts.nearest))?;
         }
-        if self.purpose == Purpose::Data || facts.has("ro") {
+        if self.purpose != Purpose::Data && !facts.has("ro") {
+            self.try_out(&facts)?;
+        }
+        self.unfinished(&facts)
+    }
+
+    /// What killed runs left in the folder.
+    fn unfinished(&mut self, facts: &MountInfo) -> Result<(), ProbeEnd> {
+        let folder = PathBuf::from(&facts.nearest);
+        if !facts.is_there || !folder.is_dir() {
             return Ok(());
         }
-        self.try_out(&facts)
+        let search = move || UnfinishedFiles::find(&folder);
+        let files = match self.step("look for unfinished files", search)? {
+            Ok(files) => files,
+            Err(error) => {
+                self.found.note("unfinished files", error.to_string(), "", "");
+                return Ok(());
+            }
+        };
+        for (total, meaning, fix) in UNFINISHED {
+            let FileTotal { files, bytes, example } = total(&files);
+            if *files > 0 {
+                let size = ByteSize(*bytes);
+                let told = format!("{meaning}: {size} in {files}, such as {example}");
+                self.found.note("unfinished files", told, "they take space", fix);
+            }
+        }
+        if files.is_partial {
+            let told = "the folder has more files than are searched";
+            self.found.note("unfinished files", told, "", "feedline doctor on its subfolders");
+        } else if files.is_empty() {
+            self.found.fine("unfinished files", "none");
+        }
+        Ok(())
     }
 
     fn is_there(&mut self, facts: &MountInfo) -> bool {

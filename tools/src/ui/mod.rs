@@ -8,3 +8,4 @@ mod progress_layer;
 pub mod simulate;
 pub mod terminal;
 pub mod timeout;
+pub(crate) mod unfinished_files;

@@ -59,11 +59,16 @@ fn steps_are_listed_told_and_verified() {
     let root = folder_of(folder.path(), "steps");
     save(&root, 10, 0.0);
     save(&root, 20, 0.0);
-    std::fs::create_dir(folder.path().join("steps/.trash-step-000000000005-who")).unwrap();
+    let trash = folder.path().join("steps/.trash-step-000000000005-who");
+    std::fs::create_dir(&trash).unwrap();
+    // An unfinished upload takes space too.
+    let upload = format!(".model.tmp-{}", storage::ProcessIdentity::new());
+    std::fs::write(trash.join(upload), [0; 77]).unwrap();
     let listed = feedline(&["ls", &root, "--json"]).json();
     assert_eq!((&listed["newest"], &listed["steps"][0]["step"]), (&json!(20), &json!(10)));
     assert_eq!(listed["steps"][1]["samples_consumed"], 160);
     assert_eq!(listed["leftovers"][0]["kind"], "deletion");
+    assert_eq!(listed["leftovers"][0]["bytes"], 77);
     let said = feedline(&["ls", &root]);
     assert!(said.out.contains("complete") && said.out.contains(".trash-"), "{}", said.out);
 

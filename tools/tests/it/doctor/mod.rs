@@ -5,6 +5,7 @@ mod interrupted;
 mod services;
 
 use crate::fuse;
+use crate::killed::dead;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -100,6 +101,53 @@ fn data_is_looked_at_only() {
     let told = doctor(&[folder.path().to_str().unwrap(), "--for", "data"]);
     assert!(told.findings.iter().all(|finding| finding["what"] != "new files"));
     assert_eq!(std::fs::metadata(folder.path()).unwrap().modified().unwrap(), before);
+}
+
+/// Files that killed runs left are counted, and the command that is named removes them.
+#[test]
+fn unfinished_files_are_counted() {
+    let Some(dead) = dead() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let none = ("fine", "none");
+    assert_eq!(doctor(&[path, "--for", "data"]).of("unfinished files"), none);
+
+    let temporary = folder.path().join(format!(".x.bin.tmp-{dead}"));
+    std::fs::write(&temporary, vec![0; 3 << 20]).unwrap();
+    let told = doctor(&[path, "--for", "data"]);
+    let (severity, found) = told.of("unfinished files");
+    assert_eq!((told.code, severity), (0, "note"), "{found}");
+    assert!(found.contains("temporary files of dead processes: 3 MiB in 1,"), "{found}");
+    assert!(found.contains(temporary.to_str().unwrap()), "{found}");
+    let source = format!("{}/../tests/golden/legacy/tntidx_i32", env!("CARGO_MANIFEST_DIR"));
+    let out = format!("{path}/out");
+    let said = feedline(&["convert", &source, &out]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(!temporary.exists());
+    assert_eq!(doctor(&[path, "--for", "data"]).of("unfinished files"), none);
+
+    // Drafts, those in subfolders too.
+    let draft = folder.path().join("below/.y.bin.draft");
+    std::fs::create_dir(draft.parent().unwrap()).unwrap();
+    std::fs::write(draft, vec![0; 2 << 20]).unwrap();
+    let told = doctor(&[path, "--for", "data"]);
+    let found = told.of("unfinished files").1;
+    assert!(found.starts_with("drafts") && found.contains("2 MiB in 1,"), "{found}");
+
+    // A killed run that lacks only its manifest.
+    let record = format!(
+        r#"{{"owner": "{dead}", "command": "convert", "suffixes": [".bin", ".idx", ".crc"],
+            "drafts": [], "manifests": ["out.manifest.json"]}}"#
+    );
+    std::fs::remove_dir_all(folder.path().join("below")).unwrap();
+    std::fs::remove_file(format!("{out}.manifest.json")).unwrap();
+    std::fs::write(folder.path().join(".out.writing-0"), record).unwrap();
+    let told = doctor(&[path, "--for", "data"]);
+    let found = told.of("unfinished files").1;
+    assert!(found.starts_with("outputs of killed runs without a manifest"), "{found}");
+    let said = feedline(&["convert", &source, &out]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(doctor(&[path, "--for", "data"]).of("unfinished files"), none);
 }
 
 #[test]

@@ -29,7 +29,8 @@ impl Member {
         let mut buf = vec![0; self.bytes.min(VERIFY_BYTES) as usize]; // fits: 8 MiB at most
         let (mut sum, mut done) = (Crc32::new(), 0);
         while done < self.bytes {
-            let chunk = &mut buf[..(self.bytes - done).min(VERIFY_BYTES) as usize]; // fits: as above
+            let len = (self.bytes - done).min(VERIFY_BYTES) as usize; // fits: as above
+            let chunk = &mut buf[..len];
             object.read_many(&mut [RangeRead { offset: self.offset + done, buf: chunk }])?;
             sum.update(chunk);
             done += chunk.len() as u64;

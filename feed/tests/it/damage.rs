@@ -38,11 +38,14 @@ fn flip(path: &Path, at: usize, bit: u64) -> Vec<u8> {
     good
 }
 
+/// Under another inode: a check of the run before may still have the file mapped.
 fn put(path: &Path, bytes: &[u8]) {
     let modified = std::fs::metadata(path).and_then(|it| it.modified()).expect("a time");
-    std::fs::write(path, bytes).expect("room");
-    let file = File::options().write(true).open(path).expect("a file");
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, bytes).expect("room");
+    let file = File::options().write(true).open(&beside).expect("a file");
     file.set_modified(modified).expect("a time");
+    std::fs::rename(&beside, path).expect("a name");
 }
 
 struct Dice(u64);

@@ -11,6 +11,9 @@ use crate::checksums::{
 use crate::mmididx::dataset::READ_BYTES;
 use crate::{Error, Result};
 
+/// An object of a store without files is read whole if it is not larger: it costs a request.
+const MAP_BYTES: u64 = 1 << 20;
+
 /// The block checksums of a `.bin` and its `.idx`, from the `.crc` beside them.
 #[derive(Debug)]
 pub struct BlockChecksums {
@@ -21,8 +24,7 @@ pub struct BlockChecksums {
     segments: Vec<(u64, u64)>,
     bin_blocks: u64,
     object: Arc<dyn Object>,
-    /// A file is mapped at once; an object of another store when blocks of it are asked for one by
-    /// one.
+    /// Of a file from the start; of other objects when blocks of them are asked for one by one.
     map: OnceLock<Map>,
 }
 
@@ -67,7 +69,7 @@ impl BlockChecksums {
         };
         let (file, len) = (object.display(), object.len_bytes());
         let map = OnceLock::new();
-        if len > 0 && object.file().is_some() {
+        if len > 0 && (object.file().is_some() || len <= MAP_BYTES) {
             _ = map.set(object.map()?);
         }
         let corrupt = |offset: u64, found: String, expected: &str| {
@@ -185,7 +187,8 @@ impl BlockChecksums {
                 break;
             }
             let end = self.block_at(file, at).1.end;
-            into.push(Block { len: (end - at) as u32, crc32c: u32::from_le_bytes(*sum) }); // fits: 4096
+            let len = (end - at) as u32; // fits: 4096
+            into.push(Block { len, crc32c: u32::from_le_bytes(*sum) });
             at = end;
         }
         Ok(())

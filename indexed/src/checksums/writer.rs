@@ -14,8 +14,8 @@ const WRITE_BYTES: usize = 1 << 16;
 
 /// Writes `prefix.crc` for a pair that has none, from another program or from before there were
 /// any: its bytes are trusted as they are now. They are read once more to compare them with it, so
-/// that what was damaged on its way is not recorded. Gives the sums of the three files, in the order
-/// in which a manifest lists them.
+/// that what was damaged on its way is not recorded. Returns the sums of the three files, in the
+/// order in which a manifest lists them.
 ///
 /// # Errors
 /// As [`IndexedDataset::open`], which checks the pair first; [`crate::Error::Storage`], also if the

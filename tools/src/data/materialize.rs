@@ -121,7 +121,6 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         return Err(error.into());
     }
     let manifest = verified_manifest(store.as_ref(), &prefix, Format::Mmididx, work)?;
-    dataset.check_tables()?;
     let (index, config, kept_in) = order_of(args, work, (name, &dataset), (&store, &prefix))?;
     work.check()?;
     let samples = args.samples.unwrap_or(index.sample_count());
@@ -219,6 +218,8 @@ fn order_of(
     (store, prefix): (&Arc<dyn storage::Storage>, &Key),
 ) -> Result<(GptIndex, GptIndexConfig, String)> {
     work.begin("order", CountedBytes::Any, None);
+    // What is copied gets new checksums, so the whole index is verified, also behind a seal.
+    dataset.check_tables()?;
     let tokenizer = args.tokenizer_from.as_deref().map(tokenizer_of).transpose()?;
     let config = GptIndexConfig {
         dataset_path: name.to_owned(),

@@ -1,7 +1,7 @@
 //! The file `latest`, which names the newest step for people and other tools. This crate never
 //! reads it to find a step.
 
-use crate::Checkpoints;
+use crate::{Checkpoints, Result};
 use storage::{Key, Storage};
 
 /// The name that many tools read.
@@ -14,20 +14,35 @@ impl Checkpoints {
     /// Writes the file after a commit, unless a newer step exists, or the file belongs to another
     /// program. An error does not fail the committed save.
     pub(crate) fn note_latest(&self, step: u64, data: &Key) {
-        match self.named_steps() {
-            Ok(steps) if steps.last() == Some(&step) => {}
-            Ok(_) => return,
-            Err(error) => return log::warn!("the note of the newest step is not written: {error}"),
+        if let Err(error) = self.try_note(step, data) {
+            log::warn!("the note of the newest step is not written: {error}");
         }
+    }
+
+    fn try_note(&self, step: u64, data: &Key) -> Result<()> {
+        if self.named_steps()?.last() != Some(&step) {
+            return Ok(());
+        }
+        self.write_note(data)?;
+        // A process that was frozen before it wrote has replaced the note of its successor.
+        match self.named_steps()?.last() {
+            Some(&newer) if newer > step => {
+                self.write_note(&self.data_folder(newer, &self.listing()?)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write_note(&self, data: &Key) -> Result<()> {
         let below = data.as_str().strip_prefix(self.folder.as_str()).unwrap_or(data.as_str());
         let text = format!("{}\n", below.trim_start_matches('/'));
-        let noted = self.folder.join(LATEST).and_then(|key| match is_ours(&*self.store, &key) {
-            true => self.store.replace(&key, text.as_bytes()),
-            false => Ok(()),
-        });
-        match noted {
-            Err(storage::Error::Unsupported { .. }) | Ok(()) => {}
-            Err(error) => log::warn!("the note of the newest step is not written: {error}"),
+        let key = self.folder.join(LATEST)?;
+        if !is_ours(&*self.store, &key) {
+            return Ok(());
+        }
+        match self.store.replace(&key, text.as_bytes()) {
+            Err(storage::Error::Unsupported { .. }) => Ok(()),
+            outcome => Ok(outcome?),
         }
     }
 }

@@ -48,7 +48,7 @@ const TRIPLE: [&str; 3] = ["_context", "_target", "_target_offset"];
 const SHARED_SAMPLE_BYTES_MAX: u64 = 16 << 20;
 
 /// The token files of a run.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Corpora {
     /// Those of one corpus after those of another.
     files: Vec<Arc<IndexedDataset>>,
@@ -320,18 +320,19 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Resu
         ));
     }
     for files in corpora.each() {
-        let mut manifests = files.iter().map(|file| manifest_of(file));
-        let manifest = manifests.next().transpose()?.flatten();
-        manifests.try_for_each(|manifest| manifest.map(|_| ()))?;
-        let crc =
-            |manifest: &Manifest| manifest.files.iter().any(|file| file.path.ends_with(".crc"));
-        if manifest.as_ref().is_some_and(crc) && files[0].checksums().is_none() {
-            doubts.push(format!(
-                "{}.crc is in its manifest and is absent: what is read is not verified (hint: copy \
-                 it too, or make it by `feedline check --add-checksums`)",
-                files[0].display()
-            ));
+        let manifests = files.iter().map(|file| manifest_of(file)).collect::<Result<Vec<_>>>()?;
+        for (file, manifest) in files.iter().zip(&manifests) {
+            let listed = manifest.iter().flat_map(|manifest| &manifest.files);
+            if file.checksums().is_none() && listed.into_iter().any(|it| it.path.ends_with(".crc"))
+            {
+                doubts.push(format!(
+                    "{}.crc is in its manifest and is absent: what is read is not verified (hint: \
+                     copy it too, or make it by `feedline check --add-checksums`)",
+                    file.display()
+                ));
+            }
         }
+        let manifest = manifests.into_iter().next().flatten();
         let made_by = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
         if made_by.is_null() || made_by["fingerprint"] == tokenizer.fingerprint() {
             continue;

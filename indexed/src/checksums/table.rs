@@ -82,9 +82,13 @@ impl BlockChecksums {
         let mut bytes = [0; FOOTER_BYTES];
         read(&*object, &map, footer_at, &mut bytes)?;
         let bytes = &bytes;
+        let block_bytes = u64_at(bytes, 8) >> 32; // the upper half of what is there
         if bytes[..8] != MAGIC || bytes[8..12] != VERSION.to_le_bytes() {
             let found = format!("\"{}\"", bytes[..12].escape_ascii());
             return corrupt(footer_at, found, "\"FLBLKCRC\" and version 1");
+        }
+        if block_bytes != BLOCK_BYTES {
+            return corrupt(footer_at + 12, format!("blocks of {block_bytes} bytes"), "4096");
         }
         let footer = Footer {
             bin_bytes: u64_at(bytes, 16),
@@ -114,12 +118,6 @@ impl BlockChecksums {
             return corrupt(sum_bytes, found, &format!("4 for each of {blocks} blocks"));
         }
         Ok(Some(Arc::new(BlockChecksums { object, file, footer, segments, bin_blocks, map })))
-    }
-
-    /// The name of the file that has them.
-    #[must_use]
-    pub fn file(&self) -> &str {
-        &self.file
     }
 
     /// Bytes of the `.bin`.

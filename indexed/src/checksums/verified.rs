@@ -101,6 +101,10 @@ impl Object for VerifiedObject {
         self.inner.file()
     }
 
+    fn version(&self) -> Option<String> {
+        self.inner.version()
+    }
+
     fn copied(&self, bytes: u64) -> bool {
         self.inner.copied(bytes)
     }

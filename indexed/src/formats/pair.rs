@@ -36,7 +36,7 @@ impl Pair {
     pub(crate) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
         let idx = store.open(&prefix.with_suffix(".idx")?)?;
         let bin = store.open(&prefix.with_suffix(".bin")?)?;
-        // Not verified yet: what is wrong with a header is told by the rule that it breaks.
+        // Not verified yet: the rule that a header breaks says more than a checksum.
         let layout = Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
         let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let idx = verified(&idx, File::Idx, checksums.as_ref());

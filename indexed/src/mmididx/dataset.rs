@@ -138,7 +138,7 @@ impl IndexedDataset {
         self.idx.expect_sequential_reads();
         self.sparse.set(false);
         let item_bytes = self.dtype().item_bytes();
-        // A rule that is broken tells more than a checksum, so the latter is told last.
+        // A broken rule says more than a checksum, so a wrong checksum is reported last.
         let damage = RefCell::new(Ok(()));
         let bin_bytes = self.tables().check(item_bytes, &file, |bytes| {
             let mut damage = damage.borrow_mut();

@@ -107,9 +107,7 @@ impl BlendIndex {
     /// As [`BlendIndex::build_checked`], and [`Error::Storage`] if a file that exists cannot be
     /// read.
     pub fn load_or_build(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
-        config.check()?;
-        let suffix = format!("BlendedDataset-{}", config.which);
-        let names = Names::new(&config.description(), folder, &suffix);
+        let names = names_of(config, folder)?;
         index_cache::load_or_build(&BlendSpec(config), store, &names)
     }
 
@@ -118,9 +116,7 @@ impl BlendIndex {
     /// # Errors
     /// As there.
     pub fn verify_cache(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
-        config.check()?;
-        let suffix = format!("BlendedDataset-{}", config.which);
-        let names = Names::new(&config.description(), folder, &suffix);
+        let names = names_of(config, folder)?;
         index_cache::verify(&BlendSpec(config), store, &names)
     }
 
@@ -173,6 +169,12 @@ impl BlendIndex {
 
 /// One blend.
 struct BlendSpec<'a>(&'a BlendConfig);
+
+/// The names of the files of a blend whose settings make sense.
+fn names_of(config: &BlendConfig, folder: &Key) -> Result<Names> {
+    config.check()?;
+    Ok(Names::new(&config.description(), folder, &format!("BlendedDataset-{}", config.which)))
+}
 
 impl index_cache::CachedIndex<2> for BlendSpec<'_> {
     type Index = BlendIndex;

@@ -224,6 +224,15 @@ fn damaged_checksums_pass_nothing() {
         let error = read_all(&store, "a").unwrap_err().to_string();
         assert!(error.contains("a.crc"), "round {round}: {error}");
     }
+    // Whole, but of another block size: its blocks are not ours.
+    let mut other = good.clone();
+    let footer = other.len() - 56;
+    other[footer + 12..footer + 16].copy_from_slice(&8192_u32.to_le_bytes());
+    let crc64 = storage::crc64(&other[footer - 8..footer + 48]);
+    other[footer + 48..].copy_from_slice(&crc64.to_le_bytes());
+    std::fs::write(&path, &other).unwrap();
+    let error = read_all(&store, "a").unwrap_err().to_string();
+    assert!(error.contains("blocks of 8192 bytes"), "{error}");
     std::fs::copy(guard.path().join("b.crc"), &path).unwrap();
     let error = read_all(&store, "a").unwrap_err().to_string();
     assert!(error.contains("a.crc") && error.contains("delete that file"), "{error}");

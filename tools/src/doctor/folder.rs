@@ -129,13 +129,13 @@ impl FolderProbe {
             let FileTotal { files, bytes, example } = total(&files);
             if *files > 0 {
                 let size = ByteSize(*bytes);
-                let told = format!("{meaning}: {size} in {files}, such as {example}");
-                self.found.note("unfinished files", told, "they take space", fix);
+                let size_text = format!("{meaning}: {size} in {files}, such as {example}");
+                self.found.note("unfinished files", size_text, "they take space", fix);
             }
         }
         if files.is_partial {
-            let told = "the folder has more files than are searched";
-            self.found.note("unfinished files", told, "", "feedline doctor on its subfolders");
+            let reason = "the folder has more files than are searched";
+            self.found.note("unfinished files", reason, "", "feedline doctor on its subfolders");
         } else if files.is_empty() {
             self.found.fine("unfinished files", "none");
         }

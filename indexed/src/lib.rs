@@ -34,7 +34,7 @@ mod split;
 
 pub use cache::index_cache::default_cache_folder;
 pub use cache::npy::{Descr, Element, Npy};
-pub use checksums::table::{BadBlock, Block, BlockChecksums, verify_blocks};
+pub use checksums::table::{BlockChecksums, BlockRun};
 pub use checksums::writer::{sums_of, write_checksums};
 pub use dtype::Dtype;
 pub use edit::concat::{DocumentRange, splice};

@@ -294,6 +294,17 @@ impl Error {
                 "read the order of {file}: the {table} has {found} at {place}, where nothing is; \
                  hint: the cache or the .idx changed during the run"
             ),
+            Error::BadCache { file, found } => write!(
+                f,
+                "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
+                 built again; the disk or the memory may have changed it after it was checked)"
+            ),
+            Error::NotKept { folder, reason } => write!(
+                f,
+                "cannot keep the sample order in {folder}: {reason} (hint: name a folder that can \
+                 be written to)"
+            ),
+            Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
             _ => Ok(()),
         }
     }
@@ -314,17 +325,6 @@ impl fmt::Display for Error {
                 write!(f, "read {file}, at byte {offset}: got {found}, due {expected}")?;
                 fault.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
             }
-            Error::BadCache { file, found } => write!(
-                f,
-                "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
-                 built again; the disk or the memory may have changed it after it was checked)"
-            ),
-            Error::NotKept { folder, reason } => write!(
-                f,
-                "cannot keep the sample order in {folder}: {reason} (hint: name a folder that can \
-                 be written to)"
-            ),
-            Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
             Error::Orphan { file } => write!(
                 f,
                 "{file}: exists already, but its .idx does not; hint: a run was killed between \
@@ -370,9 +370,12 @@ impl fmt::Display for Error {
                  of {sequences_all} sequences hold no tokens; hint: give {which} a larger share \
                  of the split, or ask for none of its samples"
             ),
-            Error::NoSamples { .. } | Error::TooFewSamples { .. } | Error::BadPlace { .. } => {
-                self.fmt_of_order(f)
-            }
+            Error::NoSamples { .. }
+            | Error::TooFewSamples { .. }
+            | Error::BadPlace { .. }
+            | Error::BadCache { .. }
+            | Error::NotKept { .. }
+            | Error::NoCache { .. } => self.fmt_of_order(f),
             Error::TooBig { object, found, most } => {
                 write!(f, "{object}: got {found}, due at most {most}")
             }

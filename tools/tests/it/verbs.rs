@@ -319,7 +319,7 @@ fn the_right_name_is_in_the_hint() {
         ("check plain.idx", 0, "whole"),
         ("samples run/../plain --seq-length 8 --samples 2", 0, "samples"),
         // A value of --samples is one argument, and what follows is a prefix.
-        ("index build --seq-length 8 --samples 3,1,1 --split 80,10,10 plain", 0, "train"),
+        ("index build --seq-length 8 --split 80,10,10 --samples 3,1,1 plain", 0, "train"),
         ("index build plain --seq-length 8 --samples 1,1,1,1", 2, "one to three numbers"),
     ];
     check(lab.path(), feedline, rows);

@@ -47,6 +47,7 @@ pub use formats::{
 pub use mmididx::builder::{Builder, BuilderMark, Built};
 pub use mmididx::dataset::{CheckReport, IndexedDataset};
 pub use mmididx::lengths::Lengths;
+pub use mmididx::similar::similar_prefixes;
 pub use order::blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
 pub use order::block_shuffle::{BlockEpoch, BlockShuffle};
 pub use order::gpt_index::{GptIndex, GptIndexConfig, TokenSpan};

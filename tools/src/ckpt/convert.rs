@@ -15,6 +15,7 @@ use storage::{ByteSize, Key, rate_text};
 
 use super::{CkptOutput, open_step};
 use crate::ui::job::CancellableJob;
+use crate::ui::step_folder::not_a_step;
 use crate::ui::terminal::{Bar, FactTable, ProgressLine, thousands};
 
 /// What bounds a conversion.
@@ -343,7 +344,8 @@ fn reshard_by(
 
 fn steps_to_write(out: &str, compress: bool, work: &Arc<CancellableJob>) -> Result<Checkpoints> {
     let options = CheckpointOptions { codec: codec_if(compress), ..CheckpointOptions::default() };
-    Ok(Checkpoints::open(work.open_url(out)?, Key::root()).with_options(options))
+    let store = work.watch(not_a_step(out, "write a step into")?);
+    Ok(Checkpoints::open(store, Key::root()).with_options(options))
 }
 
 /// What `--compress` stands for.

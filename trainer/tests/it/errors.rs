@@ -59,7 +59,7 @@ fn a_damaged_corpus_is_not_trained_on() {
     let mut bytes = fs::read(&path).expect("a corpus");
     bytes[5000] ^= 1;
     fs::write(&path, bytes).expect("room");
-    check_fails(&lab.config("run", &[]), &["corpus.bin, at byte 4096: got CRC-32C", "corpus.crc"]);
+    check_fails(&lab.config("run", &[]), &["corpus.bin, at byte 4608: got CRC-32C", "corpus.crc"]);
 }
 
 #[test]

@@ -305,6 +305,12 @@ impl Error {
                  be written to)"
             ),
             Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
+            Error::TooBig { object, found, most } => {
+                write!(f, "{object}: got {found}, due at most {most}")
+            }
+            Error::OutOfMemory { object, bytes } => {
+                write!(f, "hold the {object}: {bytes} bytes of memory could not be had")
+            }
             _ => Ok(()),
         }
     }
@@ -375,13 +381,9 @@ impl fmt::Display for Error {
             | Error::BadPlace { .. }
             | Error::BadCache { .. }
             | Error::NotKept { .. }
-            | Error::NoCache { .. } => self.fmt_of_order(f),
-            Error::TooBig { object, found, most } => {
-                write!(f, "{object}: got {found}, due at most {most}")
-            }
-            Error::OutOfMemory { object, bytes } => {
-                write!(f, "hold the {object}: {bytes} bytes of memory could not be had")
-            }
+            | Error::NoCache { .. }
+            | Error::TooBig { .. }
+            | Error::OutOfMemory { .. } => self.fmt_of_order(f),
         }
     }
 }

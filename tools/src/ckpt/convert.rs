@@ -146,9 +146,9 @@ pub struct ReshardArgs {
 /// As on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FromArg {
-    /// Hugging Face's safetensors.
+    /// A folder of Hugging Face: safetensors, or pytorch_model.bin; or a file of safetensors.
     Hf,
-    /// A file of torch.save.
+    /// A file of torch.save, or a folder with pytorch_model.bin.
     Torch,
     /// A folder of torch.distributed.checkpoint.
     Dcp,
@@ -181,7 +181,8 @@ struct Converted {
     files: usize,
     bytes: u64,
     elapsed_s: f64,
-    /// Buffers, copies of tied weights, and what rules drop.
+    /// Buffers, copies of tied weights, what rules drop, and tensors of a file that the index does
+    /// not assign to it.
     left_out: Vec<String>,
 }
 
@@ -272,6 +273,9 @@ fn import_by(
     let mut import = Import::open(&args.source, format)?;
     import.apply(&rules)?;
     let family = if args.keep_names { None } else { import.normalize()? };
+    if let Some(family) = family {
+        import.check_complete(family)?;
+    }
     if args.without_optimizer {
         import.without_optimizer();
     }

@@ -51,8 +51,11 @@ struct WeightLayout {
     single: &'static str,
     /// Says which file each tensor of a model in several files is in.
     index: &'static str,
-    tensors_of: fn(&mut TensorSource, &dyn Storage, &Key) -> Result<Vec<(String, Tensor)>>,
+    tensors_of: ReadTensors,
 }
+
+/// Lists the tensors of one file, which it adds to the source.
+type ReadTensors = fn(&mut TensorSource, &dyn Storage, &Key) -> Result<Vec<(String, Tensor)>>;
 
 const SAFETENSORS: WeightLayout =
     WeightLayout { single: SINGLE, index: INDEX, tensors_of: safetensors_of };

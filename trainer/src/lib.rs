@@ -23,7 +23,6 @@ pub mod eval;
 pub mod exit;
 pub mod generate;
 pub mod launch;
-mod machine_memory;
 pub mod model;
 pub mod parallel;
 pub mod step;
@@ -33,7 +32,6 @@ pub use recipe::{config, mesh, plan, rng};
 
 pub use error::{Error, Result};
 pub use feed::{Batches, Data, NodePeers, open_corpus, open_tokenizer, with_special};
-pub use machine_memory::machine_memory;
 pub use step::local_tensors::{LocalTensor, LocalTensorMut};
 pub use step::{StepReport, Trainer};
 pub use train::{Host, Outcome, train};

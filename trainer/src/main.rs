@@ -18,8 +18,7 @@ use trainer::config::Config;
 use trainer::exit;
 use trainer::launch::World;
 use trainer::launch::local::{self, LAUNCHER, Launch};
-use trainer::machine_memory;
-use trainer::plan::{PlanInputs, RunPlan};
+use trainer::plan::{PlanInputs, RunPlan, machine_memory};
 use trainer::{Host, Outcome};
 
 use crate::cli::args::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
@@ -123,6 +122,7 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
         corpus_tokens: corpora.map(|corpora| corpora.token_count()),
         memory_bytes,
         planner_memory_bytes: if memory_bytes.is_some() { None } else { machine_memory() },
+        process_memory_bytes: None,
         tokens_per_s: args.tokens_per_s,
         flop_per_s: args.tflop_per_s.map(|speed| speed * 1e12),
         world: args.world,

@@ -31,8 +31,7 @@ use crate::launch::comm::Comm;
 use crate::launch::local::WAITING;
 use crate::launch::rank_group::{self, RankGroup};
 use crate::launch::{StartupStage, Watchdog, World};
-use crate::machine_memory::memory_limit;
-use crate::plan::{PlanInputs, RunPlan};
+use crate::plan::{PlanInputs, RunPlan, process_memory};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -140,8 +139,13 @@ impl<'a> TrainingLoop<'a> {
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
             let corpus = feed::open_corpus(config)?;
-            let memory = if device == Device::Cpu { memory_limit() } else { None };
-            check_plan(config, corpus.token_count(), ranks, memory, crew.is_first())?;
+            let known = PlanInputs {
+                corpus_tokens: Some(corpus.token_count()),
+                world: Some(ranks),
+                process_memory_bytes: process_memory().filter(|_| device == Device::Cpu),
+                ..PlanInputs::default()
+            };
+            check_plan(config, &known, crew.is_first())?;
             Ok(Data::new(corpus, config)?)
         };
         // The first rank builds the index, and the others find it.
@@ -428,28 +432,9 @@ fn token() -> String {
     format!("{:016x}", storage::crc64(owner.as_bytes()))
 }
 
-/// Logs what the run will take, on one of its ranks, and refuses what cannot work. A run whose state
-/// does not fit into `memory` would end in the middle of an allocation; what else it needs is an
-/// estimate, and a warning of `trainer plan`.
-fn check_plan(
-    config: &Config,
-    corpus_tokens: u64,
-    ranks: u64,
-    memory: Option<u64>,
-    logs: bool,
-) -> Result<()> {
-    let world = Some(ranks);
-    let known = PlanInputs { corpus_tokens: Some(corpus_tokens), world, ..PlanInputs::default() };
-    let mut plan = RunPlan::new(config, &known);
-    let state = plan.memory_bytes.state_bytes();
-    if let Some(memory) = memory.filter(|memory| state > *memory) {
-        let (state, memory) = (storage::ByteSize(state), storage::ByteSize(memory));
-        plan.refusals.push(format!(
-            "the weights and moments of a rank take {state} of memory, and its process can have \
-             {memory}; hint: a smaller model, parallel.zero, tp or pp over more machines, or \
-             optim.offload"
-        ));
-    }
+/// Logs what the run will take, on one of its ranks, and refuses what cannot work.
+fn check_plan(config: &Config, known: &PlanInputs, logs: bool) -> Result<()> {
+    let plan = RunPlan::new(config, known);
     log::info!("model: {}", plan.model);
     log::info!(
         "plan: {} parameters, {} steps of {} tokens, {:.2} epochs, {} threads",

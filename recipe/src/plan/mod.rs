@@ -7,6 +7,7 @@
 
 mod count;
 mod inputs;
+mod machine;
 mod memory;
 mod offload;
 mod table;
@@ -19,6 +20,7 @@ use crate::schedule::Pipeline;
 
 pub use count::{Flop, Parameters};
 pub use inputs::ActivationOffloadPlan;
+pub use machine::{machine_memory, process_memory};
 pub use memory::{MemoryPlan, StagePlan};
 pub use offload::OffloadPlan;
 
@@ -36,6 +38,9 @@ pub struct PlanInputs {
     /// Memory of the machine that plans, where the run may be meant for another: a plan that needs
     /// more has a warning.
     pub planner_memory_bytes: Option<u64>,
+    /// Memory that the process of a rank can have on this machine, where it computes on the CPU: a
+    /// run whose state alone needs more is refused, as it would end in the middle of an allocation.
+    pub process_memory_bytes: Option<u64>,
     /// Measured speed of training, of all ranks together.
     pub tokens_per_s: Option<f64>,
     /// Speed of large matrix products on one rank, in floating-point operations a second: what
@@ -199,6 +204,15 @@ impl RunPlan {
         }
         if let Some(lack) = known.memory_bytes.and_then(|have| self.lacks_memory(have)) {
             self.refusals.push(lack);
+        }
+        let state = self.memory_bytes.state_bytes();
+        if let Some(have) = known.process_memory_bytes.filter(|have| state > *have) {
+            let (state, have) = (storage::ByteSize(state), storage::ByteSize(have));
+            self.refusals.push(format!(
+                "the weights and moments of a rank take {state} of memory, and its process can \
+                 have {have}; hint: a smaller model, parallel.zero, tp or pp over more machines, \
+                 or optim.offload"
+            ));
         }
         let evaluates = config.eval.every > 0 && config.eval.every <= self.run.steps;
         if evaluates && share(config, 1) == 0.0 {

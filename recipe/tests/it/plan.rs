@@ -318,6 +318,14 @@ fn what_will_hurt_is_a_warning() {
     let [refusal] = &RunPlan::new(&config(&[]), &little).refusals[..] else { panic!("one") };
     assert!(refusal.contains("of memory and has 64 MiB"), "{refusal}");
 
+    // Of the process that is to train, the state alone must fit.
+    let state = RunPlan::new(&config(&[]), &known).memory_bytes.state_bytes();
+    let starts = |process_memory_bytes| {
+        let known = PlanInputs { process_memory_bytes, ..PlanInputs::default() };
+        RunPlan::new(&config(&[]), &known).refusals.is_empty()
+    };
+    assert!(starts(Some(state)) && !starts(Some(state - 1)));
+
     let enough = PlanInputs {
         corpus_tokens: Some(1 << 30),
         memory_bytes: Some(1 << 40),

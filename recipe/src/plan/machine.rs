@@ -1,4 +1,4 @@
-//! Memory that this process may have.
+//! Memory of this machine and of this process.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,8 @@ pub fn machine_memory() -> Option<u64> {
 
 /// The least of the machine's memory and swap, the limit of the process's cgroup (version 2), and
 /// that of its address space (`ulimit -v`), in bytes.
-pub(crate) fn memory_limit() -> Option<u64> {
+#[must_use]
+pub fn process_memory() -> Option<u64> {
     let machine = machine_memory().map(|bytes| bytes.saturating_add(swap()));
     [machine, cgroup_limit(), address_space_limit()].into_iter().flatten().min()
 }

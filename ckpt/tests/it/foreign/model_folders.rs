@@ -9,8 +9,8 @@ use ckpt::convert::{ConvertLimits, Family, Format, Import, RenameRules};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::convert::{floats, gpt2, numbered, steps, write_hf};
 use super::torch_files::{Storage, TorchObject, dict, tensor, text, write_torch};
+use crate::convert::{floats, gpt2, numbered, steps, write_hf};
 
 type Tensors = Vec<(String, Vec<u64>, Vec<u8>)>;
 

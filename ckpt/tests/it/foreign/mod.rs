@@ -2,6 +2,9 @@
 //! tensor is the one that the reference writer of safetensors wrote. `reference/foreign.py` made
 //! the files.
 
+mod model_folders;
+mod torch_files;
+
 use std::path::{Path, PathBuf};
 
 use ckpt::convert::{ConvertLimits, Family, Format, Import};

@@ -165,7 +165,7 @@ fn a_ready_dataset_is_checked_before_it_is_built_on() {
     assert!(store.list_names(&Key::root()).unwrap().iter().all(|name| name != "cache"));
 }
 
-/// A run goes on without a cache; who asked for the cache alone is told that there is none.
+/// A run continues without a cache; a caller that asked for the cache alone gets an error.
 #[test]
 fn an_order_that_cannot_be_kept() {
     let (_guard, inner) = common::temp_store();

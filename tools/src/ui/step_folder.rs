@@ -85,7 +85,7 @@ pub(crate) fn run_steps(store: &dyn Storage) -> Result<Option<String>> {
     Ok(inner.iter().any(is_step).then(|| store.display(&below)))
 }
 
-/// Whether two names are of one folder, as far as can be told.
+/// Whether two names are known to be of one folder.
 pub(crate) fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
     let place = |store: &dyn Storage| {
         let name = store.display(&Key::root());

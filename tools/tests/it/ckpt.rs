@@ -151,7 +151,7 @@ fn steps_are_copied_to_another_store() {
     assert_eq!(feedline(&["drain", &near, &far, "--rate", "0B"]).code, 2);
 }
 
-/// What cannot be copied is not told to be there: each of these was "nothing is pending", exit 0.
+/// A drain that cannot copy fails: each of these was "nothing is pending", exit 0.
 #[test]
 fn a_drain_that_copies_nothing_says_why() {
     let folder = tempfile::tempdir().unwrap();

@@ -35,7 +35,7 @@ pub struct DrainArgs {
     /// command and the library read.
     #[arg(long)]
     pub compress: bool,
-    /// Tells what would be copied, and copies nothing.
+    /// Prints what would be copied, and copies nothing.
     #[arg(long)]
     pub dry_run: bool,
     /// Prints JSON, with units in the keys.
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
     let bytes_per_s = match args.rate {
         Some(rate) => {
             let rate = NonZeroU64::new(rate.0);
-            ensure!(rate.is_some(), "--rate: got 0 B, due at least 1 B a second");
+            ensure!(rate.is_some(), "--rate: expected at least 1 B a second, found 0 B");
             rate
         }
         None => None,
@@ -90,39 +90,40 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
     let source = Arc::clone(&from);
     let drain = Drain::new(from, to, DrainOptions { bytes_per_s, retention, ..Default::default() });
     let damaged = drain.damaged()?;
-    let mut told = Drained { pending: drain.pending()?, ..Drained::default() };
+    let mut report = Drained { pending: drain.pending()?, ..Drained::default() };
     let failed =
         |(step, why): &(u64, ckpt::Error)| Failed { step: *step, why: storage::one_line(why) };
     if !args.dry_run {
         let bytes = |step: &u64| Some(source.open_step(*step).ok()?.size().1);
-        let total = told.pending.iter().map(bytes).sum();
-        work.begin(format!("drain {} steps", told.pending.len()), CountedBytes::Written, total);
+        let total = report.pending.iter().map(bytes).sum();
+        work.begin(format!("drain {} steps", report.pending.len()), CountedBytes::Written, total);
         let pass = drain.run();
         let is_done = pass.as_ref().is_ok_and(|pass| pass.failed.is_empty());
         // A step that was given up is not one that failed.
         let went_on = if is_done { Ok(()) } else { work.check() };
-        let went_on = went_on.context("what was copied stays, and the next drain goes on with it");
+        let went_on =
+            went_on.context("what was copied stays, and the next drain continues from it");
         let pass = work.end(went_on.and_then(|()| Ok(pass?)))?;
-        for report in &pass.drained {
-            told.lines.push(report.to_string());
-            told.drained.push(StepLine {
-                step: report.step,
-                bytes: report.bytes,
-                resumed_bytes: report.resumed_bytes,
-                elapsed_s: report.time.as_secs_f64(),
-                tries: report.tries,
+        for step in &pass.drained {
+            report.lines.push(step.to_string());
+            report.drained.push(StepLine {
+                step: step.step,
+                bytes: step.bytes,
+                resumed_bytes: step.resumed_bytes,
+                elapsed_s: step.time.as_secs_f64(),
+                tries: step.tries,
             });
         }
-        told.pending.retain(|step| !pass.drained.iter().any(|report| report.step == *step));
-        told.failed = pass.failed.iter().map(failed).collect();
-        told.deleted = pass.deleted;
+        report.pending.retain(|step| !pass.drained.iter().any(|done| done.step == *step));
+        report.failed = pass.failed.iter().map(failed).collect();
+        report.deleted = pass.deleted;
     }
     for step in damaged.iter().map(failed) {
-        if !told.failed.iter().any(|known| known.step == step.step) {
-            told.failed.push(step);
+        if !report.failed.iter().any(|known| known.step == step.step) {
+            report.failed.push(step);
         }
     }
-    CkptOutput::new(args.json, &told, told.text(), told.failed.is_empty())
+    CkptOutput::new(args.json, &report, report.text(), report.failed.is_empty())
 }
 
 /// The stores of both folders.

@@ -27,7 +27,7 @@ pub struct ScrubArgs {
 }
 
 pub(crate) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
-    ensure!(args.rate.0 > 0, "--rate: got 0 B, due at least 1 B a second");
+    ensure!(args.rate.0 > 0, "--rate: expected at least 1 B a second, found 0 B");
     let verified = verify(&InspectTarget::find(&args.folder)?, |steps, open| {
         let begun = Instant::now();
         verify_bytes(steps, open, line, &mut |done| {

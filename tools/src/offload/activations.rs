@@ -46,7 +46,7 @@ struct TransferDirection {
 pub(super) fn check(args: &BenchArgs) -> Result<()> {
     let (all, layer) = (args.input_bytes, args.layer_bytes);
     let least = ByteSize(2 * SpillOptions::default().memory_bytes());
-    ensure!(layer.0 > 0, "--layer-bytes: got {layer}, due at least 1 B");
+    ensure!(layer.0 > 0, "--layer-bytes: expected at least 1 B, found {layer}");
     ensure!(
         all.0 == 0 || all.0 >= least.0,
         "--input-bytes: got {all}, due 0 B or at least {least}: most of less stays in the buffers"

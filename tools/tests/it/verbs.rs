@@ -9,7 +9,7 @@ use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
 use serde_json::json;
 use storage::Key;
 
-/// The arguments, the exit code, and a piece of what is told on either stream.
+/// The arguments, the exit code, and a piece of the output on either stream.
 type Row = (&'static str, i32, &'static str);
 
 /// A folder with whole and damaged datasets and checkpoints, an empty folder and a file.
@@ -52,7 +52,7 @@ fn steps(folder: &Path, all: &[u64]) {
     }
 }
 
-fn told(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
 }
@@ -61,17 +61,26 @@ fn check(lab: &Path, command: impl Fn() -> Command, rows: &[Row]) {
     let mut wrong = Vec::new();
     for &(args, code, piece) in rows {
         let output = command().current_dir(lab).args(args.split_whitespace()).output().unwrap();
-        let told = told(&output);
-        if output.status.code() != Some(code) || !told.contains(piece) {
-            wrong.push(format!("{args}: {}, due {code} and {piece:?}: {told}", output.status));
+        let printed = printed(&output);
+        if output.status.code() != Some(code) || !printed.contains(piece) {
+            let status = output.status;
+            wrong.push(format!("{args}: {status}, expected {code} and {piece:?}: {printed}"));
+        }
+        let left = names_of_output(lab);
+        if !left.is_empty() {
+            wrong.push(format!("{args}: left {left:?}"));
+            break;
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What commands were asked to write, under its name or a draft's.
+fn names_of_output(lab: &Path) -> Vec<String> {
     let names = fs::read_dir(lab).unwrap().map(|entry| entry.unwrap().file_name());
-    let left: Vec<_> =
-        names.filter(|name| name.to_str().unwrap().trim_matches('.').starts_with("out")).collect();
-    assert!(left.is_empty(), "{left:?}");
-    assert!(!lab.join("absent").exists());
+    let names = names.map(|name| name.into_string().unwrap());
+    let is_output = |name: &String| name == "absent" || name.trim_matches('.').starts_with("out");
+    names.filter(is_output).collect()
 }
 
 fn feedline() -> Command {
@@ -194,7 +203,7 @@ const DAMAGED: &[Row] = &[
     ("ckpt reshard damaged/step-000000000020 out", 2, "5 bytes"),
     ("ckpt diff damaged/step-000000000020 run/ckpt", 2, "5 bytes"),
     ("ckpt drain damaged out --dry-run", 1, "FAILED  step 20"),
-    ("ckpt drain broken out", 1, "FAILED  step 10"),
+    ("ckpt drain broken run/other", 1, "FAILED  step 10"),
     ("ckpt retain damaged --dry-run", 0, "not touched: 20"),
     ("ckpt retain broken", 2, "expected a complete step"),
     ("ckpt inspect broken", 2, "no step in it is complete"),
@@ -222,7 +231,6 @@ const READ_ONLY: &[Row] = &[
     ),
     ("samples plain --seq-length 8 --cache /proc/out", 2, "cannot keep the sample order"),
     ("clean --json-in in.jsonl --out /proc/out", 2, "/proc/out"),
-    ("clean --json-in in.jsonl --out out-1 --report /proc/out", 2, "/proc/out"),
     ("check /proc/plain", 2, "/proc/plain"),
     ("ckpt export run/ckpt /proc/out", 2, "/proc"),
     ("ckpt reshard run/ckpt /proc/out", 2, "/proc/out"),
@@ -278,7 +286,7 @@ fn full() {
     check(lab().path(), without_space, FULL);
 }
 
-/// What cannot be printed was not told.
+/// A report that cannot be written is not one that was given.
 #[test]
 fn output_that_nobody_gets_is_an_error() {
     let lab = lab();
@@ -295,8 +303,12 @@ fn output_that_nobody_gets_is_an_error() {
         let mut command = feedline();
         command.current_dir(lab.path()).args(args.split_whitespace()).stdout(full);
         let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args}: {}", told(&output));
-        assert!(told(&output).contains("No space left on device"), "{args}: {}", told(&output));
+        assert_eq!(output.status.code(), Some(2), "{args}: {}", printed(&output));
+        assert!(
+            printed(&output).contains("No space left on device"),
+            "{args}: {}",
+            printed(&output)
+        );
     }
 }
 
@@ -325,6 +337,19 @@ fn the_right_name_is_in_the_hint() {
     check(lab.path(), feedline, rows);
 }
 
+/// Hours of work are not thrown away because their report has no place.
+#[test]
+fn cleaned_lines_stay_without_their_report() {
+    let lab = lab();
+    let mut command = feedline();
+    let args = "clean --json-in in.jsonl --out out --report /proc/report";
+    command.current_dir(lab.path()).args(args.split_whitespace());
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", printed(&output));
+    assert!(printed(&output).contains("/proc/report"), "{}", printed(&output));
+    assert_eq!(names_of_output(lab.path()), ["out.jsonl"]);
+}
+
 /// Megatron's merge tool takes the folder that it stands in.
 #[test]
 fn a_folder_is_named_by_dots() {
@@ -342,12 +367,12 @@ fn a_folder_is_named_by_dots() {
         let mut command = feedline();
         command.current_dir(&folder).args(["merge", "--input", input, "--output-prefix", &out]);
         let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{input}: {}", told(&output));
+        assert_eq!(output.status.code(), Some(0), "{input}: {}", printed(&output));
         let bytes = |name: &str| fs::metadata(folder.join(name)).unwrap().len();
         assert_eq!(bytes(&format!("{out}.bin")), 2 * bytes("a.bin"), "{input}");
     }
     let mut command = feedline();
     command.current_dir(lab.path().join("run/ckpt")).args(["ckpt", "verify", "."]);
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
 }

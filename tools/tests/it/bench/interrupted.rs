@@ -81,7 +81,7 @@ fn inputs_that_would_not_leave_memory_are_refused() {
     let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for (more, due) in [
         ("--input-bytes=64MiB", "--input-bytes: got 64 MiB, due 0 B or at least 128 MiB"),
-        ("--layer-bytes=0B", "--layer-bytes: got 0 B, due at least 1 B"),
+        ("--layer-bytes=0B", "--layer-bytes: expected at least 1 B, found 0 B"),
     ] {
         let output = bench("offload", folder.path(), cache.path(), &[more]).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);

@@ -372,9 +372,14 @@ impl fmt::Display for Error {
             }
             Error::NoTokens { file, which, sequences, sequences_all, samples } => write!(
                 f,
-                "index the {which} part of {file}: {samples} samples are due, but its {sequences} \
-                 of {sequences_all} sequences hold no tokens; hint: give {which} a larger share \
-                 of the split, or ask for none of its samples"
+                "cannot index the {which} part of {file}: expected tokens for {samples} samples, \
+                 found none in its {sequences} of {sequences_all} sequences (hint: {})",
+                match which {
+                    Split::Train => "give train a larger share of the split",
+                    _ =>
+                        "give it a larger share of the split, or ask for none of it: \
+                          eval.every = 0 in a config, 0 in --samples",
+                }
             ),
             Error::NoSamples { .. }
             | Error::TooFewSamples { .. }

@@ -73,7 +73,9 @@ impl BlockChecksums {
         let (file, len) = (object.display(), object.len_bytes());
         let map = OnceLock::new();
         if len > 0 && (object.file().is_some() || len <= MAP_BYTES) {
-            _ = map.set(object.map()?);
+            let whole = object.map()?;
+            whole.expect_table_lookups();
+            _ = map.set(whole);
         }
         let corrupt = |offset: u64, found: String, expected: &str| {
             let (object, expected) = (file.clone(), expected.to_owned());
@@ -186,6 +188,7 @@ impl BlockChecksums {
             return Ok(map);
         }
         let map = self.object.map()?;
+        map.expect_table_lookups();
         Ok(self.map.get_or_init(|| map))
     }
 

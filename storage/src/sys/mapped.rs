@@ -37,6 +37,15 @@ impl Map {
         }
     }
 
+    /// Advises the kernel to cache the file in large pages, where its file system has them: lookups
+    /// in a table then miss the TLB less, and a miss in the page cache reads 2 MiB.
+    pub fn expect_table_lookups(&self) {
+        if let MapInner::Mapped(map) = &self.0 {
+            // It is advice, as above.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+    }
+
     /// Advises the kernel of a sequential read of all of it.
     pub fn expect_sequential_reads(&self) {
         if let MapInner::Mapped(map) = &self.0 {

@@ -110,7 +110,7 @@ fn what_cannot_be_is_refused() {
         ("nan corpus_a 1 corpus_b --samples 9", "blend weights: got [NaN, 1.0]"),
         ("3 corpus_a corpus_b corpus_b --samples 9", "some prefixes without a weight"),
         ("corpus_c", "corpus_c.idx"),
-        ("corpus_a --samples 5,5,5 --split 949,50,1", "hold no tokens"),
+        ("corpus_a --samples 5,5,5 --split 949,50,1", "or ask for none of it: eval.every = 0"),
         ("corpus_a --train corpus_a corpus_b --samples 1", "cannot be used with"),
     ] {
         let args = format!("index build {args} --seq-length 16");

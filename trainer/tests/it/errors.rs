@@ -33,7 +33,7 @@ fn an_unknown_key_is_named() {
 fn a_missing_corpus_is_named() {
     let lab = Lab::new();
     let config = lab.config("run", &[("data.train", "'no/such_text_document'")]);
-    check_fails(&config, &["no/such_text_document.idx", "no such file"]);
+    check_fails(&config, &["no/such_text_document.idx", "found neither"]);
 }
 
 #[test]

@@ -277,6 +277,17 @@ impl Error {
     /// What is wrong with an order, in words.
     fn fmt_of_order(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Error::NoTokens { file, which, sequences, sequences_all, samples } => write!(
+                f,
+                "cannot index the {which} part of {file}: expected tokens for {samples} samples, \
+                 found none in its {sequences} of {sequences_all} sequences (hint: {})",
+                match which {
+                    Split::Train => "give train a larger share of the split",
+                    _ =>
+                        "give it a larger share of the split, or ask for none of it: \
+                          eval.every = 0 in a config, 0 in --samples",
+                }
+            ),
             Error::NoSamples { file, which, documents, documents_all, samples } => write!(
                 f,
                 "index the {which} part of {file}: {samples} samples are due, but its {documents} \
@@ -370,18 +381,8 @@ impl fmt::Display for Error {
             Error::EmptySplit { split, which } => {
                 write!(f, "index the {which} part: the split '{split}' gives it no share")
             }
-            Error::NoTokens { file, which, sequences, sequences_all, samples } => write!(
-                f,
-                "cannot index the {which} part of {file}: expected tokens for {samples} samples, \
-                 found none in its {sequences} of {sequences_all} sequences (hint: {})",
-                match which {
-                    Split::Train => "give train a larger share of the split",
-                    _ =>
-                        "give it a larger share of the split, or ask for none of it: \
-                          eval.every = 0 in a config, 0 in --samples",
-                }
-            ),
-            Error::NoSamples { .. }
+            Error::NoTokens { .. }
+            | Error::NoSamples { .. }
             | Error::TooFewSamples { .. }
             | Error::BadPlace { .. }
             | Error::BadCache { .. }

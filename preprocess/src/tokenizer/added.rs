@@ -7,7 +7,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use serde::Deserialize;
 
 /// A token that is cut out, as files describe it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub(super) struct AddedToken {
     pub(super) id: u32,
     pub(super) content: String,

@@ -275,6 +275,49 @@ fn files_that_are_no_tokenizers() {
     refused(&format!(r#"{{"model": {model}}}"#), &["unknown token"]);
 }
 
+/// The library keeps added tokens in a hash map: of two that its normalizer makes one, each process
+/// found another in the same text.
+#[test]
+fn added_tokens_that_become_one_are_refused() {
+    let text = std::fs::read(format!("{GOLDEN}/gpt2.json")).unwrap();
+    let mut value: Value = serde_json::from_slice(&text).unwrap();
+    let next = value["model"]["vocab"].as_object().unwrap().len() as u64;
+    let token = |place: u64, content: &str| {
+        json!({
+            "id": next + place, "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": true, "special": false,
+        })
+    };
+    let first = value["added_tokens"].as_array().unwrap().clone();
+    let mut with = |normalizer: Value, contents: [&str; 2]| {
+        let mut tokens = first.clone();
+        // Tokens that are in the vocabulary keep their ids.
+        let fresh = first.iter().filter(|one| one["id"].as_u64() >= Some(next)).count() as u64;
+        tokens.extend((fresh..).zip(contents).map(|(place, content)| token(place, content)));
+        value["added_tokens"] = tokens.into();
+        value["normalizer"] = normalizer;
+        value.to_string()
+    };
+    let (composed, decomposed) = ("\u{e9}!", "e\u{301}!");
+    let names = [composed, decomposed];
+    refused(&with(json!({ "type": "NFC" }), names), &names);
+    refused(&with(json!({ "type": "NFD" }), names), &names);
+    if cfg!(feature = "general") {
+        // By a normalizer that only the library has.
+        let lower = json!({ "type": "Sequence", "normalizers": [
+            { "type": "Strip", "strip_left": false, "strip_right": false }, { "type": "Lowercase" },
+        ] });
+        refused(&with(lower, ["<Name>", "<NAME>"]), &["<Name>", "<NAME>"]);
+        let same_id = r#"{"model": {"type": "WordLevel", "unk_token": "a",
+            "vocab": {"a": 0, "b": 1, "c": 1}}}"#;
+        refused(same_id, &["'b' and 'c' of id 1"]);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokenizer.json");
+    std::fs::write(&file, with(json!({ "type": "NFC" }), [composed, "e!"])).unwrap();
+    HuggingFace::open(&spec("hf", file.to_str().unwrap())).unwrap();
+}
+
 #[test]
 fn vocabularies_that_are_not_of_tiktoken() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,6 +350,37 @@ fn vocabularies_that_are_not_of_tiktoken() {
         let said = open(text, pattern, vocab_size);
         assert!(said.contains(word), "without '{word}': {said}");
     }
+}
+
+/// A file of one kind behind the flag of another is named for what it is.
+#[test]
+fn a_file_of_another_kind_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |kind: &str, file: &str, words: [&str; 2]| {
+        let found = open_tokenizer(&spec(kind, file)).unwrap_err().to_string();
+        for word in words {
+            assert!(found.contains(word), "{kind} {file}: {found}");
+        }
+    };
+    let published = folder.path().join("tekken.json");
+    let vocab: Value =
+        serde_json::from_slice(&std::fs::read(format!("{GOLDEN}/tekken.json")).unwrap()).unwrap();
+    let object = json!({ "config": { "default_vocab_size": 900 }, "vocab": vocab });
+    std::fs::write(&published, object.to_string()).unwrap();
+    let published = published.to_str().unwrap();
+    check("tiktoken", published, ["tekken.json of Mistral", "\"vocab\""]);
+    check("hf", published, ["tekken.json of Mistral", "--tokenizer tiktoken"]);
+    check("hf", &format!("{GOLDEN}/tekken.json"), ["Megatron's form", "--tokenizer tiktoken"]);
+    check("tiktoken", &format!("{GOLDEN}/llama3.json"), ["tokenizer.json", "--tokenizer hf"]);
+    check("sentencepiece", &format!("{GOLDEN}/llama3.json"), ["tokenizer.json", "--tokenizer hf"]);
+    check("sentencepiece", &format!("{GOLDEN}/small.tiktoken"), ["vocabulary of tiktoken", "hint"]);
+    check("hf", &format!("{GOLDEN}/small.tiktoken"), ["vocabulary of tiktoken", "hint"]);
+    let model = format!("{GOLDEN}/../sentencepiece/word.model");
+    check("hf", &model, ["model of SentencePiece", "--tokenizer sentencepiece"]);
+    check("tiktoken", &model, ["model of SentencePiece", "--tokenizer sentencepiece"]);
+    let ids = folder.path().join("vocab.json");
+    std::fs::write(&ids, r#"{"a": 0, "b": 1}"#).unwrap();
+    check("hf", ids.to_str().unwrap(), ["vocab.json", "--merge-file"]);
 }
 
 /// Good files with something changed at random: each is an error or encodes, and never a panic.

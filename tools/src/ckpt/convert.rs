@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, Key, rate_text};
 
+use super::export_config::{check_expressible, document_end, keys_of, run_config};
 use super::{CkptOutput, open_step};
 use crate::ui::job::CancellableJob;
 use crate::ui::step_folder::not_a_step;
@@ -209,6 +210,14 @@ fn export_by(
     import.dropped.clear();
     ensure!(!import.made.is_empty(), "{}: no weights in it", args.name);
     let family = import.normalize()?;
+    let run = if family.is_some() { run_config(&import)? } else { None };
+    if let Some(family) = family {
+        import.check_complete(family)?;
+        match &run {
+            Some(run) => check_expressible(&run.model, family)?,
+            None => warn_of_guesses(&import, family),
+        }
+    }
     ensure!(
         args.vocab.is_none() || family.is_some(),
         "--vocab: got names of another architecture in {}, due those of GPT-2, T5 or BERT",
@@ -223,7 +232,10 @@ fn export_by(
     let blobs = import.source.blobs().iter().filter(|(name, _)| is_companion(name));
     let mut companions: Vec<(String, Vec<u8>)> = blobs.cloned().collect();
     if let Some(family) = family {
-        let config = import.config_json(family, args.heads.or(model.heads))?;
+        let mut config = import.config_json(family, args.heads.or(model.heads))?;
+        if let (Some(run), Some(keys)) = (&run, config.as_object_mut()) {
+            keys.extend(keys_of(run, family, document_end(run)));
+        }
         companions.retain(|(name, _)| name != "config.json");
         companions.push(("config.json".to_owned(), format!("{config:#}\n").into_bytes()));
     }
@@ -242,6 +254,18 @@ fn export_by(
         left_out: import.dropped,
     };
     CkptOutput::new(args.json, &converted, converted.text("exported"), true)
+}
+
+/// Shapes show neither activations nor epsilons: without a configuration they are guessed.
+fn warn_of_guesses(import: &Import, family: Family) {
+    if !import.source.blobs().iter().any(|(name, _)| name == "config.json") {
+        log::warn!(
+            "{} has no configuration: config.json gets the activation and the epsilon of the \
+             published {}",
+            import.source.display(),
+            family.name()
+        );
+    }
 }
 
 pub(crate) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {

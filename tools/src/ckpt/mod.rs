@@ -6,6 +6,7 @@ pub mod convert;
 pub mod diff;
 pub mod doctor;
 pub mod drain;
+mod export_config;
 pub mod inspect;
 pub mod leftovers;
 pub mod ls;

@@ -6,6 +6,7 @@
 
 mod bench;
 mod ckpt;
+mod ckpt_export;
 mod clean;
 mod command;
 mod damaged;

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::super::TokenizerSpec;
 use super::super::read::{bad, read_text, read_text_if_any};
+use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS};
 use crate::{Error, Result};
 
 /// Names that end documents, where no file says which: what most often does comes first.
@@ -68,6 +69,7 @@ impl Folder {
     pub(super) fn eod(
         &self,
         asked: Option<&str>,
+        neighbours: &Neighbours,
         id_of: impl Fn(&str) -> Option<u32>,
     ) -> Result<Option<u32>> {
         if let Some(token) = asked {
@@ -78,13 +80,17 @@ impl Folder {
             })?;
             return Ok(Some(id));
         }
-        for neighbour in ["tokenizer_config.json", "special_tokens_map.json"] {
-            let config = self.read_neighbour(neighbour)?;
-            // Megatron takes the one for the other as well.
-            let named = ["eos_token", "sep_token"].iter().find_map(|key| token_in(&config[*key]));
-            if let Some(id) = named.and_then(&id_of) {
-                return Ok(Some(id));
-            }
+        // Megatron takes the one for the other as well.
+        let keys = ["eos_token", "sep_token"];
+        let named = keys.iter().map(|key| (key, neighbours.special(key)));
+        let named = named.chain(keys.iter().map(|key| (key, &neighbours.specials[*key])));
+        let mut named = named.filter_map(|(key, value)| Some((key, token_in(value)?)));
+        if let Some((key, token)) = named.next() {
+            let id = id_of(token).ok_or_else(|| {
+                let due = format!("a token of {}; hint: --eod-token names another", self.model);
+                bad(&format!("{}{CONFIG}", self.prefix), format!("{key} '{token}'"), &due)
+            })?;
+            return Ok(Some(id));
         }
         for neighbour in ["generation_config.json", "config.json"] {
             let config = self.read_neighbour(neighbour)?;
@@ -95,6 +101,25 @@ impl Folder {
             }
         }
         Ok(USUAL.iter().find_map(|token| id_of(token)))
+    }
+
+    /// Whether the folder was named, and not its tokenizer.json: then the files beside it decide
+    /// ids too.
+    pub(super) fn is_complete(&self) -> bool {
+        self.file.is_none()
+    }
+
+    /// In front of the names of the files beside the tokenizer.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn neighbours(&self) -> Result<Neighbours> {
+        Ok(Neighbours {
+            config: self.read_neighbour(CONFIG)?,
+            specials: self.read_neighbour(SPECIALS)?,
+            added: self.read_neighbour(ADDED)?,
+        })
     }
 
     /// A file beside the tokenizer, or null.

@@ -1,14 +1,16 @@
 //! Every other `tokenizer.json`: by Hugging Face's own library, exact and slower than ours.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::catch_unwind;
 
-use tokenizers::Tokenizer as Library;
+use tokenizers::{NormalizedString, Normalizer as _, Tokenizer as Library};
 
 use super::super::Encoder;
 use super::super::added::AddedToken;
 use super::super::read::bad;
 use super::file::{TokenizerJson, Vocab};
+use super::own::twins;
 use crate::{Error, Result};
 
 /// A tokenizer of the library.
@@ -27,6 +29,7 @@ impl LibraryTokenizer {
         with_specials: bool,
     ) -> Result<Self> {
         check(parsed).map_err(|(got, due)| bad(file, got, due))?;
+        check_ids_differ(parsed).map_err(|found| bad(file, found, "an id for each token"))?;
         // The library trusts its input and may panic on what no trainer writes.
         let made = catch_unwind(|| Library::from_bytes(text.as_bytes()));
         let due = "a tokenizer that the library `tokenizers` can load";
@@ -37,11 +40,27 @@ impl LibraryTokenizer {
         // What a call would be cut or filled to is no part of a corpus.
         library.with_padding(None);
         library.with_truncation(None).map_err(|e| bad(file, e.to_string(), due))?;
-        let more = more.iter().map(|token| tokenizers::AddedToken::from(&*token.content, true));
+        let more = more.iter().map(|token| {
+            tokenizers::AddedToken::from(&*token.content, true)
+                .single_word(token.single_word)
+                .lstrip(token.lstrip)
+                .rstrip(token.rstrip)
+                .normalized(token.normalized)
+        });
         library
             .add_special_tokens(more.collect::<Vec<_>>())
             .map_err(|e| bad(file, e.to_string(), due))?;
+        check_distinct(&library).map_err(|found| {
+            let due = "added tokens that differ after normalization; hint: take one of the two \
+                       out of the file";
+            bad(file, found, due)
+        })?;
         Ok(LibraryTokenizer { library, with_specials })
+    }
+
+    /// The id that the library gives a token, whatever the file says.
+    pub(super) fn id_of(&self, token: &str) -> Option<u32> {
+        self.library.token_to_id(token)
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
@@ -57,6 +76,37 @@ impl LibraryTokenizer {
         out.extend_from_slice(text.expect("none of its decoders fails").as_bytes());
         Ok(())
     }
+}
+
+/// That no two tokens of the vocabulary have one id: which of them it is decoded to would be the
+/// choice of a hash map, another in each process.
+fn check_ids_differ(file: &TokenizerJson) -> std::result::Result<(), String> {
+    let mut seen: HashMap<u32, &str> = HashMap::new();
+    for (token, id) in file.model.vocab.tokens() {
+        if let Some(other) = seen.insert(id, token).filter(|other| *other != token) {
+            return Err(format!("tokens '{other}' and '{token}' of id {id}"));
+        }
+    }
+    Ok(())
+}
+
+/// That no two added tokens are looked for by the same text. The library keeps added tokens in a
+/// hash map, so of two with one text each process would choose another.
+fn check_distinct(library: &Library) -> std::result::Result<(), String> {
+    let tokens = library.get_added_tokens_decoder();
+    let mut tokens: Vec<_> = tokens.iter().filter(|(_, token)| token.normalized).collect();
+    tokens.sort_unstable_by_key(|(id, _)| **id);
+    let mut seen: HashMap<String, (&str, u32)> = HashMap::new();
+    for (&id, token) in tokens {
+        let mut text = NormalizedString::from(token.content.as_str());
+        if let Some(normalizer) = library.get_normalizer() {
+            normalizer.normalize(&mut text).map_err(|error| error.to_string())?;
+        }
+        if let Some((other, other_id)) = seen.insert(text.get().to_owned(), (&token.content, id)) {
+            return Err(twins((other, other_id), (&token.content, id)));
+        }
+    }
+    Ok(())
 }
 
 /// That encoding will not fail, which it does for unknown words without an unknown token.

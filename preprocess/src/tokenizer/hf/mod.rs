@@ -14,6 +14,7 @@ mod folder;
 mod forms;
 #[cfg(feature = "general")]
 mod general;
+mod neighbours;
 mod normalize;
 mod own;
 mod patterns;
@@ -28,6 +29,7 @@ use storage::Crc64;
 use self::file::{MergePair, TokenizerJson, Vocab};
 #[cfg(feature = "general")]
 use self::general::LibraryTokenizer;
+use self::neighbours::NeighbourToken;
 use self::own::NativeTokenizer;
 use self::template::PostProcessor;
 use super::added::AddedToken;
@@ -81,9 +83,17 @@ impl HuggingFace {
             let due = "none: the same text must always give the same ids";
             return Err(bad(&name, format!("a dropout of {dropout}"), due));
         }
-        let more = more_tokens(&file, &spec.special_tokens);
+        let neighbours = folder.neighbours()?;
+        let mut more = Vec::new();
+        if folder.is_complete() {
+            let add_prefix_space = file.pre_tokenizer["add_prefix_space"].as_bool();
+            let tokens = neighbours.tokens(folder.prefix(), add_prefix_space)?;
+            more = add_neighbours(&mut file, tokens);
+        }
+        let special = more_tokens(&file, &spec.special_tokens);
         let with_specials = !spec.without_special_tokens;
-        file.added_tokens.extend_from_slice(&more);
+        file.added_tokens.extend_from_slice(&special);
+        more.extend(special);
         check_ids(&name, &file)?;
         if with_specials {
             check_around(&name, &file)?;
@@ -112,7 +122,12 @@ impl HuggingFace {
             special_tokens: spec.special_tokens.clone(),
             keywords: Keywords::of(spec),
         };
-        let eod = folder.eod(spec.eod_token.as_deref(), |token| id_of(&file, token))?;
+        let id_of = |token: &str| match &tokenizer.engine {
+            HfEngine::Own(_) => id_of(&file, token),
+            #[cfg(feature = "general")]
+            HfEngine::General(general) => general.id_of(token),
+        };
+        let eod = folder.eod(spec.eod_token.as_deref(), &neighbours, id_of)?;
         tokenizer.eod = eod.filter(|&id| id < tokenizer.vocab_size);
         Ok(tokenizer)
     }
@@ -238,6 +253,28 @@ fn id_of(file: &TokenizerJson, token: &str) -> Option<u32> {
             place.map(|id| id as u32) // fits: checked
         }
     })
+}
+
+/// Adds tokens that the file lacks, with the ids of the vocabulary or the next ones, and sets the
+/// flags of those that it has. Returns what was added or changed.
+fn add_neighbours(file: &mut TokenizerJson, tokens: Vec<NeighbourToken>) -> Vec<AddedToken> {
+    let mut changed = Vec::new();
+    for token in tokens {
+        let known = file.added_tokens.iter().position(|added| added.content == token.content);
+        let id = known.map(|place| file.added_tokens[place].id);
+        let id = id.or_else(|| id_of(file, &token.content)).unwrap_or_else(|| size(file));
+        let NeighbourToken { content, single_word, lstrip, rstrip, normalized, replaces } = token;
+        let added = AddedToken { id, content, single_word, lstrip, rstrip, normalized };
+        match known {
+            Some(place) if replaces && file.added_tokens[place] != added => {
+                file.added_tokens[place] = added.clone();
+            }
+            Some(_) => continue,
+            None => file.added_tokens.push(added.clone()),
+        }
+        changed.push(added);
+    }
+    changed
 }
 
 /// Special tokens to add to a tokenizer: those that it has not get the next ids.

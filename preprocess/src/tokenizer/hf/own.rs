@@ -302,13 +302,20 @@ fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Add
         set.push((token, spelled.into_owned()));
     }
     for set in [&raw, &normalized] {
-        let mut seen = std::collections::HashSet::new();
-        if let Some((token, _)) = set.iter().find(|(_, spelled)| !seen.insert(spelled.as_str())) {
-            return Err(format!("its added token '{}' is there twice", token.content));
+        let mut seen: HashMap<&str, &AddedToken> = HashMap::new();
+        for (token, spelled) in set {
+            if let Some(other) = seen.insert(spelled, token) {
+                return Err(twins((&other.content, other.id), (&token.content, token.id)));
+            }
         }
     }
     let build = |set| Added::new(set).map_err(|e| format!("its added tokens: {e}"));
     Ok((build(raw)?, build(normalized)?))
+}
+
+/// Names two added tokens that are looked for by one text.
+pub(super) fn twins((one, one_id): (&str, u32), (two, two_id): (&str, u32)) -> String {
+    format!("added tokens '{one}' (id {one_id}) and '{two}' (id {two_id}), found by the same text")
 }
 
 /// The beginning of a part of the file, for a message.

@@ -1,0 +1,209 @@
+//! Tokens that the neighbours of a `tokenizer.json` add, as `AutoTokenizer.from_pretrained` reads a
+//! folder: `added_tokens_decoder` and the special tokens of `tokenizer_config.json`, and, where it
+//! has no such decoder, `special_tokens_map.json` and `added_tokens.json`.
+//!
+//! What would change ids in another way is refused by its key.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::super::read::bad;
+use crate::Result;
+
+pub(super) const CONFIG: &str = "tokenizer_config.json";
+pub(super) const SPECIALS: &str = "special_tokens_map.json";
+pub(super) const ADDED: &str = "added_tokens.json";
+
+/// Keys of special tokens, in the order in which missing ones get their ids.
+const NAMED: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Classes that take the pre-tokenizer of the file.
+const GENERIC: [&str; 5] = [
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+    "PreTrainedTokenizer",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+];
+
+/// Keys of lists of further special tokens, of earlier and of current versions.
+const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+
+/// The files beside a `tokenizer.json`; null where there is none.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    pub(super) config: Value,
+    pub(super) specials: Value,
+    pub(super) added: Value,
+}
+
+/// A token to be added, or whose flags are to be set. Flags are named as in the files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NeighbourToken {
+    pub(super) content: String,
+    pub(super) single_word: bool,
+    pub(super) lstrip: bool,
+    pub(super) rstrip: bool,
+    pub(super) normalized: bool,
+    /// Whether flags of a token that the tokenizer has are replaced.
+    pub(super) replaces: bool,
+}
+
+#[derive(Deserialize)]
+struct TokenFields {
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    normalized: Option<bool>,
+    #[serde(default)]
+    special: bool,
+}
+
+impl Neighbours {
+    /// Tokens to add, in the order in which they get ids. `prefix` is that of the files' names.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadVocab`] for a file or a key that cannot be followed.
+    pub(super) fn tokens(
+        &self,
+        prefix: &str,
+        add_prefix_space: Option<bool>,
+    ) -> Result<Vec<NeighbourToken>> {
+        let file = format!("{prefix}{CONFIG}");
+        self.refuse_keys(&file, add_prefix_space)?;
+        let mut tokens = match &self.config["added_tokens_decoder"] {
+            Value::Object(decoder) => decoder_tokens(&file, decoder)?,
+            _ => self.legacy_tokens(&format!("{prefix}{ADDED}"))?,
+        };
+        let named = NAMED.iter().map(|key| self.special(key)).filter(|value| !value.is_null());
+        // Tokens of one model, such as `image_token`.
+        let keys = self.config.as_object().into_iter().flatten();
+        let of_model = keys.filter(|(key, value)| {
+            key.ends_with("_token") && value.is_string() && !NAMED.contains(&key.as_str())
+        });
+        let named = named.chain(of_model.map(|(_, value)| value));
+        let listed = LISTS.iter().flat_map(|key| match self.special(key) {
+            Value::Array(tokens) => tokens.iter().collect(),
+            Value::Object(tokens) => tokens.values().collect(),
+            _ => Vec::new(),
+        });
+        for value in named.chain(listed) {
+            let token = special_token(value).ok_or_else(|| {
+                bad(&file, format!("the special token {value}"), "a text, or an object with one")
+            })?;
+            if !tokens.iter().any(|known| known.content == token.content) {
+                tokens.push(token);
+            }
+        }
+        tokens.retain(|token| !token.content.is_empty());
+        Ok(tokens)
+    }
+
+    /// A special token, or a list of such, by its key.
+    pub(super) fn special(&self, key: &str) -> &Value {
+        // Without a decoder of added tokens the map is read last.
+        let is_legacy = self.config["added_tokens_decoder"].is_null();
+        let mapped = &self.specials[key];
+        if is_legacy && !mapped.is_null() { mapped } else { &self.config[key] }
+    }
+
+    fn refuse_keys(&self, file: &str, add_prefix_space: Option<bool>) -> Result<()> {
+        if self.config["split_special_tokens"] == true {
+            let expected = "false: special tokens that a text spells are one id each";
+            return Err(bad(file, "split_special_tokens = true", expected));
+        }
+        let asked = self.config["add_prefix_space"].as_bool();
+        let class = self.config["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
+        // Classes of one model make their own pre-tokenizer, the generic one takes the file's.
+        if let (Some(asked), Some(there)) = (asked, add_prefix_space)
+            && asked != there
+            && !GENERIC.contains(&class)
+        {
+            let expected = format!("{there}, as in the pre-tokenizer of tokenizer.json");
+            return Err(bad(file, format!("add_prefix_space = {asked}"), &expected));
+        }
+        Ok(())
+    }
+
+    /// The tokens of `added_tokens.json`.
+    fn legacy_tokens(&self, file: &str) -> Result<Vec<NeighbourToken>> {
+        let Value::Object(added) = &self.added else { return Ok(Vec::new()) };
+        let mut tokens = Vec::new();
+        for (content, id) in added {
+            let id = id.as_u64().ok_or_else(|| {
+                bad(file, format!("the id {id} of '{content}'"), "an object of tokens and ids")
+            })?;
+            let is_special = self.is_special(content);
+            let token = NeighbourToken {
+                normalized: !is_special,
+                replaces: false,
+                ..NeighbourToken::special(content)
+            };
+            tokens.push((id, token));
+        }
+        tokens.sort_by_key(|(id, _)| *id);
+        Ok(tokens.into_iter().map(|(_, token)| token).collect())
+    }
+
+    fn is_special(&self, content: &str) -> bool {
+        let is_it = |value: &Value| special_token(value).is_some_and(|it| it.content == content);
+        NAMED.iter().any(|key| is_it(self.special(key)))
+            || LISTS.iter().any(|key| match self.special(key) {
+                Value::Array(tokens) => tokens.iter().any(is_it),
+                _ => false,
+            })
+    }
+}
+
+impl NeighbourToken {
+    fn special(content: &str) -> Self {
+        NeighbourToken {
+            content: content.to_owned(),
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            replaces: false,
+        }
+    }
+}
+
+/// The tokens of `added_tokens_decoder`, by their ids.
+fn decoder_tokens(file: &str, decoder: &Map<String, Value>) -> Result<Vec<NeighbourToken>> {
+    let mut tokens = Vec::with_capacity(decoder.len());
+    for (id, value) in decoder {
+        let parsed = id.parse::<u64>().ok().zip(token_of(value));
+        let (id, token) = parsed.ok_or_else(|| {
+            let found = format!("added_tokens_decoder[\"{id}\"] = {value}");
+            bad(file, found, "an id, and an object with the token's content")
+        })?;
+        tokens.push((id, NeighbourToken { replaces: true, ..token }));
+    }
+    tokens.sort_by_key(|(id, _)| *id);
+    Ok(tokens.into_iter().map(|(_, token)| token).collect())
+}
+
+fn token_of(value: &Value) -> Option<NeighbourToken> {
+    let fields = TokenFields::deserialize(value).ok()?;
+    Some(NeighbourToken {
+        content: fields.content,
+        single_word: fields.single_word,
+        lstrip: fields.lstrip,
+        rstrip: fields.rstrip,
+        normalized: fields.normalized.unwrap_or(!fields.special),
+        replaces: false,
+    })
+}
+
+/// A special token by itself, or with its flags.
+fn special_token(value: &Value) -> Option<NeighbourToken> {
+    match value {
+        Value::String(content) => Some(NeighbourToken::special(content)),
+        _ => token_of(value),
+    }
+}

@@ -1,0 +1,92 @@
+//! What kind of tokenizer a file is, for the message about a file of another kind than asked for.
+
+use serde_json::Value;
+
+use super::base64;
+use super::read::{bad, read_bytes};
+use super::{TokenizerSpec, hf, spm, tiktoken};
+use crate::Error;
+
+/// A kind of file, and the flags that read it.
+struct FileKind {
+    name: &'static str,
+    kinds: &'static [&'static str],
+    flags: &'static str,
+}
+
+const TOKENIZER_JSON: FileKind = FileKind {
+    name: "a tokenizer.json of Hugging Face",
+    kinds: &hf::KINDS,
+    flags: "--tokenizer hf --tokenizer-model FILE",
+};
+const TEKKEN: FileKind = FileKind {
+    name: "a tekken.json of Mistral as published, an object",
+    kinds: &[],
+    flags: "--tokenizer tiktoken with its list \"vocab\" in a file, as Megatron reads it, and \
+            config.default_vocab_size as --vocab-size",
+};
+const MEGATRON_LIST: FileKind = FileKind {
+    name: "a list of ranks and bytes, Megatron's form of a tekken.json",
+    kinds: &tiktoken::KINDS,
+    flags: "--tokenizer tiktoken --tokenizer-model FILE",
+};
+const TIKTOKEN: FileKind = FileKind {
+    name: "a vocabulary of tiktoken",
+    kinds: &tiktoken::KINDS,
+    flags: "--tokenizer tiktoken --tokenizer-model FILE",
+};
+const SENTENCEPIECE: FileKind = FileKind {
+    name: "a model of SentencePiece",
+    kinds: &spm::KINDS,
+    flags: "--tokenizer sentencepiece --tokenizer-model FILE",
+};
+const VOCAB_JSON: FileKind = FileKind {
+    name: "a vocab.json, tokens and their ids",
+    kinds: &[],
+    flags: "--vocab-file with its merges.txt as --merge-file",
+};
+
+/// The error with the kind of the file, if that is another than the one that was asked for.
+pub(super) fn explained(spec: &TokenizerSpec, error: Error) -> Error {
+    if !matches!(error, Error::BadVocab { .. } | Error::Storage(_)) {
+        return error;
+    }
+    let file = spec.model.as_deref().or(spec.vocab_file.as_deref());
+    let Some((file, found)) = file.and_then(|file| Some((file, kind_of(&read_bytes(file).ok()?)?)))
+    else {
+        return error;
+    };
+    if found.kinds.contains(&spec.kind.as_str()) {
+        return error;
+    }
+    let expected = format!("a file for --tokenizer {}; hint: {}", spec.kind, found.flags);
+    bad(file, found.name, &expected)
+}
+
+fn kind_of(bytes: &[u8]) -> Option<FileKind> {
+    match bytes.trim_ascii_start().first()? {
+        b'{' | b'[' => kind_of_json(&serde_json::from_slice(bytes).ok()?),
+        // The first field of the message is a piece, a message with a text.
+        _ if bytes.len() > 3 && bytes[0] == 0x0a && bytes[2] == 0x0a => Some(SENTENCEPIECE),
+        _ => {
+            let line = bytes.split(|&byte| byte == b'\n').next()?;
+            let (token, rank) = std::str::from_utf8(line).ok()?.trim_end().split_once(' ')?;
+            let is_ranked = rank.parse::<u32>().is_ok() && base64::decode(token).is_some();
+            is_ranked.then_some(TIKTOKEN)
+        }
+    }
+}
+
+fn kind_of_json(json: &Value) -> Option<FileKind> {
+    match json {
+        Value::Array(items) => items.first()?.get("token_bytes").map(|_| MEGATRON_LIST),
+        Value::Object(keys) if keys.get("model").is_some_and(Value::is_object) => {
+            Some(TOKENIZER_JSON)
+        }
+        Value::Object(keys) if keys.contains_key("config") && keys.contains_key("vocab") => {
+            Some(TEKKEN)
+        }
+        Value::Object(keys) => keys.values().all(Value::is_u64).then_some(VOCAB_JSON),
+        _ => None,
+    }
+}

@@ -1,0 +1,147 @@
+//! A folder of Hugging Face decides ids by more than its `tokenizer.json`. The expected ids are
+//! those of `AutoTokenizer.from_pretrained(FOLDER)` of transformers 5.
+
+use std::path::Path;
+
+use preprocess::{HuggingFace, Tokenizer, TokenizerSpec};
+use serde_json::{Map, Value, json};
+
+/// A byte-level tokenizer in which byte `n` is id `n`, and 256 ends documents.
+fn tokenizer_json() -> Value {
+    let mut vocab = Map::new();
+    let mut next = 256;
+    for byte in 0..=255_u32 {
+        let is_printed = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let char = char::from_u32(if is_printed { byte } else { next }).unwrap();
+        next += u32::from(!is_printed);
+        vocab.insert(char.to_string(), byte.into());
+    }
+    json!({
+        "added_tokens": [{
+            "id": 256, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true,
+        }],
+        "normalizer": null,
+        "pre_tokenizer": {
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+        },
+        "post_processor": null,
+        "decoder": {
+            "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true,
+        },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+}
+
+fn open(folder: &Path, files: &[(&str, Value)], name: &str) -> Result<HuggingFace, String> {
+    std::fs::write(folder.join("tokenizer.json"), tokenizer_json().to_string()).unwrap();
+    for (name, value) in files {
+        std::fs::write(folder.join(name), value.to_string()).unwrap();
+    }
+    let model = Some(folder.join(name).to_str().unwrap().to_owned());
+    let spec = TokenizerSpec { kind: "hf".to_owned(), model, ..TokenizerSpec::default() };
+    HuggingFace::open(&spec).map_err(|error| error.to_string())
+}
+
+#[track_caller]
+fn check(files: &[(&str, Value)], text: &str, expected: &[u32], eod: u32) {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = open(folder.path(), files, "").unwrap();
+    let mut ids = Vec::new();
+    tokenizer.encode(text, &mut ids);
+    assert_eq!((ids.as_slice(), tokenizer.eod()), (expected, Some(eod)), "{files:?}");
+    let highest = expected.iter().copied().max().max(Some(256)).unwrap();
+    assert!(tokenizer.vocab_size() > highest, "{files:?}");
+}
+
+fn token(content: &str, lstrip: bool) -> Value {
+    json!({
+        "content": content, "lstrip": lstrip, "normalized": false, "rstrip": false,
+        "single_word": false, "special": true,
+    })
+}
+
+const CONFIG: &str = "tokenizer_config.json";
+
+#[test]
+fn neighbours_add_tokens() {
+    let end = || json!({ "eos_token": "<|endoftext|>" });
+    let user = [97, 257, 98];
+    check(&[], "a<u>b", &[97, 60, 117, 62, 98], 256);
+    let decoder = json!({ "256": token("<|endoftext|>", false), "257": token("<u>", false) });
+    let config = json!({ "eos_token": "<|endoftext|>", "added_tokens_decoder": decoder });
+    check(&[(CONFIG, config.clone())], "a<u>b", &user, 256);
+    let added = ("added_tokens.json", json!({ "<u>": 257 }));
+    check(&[(CONFIG, end()), added.clone()], "a<u>b", &user, 256);
+    check(std::slice::from_ref(&added), "a<u>b", &user, 256);
+    let map = json!({ "additional_special_tokens": ["<u>"], "eos_token": "<|endoftext|>" });
+    check(&[("special_tokens_map.json", map.clone())], "a<u>b", &user, 256);
+    for key in ["additional_special_tokens", "extra_special_tokens"] {
+        let config = json!({ "eos_token": "<|endoftext|>", key: [token("<u>", false)] });
+        check(&[(CONFIG, config)], "a<u>b", &user, 256);
+    }
+    let of_model =
+        [json!({ "image_token": "<u>" }), json!({ "extra_special_tokens": { "image": "<u>" } })];
+    for config in of_model {
+        check(&[(CONFIG, config)], "a<u>b", &user, 256);
+    }
+    // Ids are given in the order of the file's own, whatever these are.
+    check(&[("added_tokens.json", json!({ "<u>": 300, "<t>": 257 }))], "<u><t>", &[258, 257], 256);
+    // The decoder is read in the place of the map and the older file.
+    let other = ("special_tokens_map.json", json!({ "additional_special_tokens": ["<v>"] }));
+    check(&[(CONFIG, config.clone()), other], "<v>", &[60, 118, 62], 256);
+    let other = ("added_tokens.json", json!({ "<v>": 257 }));
+    check(&[(CONFIG, config), other], "<v>", &[60, 118, 62], 256);
+}
+
+/// A special token that is no token yet gets the next id, the end of a document among them: the
+/// usual name was taken in its place.
+#[test]
+fn a_named_end_that_is_no_token_becomes_one() {
+    let config = json!({ "eos_token": "<end>", "pad_token": "<pad>", "bos_token": "a" });
+    let ids = [257, 98, 258, 97];
+    check(&[(CONFIG, config)], "<end>b<pad>a", &ids, 257);
+    // The older file of special tokens is read last.
+    let config = (CONFIG, json!({ "eos_token": "<a>" }));
+    let map = ("special_tokens_map.json", json!({ "eos_token": "<b>" }));
+    check(&[config, map], "<a><b>", &[60, 97, 62, 257], 257);
+    let names = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
+    let config =
+        names.iter().rev().map(|name| (format!("{name}_token"), format!("<{name}>").into()));
+    let text: String = names.map(|name| format!("<{name}>")).concat();
+    let config: Map<String, Value> = config.collect();
+    check(&[(CONFIG, config.into())], &text, &[257, 258, 259, 260, 261, 262, 263], 258);
+}
+
+#[test]
+fn flags_are_those_of_the_decoder() {
+    let text = "a <|endoftext|> b";
+    check(&[], text, &[97, 32, 256, 32, 98], 256);
+    let decoder = json!({ "256": token("<|endoftext|>", true) });
+    check(&[(CONFIG, json!({ "added_tokens_decoder": decoder }))], text, &[97, 256, 32, 98], 256);
+}
+
+#[test]
+fn what_is_not_followed_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |config: Value, word: &str| {
+        let found = open(folder.path(), &[(CONFIG, config)], "").unwrap_err();
+        assert!(found.contains(CONFIG) && found.contains(word), "{found}");
+    };
+    refused(json!({ "split_special_tokens": true }), "split_special_tokens");
+    let prefixed = json!({ "add_prefix_space": true, "tokenizer_class": "GPT2Tokenizer" });
+    refused(prefixed, "add_prefix_space");
+    refused(json!({ "added_tokens_decoder": { "x": {} } }), "added_tokens_decoder");
+    refused(json!({ "additional_special_tokens": [5] }), "special token 5");
+    let config = json!({ "split_special_tokens": false, "add_prefix_space": false });
+    open(folder.path(), &[(CONFIG, config)], "").unwrap();
+    let generic = json!({ "add_prefix_space": true, "tokenizer_class": "PreTrainedTokenizerFast" });
+    open(folder.path(), &[(CONFIG, generic)], "").unwrap();
+    // A tokenizer.json that is named itself stands alone, but for the name of the end.
+    let config = json!({ "additional_special_tokens": ["<u>"], "split_special_tokens": true });
+    let tokenizer = open(folder.path(), &[(CONFIG, config)], "tokenizer.json").unwrap();
+    assert_eq!(tokenizer.vocab_size(), 257);
+    let config = json!({ "eos_token": "<end>" });
+    let found = open(folder.path(), &[(CONFIG, config)], "tokenizer.json").unwrap_err();
+    assert!(found.contains("eos_token '<end>'"), "{found}");
+}

@@ -38,7 +38,7 @@ pub use options::{
 pub use tokenizer::{
     Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, Gpt2, HuggingFace, Jieba,
     JiebaWords, Null, Pattern, Pieces, Tiktoken, Tokenizer, TokenizerSpec, WordPiece,
-    WordPieceCase, open_gpt2, open_tokenizer, pieces,
+    WordPieceCase, WordPieceRules, open_gpt2, open_tokenizer, pieces,
 };
 pub use tokens::estimate::{Estimate, estimate};
 pub use tokens::run::{run, run_until};

@@ -43,10 +43,10 @@ pub(crate) struct Cli {
     #[arg(default_value = "text", value_delimiter = ',')]
     json_key: Vec<String>,
 
-    /// gpt2 with its own vocabulary or vocab.json and merges.txt; hf, a tokenizer.json; tiktoken;
-    /// sentencepiece; encdec, yuan and cpm-t5 of the CPM line; cpm1; jieba; wordpiece or
-    /// bert-cased; null, where texts are ids; and Megatron's, Paddle's and GPT-NeoX's names of
-    /// these
+    /// gpt2 with its own vocabulary or vocab.json and merges.txt; hf, a tokenizer.json or a folder
+    /// of BERT; tiktoken; sentencepiece; encdec, yuan and cpm-t5 of the CPM line; cpm1; jieba;
+    /// wordpiece or bert-cased; BertWordPieceLowerCase or BertWordPieceCase; null, where texts are
+    /// ids; and Megatron's, Paddle's and GPT-NeoX's names of these
     #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
     #[arg(default_value = "gpt2")]
     tokenizer: String,

@@ -41,7 +41,7 @@ pub use jieba::Jieba;
 pub use null::Null;
 pub use split::{Pattern, Pieces, pieces};
 pub use tiktoken::Tiktoken;
-pub use wordpiece::{WordPiece, WordPieceCase};
+pub use wordpiece::{WordPiece, WordPieceCase, WordPieceRules};
 pub use words::JiebaWords;
 
 use crate::{Error, Result};

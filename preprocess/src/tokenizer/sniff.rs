@@ -4,45 +4,50 @@ use serde_json::Value;
 
 use super::base64;
 use super::read::{bad, read_bytes};
+use super::worded::CPM1;
 use super::{TokenizerSpec, hf, spm, tiktoken};
 use crate::Error;
 
 /// A kind of file, and the flags that read it.
 struct FileKind {
     name: &'static str,
-    kinds: &'static [&'static str],
+    /// Whether a kind of tokenizer reads such files.
+    is_of: fn(&str) -> bool,
     flags: &'static str,
 }
 
 const TOKENIZER_JSON: FileKind = FileKind {
     name: "a tokenizer.json of Hugging Face",
-    kinds: &hf::KINDS,
+    is_of: |kind| hf::KINDS.contains(&kind),
     flags: "--tokenizer hf --tokenizer-model FILE",
 };
 const TEKKEN: FileKind = FileKind {
     name: "a tekken.json of Mistral as published, an object",
-    kinds: &[],
+    is_of: |_| false,
     flags: "--tokenizer tiktoken with its list \"vocab\" in a file, as Megatron reads it, and \
             config.default_vocab_size as --vocab-size",
 };
 const MEGATRON_LIST: FileKind = FileKind {
     name: "a list of ranks and bytes, Megatron's form of a tekken.json",
-    kinds: &tiktoken::KINDS,
+    is_of: |kind| tiktoken::KINDS.contains(&kind),
     flags: "--tokenizer tiktoken --tokenizer-model FILE",
 };
 const TIKTOKEN: FileKind = FileKind {
     name: "a vocabulary of tiktoken",
-    kinds: &tiktoken::KINDS,
+    is_of: |kind| tiktoken::KINDS.contains(&kind),
     flags: "--tokenizer tiktoken --tokenizer-model FILE",
 };
 const SENTENCEPIECE: FileKind = FileKind {
     name: "a model of SentencePiece",
-    kinds: &spm::KINDS,
+    is_of: |kind| spm::KINDS.contains(&kind) || CPM1.contains(&kind),
     flags: "--tokenizer sentencepiece --tokenizer-model FILE",
 };
 const VOCAB_JSON: FileKind = FileKind {
     name: "a vocab.json, tokens and their ids",
-    kinds: &[],
+    // GPT-2's, and those of words.
+    is_of: |kind| {
+        ![&hf::KINDS[..], &tiktoken::KINDS, &spm::KINDS, &CPM1].iter().any(|it| it.contains(&kind))
+    },
     flags: "--vocab-file with its merges.txt as --merge-file",
 };
 
@@ -56,7 +61,7 @@ pub(super) fn explained(spec: &TokenizerSpec, error: Error) -> Error {
     else {
         return error;
     };
-    if found.kinds.contains(&spec.kind.as_str()) {
+    if (found.is_of)(&spec.kind) {
         return error;
     }
     let expected = format!("a file for --tokenizer {}; hint: {}", spec.kind, found.flags);

@@ -7,10 +7,13 @@ use super::cpm1::Cpm1;
 use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
 use super::jieba::Jieba;
 use super::keywords::Keywords;
-use super::wordpiece::{WordPiece, WordPieceCase};
+use super::wordpiece::{WordPiece, WordPieceCase, WordPieceRules};
 use super::words::JiebaWords;
 use super::{Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
+
+/// The tokenizer of CPM-1: words of jieba, and a model of SentencePiece.
+pub(super) const CPM1: [&str; 2] = ["cpm1", "GPTChineseTokenizer"];
 
 /// The file in a folder of a CPM tokenizer.
 const VOCAB: &str = "vocab.txt";
@@ -22,15 +25,15 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
             if spec.cpm_spaces_meant { EncDecSpaces::Meant } else { EncDecSpaces::Published };
         Ok(Some(Arc::new(EncDec::open(kind, &vocab_file(spec)?, spaces, jieba(spec)?)?)))
     };
-    let wordpiece = |case| -> Result<Option<Arc<dyn Tokenizer>>> {
-        let wordpiece = WordPiece::open(&vocab_file(spec)?, case)?;
+    let wordpiece = |case, rules| -> Result<Option<Arc<dyn Tokenizer>>> {
+        let wordpiece = WordPiece::open(&vocab_file(spec)?, case, rules)?;
         Ok(Some(Arc::new(wordpiece.with_keywords(Keywords::of(spec)))))
     };
     match spec.kind.as_str() {
         "encdec" | "cpm2" | "EncDecTokenizer" => encdec(EncDecKind::Cpm2),
         "yuan" => encdec(EncDecKind::Yuan),
         "cpm-t5" => encdec(EncDecKind::CpmT5),
-        "cpm1" | "GPTChineseTokenizer" => {
+        kind if CPM1.contains(&kind) => {
             let model = spec.model.as_ref().or(spec.vocab_file.as_ref());
             let model = model.ok_or_else(|| missing(spec, "tokenizer-model"))?;
             Ok(Some(Arc::new(Cpm1::open(model, jieba(spec)?)?)))
@@ -38,8 +41,12 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
         "jieba" | "JiebaTokenizer" => {
             Ok(Some(Arc::new(JiebaWords::open(&vocab_file(spec)?, jieba(spec)?)?)))
         }
-        "BertWordPieceLowerCase" | "bert-uncased" | "wordpiece" => wordpiece(WordPieceCase::Lower),
-        "BertWordPieceCase" | "bert-cased" => wordpiece(WordPieceCase::Kept),
+        "bert-uncased" | "wordpiece" => {
+            wordpiece(WordPieceCase::Lower, WordPieceRules::HuggingFace)
+        }
+        "bert-cased" => wordpiece(WordPieceCase::Kept, WordPieceRules::HuggingFace),
+        "BertWordPieceLowerCase" => wordpiece(WordPieceCase::Lower, WordPieceRules::FullTokenizer),
+        "BertWordPieceCase" => wordpiece(WordPieceCase::Kept, WordPieceRules::FullTokenizer),
         _ => Ok(None),
     }
 }

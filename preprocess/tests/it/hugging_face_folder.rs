@@ -145,3 +145,58 @@ fn what_is_not_followed_is_refused() {
     let found = open(folder.path(), &[(CONFIG, config)], "tokenizer.json").unwrap_err();
     assert!(found.contains("eos_token '<end>'"), "{found}");
 }
+
+/// A folder of BERT as published before `tokenizer.json`: special tokens are one id each, and stand
+/// around the text. Megatron core 0.16 makes the same of its names of BERT's tokenizer.
+#[test]
+fn a_folder_with_berts_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    let vocab = "[PAD] [UNK] [CLS] [SEP] [MASK] the quick brown fox un ##aff ##able [ ] mask , . ! \
+                 \u{e9} e caf ##\u{e9} \u{4e2d} \u{56fd} HELLO Hello hello ##s <u>";
+    std::fs::write(folder.path().join("vocab.txt"), vocab.replace(' ', "\n")).unwrap();
+    let text = "Hello [MASK] unaffable caf\u{e9} \u{4e2d}\u{56fd} HELLO the<x>fox";
+    let model = Some(folder.path().to_str().unwrap().to_owned());
+    let spec = TokenizerSpec { kind: "hf".to_owned(), model, ..TokenizerSpec::default() };
+    let lower = [2, 26, 4, 9, 10, 11, 1, 22, 23, 26, 5, 1, 1, 1, 8, 3];
+    let kept = [2, 25, 4, 9, 10, 11, 20, 21, 22, 23, 24, 5, 1, 1, 1, 8, 3];
+    let accents = [2, 26, 4, 9, 10, 11, 20, 21, 22, 23, 26, 5, 1, 1, 1, 8, 3];
+    let joined = [2, 26, 4, 9, 10, 11, 1, 1, 26, 5, 29, 8, 3];
+    for (config, expected) in [
+        (json!({}), &lower[..]),
+        (json!({ "tokenizer_class": "BertTokenizer", "do_lower_case": true }), &lower),
+        (json!({ "tokenizer_class": "BertTokenizer", "do_lower_case": false }), &kept),
+        (json!({ "strip_accents": false }), &accents),
+        (json!({ "tokenize_chinese_chars": false, "additional_special_tokens": ["<x>"] }), &joined),
+    ] {
+        std::fs::write(folder.path().join(CONFIG), config.to_string()).unwrap();
+        let tokenizer = HuggingFace::open(&spec).unwrap();
+        let mut ids = Vec::new();
+        tokenizer.encode(text, &mut ids);
+        assert_eq!((&ids[..], tokenizer.eod()), (expected, Some(3)), "{config}");
+    }
+    let refused = |word: &str| {
+        let found = HuggingFace::open(&spec).unwrap_err().to_string();
+        assert!(found.contains(word), "{found}");
+    };
+    std::fs::write(folder.path().join(CONFIG), r#"{"tokenizer_class": "LongformerTokenizer"}"#)
+        .unwrap();
+    refused("LongformerTokenizer");
+    std::fs::remove_file(folder.path().join(CONFIG)).unwrap();
+    std::fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n").unwrap();
+    refused("no '[CLS]'");
+}
+
+/// A name of the hub that is no folder here.
+#[test]
+fn nothing_is_downloaded() {
+    for (name, hint) in [
+        ("gpt2-of-nobody", "nothing is downloaded"),
+        ("nobody/gpt2", "nothing is downloaded"),
+        ("/nonexistent/gpt2", "--tokenizer sentencepiece"),
+    ] {
+        let model = Some(name.to_owned());
+        let spec = TokenizerSpec { kind: "hf".to_owned(), model, ..TokenizerSpec::default() };
+        let found = preprocess::open_tokenizer(&spec).unwrap_err().to_string();
+        assert!(found.contains(hint), "{found}");
+    }
+}

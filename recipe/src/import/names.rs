@@ -16,7 +16,9 @@ impl Build {
         let kind = get(&self.config, "data.tokenizer").map(shown).unwrap_or_default();
         let file = match kind.as_str() {
             "gpt2" => self.gpt2_files(),
-            "wordpiece" | "bert-cased" | "yuan" => self.fact("vocab_file").map(shown),
+            "BertWordPieceLowerCase" | "BertWordPieceCase" | "yuan" => {
+                self.fact("vocab_file").map(shown)
+            }
             "hf" | "sentencepiece" | "tiktoken" => self.fact("tokenizer_model").map(shown),
             "null" => get(&self.config, "model.vocab").map(shown),
             _ => None,

@@ -579,7 +579,7 @@ fn hidden_tokens_come_over_with_their_settings() {
         &bert,
         &[
             ("model.family", "\"bert\""),
-            ("data.tokenizer", "\"wordpiece:/data/vocab.txt\""),
+            ("data.tokenizer", "\"BertWordPieceLowerCase:/data/vocab.txt\""),
             ("data.mask_prob", "0.2"),
             ("data.short_seq_prob", "0.05"),
             ("data.sentence_order", "absent"),

@@ -125,7 +125,7 @@ mod tests {
     fn config(model: &str) -> Config {
         let text = format!(
             "[run]\ndir = 'r'\nbudget = {{ steps = 1 }}\n[model]\nlayers = 1\nhidden = 8\n\
-             heads = 2\nvocab = 10\nseq_len = 4\n{model}\n[data]\ntrain = 'c'\n\
+             heads = 2\nvocab = 10\nseq_len = 8\n{model}\n[data]\ntrain = 'c'\n\
              tokenizer = 'null:10'\n[batch]\nglobal = 1\nmicro = 1\n[optim.lr]\npeak = 1e-3\n"
         );
         Config::from_toml("config.toml", &text).unwrap_or_else(|error| panic!("{model}: {error}"))

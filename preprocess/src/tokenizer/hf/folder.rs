@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::super::TokenizerSpec;
 use super::super::read::{bad, read_text, read_text_if_any};
+use super::bert;
 use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS};
 use crate::{Error, Result};
 
@@ -56,13 +57,27 @@ impl Folder {
         if self.file.is_some() {
             return Ok((file.clone(), read_text(&file)?));
         }
-        let text = read_text_if_any(&file)?.ok_or_else(|| {
-            let due = "a tokenizer.json; hint: a folder with only tokenizer.model is for \
-                       --tokenizer sentencepiece, one with vocab.json and merges.txt for \
-                       --vocab-file and --merge-file";
-            bad(&self.model, "no such file in the folder", due)
-        })?;
-        Ok((file, text))
+        if let Some(text) = read_text_if_any(&file)? {
+            return Ok((file, text));
+        }
+        let vocab = format!("{}{}", self.prefix, bert::VOCAB);
+        if read_text_if_any(&vocab)?.is_some() {
+            let text = bert::tokenizer_json(&self.prefix, &self.read_neighbour(CONFIG)?)?;
+            return Ok((vocab, text));
+        }
+        // `gpt2` and `meta-llama/Llama-3.1-8B` are names of a hub as well as of folders.
+        let is_hub_name = !self.model.starts_with(['/', '.', '~'])
+            && !self.model.contains("://")
+            && self.model.trim_end_matches('/').matches('/').count() < 2;
+        let hint = if is_hub_name {
+            "nothing is downloaded; `hf download NAME --exclude '*.safetensors' '*.bin' \
+             --local-dir FOLDER` fetches a model's folder from the hub, without its weights"
+        } else {
+            "a folder with only tokenizer.model is for --tokenizer sentencepiece, one with \
+             vocab.json and merges.txt for --vocab-file and --merge-file"
+        };
+        let expected = format!("a folder with a tokenizer.json, or BERT's vocab.txt; hint: {hint}");
+        Err(bad(&self.model, "neither there", &expected))
     }
 
     /// The id that ends a document: of `asked`, or of what the neighbours name, or of a usual name.

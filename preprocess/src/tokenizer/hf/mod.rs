@@ -8,6 +8,7 @@
 //! Everything else goes to the library that the format belongs to, in a build with the feature
 //! `general`.
 
+mod bert;
 mod chars;
 mod file;
 mod folder;

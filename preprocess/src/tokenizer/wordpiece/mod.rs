@@ -2,11 +2,13 @@
 //! those inside a word begin with `##`.
 //!
 //! Ids are those of Hugging Face's `tokenizers` with the normalizer, pre-tokenizer and model of
-//! BERT. A text is cut, before anything is changed in it, at spaces, ASCII signs and Han, which
-//! nothing joins; only what is left with characters above ASCII goes the long way over
-//! [`characters`].
+//! BERT, or those of the program that it is a port of ([`WordPieceRules`]). A text is cut, before
+//! anything is changed in it, at spaces, ASCII signs and Han, which nothing joins; only what is left
+//! with characters above ASCII takes the slow path through [`characters`].
 
 mod characters;
+
+use std::borrow::Cow;
 
 use serde_json::json;
 use storage::Crc64;
@@ -19,9 +21,6 @@ use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 use characters::{Characters, Traits};
 
-/// A longer word is one unknown token.
-const WORD_CHARS_MAX: usize = 100;
-
 /// Whether letters are told apart by case and accent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordPieceCase {
@@ -31,12 +30,34 @@ pub enum WordPieceCase {
     Kept,
 }
 
+/// Which program's rules are followed. They differ in words of more than 100 characters, the
+/// capital sigma, characters of private use, and those newer than Unicode 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordPieceRules {
+    /// Of Hugging Face's `tokenizers`.
+    HuggingFace,
+    /// `FullTokenizer` of BERT's authors, which Megatron has had up to core 0.12, under Python 3.11.
+    FullTokenizer,
+}
+
+impl WordPieceRules {
+    /// Characters of a word, at most: a longer one is one unknown token.
+    fn word_chars_max(self) -> usize {
+        match self {
+            WordPieceRules::HuggingFace => 100,
+            WordPieceRules::FullTokenizer => 200,
+        }
+    }
+}
+
 /// BERT's tokenizer.
 #[derive(Debug)]
 pub struct WordPiece {
     lexicon: Lexicon,
     vocab_file: String,
     case: WordPieceCase,
+    rules: WordPieceRules,
+    word_chars_max: usize,
     unknown: u32,
     characters: &'static Characters,
     /// By ASCII character: the id of a sign.
@@ -63,7 +84,7 @@ impl WordPiece {
     ///
     /// # Errors
     /// [`Error::BadVocab`] for a file that is no vocabulary or has no `[UNK]`, [`Error::Storage`].
-    pub fn open(vocab_file: &str, case: WordPieceCase) -> Result<Self> {
+    pub fn open(vocab_file: &str, case: WordPieceCase, rules: WordPieceRules) -> Result<Self> {
         let lexicon = Lexicon::read(vocab_file)?;
         let unknown = lexicon.id("[UNK]").ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
@@ -76,9 +97,17 @@ impl WordPiece {
             lexicon.id(sign.encode_utf8(&mut [0; 4])).unwrap_or(unknown)
         };
         let signs = std::array::from_fn(sign);
-        let (vocab_file, characters) = (vocab_file.to_owned(), Characters::get());
-        let keywords = Keywords::default();
-        Ok(WordPiece { lexicon, vocab_file, case, unknown, characters, signs, keywords })
+        Ok(WordPiece {
+            lexicon,
+            vocab_file: vocab_file.to_owned(),
+            case,
+            rules,
+            word_chars_max: rules.word_chars_max(),
+            unknown,
+            characters: Characters::get(rules),
+            signs,
+            keywords: Keywords::default(),
+        })
     }
 
     pub(super) fn with_keywords(self, keywords: Keywords) -> Self {
@@ -92,7 +121,13 @@ impl WordPiece {
         cache: &mut Option<PieceCache>,
         scratch: &mut WordPieceBuffers,
     ) {
-        let bytes = text.as_bytes();
+        let text = match (self.rules, self.case) {
+            (WordPieceRules::FullTokenizer, WordPieceCase::Lower) => {
+                self.characters.with_small_sigmas(text)
+            }
+            _ => Cow::Borrowed(text),
+        };
+        let (text, bytes) = (&*text, text.as_bytes());
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
             let (len, traits) = match byte {
@@ -201,7 +236,7 @@ impl WordPiece {
 
     /// The longest token first, then again inside; unknown as a whole if a part is.
     fn pieces(&self, word: &str, ids: &mut Vec<u32>) {
-        if word.len() > WORD_CHARS_MAX && word.chars().nth(WORD_CHARS_MAX).is_some() {
+        if word.len() > self.word_chars_max && word.chars().nth(self.word_chars_max).is_some() {
             return ids.push(self.unknown);
         }
         let before = ids.len();
@@ -262,15 +297,18 @@ impl Tokenizer for WordPiece {
     }
 
     fn name(&self) -> &str {
-        match self.case {
-            WordPieceCase::Lower => "bert-uncased",
-            WordPieceCase::Kept => "bert-cased",
+        match (self.rules, self.case) {
+            (WordPieceRules::HuggingFace, WordPieceCase::Lower) => "bert-uncased",
+            (WordPieceRules::HuggingFace, WordPieceCase::Kept) => "bert-cased",
+            (WordPieceRules::FullTokenizer, WordPieceCase::Lower) => "BertWordPieceLowerCase",
+            (WordPieceRules::FullTokenizer, WordPieceCase::Kept) => "BertWordPieceCase",
         }
     }
 
     fn fingerprint(&self) -> String {
         let mut sum = Crc64::new();
-        sum.update(&[u8::from(self.case == WordPieceCase::Lower)]);
+        let rules = u8::from(self.rules == WordPieceRules::FullTokenizer) << 1;
+        sum.update(&[u8::from(self.case == WordPieceCase::Lower) | rules]);
         self.lexicon.sum_into(&mut sum);
         format!("{:016x}", sum.value())
     }

@@ -21,7 +21,6 @@ mod null;
 mod python;
 mod ranks;
 mod read;
-mod sniff;
 mod split;
 mod spm;
 mod tiktoken;
@@ -167,7 +166,7 @@ pub struct TokenizerSpec {
 /// [`Error::BadOption`] for a kind that is not known or one file without the other,
 /// [`Error::BadVocab`] for files that are no vocabulary, [`Error::Storage`].
 pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
-    open_kind(spec).map_err(|error| sniff::explained(spec, error))
+    open_kind(spec).map_err(|error| read::sniff::explained(spec, error))
 }
 
 fn open_kind(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {

@@ -3,8 +3,8 @@
 //!
 //! Ids are those of Hugging Face's `tokenizers` with the normalizer, pre-tokenizer and model of
 //! BERT, or those of the program that it is a port of ([`WordPieceRules`]). A text is cut, before
-//! anything is changed in it, at spaces, ASCII signs and Han, which nothing joins; only what is left
-//! with characters above ASCII takes the slow path through [`characters`].
+//! anything is changed in it, at spaces, ASCII signs and Han, which nothing joins; only what is
+//! left with characters above ASCII takes the slow path through [`characters`].
 
 mod characters;
 
@@ -36,7 +36,8 @@ pub enum WordPieceCase {
 pub enum WordPieceRules {
     /// Of Hugging Face's `tokenizers`.
     HuggingFace,
-    /// `FullTokenizer` of BERT's authors, which Megatron has had up to core 0.12, under Python 3.11.
+    /// `FullTokenizer` of BERT's authors, which is Megatron's `--legacy-tokenizer`, under Python
+    /// 3.11.
     FullTokenizer,
 }
 

@@ -1,5 +1,7 @@
 //! Files of vocabularies, read whole, up to a bound.
 
+pub(super) mod sniff;
+
 use crate::{Error, Result};
 
 /// The largest in use are 35 MB; a file of this size is none.

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::base64;
-use super::read::{bad, read_bytes};
-use super::worded::CPM1;
-use super::{TokenizerSpec, hf, spm, tiktoken};
+use super::super::base64;
+use super::super::worded::CPM1;
+use super::super::{TokenizerSpec, hf, spm, tiktoken};
+use super::{bad, read_bytes};
 use crate::Error;
 
 /// A kind of file, and the flags that read it.
@@ -52,7 +52,7 @@ const VOCAB_JSON: FileKind = FileKind {
 };
 
 /// The error with the kind of the file, if that is another than the one that was asked for.
-pub(super) fn explained(spec: &TokenizerSpec, error: Error) -> Error {
+pub(in super::super) fn explained(spec: &TokenizerSpec, error: Error) -> Error {
     if !matches!(error, Error::BadVocab { .. } | Error::Storage(_)) {
         return error;
     }

@@ -183,7 +183,9 @@ pub fn path_of(url: &str) -> Option<PathBuf> {
     Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
 }
 
-fn check_folder(url: &str, path: &Path) -> Result<()> {
+/// Refuses what is no folder: where a mount is absent, a folder of its name would be made on the
+/// system's disk, and measured.
+pub(crate) fn check_folder(url: &str, path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(()),
         Ok(_) => bail!("{url}: got a file, due a folder"),

@@ -16,6 +16,7 @@ use serde::Serialize;
 use storage::{ByteSize, Key};
 
 use super::CkptOutput;
+use crate::bench::target::check_folder;
 use crate::ui::terminal::{ProgressLine, table};
 use crate::ui::timeout::StopSignal;
 
@@ -127,6 +128,9 @@ impl<'a> Bench<'a> {
     fn new(args: &'a BenchArgs) -> Result<Self> {
         ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
         ensure!(args.threads > 0, "--threads: got 0, due at least 1");
+        if args.part.is_none() {
+            check_folder(&args.folder.to_string_lossy(), &args.folder)?;
+        }
         let folder = args.folder.join(format!(".bench-ckpt-{}", std::process::id()));
         let (threads, shard_bytes_max) = (args.threads, args.shard_bytes.0);
         let options =

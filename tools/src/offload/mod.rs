@@ -19,6 +19,7 @@ use storage::{ByteSize, Key, Storage, Width};
 
 use self::activations::MovedInputs;
 use crate::bench::fio::checkpoint;
+use crate::bench::target::check_folder;
 use crate::ckpt::CkptOutput;
 use crate::ckpt::bench::{MemoryWatch, median, remove_file};
 use crate::ui::terminal::{ProgressLine, table};
@@ -124,6 +125,9 @@ pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
 fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
     activations::check(args)?;
+    for folder in &args.folders {
+        check_folder(&folder.to_string_lossy(), folder)?;
+    }
     let stop = StopSignal::at_signals()?;
     let own = format!(".bench-offload-{}", std::process::id());
     let folders: Vec<PathBuf> = args.folders.iter().map(|folder| folder.join(&own)).collect();

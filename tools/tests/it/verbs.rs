@@ -109,6 +109,9 @@ const ABSENT: &[Row] = &[
     ("clean --json-in absent --out out", 2, "absent"),
     ("doctor absent.toml", 2, "absent.toml"),
     ("bench absent/deep", 2, "absent"),
+    ("ckpt bench absent", 2, "absent: no such folder"),
+    ("offload bench absent", 2, "absent: no such folder"),
+    ("stripe get absent", 2, "absent"),
     ("offload left absent", 2, "cannot look into absent"),
     ("ckpt ls absent", 2, "cannot list absent: expected a folder with steps"),
     ("ckpt inspect absent", 2, "absent"),
@@ -152,6 +155,9 @@ const OTHER_KIND: &[Row] = &[
     ("index build run/ckpt --seq-length 8", 2, "ckpt.idx"),
     ("samples run/ckpt --seq-length 8", 2, "ckpt.idx"),
     ("clean --json-in run --out out", 2, "run"),
+    ("bench file", 2, "due a folder"),
+    ("ckpt bench file", 2, "due a folder"),
+    ("offload bench file", 2, "due a folder"),
     ("offload left file", 2, "found none"),
     ("ckpt ls file", 2, "found a file"),
     ("ckpt ls run/ckpt/step-000000000010", 2, "found a step (hint"),
@@ -237,6 +243,9 @@ const READ_ONLY: &[Row] = &[
     ("ckpt drain run/ckpt /proc/out", 2, "/proc/out"),
     ("ckpt doctor /proc/out", 1, "/proc/out"),
     ("bench /proc", 2, "/proc"),
+    ("ckpt bench /proc --bytes 1MB --rounds 1", 2, "/proc/.bench-ckpt"),
+    ("offload bench /proc --parameters 1000 --rounds 1", 2, "/proc"),
+    ("stripe set /proc/out --count 4", 2, "/proc"),
 ];
 
 const FULL: &[Row] = &[

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::bench::fio;
 
@@ -17,7 +17,8 @@ const DEPTH: usize = 32;
 pub(crate) fn write(file: &Path, bytes: u64) -> Result<Option<f64>> {
     crate::ckpt::bench::remove_file(file)?;
     if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder)?;
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
     }
     run(&[file], bytes, "write", 1, &[])
 }

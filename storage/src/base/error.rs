@@ -264,7 +264,8 @@ impl std::error::Error for Error {
 }
 
 /// Formats an error and its causes in one line. A cause that an outer error already includes in its
-/// text, as most of this crate's do, is not repeated.
+/// text, as most of this crate's do, is not repeated. Texts of the outside world in it are escaped and
+/// bounded as [`crate::printable`] does it.
 #[must_use]
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut told = error.to_string();
@@ -276,7 +277,7 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
         }
         next = cause.source();
     }
-    told
+    super::printable::printable_message(&told)
 }
 
 #[cfg(test)]

@@ -154,6 +154,20 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("data.split='1,2,3,4'", "data.split: got 4 shares, due at most 3"),
         ("data.split=[0,0]", "data.split: no share is above 0"),
         ("data.split='1.2.3'", "data.split: '1.2.3' is no number"),
+        (
+            "data.split='1,inf,1'",
+            "data.split: expected numbers of digits and points, such as '949,",
+        ),
+        (
+            "data.split=[1,inf,1]",
+            "data.split: expected numbers of digits and points, such as '949,",
+        ),
+        ("data.split=[1,nan]", "data.split: expected numbers of digits and points, such as '949,"),
+        ("data.split=[-1,2]", "data.split: expected numbers of digits and points, such as '949,50"),
+        (
+            "data.split='1e3,1'",
+            "data.split: expected numbers of digits and points, such as '949,50",
+        ),
         ("data.prefetch_batches=0", "data.prefetch_batches: got 0, due 1 to 1024"),
         ("data.local_cache={dir=''}", "data.local_cache.dir: "),
         (
@@ -516,4 +530,23 @@ fn keys_without_effect_are_told() {
         let config = set(&[&format!("optim.lr.style={style}")]).unwrap();
         assert_eq!(config.resolved().idle(), [""; 0], "{style}");
     }
+}
+
+/// Keys and values that are nested deeply are refused, and overflow no stack.
+#[test]
+fn deep_keys_are_refused() {
+    let key = vec!["a"; 20_000].join(".");
+    let refusal = set(&[&format!("{key}=1")]).unwrap_err();
+    assert!(refusal.contains("32 tables deep"), "{} bytes", refusal.len());
+    for value in [
+        format!("{}1{}", "[".repeat(20_000), "]".repeat(20_000)),
+        format!("{}1{}", "{a=".repeat(20_000), "}".repeat(20_000)),
+    ] {
+        let file = format!("[run]\ndir = {value}\n");
+        assert!(Config::from_toml("deep.toml", &file).is_err());
+    }
+    let file = format!("{key} = 1\n");
+    assert!(Config::from_toml("deep.toml", &file).is_err());
+    let file = format!("[{key}]\nb = 1\n");
+    assert!(Config::from_toml("deep.toml", &file).is_err());
 }

@@ -242,9 +242,10 @@ impl OutputWriter {
         let (documents_new, source_crc64) = (documents.tally.documents, documents.source_crc64);
         for SkippedLine { line, offset, fault } in bad {
             let bad_line = self.bad_line(parcel, line, offset, fault);
-            log::warn!("left out: {bad_line}");
             if self.bad_lines.len() < BAD_LINES_LISTED_MAX {
-                self.bad_lines.push(bad_line.to_string());
+                let bad_line = storage::printable_message(&bad_line.to_string());
+                log::warn!("left out: {bad_line}");
+                self.bad_lines.push(bad_line);
             }
         }
         let stop = parcel.stop.take().map(|stop| match stop {
@@ -476,7 +477,7 @@ fn describe(
 ) -> Value {
     let names: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
     let outputs: Vec<_> = plans.iter().map(OutputPlan::describe).collect();
-    json!({
+    let mut settings = json!({
         "version": FORMAT_VERSION,
         "tokenizer": tokenizer.fingerprint(),
         "outputs": outputs,
@@ -491,7 +492,11 @@ fn describe(
         "shard_of_bytes": shard_of_bytes(options, inputs),
         "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
         "inputs": names,
-    })
+    });
+    if let Some(lists) = identity::lists(options.lists) {
+        settings["lists"] = lists.into();
+    }
+    settings
 }
 
 /// The total that is divided into shards: if it changes, their bounds do too.

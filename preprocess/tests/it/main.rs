@@ -12,6 +12,7 @@ mod encdec;
 mod hugging_face;
 mod jieba;
 mod megatron;
+mod neox;
 mod output;
 mod patterns;
 mod resume;

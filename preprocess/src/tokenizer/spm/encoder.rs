@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::bpe::Merged;
+use super::super::merge::windows::{RowToken, WINDOW_BYTES, WindowedMerge, merge_in_windows};
+use super::bpe::{Bpe, Merged};
 use super::cache::{PADDING, PartCache};
 use super::joins::char_at;
 use super::model::SPACE;
@@ -138,8 +139,14 @@ impl<'a> SentencePieceEncoder<'a> {
     /// Leaves the ids of a part in `part_ids`.
     fn merge_part(&mut self, part: &[u8]) {
         let SpmEngine::Bpe(bpe) = &self.model.engine else { return };
-        bpe.merge(part, &mut self.merged);
         self.part_ids.clear();
+        // Unused pieces are taken apart by what was seen of the whole text.
+        if part.len() > WINDOW_BYTES && self.model.joins.is_some() {
+            let (model, merged, ids) = (self.model, &mut self.merged, &mut self.part_ids);
+            let mut merging = MergeInto { model, bpe, part, merged, after_unknown: false, ids };
+            return merge_in_windows(part.len(), WINDOW_BYTES, &mut merging);
+        }
+        bpe.merge(part, &mut self.merged);
         let mut after_unknown = false;
         for (id, range) in &self.merged.pieces {
             let piece = &part[range.clone()];
@@ -175,6 +182,43 @@ impl<'a> SentencePieceEncoder<'a> {
             self.model.write(id, &rest[..len], &mut after_unknown, ids);
             start += len;
         }
+    }
+}
+
+/// One long part, and where its ids go.
+struct MergeInto<'a> {
+    model: &'a SentencePiece,
+    bpe: &'a Bpe,
+    part: &'a [u8],
+    merged: &'a mut Merged,
+    after_unknown: bool,
+    ids: &'a mut Vec<u32>,
+}
+
+impl WindowedMerge for MergeInto<'_> {
+    type Mark = (usize, bool);
+
+    fn merge(&mut self, bytes: Range<usize>, row: &mut Vec<RowToken>) {
+        self.bpe.merge(&self.part[bytes.clone()], self.merged);
+        row.clear();
+        row.extend(self.merged.pieces.iter().map(|(id, range)| {
+            let bytes = bytes.start + range.start..bytes.start + range.end;
+            RowToken { id: *id, bytes }
+        }));
+    }
+
+    fn mark(&self) -> (usize, bool) {
+        (self.ids.len(), self.after_unknown)
+    }
+
+    fn rewind(&mut self, (len, after_unknown): (usize, bool)) {
+        self.ids.truncate(len);
+        self.after_unknown = after_unknown;
+    }
+
+    fn push(&mut self, token: &RowToken) {
+        let piece = &self.part[token.bytes.clone()];
+        self.model.write(token.id, piece, &mut self.after_unknown, self.ids);
     }
 }
 

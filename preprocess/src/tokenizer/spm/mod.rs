@@ -25,7 +25,7 @@ use storage::Crc64;
 
 pub(crate) use cache::PADDING;
 pub(crate) use encoder::SentencePieceEncoder;
-pub(crate) use joins::PieceBoundaries;
+pub(crate) use joins::{PieceBoundaries, long_unigram_part};
 pub(crate) use megatron::{KINDS, open};
 pub(crate) use parts::UnigramSegmenter;
 
@@ -35,6 +35,7 @@ use self::model::{Algorithm, PieceKind, SpmModel};
 use self::normalizer::{Normalizer, spell_piece};
 use self::trie::Trie;
 use self::unigram::Unigram;
+use super::EncodeError;
 use crate::{Error, Result};
 
 /// The models in use are up to 5 MB.
@@ -137,6 +138,14 @@ impl SentencePiece {
     /// words.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         SentencePieceEncoder::without_memory(self).encode(text, ids);
+    }
+
+    /// The part of a text that is too long for the model, if there is one.
+    pub(crate) fn refused(&self, text: &str) -> Option<EncodeError> {
+        match (&self.engine, &self.joins) {
+            (SpmEngine::Unigram(_), Some(joins)) => long_unigram_part(joins, text),
+            _ => None,
+        }
     }
 
     /// Appends the bytes that the ids stand for.

@@ -13,7 +13,9 @@
 //! // A run that begins with what another has learned.
 //! let mut import = Import::open("gpt2-zh/global_step9000", Format::DeepSpeed)?;
 //! import.apply(&RenameRules::parse("rules", "rename model.* -> {1}")?)?;
-//! import.normalize()?;
+//! if let Some(family) = import.normalize()? {
+//!     import.check_complete(family)?;
+//! }
 //! import.without_optimizer();
 //! import.set_vocab(50_304, &NewRows::Mean)?;
 //! let steps = Checkpoints::open(storage::open_url("run-8")?, storage::Key::root());
@@ -25,10 +27,11 @@
 //!
 //! In reading order: `source`, `made` and `fill` are the recipe, `write` and `step` carry it out;
 //! `import` opens, `hf`, `torch`, `dcp`, `megatron` and `deepspeed` are the formats, over `zip` and
-//! `pickle`; `rules` and `family` change names and sizes.
+//! `pickle`; `rules` and `family` change names and sizes; `complete` finds missing parameters.
 //!
 //! [`Checkpoints::save_made`]: crate::Checkpoints::save_made
 
+mod complete;
 mod dcp;
 mod deepspeed;
 mod family;

@@ -94,4 +94,5 @@ pub use save::joint::JointSaveOptions;
 pub use save::{Blob, SaveReport, TensorData};
 pub use spec::{HeldRegion, TensorSpec};
 pub use steps::checkpoints::{CheckpointOptions, Checkpoints, step_of};
+pub use steps::folder_listing::FolderListing;
 pub use steps::peak_rate::PeakRate;

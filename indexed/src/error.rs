@@ -8,6 +8,15 @@ use crate::{Dtype, Split};
 pub enum Error {
     /// The store failed.
     Storage(storage::Error),
+    /// There is no dataset of that prefix: one of its files is absent, or both are.
+    NoDataset {
+        /// The prefix.
+        prefix: String,
+        /// Which of the two files is there.
+        found: String,
+        /// Prefixes of datasets that may have been meant.
+        near: Vec<String>,
+    },
     /// A file does not keep to its format.
     Malformed {
         /// The file.
@@ -27,6 +36,13 @@ pub enum Error {
         file: String,
         /// What is wrong with it.
         found: String,
+    },
+    /// A sample order was built and cannot be kept.
+    NotKept {
+        /// The folder of its files.
+        folder: String,
+        /// Why.
+        reason: String,
     },
     /// There is no cached sample order with a seal that fits.
     NoCache {
@@ -278,6 +294,23 @@ impl Error {
                 "read the order of {file}: the {table} has {found} at {place}, where nothing is; \
                  hint: the cache or the .idx changed during the run"
             ),
+            Error::BadCache { file, found } => write!(
+                f,
+                "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
+                 built again; the disk or the memory may have changed it after it was checked)"
+            ),
+            Error::NotKept { folder, reason } => write!(
+                f,
+                "cannot keep the sample order in {folder}: {reason} (hint: name a folder that can \
+                 be written to)"
+            ),
+            Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
+            Error::TooBig { object, found, most } => {
+                write!(f, "{object}: got {found}, due at most {most}")
+            }
+            Error::OutOfMemory { object, bytes } => {
+                write!(f, "hold the {object}: {bytes} bytes of memory could not be had")
+            }
             _ => Ok(()),
         }
     }
@@ -287,16 +320,17 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Storage(error) => error.fmt(f),
+            Error::NoDataset { prefix, found, near } => {
+                write!(f, "cannot open {prefix}: expected {prefix}.idx and .bin, found {found}")?;
+                if near.is_empty() {
+                    return Ok(());
+                }
+                write!(f, " (hint: there is {})", near.join(", "))
+            }
             Error::Malformed { file, offset, fault, found, expected } => {
                 write!(f, "read {file}, at byte {offset}: got {found}, due {expected}")?;
                 fault.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
             }
-            Error::BadCache { file, found } => write!(
-                f,
-                "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
-                 built again; the disk or the memory may have changed it after it was checked)"
-            ),
-            Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
             Error::Orphan { file } => write!(
                 f,
                 "{file}: exists already, but its .idx does not; hint: a run was killed between \
@@ -342,15 +376,14 @@ impl fmt::Display for Error {
                  of {sequences_all} sequences hold no tokens; hint: give {which} a larger share \
                  of the split, or ask for none of its samples"
             ),
-            Error::NoSamples { .. } | Error::TooFewSamples { .. } | Error::BadPlace { .. } => {
-                self.fmt_of_order(f)
-            }
-            Error::TooBig { object, found, most } => {
-                write!(f, "{object}: got {found}, due at most {most}")
-            }
-            Error::OutOfMemory { object, bytes } => {
-                write!(f, "hold the {object}: {bytes} bytes of memory could not be had")
-            }
+            Error::NoSamples { .. }
+            | Error::TooFewSamples { .. }
+            | Error::BadPlace { .. }
+            | Error::BadCache { .. }
+            | Error::NotKept { .. }
+            | Error::NoCache { .. }
+            | Error::TooBig { .. }
+            | Error::OutOfMemory { .. } => self.fmt_of_order(f),
         }
     }
 }

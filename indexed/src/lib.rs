@@ -34,7 +34,7 @@ mod split;
 
 pub use cache::index_cache::default_cache_folder;
 pub use cache::npy::{Descr, Element, Npy};
-pub use checksums::table::{BadBlock, Block, BlockChecksums, verify_blocks};
+pub use checksums::table::{BlockChecksums, BlockRun};
 pub use checksums::writer::{sums_of, write_checksums};
 pub use dtype::Dtype;
 pub use edit::concat::{DocumentRange, splice};
@@ -47,6 +47,7 @@ pub use formats::{
 pub use mmididx::builder::{Builder, BuilderMark, Built};
 pub use mmididx::dataset::{CheckReport, IndexedDataset};
 pub use mmididx::lengths::Lengths;
+pub use mmididx::similar::similar_prefixes;
 pub use order::blend::{BlendConfig, BlendIndex, BlendWeights, blend_sizes, normalize_weights};
 pub use order::block_shuffle::{BlockEpoch, BlockShuffle};
 pub use order::gpt_index::{GptIndex, GptIndexConfig, TokenSpan};

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! With ROUNDS each of these reads is timed as often with and without verification of the blocks,
-//! in turn, and the ratio of the medians is printed instead. DEPTH 0 is the default.
+//! in turn, and the median ratio is printed instead. DEPTH 0 is the default.
 //!
 //! The corpus is made in the folder and stays there, to be used again. Cold means that the file was
 //! dropped from the page cache before. fio, if it is there, reads the same file in blocks of the
@@ -138,7 +138,9 @@ fn corpus(folder: &str, bytes: u64) -> Result<Arc<IndexedDataset>> {
 }
 
 impl Bench {
-    /// Prints the rate with verification of the blocks against that without: medians, in turn.
+    /// Prints medians of the rates with and without verification of the blocks, and the median of
+    /// the ratios of two runs, one after the other: a disk may be slower for seconds, and two runs
+    /// in a row see the same disk.
     fn compare(
         &self,
         what: &str,
@@ -159,12 +161,12 @@ impl Bench {
             values.sort_by(f64::total_cmp);
             values[values.len() / 2]
         };
+        let ratio = median(rates[1].iter().zip(&rates[0]).map(|(with, of)| with / of).collect());
         let [without, with] = rates.map(median);
         let [cpu_without, cpu_with] = cpus.map(median);
         println!(
-            "{what}: {with:.0} samples/s with verification, {without:.0} without, {:.3}; \
-             {cpu_with:.1} and {cpu_without:.1} us CPU a sample",
-            with / without
+            "{what}: {with:.0} samples/s with verification, {without:.0} without, {ratio:.3} of a \
+             pair; {cpu_with:.1} and {cpu_without:.1} us CPU a sample"
         );
         Ok(())
     }

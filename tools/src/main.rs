@@ -132,13 +132,20 @@ fn judge(json: bool, value: &impl Serialize, text: String, ok: bool) -> Result<E
 fn complete(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "feedline", &mut script);
-    Ok(io::stdout().lock().write_all(&script)?)
+    print(&script)
 }
 
 /// The same numbers to a program or to a person.
 fn tell(json: bool, value: &impl Serialize, text: String) -> Result<()> {
     let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { text };
-    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+    print(text.as_bytes())
+}
+
+/// Also what a buffer would hold back: an error of a full disk is not lost at the exit.
+fn print(text: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text)?;
+    Ok(out.flush()?)
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {

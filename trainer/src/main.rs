@@ -18,7 +18,7 @@ use trainer::config::Config;
 use trainer::exit;
 use trainer::launch::World;
 use trainer::launch::local::{self, LAUNCHER, Launch};
-use trainer::plan::{PlanInputs, RunPlan};
+use trainer::plan::{PlanInputs, RunPlan, machine_memory};
 use trainer::{Host, Outcome};
 
 use crate::cli::args::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
@@ -110,17 +110,27 @@ fn launch(args: &LaunchArgs) -> Result<ExitCode> {
 
 fn plan(args: &PlanArgs) -> Result<ExitCode> {
     let config = load(&args.config)?;
-    if_there(feed::with_special(config.clone()))?;
-    let corpora = if_there(feed::open_corpus(&config))?;
+    let mut absent = Vec::new();
+    let corpora = if args.no_data {
+        None
+    } else {
+        if_there(feed::with_special(config.clone()), &mut absent)?;
+        if_there(feed::open_corpus(&config), &mut absent)?
+    };
+    let memory_bytes = args.memory.map(|size| size.0);
     let known = PlanInputs {
         corpus_tokens: corpora.map(|corpora| corpora.token_count()),
-        memory_bytes: args.memory.map(|size| size.0).or_else(memory_bytes),
+        memory_bytes,
+        planner_memory_bytes: if memory_bytes.is_some() { None } else { machine_memory() },
+        process_memory_bytes: None,
         tokens_per_s: args.tokens_per_s,
         flop_per_s: args.tflop_per_s.map(|speed| speed * 1e12),
         world: args.world,
         disk_bytes_per_s: args.disk_per_s.map(|size| size.0 as f64),
     };
-    let plan = RunPlan::new(&config, &known);
+    let mut plan = RunPlan::new(&config, &known);
+    absent.dedup();
+    plan.refusals.append(&mut absent);
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
@@ -134,24 +144,17 @@ fn load(args: &ConfigArgs) -> Result<Config> {
     Ok(Config::load(&args.config, &args.sets)?)
 }
 
-/// What a run would refuse is an error now; what is not there yet is not, for a run may be planned
-/// before its corpus is made.
-fn if_there<T>(found: feed::Result<T>) -> Result<Option<T>> {
+/// What is absent does not keep the rest from being planned: it is added to `absent`.
+fn if_there<T>(found: feed::Result<T>, absent: &mut Vec<String>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(error @ feed::Error::Mismatch(_)) => Err(error.into()),
         Err(error) => {
-            log::warn!("plan without it: {}", storage::one_line(&error));
+            let error = storage::one_line(&error);
+            absent.push(format!("{error} (hint: --no-data plans before the data is there)"));
             Ok(None)
         }
     }
-}
-
-/// Memory of this machine, as the kernel counts it.
-fn memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A rank must not outlive who started it: what it printed nobody would read, and what it holds

@@ -31,7 +31,7 @@ use crate::launch::comm::Comm;
 use crate::launch::local::WAITING;
 use crate::launch::rank_group::{self, RankGroup};
 use crate::launch::{StartupStage, Watchdog, World};
-use crate::plan::{PlanInputs, RunPlan};
+use crate::plan::{PlanInputs, RunPlan, process_memory};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
@@ -139,7 +139,13 @@ impl<'a> TrainingLoop<'a> {
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
             let corpus = feed::open_corpus(config)?;
-            check_plan(config, corpus.token_count(), ranks, crew.is_first())?;
+            let known = PlanInputs {
+                corpus_tokens: Some(corpus.token_count()),
+                world: Some(ranks),
+                process_memory_bytes: process_memory().filter(|_| device == Device::Cpu),
+                ..PlanInputs::default()
+            };
+            check_plan(config, &known, crew.is_first())?;
             Ok(Data::new(corpus, config)?)
         };
         // The first rank builds the index, and the others find it.
@@ -426,11 +432,9 @@ fn token() -> String {
     format!("{:016x}", storage::crc64(owner.as_bytes()))
 }
 
-/// Says what the run will take, on one of its ranks, and refuses what cannot work.
-fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64, tells: bool) -> Result<()> {
-    let world = Some(ranks);
-    let known = PlanInputs { corpus_tokens: Some(corpus_tokens), world, ..PlanInputs::default() };
-    let plan = RunPlan::new(config, &known);
+/// Logs what the run will take, on one of its ranks, and refuses what cannot work.
+fn check_plan(config: &Config, known: &PlanInputs, logs: bool) -> Result<()> {
+    let plan = RunPlan::new(config, known);
     log::info!("model: {}", plan.model);
     log::info!(
         "plan: {} parameters, {} steps of {} tokens, {:.2} epochs, {} threads",
@@ -440,7 +444,7 @@ fn check_plan(config: &Config, corpus_tokens: u64, ranks: u64, tells: bool) -> R
         plan.run.epochs.unwrap_or(0.0),
         config.run.threads
     );
-    for warning in plan.warnings.iter().filter(|_| tells) {
+    for warning in plan.warnings.iter().filter(|_| logs) {
         log::warn!("plan: {warning}");
     }
     if plan.refusals.is_empty() {

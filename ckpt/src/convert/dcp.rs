@@ -8,7 +8,7 @@ use super::pickle::{Id, Pickle, PickleNode};
 use super::source::TensorSource;
 use super::torch::{Names, TorchFile, dtype_of};
 use super::zip::Member;
-use crate::{Error, Group, Result, Span, region};
+use crate::{Dtype, Error, Group, Result, Span, region};
 use storage::{Key, Storage};
 
 const METADATA: &str = ".metadata";
@@ -53,7 +53,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             continue;
         };
         let Some((dtype, shape)) = kind_of(&pickle, entry) else {
-            return Err(bad(0, &format!("'{name:.80}' of another type"), "one of safetensors"));
+            return Err(bad(0, &format!("'{name:.80}' of no type"), "properties and a size"));
         };
         let Some((group, parameter)) = role_of(name) else {
             dropped.push(name.to_owned());
@@ -76,7 +76,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             }
             tensor.put(start, from, &region::whole(&lens));
         }
-        tensor.check(&source)?;
+        tensor.check_boxes(&source)?;
         made.push(tensor);
     }
     Ok(Import { source, made, dropped, step: None, heads: None })
@@ -105,7 +105,8 @@ fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
     Some(places)
 }
 
-fn kind_of(pickle: &Pickle, entry: Id) -> Option<(crate::Dtype, Vec<u64>)> {
+/// Type and shape. `U8` stands for a type that cannot be read, as it does in the source.
+fn kind_of(pickle: &Pickle, entry: Id) -> Option<(Dtype, Vec<u64>)> {
     let properties = pickle.get(entry, "properties")?;
     let PickleNode::Built(built) = pickle.node(properties) else { return None };
     // Newer versions pickle a tuple that begins with the type, older ones the attributes.
@@ -115,7 +116,7 @@ fn kind_of(pickle: &Pickle, entry: Id) -> Option<(crate::Dtype, Vec<u64>)> {
         _ => pickle.get(properties, "dtype")?,
     };
     let PickleNode::Global(_, dtype) = pickle.node(dtype) else { return None };
-    Some((dtype_of(dtype)?, pickle.sizes(pickle.get(entry, "size")?)?))
+    Some((dtype_of(dtype).unwrap_or(Dtype::U8), pickle.sizes(pickle.get(entry, "size")?)?))
 }
 
 fn span_of(pickle: &Pickle, chunk: Id) -> Option<(Vec<u64>, Vec<Span>)> {
@@ -147,7 +148,7 @@ fn chunk_of(
         return Err(corrupt(format!("{} bytes of {len}", within.bytes)));
     }
     let archive = TorchFile::read(source, &*object, *within, file)?;
-    let tensor = archive.tensor(archive.pickle.root, name)?;
+    let tensor = archive.tensor(archive.pickle.root)?;
     let tensor = tensor.ok_or_else(|| corrupt("another object".to_owned()))?;
     source.add(name.to_owned(), Group::Model, tensor.dtype, tensor.shape, tensor.extents)
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::import::{Import, folder_by, part_of};
 use super::megatron;
 use super::pickle::Id;
-use super::source::{FileExtent, TensorSource};
+use super::source::{ElementType, FileExtent, TensorSource};
 use super::torch::{Tensor, TorchFile};
 use crate::{Dtype, Error, Group, Result, region};
 
@@ -201,7 +201,7 @@ fn moments(file: &TorchFile, state: Option<Id>, word: &str) -> Result<Vec<Tensor
 }
 
 fn flat(file: &TorchFile, id: Id) -> Result<Tensor> {
-    file.tensor(id, "a flat vector")?.ok_or_else(|| Error::Unfit {
+    file.tensor(id)?.ok_or_else(|| Error::Unfit {
         object: "a flat vector of ZeRO".to_owned(),
         found: "another object".to_owned(),
         expected: "a tensor".to_owned(),
@@ -217,7 +217,8 @@ fn add_flats(
     group: Group,
 ) -> Result<()> {
     let elements = |tensor: &Tensor| tensor.shape.iter().product::<u64>();
-    let is_f32 = |tensor: &Tensor| tensor.dtype == Dtype::F32 && tensor.shape.len() == 1;
+    let is_f32 =
+        |tensor: &Tensor| tensor.dtype == ElementType::Known(Dtype::F32) && tensor.shape.len() == 1;
     if !flats.iter().flatten().all(is_f32) {
         return Err(unfit(source, "flat vectors of another type".to_owned(), "F32 vectors"));
     }

@@ -52,7 +52,7 @@ impl Family {
     }
 
     /// The prefix of names, and a name that shows whether it is present.
-    fn prefix(self) -> Option<(&'static str, &'static [&'static str])> {
+    pub(crate) fn prefix(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
             Family::Gpt2 => Some(("transformer.", &["wte.", "wpe.", "h.", "ln_f."])),
             Family::T5 => None,

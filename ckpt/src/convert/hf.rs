@@ -1,14 +1,18 @@
 //! Folders of Hugging Face: opened, and written.
+//!
+//! Which tensor is read from which file is the index's decision. Whatever else its files have (a
+//! copy that a later file replaces, a tensor of another variant) is left out and reported.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::import::Import;
-use super::source::{FileExtent, TensorSource};
+use super::source::{ElementType, FileExtent, TensorSource};
 use super::step::weight_index;
+use super::torch::{Tensor, TorchFile};
 use super::write::{ConvertLimits, ProgressFn, WriteJob, check, lay_out};
 use crate::format::safetensors;
 use crate::{Error, Group, Result};
@@ -16,21 +20,24 @@ use storage::{FileEntry, Key, ProcessIdentity, Storage, write_all};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+pub(crate) const PICKLED_SINGLE: &str = "pytorch_model.bin";
 
 /// An index has a line a tensor.
 const SMALL_BYTES_MAX: u64 = 64 << 20;
 
 /// Configurations and tokenizers, which go with the weights.
-const COMPANIONS: [&str; 9] = [
+const COMPANIONS: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "added_tokens.json",
     "special_tokens_map.json",
     "vocab.json",
     "vocab.txt",
     "merges.txt",
     "spiece.model",
+    "tokenizer.model",
 ];
 
 #[derive(Deserialize)]
@@ -38,53 +45,158 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// How a folder of Hugging Face stores its weights.
+struct WeightLayout {
+    /// The file of a model that is in one.
+    single: &'static str,
+    /// Says which file each tensor of a model in several files is in.
+    index: &'static str,
+    tensors_of: ReadTensors,
+}
+
+/// Lists the tensors of one file, which it adds to the source.
+type ReadTensors = fn(&mut TensorSource, &dyn Storage, &Key) -> Result<Vec<(String, Tensor)>>;
+
+const SAFETENSORS: WeightLayout =
+    WeightLayout { single: SINGLE, index: INDEX, tensors_of: safetensors_of };
+
+/// Before safetensors, and with `safe_serialization=False`.
+const PICKLES: WeightLayout = WeightLayout {
+    single: PICKLED_SINGLE,
+    index: "pytorch_model.bin.index.json",
+    tensors_of: pickled_of,
+};
+
+/// Opens a folder, or one file of safetensors.
 pub(crate) fn open(url: &str) -> Result<Import> {
-    if url.trim_end_matches('/').ends_with(".safetensors") {
-        let (store, key) = storage::locate(url)?;
-        let mut source = TensorSource::of_files(&store, store.display(&key));
-        add_file(&mut source, &*store, &key)?;
-        return Ok(Import::of(source));
+    if !url.trim_end_matches('/').ends_with(".safetensors") {
+        return open_folder(url, &[SAFETENSORS, PICKLES]);
     }
+    let (store, key) = storage::locate(url)?;
+    check_complete_file(&*store, &key)?;
+    let mut source = TensorSource::of_files(&store, store.display(&key));
+    for (name, tensor) in safetensors_of(&mut source, &*store, &key)? {
+        source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
+    }
+    Ok(Import::of(source))
+}
+
+/// Opens a folder whose weights were written by `torch.save`.
+pub(crate) fn open_pickles(url: &str) -> Result<Import> {
+    open_folder(url, &[PICKLES])
+}
+
+fn open_folder(url: &str, layouts: &[WeightLayout]) -> Result<Import> {
     let store = storage::open_url(url)?;
     let names = store.list_names(&Key::root())?;
     let has = |name: &str| names.iter().any(|there| there == name);
     let mut source = TensorSource::of_files(&store, store.display(&Key::root()));
-    if has(INDEX) {
-        let index = read_index(&store)?;
-        let mut files: Vec<&String> = index.weight_map.values().collect();
-        files.sort_unstable();
-        files.dedup();
-        for file in files {
-            add_file(&mut source, &*store, &Key::new(file)?)?;
+    let layout = layouts.iter().find(|layout| has(layout.index) || has(layout.single));
+    let Some(layout) = layout else {
+        let of = |layout: &WeightLayout| format!("{} or {}", layout.single, layout.index);
+        let expected = layouts.iter().map(of).collect::<Vec<_>>().join(", or ");
+        let expected = format!("{expected} in it; hint: --from names other formats");
+        return Err(unfit(&source, "none of these files".to_owned(), &expected));
+    };
+    let mut dropped = Vec::new();
+    if has(layout.index) {
+        let index = read_index(&*store, &Key::new(layout.index)?)?;
+        if has(layout.single) && !index.weight_map.values().any(|file| file == layout.single) {
+            let found = format!("{} and {} of other files", layout.single, layout.index);
+            let expected = "one model; hint: move one of the two away, or give the file's name";
+            return Err(unfit(&source, found, expected));
         }
-        let there: std::collections::HashSet<&str> =
-            source.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
-        let missing: Vec<&str> = index
-            .weight_map
-            .keys()
-            .map(String::as_str)
-            .filter(|name| !there.contains(name))
-            .collect();
-        if !missing.is_empty() {
-            let got = format!("{} without a tensor: {}", missing.len(), list(&missing));
-            return Err(unfit(&source, got, "every tensor of the index in its file"));
-        }
-    } else if has(SINGLE) {
-        add_file(&mut source, &*store, &Key::new(SINGLE)?)?;
+        dropped = add_assigned(&mut source, &*store, layout, &index)?;
     } else {
-        let due = format!("{SINGLE} or {INDEX} in it; hint: --from names other formats");
-        return Err(unfit(&source, "neither".to_owned(), &due));
-    }
-    for name in COMPANIONS.into_iter().filter(|name| has(name)) {
-        let key = Key::new(name)?;
-        if store.open(&key)?.len_bytes() <= SMALL_BYTES_MAX {
-            source.add_blob(name.to_owned(), storage::read_all(&*store, &key)?);
+        for (name, tensor) in (layout.tensors_of)(&mut source, &*store, &Key::new(layout.single)?)?
+        {
+            source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
         }
     }
-    let heads = config_of(&source).and_then(|config| {
-        ["n_head", "num_attention_heads", "num_heads"].iter().find_map(|key| config[*key].as_u64())
-    });
-    Ok(Import { heads, ..Import::of(source) })
+    add_companions(&mut source, &*store, &Key::root(), &names)?;
+    let heads = heads_of(&source);
+    Ok(Import { heads, dropped, ..Import::of(source) })
+}
+
+/// Adds each tensor of the index from the file that the index assigns it to. Returns what else the
+/// files have, which is left out: other copies, and tensors that the index does not name.
+fn add_assigned(
+    source: &mut TensorSource,
+    store: &dyn Storage,
+    layout: &WeightLayout,
+    index: &Index,
+) -> Result<Vec<String>> {
+    let files: BTreeSet<&String> = index.weight_map.values().collect();
+    let (mut found, mut left_out) = (HashSet::new(), Vec::new());
+    for file in files {
+        for (name, tensor) in (layout.tensors_of)(source, store, &Key::new(file)?)? {
+            if index.weight_map.get(&name) == Some(file) {
+                found.insert(name.clone());
+                source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
+            } else {
+                left_out.push(format!("{name} ({file}: not by the index)"));
+            }
+        }
+    }
+    let missing = index.weight_map.iter().filter(|(name, _)| !found.contains(*name));
+    let missing: Vec<String> = missing.map(|(name, file)| format!("{name} in {file}")).collect();
+    if missing.is_empty() {
+        return Ok(left_out);
+    }
+    let found = format!("{} without a tensor: {}", missing.len(), list(&missing));
+    Err(unfit(source, found, "every tensor in the file that the index assigns it to"))
+}
+
+/// Adds configurations and tokenizers that are in the folder.
+pub(crate) fn add_companions(
+    source: &mut TensorSource,
+    store: &dyn Storage,
+    folder: &Key,
+    names: &[String],
+) -> Result<()> {
+    for name in COMPANIONS.into_iter().filter(|name| names.iter().any(|there| there == name)) {
+        let key = folder.join(name)?;
+        if store.open(&key)?.len_bytes() <= SMALL_BYTES_MAX {
+            source.add_blob(name.to_owned(), storage::read_all(store, &key)?);
+        }
+    }
+    Ok(())
+}
+
+/// Attention heads, by the configuration that came along.
+pub(crate) fn heads_of(source: &TensorSource) -> Option<u64> {
+    let config = config_of(source)?;
+    ["n_head", "num_attention_heads", "num_heads"].iter().find_map(|key| config[*key].as_u64())
+}
+
+/// Refuses a file that has a part of a model, by its own name or by an index beside it.
+pub(crate) fn check_complete_file(store: &dyn Storage, key: &Key) -> Result<()> {
+    let partial = |found: String| Error::Unfit {
+        object: store.display(key),
+        found,
+        expected: "a complete model; hint: import its folder, where an index names all files"
+            .to_owned(),
+    };
+    if let Some((number, count)) = shard_of(key.name()).filter(|(_, count)| *count > 1) {
+        return Err(partial(format!("file {number} of {count} of a model")));
+    }
+    for layout in [SAFETENSORS, PICKLES] {
+        // An index that is absent or cannot be read says nothing about this file.
+        let Ok(index) = read_index(store, &key.parent().join(layout.index)?) else { continue };
+        let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+        if files.contains(key.name()) && files.len() > 1 {
+            return Err(partial(format!("one of the {} files of {}", files.len(), layout.index)));
+        }
+    }
+    Ok(())
+}
+
+/// Number and count of a file such as `model-00001-of-00002.safetensors`.
+fn shard_of(name: &str) -> Option<(u64, u64)> {
+    let (stem, _) = name.rsplit_once('.')?;
+    let (front, count) = stem.rsplit_once("-of-")?;
+    let (_, number) = front.rsplit_once('-')?;
+    Some((number.parse().ok()?, count.parse().ok()?))
 }
 
 /// The `config.json` that came along, if it is one.
@@ -93,38 +205,49 @@ pub(crate) fn config_of(source: &TensorSource) -> Option<Value> {
     serde_json::from_slice(bytes).ok()
 }
 
-fn read_index(store: &Arc<dyn Storage>) -> Result<Index> {
-    let key = Key::new(INDEX)?;
-    let bytes = storage::read_small(&**store, &key, SMALL_BYTES_MAX)?;
+fn read_index(store: &dyn Storage, key: &Key) -> Result<Index> {
+    let bytes = storage::read_small(store, key, SMALL_BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|error| Error::Corrupt {
-        object: store.display(&key),
+        object: store.display(key),
         offset: 0,
         found: error.to_string(),
         expected: "a weight_map of names to files".to_owned(),
     })
 }
 
-/// Adds the tensors of a safetensors file.
-fn add_file(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result<()> {
+/// The tensors of a file of `torch.save`.
+fn pickled_of(
+    source: &mut TensorSource,
+    store: &dyn Storage,
+    key: &Key,
+) -> Result<Vec<(String, Tensor)>> {
+    TorchFile::open(source, store, key)?.state_dict()
+}
+
+/// The tensors of a safetensors file, which is added to the source's files.
+fn safetensors_of(
+    source: &mut TensorSource,
+    store: &dyn Storage,
+    key: &Key,
+) -> Result<Vec<(String, Tensor)>> {
     let object = store.open(key)?;
     let header = safetensors::read_header(&*object)?;
+    header.check_coverage(&*object)?;
     let start = header.bytes.len() as u64;
     let file = source.add_file(key.clone(), object.len_bytes());
-    for entry in header.entries {
-        let [begin, end] = entry.data_offsets;
-        let offset = start.checked_add(begin);
-        let (Some(offset), Some(bytes)) = (offset, end.checked_sub(begin)) else {
-            return Err(Error::Corrupt {
-                object: object.display(),
-                offset: 8,
-                found: format!("data_offsets [{begin}, {end}] of '{:.80}'", entry.name),
-                expected: "a range".to_owned(),
-            });
-        };
-        let extents = vec![FileExtent { file, offset, bytes }];
-        source.add(entry.name, Group::Model, entry.dtype, entry.shape, extents)?;
-    }
-    Ok(())
+    // No overflow: the header's ranges cover the file.
+    let extents = |[begin, end]: [u64; 2]| {
+        vec![FileExtent { file, offset: start + begin, bytes: end - begin }]
+    };
+    let known = header.entries.into_iter().map(|entry| {
+        let extents = extents(entry.data_offsets);
+        (entry.name, Tensor { dtype: entry.dtype.into(), shape: entry.shape, extents })
+    });
+    let foreign = header.foreign.into_iter().map(|entry| {
+        let dtype = ElementType::Foreign(entry.dtype);
+        (entry.name, Tensor { dtype, shape: entry.shape, extents: Vec::new() })
+    });
+    Ok(known.chain(foreign).collect())
 }
 
 /// What an export wrote.
@@ -211,7 +334,7 @@ pub fn export(
 }
 
 /// Up to five names.
-fn list(names: &[&str]) -> String {
+fn list(names: &[String]) -> String {
     let shown = names.iter().take(5).map(|name| format!("'{name:.80}'")).collect::<Vec<_>>();
     let more = if names.len() > 5 { ", ..." } else { "" };
     shown.join(", ") + more

@@ -12,9 +12,11 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// Hugging Face's safetensors: a folder with an index, or a file.
+    /// A folder of Hugging Face, of safetensors or of what `torch.save` wrote, with an index if it
+    /// has several files; or one file of safetensors.
     HuggingFace,
-    /// One file of `torch.save`.
+    /// One file of `torch.save`, or a folder of Hugging Face that has `pytorch_model.bin` or an
+    /// index of several.
     Torch,
     /// A folder of `torch.distributed.checkpoint`.
     Dcp,
@@ -90,18 +92,18 @@ impl Import {
     }
 }
 
-/// A file of `torch.save`: a dict of tensors, or one that has such under `model`, `module` or
-/// `state_dict`.
+/// A file of `torch.save`, or a folder of such in which Hugging Face keeps a model.
 fn open_torch(url: &str) -> Result<Import> {
+    let names = storage::open_url(url).and_then(|store| store.list_names(&Key::root()));
+    if names.is_ok_and(|names| !names.is_empty()) {
+        return hf::open_pickles(url);
+    }
     let (store, key) = storage::locate(url)?;
+    hf::check_complete_file(&*store, &key)?;
     let mut source = TensorSource::of_files(&store, store.display(&key));
     let file = torch::TorchFile::open(&mut source, &*store, &key)?;
     let pickle = &file.pickle;
-    let inner = ["model", "module", "state_dict", "model_state_dict"]
-        .iter()
-        .find_map(|name| pickle.get(pickle.root, name))
-        .filter(|&inner| pickle.pairs(inner).is_some());
-    for (name, tensor) in file.leaves(inner.unwrap_or(pickle.root))? {
+    for (name, tensor) in file.state_dict()? {
         source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
     }
     if source.tensors().is_empty() {
@@ -110,7 +112,14 @@ fn open_torch(url: &str) -> Result<Import> {
     let step = ["iteration", "global_step", "global_steps", "step"]
         .iter()
         .find_map(|name| pickle.size(pickle.get(pickle.root, name)?));
-    Ok(Import { step, ..Import::of(source) })
+    if key.name() == hf::PICKLED_SINGLE {
+        // The one file of a folder of Hugging Face, whose configuration is beside it.
+        let folder = key.parent();
+        let names = store.list_names(&folder)?;
+        hf::add_companions(&mut source, &*store, &folder, &names)?;
+    }
+    let heads = hf::heads_of(&source);
+    Ok(Import { step, heads, ..Import::of(source) })
 }
 
 /// A name or a number.

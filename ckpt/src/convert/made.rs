@@ -162,8 +162,19 @@ impl DerivedTensor {
         self.parts.iter().map(item_bytes).max().unwrap_or(0)
     }
 
-    /// Rejects a description with gaps, overlapping parts, or an impossible cast.
+    /// Rejects a description that cannot be carried out: elements of a type that cannot be read,
+    /// or what [`DerivedTensor::check_boxes`] rejects.
     pub(crate) fn check(&self, source: &TensorSource) -> Result<()> {
+        for part in &self.parts {
+            if let PartSource::Tensor { tensor, .. } = &part.from {
+                source.tensors()[*tensor].check_readable(source.display())?;
+            }
+        }
+        self.check_boxes(source)
+    }
+
+    /// Rejects a description with gaps, overlapping parts, or an impossible cast.
+    pub(crate) fn check_boxes(&self, source: &TensorSource) -> Result<()> {
         let count = region::elements(self.shape.iter().copied());
         if count.and_then(|count| count.checked_mul(self.dtype.item_bytes())).is_none() {
             return Err(unfit(&self.name, format!("{:?}", self.shape), "fewer than 2^64 bytes"));

@@ -34,6 +34,21 @@ pub(crate) struct FileExtent {
     pub(crate) bytes: u64,
 }
 
+/// The element type of a foreign tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ElementType {
+    Known(Dtype),
+    /// The name of a type that this crate cannot read. Such a tensor can be dropped, and nothing
+    /// else.
+    Foreign(String),
+}
+
+impl From<Dtype> for ElementType {
+    fn from(dtype: Dtype) -> Self {
+        ElementType::Known(dtype)
+    }
+}
+
 /// Location of a tensor's elements.
 #[derive(Clone, Debug)]
 enum TensorLocation {
@@ -41,6 +56,8 @@ enum TensorLocation {
     Extents(Vec<FileExtent>, Vec<u64>),
     /// In the opened step, under that group and name.
     Step(Group, String),
+    /// Elements of a type of this name, which cannot be read.
+    Foreign(String),
 }
 
 /// A tensor of a [`TensorSource`].
@@ -50,7 +67,8 @@ pub struct SourceTensor {
     pub name: String,
     /// What it is to the parameter, as far as the source says.
     pub group: Group,
-    /// Its elements.
+    /// Its elements. `U8` stands for a type that this crate cannot read: such a tensor can be
+    /// dropped, and an import that keeps it is refused.
     pub dtype: Dtype,
     /// Elements along each axis. Row-major.
     pub shape: Vec<u64>,
@@ -70,6 +88,20 @@ pub struct TensorSource {
     blobs: Vec<(String, Vec<u8>)>,
     /// Of all tensors.
     extents: usize,
+}
+
+impl SourceTensor {
+    /// Fails if its elements are of a type that cannot be read.
+    pub(crate) fn check_readable(&self, object: &str) -> Result<()> {
+        let TensorLocation::Foreign(dtype) = &self.place else { return Ok(()) };
+        Err(Error::Unfit {
+            object: object.to_owned(),
+            found: format!("'{:.80}' of type {dtype:.80}", self.name),
+            expected: "a type that safetensors and this program have; hint: `drop NAME` in the \
+                       rules of --rename leaves a tensor out"
+                .to_owned(),
+        })
+    }
 }
 
 impl fmt::Debug for TensorSource {
@@ -187,14 +219,33 @@ impl TensorSource {
     }
 
     /// Adds a tensor, after checking that its bytes exist and are as many as its shape requires.
+    /// Of a foreign type only the name and the shape are kept.
     pub(crate) fn add(
         &mut self,
         name: String,
         group: Group,
-        dtype: Dtype,
+        dtype: impl Into<ElementType>,
         shape: Vec<u64>,
         extents: Vec<FileExtent>,
     ) -> Result<usize> {
+        let dtype = match dtype.into() {
+            ElementType::Known(dtype) => dtype,
+            ElementType::Foreign(name_of_type) => {
+                if shape.len() > region::RANK_MAX
+                    || region::elements(shape.iter().copied()).is_none()
+                {
+                    return Err(Error::Corrupt {
+                        object: self.object.clone(),
+                        offset: 0,
+                        found: format!("'{name:.80}' of {shape:?}"),
+                        expected: "the shape of a tensor".to_owned(),
+                    });
+                }
+                let place = TensorLocation::Foreign(name_of_type);
+                self.tensors.push(SourceTensor { name, group, dtype: Dtype::U8, shape, place });
+                return Ok(self.tensors.len() - 1);
+            }
+        };
         let expected = region::elements(shape.iter().copied())
             .and_then(|count| count.checked_mul(dtype.item_bytes()));
         self.extents += extents.len();
@@ -244,6 +295,7 @@ impl TensorSource {
         let tensor = &self.tensors[tensor];
         assert!(region::is_within(&tensor.shape, spans), "{spans:?} in {:?}", tensor.shape);
         match &tensor.place {
+            TensorLocation::Foreign(_) => tensor.check_readable(&self.object),
             TensorLocation::Step(group, name) => {
                 let step = self.step.as_ref().expect("a tensor of a step is in a step");
                 step.read_box(name, *group, spans, into)

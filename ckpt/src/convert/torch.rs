@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::pickle::{Bad, Id, Pickle, PickleNode};
-use super::source::{FileExtent, TensorSource};
+use super::source::{ElementType, FileExtent, TensorSource};
 use super::zip::{self, Member};
 use crate::{Dtype, Error, Result};
 use storage::{Key, Object, RangeRead, Storage};
@@ -60,10 +60,10 @@ pub(crate) struct TorchFile {
     names: Names,
 }
 
-/// A tensor as a file has it.
+/// A tensor as a file has it. One of a foreign type has no extents.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
-    pub(crate) dtype: Dtype,
+    pub(crate) dtype: ElementType,
     pub(crate) shape: Vec<u64>,
     pub(crate) extents: Vec<FileExtent>,
 }
@@ -167,7 +167,15 @@ impl TorchFile {
             let mut count = [0; 8];
             part.read_many(&mut [RangeRead { offset, buf: &mut count }])?;
             let count = u64::from_le_bytes(count);
-            let item = item_bytes.get(name).copied().unwrap_or(1);
+            let item = match item_bytes.get(name) {
+                Some((_, Some(item))) => *item,
+                // Storages behind one of unknown length could be anywhere.
+                Some((class, None)) => {
+                    let found = format!("elements of {class:.80}");
+                    return Err(corrupt(part, offset, &found, "a type of torch of known size"));
+                }
+                None => 1,
+            };
             let bytes = count.checked_mul(item).filter(|bytes| *bytes <= part.len_bytes());
             let Some(bytes) = bytes else {
                 return Err(corrupt(part, offset, &format!("{count} elements"), "fewer"));
@@ -180,23 +188,21 @@ impl TorchFile {
         Ok(Self::new(pickle, part.display(), file, storages))
     }
 
-    /// The tensor that a node is, which is to be named so; `None` if it is something else.
+    /// The tensor that a node is, which is to be named so; `None` if it is something else. A tensor
+    /// that has more to it than elements (sparse, quantized) is of a foreign type.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is one that cannot be, [`Error::Unfit`] if it is of a kind that has
-    /// more to it than elements.
-    pub(crate) fn tensor(&self, id: Id, label: &str) -> Result<Option<Tensor>> {
+    /// [`Error::Corrupt`] if it is one that cannot be.
+    pub(crate) fn tensor(&self, id: Id) -> Result<Option<Tensor>> {
         let Some((module, name, args)) = self.pickle.call(id) else { return Ok(None) };
         if !(module == "torch" || module.starts_with("torch.")) || !name.starts_with("_rebuild") {
             return Ok(None);
         }
         let tensor = self.rebuilt(name, args, 0)?;
-        tensor.map(Some).ok_or_else(|| Error::Unfit {
-            object: self.object.clone(),
-            found: format!("'{label:.80}' by {name:.80}"),
-            expected: "a plain tensor; hint: sparse and quantized ones are to be saved dense"
-                .to_owned(),
-        })
+        Ok(tensor.or_else(|| {
+            let dtype = ElementType::Foreign(format!("{name:.80} (not dense)"));
+            Some(Tensor { dtype, shape: Vec::new(), extents: Vec::new() })
+        }))
     }
 
     /// What a function of torch makes of its arguments; `None` if that is no plain tensor.
@@ -217,28 +223,24 @@ impl TorchFile {
                 self.rebuilt(name, args, depth + 1)
             }
             ("_rebuild_tensor" | "_rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
-                self.strided(*storage, *offset, *size, *stride, None).map(Some)
+                self.strided(*storage, [*offset, *size, *stride], None).map(Some)
             }
             ("_rebuild_tensor_v3", [storage, offset, size, stride, _, _, dtype, ..]) => {
-                let dtype = self.dtype(*dtype);
-                self.strided(*storage, *offset, *size, *stride, dtype).map(Some)
+                let PickleNode::Global(_, dtype) = self.pickle.node(*dtype) else {
+                    return Ok(None);
+                };
+                self.strided(*storage, [*offset, *size, *stride], Some(dtype)).map(Some)
             }
             _ => Ok(None),
         }
     }
 
-    fn dtype(&self, id: Id) -> Option<Dtype> {
-        let PickleNode::Global(_, name) = self.pickle.node(id) else { return None };
-        dtype_of(name)
-    }
-
+    /// A tensor that is a view of a storage. `dtype` names its type where the storage does not.
     fn strided(
         &self,
         storage: Id,
-        offset: Id,
-        size: Id,
-        stride: Id,
-        dtype: Option<Dtype>,
+        [offset, size, stride]: [Id; 3],
+        dtype: Option<&str>,
     ) -> Result<Tensor> {
         let bad = |found: String, expected: &str| Error::Corrupt {
             object: self.object.clone(),
@@ -251,8 +253,11 @@ impl TorchFile {
         let Some((class, key)) = named else {
             return Err(bad("a tensor without a storage".to_owned(), "one"));
         };
-        let Some(dtype) = dtype.or_else(|| dtype_of(class)) else {
-            return Err(bad(format!("elements of {class}"), "a type that safetensors has"));
+        let dtype_name = dtype.unwrap_or(class);
+        let Some(dtype) = dtype_of(dtype_name) else {
+            let dtype = ElementType::Foreign(dtype_name.to_owned());
+            let shape = pickle.sizes(size).unwrap_or_default();
+            return Ok(Tensor { dtype, shape, extents: Vec::new() });
         };
         let (Some(first), Some(shape), Some(strides), Some(&member)) =
             (pickle.size(offset), pickle.sizes(size), pickle.sizes(stride), self.storages.get(key))
@@ -277,7 +282,25 @@ impl TorchFile {
             let (offset, bytes) = (member.offset + start * item, len * item);
             extents.push(FileExtent { file: self.file, offset, bytes });
         }
-        Ok(Tensor { dtype, shape, extents })
+        Ok(Tensor { dtype: dtype.into(), shape, extents })
+    }
+
+    /// The weights: the tensors under the first of `model`, `module`, `state_dict` and
+    /// `model_state_dict` that is a dict with tensors in it, else all tensors of the file. Any of
+    /// these names may be another object: `model` is often the name of the architecture.
+    pub(crate) fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {
+        let pickle = &self.pickle;
+        let inner = ["model", "module", "state_dict", "model_state_dict"]
+            .iter()
+            .filter_map(|name| pickle.get(pickle.root, name))
+            .filter(|&inner| pickle.pairs(inner).is_some());
+        for inner in inner {
+            let found = self.leaves(inner)?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        self.leaves(pickle.root)
     }
 
     /// All tensors below a node of dicts and lists, by their keys with dots between.
@@ -298,7 +321,7 @@ impl TorchFile {
         if depth > DEPTH_MAX {
             return Err(corrupt_name(&self.object, &name, "dicts of 32 levels at most"));
         }
-        if let Some(tensor) = self.tensor(id, &name)? {
+        if let Some(tensor) = self.tensor(id)? {
             found.push((name, tensor));
             return Ok(());
         }
@@ -336,15 +359,27 @@ fn five_pickles(bytes: &[u8]) -> std::result::Result<([Pickle; 5], usize), Bad> 
     Ok((pickles, at))
 }
 
-/// Bytes of an element of each storage that a pickle names.
-fn storage_types(pickle: &Pickle) -> HashMap<String, u64> {
+/// The class of each storage that a pickle names, and the bytes of an element if they are known.
+fn storage_types(pickle: &Pickle) -> HashMap<String, (&str, Option<u64>)> {
     let mut types = HashMap::new();
     for id in pickle.ids() {
         if let Some((class, key)) = persistent(pickle, id) {
-            types.insert(key.to_owned(), dtype_of(class).map_or(1, Dtype::item_bytes));
+            types.insert(key.to_owned(), (class, item_bytes_of(class)));
         }
     }
     types
+}
+
+/// Bytes of an element of a class of storages, also of those whose elements cannot be read.
+fn item_bytes_of(class: &str) -> Option<u64> {
+    Some(match class {
+        "ComplexDoubleStorage" => 16,
+        "ComplexFloatStorage" => 8,
+        "ComplexHalfStorage" | "QInt32Storage" => 4,
+        "UntypedStorage" | "QInt8Storage" | "QUInt8Storage" | "QUInt4x2Storage"
+        | "QUInt2x4Storage" => 1,
+        _ => dtype_of(class)?.item_bytes(),
+    })
 }
 
 /// Class and name of a storage.

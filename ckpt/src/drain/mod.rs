@@ -19,7 +19,7 @@ use crate::base::save_control::SaveControl;
 use crate::liveness::heartbeat::forget;
 use crate::read::checkpoint::{Checkpoint, MANIFEST};
 use crate::retain::retention::{RetentionInputs, RetentionPlan};
-use crate::{Checkpoints, Codec, Error, Result, Retention};
+use crate::{Checkpoints, Codec, Error, FolderListing, Result, Retention};
 use storage::{Crc64, Manifest, rate_text};
 
 /// Prefix of hidden folders of the second store that a drain fills. The step and a checksum of the
@@ -134,10 +134,11 @@ impl Drain {
     /// # Errors
     /// Errors of the stores.
     pub fn levels(&self) -> Result<Vec<(u64, Durability)>> {
-        let (near, mut far) = (self.from.steps()?, self.to.steps()?);
+        let there = Listings::of(self)?;
+        let mut far = there.far_complete.clone();
         let mut levels = Vec::new();
-        for step in near {
-            let is_far = far.contains(&step) && self.is_same(step)?;
+        for &step in &there.near_complete {
+            let is_far = far.contains(&step) && self.is_same(step, &there)?;
             levels.push((step, if is_far { Durability::Remote } else { Durability::Local }));
             far.retain(|there| *there != step);
         }
@@ -153,32 +154,69 @@ impl Drain {
     /// # Errors
     /// Errors of the stores.
     pub fn pending(&self) -> Result<Vec<u64>> {
-        let (near, far) = (self.from.steps()?, self.to.steps()?);
+        let there = Listings::of(self)?;
         let mut lacking = Vec::new();
-        for step in near {
-            match far.contains(&step).then(|| self.is_same(step)).transpose() {
+        for &step in &there.near_complete {
+            let is_far = there.far_complete.contains(&step);
+            match is_far.then(|| self.is_same(step, &there)).transpose() {
                 Ok(Some(true)) => {}
                 Ok(_) => lacking.push(step),
                 Err(Error::NoStep { object, .. }) => was_retired(&object),
                 Err(error) => return Err(error),
             }
         }
-        let mut all = far;
-        all.extend(&lacking);
+        let deleted = self.deleted_of(there.far_complete, &lacking)?;
+        lacking.retain(|step| !deleted.contains(step));
+        lacking.reverse();
+        Ok(lacking)
+    }
+
+    /// Steps that the second store lacks and would retain, and that are damaged in the first, with
+    /// the damage, newest first: they cannot be copied. [`Drain::pending`] does not count them.
+    ///
+    /// # Errors
+    /// Errors of the stores.
+    pub fn damaged(&self) -> Result<Vec<(u64, Error)>> {
+        let there = Listings::of(self)?;
+        let mut damaged = Vec::new();
+        for &step in there.near.steps() {
+            if !there.far_complete.contains(&step)
+                && !there.near_complete.contains(&step)
+                && let Err(error) = self.from.open_listed(&there.near, step)
+                && error.is_damage()
+            {
+                damaged.push((step, error));
+            }
+        }
+        let steps: Vec<u64> = damaged.iter().map(|(step, _)| *step).collect();
+        let remaining = self.from.still_there(&steps)?;
+        damaged.retain(|(step, _)| remaining.contains(step));
+        let all: Vec<u64> = there.near_complete.iter().chain(&remaining).copied().collect();
+        let deleted = self.deleted_of(there.far_complete, &all)?;
+        damaged.retain(|(step, _)| !deleted.contains(step));
+        damaged.reverse();
+        Ok(damaged)
+    }
+
+    /// Which of these steps the retention of the second store would delete, if it had all of them.
+    fn deleted_of(&self, mut all: Vec<u64>, more: &[u64]) -> Result<Vec<u64>> {
+        all.extend(more);
         all.sort_unstable();
         all.dedup();
         let pinned = self.to.pins()?;
         let facts =
             RetentionInputs { steps: &all, verified: None, pinned: &pinned, undrained: &[] };
-        let plan = RetentionPlan::new(&self.options.retention, facts);
-        lacking.retain(|step| !plan.delete.contains(step));
-        lacking.reverse();
-        Ok(lacking)
+        Ok(RetentionPlan::new(&self.options.retention, facts).delete)
     }
 
     /// Whether both stores have the step with the same contents.
-    fn is_same(&self, step: u64) -> Result<bool> {
-        let (near, far) = (self.from.open_step(step)?, self.to.open_step(step)?);
+    fn is_same(&self, step: u64, there: &Listings) -> Result<bool> {
+        let open = |of: &Checkpoints, listing| match of.open_listed(listing, step) {
+            // It may have been deleted after the listing.
+            Err(error) if error.is_damage() => of.open_step(step),
+            opened => opened,
+        };
+        let (near, far) = (open(&self.from, &there.near)?, open(&self.to, &there.far)?);
         Ok(near.catalog.has_same(&far.catalog))
     }
 
@@ -332,6 +370,23 @@ impl Drain {
             }
             std::thread::sleep(left.min(Duration::from_millis(50)));
         }
+    }
+}
+
+/// What both folders hold: each is listed once, however many steps are compared.
+struct Listings {
+    near: FolderListing,
+    far: FolderListing,
+    near_complete: Vec<u64>,
+    far_complete: Vec<u64>,
+}
+
+impl Listings {
+    fn of(drain: &Drain) -> Result<Self> {
+        let (near, far) = (drain.from.list_folder()?, drain.to.list_folder()?);
+        let near_complete = drain.from.complete_in(&near)?;
+        let far_complete = drain.to.complete_in(&far)?;
+        Ok(Listings { near, far, near_complete, far_complete })
     }
 }
 

@@ -39,12 +39,31 @@ pub(crate) struct HeaderEntry {
     pub(crate) data_offsets: [u64; 2],
 }
 
+/// An entry of an element type that this crate does not have, such as `C64` or `F8_E8M0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignEntry {
+    pub(crate) name: String,
+    /// As the header spells it.
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    /// As [`HeaderEntry::data_offsets`].
+    pub(crate) data_offsets: [u64; 2],
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
-    dtype: Dtype,
+    dtype: DtypeName,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
+}
+
+/// A type, or the name of one that this crate does not have.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DtypeName {
+    Known(Dtype),
+    Foreign(String),
 }
 
 /// The shape of an entry: a range of elements has one axis.
@@ -164,9 +183,26 @@ pub(crate) struct Header {
     pub(crate) bytes: Vec<u8>,
     /// The tensors, in the order of the JSON.
     pub(crate) entries: Vec<HeaderEntry>,
+    /// Those of other element types.
+    pub(crate) foreign: Vec<ForeignEntry>,
 }
 
-/// Reads the header of a file.
+impl Header {
+    /// Checks that each byte behind the header belongs to exactly one tensor, as the format
+    /// requires.
+    pub(crate) fn check_coverage(&self, object: &dyn Object) -> Result<()> {
+        let known = self.entries.iter().map(|entry| (entry.data_offsets, entry.name.as_str()));
+        let foreign = self.foreign.iter().map(|entry| (entry.data_offsets, entry.name.as_str()));
+        let data_bytes = object.len_bytes() - self.bytes.len() as u64;
+        check_coverage(known.chain(foreign).collect(), data_bytes).map_err(|(found, expected)| {
+            let (object, offset) = (object.display(), PREFIX_BYTES as u64);
+            Error::Corrupt { object, offset, found, expected }
+        })
+    }
+}
+
+/// Reads the header of a file. Where its ranges lie is for the caller to check: with a manifest, or
+/// by [`Header::check_coverage`].
 pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     let corrupt = |offset: usize, found: String, expected: String| Error::Corrupt {
         object: object.display(),
@@ -191,12 +227,41 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     }
     let pairs: HeaderPairs = serde_json::from_slice(json)
         .map_err(|error| corrupt(PREFIX_BYTES, error.to_string(), expected))?;
-    let mut entries = Vec::with_capacity(pairs.0.len());
+    let (mut entries, mut foreign) = (Vec::with_capacity(pairs.0.len()), Vec::new());
     for (name, value) in pairs.0 {
         let Some(Fields { dtype, shape, data_offsets }) = value else { continue };
-        entries.push(HeaderEntry { name, dtype, shape, data_offsets });
+        match dtype {
+            DtypeName::Known(dtype) => {
+                entries.push(HeaderEntry { name, dtype, shape, data_offsets });
+            }
+            DtypeName::Foreign(dtype) => {
+                foreign.push(ForeignEntry { name, dtype, shape, data_offsets });
+            }
+        }
     }
-    Ok(Header { bytes, entries })
+    Ok(Header { bytes, entries, foreign })
+}
+
+/// Checks that ranges neither overlap nor leave a byte out. Returns what was found and expected.
+fn check_coverage(
+    mut ranges: Vec<([u64; 2], &str)>,
+    data_bytes: u64,
+) -> std::result::Result<(), (String, String)> {
+    ranges.sort_unstable();
+    let mut covered_bytes = 0;
+    for ([begin, end], name) in ranges {
+        if begin != covered_bytes || end < begin {
+            let found = format!("data_offsets [{begin}, {end}] of '{name:.80}'");
+            let expected = format!("a range from {covered_bytes}, where the tensor before ends");
+            return Err((found, expected));
+        }
+        covered_bytes = end;
+    }
+    if covered_bytes != data_bytes {
+        let found = format!("tensors of {covered_bytes} bytes");
+        return Err((found, format!("{data_bytes}, all bytes behind the header")));
+    }
+    Ok(())
 }
 
 /// The names and tensors of a header as they stand, so that a key which is there twice is seen,

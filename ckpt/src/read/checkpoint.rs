@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -13,7 +13,7 @@ pub(crate) const MANIFEST: &str = "MANIFEST.json";
 
 /// The length of every object below a folder. Links are not followed by a listing, so what a link
 /// points to is not in it.
-pub(crate) type Listing = HashMap<Key, u64>;
+pub(crate) type Listing = BTreeMap<Key, u64>;
 
 /// A complete step, opened for reading. Every byte that it returns has passed its checksum.
 pub struct Checkpoint {

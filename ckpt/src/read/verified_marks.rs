@@ -77,7 +77,8 @@ impl Checkpoints {
     }
 }
 
-fn mark_of(step: u64, sum: u64) -> String {
+/// The name of the mark of a step whose manifest has this checksum.
+pub(crate) fn mark_of(step: u64, sum: u64) -> String {
     format!("{VERIFIED}{}-{sum:016x}", step_name(step))
 }
 

@@ -166,6 +166,10 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
                 "from a multiple of 4096",
             ));
         }
+        if let Some(entry) = header.foreign.first() {
+            let found = format!("'{:.80}' of type {:.80}", entry.name, entry.dtype);
+            return Err(corrupt(8, found, "a type that the manifest has"));
+        }
         let gaps = find_gaps(&what, start, chunks)?;
         check_entries(&what, start, header.entries, chunks, &gaps)?;
         return Ok((header.bytes, gaps));

@@ -309,9 +309,11 @@ impl Checkpoints {
             return Ok(target);
         }
         if !there.contains_key(&record) {
-            let data = format!("{target}/{DATA}");
             let object = self.store.display(&target);
-            let is_begun = there.keys().any(|key| key.as_str().starts_with(&data));
+            // Keys are sorted, so the data folders' objects follow this key.
+            let data = target.join(DATA)?;
+            let next = there.range(&data..).next();
+            let is_begun = next.is_some_and(|(key, _)| key.as_str().starts_with(data.as_str()));
             return if is_begun { Err(Error::Uncommitted { object }) } else { Ok(target) };
         }
         self.read_record(step, &target, &record, there)

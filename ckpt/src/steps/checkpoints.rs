@@ -113,14 +113,7 @@ impl Checkpoints {
     /// # Errors
     /// Errors of the store.
     pub fn steps(&self) -> Result<Vec<u64>> {
-        let mut complete = Vec::new();
-        let there = self.listing()?;
-        for step in self.named_steps()? {
-            if self.open_if_complete(step, &there)?.is_some() {
-                complete.push(step);
-            }
-        }
-        Ok(complete)
+        self.complete_in(&self.list_folder()?)
     }
 
     /// The newest step whose manifest agrees with its files; `None` if there is none. Newer
@@ -225,7 +218,8 @@ impl Checkpoints {
         }
     }
 
-    fn open_named(&self, step: u64, there: &Listing) -> Result<Checkpoint> {
+    /// Opens a step whose folder is there.
+    pub(crate) fn open_named(&self, step: u64, there: &Listing) -> Result<Checkpoint> {
         let folder = self.data_folder(step, there)?;
         Checkpoint::open(&self.store, folder, step, there, self.options.threads)
     }

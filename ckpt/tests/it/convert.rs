@@ -10,7 +10,7 @@ use storage::Key;
 
 /// A GPT-2 of one layer, of width 4 with 2 heads, 6 words and 3 positions. Each element is its
 /// place, so that every move shows.
-fn gpt2() -> Vec<(String, Vec<u64>, Vec<u8>)> {
+pub fn gpt2() -> Vec<(String, Vec<u64>, Vec<u8>)> {
     let shapes: [(&str, &[u64]); 16] = [
         ("wte.weight", &[6, 4]),
         ("wpe.weight", &[3, 4]),
@@ -33,7 +33,7 @@ fn gpt2() -> Vec<(String, Vec<u64>, Vec<u8>)> {
 }
 
 /// Tensors of these shapes, each element its place.
-fn numbered(shapes: &[(&str, &[u64])]) -> Vec<(String, Vec<u64>, Vec<u8>)> {
+pub fn numbered(shapes: &[(&str, &[u64])]) -> Vec<(String, Vec<u64>, Vec<u8>)> {
     let mut next = 0.0_f32;
     let mut tensor = |(name, shape): &(&str, &[u64])| {
         let count = shape.iter().product::<u64>();
@@ -47,7 +47,7 @@ fn numbered(shapes: &[(&str, &[u64])]) -> Vec<(String, Vec<u64>, Vec<u8>)> {
 }
 
 /// Writes a Hugging Face folder with the reference writer.
-fn write_hf(folder: &Path, tensors: &[(String, Vec<u64>, Vec<u8>)], config: &Value) {
+pub fn write_hf(folder: &Path, tensors: &[(String, Vec<u64>, Vec<u8>)], config: &Value) {
     std::fs::create_dir_all(folder).unwrap();
     let views = tensors.iter().map(|(name, shape, bytes)| {
         let shape = shape.iter().map(|&len| len as usize).collect();
@@ -59,11 +59,11 @@ fn write_hf(folder: &Path, tensors: &[(String, Vec<u64>, Vec<u8>)], config: &Val
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
 }
 
-fn steps(folder: &Path) -> Checkpoints {
+pub fn steps(folder: &Path) -> Checkpoints {
     Checkpoints::open(storage::open_url(folder.to_str().unwrap()).unwrap(), Key::root())
 }
 
-fn floats(step: &ckpt::Checkpoint, name: &str) -> Vec<f32> {
+pub fn floats(step: &ckpt::Checkpoint, name: &str) -> Vec<f32> {
     let entry = step.tensor(name, Group::Model).unwrap();
     let mut bytes = vec![0; entry.bytes() as usize];
     step.read_tensor(name, Group::Model, &mut bytes).unwrap();

@@ -133,6 +133,24 @@ fn rows(batch: &AnyBatch) -> Vec<Vec<i64>> {
     batch.tokens.chunks(batch.seq_len).map(<[i64]>::to_vec).collect()
 }
 
+/// A name that is nearly right is refused, and the right one is in the hint.
+#[test]
+fn a_prefix_that_is_nearly_right() {
+    let lab = Lab::new();
+    lab.corpus("tok/mine_text_document", 0);
+    for (given, right) in [
+        ("tok/mine", "tok/mine_text_document"),
+        ("tok", "tok/mine_text_document"),
+        ("corpus.bin", "corpus"),
+        ("corpus.idx", "corpus"),
+    ] {
+        let train = format!("'{}'", lab.path(given).display());
+        let refused = open_corpus(&load(&lab, &[("data.train", &train)])).unwrap_err().to_string();
+        let hint = format!("(hint: there is {})", lab.path(right).display());
+        assert!(refused.ends_with(&hint), "{refused}");
+    }
+}
+
 /// A corpus says what made it, where `preprocess` did.
 #[test]
 fn another_tokenizer_than_the_corpus_has_is_told() {

@@ -91,13 +91,22 @@ enum CacheState<T> {
     Nothing,
 }
 
+/// What happens if an index that was built cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IfNotKept {
+    /// It costs its building again, so a warning says it.
+    Warn,
+    /// Keeping it was the purpose.
+    Fail,
+}
+
 /// The index that is kept under these names, if all its files are there and are right; else a
-/// warning says why, and it is built and kept. A cache that cannot be written costs its building
-/// again, which is a warning and no failure.
+/// warning says why, and it is built and kept.
 pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
+    if_not_kept: IfNotKept,
 ) -> Result<R::Index> {
     let shown = store.display(&names.description_key()?);
     let is_bad = match find(recipe, store, names)? {
@@ -125,7 +134,19 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     match cleared.and_then(|()| save::<R, N>(store, names, &index)) {
         Ok(Saved::All) => log::info!("sample order built, and kept in {folder}"),
         // Files that we neither wrote nor checked are not ours to seal.
-        Ok(Saved::NotAll) => return Ok(index),
+        Ok(Saved::NotAll) if if_not_kept == IfNotKept::Warn => return Ok(index),
+        Ok(Saved::NotAll) => {
+            return match find(recipe, store, names)? {
+                CacheState::Sealed(index) | CacheState::Unsealed(index) => Ok(index),
+                CacheState::Bad | CacheState::Nothing => {
+                    let reason = "another process writes it and is not finished".to_owned();
+                    Err(Error::NotKept { folder, reason })
+                }
+            };
+        }
+        Err(error) if if_not_kept == IfNotKept::Fail => {
+            return Err(Error::NotKept { folder, reason: storage::one_line(&error) });
+        }
         Err(error) => {
             log::warn!("sample order built, but not kept in {folder}: {error}");
             return Ok(index);

@@ -5,11 +5,15 @@ use std::sync::{Arc, OnceLock};
 
 use storage::{Crc64, Key, Map, Object, RangeRead, Storage, crc32c};
 
+use crate::checksums::run_sum::sum_of_run;
 use crate::checksums::{
     BLOCK_BYTES, FOOTER_BYTES, Footer, MAGIC, SUFFIX, VERSION, footer_crc64, u64_at,
 };
 use crate::mmididx::dataset::READ_BYTES;
 use crate::{Error, Result};
+
+/// Blocks of a run, at most: 4 KiB, which stay in the nearest cache until they are decoded.
+const RUN_BLOCKS: usize = 8;
 
 /// An object of a store without files is read whole if it is not larger: it costs a request.
 const MAP_BYTES: u64 = 1 << 20;
@@ -28,24 +32,23 @@ pub struct BlockChecksums {
     map: OnceLock<Map>,
 }
 
-/// A block that a range of a file overlaps.
+/// Blocks in a row, at most 8, and the checksum of all their bytes: one long comparison costs less
+/// than several short ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Bytes of it.
+pub struct BlockRun {
+    /// Bytes of them.
     pub len: u32,
-    /// CRC-32C of them.
+    /// CRC-32C of these.
     pub crc32c: u32,
 }
 
-/// The first block that differs from its checksum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadBlock {
-    /// Its first byte, counted from the start of what was compared.
-    pub offset: u64,
-    /// CRC-32C of the bytes that were read.
-    pub found: u32,
-    /// The block as it should be.
-    pub expected: Block,
+/// A range of a file whose blocks are counted from its start.
+#[derive(Clone, Copy, Debug)]
+struct FileSegment {
+    /// The number of blocks before it.
+    first_block: u64,
+    start: u64,
+    end: u64,
 }
 
 /// The two files of a pair.
@@ -88,7 +91,7 @@ impl BlockChecksums {
             return corrupt(footer_at, found, "\"FLBLKCRC\" and version 1");
         }
         if block_bytes != BLOCK_BYTES {
-            return corrupt(footer_at + 12, format!("blocks of {block_bytes} bytes"), "4096");
+            return corrupt(footer_at + 12, format!("blocks of {block_bytes} bytes"), "512");
         }
         let footer = Footer {
             bin_bytes: u64_at(bytes, 16),
@@ -136,19 +139,54 @@ impl BlockChecksums {
         self.extent_in(File::Bin, range)
     }
 
-    /// Appends the blocks of a range of the `.bin` that [`Self::extent`] has returned.
+    /// Loads the checksums of blocks of the `.bin`, of which each has a byte here, into the
+    /// processor's caches. They are far apart in a large table: a miss each, of which several are
+    /// served at a time here, and one after the other where they are used.
+    ///
+    /// # Errors
+    /// If the checksums cannot be read.
+    ///
+    /// # Panics
+    /// If a byte is beyond the end of the `.bin`.
+    pub fn prefetch(&self, bytes: impl Iterator<Item = u64>) -> storage::Result<()> {
+        let map = self.whole()?;
+        // fits: within the map
+        let first = |at| map[4 * self.block_at(File::Bin, at).0 as usize];
+        std::hint::black_box(bytes.map(first).fold(0, |all, byte| all ^ byte));
+        Ok(())
+    }
+
+    /// Appends the blocks of a range of the `.bin` that [`Self::extent`] has returned, in runs.
     ///
     /// # Errors
     /// If the checksums cannot be read.
     ///
     /// # Panics
     /// If the range reaches beyond the end of the `.bin`.
-    pub fn blocks(&self, extent: Range<u64>, into: &mut Vec<Block>) -> storage::Result<()> {
-        if self.map.get().is_none() {
-            // Whoever was quicker has the same.
-            _ = self.map.set(self.object.map()?);
+    pub fn runs(&self, extent: Range<u64>, into: &mut Vec<BlockRun>) -> storage::Result<()> {
+        self.whole()?;
+        self.runs_in(File::Bin, extent, RUN_BLOCKS, into)
+    }
+
+    /// Compares bytes of the `.bin`, whose name is for messages, with the checksum of each of their
+    /// blocks. The bytes are those of a range that [`Self::extent`] has returned.
+    ///
+    /// # Errors
+    /// [`storage::Error::Corrupt`], with the offset of the first block that differs; if the
+    /// checksums cannot be read.
+    ///
+    /// # Panics
+    /// If the bytes reach beyond the end of the `.bin`.
+    pub fn verify_bin(&self, name: &str, offset: u64, bytes: &[u8]) -> storage::Result<()> {
+        self.verify(File::Bin, name, offset, bytes)
+    }
+
+    fn whole(&self) -> storage::Result<&Map> {
+        if let Some(map) = self.map.get() {
+            return Ok(map);
         }
-        self.blocks_in(File::Bin, extent, into)
+        let map = self.object.map()?;
+        Ok(self.map.get_or_init(|| map))
     }
 
     pub(crate) fn extent_in(&self, file: File, range: Range<u64>) -> Range<u64> {
@@ -159,11 +197,12 @@ impl BlockChecksums {
         start..self.block_at(file, range.end - 1).1.end
     }
 
-    fn blocks_in(
+    fn runs_in(
         &self,
         file: File,
         extent: Range<u64>,
-        into: &mut Vec<Block>,
+        blocks_max: usize,
+        into: &mut Vec<BlockRun>,
     ) -> storage::Result<()> {
         if extent.is_empty() {
             return Ok(());
@@ -179,14 +218,21 @@ impl BlockChecksums {
                 &read_sums[..]
             }
         };
-        let mut at = extent.start;
-        for sum in sums.as_chunks().0 {
-            if at >= extent.end {
-                break;
+        let (mut at, mut sums) = (extent.start, sums.as_chunks().0);
+        while at < extent.end {
+            let end = self.segment_at(file, at).end.min(extent.end);
+            let whole = ((end - at) / BLOCK_BYTES) as usize; // fits: of bytes in memory
+            let (whole, rest) = sums.split_at(whole);
+            into.extend(whole.chunks(blocks_max).map(|run| BlockRun {
+                len: (run.len() as u64 * BLOCK_BYTES) as u32, // fits: 4096 at most
+                crc32c: sum_of_run(run),
+            }));
+            sums = rest;
+            let len = ((end - at) % BLOCK_BYTES) as u32; // fits: less than 512
+            if len > 0 {
+                into.push(BlockRun { len, crc32c: u32::from_le_bytes(rest[0]) });
+                sums = &rest[1..];
             }
-            let end = self.block_at(file, at).1.end;
-            let len = (end - at) as u32; // fits: 4096
-            into.push(Block { len, crc32c: u32::from_le_bytes(*sum) });
             at = end;
         }
         Ok(())
@@ -201,9 +247,18 @@ impl BlockChecksums {
         offset: u64,
         bytes: &[u8],
     ) -> storage::Result<()> {
-        let mut blocks = Vec::new();
-        self.blocks_in(file, offset..offset + bytes.len() as u64, &mut blocks)?;
-        verify_blocks(&blocks, bytes).map_err(|bad| bad.error(name, offset))
+        let range = offset..offset + bytes.len() as u64;
+        let mut runs = Vec::new();
+        self.runs_in(file, range.clone(), RUN_BLOCKS, &mut runs)?;
+        if first_bad(&runs, bytes).is_none() {
+            return Ok(());
+        }
+        runs.clear();
+        self.runs_in(file, range, 1, &mut runs)?;
+        match first_bad(&runs, bytes) {
+            Some((at, found, expected)) => Err(bad_block(name, offset + at, found, expected)),
+            None => Ok(()),
+        }
     }
 
     /// Compares the blocks of a `.bin` that lie whole before `end`: for one that was cut off.
@@ -300,58 +355,60 @@ impl BlockChecksums {
 
     /// The block of a byte: its place among all checksums, and its bytes.
     fn block_at(&self, file: File, at: u64) -> (u64, Range<u64>) {
+        let FileSegment { first_block, start, end } = self.segment_at(file, at);
+        let nth = (at - start) / BLOCK_BYTES;
+        let block = start + nth * BLOCK_BYTES;
+        (first_block + nth, block..(block + BLOCK_BYTES).min(end))
+    }
+
+    fn segment_at(&self, file: File, at: u64) -> FileSegment {
         let len = self.len_of(file);
         assert!(at < len, "byte {at} of a file of {len}");
-        let (first, start, end) = match file {
-            File::Idx => (self.bin_blocks, 0, len),
+        match file {
+            File::Idx => FileSegment { first_block: self.bin_blocks, start: 0, end: len },
             File::Bin => {
                 // The first segment begins with the file.
                 let next = self.segments.partition_point(|&(start, _)| start <= at);
-                let (start, first) = self.segments[next - 1];
-                (first, start, self.segments.get(next).map_or(len, |&(end, _)| end))
+                let (start, first_block) = self.segments[next - 1];
+                let end = self.segments.get(next).map_or(len, |&(end, _)| end);
+                FileSegment { first_block, start, end }
             }
-        };
-        let nth = (at - start) / BLOCK_BYTES;
-        let block = start + nth * BLOCK_BYTES;
-        (first + nth, block..(block + BLOCK_BYTES).min(end))
+        }
     }
 }
 
-impl BadBlock {
-    /// What it means for a `.bin` or `.idx` that was read from `offset` on.
+impl BlockRun {
+    /// Whether bytes, as many as it has, are those of its checksum.
     #[must_use]
-    pub fn error(&self, object: &str, offset: u64) -> storage::Error {
-        let BadBlock { offset: at, found, expected } = *self;
-        let prefix = [".bin", ".idx"].iter().find_map(|suffix| object.strip_suffix(suffix));
-        let prefix = prefix.unwrap_or(object);
-        storage::Error::Corrupt {
-            object: object.to_owned(),
-            offset: offset + at,
-            found: format!("CRC-32C {found:08x} of the {} bytes from there on", expected.len),
-            expected: format!("{:08x}, as {prefix}{SUFFIX} says", expected.crc32c),
-        }
+    pub fn is_of(&self, bytes: &[u8]) -> bool {
+        crc32c(bytes) == self.crc32c
     }
 }
 
-/// Compares bytes with the checksums of the blocks that they are.
-///
-/// # Errors
-/// The first block that differs.
-///
-/// # Panics
-/// If the blocks have other lengths than the bytes.
-pub fn verify_blocks(blocks: &[Block], mut bytes: &[u8]) -> std::result::Result<(), BadBlock> {
-    let len = bytes.len();
-    for &expected in blocks {
-        let (block, rest) = bytes.split_at(expected.len as usize); // fits: 64 bits
-        let found = crc32c(block);
-        if found != expected.crc32c {
-            return Err(BadBlock { offset: (len - bytes.len()) as u64, found, expected });
+/// The first run that differs: where it begins in the bytes, and the checksum of what was found.
+fn first_bad(runs: &[BlockRun], bytes: &[u8]) -> Option<(u64, u32, BlockRun)> {
+    let mut rest = bytes;
+    for &run in runs {
+        let (part, after) = rest.split_at(run.len as usize); // fits: 64 bits
+        let found = crc32c(part);
+        if found != run.crc32c {
+            return Some(((bytes.len() - rest.len()) as u64, found, run));
         }
-        bytes = rest;
+        rest = after;
     }
-    assert!(bytes.is_empty(), "the blocks are all of the bytes");
-    Ok(())
+    None
+}
+
+/// The error for a block of a `.bin` or `.idx` that differs from its checksum.
+fn bad_block(object: &str, offset: u64, found: u32, expected: BlockRun) -> storage::Error {
+    let prefix = [".bin", ".idx"].iter().find_map(|suffix| object.strip_suffix(suffix));
+    let prefix = prefix.unwrap_or(object);
+    storage::Error::Corrupt {
+        object: object.to_owned(),
+        offset,
+        found: format!("CRC-32C {found:08x} of the {} bytes from there on", expected.len),
+        expected: format!("{:08x}, as {prefix}{SUFFIX} says", expected.crc32c),
+    }
 }
 
 fn read(object: &dyn Object, map: &OnceLock<Map>, offset: u64, buf: &mut [u8]) -> Result<()> {

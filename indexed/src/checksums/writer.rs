@@ -72,7 +72,7 @@ impl BlockSums {
         self.bytes += bytes.len() as u64;
         while !bytes.is_empty() {
             let room = BLOCK_BYTES - self.begun_bytes;
-            let (part, rest) = bytes.split_at(bytes.len().min(room as usize)); // fits: 4096
+            let (part, rest) = bytes.split_at(bytes.len().min(room as usize)); // fits: 512
             bytes = rest;
             if part.len() as u64 == BLOCK_BYTES {
                 each(crc32c(part));
@@ -187,7 +187,7 @@ impl ChecksumWriter {
     }
 }
 
-/// The checksums of a whole `.idx`: a thousandth of its size.
+/// The checksums of a whole `.idx`: 1/128 of its size.
 #[derive(Debug, Default)]
 pub(crate) struct IdxSums {
     running: BlockSums,

@@ -9,6 +9,7 @@ use storage::{Crc64, Key, Map, Object, RangeRead, Storage};
 use crate::checksums::table::{BlockChecksums, File};
 use crate::checksums::verified::verified;
 use crate::mmididx::idx::{HEADER_BYTES, I32Le, Layout, Tables, malformed};
+use crate::mmididx::similar::no_dataset;
 use crate::mmididx::sparse_table::Sparse;
 use crate::{Dtype, Error, FormatRule, Result};
 
@@ -69,7 +70,8 @@ impl IndexedDataset {
     /// that no later call can reach outside the files.
     ///
     /// # Errors
-    /// [`Error::Malformed`] with the [`FormatRule`], the file and the byte; [`Error::Storage`].
+    /// [`Error::NoDataset`] with similar prefixes that have one; [`Error::Malformed`] with the
+    /// [`FormatRule`], the file and the byte; [`Error::Storage`].
     pub fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
         let dataset = Self::open_files(store, prefix)?;
         let bin_bytes = dataset.check_all_tables()?;
@@ -96,8 +98,11 @@ impl IndexedDataset {
 
     /// Opens both files and reads the header.
     fn open_files(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
-        let idx_object = store.open(&prefix.with_suffix(".idx")?)?;
-        let bin = store.open(&prefix.with_suffix(".bin")?)?;
+        let open = |suffix| match store.open(&prefix.with_suffix(suffix)?) {
+            Err(storage::Error::NotFound { .. }) => Err(no_dataset(&**store, prefix)),
+            opened => Ok(opened?),
+        };
+        let (idx_object, bin) = (open(".idx")?, open(".bin")?);
         // An empty file cannot be mapped, and is too short for a header anyway.
         let is_empty = idx_object.len_bytes() == 0;
         let idx = if is_empty { Map::owned(Vec::new()) } else { idx_object.map()? };

@@ -6,4 +6,5 @@ mod drafts;
 pub(crate) mod idx;
 pub(crate) mod length_log;
 pub(crate) mod lengths;
+pub(crate) mod similar;
 pub(crate) mod sparse_table;

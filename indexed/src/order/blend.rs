@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
-use crate::cache::index_cache::{self, Names};
+use crate::cache::index_cache::{self, IfNotKept, Names};
 use crate::cache::npy::{Descr, Npy, NpyBuilder};
 use crate::rng::numpy_sum;
 use crate::{Error, Result, Split};
@@ -108,7 +108,16 @@ impl BlendIndex {
     /// read.
     pub fn load_or_build(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
         let names = names_of(config, folder)?;
-        index_cache::load_or_build(&BlendSpec(config), store, &names)
+        index_cache::load_or_build(&BlendSpec(config), store, &names, IfNotKept::Warn)
+    }
+
+    /// As [`GptIndex::load_or_keep`](crate::GptIndex::load_or_keep).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_or_keep(config: &BlendConfig, store: &dyn Storage, folder: &Key) -> Result<Self> {
+        let names = names_of(config, folder)?;
+        index_cache::load_or_build(&BlendSpec(config), store, &names, IfNotKept::Fail)
     }
 
     /// As [`GptIndex::verify_cache`](crate::GptIndex::verify_cache).

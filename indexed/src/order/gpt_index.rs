@@ -9,7 +9,7 @@ use serde_json::Value;
 use storage::{Key, Storage};
 
 use crate::cache::file_stamp::dataset_stamp;
-use crate::cache::index_cache::{self, Names};
+use crate::cache::index_cache::{self, IfNotKept, Names};
 use crate::cache::npy::{Descr, Element, Npy, NpyBuilder, RUN_MAX};
 use crate::mmididx::idx::I32Le;
 use crate::order::gpt_counts::Plan;
@@ -118,7 +118,23 @@ impl GptIndex {
         folder: &Key,
     ) -> Result<Self> {
         let (spec, names) = GptIndexSpec::new(dataset, which, config, store, folder)?;
-        index_cache::load_or_build(&spec, store, &names)
+        index_cache::load_or_build(&spec, store, &names, IfNotKept::Warn)
+    }
+
+    /// As [`GptIndex::load_or_build`], where the files are the purpose: that they cannot be written
+    /// is an error.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`](crate::Error::NotKept), else as [`GptIndex::load_or_build`].
+    pub fn load_or_keep(
+        dataset: &IndexedDataset,
+        which: Split,
+        config: &GptIndexConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let (spec, names) = GptIndexSpec::new(dataset, which, config, store, folder)?;
+        index_cache::load_or_build(&spec, store, &names, IfNotKept::Fail)
     }
 
     /// Checks every number of the files that [`GptIndex::load_or_build`] uses, whatever their seal

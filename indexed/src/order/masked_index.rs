@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use storage::{Key, Storage};
 
 use crate::cache::file_stamp::dataset_stamp;
-use crate::cache::index_cache::{self, Names};
+use crate::cache::index_cache::{self, IfNotKept, Names};
 use crate::cache::npy::{Descr, Npy};
 use crate::mmididx::idx::{I32Le, I64Le};
 use crate::order::gpt_verify::shape_is;
@@ -217,7 +217,23 @@ impl MaskedIndex {
     ) -> Result<Self> {
         let recipe = MaskedIndexSpec::new(dataset, which, config, Some(store))?;
         let names = Names::new(&config.description(which)?, folder, config.kind.class());
-        index_cache::load_or_build(&recipe, store, &names)
+        index_cache::load_or_build(&recipe, store, &names, IfNotKept::Warn)
+    }
+
+    /// As [`GptIndex::load_or_keep`](crate::GptIndex::load_or_keep).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_or_keep(
+        dataset: &IndexedDataset,
+        which: Split,
+        config: &MaskedConfig,
+        store: &dyn Storage,
+        folder: &Key,
+    ) -> Result<Self> {
+        let recipe = MaskedIndexSpec::new(dataset, which, config, Some(store))?;
+        let names = Names::new(&config.description(which)?, folder, config.kind.class());
+        index_cache::load_or_build(&recipe, store, &names, IfNotKept::Fail)
     }
 
     /// As [`GptIndex::verify_cache`](crate::GptIndex::verify_cache).

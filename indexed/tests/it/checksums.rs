@@ -9,7 +9,7 @@ use indexed::{
 };
 use storage::{RangeRead, Storage};
 
-const BLOCK: usize = 4096;
+const BLOCK: usize = 512;
 
 /// CRC-32C bit by bit, as RFC 3720 defines it.
 fn crc32c(bytes: &[u8]) -> u32 {
@@ -37,7 +37,7 @@ fn layout(bin: &[u8], idx: &[u8], starts: &[usize]) -> Vec<u8> {
     let mut tail: Vec<u8> = starts.iter().flat_map(|&at| (at as u64).to_le_bytes()).collect();
     tail.extend(b"FLBLKCRC");
     tail.extend(1_u32.to_le_bytes());
-    tail.extend(4096_u32.to_le_bytes());
+    tail.extend(512_u32.to_le_bytes());
     for field in [bin.len(), idx.len(), starts.len()] {
         tail.extend((field as u64).to_le_bytes());
     }
@@ -89,7 +89,7 @@ fn place(error: &Error) -> (String, u64) {
 #[test]
 fn the_file_is_as_the_format_says() {
     let (_guard, store) = temp_store();
-    for tokens in [0, 1, 2047, 2048, 2049, 600_000] {
+    for tokens in [0, 1, 255, 256, 257, 600_000] {
         let name = format!("of_{tokens}");
         pair(&store, &name, tokens, &mut Dice(tokens + 1));
         let [bin, idx, crc] =
@@ -99,14 +99,14 @@ fn the_file_is_as_the_format_says() {
         read_all(&store, &name).unwrap();
     }
     // A merge takes over the checksums of its parts, copied or read; empty ones are no segment.
-    let names = ["of_2049", "of_0", "of_1", "of_600000", "of_2048", "of_0"];
+    let names = ["of_257", "of_0", "of_1", "of_600000", "of_256", "of_0"];
     for trusted in [true, false] {
         let out = format!("merged_{trusted}");
         let parts = names.map(|name| part(&store, name, trusted));
         splice(&store, &key(&out), &parts).unwrap();
         let [bin, idx, crc] =
             [".bin", ".idx", ".crc"].map(|end| read(store.as_ref(), &format!("{out}{end}")));
-        let starts = [0, 4098, 4100, 1_204_100];
+        let starts = [0, 514, 516, 1_200_516];
         assert_eq!(crc, layout(&bin, &idx, &starts), "{out}");
         read_all(&store, &out).unwrap();
     }

@@ -79,12 +79,13 @@ fn every_file_of_the_folder_is_a_case() {
 
 #[test]
 fn an_absent_file_is_named() {
-    for (name, suffix) in [("absent", ".idx"), ("only_idx", ".bin")] {
+    for (name, found) in [("absent", "neither"), ("only_idx", "the .idx alone")] {
         let (_guard, store) = common::temp_store();
         let idx = common::read(golden("idx").as_ref(), "docs_u16.idx");
         storage::write_all(store.as_ref(), &key("only_idx.idx"), &idx).unwrap();
         let error = IndexedDataset::open(&store, &key(name)).unwrap_err().to_string();
-        assert!(error.contains(&format!("{name}{suffix}: no such file")), "{error}");
+        let expected = format!("{name}.idx and .bin, found {found}");
+        assert!(error.ends_with(&expected), "{error}");
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::common::{Dice, key};
 use indexed::{Builder, Dtype, Error, GptIndex, GptIndexConfig, IndexedDataset, Split};
+use storage::testing::fault_store::HookLayer;
 use storage::{Key, Storage};
 
 fn write(store: &Arc<dyn Storage>, lengths: &[u32]) {
@@ -162,4 +163,30 @@ fn a_ready_dataset_is_checked_before_it_is_built_on() {
     assert!(GptIndex::build(&dataset, Split::Train, &config()).is_err());
     assert!(IndexedDataset::open(&store, &key("a")).is_err());
     assert!(store.list_names(&Key::root()).unwrap().iter().all(|name| name != "cache"));
+}
+
+/// A run continues without a cache; a caller that asked for the cache alone gets an error.
+#[test]
+fn an_order_that_cannot_be_kept() {
+    let (_guard, inner) = common::temp_store();
+    write(&inner, &[30; 100]);
+    let full = HookLayer::new(Arc::clone(&inner), |_, call, key| {
+        let object = key.to_string();
+        let no_space = storage::Error::NoSpace { object, need_bytes: 1, free_bytes: Some(0) };
+        if call == "create" { Err(no_space) } else { Ok(()) }
+    });
+    let keep = |store: &Arc<dyn Storage>| {
+        let (dataset, _) = load(store);
+        let (store, folder) = (store.as_ref(), key("cache"));
+        GptIndex::load_or_keep(&dataset, Split::Train, &config(), store, &folder)
+    };
+    load(&full).1.unwrap();
+    let refused = keep(&full).unwrap_err();
+    assert!(matches!(refused, Error::NotKept { .. }), "{refused}");
+    let text = refused.to_string();
+    assert!(text.contains("cannot keep") && text.contains("no space left"), "{text}");
+    assert!(inner.list_names(&key("cache")).unwrap().is_empty());
+    // What is there is used, whether or not it could be written now.
+    keep(&inner).unwrap();
+    keep(&full).unwrap();
 }

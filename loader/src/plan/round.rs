@@ -6,9 +6,11 @@
 //! A round has one [`StoreReads`] per store, so that stores do not wait for each other.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use indexed::BlockChecksums;
 
+pub(crate) use crate::plan::store_reads::ReadFile;
 pub use crate::plan::store_reads::{Extent, ScatterCopy, StoreReads};
 
 use crate::plan::sample_cache::SampleCache;
@@ -59,7 +61,7 @@ pub(crate) struct RoundCapacity {
     pieces: usize,
     batches: usize,
     chunks: usize,
-    /// Extents, copies, bytes and blocks for each store.
+    /// Extents, copies, bytes and runs of blocks for each store.
     lots: Vec<[usize; 4]>,
 }
 
@@ -106,11 +108,11 @@ impl Limits {
 }
 
 impl PlanContext<'_> {
-    fn checksums(&self, file: u32) -> Option<&BlockChecksums> {
+    pub(crate) fn checksums(&self, file: u32) -> Option<&Arc<BlockChecksums>> {
         let source = &self.order.sources()[file as usize]; // fits: 64 bits
         // Others cannot be those of this file.
-        let of_file = |it: &&BlockChecksums| it.bin_bytes() == source.len_bytes;
-        source.checksums.as_deref().filter(|_| self.verify).filter(of_file)
+        let of_file = |it: &&Arc<BlockChecksums>| it.bin_bytes() == source.len_bytes;
+        source.checksums.as_ref().filter(|_| self.verify).filter(of_file)
     }
 }
 
@@ -139,7 +141,7 @@ impl PrefetchRound {
             let count = rest.partition_point(|chunk| (chunk.store, chunk.file) <= (store, file));
             let (of_file, after) = rest.split_at(count);
             let lot = self.lots[store].as_mut().expect("all lots are here while planning");
-            let checksums = outlook.checksums(file);
+            let checksums = outlook.checksums(file).map(Arc::as_ref);
             lot.cut(of_file, &outlook.limits[store], checksums, &mut self.spots)?;
             rest = after;
         }
@@ -175,6 +177,17 @@ impl PrefetchRound {
         let known = self.samples.len() * size_of::<SampleSlot>() + self.pieces.len() * a_piece;
         let lots = self.lots.iter().flatten().map(|lot| lot.memory_bytes());
         lots.sum::<u64>() + known as u64
+    }
+
+    /// Verifies the bytes of a sample that are still in their read buffers.
+    pub(crate) fn verify_kept(&mut self, batch: usize, row: usize) -> storage::Result<()> {
+        let place = &self.samples[self.batch_start(batch) + row];
+        for nth in place.pieces.clone() {
+            let spot = &self.spots[nth];
+            let lot = self.lots[spot.store].as_mut().expect("all lots are back");
+            lot.verify_kept(&self.pieces[nth], spot)?;
+        }
+        Ok(())
     }
 
     /// One sample, when all store reads are back with their bytes. `scratch` is for samples that
@@ -223,12 +236,12 @@ impl PrefetchRound {
         reserve(&mut self.batches, sizes.batches);
         reserve(&mut self.chunks, sizes.chunks);
         self.lots.resize_with(sizes.lots.len(), Option::default);
-        for (lot, &[extents, copies, bytes, blocks]) in self.lots.iter_mut().zip(&sizes.lots) {
+        for (lot, &[extents, copies, bytes, runs]) in self.lots.iter_mut().zip(&sizes.lots) {
             let lot = lot.get_or_insert_default();
             reserve(&mut lot.extents, extents);
             reserve(&mut lot.copies, copies);
             reserve(&mut lot.bytes, bytes);
-            reserve(&mut lot.blocks, blocks);
+            reserve(&mut lot.runs, runs);
         }
     }
 
@@ -240,7 +253,7 @@ impl PrefetchRound {
         sizes.chunks = sizes.chunks.max(self.chunks.len());
         sizes.lots.resize(self.lots.len(), [0; 4]);
         for (most, lot) in sizes.lots.iter_mut().zip(self.lots.iter().flatten()) {
-            let lens = [lot.extents.len(), lot.copies.len(), lot.used, lot.blocks.len()];
+            let lens = [lot.extents.len(), lot.copies.len(), lot.used, lot.runs.len()];
             *most = std::array::from_fn(|nth| most[nth].max(lens[nth]));
         }
     }

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use indexed::{BadBlock, Block, BlockChecksums, verify_blocks};
-use storage::{Buffer, BufferPool, Object};
+use indexed::{BlockChecksums, BlockRun};
+use storage::{Buffer, BufferPool, Object, RangeRead};
 
 use crate::PieceRef;
 use crate::plan::round::{Limits, PieceLocation};
@@ -21,8 +21,8 @@ pub struct Extent {
     pub len_bytes: u64,
     /// Which of [`StoreReads::copies`] are filled from it.
     pub copies: Range<usize>,
-    /// Which of [`StoreReads::blocks`] it consists of; none if it is not verified.
-    pub blocks: Range<usize>,
+    /// Which of [`StoreReads::runs`] it consists of; none if it is not verified.
+    pub runs: Range<usize>,
 }
 
 /// Bytes of an extent that belong to a sample.
@@ -44,13 +44,12 @@ pub struct StoreReads {
     /// Of all extents.
     pub copies: Vec<ScatterCopy>,
     /// The blocks of the extents that are verified, with their checksums.
-    pub blocks: Vec<Block>,
+    pub runs: Vec<BlockRun>,
     /// The bytes of the samples, piece after piece in sample order, except those kept in their read
     /// buffers. Never shrinks: it may be longer than this round needs.
     pub bytes: Vec<u8>,
-    /// The buffer of each extent that is kept, and the range of it that is the extent. Empty if
-    /// none is kept.
-    kept: Vec<Option<(Buffer, Range<usize>)>>,
+    /// The extents whose buffers are kept; empty if none is.
+    kept: Vec<Option<KeptExtent>>,
     pub(crate) round: u64,
     pub(crate) store: usize,
     /// Bytes that this round uses.
@@ -63,10 +62,31 @@ pub struct StoreReads {
     pub(crate) left: usize,
     pub(crate) deadline: Option<Instant>,
     /// The files of the extents, ascending.
-    pub(crate) objects: Vec<(u32, Arc<dyn Object>)>,
+    pub(crate) read_files: Vec<ReadFile>,
     /// The first error, and all extents that failed.
     pub(crate) failure: Option<storage::Error>,
     pub(crate) failed: Vec<usize>,
+}
+
+/// A file that extents are read from.
+#[derive(Debug)]
+pub(crate) struct ReadFile {
+    /// As [`Extent::file`].
+    pub(crate) number: u32,
+    pub(crate) object: Arc<dyn Object>,
+    /// If its blocks are verified.
+    pub(crate) checksums: Option<Arc<BlockChecksums>>,
+}
+
+/// An extent whose bytes stay in the buffer that they were read into.
+#[derive(Debug)]
+struct KeptExtent {
+    buffer: Buffer,
+    /// The range of the buffer that is the extent.
+    data: Range<usize>,
+    /// How many of its bytes and of its runs of blocks were verified, from its start.
+    verified: usize,
+    verified_runs: usize,
 }
 
 /// Bytes of a file that a sample needs, no more than one request reads.
@@ -105,15 +125,19 @@ impl StoreReads {
         }
     }
 
-    /// Compares the bytes of an extent with the checksums of its blocks.
+    /// Compares the bytes of an extent that is not kept with the checksums of its blocks.
     ///
     /// # Errors
-    /// The first block that differs.
-    pub fn verify(&self, extent: usize, bytes: &[u8]) -> Result<(), BadBlock> {
-        match &self.blocks[self.extents[extent].blocks.clone()] {
-            [] => Ok(()),
-            blocks => verify_blocks(blocks, bytes),
-        }
+    /// [`storage::Error::Corrupt`], with the first block that differs.
+    pub(crate) fn verify(&self, extent: usize, bytes: &[u8]) -> storage::Result<()> {
+        let Extent { file, offset_bytes, ref runs, .. } = self.extents[extent];
+        let mut rest = bytes;
+        let is_good = self.runs[runs.clone()].iter().all(|run| {
+            let (part, after) = rest.split_at(run.len as usize); // fits: 4096 at most
+            rest = after;
+            run.is_of(part)
+        });
+        if is_good { Ok(()) } else { self.file(file).verify(offset_bytes, bytes) }
     }
 
     /// Whether to keep the bytes of its extents in their buffers: those, which are whole pages and
@@ -128,8 +152,8 @@ impl StoreReads {
         self.kept_bytes.unwrap_or(self.used as u64)
     }
 
-    /// Keeps the buffer of an extent: its samples are then read in place. `data` is the range of
-    /// the buffer that is the extent.
+    /// Keeps the buffer of an extent: its samples are then read and verified in place. `data` is
+    /// the range of the buffer that is the extent.
     ///
     /// # Panics
     /// If the length is not that of the extent.
@@ -137,7 +161,49 @@ impl StoreReads {
         let due = self.extents[extent].len_bytes;
         assert_eq!(data.len() as u64, due, "a reader gives what it was asked for");
         self.kept.resize_with(self.extents.len(), || None);
-        self.kept[extent] = Some((came, data));
+        let kept = KeptExtent { buffer: came, data, verified: 0, verified_runs: 0 };
+        self.kept[extent] = Some(kept);
+    }
+
+    /// Verifies the blocks of a piece that are in kept buffers. They are verified just before they
+    /// are decoded, so that the cores read them from memory once.
+    pub(super) fn verify_kept(
+        &mut self,
+        piece: &PieceRef,
+        spot: &PieceLocation,
+    ) -> storage::Result<()> {
+        if self.kept.is_empty() || self.runs.is_empty() {
+            return Ok(());
+        }
+        let (mut offset, end) = (piece.offset_bytes, piece.offset_bytes + piece.len_bytes);
+        let mut nth = spot.extent;
+        while offset < end {
+            let Extent { offset_bytes, len_bytes, .. } = self.extents[nth];
+            let extent_end = offset_bytes + len_bytes;
+            // fits: within an extent
+            self.verify_until(nth, (end.min(extent_end) - offset_bytes) as usize)?;
+            (offset, nth) = (extent_end, nth + 1);
+        }
+        Ok(())
+    }
+
+    /// Verifies the blocks of a kept extent that begin before `until` and were not verified yet.
+    fn verify_until(&mut self, nth: usize, until: usize) -> storage::Result<()> {
+        let Some(Some(kept)) = self.kept.get_mut(nth) else { return Ok(()) };
+        let extent = &self.extents[nth];
+        for run in &self.runs[extent.runs.clone()][kept.verified_runs..] {
+            if kept.verified >= until {
+                break;
+            }
+            let (start, len) = (kept.data.start + kept.verified, run.len as usize); // fits: 4096
+            let bytes = &mut kept.buffer[start..start + len];
+            if !run.is_of(bytes) {
+                let offset = extent.offset_bytes + kept.verified as u64;
+                file_of(&self.read_files, extent.file).verify_again(offset, bytes)?;
+            }
+            (kept.verified, kept.verified_runs) = (kept.verified + len, kept.verified_runs + 1);
+        }
+        Ok(())
     }
 
     /// Frees the kept buffers.
@@ -187,16 +253,16 @@ impl StoreReads {
     }
 
     fn came(&self, extent: usize) -> Option<&[u8]> {
-        let (buf, data) = self.kept.get(extent)?.as_ref()?;
-        Some(&buf[data.clone()])
+        let KeptExtent { buffer, data, .. } = self.kept.get(extent)?.as_ref()?;
+        Some(&buffer[data.clone()])
     }
 
     pub(super) fn clear(&mut self) {
         self.release();
         self.extents.clear();
         self.copies.clear();
-        self.blocks.clear();
-        self.objects.clear();
+        self.runs.clear();
+        self.read_files.clear();
         self.failed.clear();
         (self.used, self.begun, self.left) = (0, 0, 0);
         (self.deadline, self.failure, self.kept_bytes) = (None, None, None);
@@ -208,9 +274,8 @@ impl StoreReads {
     }
 
     /// The file of an extent.
-    pub(crate) fn object(&self, file: u32) -> &Arc<dyn Object> {
-        let place = self.objects.partition_point(|(of, _)| *of < file);
-        &self.objects[place].1
+    pub(crate) fn file(&self, number: u32) -> &ReadFile {
+        file_of(&self.read_files, number)
     }
 
     /// Files that its extents are in, each once, ascending.
@@ -251,6 +316,7 @@ impl StoreReads {
         checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
     ) -> storage::Result<()> {
+        let first_extent = self.extents.len();
         let mut rest = chunks;
         while let Some(first) = rest.first() {
             let Range { start, mut end } = whole_blocks(checksums, first.range());
@@ -264,8 +330,18 @@ impl StoreReads {
                 count += 1;
             }
             let (run, after) = rest.split_at(count);
-            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, spots)?;
+            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, spots);
             rest = after;
+        }
+        if let Some(checksums) = checksums {
+            let extents = &mut self.extents[first_extent..];
+            checksums.prefetch(extents.iter().map(|extent| extent.offset_bytes))?;
+            for extent in extents {
+                let bytes = extent.offset_bytes..extent.offset_bytes + extent.len_bytes;
+                let first = self.runs.len();
+                checksums.runs(bytes, &mut self.runs)?;
+                extent.runs = first..self.runs.len();
+            }
         }
         Ok(())
     }
@@ -279,7 +355,7 @@ impl StoreReads {
         extent_bytes_max: u64,
         checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
-    ) -> storage::Result<()> {
+    ) {
         let mut first = 0;
         let mut start = bytes.start;
         while start < bytes.end {
@@ -300,10 +376,9 @@ impl StoreReads {
             while run[first].end() <= start {
                 first += 1;
             }
-            self.add_extent(&run[first..], start..end, checksums, spots)?;
+            self.add_extent(&run[first..], start..end, checksums, spots);
             start = end;
         }
-        Ok(())
     }
 
     /// Adds an extent for the chunks in a range of a run, from the first of their bytes to the
@@ -314,13 +389,11 @@ impl StoreReads {
         bytes: Range<u64>,
         checksums: Option<&BlockChecksums>,
         spots: &mut [PieceLocation],
-    ) -> storage::Result<()> {
+    ) {
         let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
         let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
         let wanted = || run.iter().take_while(within).filter(|chunk| !cut(chunk).is_empty());
-        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else {
-            return Ok(());
-        };
+        let Some(start) = wanted().map(|chunk| cut(chunk).start).min() else { return };
         let end = wanted().map(|chunk| cut(chunk).end).max().unwrap_or(start);
         let Range { start, end } = whole_blocks(checksums, start..end);
         let first = self.copies.len();
@@ -337,15 +410,31 @@ impl StoreReads {
             });
         }
         let copies = first..self.copies.len();
-        let first = self.blocks.len();
-        if let Some(checksums) = checksums {
-            checksums.blocks(start..end, &mut self.blocks)?;
-        }
-        let blocks = first..self.blocks.len();
         let (file, len_bytes) = (run[0].file, end - start);
-        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies, blocks });
-        Ok(())
+        self.extents.push(Extent { file, offset_bytes: start, len_bytes, copies, runs: 0..0 });
     }
+}
+
+impl ReadFile {
+    /// Compares bytes with the checksums of their blocks, if it has any.
+    fn verify(&self, offset: u64, bytes: &[u8]) -> storage::Result<()> {
+        let name = || self.object.display();
+        let verify = |it: &Arc<BlockChecksums>| it.verify_bin(&name(), offset, bytes);
+        self.checksums.as_ref().map_or(Ok(()), verify)
+    }
+
+    /// Reads bytes once more that differ from their checksums: memory or a network may have failed,
+    /// and not the store.
+    fn verify_again(&self, offset: u64, bytes: &mut [u8]) -> storage::Result<()> {
+        let Err(error) = self.verify(offset, bytes) else { return Ok(()) };
+        log::warn!("{error}; it is read again");
+        self.object.read_many(&mut [RangeRead { offset, buf: &mut *bytes }])?;
+        self.verify(offset, bytes)
+    }
+}
+
+fn file_of(files: &[ReadFile], number: u32) -> &ReadFile {
+    &files[files.partition_point(|file| file.number < number)]
 }
 
 /// The blocks that a range overlaps; without checksums the range itself.

@@ -114,6 +114,7 @@ impl<A: Assemble> Batcher<A> {
             self.assemble.begin(&mut batch, first_sample, rows);
             let mut bytes = 0;
             for row in 0..rows {
+                round.verify_kept(nth, row)?;
                 let sample = round.sample(nth, row, &mut self.scratch);
                 self.assemble.set_row(&mut batch, row, &sample)?;
                 bytes += sample.bytes.len() as u64;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::order::rank_schedule::RankSchedule;
-use crate::plan::round::{Limits, PlanContext, PrefetchRound, RoundCapacity};
+use crate::plan::round::{Limits, PlanContext, PrefetchRound, ReadFile, RoundCapacity};
 use crate::plan::sample_cache::SampleCache;
 use crate::prefetch::channels::LoaderChannels;
 use crate::prefetch::files::DataFiles;
@@ -115,13 +115,14 @@ impl Planner {
         };
         round.fill(&outlook, batches.map(|nth| self.course.batch(nth)))?;
         for lot in round.lots.iter_mut().flatten() {
-            let mut objects = std::mem::take(&mut lot.objects);
+            let mut read_files = std::mem::take(&mut lot.read_files);
             for file in lot.files() {
                 let (sources, opening) = (self.order.sources(), &self.shared.opening);
                 let object = files.get(sources, file, round.number, opening, self.timeout)?;
-                objects.push((file, object));
+                let checksums = outlook.checksums(file).cloned();
+                read_files.push(ReadFile { number: file, object, checksums });
             }
-            lot.objects = objects;
+            lot.read_files = read_files;
         }
         Ok(())
     }

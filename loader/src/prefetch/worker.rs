@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use indexed::BadBlock;
 use storage::{BufferPool, Completion, ReadRequest, Reader, ReaderOptions, Storage};
 
-use crate::plan::round::{Extent, StoreReads};
+use crate::plan::round::StoreReads;
 use crate::prefetch::channels::LoaderChannels;
 use crate::prefetch::depth::Depth;
 use crate::queue::QueueEmpty;
@@ -126,12 +125,6 @@ fn fail(shared: &LoaderChannels, mut lot: Box<StoreReads>, error: storage::Error
     shared.done.push_now(lot);
 }
 
-/// What it means that a block of an extent differs from its checksum.
-fn damaged(lot: &StoreReads, extent: usize, bad: &BadBlock) -> storage::Error {
-    let Extent { file, offset_bytes, .. } = lot.extents[extent];
-    bad.error(&lot.object(file).display(), offset_bytes)
-}
-
 impl Worker {
     fn work(&mut self) -> storage::Result<()> {
         let mut look_after = LOOK_AFTER[0];
@@ -212,7 +205,7 @@ impl Worker {
                 Some(slot) => *slot = flight,
                 None => self.flights.push(flight),
             }
-            let object = Arc::clone(lot.object(extent.file));
+            let object = Arc::clone(&lot.file(extent.file).object);
             let (offset, due) = (extent.offset_bytes, lot.deadline);
             self.reader.submit(ReadRequest {
                 object,
@@ -256,16 +249,18 @@ impl Worker {
             self.free_tags.push(tag);
             let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
             self.shared.meter.read(now - begun);
-            let verify = |()| lot.verify(extent, &came.buf[came.data.clone()]);
+            let verify = |()| match is_kept {
+                true => Ok(()), // what is kept is verified where it is decoded
+                false => lot.verify(extent, &came.buf[came.data.clone()]),
+            };
             match came.outcome.map(verify) {
                 // Memory or a network may have failed, and not the store.
-                Ok(Err(bad)) if !is_second => {
-                    log::warn!("{}; it is read again", damaged(lot, extent, &bad));
+                Ok(Err(error)) if !is_second => {
+                    log::warn!("{error}; it is read again");
                     self.again.push((place, extent));
                     continue;
                 }
-                Ok(Err(bad)) => {
-                    let error = damaged(lot, extent, &bad);
+                Ok(Err(error)) => {
                     lot.failed.push(extent);
                     lot.failure.get_or_insert(error);
                 }

@@ -30,7 +30,10 @@ const GROUP: &str = "no process group is needed; --shard divides the work";
 const CLASS: &str = "it names a Python class; give --tokenizer and its files";
 const TEMPLATE: &str = "conversations are not documents; apply the template first";
 const LABELS: &str = "no labels are written: a prompt cannot be left out of the loss here";
-const MMAP: &str = "mmap is what is written; feedline convert makes the rest";
+const MMAP: &str = "mmap is what is written; the older lazy and cached are read by feedline \
+                    convert, and nothing here writes them";
+const PADDLE: &str = "Megatron's mmap is what is written; feedline convert --to paddle makes \
+                      PaddleNLP's of it, and nothing here writes lazy";
 const WHITE_SPACE: &str = "the model says whether white space is collapsed";
 const CUT: &str = "all documents are written, in order; head -n or shuf choose lines before";
 
@@ -75,7 +78,7 @@ pub(super) const FOREIGN: &[(&str, Values, FlagMapping)] = &[
     ("--disable-tokenizer-sentencepiece-ignore-extra-whitespaces", Zero, Refused(WHITE_SPACE)),
     ("--dataset-impl", One, Implied(MMAP)),
     // Paddle's.
-    ("--data-impl", One, Implied(MMAP)),
+    ("--data-impl", One, Implied(PADDLE)),
     ("--data-format", One, Implied("JSON lines are told from other inputs by themselves")),
     ("--model-name", One, Implied("the tokenizer decides, not the model")),
     (

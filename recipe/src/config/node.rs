@@ -14,6 +14,8 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::Value;
 
+use crate::import::keys::key_of_other_programs;
+
 /// What is wrong with one key.
 #[derive(Debug)]
 pub(super) struct KeyError {
@@ -58,7 +60,14 @@ impl de::Error for KeyError {
     }
 
     fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
-        KeyError::new(key, "unknown key").hint(nearest(key, known))
+        let nearest = nearest(key, known);
+        let hint = match key_of_other_programs(key) {
+            Some(ours) if !nearest.starts_with("did you mean") => {
+                format!("'{key}' of other programs is {ours} here")
+            }
+            _ => nearest,
+        };
+        KeyError::new(key, "unknown key").hint(hint)
     }
 
     fn missing_field(key: &'static str) -> Self {

@@ -78,6 +78,19 @@ impl Keys {
     }
 }
 
+/// Our key for what other programs call `name`, written with hyphens or underscores, whatever
+/// section it is in there.
+pub(crate) fn key_of_other_programs(name: &str) -> Option<&'static str> {
+    let plain = |key: &str| key.rsplit('.').next().unwrap_or(key).replace('_', "-");
+    let name = plain(&name.to_lowercase());
+    let rows = TABLES.iter().flat_map(|table| table.lines()).filter_map(row);
+    let ours = |row: KeyRow| match row.rule {
+        KeyRule::To { ours, .. } | KeyRule::As { ours, .. } => Some(ours),
+        _ => None,
+    };
+    rows.filter(|row| plain(&row.key.to_lowercase()) == name).find_map(ours)
+}
+
 fn section_rows(section: &str) -> impl Iterator<Item = KeyRow> {
     let lines = TABLES.iter().flat_map(|table| table.lines());
     let head = format!("[{section}]");

@@ -11,7 +11,7 @@
 //! identity, the course of the learning rate) with `names`, `report` writes it all down.
 
 mod assemble;
-mod keys;
+pub(crate) mod keys;
 mod names;
 mod python;
 mod read;

@@ -52,6 +52,16 @@ pub struct MemoryPlan {
     pub total: u64,
 }
 
+impl MemoryPlan {
+    /// What a rank holds from its first to its last step, in bytes: weights, their copies and
+    /// moments, here or in the host's memory.
+    #[must_use]
+    pub fn state_bytes(&self) -> u64 {
+        let parts = [self.weights, self.compute_copy, self.moments, self.offload];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
 /// The ranks of one stage of the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StagePlan {

@@ -7,6 +7,7 @@
 
 mod count;
 mod inputs;
+mod machine;
 mod memory;
 mod offload;
 mod table;
@@ -19,6 +20,7 @@ use crate::schedule::Pipeline;
 
 pub use count::{Flop, Parameters};
 pub use inputs::ActivationOffloadPlan;
+pub use machine::{machine_memory, process_memory};
 pub use memory::{MemoryPlan, StagePlan};
 pub use offload::OffloadPlan;
 
@@ -31,8 +33,14 @@ const EPOCHS_MANY: f64 = 4.0;
 pub struct PlanInputs {
     /// Tokens of the text of the corpus.
     pub corpus_tokens: Option<u64>,
-    /// Memory that each rank has.
+    /// Memory that each rank will have: a plan that needs more is refused.
     pub memory_bytes: Option<u64>,
+    /// Memory of the machine that plans, where the run may be meant for another: a plan that needs
+    /// more has a warning.
+    pub planner_memory_bytes: Option<u64>,
+    /// Memory that the process of a rank can have on this machine, where it computes on the CPU: a
+    /// run whose state alone needs more is refused, as it would end in the middle of an allocation.
+    pub process_memory_bytes: Option<u64>,
     /// Measured speed of training, of all ranks together.
     pub tokens_per_s: Option<f64>,
     /// Speed of large matrix products on one rank, in floating-point operations a second: what
@@ -194,6 +202,18 @@ impl RunPlan {
                 seq_len + 1
             ));
         }
+        if let Some(lack) = known.memory_bytes.and_then(|have| self.lacks_memory(have)) {
+            self.refusals.push(lack);
+        }
+        let state = self.memory_bytes.state_bytes();
+        if let Some(have) = known.process_memory_bytes.filter(|have| state > *have) {
+            let (state, have) = (storage::ByteSize(state), storage::ByteSize(have));
+            self.refusals.push(format!(
+                "the weights and moments of a rank take {state} of memory, and its process can \
+                 have {have}; hint: a smaller model, parallel.zero, tp or pp over more machines, \
+                 or optim.offload"
+            ));
+        }
         let evaluates = config.eval.every > 0 && config.eval.every <= self.run.steps;
         if evaluates && share(config, 1) == 0.0 {
             self.refusals.push(format!(
@@ -204,20 +224,25 @@ impl RunPlan {
         }
     }
 
+    /// What to say if a rank needs more memory than it has.
+    fn lacks_memory(&self, have: u64) -> Option<String> {
+        let all = &self.memory_bytes;
+        if all.total <= have {
+            return None;
+        }
+        let (need, have) = (storage::ByteSize(all.total), storage::ByteSize(have));
+        let hint = if all.gradients > all.activations {
+            "a larger batch.micro makes fewer sums of gradients wait; then parallel.tp or pp"
+        } else {
+            "a smaller batch.micro, parallel.recompute, precision.dtype = \"bf16\", then \
+             parallel.tp or pp"
+        };
+        Some(format!("a rank needs about {need} of memory and has {have}; hint: {hint}"))
+    }
+
     fn warn(&mut self, config: &Config, known: &PlanInputs) {
         self.warnings.extend(config.idle());
-        let need = self.memory_bytes.total;
-        if let Some(have) = known.memory_bytes.filter(|have| need > *have) {
-            let (need, have) = (storage::ByteSize(need), storage::ByteSize(have));
-            let all = &self.memory_bytes;
-            let hint = if all.gradients > all.activations {
-                "a larger batch.micro makes fewer sums of gradients wait; then parallel.tp or pp"
-            } else {
-                "a smaller batch.micro, parallel.recompute, precision.dtype = \"bf16\", then \
-                 parallel.tp or pp"
-            };
-            self.warnings.push(format!("a rank needs about {need} and has {have}; hint: {hint}"));
-        }
+        self.warnings.extend(known.planner_memory_bytes.and_then(|have| self.lacks_memory(have)));
         if let Some(epochs) = self.run.epochs.filter(|epochs| *epochs > EPOCHS_MANY) {
             self.warnings.push(format!(
                 "the run reads its corpus {epochs:.1} times; past {EPOCHS_MANY} times, more text \

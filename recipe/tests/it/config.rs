@@ -82,6 +82,26 @@ fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
             "optim.lr.warm_up={steps=1}",
             "optim.lr.warm_up: unknown key; hint: did you mean 'warmup'?",
         ),
+        (
+            "model.hidden_size=8",
+            "model.hidden_size: unknown key; hint: 'hidden_size' of other programs is \
+             model.hidden here",
+        ),
+        (
+            "batch.micro_batch_size=8",
+            "batch.micro_batch_size: unknown key; hint: 'micro_batch_size' of other programs is \
+             batch.micro here",
+        ),
+        (
+            "learning_rate=1e-3",
+            "learning_rate: unknown key; hint: 'learning_rate' of other programs is \
+             optim.lr.peak here",
+        ),
+        (
+            "num-attention-heads=8",
+            "num-attention-heads: unknown key; hint: 'num-attention-heads' of other programs is \
+             model.heads here",
+        ),
         ("paralel.tp=2", "paralel: unknown key; hint: did you mean 'parallel'?"),
         ("shape.x=1", "shape: unknown key; hint: known here: run, model, data, batch, parallel"),
         ("model.rotary_percent=0.1", "model.rotary_percent: unknown key; hint: known here: family"),

@@ -210,7 +210,7 @@ fn thousands_of_ranks_are_planned_without_them() {
     assert!(used.mfu_6n_6lhs < used.mfu_6n_12lhs && used.mfu_6n_6lhs > 0.5);
     // 512 micro-batches: nine sums wait.
     assert!(plan.memory_bytes.gradients > 60 << 30, "{:?}", plan.memory_bytes);
-    assert!(plan.warnings[0].contains("a larger batch.micro makes fewer sums"), "{plan}");
+    assert!(plan.refusals[0].contains("a larger batch.micro makes fewer sums"), "{plan}");
     assert!(plan.to_string().contains("and 48 more: --json has all"));
 }
 
@@ -300,7 +300,7 @@ fn what_cannot_run_is_refused_with_the_reason() {
 fn what_will_hurt_is_a_warning() {
     let known = PlanInputs {
         corpus_tokens: Some(100_000),
-        memory_bytes: Some(64 << 20),
+        planner_memory_bytes: Some(64 << 20),
         ..PlanInputs::default()
     };
     let plan = RunPlan::new(&config(&["checkpoint.every.steps=801"]), &known);
@@ -313,7 +313,25 @@ fn what_will_hurt_is_a_warning() {
     let text = plan.to_string();
     assert!(plan.warnings.iter().all(|warning| text.contains(&format!("warning: {warning}"))));
 
-    let enough = PlanInputs { corpus_tokens: Some(1 << 30), memory_bytes: Some(1 << 40), ..known };
+    // Of the ranks themselves it is a refusal.
+    let little = PlanInputs { memory_bytes: Some(64 << 20), ..PlanInputs::default() };
+    let [refusal] = &RunPlan::new(&config(&[]), &little).refusals[..] else { panic!("one") };
+    assert!(refusal.contains("of memory and has 64 MiB"), "{refusal}");
+
+    // Of the process that is to train, the state alone must fit.
+    let state = RunPlan::new(&config(&[]), &known).memory_bytes.state_bytes();
+    let starts = |process_memory_bytes| {
+        let known = PlanInputs { process_memory_bytes, ..PlanInputs::default() };
+        RunPlan::new(&config(&[]), &known).refusals.is_empty()
+    };
+    assert!(starts(Some(state)) && !starts(Some(state - 1)));
+
+    let enough = PlanInputs {
+        corpus_tokens: Some(1 << 30),
+        memory_bytes: Some(1 << 40),
+        planner_memory_bytes: None,
+        ..known
+    };
     assert!(RunPlan::new(&config(&[]), &enough).warnings.is_empty());
     let idle = RunPlan::new(&config(&["precision.loss_scale.init=2"]), &enough).warnings;
     assert_eq!(idle, ["precision.loss_scale has no effect: precision.dtype is not \"fp16\""]);
@@ -335,7 +353,8 @@ fn the_largest_config_is_planned_without_overflow() {
     let plan =
         RunPlan::new(&config, &PlanInputs { memory_bytes: Some(1 << 40), ..PlanInputs::default() });
     assert_eq!(plan.memory_bytes.total, u64::MAX);
-    assert_eq!(plan.warnings.len(), 2, "{:?}", plan.warnings);
+    assert_eq!(plan.warnings.len(), 1, "{:?}", plan.warnings);
+    assert!(plan.refusals.iter().any(|it| it.contains("of memory")), "{:?}", plan.refusals);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use storage::{ByteSize, Key, rate_text};
 
 use super::{CkptOutput, open_step};
 use crate::ui::job::CancellableJob;
+use crate::ui::step_folder::not_a_step;
 use crate::ui::terminal::{Bar, FactTable, ProgressLine, thousands};
 
 /// What bounds a conversion.
@@ -145,9 +146,9 @@ pub struct ReshardArgs {
 /// As on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FromArg {
-    /// Hugging Face's safetensors.
+    /// A folder of Hugging Face: safetensors, or pytorch_model.bin; or a file of safetensors.
     Hf,
-    /// A file of torch.save.
+    /// A file of torch.save, or a folder with pytorch_model.bin.
     Torch,
     /// A folder of torch.distributed.checkpoint.
     Dcp,
@@ -180,7 +181,8 @@ struct Converted {
     files: usize,
     bytes: u64,
     elapsed_s: f64,
-    /// Buffers, copies of tied weights, and what rules drop.
+    /// Buffers, copies of tied weights, what rules drop, and tensors of a file that the index does
+    /// not assign to it.
     left_out: Vec<String>,
 }
 
@@ -271,6 +273,9 @@ fn import_by(
     let mut import = Import::open(&args.source, format)?;
     import.apply(&rules)?;
     let family = if args.keep_names { None } else { import.normalize()? };
+    if let Some(family) = family {
+        import.check_complete(family)?;
+    }
     if args.without_optimizer {
         import.without_optimizer();
     }
@@ -343,7 +348,8 @@ fn reshard_by(
 
 fn steps_to_write(out: &str, compress: bool, work: &Arc<CancellableJob>) -> Result<Checkpoints> {
     let options = CheckpointOptions { codec: codec_if(compress), ..CheckpointOptions::default() };
-    Ok(Checkpoints::open(work.open_url(out)?, Key::root()).with_options(options))
+    let store = work.watch(not_a_step(out, "write a step into")?);
+    Ok(Checkpoints::open(store, Key::root()).with_options(options))
 }
 
 /// What `--compress` stands for.

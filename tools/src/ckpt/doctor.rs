@@ -11,6 +11,7 @@ use storage::{ByteSize, Error, Key, ProcessIdentity, Storage, write_all};
 use super::CkptOutput;
 use super::leftovers::{Leftover, leftovers};
 use crate::ui::output::steps_named;
+use crate::ui::step_folder::not_a_step;
 use crate::ui::terminal::FactTable;
 
 /// Which folder.
@@ -56,7 +57,7 @@ struct Probe {
 const ROUNDS: usize = 5;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<CkptOutput> {
-    let store = storage::open_url(&args.folder)?;
+    let store = not_a_step(&args.folder, "examine")?;
     let scratch = Key::new(format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
     let mut found = Diagnosis::of(&store)?;
     found.probe(&*store, &scratch);

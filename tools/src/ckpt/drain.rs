@@ -3,17 +3,19 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use ckpt::{CheckpointOptions, Drain, DrainOptions};
 use clap::Args;
 use serde::Serialize;
 use storage::ByteSize;
+use storage::Storage;
 
 use super::CkptOutput;
 use super::convert::codec_if;
 use super::retain::PolicyArgs;
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::checkpoints;
+use crate::ui::step_folder::{holding_steps, is_same_folder, not_a_step};
 
 /// From where, to where, and how.
 #[derive(Debug, Args)]
@@ -81,13 +83,16 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
     let options =
         CheckpointOptions { codec: codec_if(args.compress), ..CheckpointOptions::default() };
     let work = CancellableJob::at_signals()?;
-    let open = |name| Ok::<_, anyhow::Error>(checkpoints(&work.open_url(name)?));
-    let from = Arc::new(open(&args.from)?);
-    let to = Arc::new(open(&args.to)?.with_options(options));
+    let (from, to) = places(args)?;
+    let from = Arc::new(checkpoints(&work.watch(from)));
+    let to = Arc::new(checkpoints(&work.watch(to)).with_options(options));
     let retention = args.policy.retention()?;
     let source = Arc::clone(&from);
     let drain = Drain::new(from, to, DrainOptions { bytes_per_s, retention, ..Default::default() });
+    let damaged = drain.damaged()?;
     let mut told = Drained { pending: drain.pending()?, ..Drained::default() };
+    let failed =
+        |(step, why): &(u64, ckpt::Error)| Failed { step: *step, why: storage::one_line(why) };
     if !args.dry_run {
         let bytes = |step: &u64| Some(source.open_step(*step).ok()?.size().1);
         let total = told.pending.iter().map(bytes).sum();
@@ -109,12 +114,25 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
             });
         }
         told.pending.retain(|step| !pass.drained.iter().any(|report| report.step == *step));
-        let failed =
-            |(step, why): &(u64, ckpt::Error)| Failed { step: *step, why: storage::one_line(why) };
         told.failed = pass.failed.iter().map(failed).collect();
         told.deleted = pass.deleted;
     }
+    for step in damaged.iter().map(failed) {
+        if !told.failed.iter().any(|known| known.step == step.step) {
+            told.failed.push(step);
+        }
+    }
     CkptOutput::new(args.json, &told, told.text(), told.failed.is_empty())
+}
+
+/// The stores of both folders.
+fn places(args: &DrainArgs) -> Result<(Arc<dyn Storage>, Arc<dyn Storage>)> {
+    let from = holding_steps(&args.from, "drain")?;
+    let to = not_a_step(&args.to, "drain into")?;
+    if is_same_folder(&*from, &*to) {
+        bail!("cannot drain {} into {}: expected two folders, found one", args.from, args.to);
+    }
+    Ok((from, to))
 }
 
 impl Drained {
@@ -128,7 +146,8 @@ impl Drained {
             text += &format!("deleted there: {}\n", list(&self.deleted));
         }
         if self.pending.is_empty() {
-            text + "nothing is pending\n"
+            // A step that is damaged cannot be copied, and is not there either.
+            text + if self.failed.is_empty() { "nothing is pending\n" } else { "" }
         } else {
             text + &format!("pending: {}\n", list(&self.pending))
         }

@@ -89,7 +89,6 @@ pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
         let owner = owner_of(&name[prefix.len()..]);
         let life = owner.as_ref().map(ProcessIdentity::life);
         let key = Key::new(&name)?;
-        let entries = store.list(&key)?;
         // An object store has no such path, and no files of unfinished uploads.
         let unfinished = UnfinishedFiles::find(Path::new(&store.display(&key)));
         let unfinished_bytes = unfinished.map_or(0, |files| files.bytes());
@@ -102,12 +101,29 @@ pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
                 Some(Liveness::Alive) => "alive",
                 _ => "unknown",
             },
-            bytes: entries.iter().map(|entry| entry.bytes).sum::<u64>() + unfinished_bytes,
+            bytes: bytes_of(store, &key)? + unfinished_bytes,
             meaning: if matches!(life, Some(Liveness::Dead)) { if_dead } else { else_is },
             name,
         });
     }
     Ok(found)
+}
+
+/// Bytes of an object, such as a lease or a pin, or of all objects in a folder; 0 if it was removed
+/// meanwhile.
+fn bytes_of(store: &dyn Storage, key: &Key) -> Result<u64> {
+    match store.open(key) {
+        Ok(object) => return Ok(object.len_bytes()),
+        Err(storage::Error::NotFound { .. }) => {}
+        // A file system refuses to open a folder as a file.
+        Err(error) if store.list(key).is_err() => return Err(error),
+        Err(_) => {}
+    }
+    match store.list(key) {
+        Ok(entries) => Ok(entries.iter().map(|entry| entry.bytes).sum()),
+        Err(storage::Error::NotFound { .. }) => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 /// Leases end with the owner; folders with `step-000012000-` and the owner.

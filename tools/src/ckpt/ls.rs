@@ -1,13 +1,17 @@
 //! `feedline ckpt ls`: the steps of a folder.
 
+use std::sync::Arc;
+
 use anyhow::Result;
+use ckpt::{Checkpoint, Checkpoints};
 use clap::Args;
 use serde::Serialize;
-use storage::{ByteSize, Key};
+use storage::{ByteSize, Key, Storage};
 
+use super::CkptOutput;
 use super::leftovers::{Leftover, leftovers};
-use super::{CkptOutput, open_folder};
-use crate::ui::output::steps_named;
+use crate::ui::output::{checkpoints, steps_named};
+use crate::ui::step_folder::existing;
 use crate::ui::terminal::{table, thousands};
 
 /// Which folder.
@@ -23,7 +27,7 @@ pub struct LsArgs {
 
 /// A folder of steps; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-struct Listed {
+pub struct Listed {
     folder: String,
     /// The step that a run would resume from.
     newest: Option<u64>,
@@ -45,36 +49,53 @@ struct StepLine {
 }
 
 pub(crate) fn run(args: &LsArgs) -> Result<CkptOutput> {
-    let store = storage::open_url(&args.folder)?;
-    let checkpoints = open_folder(&args.folder)?;
-    let line = |step| match checkpoints.open_step(step) {
-        Ok(open) => {
-            let (files, bytes) = open.size();
-            StepLine {
-                step,
-                bytes: Some(bytes),
-                files: Some(files),
-                tensors: Some(open.tensors().len()),
-                samples_consumed: open.meta()["samples_consumed"].as_u64(),
-                verified: checkpoints.is_verified(&open).unwrap_or(false),
-                fault: None,
-            }
-        }
-        Err(error) => StepLine {
-            step,
-            bytes: None,
-            files: None,
-            tensors: None,
-            samples_consumed: None,
-            verified: false,
-            fault: Some(error.to_string()),
-        },
-    };
-    let steps: Vec<StepLine> = steps_named(&*store)?.into_iter().map(line).collect();
-    let newest = steps.iter().rev().find(|line| line.fault.is_none()).map(|line| line.step);
-    let folder = store.display(&Key::root());
-    let listed = Listed { folder, newest, steps, leftovers: leftovers(&*store)? };
+    let listed = list(&existing(&args.folder, "list")?)?;
     CkptOutput::new(args.json, &listed, listed.text(), true)
+}
+
+/// Lists the steps directly below the root of a store. The folder is listed once, and of each step
+/// its manifest is read.
+///
+/// # Errors
+/// Errors of the store. What is wrong with a step is in its line.
+pub fn list(store: &Arc<dyn Storage>) -> Result<Listed> {
+    let checkpoints = checkpoints(store);
+    let there = checkpoints.list_folder()?;
+    let (mut steps, mut faults) = (Vec::new(), Vec::new());
+    for &step in there.steps() {
+        match checkpoints.open_listed(&there, step) {
+            Ok(open) => steps.push(StepLine::complete(&open, there.is_verified(&open))),
+            Err(error) => faults.push((step, error)),
+        }
+    }
+    let newest = steps.last().map(|line| line.step);
+    let faults = faults_now(&checkpoints, store, faults)?;
+    steps.extend(faults.into_iter().map(|(step, fault)| StepLine::faulty(step, fault)));
+    steps.sort_by_key(|line| line.step);
+    let folder = store.display(&Key::root());
+    Ok(Listed { folder, newest, steps, leftovers: leftovers(&**store)? })
+}
+
+/// What is wrong with steps that could not be opened, in words. Steps that were deleted after they
+/// were listed are left out: that is no fault.
+pub(crate) fn faults_now(
+    checkpoints: &Checkpoints,
+    store: &Arc<dyn Storage>,
+    mut faults: Vec<(u64, ckpt::Error)>,
+) -> Result<Vec<(u64, String)>> {
+    if faults.is_empty() {
+        return Ok(Vec::new());
+    }
+    let named = steps_named(&**store)?;
+    faults.retain(|(step, _)| named.binary_search(step).is_ok());
+    let steps: Vec<u64> = faults.iter().map(|(step, _)| *step).collect();
+    let damaged = checkpoints.still_there(&steps)?;
+    let text = |(step, error): (u64, ckpt::Error)| match error {
+        error if damaged.contains(&step) => (step, error.to_string()),
+        error @ ckpt::Error::Uncommitted { .. } => (step, error.to_string()),
+        _ => (step, "it is being deleted".to_owned()),
+    };
+    Ok(faults.into_iter().map(text).collect())
 }
 
 impl Listed {
@@ -94,6 +115,31 @@ impl Listed {
 }
 
 impl StepLine {
+    fn complete(open: &Checkpoint, verified: bool) -> Self {
+        let (files, bytes) = open.size();
+        StepLine {
+            step: open.step(),
+            bytes: Some(bytes),
+            files: Some(files),
+            tensors: Some(open.tensors().len()),
+            samples_consumed: open.meta()["samples_consumed"].as_u64(),
+            verified,
+            fault: None,
+        }
+    }
+
+    fn faulty(step: u64, fault: String) -> Self {
+        StepLine {
+            step,
+            bytes: None,
+            files: None,
+            tensors: None,
+            samples_consumed: None,
+            verified: false,
+            fault: Some(fault),
+        }
+    }
+
     fn row(&self) -> Vec<String> {
         let count = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), thousands);
         vec![

@@ -14,7 +14,7 @@ pub mod scrub;
 pub mod verify;
 
 use anyhow::{Context as _, Result};
-use ckpt::{Checkpoint, Checkpoints};
+use ckpt::Checkpoint;
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::Value;
@@ -28,7 +28,8 @@ use crate::ui::terminal::ProgressLine;
 pub enum CkptVerb {
     /// Lists the steps of a folder and what else lies there.
     ///
-    /// Exit 0: listed. 2: the folder cannot be read.
+    /// Steps that retention deletes meanwhile are left out. Exit 0: listed. 2: the folder is
+    /// absent, is not one that holds steps, or cannot be read.
     Ls(ls::LsArgs),
     /// Tells what is in a step: groups, tensors, where their bytes are, blobs.
     ///
@@ -36,7 +37,8 @@ pub enum CkptVerb {
     Inspect(inspect::InspectArgs),
     /// Reads every byte of a step, or of all steps, and compares it with every checksum and rule.
     ///
-    /// Exit 0: whole. 1: damaged, and the output says where. 2: it cannot be found.
+    /// Steps that retention deletes meanwhile are reported and are not damage. Exit 0: whole. 1:
+    /// damaged, and the output says where. 2: it cannot be found.
     Verify(verify::VerifyArgs),
     /// Compares two steps tensor by tensor and blob by blob.
     ///
@@ -62,12 +64,12 @@ pub enum CkptVerb {
     Reshard(Box<convert::ReshardArgs>),
     /// Deletes old steps, never the newest.
     ///
-    /// Exit 0: done. 2: it could not be.
+    /// Exit 0: done. 2: it could not be, or no step is complete.
     Retain(retain::RetainArgs),
     /// Copies steps from a fast store to a lasting one, each checked on its way.
     ///
-    /// A drain that was cut short is gone on with. Exit 0: all are there. 1: a step could not be
-    /// copied, and the output says why. 2: a store cannot be read.
+    /// An interrupted drain is resumed. Exit 0: all are there. 1: a step could not be copied, such
+    /// as a damaged one, and the output says why. 2: a store cannot be read, or FROM holds no step.
     Drain(drain::DrainArgs),
     /// Tells what a store offers to checkpoints, and what each thing in a folder of them is.
     ///
@@ -136,9 +138,4 @@ pub(crate) fn open_step(name: &str) -> Result<Checkpoint> {
             anyhow::bail!("{name}: got token files, due a step-* folder or one that holds such")
         }
     }
-}
-
-/// The folder of steps of that name, which may be empty.
-pub(crate) fn open_folder(name: &str) -> Result<Checkpoints> {
-    Ok(checkpoints(&storage::open_url(name)?))
 }

@@ -2,12 +2,14 @@
 
 use std::num::NonZeroU64;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use ckpt::{Check, Keep, Retention, RetentionPlan};
 use clap::Args;
 use serde::Serialize;
 
-use super::{CkptOutput, open_folder};
+use super::CkptOutput;
+use crate::ui::output::checkpoints;
+use crate::ui::step_folder::holding_steps;
 
 /// Which steps stay.
 #[derive(Debug, Args)]
@@ -61,6 +63,9 @@ impl PolicyArgs {
 struct Retained {
     deleted: Vec<u64>,
     kept: Vec<KeptStep>,
+    /// Steps that are damaged: they are not counted, and stay.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    damaged: Vec<u64>,
     dry_run: bool,
 }
 
@@ -72,24 +77,40 @@ struct KeptStep {
 
 pub(crate) fn run(args: &RetainArgs) -> Result<CkptOutput> {
     let policy = args.policy.retention()?;
-    let checkpoints = open_folder(&args.folder)?;
+    let checkpoints = checkpoints(&holding_steps(&args.folder, "delete old steps of")?);
     let RetentionPlan { keep, delete } = if args.dry_run {
         checkpoints.plan_retention(&policy, &[])?
     } else {
         checkpoints.retain_by(&policy, &[])?
     };
+    let is_known = |step: &u64| delete.contains(step) || keep.iter().any(|(kept, _)| kept == step);
+    let mut damaged = checkpoints.list_folder()?.steps().to_vec();
+    damaged.retain(|step| !is_known(step));
+    let damaged = checkpoints.still_there(&damaged)?;
+    if keep.is_empty() {
+        bail!(
+            "cannot delete old steps of {}: expected a complete step, found {} damaged (hint: \
+             feedline ckpt verify says what is wrong with them)",
+            args.folder,
+            damaged.len()
+        );
+    }
     let kept = |(step, why): (u64, Keep)| KeptStep { step, why: why.to_string() };
     let kept = keep.into_iter().map(kept).collect();
-    let retained = Retained { deleted: delete, kept, dry_run: args.dry_run };
+    let retained = Retained { deleted: delete, kept, damaged, dry_run: args.dry_run };
     CkptOutput::new(args.json, &retained, retained.text(), true)
 }
 
 impl Retained {
     fn text(&self) -> String {
-        let steps: Vec<String> = self.deleted.iter().map(u64::to_string).collect();
-        let steps = if steps.is_empty() { "none".to_owned() } else { steps.join(", ") };
+        let list = |steps: &[u64]| steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let steps = if self.deleted.is_empty() { "none".to_owned() } else { list(&self.deleted) };
         let verb = if self.dry_run { "would delete" } else { "deleted" };
         let kept = self.kept.iter().map(|kept| format!("  {}: {}\n", kept.step, kept.why));
-        format!("{verb} {steps}\nkept\n{}", kept.collect::<String>())
+        let mut text = format!("{verb} {steps}\nkept\n{}", kept.collect::<String>());
+        if !self.damaged.is_empty() {
+            text += &format!("damaged, not counted and not touched: {}\n", list(&self.damaged));
+        }
+        text
     }
 }

@@ -8,7 +8,8 @@ use clap::Args;
 use storage::ByteSize;
 
 use super::CkptOutput;
-use super::verify::{StepVerdict, Verified, steps_of, verify_step};
+use super::verify::{verify, verify_bytes};
+use crate::ui::inspect_target::InspectTarget;
 use crate::ui::terminal::ProgressLine;
 
 /// What to scrub, and how fast.
@@ -27,17 +28,12 @@ pub struct ScrubArgs {
 
 pub(crate) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     ensure!(args.rate.0 > 0, "--rate: got 0 B, due at least 1 B a second");
-    let (store, steps) = steps_of(&args.folder)?;
-    let is_only = steps.len() == 1;
-    let mut verified = Verified { steps: Vec::new() };
-    for step in steps {
+    let verified = verify(&InspectTarget::find(&args.folder)?, |steps, open| {
         let begun = Instant::now();
-        let mut pace = |done: u64| {
-            let due = Duration::from_secs_f64(done as f64 / args.rate.0 as f64);
-            thread::sleep(due.saturating_sub(begun.elapsed()));
-        };
-        let outcome = verify_step(&store, step, false, line, &mut pace);
-        verified.steps.extend(StepVerdict::of(&store, step, outcome, is_only)?);
-    }
+        verify_bytes(steps, open, line, &mut |done| {
+            let earliest = Duration::from_secs_f64(done as f64 / args.rate.0 as f64);
+            thread::sleep(earliest.saturating_sub(begun.elapsed()));
+        })
+    })?;
     CkptOutput::new(args.json, &verified, verified.text(), verified.ok())
 }

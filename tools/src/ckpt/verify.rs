@@ -1,15 +1,14 @@
 //! `feedline ckpt verify`: whether steps are whole.
 
-use std::sync::Arc;
-
 use anyhow::{Result, bail};
+use ckpt::{Checkpoint, Checkpoints};
 use clap::Args;
 use serde::Serialize;
-use storage::{ByteSize, Key, Storage};
+use storage::ByteSize;
 
 use super::CkptOutput;
 use crate::ui::inspect_target::InspectTarget;
-use crate::ui::output::{checkpoints, steps_named};
+use crate::ui::output::checkpoints;
 use crate::ui::terminal::{Bar, ProgressLine};
 
 /// What to verify, and how thoroughly.
@@ -28,8 +27,12 @@ pub struct VerifyArgs {
 
 /// What was verified; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-pub(crate) struct Verified {
+pub struct Verified {
     pub(crate) steps: Vec<StepVerdict>,
+    /// Steps that were deleted before they were verified, as retention deletes old ones, or that
+    /// are not committed yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) skipped: Vec<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -44,89 +47,146 @@ pub(crate) struct StepVerdict {
 }
 
 pub(crate) fn run(args: &VerifyArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
-    let (store, steps) = steps_of(&args.name)?;
-    let is_only = steps.len() == 1;
-    let mut verified = Verified { steps: Vec::new() };
-    for step in steps {
-        let outcome = verify_step(&store, step, args.quick, line, &mut |_| ());
-        verified.steps.extend(StepVerdict::of(&store, step, outcome, is_only)?);
-    }
+    let verified = verify(&InspectTarget::find(&args.name)?, |steps, open| {
+        if args.quick {
+            return Ok(0);
+        }
+        verify_bytes(steps, open, line, &mut |_| ())
+    })?;
     CkptOutput::new(args.json, &verified, verified.text(), verified.ok())
 }
 
-/// The store and the steps that a name means.
-pub(crate) fn steps_of(name: &str) -> Result<(Arc<dyn Storage>, Vec<u64>)> {
-    match InspectTarget::find(name)? {
-        InspectTarget::Checkpoint { store, step } => Ok((store, vec![step])),
-        InspectTarget::Checkpoints { store } => {
-            let steps = steps_named(&*store)?;
-            Ok((store, steps))
+/// Verifies the step that a target names, or all steps of a folder. `read` verifies the bytes of an
+/// open step and returns their number.
+///
+/// # Errors
+/// If it is no checkpoint, a store does not answer, or no step is left to verify. Damage is in the
+/// verdict.
+pub fn verify(
+    target: &InspectTarget,
+    mut read: impl FnMut(&Checkpoints, &Checkpoint) -> ckpt::Result<u64>,
+) -> Result<Verified> {
+    let mut verified = Verified { steps: Vec::new(), skipped: Vec::new() };
+    let damaged_in = target.display();
+    each_step(target, |steps, step, opened| {
+        let outcome = opened.and_then(|open| {
+            let verified_bytes = read(steps, &open)?;
+            let folder = open.display();
+            Ok(StepVerdict { folder, step, ok: true, verified_bytes, fault: None })
+        });
+        match outcome_of(steps, step, outcome)? {
+            StepOutcome::Whole(verdict) => verified.steps.push(verdict),
+            StepOutcome::Damaged(fault) => {
+                let (folder, fault) = (damaged_in.clone(), Some(fault));
+                let verdict = StepVerdict { folder, step, ok: false, verified_bytes: 0, fault };
+                verified.steps.push(verdict);
+            }
+            StepOutcome::Skipped => verified.skipped.push(step),
         }
-        InspectTarget::Tokens { .. } | InspectTarget::Foreign { .. } => {
-            bail!("{name}: got token files, due a step-* folder or one that holds such")
+        Ok(())
+    })?;
+    if verified.steps.is_empty() {
+        bail!("cannot verify {damaged_in}: {NONE_LEFT}");
+    }
+    Ok(verified)
+}
+
+/// Why nothing was verified.
+pub(crate) const NONE_LEFT: &str =
+    "expected a committed step, found that each was removed meanwhile or is not committed yet";
+
+/// Opens each step of a target and passes it to `visit`, or the error. The folder is listed once.
+///
+/// # Errors
+/// Errors of `visit` and of the store, and token files.
+pub(crate) fn each_step(
+    target: &InspectTarget,
+    mut visit: impl FnMut(&Checkpoints, u64, ckpt::Result<Checkpoint>) -> Result<()>,
+) -> Result<()> {
+    match target {
+        InspectTarget::Checkpoint { store, step } => {
+            let steps = checkpoints(store);
+            visit(&steps, *step, steps.open_step(*step))
+        }
+        InspectTarget::Checkpoints { store } => {
+            let steps = checkpoints(store);
+            let there = steps.list_folder()?;
+            for &step in there.steps() {
+                visit(&steps, step, steps.open_listed(&there, step))?;
+            }
+            Ok(())
+        }
+        InspectTarget::Tokens { store, prefix } | InspectTarget::Foreign { store, prefix, .. } => {
+            bail!(
+                "cannot verify {}: expected a step (step-*) or a folder that holds steps, found \
+                 token files",
+                store.display(prefix)
+            )
         }
     }
 }
 
-/// Verifies one step; `pace` hears how many of its bytes are verified, and may take its time.
-pub(crate) fn verify_step(
-    store: &Arc<dyn Storage>,
+/// Why a step was not checked.
+pub(crate) const SKIPPED: &str = "removed meanwhile, or not committed yet";
+
+/// What became of one step.
+pub(crate) enum StepOutcome<T> {
+    Whole(T),
+    /// What is wrong, and where.
+    Damaged(String),
+    /// It was deleted meanwhile, as retention deletes old steps, or is not committed yet.
+    Skipped,
+}
+
+/// Tells damage from a step that was deleted meanwhile. What keeps us from reading, such as a store
+/// that does not answer, says nothing about the step: an error.
+pub(crate) fn outcome_of<T>(
+    steps: &Checkpoints,
     step: u64,
-    quick: bool,
+    outcome: ckpt::Result<T>,
+) -> Result<StepOutcome<T>> {
+    let error = match outcome {
+        Ok(whole) => return Ok(StepOutcome::Whole(whole)),
+        Err(ckpt::Error::NoStep { .. } | ckpt::Error::Uncommitted { .. }) => {
+            return Ok(StepOutcome::Skipped);
+        }
+        Err(error) => error,
+    };
+    let is_damage = matches!(
+        &error,
+        ckpt::Error::Corrupt { .. }
+            | ckpt::Error::BadManifest { .. }
+            | ckpt::Error::Storage(
+                storage::Error::Corrupt { .. }
+                    | storage::Error::NotFound { .. }
+                    | storage::Error::ShortRead { .. }
+                    | storage::Error::BadKey { .. }
+            )
+    );
+    if !is_damage {
+        return Err(error.into());
+    }
+    if steps.still_there(&[step])?.is_empty() {
+        return Ok(StepOutcome::Skipped);
+    }
+    Ok(StepOutcome::Damaged(storage::one_line(&error)))
+}
+
+/// Reads a step and compares it with its checksums; records that it is whole. `pace` gets the
+/// number of bytes that are verified, and may block.
+pub(crate) fn verify_bytes(
+    steps: &Checkpoints,
+    open: &Checkpoint,
     line: &mut ProgressLine,
     pace: &mut dyn FnMut(u64),
-) -> ckpt::Result<StepVerdict> {
-    let steps = checkpoints(store);
-    let open = steps.open_step(step)?;
-    let verified_bytes = if quick {
-        0
-    } else {
-        let mut bar = Bar::new(line, format!("verify step {step}"), open.size().1);
-        let report = open.verify_with(&mut |done| {
-            bar.at(done);
-            pace(done);
-        })?;
-        steps.note_verified(&open);
-        report.bytes
-    };
-    Ok(StepVerdict { folder: open.display(), step, ok: true, verified_bytes, fault: None })
-}
-
-impl StepVerdict {
-    /// Whole, damaged, or `None` if it went meanwhile, as retention deletes old steps. What keeps
-    /// us from looking, such as a store that does not answer, says nothing of the step: an error.
-    pub(crate) fn of(
-        store: &Arc<dyn Storage>,
-        step: u64,
-        outcome: ckpt::Result<Self>,
-        is_only: bool,
-    ) -> Result<Option<Self>> {
-        let error = match outcome {
-            Ok(verdict) => return Ok(Some(verdict)),
-            Err(ckpt::Error::NoStep { .. }) if !is_only => return Ok(None),
-            Err(error) => error,
-        };
-        let is_damage = matches!(
-            &error,
-            ckpt::Error::Corrupt { .. }
-                | ckpt::Error::BadManifest { .. }
-                | ckpt::Error::Storage(
-                    storage::Error::Corrupt { .. }
-                        | storage::Error::NotFound { .. }
-                        | storage::Error::ShortRead { .. }
-                )
-        );
-        if !is_damage {
-            return Err(error.into());
-        }
-        let gone = |there: Vec<u64>| !there.contains(&step);
-        if !is_only && steps_named(&**store).is_ok_and(gone) {
-            return Ok(None);
-        }
-        let folder = store.display(&Key::root());
-        let fault = Some(storage::one_line(&error));
-        Ok(Some(StepVerdict { folder, step, ok: false, verified_bytes: 0, fault }))
-    }
+) -> ckpt::Result<u64> {
+    let mut bar = Bar::new(line, format!("verify step {}", open.step()), open.size().1);
+    let report = open.verify_with(&mut |done| {
+        bar.at(done);
+        pace(done);
+    })?;
+    steps.note_verified(open);
+    Ok(report.bytes)
 }
 
 impl Verified {
@@ -145,6 +205,8 @@ impl Verified {
                 format!("whole    step {}: {size}, all checksums agree\n", step.step)
             }
         };
-        self.steps.iter().map(line).collect()
+        let skipped = self.skipped.iter();
+        let skipped = skipped.map(|step| format!("skipped  step {step}: {SKIPPED}\n"));
+        self.steps.iter().map(line).chain(skipped).collect()
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
+use ckpt::Checkpoint;
 use indexed::{
     BlockChecksums, Census, CensusReport, Format, IndexedDataset, ReadOptions, TokenSource,
 };
@@ -11,11 +12,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, FileEntry, Key, Storage};
 
+use crate::ckpt::verify::{NONE_LEFT, SKIPPED, StepOutcome, each_step, outcome_of};
 use crate::ui::inspect_target::InspectTarget;
 use crate::ui::job::{CancellableJob, CountedBytes};
-use crate::ui::output::{
-    FormatHints, Output, TOOL, checkpoints, steps_named, token_manifest, write_manifest_only,
-};
+use crate::ui::output::{FormatHints, Output, TOOL, token_manifest, write_manifest_only};
 use crate::ui::terminal::thousands;
 
 /// What was checked and found. `--json` prints it as it is.
@@ -23,6 +23,10 @@ use crate::ui::terminal::thousands;
 pub struct CheckVerdict {
     /// One entry for the token files, or one for each checkpoint.
     pub checked: Vec<Finding>,
+    /// Steps that were deleted before they were checked, as retention deletes old ones, or that are
+    /// not committed yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<u64>,
     /// The files that `--add-checksums` has written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub added: Vec<Output>,
@@ -66,6 +70,7 @@ pub fn check(
     wishes: &FormatHints,
     work: &CancellableJob,
 ) -> Result<CheckVerdict> {
+    let mut skipped = Vec::new();
     let checked = match target {
         InspectTarget::Tokens { store, prefix } => {
             let result = tokens((store, prefix), Format::Mmididx, wishes, work);
@@ -75,13 +80,27 @@ pub fn check(
             let result = tokens((store, prefix), *format, wishes, work);
             vec![finding(format!("{} ({format})", store.display(prefix)), result)]
         }
-        InspectTarget::Checkpoint { store, step } => vec![checkpoint(store, *step, work)?],
-        InspectTarget::Checkpoints { store } => steps_named(&**store)?
-            .into_iter()
-            .map(|step| checkpoint(store, step, work))
-            .collect::<Result<_>>()?,
+        InspectTarget::Checkpoint { .. } | InspectTarget::Checkpoints { .. } => {
+            let mut checked = Vec::new();
+            each_step(target, |steps, step, opened| {
+                let outcome = opened.and_then(|open| step_is_whole(&open, work));
+                let what = format!("{} step {step}", target.display());
+                match outcome_of(steps, step, outcome)? {
+                    StepOutcome::Whole((read_bytes, text)) => {
+                        checked.push(finding(what, Ok((read_bytes, text, None))));
+                    }
+                    StepOutcome::Damaged(fault) => {
+                        checked.push(finding(what, Err(anyhow::anyhow!(fault))));
+                    }
+                    StepOutcome::Skipped => skipped.push(step),
+                }
+                Ok(())
+            })?;
+            ensure!(!checked.is_empty(), "cannot check {}: {NONE_LEFT}", target.display());
+            checked
+        }
     };
-    Ok(CheckVerdict { checked, added: Vec::new() })
+    Ok(CheckVerdict { checked, skipped, added: Vec::new() })
 }
 
 /// Writes the block checksums of a pair that was found whole, and its manifest if it has none.
@@ -144,7 +163,9 @@ impl CheckVerdict {
             format!("{word}  {}: {}\n", finding.what, finding.finding)
         };
         let added = self.added.iter().map(|output| format!("added    {}\n", output.name));
-        self.checked.iter().map(line).chain(added).collect()
+        let skipped = self.skipped.iter();
+        let skipped = skipped.map(|step| format!("skipped  step {step}: {SKIPPED}\n"));
+        self.checked.iter().map(line).chain(skipped).chain(added).collect()
     }
 }
 
@@ -157,17 +178,13 @@ fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding 
     }
 }
 
-fn checkpoint(store: &Arc<dyn Storage>, step: u64, work: &CancellableJob) -> Result<Finding> {
-    let verified = checkpoints(store).open_step(step).and_then(|found| {
-        work.begin(format!("check step {step}"), CountedBytes::Read, Some(found.size().1));
-        found.verify()
-    });
-    let result = verified.map_err(anyhow::Error::from).map(|report| {
-        let size = ByteSize(report.bytes);
-        let holds = format!("{} files, {size}, {} tensors", report.files, report.tensors);
-        (report.bytes, holds + ", all checksums agree", None)
-    });
-    Ok(finding(format!("{} step {step}", store.display(&Key::root())), result))
+/// Verifies a step; returns the bytes that were read, and what it holds.
+fn step_is_whole(open: &Checkpoint, work: &CancellableJob) -> ckpt::Result<(u64, String)> {
+    work.begin(format!("check step {}", open.step()), CountedBytes::Read, Some(open.size().1));
+    let report = open.verify()?;
+    let size = ByteSize(report.bytes);
+    let holds = format!("{} files, {size}, {} tensors", report.files, report.tensors);
+    Ok((report.bytes, holds + ", all checksums agree"))
 }
 
 /// The rules of the format, then the manifest's lengths and sums, then the ids against the

@@ -215,7 +215,7 @@ pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
         (false, false) => out.write_all(text(&report).as_bytes())?,
         (false, true) => {}
     }
-    Ok(())
+    Ok(out.flush()?)
 }
 
 /// The place of a file that does not exist yet.

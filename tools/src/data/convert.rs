@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use indexed::{Dtype, Format, ReadOptions, TokenSource, WriteOptions, Writer};
+use indexed::{Dtype, Format, ReadOptions, TokenSource, WriteOptions, Writer, similar_prefixes};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, rate_text};
@@ -74,11 +74,15 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
     let (store, key) = work.locate(request.source.trim_end_matches('/'))?;
     let found = Format::detect(&store, &key)?;
     let (format, prefix) = match (request.from, found) {
-        (None, None) => bail!(
-            "{}: no token files of a known format are there; hint: a .bin of bare tokens beside a \
-             manifest is taken with --from nanogpt alone",
-            request.source
-        ),
+        (None, None) => {
+            let near = similar_prefixes(store.as_ref(), &key).join(", ");
+            let near = if near.is_empty() { near } else { format!("there is {near}; ") };
+            bail!(
+                "{}: no token files of a known format are there; hint: {near}a .bin of bare tokens \
+                 beside a manifest is taken with --from nanogpt alone",
+                request.source
+            )
+        }
         (None, Some(found)) => found,
         (Some(format), Some((other, prefix))) if same_files(format, other) => (format, prefix),
         // A format that was named is held to: its files may be known by other names here.

@@ -38,8 +38,8 @@ pub struct IndexBuild {
     #[arg(long, value_name = "TOKENS")]
     pub seq_length: u64,
     /// Samples of training, validation and test, such as 1000000,2560,0. Default: one epoch each.
-    #[arg(long, value_name = "COUNTS", value_delimiter = ',', num_args = 1..=3)]
-    pub samples: Vec<u64>,
+    #[arg(long, value_name = "COUNTS", value_parser = sample_counts)]
+    pub samples: Option<SampleCounts>,
     /// The seed of all shuffles.
     #[arg(long, default_value_t = 1234)]
     pub seed: u32,
@@ -72,6 +72,18 @@ pub struct IndexBuild {
     /// Prints JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Samples of training, validation and test; what is not given is 0.
+#[derive(Clone, Debug)]
+pub struct SampleCounts(Vec<u64>);
+
+/// One argument, so that a prefix may follow it.
+fn sample_counts(text: &str) -> Result<SampleCounts, String> {
+    let expected = || format!("expected one to three numbers, as 1000000,2560,0, found {text:?}");
+    let counts: Result<Vec<u64>, _> = text.split(',').map(|count| count.trim().parse()).collect();
+    let counts = counts.map_err(|_| expected())?;
+    if counts.len() > Split::ALL.len() { Err(expected()) } else { Ok(SampleCounts(counts)) }
 }
 
 /// Whose samples of sentences. The other settings are those of Megatron's pretrain_bert.py and
@@ -178,10 +190,9 @@ impl IndexRun<'_> {
         split: Option<&str>,
         is_blend: bool,
     ) -> Result<()> {
-        let samples = match self.args.samples.as_slice() {
-            [] => None,
-            counts => Some(counts.get(which as usize).copied().unwrap_or(0)),
-        };
+        let counts = self.args.samples.as_ref();
+        let samples =
+            counts.map(|SampleCounts(counts)| counts.get(which as usize).copied().unwrap_or(0));
         if !is_blend {
             self.dataset(which, &blend.prefixes[0], split, samples)?;
             return Ok(());
@@ -225,7 +236,7 @@ impl IndexRun<'_> {
             Some(folder) => {
                 let (store, key) = self.work.locate(folder)?;
                 let shown = store.display(&key);
-                (BlendIndex::load_or_build(config, store.as_ref(), &key)?, Some(shown))
+                (BlendIndex::load_or_keep(config, store.as_ref(), &key)?, Some(shown))
             }
             None => (BlendIndex::build_checked(config)?, None),
         };
@@ -264,17 +275,16 @@ impl IndexRun<'_> {
         let (description, samples) = match kind {
             None => {
                 let index =
-                    GptIndex::load_or_build(&dataset, which, &config, cache.as_ref(), &folder)?;
+                    GptIndex::load_or_keep(&dataset, which, &config, cache.as_ref(), &folder)?;
                 (config.description(which)?, index.sample_count())
             }
             Some(kind) => {
                 let config = self.masked_config(kind, config);
                 let index =
-                    MaskedIndex::load_or_build(&dataset, which, &config, cache.as_ref(), &folder)?;
+                    MaskedIndex::load_or_keep(&dataset, which, &config, cache.as_ref(), &folder)?;
                 (config.description(which)?, index.sample_count())
             }
         };
-        // One that could not be kept is no error else.
         self.work.check()?;
         self.orders.push(OrderRow {
             part: which.name(),

@@ -11,10 +11,11 @@ use serde::Serialize;
 use serde_json::Value;
 use storage::{ByteSize, Key, Storage};
 
+use crate::ckpt::ls::faults_now;
 use crate::data::foreign::{self, Foreign};
 use crate::ui::inspect_target::InspectTarget;
 use crate::ui::job::CancellableJob;
-use crate::ui::output::{FormatHints, checkpoints, steps_named, token_manifest};
+use crate::ui::output::{FormatHints, checkpoints, token_manifest};
 use crate::ui::terminal::{FactTable, table, thousands};
 
 /// What `inspect` tells; `--json` prints it as it is.
@@ -186,20 +187,22 @@ fn text_of(meta: &Value, ids: &[i64]) -> Option<String> {
 
 fn folder(store: &Arc<dyn Storage>) -> Result<Inspection> {
     let checkpoints = checkpoints(store);
-    let mut steps = Vec::new();
-    let mut newest = None;
-    for step in steps_named(&**store)? {
-        match checkpoints.open_step(step) {
+    let (mut steps, mut faults, mut newest) = (Vec::new(), Vec::new(), None);
+    let there = checkpoints.list_folder()?;
+    for &step in there.steps() {
+        match checkpoints.open_listed(&there, step) {
             Ok(checkpoint) => {
                 let bytes = Some(checkpoint.size().1);
                 newest = Some(checkpoint);
                 steps.push(StepLine { step, bytes, fault: None });
             }
-            Err(error) => {
-                steps.push(StepLine { step, bytes: None, fault: Some(error.to_string()) });
-            }
+            Err(error) => faults.push((step, error)),
         }
     }
+    let faults = faults_now(&checkpoints, store, faults)?;
+    let line = |(step, fault)| StepLine { step, bytes: None, fault: Some(fault) };
+    steps.extend(faults.into_iter().map(line));
+    steps.sort_by_key(|line| line.step);
     let folder = store.display(&Key::root());
     Ok(Inspection::Checkpoints { folder, newest: newest.as_ref().map(step_of), steps })
 }

@@ -235,7 +235,12 @@ fn order_of(
         Some(folder) => work.locate(folder)?,
         None => (Arc::clone(store), indexed::default_cache_folder(prefix)?),
     };
-    let index = GptIndex::load_or_build(dataset, args.part, &config, cache.as_ref(), &folder)?;
+    let index = if args.data_cache_path.is_some() {
+        GptIndex::load_or_keep(dataset, args.part, &config, cache.as_ref(), &folder)?
+    } else {
+        // Beside a source that cannot be written to, the order is not kept.
+        GptIndex::load_or_build(dataset, args.part, &config, cache.as_ref(), &folder)?
+    };
     Ok((index, config, cache.display(&folder)))
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use indexed::{DocumentRange, Format, IndexedDataset, splice};
+use indexed::{DocumentRange, Format, IndexedDataset, similar_prefixes, splice};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
@@ -16,6 +16,7 @@ use crate::ui::output::{
     Output, TOOL, pair_bytes, token_manifest, verify_checksums, write_manifest,
 };
 use crate::ui::output_claim::{OutputClaim, Takeover};
+use crate::ui::step_folder::with_last_component;
 use crate::ui::terminal::{FactTable, thousands};
 
 /// What to merge, and how.
@@ -129,9 +130,9 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
     for input in &request.inputs {
         let bare = input.trim_end_matches('/');
         let bare = [".bin", ".idx"].iter().find_map(|s| bare.strip_suffix(s)).unwrap_or(bare);
-        let (store, key) = work
-            .locate(if bare.is_empty() { "/." } else { bare })
-            .or_else(|error| if bare == "." { work.locate("./.") } else { Err(error) })?;
+        ensure!(!bare.is_empty(), "cannot merge {input}: expected a prefix or a folder, found /");
+        // Of `.` the parent folder has the name.
+        let (store, key) = work.locate(&with_last_component(bare))?;
         let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
         if is_pair {
             sources.push(MergeInput::open(store, key)?);
@@ -148,7 +149,14 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
             PrefixOrder::Name => stems.sort_unstable(),
             PrefixOrder::Numeric => stems.sort_by(|a, b| numeric(a, b)),
         }
-        ensure!(!stems.is_empty(), "{input}: no .bin and .idx of one name are there");
+        if stems.is_empty() {
+            let near = similar_prefixes(store.as_ref(), &key).join(", ");
+            let hint = if near.is_empty() { near } else { format!(" (hint: there is {near})") };
+            bail!(
+                "cannot merge {input}: expected a .bin and .idx of that name or a folder with \
+                 some, found none{hint}"
+            );
+        }
         for stem in stems {
             sources.push(MergeInput::open(Arc::clone(&folder), Key::new(stem)?)?);
         }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
-use indexed::{Format, Repair};
+use anyhow::{Result, anyhow};
+use indexed::{Format, Repair, similar_prefixes};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -54,7 +54,14 @@ pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Rep
     let (out, key) = work.locate(&request.out)?;
     let _claim =
         OutputClaim::take(work, "repair", Format::Mmididx, &[(&out, &key)], request.takeover)?;
-    let idx_bytes = store.open(&prefix.with_suffix(".idx")?)?.len_bytes();
+    let idx_bytes = match store.open(&prefix.with_suffix(".idx")?) {
+        Err(error @ storage::Error::NotFound { .. }) => {
+            let near = similar_prefixes(store.as_ref(), &prefix).join(", ");
+            let hint = if near.is_empty() { near } else { format!(" (hint: there is {near})") };
+            return Err(anyhow!("{error}{hint}"));
+        }
+        opened => opened?.len_bytes(),
+    };
     work.begin("examine", CountedBytes::Read, Some(idx_bytes));
     let repair = Repair::examine(&store, &prefix)?;
     let report = repair.report().clone();

@@ -262,7 +262,7 @@ fn megatron_index(
         return Ok(GptIndex::build(dataset, Split::Train, &config)?);
     };
     let store = work.open_url(folder)?;
-    Ok(GptIndex::load_or_build(dataset, Split::Train, &config, store.as_ref(), &Key::root())?)
+    Ok(GptIndex::load_or_keep(dataset, Split::Train, &config, store.as_ref(), &Key::root())?)
 }
 
 /// Each row is the inputs and, behind them, the last label: what the sample is made of.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
+use indexed::similar_prefixes;
 use recipe::config::{Config, Objective, Offload};
 use recipe::plan::{PlanInputs, RunPlan};
 use storage::probe::{MountInfo, ProbeFolder, cached_share};
@@ -192,6 +193,18 @@ fn folder_of(prefix: &str) -> String {
     if options.is_empty() { folder.to_owned() } else { format!("{folder}?{options}") }
 }
 
+/// Why a dataset cannot be opened, and a prefix of another that may have been meant.
+struct AbsentDataset {
+    error: storage::Error,
+    near: Option<String>,
+}
+
+impl From<storage::Error> for AbsentDataset {
+    fn from(error: storage::Error) -> Self {
+        AbsentDataset { error, near: None }
+    }
+}
+
 /// Whether the files of a corpus are there, how large they are, and whether they look cached.
 fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(prefix.split('?').next().unwrap_or(prefix));
@@ -205,13 +218,15 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
         .flat_map(|end| [".idx", ".bin"].map(|suffix| format!("{end}{suffix}")))
         .collect();
     let stage = patience.stage("open the dataset");
-    let opened = stage.run(move || -> storage::Result<Vec<(u64, Option<f64>)>> {
+    let opened = stage.run(move || -> Result<Vec<(u64, Option<f64>)>, AbsentDataset> {
         let (store, key) = storage::locate(&asked)?;
         let open = |suffix: &String| {
             let object = store.open(&key.with_suffix(suffix)?)?;
             Ok((object.len_bytes(), cached_share(&*object)))
         };
-        names.iter().map(open).collect()
+        let files: storage::Result<_> = names.iter().map(open).collect();
+        let near = || similar_prefixes(&*store, &key).into_iter().next();
+        files.map_err(|error| AbsentDataset { error, near: near() })
     });
     match opened {
         Ok(Ok(files)) => {
@@ -233,12 +248,15 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
                 found.fine("cache", told);
             }
         }
-        Ok(Err(error)) => found.breaks(
-            "dataset",
-            error.to_string(),
-            "the run does not start",
-            "data.train = \"PREFIX\" of a .bin and .idx, as `preprocess` names it at its end",
-        ),
+        Ok(Err(AbsentDataset { error, near })) => {
+            let fix = match near {
+                Some(near) => format!("data.train = \"{near}\", which is there"),
+                None => "data.train = \"PREFIX\" of a .bin and .idx, as `preprocess` names it at \
+                         its end"
+                    .to_owned(),
+            };
+            found.breaks("dataset", error.to_string(), "the run does not start", &fix);
+        }
         Err(error) => {
             found.breaks("dataset", error.to_string(), "the run waits as long, and ends", "");
         }
@@ -246,26 +264,21 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// Whether the files of a tokenizer are there. `gpt2` and `null:30000` have none.
+/// Whether the tokenizer can be opened, as a run opens it: its files, or the folder of its files,
+/// must be there and fit together. `gpt2` and `null:30000` have none.
 fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of("data.tokenizer");
     let Some((kind, files)) = spec.split_once(':').filter(|(kind, _)| *kind != "null") else {
         return found.all;
     };
-    for file in files.split(',') {
-        let asked = file.to_owned();
-        let stage = patience.stage(&format!("open {file}"));
-        let opened = stage.run(move || {
-            let (store, key) = storage::locate(&asked)?;
-            store.open(&key).map(|object| object.len_bytes())
-        });
-        match opened.and_then(|outcome| outcome) {
-            Ok(bytes) => found.fine(kind, format!("{file}, {}", ByteSize(bytes))),
-            Err(error) => {
-                let cost = "the run starts without text, or not at all";
-                found.breaks(kind, error.to_string(), cost, "data.tokenizer = \"KIND:FILE\"");
-            }
-        }
+    let asked = spec.to_owned();
+    let stage = patience.stage(&format!("open the tokenizer {spec}"));
+    let cost = "the run starts without text, or not at all";
+    let fix = "data.tokenizer = \"KIND:FILE\"";
+    match stage.run(move || feed::open_tokenizer(&asked).map(|tokenizer| tokenizer.vocab_size())) {
+        Ok(Ok(ids)) => found.fine(kind, format!("{files}, {ids} tokens")),
+        Ok(Err(error)) => found.breaks(kind, error.to_string(), cost, fix),
+        Err(error) => found.breaks(kind, error.to_string(), cost, fix),
     }
     found.all
 }

@@ -1,13 +1,14 @@
 //! `feedline offload left`: what ranks keep in folders, or have left there. A run that goes on with
 //! fewer ranks removes what its ranks reach; what is on a node that has none of them stays.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use ckpt::offload::{OwnedFolder, marked, sweep};
 use clap::Args;
 use serde::Serialize;
-use storage::{ByteSize, Storage};
+use storage::{ByteSize, Key, Storage};
 
 use crate::ckpt::CkptOutput;
 use crate::ui::terminal::table;
@@ -41,6 +42,13 @@ struct Found {
 pub(super) fn run(args: &LeftArgs) -> Result<CkptOutput> {
     let open = |folder: &String| storage::open_url(folder);
     let stores: Vec<Arc<dyn Storage>> = args.folders.iter().map(open).collect::<Result<_, _>>()?;
+    for (name, store) in args.folders.iter().zip(&stores) {
+        let folder = store.display(&Key::root());
+        ensure!(
+            Path::new(&folder).is_dir(),
+            "cannot look into {name}: expected a folder, found none"
+        );
+    }
     let (mut states, mut removed) = (Vec::new(), Vec::new());
     for store in &stores {
         states.extend(marked(store)?);

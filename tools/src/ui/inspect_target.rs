@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use indexed::Format;
+use indexed::{Format, similar_prefixes};
 use storage::{Key, Storage};
 
 use crate::ui::job::CancellableJob;
+use crate::ui::step_folder::{run_steps, with_last_component};
 
 /// What was found under a name.
 #[derive(Debug)]
@@ -53,13 +54,26 @@ impl InspectTarget {
         self
     }
 
+    /// How a message names it: the prefix, or the folder that holds the steps.
+    #[must_use]
+    pub fn display(&self) -> String {
+        match self {
+            InspectTarget::Tokens { store, prefix }
+            | InspectTarget::Foreign { store, prefix, .. } => store.display(prefix),
+            InspectTarget::Checkpoint { store, .. } | InspectTarget::Checkpoints { store } => {
+                store.display(&Key::root())
+            }
+        }
+    }
+
     /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first, and so is what the
     /// files of another format end with.
     ///
     /// # Errors
     /// If nothing that we know is there, naming what was looked for.
     pub fn find(name: &str) -> Result<Self> {
-        let name = name.trim_end_matches('/');
+        let name = with_last_component(name.trim_end_matches('/'));
+        let name = name.as_ref();
         if let Ok((store, key)) = storage::locate(name) {
             // An .idx that is none is told of by whoever opens the pair.
             if let Ok(Some((format, prefix))) = Format::detect(&store, &key)
@@ -69,8 +83,7 @@ impl InspectTarget {
             }
         }
         let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
-        let (parent, key) = storage::locate(if name.is_empty() { "." } else { name })
-            .or_else(|error| if name == "." { storage::locate("./.") } else { Err(error) })
+        let (parent, key) = storage::locate(if name.is_empty() { "/" } else { name })
             .with_context(|| format!("look for {name}"))?;
         let beside =
             parent.list_names(&key.parent()).with_context(|| format!("look for {name}"))?;
@@ -85,15 +98,24 @@ impl InspectTarget {
             return Ok(InspectTarget::Checkpoint { store: parent, step });
         }
         let inside = storage::open_url(name)?;
+        let near = || match similar_prefixes(&*parent, &key).join(", ") {
+            near if near.is_empty() => String::new(),
+            near => format!(" (hint: there is {near})"),
+        };
         if !has("") {
             bail!(
                 "{name}: neither {name}.idx, nor token files of another format, nor a folder of \
-                that name is there"
+                 that name is there{}",
+                near()
             );
         }
         if inside.list_names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
             return Ok(InspectTarget::Checkpoints { store: inside });
         }
-        bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it")
+        let hint = match run_steps(&*inside)? {
+            Some(steps) => format!(" (hint: the steps of this run are in {steps})"),
+            None => near(),
+        };
+        bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it{hint}")
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::killed::dead;
 use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
 use serde_json::{Value, json};
 use storage::Key;
@@ -148,6 +149,84 @@ fn steps_are_copied_to_another_store() {
     assert_eq!((said.code, &said.json()["pending"]), (0, &json!([])), "{}", said.err);
     assert_eq!(feedline(&["diff", &near, &far, "--read"]).code, 0);
     assert_eq!(feedline(&["drain", &near, &far, "--rate", "0B"]).code, 2);
+}
+
+/// A drain that cannot copy fails: each of these was "nothing is pending", exit 0.
+#[test]
+fn a_drain_that_copies_nothing_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let [near, far, empty] = ["near", "far", "empty"].map(|name| folder_of(folder.path(), name));
+    std::fs::create_dir(&empty).unwrap();
+    save(&near, 1, 0.0);
+    save(&near, 2, 0.5);
+    std::os::unix::fs::symlink(&near, folder.path().join("link")).unwrap();
+    let refused = [
+        (folder_of(folder.path(), "absent"), far.clone(), "found nothing there"),
+        (empty, far.clone(), "found none in it"),
+        (format!("{near}/step-000000000002"), far.clone(), "found a step (hint"),
+        (near.clone(), near.clone(), "expected two folders, found one"),
+        (near.clone(), folder_of(folder.path(), "link"), "expected two folders, found one"),
+        (near.clone(), format!("{near}/step-000000000002"), "found a step (hint"),
+    ];
+    for (from, to, piece) in refused {
+        for dry_run in [&[][..], &["--dry-run"]] {
+            let said = feedline(&[&["drain", from.as_str(), to.as_str()], dry_run].concat());
+            assert_eq!(said.code, 2, "{from} {to}: {}", said.out);
+            assert!(said.err.contains(piece), "{from} {to}: {}", said.err);
+        }
+    }
+    assert!(!folder.path().join("far").exists());
+
+    // The newest is damaged: the older one is copied, and the newest is named.
+    let shard = format!("{near}/step-000000000002/model-00001-of-00001.safetensors");
+    let whole = std::fs::read(&shard).unwrap();
+    std::fs::write(&shard, &whole[..whole.len() - 1]).unwrap();
+    let said = feedline(&["drain", &near, &far]);
+    assert_eq!(said.code, 1, "{}", said.err);
+    assert!(said.out.contains("FAILED  step 2") && said.out.contains("step 1:"), "{}", said.out);
+    assert!(!said.out.contains("nothing is pending"), "{}", said.out);
+    let said = feedline(&["drain", &near, &far, "--dry-run", "--json"]);
+    assert_eq!((said.code, &said.json()["failed"][0]["step"]), (1, &json!(2)), "{}", said.err);
+    // A step that the other folder has is none that is missing there.
+    std::fs::write(&shard, whole).unwrap();
+    assert_eq!(feedline(&["drain", &near, &far]).code, 0);
+    std::fs::write(&shard, b"").unwrap();
+    assert_eq!(feedline(&["drain", &near, &far]).code, 0);
+}
+
+/// A lease and a pin are files, not folders: every listing beside a run failed on them.
+#[test]
+fn leases_and_pins_are_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder_of(folder.path(), "steps");
+    save(&root, 10, 0.0);
+    let steps = Checkpoints::open(storage::open_url(&root).unwrap(), Key::root());
+    let (lease, pin) = (steps.lock().unwrap(), steps.pin(10).unwrap());
+    let kinds = |verb: &str| {
+        let said = feedline(&[verb, &root, "--json"]);
+        assert_eq!(said.code, 0, "{verb}: {}{}", said.out, said.err);
+        let told = said.json();
+        let left = told["leftovers"].as_array().unwrap().iter();
+        let kind = |left: &Value| {
+            let text = |key: &str| left[key].as_str().unwrap().to_owned();
+            (text("kind"), text("owner_is"), left["bytes"].as_u64().unwrap() > 0)
+        };
+        left.map(kind).collect::<Vec<_>>()
+    };
+    let held = |kind: &str, has_text| (kind.to_owned(), "alive".to_owned(), has_text);
+    for verb in ["ls", "doctor"] {
+        assert_eq!(kinds(verb), [held("lease", true), held("pin", false)], "{verb}");
+        assert_eq!(feedline(&[verb, &root]).code, 0);
+    }
+    drop((lease, pin));
+    // After a kill they stay.
+    let Some(dead) = dead() else { return };
+    std::fs::write(format!("{root}/.lease-{dead}"), "a process writes here\n").unwrap();
+    std::fs::write(format!("{root}/.pin-step-000000000010-{dead}"), "").unwrap();
+    let left = |kind: &str, has_text| (kind.to_owned(), "dead".to_owned(), has_text);
+    for verb in ["ls", "doctor"] {
+        assert_eq!(kinds(verb), [left("lease", true), left("pin", false)], "{verb}");
+    }
 }
 
 /// Packed and unpacked by every verb that writes steps, and read by all others.

@@ -17,6 +17,7 @@ mod fuse;
 mod index;
 mod interrupted;
 mod killed;
+mod live;
 mod materialize;
 #[path = "../../../storage/tests/it/nfs_server/mod.rs"]
 mod nfs_server;
@@ -25,3 +26,4 @@ mod refusals;
 mod samples;
 mod signals;
 mod simulate;
+mod verbs;

@@ -89,9 +89,14 @@ pub(crate) struct PlanArgs {
     /// and parallel.activation_offload on disks; `feedline offload bench` measures both.
     #[arg(long, value_name = "SIZE")]
     pub(crate) disk_per_s: Option<storage::ByteSize>,
-    /// Memory of one rank, as 80GiB. Default: this machine's.
+    /// Memory of one rank, as 80GiB: exit 1 if the run needs more. Without it, a run that needs
+    /// more than this machine has gets a warning.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<storage::ByteSize>,
+    /// Plans without the corpus and the tokenizer, which may be made later. Else a run without them
+    /// cannot start: exit 1.
+    #[arg(long)]
+    pub(crate) no_data: bool,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Lab, assert_success, text, train, trainer};
+use crate::common::{Lab, alone, assert_success, text, train, trainer};
 
 /// A run that must fail with 2, saying each of these.
 fn check_fails(config: &Path, due: &[&str]) {
@@ -59,7 +59,7 @@ fn a_damaged_corpus_is_not_trained_on() {
     let mut bytes = fs::read(&path).expect("a corpus");
     bytes[5000] ^= 1;
     fs::write(&path, bytes).expect("room");
-    check_fails(&lab.config("run", &[]), &["corpus.bin, at byte 4096: got CRC-32C", "corpus.crc"]);
+    check_fails(&lab.config("run", &[]), &["corpus.bin, at byte 4608: got CRC-32C", "corpus.crc"]);
 }
 
 #[test]
@@ -222,4 +222,26 @@ fn plan_answers_by_its_exit_code() {
     assert_eq!(json["run"]["steps"], 48);
     let output = plan(&lab.config("run", &[("model.seq_len", "100000")]));
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    // Memory that a rank is said to have is a condition; that of the machine that plans is not.
+    let wide = lab.config("run", &[("model.hidden", "8192"), ("model.layers", "48")]);
+    assert_success(&plan(&wide));
+    let output = trainer("plan", &wide).args(["--memory", "1GiB"]).output().unwrap();
+    let table = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{table}");
+    assert!(table.contains("of memory and has 1 GiB"), "{table}");
+}
+
+/// A run whose state does not fit is refused before anything is allocated.
+#[test]
+fn a_run_that_memory_cannot_hold_is_refused() {
+    let lab = Lab::new();
+    let wide = lab.config("run", &[("model.hidden", "8192"), ("model.layers", "48")]);
+    // 38.7 billion parameters of 12 bytes; the limit is of this process alone.
+    let mut command = Command::new("prlimit");
+    command.args(["--as=16000000000", env!("CARGO_BIN_EXE_trainer"), "train"]).arg(&wide);
+    let output = alone(&mut command).output().unwrap();
+    let words = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("weights and moments of a rank take"), "{words}");
+    assert!(!lab.path("run/ckpt").exists());
 }

@@ -274,8 +274,12 @@ fn what_cannot_be_is_refused_with_its_reason() {
     assert!(code == Some(2) && said.contains("due three that end in"), "{said}");
     let (code, said) = plan(MLM, built_in);
     assert!(code == Some(2) && said.contains("data.special.mask"), "{said}");
-    let (code, said) = plan(SPANS, &[("data.train", "'/nowhere/corpus'")]);
-    assert!(code == Some(0) && said.contains("plan without it"), "{said}");
+    let nowhere = [("data.train", "'/nowhere/corpus'")];
+    let (code, said) = plan(SPANS, &nowhere);
+    assert!(code == Some(1) && said.contains("/nowhere/corpus"), "{said}");
+    let mut command = trainer("plan", &SPANS.config(&lab, "run", &nowhere));
+    let output = command.arg("--no-data").output().unwrap();
+    assert_success(&output);
     assert_eq!(plan(ENCDEC, &[]).0, Some(0));
 }
 

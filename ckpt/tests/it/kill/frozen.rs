@@ -263,6 +263,18 @@ impl Contained {
     }
 }
 
+/// Stops a process, and waits until all its threads stand still: a thread that runs on another
+/// core goes on for a moment after the signal.
+fn freeze(pid: u32) {
+    signal(pid, "-STOP");
+    let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|it| it.starts_with('T'));
+    await_true("a process that stands still", || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let mut stats = threads.map(|it| std::fs::read_to_string(it.unwrap().path().join("stat")));
+        stats.all(|stat| stat.is_ok_and(is_stopped))
+    });
+}
+
 /// Freezes one writer after the other.
 #[expect(clippy::print_stderr, reason = "a skipped test must be seen")]
 fn check_frozen(url: &str) {
@@ -279,11 +291,11 @@ fn check_frozen(url: &str) {
     for round in 0..rounds {
         await_steps(3);
         std::thread::sleep(Duration::from_millis(7 * round as u64 % 40));
-        signal(running.pid, "-STOP");
+        freeze(running.pid);
         let successor = Contained::start(url).expect("it could before");
         await_steps(3);
         // The successor stands still, so that whatever changes is the other's work.
-        signal(successor.pid, "-STOP");
+        freeze(successor.pid);
         let due = contents(&steps);
         signal(running.pid, "-CONT");
         let (is_success, text) = running.end();

@@ -295,6 +295,48 @@ fn config(folder: &Path, corpus: &str, hidden: u32) -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// Three tokens, of which one ends documents.
+const TOKENIZER: &str = r#"{
+    "version": "1.0",
+    "added_tokens": [{
+        "id": 3, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true
+    }],
+    "normalizer": null,
+    "pre_tokenizer": {
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    },
+    "post_processor": null,
+    "decoder": {
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    },
+    "model": {
+        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+        "vocab": { "a": 0, "b": 1, "ab": 2 }, "merges": ["a b"]
+    }
+}"#;
+
+/// A tokenizer is good if a run opens it: a folder of its files too, and not any file of its name.
+#[test]
+fn a_tokenizer_is_opened_as_a_run_opens_it() {
+    let lab = tempfile::tempdir().unwrap();
+    let [vocab, other, words] = ["vocab", "other", "words"].map(|name| lab.path().join(name));
+    for folder in [&vocab, &other, &words] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    std::fs::write(vocab.join("tokenizer.json"), TOKENIZER).unwrap();
+    std::fs::write(other.join("tokenizer.json"), b"{}").unwrap();
+    let config = config(lab.path(), "corpus", 64);
+    for (folder, severity) in [(&vocab, "fine"), (&other, "breaks"), (&words, "breaks")] {
+        let spec = format!("hf:{}", folder.display());
+        let opens = feed::open_tokenizer(&spec).is_ok();
+        assert_eq!(opens, severity == "fine", "{spec}");
+        let told = doctor(&[&config, "--set", &format!("data.tokenizer={spec}")]);
+        assert_eq!(told.of("hf").0, severity, "{spec}: {}", told.of("hf").1);
+    }
+}
+
 #[test]
 fn all_that_a_config_names_is_looked_at() {
     let folder = tempfile::tempdir().unwrap();
@@ -308,7 +350,7 @@ fn all_that_a_config_names_is_looked_at() {
 
     std::fs::write(corpus("bin"), vec![7; 1 << 20]).unwrap();
     std::fs::write(corpus("idx"), b"an index").unwrap();
-    std::fs::write(folder.path().join("tokenizer.json"), b"{}").unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), TOKENIZER).unwrap();
     let told = doctor(&[&small]);
     assert_eq!(told.of("dataset"), ("fine", "1 MiB of tokens"));
     assert_eq!(told.of("hf").0, "fine");

@@ -2,6 +2,9 @@
 //! tensor is the one that the reference writer of safetensors wrote. `reference/foreign.py` made
 //! the files.
 
+mod model_folders;
+mod torch_files;
+
 use std::path::{Path, PathBuf};
 
 use ckpt::convert::{ConvertLimits, Family, Format, Import};
@@ -122,13 +125,21 @@ fn another_model_is_refused() {
         let text = opened.expect_err(&name).to_string();
         assert!(text.contains(due), "{name}: {text}");
     };
+    // A rule could drop the tensor, so it is refused when it is saved.
+    let sparse =
+        Import::open(golden("refused/sparse.pt").to_str().unwrap(), Format::Torch).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+    let steps = Checkpoints::open(store, Key::root());
+    let saved = steps.save_made(0, &sparse, &[], json!({}), ConvertLimits::default(), &|_| ());
+    let text = saved.unwrap_err().to_string();
+    assert!(text.contains("_rebuild_sparse_tensor"), "{text}");
     open("refused/plain", Format::Megatron);
     refused("groups", Format::Megatron, "three times the width");
     refused("groups-said", Format::Megatron, "query groups");
     refused("gated", Format::Megatron, "not gated");
     refused("gated-said", Format::Megatron, "swiglu");
     refused("ranks", Format::Megatron, "all 2 tensor-parallel ranks");
-    refused("sparse.pt", Format::Torch, "_rebuild_sparse_tensor");
     refused("again.pt", Format::Torch, "nothing so often below itself");
     refused("overlap", Format::Dcp, "boxes that tile [12, 4]");
     refused("axes", Format::Dcp, "boxes that tile [24]");

@@ -1,0 +1,337 @@
+//! Which tensors of a model's files are imported: every byte of a safetensors file has one owner,
+//! an index assigns tensors to files, and files of `torch.save` may have a part of a model, or
+//! tensors of types that cannot be read.
+
+use std::path::Path;
+
+use ckpt::Checkpoint;
+use ckpt::convert::{ConvertLimits, Family, Format, Import, RenameRules};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use super::torch_files::{Storage, TorchObject, dict, tensor, text, write_torch};
+use crate::convert::{floats, gpt2, numbered, steps, write_hf};
+
+type Tensors = Vec<(String, Vec<u64>, Vec<u8>)>;
+
+fn open(path: &Path, format: Format) -> Result<Import, String> {
+    Import::open(path.to_str().unwrap(), format).map_err(|error| error.to_string())
+}
+
+/// Saves an import as step 1 of a new folder.
+fn saved(import: &Import) -> Result<(tempfile::TempDir, Checkpoint), String> {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = steps(folder.path());
+    let saved = steps.save_made(1, import, &[], json!({}), ConvertLimits::default(), &|_| ());
+    saved.map_err(|error| error.to_string())?;
+    let step = steps.open_step(1).unwrap();
+    Ok((folder, step))
+}
+
+fn names(import: &Import) -> Vec<&str> {
+    let mut names: Vec<&str> = import.made.iter().map(|made| made.name.as_str()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// A file with this header and so many bytes behind it.
+fn safetensors_file(header: &Value, data_bytes: usize) -> Vec<u8> {
+    let header = header.to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend((0..data_bytes).map(|at| at as u8));
+    bytes
+}
+
+/// The format wants every byte behind the header to belong to one tensor. A range that overlaps
+/// another was imported as that other tensor's elements.
+#[test]
+fn ranges_of_safetensors_cover_the_file_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.safetensors");
+    let f32s = |shape: &[u64], begin: u64, end: u64| {
+        let data_offsets = [begin, end];
+        json!({ "dtype": "F32", "shape": shape, "data_offsets": data_offsets })
+    };
+    let check = |header: Value, data_bytes: usize, refusal: Option<&str>| {
+        let bytes = safetensors_file(&header, data_bytes);
+        // The reference reader agrees on each.
+        assert_eq!(SafeTensors::deserialize(&bytes).is_err(), refusal.is_some(), "{header}");
+        std::fs::write(&path, bytes).unwrap();
+        let found = open(&path, Format::HuggingFace).err();
+        match (refusal, &found) {
+            (None, None) => {}
+            (Some(text), Some(found)) if found.contains(text) => {}
+            _ => panic!("{header}: {found:?}"),
+        }
+    };
+    let pair = |v: Value| json!({ "w": f32s(&[2, 3], 0, 24), "v": v });
+    check(pair(f32s(&[1], 24, 28)), 28, None);
+    check(json!({ "w": f32s(&[1], 4, 8), "v": f32s(&[1], 0, 4) }), 8, None);
+    check(
+        json!({ "none": f32s(&[0], 0, 0), "w": f32s(&[1], 0, 4), "end": f32s(&[0], 4, 4) }),
+        4,
+        None,
+    );
+    check(json!({}), 0, None);
+    check(pair(f32s(&[1], 20, 24)), 24, Some("data_offsets [20, 24] of 'v'"));
+    check(pair(f32s(&[2, 3], 0, 24)), 24, Some("data_offsets [0, 24]"));
+    check(pair(f32s(&[1], 32, 36)), 36, Some("data_offsets [32, 36] of 'v'"));
+    check(json!({ "w": f32s(&[1], 4, 8) }), 8, Some("data_offsets [4, 8] of 'w'"));
+    check(json!({ "w": f32s(&[2, 3], 0, 24) }), 32, Some("tensors of 24 bytes"));
+    check(json!({ "w": f32s(&[2, 3], 0, 24) }), 20, Some("tensors of 24 bytes"));
+    check(json!({}), 1, Some("tensors of 0 bytes"));
+}
+
+/// Two files have a tensor, as after a repair by a further file: the index says which counts.
+#[test]
+fn an_index_assigns_tensors_to_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let f32s = |values: &[f32]| values.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>();
+    let write = |file: &str, tensors: &[(&str, f32)]| {
+        let tensors: Tensors =
+            tensors.iter().map(|(name, it)| ((*name).to_owned(), vec![1], f32s(&[*it]))).collect();
+        write_hf(root, &tensors, &json!({}));
+        std::fs::rename(root.join("model.safetensors"), root.join(file)).unwrap();
+    };
+    write("old.safetensors", &[("a", 1.0), ("b", 2.0), ("c", 3.0)]);
+    write("new.safetensors", &[("b", 20.0)]);
+    let index = |map: Value| {
+        let index = json!({ "weight_map": map }).to_string();
+        std::fs::write(root.join("model.safetensors.index.json"), index).unwrap();
+        open(root, Format::HuggingFace)
+    };
+    let import = index(json!({ "a": "old.safetensors", "b": "new.safetensors" })).unwrap();
+    assert_eq!(names(&import), ["a", "b"]);
+    let left_out = import.dropped.join("; ");
+    assert!(left_out.contains("b (old.safetensors"), "{left_out}");
+    assert!(left_out.contains("c (old.safetensors"), "{left_out}");
+    let (_folder, step) = saved(&import).unwrap();
+    assert_eq!((floats(&step, "a"), floats(&step, "b")), (vec![1.0], vec![20.0]));
+
+    // The other file has it, but the index does not say so.
+    let found = index(json!({ "a": "new.safetensors", "b": "old.safetensors" })).unwrap_err();
+    assert!(found.contains("a in new.safetensors"), "{found}");
+    // One model or the other.
+    write("model.safetensors", &[("a", 1.0)]);
+    let found = index(json!({ "a": "old.safetensors", "b": "new.safetensors" })).unwrap_err();
+    assert!(found.contains("model.safetensors and model.safetensors.index.json"), "{found}");
+}
+
+/// A GPT-2 in `pytorch_model-*.bin`, or in one such file, is the GPT-2 of `model.safetensors`.
+#[test]
+fn folders_of_torch_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let config = json!({ "model_type": "gpt2", "n_head": 2, "n_layer": 1 });
+    write_hf(&path("safetensors"), &gpt2(), &config);
+    let expected = open(&path("safetensors"), Format::HuggingFace).unwrap();
+    let (_expected_folder, expected_step) = saved(&expected).unwrap();
+
+    let write = |file: &str, tensors: &[(String, Vec<u64>, Vec<u8>)]| {
+        std::fs::create_dir_all(path(file).parent().unwrap()).unwrap();
+        write_torch(&path(file), &state_dict(tensors), &storages(tensors));
+    };
+    let [one, two] = [1, 2].map(|number| format!("pytorch_model-0000{number}-of-00002.bin"));
+    let all = gpt2();
+    let (first, second) = all.split_at(7);
+    write(&format!("shards/{one}"), first);
+    write(&format!("shards/{two}"), second);
+    let of = |tensors: &[(String, Vec<u64>, Vec<u8>)], file: &str| {
+        tensors.iter().map(|(name, ..)| (name.clone(), json!(file))).collect::<Vec<_>>()
+    };
+    let map: serde_json::Map<_, _> = of(first, &one).into_iter().chain(of(second, &two)).collect();
+    let index = json!({ "weight_map": map }).to_string();
+    std::fs::write(path("shards/pytorch_model.bin.index.json"), index).unwrap();
+    write("one/pytorch_model.bin", &all);
+    for name in ["shards", "one"] {
+        std::fs::write(path(name).join("config.json"), config.to_string()).unwrap();
+    }
+    let sources = [
+        ("shards", Format::HuggingFace),
+        ("shards", Format::Torch),
+        ("one", Format::HuggingFace),
+        ("one", Format::Torch),
+        ("one/pytorch_model.bin", Format::Torch),
+    ];
+    for (name, format) in sources {
+        let mut import = open(&path(name), format).unwrap();
+        assert_eq!((import.heads, names(&import)), (Some(2), names(&expected)), "{name}");
+        let (_folder, step) = saved(&import).unwrap();
+        for tensor in expected_step.tensors() {
+            assert_eq!(floats(&step, &tensor.name), floats(&expected_step, &tensor.name));
+        }
+        let family = import.normalize().unwrap();
+        assert_eq!(family, Some(Family::Gpt2), "{name} {format:?}");
+        import.check_complete(Family::Gpt2).unwrap();
+    }
+    // A part of a model, by its name or by the index beside it.
+    let found = open(&path(&format!("shards/{one}")), Format::Torch).unwrap_err();
+    assert!(found.contains("file 1 of 2 of a model"), "{found}");
+    std::fs::rename(path("shards").join(&one), path("shards/a.bin")).unwrap();
+    let index = json!({ "weight_map": { "a": "a.bin", "b": two } }).to_string();
+    std::fs::write(path("shards/pytorch_model.bin.index.json"), index).unwrap();
+    let found = open(&path("shards/a.bin"), Format::Torch).unwrap_err();
+    assert!(found.contains("one of the 2 files"), "{found}");
+    assert!(open(&path("safetensors"), Format::Torch).unwrap_err().contains("pytorch_model.bin"));
+}
+
+fn state_dict(tensors: &[(String, Vec<u64>, Vec<u8>)]) -> TorchObject {
+    let pairs = tensors.iter().enumerate();
+    dict(pairs.map(|(at, (name, shape, _))| {
+        (name.as_str(), tensor("FloatStorage", &at.to_string(), shape))
+    }))
+}
+
+fn storages(tensors: &[(String, Vec<u64>, Vec<u8>)]) -> Vec<Storage> {
+    let storage = |(at, (_, _, bytes)): (usize, &(String, Vec<u64>, Vec<u8>))| Storage {
+        key: at.to_string(),
+        elements: bytes.len() as u64 / 4,
+        bytes: bytes.clone(),
+    };
+    tensors.iter().enumerate().map(storage).collect()
+}
+
+/// What lacks a layer, or a part of one, or what is beside the layers has the names of a GPT-2, and
+/// was imported as one.
+#[test]
+fn half_a_model_is_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let check = |config: Value, is_there: &dyn Fn(&str) -> bool, missing: Option<&str>| {
+        let mut tensors = gpt2();
+        let second: Tensors = tensors
+            .iter()
+            .filter(|(name, ..)| name.starts_with("h.0."))
+            .map(|(name, shape, bytes)| {
+                (name.replace("h.0.", "h.1."), shape.clone(), bytes.clone())
+            })
+            .collect();
+        tensors.extend(second);
+        tensors.retain(|(name, ..)| is_there(name));
+        write_hf(root, &tensors, &config);
+        let mut import = open(root, Format::HuggingFace).unwrap();
+        let family = import.normalize().unwrap().unwrap();
+        let found = import.check_complete(family).map_err(|error| error.to_string());
+        match (missing, &found) {
+            (None, Ok(())) => {}
+            (Some(name), Err(found)) if found.contains(name) => {}
+            _ => panic!("{config} {missing:?}: {found:?}"),
+        }
+    };
+    let gpt2 = || json!({ "model_type": "gpt2", "n_layer": 2 });
+    check(gpt2(), &|_| true, None);
+    check(json!({}), &|name| name != "wpe.weight", None);
+    check(gpt2(), &|name| name != "wpe.weight", Some("'transformer.wpe.weight'"));
+    check(gpt2(), &|name| name != "wte.weight", Some("'transformer.wte.weight'"));
+    check(gpt2(), &|name| name != "ln_f.bias", Some("'transformer.ln_f.bias'"));
+    check(json!({}), &|name| name != "ln_f.weight", Some("'transformer.ln_f.weight'"));
+    check(json!({}), &|name| !name.starts_with("h.0."), Some("'transformer.h.0.attn"));
+    check(json!({}), &|name| name != "h.1.mlp.c_fc.bias", Some("'transformer.h.1.mlp.c_fc.bias'"));
+    check(json!({}), &|name| !name.ends_with("mlp.c_fc.weight"), Some("h.0.mlp.c_fc.weight'"));
+    check(json!({ "n_layer": 3 }), &|_| true, Some("'transformer.h.2."));
+    let untied = json!({ "model_type": "gpt2", "tie_word_embeddings": false });
+    check(untied, &|_| true, Some("'lm_head.weight'"));
+
+    // Those that a rule drops are left out by the user's will.
+    write_hf(root, &self::gpt2(), &json!({ "model_type": "gpt2" }));
+    let mut import = open(root, Format::HuggingFace).unwrap();
+    import.apply(&RenameRules::parse("rules", "drop ln_f.*").unwrap()).unwrap();
+    import.normalize().unwrap();
+    import.check_complete(Family::Gpt2).unwrap();
+
+    // Other architectures.
+    let t5 = numbered(&[("encoder.block.0.layer.0.SelfAttention.q.weight", &[2, 2])]);
+    let bert = numbered(&[("bert.encoder.layer.0.attention.self.query.weight", &[2, 2])]);
+    for (tensors, family, missing) in
+        [(t5, Family::T5, "'shared.weight'"), (bert, Family::Bert, "word_embeddings.weight'")]
+    {
+        write_hf(root, &tensors, &json!({}));
+        let mut import = open(root, Format::HuggingFace).unwrap();
+        assert_eq!(import.normalize().unwrap(), Some(family));
+        let found = import.check_complete(family).unwrap_err().to_string();
+        assert!(found.contains(missing), "{found}");
+    }
+}
+
+/// `model` may be the name of an architecture, or a dict of settings: weights are under the first
+/// name that has tensors.
+#[test]
+fn weights_are_under_the_first_name_that_has_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ckpt.pt");
+    let weights = || dict([("w", tensor("FloatStorage", "0", &[2]))]);
+    let objects = [
+        dict([("model", text("small-v2")), ("state_dict", weights()), ("epoch", text("3"))]),
+        dict([("model", dict([("layers", text("2"))])), ("model_state_dict", weights())]),
+        dict([("state_dict", weights()), ("model", text("small"))]),
+        dict([("model", weights()), ("state_dict", text("absent"))]),
+        weights(),
+    ];
+    for object in objects {
+        let storage = Storage { key: "0".to_owned(), elements: 2, bytes: vec![0; 8] };
+        write_torch(&path, &object, &[storage]);
+        assert_eq!(names(&open(&path, Format::Torch).unwrap()), ["w"]);
+    }
+}
+
+/// A complex tensor among others: it can be dropped, and is refused by its name otherwise. In old
+/// files the storages behind it are found.
+#[test]
+fn a_tensor_of_an_unknown_type_keeps_no_other_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("complex.pt");
+    let floats_of = |key: &str, value: f32| Storage {
+        key: key.to_owned(),
+        elements: 2,
+        bytes: [value, value].iter().flat_map(|it| it.to_le_bytes()).collect(),
+    };
+    let write = |object: TorchObject, class_bytes: usize| {
+        let complex = Storage { key: "1".to_owned(), elements: 3, bytes: vec![9; 3 * class_bytes] };
+        write_torch(&path, &object, &[floats_of("0", 1.0), complex, floats_of("2", 2.0)]);
+    };
+    let all = |class: &str| {
+        dict([
+            ("w", tensor("FloatStorage", "0", &[2])),
+            ("freqs_cis", tensor(class, "1", &[3])),
+            ("e", tensor("FloatStorage", "2", &[2])),
+        ])
+    };
+    let check_kept = |import: &Import| {
+        assert_eq!(names(import), ["e", "w"]);
+        let (_folder, step) = saved(import).unwrap();
+        assert_eq!((floats(&step, "w"), floats(&step, "e")), (vec![1.0; 2], vec![2.0; 2]));
+    };
+    for (class, bytes) in [("ComplexFloatStorage", 8), ("ComplexDoubleStorage", 16)] {
+        write(all(class), bytes);
+        let mut import = open(&path, Format::Torch).unwrap();
+        let found = saved(&import).unwrap_err();
+        assert!(found.contains("'freqs_cis'") && found.contains(class), "{found}");
+        import.apply(&RenameRules::parse("rules", "drop freqs_cis").unwrap()).unwrap();
+        check_kept(&import);
+    }
+    // Beside the weights.
+    let model =
+        dict([("w", tensor("FloatStorage", "0", &[2])), ("e", tensor("FloatStorage", "2", &[2]))]);
+    let freqs = tensor("ComplexFloatStorage", "1", &[3]);
+    write(dict([("model", model), ("freqs_cis", freqs)]), 8);
+    check_kept(&open(&path, Format::Torch).unwrap());
+    // How long its elements are is not known.
+    write(all("OtherStorage"), 8);
+    assert!(open(&path, Format::Torch).unwrap_err().contains("OtherStorage"));
+
+    let header = json!({
+        "e": { "dtype": "F32", "shape": [2], "data_offsets": [0, 8] },
+        "scale": { "dtype": "F8_E8M0", "shape": [4], "data_offsets": [8, 12] },
+        "w": { "dtype": "F32", "shape": [1], "data_offsets": [12, 16] },
+    });
+    let path = folder.path().join("f.safetensors");
+    std::fs::write(&path, safetensors_file(&header, 16)).unwrap();
+    let mut import = open(&path, Format::HuggingFace).unwrap();
+    let found = saved(&import).unwrap_err();
+    assert!(found.contains("'scale'") && found.contains("F8_E8M0"), "{found}");
+    import.apply(&RenameRules::parse("rules", "drop scale").unwrap()).unwrap();
+    let (_folder, step) = saved(&import).unwrap();
+    assert_eq!(floats(&step, "w")[0].to_le_bytes(), [12, 13, 14, 15]);
+}

@@ -1,0 +1,45 @@
+//! Which dataset a prefix without one may have meant.
+
+use storage::{Key, Storage};
+
+use crate::Error;
+
+/// Prefixes in a message: more would hide what it says.
+const SIMILAR_MAX: usize = 5;
+
+/// Prefixes of datasets (`.bin` and `.idx`) that a prefix without one may have meant: without a
+/// suffix that is given by mistake, with the ending that `preprocess` adds, such as
+/// `_text_document`, or in the folder of that name. At most five. What cannot be listed has none.
+#[must_use]
+pub fn similar_prefixes(store: &dyn Storage, prefix: &Key) -> Vec<String> {
+    let name = prefix.name();
+    let stem = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
+    let beside = datasets_in(store, &prefix.parent());
+    let mut similar: Vec<Key> =
+        beside.into_iter().filter(|dataset| dataset.name().starts_with(stem)).collect();
+    if similar.is_empty() {
+        similar = datasets_in(store, prefix);
+    }
+    similar.truncate(SIMILAR_MAX);
+    similar.iter().map(|dataset| store.display(dataset)).collect()
+}
+
+/// The datasets directly in a folder, by name.
+fn datasets_in(store: &dyn Storage, folder: &Key) -> Vec<Key> {
+    let names = store.list_names(folder).unwrap_or_default();
+    let stems = names.iter().filter_map(|name| name.strip_suffix(".idx"));
+    let pairs = stems.filter(|stem| names.iter().any(|name| *name == format!("{stem}.bin")));
+    pairs.filter_map(|stem| folder.join(stem).ok()).collect()
+}
+
+/// The error for a prefix of which a file is absent.
+pub(crate) fn no_dataset(store: &dyn Storage, prefix: &Key) -> Error {
+    let is_there = |suffix| prefix.with_suffix(suffix).is_ok_and(|key| store.open(&key).is_ok());
+    let found = match (is_there(".idx"), is_there(".bin")) {
+        (true, false) => "the .idx alone",
+        (false, true) => "the .bin alone",
+        _ => "neither",
+    };
+    let near = similar_prefixes(store, prefix);
+    Error::NoDataset { prefix: store.display(prefix), found: found.to_owned(), near }
+}

@@ -2,18 +2,22 @@
 //! piece.
 //!
 //! Two tokens may stand side by side if their bytes, merged as a text, are these two again. A row
-//! of tokens is what its bytes are merged into if every two neighbours may, and each is what its
-//! own bytes are merged into ([`super::super::by_char`] has the proof). So the tokens of a window
-//! up to one of its ends, and those of a window that begins there, are a row of both, if the two
-//! that meet may. If they may not, an earlier end is taken and the windows grow.
+//! of tokens is what its bytes are merged into if every two neighbours may stand side by side, and
+//! each token is what its own bytes are merged into ([`super::super::by_char`] has the proof). So
+//! the tokens of a window up to the end of one of them, and those of a window that starts there,
+//! are the row of both, if the two tokens that meet may stand side by side. If they may not, the
+//! piece is merged again from an earlier end, in windows of twice the size.
+//!
+//! The first tokens of a row are what their bytes are merged into. So the last tokens of a window,
+//! which depend on the bytes behind it, are left out without a further check.
 
 use std::ops::Range;
 
 /// Longer pieces are merged in windows. A window of bytes takes 8 MiB, of characters 12 MiB.
 pub(in super::super) const WINDOW_BYTES: usize = 256 << 10;
 
-/// The last part of a window, whose tokens the bytes behind it may change: they are left to the
-/// next window.
+/// The tokens in the last eighth of a window are left to the next one: the bytes behind a window
+/// nearly always change them.
 const EDGE_PART: usize = 8;
 
 /// A token and the bytes of the piece that it takes.
@@ -27,6 +31,9 @@ pub(in super::super) struct RowToken {
 pub(in super::super) trait WindowedMerge {
     /// How much has been written.
     type Mark: Copy;
+
+    /// The longest symbol that merging starts from, in bytes. A window may end within one.
+    fn symbol_bytes_max(&self) -> usize;
 
     /// Replaces `row` by the tokens that some bytes of the piece are merged into.
     fn merge(&mut self, bytes: Range<usize>, row: &mut Vec<RowToken>);
@@ -81,10 +88,11 @@ pub(in super::super) fn merge_in_windows<W: WindowedMerge>(
             window_bytes = window_bytes.saturating_mul(2);
             continue;
         }
-        let kept_end = if end == len { len } else { end - window_bytes / EDGE_PART };
+        let edge_bytes = (window_bytes / EDGE_PART).max(merging.symbol_bytes_max());
+        let kept_end = if end == len { len } else { end.saturating_sub(edge_bytes) };
         let count = row.partition_point(|token| token.bytes.end <= kept_end);
         let Some(last) = row[..count].last() else {
-            // One token takes all of the window.
+            // One token takes all of the window but its edge.
             window_bytes = window_bytes.saturating_mul(2);
             continue;
         };

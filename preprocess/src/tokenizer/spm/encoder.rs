@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use super::super::merge::windows::{RowToken, WINDOW_BYTES, WindowedMerge, merge_in_windows};
-use super::bpe::{Bpe, Merged};
+use super::super::merge::windows::{WINDOW_BYTES, merge_in_windows};
+use super::bpe::Merged;
 use super::cache::{PADDING, PartCache};
 use super::joins::char_at;
+use super::long_part::LongPart;
 use super::model::SPACE;
 use super::normalizer::each_spelled;
 use super::parts::{UnigramSegmenter, key};
@@ -25,7 +26,7 @@ pub(crate) struct SentencePieceEncoder<'a> {
     text: Vec<u8>,
     merged: Merged,
     /// The ids of one part.
-    part_ids: Vec<u32>,
+    pub(super) part_ids: Vec<u32>,
 }
 
 /// What goes from one part to the next.
@@ -129,22 +130,22 @@ impl<'a> SentencePieceEncoder<'a> {
         {
             return self.model.append(entry.ids(), carried, ids);
         }
-        self.merge_part(&text[part]);
+        self.merge_part(&text[part], WINDOW_BYTES);
         if let (Some(key), Some(cache)) = (key, &mut self.parts.cache) {
             cache.put(key, &self.part_ids, f32::INFINITY);
         }
         self.model.append(&self.part_ids, carried, ids);
     }
 
-    /// Leaves the ids of a part in `part_ids`.
-    fn merge_part(&mut self, part: &[u8]) {
+    /// Leaves the ids of a part in `part_ids`. Parts longer than a window are merged in windows.
+    pub(super) fn merge_part(&mut self, part: &[u8], window_bytes: usize) {
         let SpmEngine::Bpe(bpe) = &self.model.engine else { return };
         self.part_ids.clear();
         // Unused pieces are taken apart by what was seen of the whole text.
-        if part.len() > WINDOW_BYTES && self.model.joins.is_some() {
+        if part.len() > window_bytes && self.model.joins.is_some() {
             let (model, merged, ids) = (self.model, &mut self.merged, &mut self.part_ids);
-            let mut merging = MergeInto { model, bpe, part, merged, after_unknown: false, ids };
-            return merge_in_windows(part.len(), WINDOW_BYTES, &mut merging);
+            let mut long = LongPart { model, bpe, part, merged, after_unknown: false, ids };
+            return merge_in_windows(part.len(), window_bytes, &mut long);
         }
         bpe.merge(part, &mut self.merged);
         let mut after_unknown = false;
@@ -185,47 +186,16 @@ impl<'a> SentencePieceEncoder<'a> {
     }
 }
 
-/// One long part, and where its ids go.
-struct MergeInto<'a> {
-    model: &'a SentencePiece,
-    bpe: &'a Bpe,
-    part: &'a [u8],
-    merged: &'a mut Merged,
-    after_unknown: bool,
-    ids: &'a mut Vec<u32>,
-}
-
-impl WindowedMerge for MergeInto<'_> {
-    type Mark = (usize, bool);
-
-    fn merge(&mut self, bytes: Range<usize>, row: &mut Vec<RowToken>) {
-        self.bpe.merge(&self.part[bytes.clone()], self.merged);
-        row.clear();
-        row.extend(self.merged.pieces.iter().map(|(id, range)| {
-            let bytes = bytes.start + range.start..bytes.start + range.end;
-            RowToken { id: *id, bytes }
-        }));
-    }
-
-    fn mark(&self) -> (usize, bool) {
-        (self.ids.len(), self.after_unknown)
-    }
-
-    fn rewind(&mut self, (len, after_unknown): (usize, bool)) {
-        self.ids.truncate(len);
-        self.after_unknown = after_unknown;
-    }
-
-    fn push(&mut self, token: &RowToken) {
-        let piece = &self.part[token.bytes.clone()];
-        self.model.write(token.id, piece, &mut self.after_unknown, self.ids);
-    }
-}
-
 impl SentencePiece {
     /// Writes a piece: its id, or those of its bytes, or nothing if it is unknown after unknown.
     #[inline]
-    fn write(&self, id: u32, piece: &[u8], after_unknown: &mut bool, ids: &mut Vec<u32>) {
+    pub(super) fn write(
+        &self,
+        id: u32,
+        piece: &[u8],
+        after_unknown: &mut bool,
+        ids: &mut Vec<u32>,
+    ) {
         if id != self.unk {
             ids.push(id);
             *after_unknown = false;

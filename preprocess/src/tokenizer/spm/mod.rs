@@ -3,7 +3,8 @@
 //! In reading order: `wire` and `model` are the file, `charsmap` and `normalizer` what happens to a
 //! text before it is cut, `joins` where it may be cut without looking, `unigram` and `bpe` the two
 //! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `parts` the
-//! unigram with that memory, `encoder` the way of a text through all of them, `cut` where a long
+//! unigram with that memory, `long_part` merges long words in windows, `encoder` is the way of a
+//! text through all of them, `cut` where a long
 //! one may be divided, `decode` the way back, and `megatron` what Megatron makes of a model.
 
 mod bpe;
@@ -13,6 +14,7 @@ mod cut;
 mod decode;
 mod encoder;
 mod joins;
+mod long_part;
 mod megatron;
 mod model;
 mod normalizer;

@@ -4,11 +4,11 @@
 //! which it checks before any work begins; [`share_out`] retains the part of one shard. An
 //! [`InputChunker`] reads them one after another, whole documents at a time.
 //!
-//! Below it, in reading order: `discover` and `glob` find files, and `left_out` those that they do
-//! not take; `input_identity` tells a file from another of its name, `codec` detects their
-//! compression, `stream` reads their bytes, which `decompress` inflates on other threads in the
-//! units that `frames` finds; `lines` says where lines end; `records` finds the ends of documents in
-//! lines and texts, `json_array` in a JSON list, `parquet` in Parquet.
+//! Below it, in reading order: `discover` and `glob` find files, and `left_out` those that are not
+//! read; `input_identity` tells a file from another of its name, `codec` detects their compression,
+//! `stream` reads their bytes, which `decompress` inflates on other threads in the units that
+//! `frames` finds; `lines` finds the ends of lines; `records` finds the ends of documents in lines
+//! and texts, `json_array` in a JSON list, `parquet` in Parquet.
 
 mod chunker;
 mod codec;
@@ -122,6 +122,17 @@ impl Input {
     /// Whether its documents are objects of JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.shape.is_json()
+    }
+
+    /// Whether its documents are lines of JSON.
+    pub(crate) fn is_json_lines(&self) -> bool {
+        matches!(self.shape, RecordFormat::JsonLines)
+    }
+
+    /// Whether it is plain text whose documents end at line ends.
+    pub(crate) fn is_text_lines(&self) -> bool {
+        let RecordFormat::Text(rules) = &self.shape else { return false };
+        matches!(rules.separator, Separator::Line | Separator::BlankLine)
     }
 
     /// The file behind an input that is one.

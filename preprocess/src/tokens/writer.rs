@@ -19,7 +19,7 @@ use crate::tokens::journal::{Journal, Record, ResumeState};
 use crate::tokens::outputs::{OutputPlan, Outputs};
 use crate::tokens::resume_check::{check_drafts, check_inputs};
 use crate::{
-    BadLine, Error, InputReport, PreprocessOptions, PreprocessProgress, Report, Result,
+    BadLine, Error, InputReport, OnBadLine, PreprocessOptions, PreprocessProgress, Report, Result,
     ResumePolicy, Tokenizer, identity,
 };
 
@@ -495,6 +495,11 @@ fn describe(
     });
     if let Some(lists) = identity::lists(options.lists) {
         settings["lists"] = lists.into();
+    }
+    // Earlier versions ended lines at `\n` alone. Lines of JSON with a lone `\r` were bad to them.
+    let skips = options.on_bad_line == OnBadLine::Skip;
+    if inputs.iter().any(|input| input.is_text_lines() || skips && input.is_json_lines()) {
+        settings["line_ends"] = "Universal".into();
     }
     settings
 }

@@ -178,8 +178,8 @@ pub(crate) struct Cli {
     #[arg(long, alias = "append-eos")]
     append_eod: bool,
 
-    /// A list of texts under a key is a document with a sequence for each (sequences, as Megatron has
-    /// it), or one text with blank lines between them (joined, as GPT-NeoX has it)
+    /// A list of texts under a key is a document with a sequence for each (sequences, as Megatron
+    /// has it), or one text with blank lines between them (joined, as GPT-NeoX has it)
     #[arg(long, value_enum, default_value_t)]
     lists: CliLists,
 

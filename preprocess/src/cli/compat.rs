@@ -163,8 +163,10 @@ pub(crate) fn translate(
         }
     }
     for (_, options, note) in READERS.iter().filter(|(of, ..)| Some(*of) == reader) {
-        for (flag, value) in options.iter().filter(|(flag, _)| !has(&out, flag)) {
-            out.arguments.extend([OsString::from(flag), OsString::from(value)]);
+        for (flag, value) in *options {
+            if !has(&out, flag) {
+                out.arguments.extend([OsString::from(flag), OsString::from(value)]);
+            }
         }
         out.notes.push((*note).to_owned());
     }

@@ -3,8 +3,9 @@
 //! A file of Zstandard is a row of frames, and one made by several threads, or in a seekable form,
 //! has many. Their lengths are found by walking over the headers of their blocks, which is nothing
 //! beside decompressing them. gzip's members do not tell their length, unless they are those of
-//! bgzip; files of bzip2 and xz are not split. Whatever does not look as it should, or is too long to be taken into memory, is left to
-//! the decoder, from there to the end of the file: it knows best what is wrong.
+//! bgzip; files of bzip2 and xz are not split. Whatever does not look as it should, or is too long
+//! for the memory, is left to the decoder, from there to the end of the file: it knows best what is
+//! wrong.
 
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;

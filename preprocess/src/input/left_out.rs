@@ -1,9 +1,9 @@
-//! What a folder or a pattern does not take, though it is there. A store lists regular files with
-//! names of UTF-8, and does not follow links to folders; so what it leaves out is found by a walk of
-//! the folder itself.
+//! Entries of a folder, or of what a pattern matches, that are not read. A store lists regular
+//! files whose names are UTF-8, and does not follow links to folders. So a walk of the folder
+//! itself finds the other entries.
 //!
-//! Whatever is called like a file of documents was meant to be read, and refuses the folder if it
-//! cannot be. The rest is counted, and named in the log.
+//! If one of them is named like a file of documents, the folder is refused. The rest is counted and
+//! named in the log.
 
 use std::ffi::OsStr;
 use std::fs;

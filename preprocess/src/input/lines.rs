@@ -1,5 +1,5 @@
-//! Where lines end: at `\n`, `\r\n` or `\r`, the universal newlines with which Python's `open` reads
-//! text. Other programs that make token files read their inputs that way.
+//! Where lines end: at `\n`, `\r\n` or `\r`, the universal newlines with which Python's `open`
+//! reads text. Other programs that make token files read their inputs that way.
 
 use memchr::{memchr_iter, memchr2, memrchr2};
 
@@ -35,8 +35,8 @@ pub(super) fn line_end(bytes: &[u8]) -> Option<LineEnd> {
     Some(LineEnd { end, next: end + 1 + usize::from(is_pair) })
 }
 
-/// As [`line_end`], where more bytes may follow: whether a `\r` at the end of the bytes is half of a
-/// `\r\n` is not known yet.
+/// As [`line_end`], where more bytes may follow: whether a `\r` at the end of the bytes is half of
+/// a `\r\n` is not known yet.
 pub(super) fn line_end_known(bytes: &[u8]) -> Option<LineEnd> {
     line_end(bytes).filter(|line| line.next < bytes.len() || bytes[line.next - 1] == b'\n')
 }

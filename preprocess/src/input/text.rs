@@ -21,8 +21,8 @@ pub enum Separator {
 impl FromStr for Separator {
     type Err = String;
 
-    /// `line`, `blank-line`, `file`, or the separator itself, in which `\n`, `\r`, `\t`, `\0` and `\\` are
-    /// what they are in C.
+    /// `line`, `blank-line`, `file`, or the separator itself, in which `\n`, `\r`, `\t`, `\0` and
+    /// `\\` are what they are in C.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "line" | "\\n" => return Ok(Separator::Line),

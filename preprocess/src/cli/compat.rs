@@ -43,15 +43,15 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
 
 /// What other programs read in another way than Megatron's, which ours follows: options that read
 /// inputs as they do, and a word about them.
-const READERS: [(Reader, &[(&str, &str)], &str); 2] = [
+const READERS: [(ForeignReader, &[(&str, &str)], &str); 2] = [
     (
-        Reader::NeoX,
+        ForeignReader::NeoX,
         &[("--lists", "joined"), ("--empty-docs", "skip"), ("--txt-separator", "file")],
         "inputs are read as GPT-NeoX's program reads them: --lists joined --empty-docs skip \
          --txt-separator file",
     ),
     (
-        Reader::Paddle,
+        ForeignReader::Paddle,
         &[("--empty-docs", "skip")],
         "documents without tokens are left out, as Paddle's program does: --empty-docs skip",
     ),
@@ -59,14 +59,14 @@ const READERS: [(Reader, &[(&str, &str)], &str); 2] = [
 
 /// Whose program reads the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
+enum ForeignReader {
     NeoX,
     Paddle,
 }
 
-impl Reader {
+impl ForeignReader {
     /// By flags that only one program has, and by names of tokenizers that only GPT-NeoX gives.
-    fn of(arguments: &[OsString]) -> Option<Reader> {
+    fn of(arguments: &[OsString]) -> Option<ForeignReader> {
         let flags: Vec<(String, &str)> = arguments
             .iter()
             .zip(arguments.iter().skip(1).map(Some).chain([None]))
@@ -84,9 +84,9 @@ impl Reader {
             flag == "--tokenizer-type" && names.contains(value) && has("--input")
         };
         if has("--jsonl-keys") || has("--num-docs") || flags.iter().any(is_neox) {
-            return Some(Reader::NeoX);
+            return Some(ForeignReader::NeoX);
         }
-        has("--input-path").then_some(Reader::Paddle)
+        has("--input-path").then_some(ForeignReader::Paddle)
     }
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn translate(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Translated, String> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let reader = Reader::of(&arguments);
+    let reader = ForeignReader::of(&arguments);
     let mut out = Translated::default();
     let mut rest = arguments.into_iter().peekable();
     let is_flag = |argument: &OsString| {

@@ -43,7 +43,7 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
 
 /// What other programs read in another way than Megatron's, which ours follows: options that read
 /// inputs as they do, and a word about them.
-const READERS: [(ForeignReader, &[(&str, &str)], &str); 2] = [
+const READERS: [(ForeignReader, &[FlagValue], &str); 2] = [
     (
         ForeignReader::NeoX,
         &[("--lists", "joined"), ("--empty-docs", "skip"), ("--txt-separator", "file")],
@@ -56,6 +56,9 @@ const READERS: [(ForeignReader, &[(&str, &str)], &str); 2] = [
         "documents without tokens are left out, as Paddle's program does: --empty-docs skip",
     ),
 ];
+
+/// A flag, and the value that it is given.
+type FlagValue = (&'static str, &'static str);
 
 /// Whose program reads the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,7 @@ const _: () = assert!(2 * ID_BITS + RANK_BITS == u64::BITS);
 
 /// The positions of a short piece are the bits of one word.
 pub(super) const SHORT_BYTES_MAX: usize = 64;
+const LONG_BYTES_MIN: usize = SHORT_BYTES_MAX + 1;
 
 /// No merge: the first number that is no rank.
 const NONE: u32 = RANK_LIMIT as u32;
@@ -133,7 +134,7 @@ impl Merger {
             9..=16 => self.merge_short::<16>(piece, ids),
             17..=32 => self.merge_short::<32>(piece, ids),
             33..=SHORT_BYTES_MAX => self.merge_short::<SHORT_BYTES_MAX>(piece, ids),
-            ..=WINDOW_BYTES => self.merge_long(piece, scratch, ids),
+            LONG_BYTES_MIN..=WINDOW_BYTES => self.merge_long(piece, scratch, ids),
             _ => self.merge_windows(piece, WINDOW_BYTES, scratch, ids),
         }
     }

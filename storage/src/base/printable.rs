@@ -11,7 +11,7 @@ const MESSAGE_BYTES_MAX: usize = 8 << 10;
 /// longer than 1 KiB is left out.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    escaped(&shortened(text, NAME_BYTES_MAX), |char| is_control(char))
+    escaped(&shortened(text, NAME_BYTES_MAX), is_control)
 }
 
 /// A whole message: as [`printable`], but it may have several lines and 8 KiB.

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Makes a compressed file.
+type Packer = fn(&[u8]) -> Vec<u8>;
+
 /// Tapes, block devices and some object stores pad files with zeros to a whole block. gzip and
 /// Python's gzip module skip them behind a member; Python also between members.
 #[test]
@@ -9,7 +12,7 @@ fn zeros_behind_gzip_members_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = LINES.as_bytes().split_at(20);
     let due = cut_bytes(&folder, "due.jsonl", LINES.as_bytes()).documents;
-    let packers: [fn(&[u8]) -> Vec<u8>; 2] = [gzip, |bytes| bgzip(bytes, 13)];
+    let packers: [Packer; 2] = [gzip, |bytes| bgzip(bytes, 13)];
     for pack in packers {
         for zeros in [1, 17, 512, 3 << 20] {
             let padding = vec![0; zeros];
@@ -73,7 +76,7 @@ fn xz(bytes: &[u8]) -> Vec<u8> {
 /// Files of one stream and of several, with the padding that each format allows.
 fn bzip2_and_xz(text: &str) -> Vec<(&'static str, Vec<u8>)> {
     let bytes = text.as_bytes();
-    let streams = |pack: fn(&[u8]) -> Vec<u8>, padding: usize| {
+    let streams = |pack: Packer, padding: usize| {
         let one = |part| [&pack(part)[..], &vec![0; padding]].concat();
         bytes.chunks(9).map(one).collect::<Vec<_>>().concat()
     };
@@ -126,7 +129,7 @@ fn bzip2_and_xz_are_read() {
 fn damaged_bzip2_and_xz_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let text = LINES.repeat(3);
-    let packers: [(&str, fn(&[u8]) -> Vec<u8>); 2] = [("a.jsonl.bz2", bzip2), ("a.jsonl.xz", xz)];
+    let packers: [(&str, Packer); 2] = [("a.jsonl.bz2", bzip2), ("a.jsonl.xz", xz)];
     for (name, pack) in packers {
         let first = pack(text.as_bytes());
         let whole = [&first[..], &pack(LINES.as_bytes())].concat();

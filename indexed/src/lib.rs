@@ -41,8 +41,8 @@ pub use edit::concat::{DocumentRange, splice};
 pub use edit::repair::{Repair, RepairReport};
 pub use error::{Error, FormatRule, Result};
 pub use formats::{
-    Census, CensusReport, Format, MissingDocumentEnds, ReadOptions, Sink, TokenSource,
-    WriteOptions, WriteReport, Writer,
+    Census, CensusReport, Format, GzipReader, MemberDecoder, MemberReader, MissingDocumentEnds,
+    ReadOptions, Sink, TokenSource, WriteOptions, WriteReport, Writer,
 };
 pub use mmididx::builder::{Builder, BuilderMark, Built};
 pub use mmididx::dataset::{CheckReport, IndexedDataset};

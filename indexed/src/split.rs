@@ -55,19 +55,20 @@ pub struct SplitMatrix {
 }
 
 impl SplitMatrix {
-    /// Reads a split string: one to three numbers, divided by anything that is no digit and no dot.
+    /// Reads a split string: one to three numbers of digits and dots, divided by other characters.
     ///
     /// # Errors
-    /// [`Error::BadSetting`] if there are no numbers, more than three, or all are 0.
+    /// [`Error::BadSetting`] if there are no numbers, more than three, or all are 0; or if there
+    /// are letters or signs.
     pub fn parse(split: &str) -> Result<Self> {
         let refuse = || Error::BadSetting {
             name: "split",
             found: format!("'{split}'"),
             expected: "one to three numbers, not all of them 0, such as '949,50,1'".to_owned(),
         };
-        // Megatron overlooks signs and exponents, so that '1e-3' is the numbers 1 and 3 to it.
-        // Nobody can mean that.
-        if split.contains(['-', '+', 'e', 'E']) {
+        // Megatron overlooks signs and letters: '1e-3' is the numbers 1 and 3 to it, and '1,inf,1'
+        // the numbers 1 and 1. Nobody can mean that.
+        if split.contains(|c: char| matches!(c, '-' | '+') || c.is_alphabetic()) {
             return Err(refuse());
         }
         let mut weights = [0.0_f64; 3];
@@ -142,7 +143,9 @@ mod tests {
 
     #[test]
     fn refuses() {
-        for split in ["", "a", "0,0,0", "1,2,3,4", "1.2.3", ".", "-1,2", "1e3,1"] {
+        let letters = ["a", "1e3,1", "1,inf,1", "1,nan", "∞a,1"];
+        let numbers = ["", "0,0,0", "1,2,3,4", "1.2.3", ".", "-1,2"];
+        for split in letters.into_iter().chain(numbers) {
             assert!(SplitMatrix::parse(split).is_err(), "'{split}' was accepted");
         }
     }

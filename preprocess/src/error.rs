@@ -142,6 +142,13 @@ pub struct BadLine {
 /// `std`'s, with our [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl Error {
+    /// The system starts no more threads.
+    pub(crate) fn no_thread(source: io::Error) -> Self {
+        storage::Error::from_io("start", "a thread", source).into()
+    }
+}
+
 impl From<storage::Error> for Error {
     fn from(error: storage::Error) -> Self {
         Error::Storage(error)

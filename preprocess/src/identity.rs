@@ -3,13 +3,21 @@
 
 use crate::input::{Format, Separator, TextRules};
 use crate::objective::{Newlines, Nltk, SentenceSpec};
-use crate::options::{EmptyDocuments, Objective, OnBadLine, SpanOptions};
+use crate::options::{EmptyDocuments, Lists, Objective, OnBadLine, SpanOptions};
 
 pub(crate) fn empty_documents(empty: EmptyDocuments) -> &'static str {
     match empty {
         EmptyDocuments::Megatron => "Megatron",
         EmptyDocuments::Sequence => "Sequence",
         EmptyDocuments::Skip => "Skip",
+    }
+}
+
+/// `None` for what earlier versions did, whose journals have no text for it.
+pub(crate) fn lists(lists: Lists) -> Option<&'static str> {
+    match lists {
+        Lists::Sequences => None,
+        Lists::Joined => Some("Joined"),
     }
 }
 
@@ -64,6 +72,7 @@ pub(crate) fn text_rules(rules: &TextRules) -> String {
         Separator::Line => "Line".to_owned(),
         Separator::BlankLine => "BlankLine".to_owned(),
         Separator::Literal(literal) => format!("Literal({literal:?})"),
+        Separator::File => "File".to_owned(),
     };
     format!("TextRules {{ separator: {separator}, newline: {newline:?}, trim: {trim} }}")
 }
@@ -80,6 +89,7 @@ mod tests {
             [Megatron, Sequence, Skip].map(empty_documents),
             ["Megatron", "Sequence", "Skip"]
         );
+        assert_eq!([Lists::Sequences, Lists::Joined].map(lists), [None, Some("Joined")]);
         assert_eq!([OnBadLine::Fail, OnBadLine::Skip].map(bad_lines), ["Fail", "Skip"]);
         let formats =
             [Format::Auto, Format::JsonLines, Format::JsonArray, Format::Text, Format::Parquet];
@@ -124,6 +134,10 @@ mod tests {
         assert_eq!(
             text_rules(&rules(Separator::BlankLine)),
             "TextRules { separator: BlankLine, newline: Some(\"<n>\"), trim: true }"
+        );
+        assert_eq!(
+            text_rules(&rules(Separator::File)),
+            "TextRules { separator: File, newline: Some(\"<n>\"), trim: true }"
         );
         assert_eq!(
             text_rules(&rules(Separator::Literal("\n---\n".to_owned()))),

@@ -33,7 +33,8 @@ pub use batch::report::{InputReport, Output, PreprocessProgress, Report, Stages}
 pub use error::{BadLine, Error, Result};
 pub use input::{Format, InputOptions, Separator, TextRules};
 pub use options::{
-    EmptyDocuments, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard, SpanOptions,
+    EmptyDocuments, Lists, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard,
+    SpanOptions,
 };
 pub use tokenizer::{
     Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, Gpt2, HuggingFace, Jieba,

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
 use preprocess::{Error, estimate, open_gpt2, run_until};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use storage::ByteSize;
+use storage::{ByteSize, printable_message};
 
 use crate::cli::args::Cli;
 use crate::cli::compat::translate;
@@ -24,12 +24,12 @@ fn main() -> ExitCode {
     let translated = match translate(std::env::args_os()) {
         Ok(translated) => translated,
         Err(why) => {
-            let _ = writeln!(io::stderr(), "error: {why}");
+            let _ = writeln!(io::stderr(), "error: {}", printable_message(&why));
             return ExitCode::from(2);
         }
     };
     for note in &translated.notes {
-        let _ = writeln!(io::stderr(), "note: {note}");
+        let _ = writeln!(io::stderr(), "note: {}", printable_message(note));
     }
     match go(&Cli::parse_from(translated.arguments)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,6 +60,9 @@ fn go(cli: &Cli) -> Result<()> {
     }
     if let Some(folder) = &cli.export_vocab {
         return export_vocab(cli, folder);
+    }
+    if !cli.quiet {
+        cli::logger::install();
     }
     if cli.dry_run {
         return dry_run(cli);

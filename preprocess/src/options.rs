@@ -24,6 +24,8 @@ pub struct PreprocessOptions {
     pub objective: Objective,
     /// End every document that has tokens with the tokenizer's end. Default: no.
     pub append_eod: bool,
+    /// What a list of texts under a key becomes. Default: [`Lists::Sequences`].
+    pub lists: Lists,
     /// What a document without tokens becomes. Default: [`EmptyDocuments::Megatron`].
     pub empty_documents: EmptyDocuments,
     /// The element type of the tokens. None, the default: as Megatron's writer chooses.
@@ -41,7 +43,8 @@ pub struct PreprocessOptions {
     /// Threads that tokenize, at most 1024. Default: one for every core.
     pub workers: usize,
     /// A longer line is rejected. While it is processed, a line takes three to ten times its length
-    /// in memory, and up to forty if it is all one word. Default and maximum: 1 GiB.
+    /// in memory, and up to forty if it is all one word and the tokenizer a unigram model. Default
+    /// and maximum: 1 GiB.
     pub line_bytes_max: u64,
     /// Bytes read and cut at a time. The outputs do not depend on it. Default: from 64 KiB to 256
     /// KiB, by the size of the inputs.
@@ -94,6 +97,16 @@ pub enum EmptyDocuments {
     Sequence,
     /// Nothing; it is counted.
     Skip,
+}
+
+/// What a list of texts under a key becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lists {
+    /// A document with a sequence for each text, as Megatron has it.
+    #[default]
+    Sequences,
+    /// One text, with a blank line between two of the list, as GPT-NeoX has it.
+    Joined,
 }
 
 /// How a bad line is handled.
@@ -193,6 +206,7 @@ impl PreprocessOptions {
             tokenizer: TokenizerSpec { kind: "gpt2".to_owned(), ..TokenizerSpec::default() },
             objective: Objective::default(),
             append_eod: false,
+            lists: Lists::default(),
             empty_documents: EmptyDocuments::default(),
             dtype: None,
             on_bad_line: OnBadLine::default(),

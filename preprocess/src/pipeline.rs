@@ -94,7 +94,7 @@ impl<L> Drop for WorkerShutdown<'_, L> {
 /// its memory is near its core.
 ///
 /// # Errors
-/// The error of `take`; [`Error::Stopped`].
+/// The error of `take`; [`Error::Stopped`]; [`Error::Storage`] if the system starts no thread.
 pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
     cutter: InputChunker,
     workers: usize,
@@ -112,13 +112,24 @@ pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
     let closed = AtomicBool::new(false);
     let (to_workers, alarm) = (job.clone(), PanicNotifier(done.clone()));
     // Not scoped: it may wait forever for an input.
-    thread::spawn(move || read(cutter, &frees, &to_workers, &alarm));
+    let reader = thread::Builder::new().name("read".to_owned());
+    let reader = reader.spawn(move || read(cutter, &frees, &to_workers, &alarm));
+    reader.map_err(Error::no_thread)?;
     thread::scope(|scope| {
         let _closing = WorkerShutdown { job, workers, closed: &closed };
-        for _ in 0..workers {
+        for nth in 0..workers {
             let (jobs, closed, worker, alarm) =
                 (&jobs, &closed, &worker, PanicNotifier(done.clone()));
-            scope.spawn(move || work(worker(), jobs, closed, &alarm));
+            let thread = thread::Builder::new().name(format!("worker-{nth}"));
+            let spawned = thread.spawn_scoped(scope, move || work(worker(), jobs, closed, &alarm));
+            match spawned {
+                Ok(_) => {}
+                Err(error) if nth == 0 => return Err(Error::no_thread(error)),
+                Err(error) => {
+                    log::warn!("{nth} of {workers} workers: the system starts no more: {error}");
+                    break;
+                }
+            }
         }
         take_in_order(&dones, &free, stop, take)
     })

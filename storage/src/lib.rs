@@ -42,6 +42,7 @@ pub use api::startup_step::Stage;
 pub use base::checksum::{Crc32, Crc32c, Crc64, crc32c, crc64, crc64_join};
 pub use base::error::{Error, Result, one_line};
 pub use base::key::Key;
+pub use base::printable::{printable, printable_message};
 pub use base::process_identity::{Liveness, ProcessIdentity};
 pub use base::remote_error::{RemoteError, RemoteErrorKind};
 pub use base::units::{ByteSize, rate_text};

@@ -33,7 +33,8 @@ impl log::Log for Stderr {
             _ => "",
         };
         // One write, so that lines do not mix; a terminal that is gone is no reason to stop.
-        _ = io::stderr().write_all(format!("{level}{}\n", record.args()).as_bytes());
+        let text = storage::printable_message(&record.args().to_string());
+        _ = io::stderr().write_all(format!("{level}{text}\n").as_bytes());
     }
 
     fn flush(&self) {}

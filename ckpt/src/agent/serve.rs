@@ -105,7 +105,9 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
     let control = SaveControl::default();
     let mut is_there = true;
     let outcome = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| carry_out(steps, arena, start, len, &control));
+        let work = || carry_out(steps, arena, start, len, &control);
+        let worker = std::thread::Builder::new().spawn_scoped(scope, work);
+        let worker = worker.map_err(|e| failed(format!("start a thread: {e}")))?;
         let mut told = Instant::now();
         while !worker.is_finished() {
             if !is_there {

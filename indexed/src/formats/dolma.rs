@@ -4,11 +4,11 @@
 use std::io::{self, BufRead, BufReader};
 use std::sync::Arc;
 
-use flate2::bufread::MultiGzDecoder;
 use storage::{Key, Object, RangeRead, Storage};
 
 use super::boundaries::Boundaries;
 use super::datatrove::of_size;
+use super::members::GzipReader;
 use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, unfit};
 use crate::mmididx::idx::malformed;
@@ -81,7 +81,7 @@ impl Spans {
     pub(super) fn lens(&self) -> Result<impl Iterator<Item = Result<u64>> + 'static> {
         let file = self.csv.display();
         let from = FromStart { object: Arc::clone(&self.csv), offset: 0 };
-        let text = BufReader::new(MultiGzDecoder::new(BufReader::with_capacity(READ_BYTES, from)));
+        let text = BufReader::new(GzipReader::new(BufReader::with_capacity(READ_BYTES, from)));
         Ok(Lens { text, file, line: Vec::new(), number: 0, end: 0, done: false })
     }
 }

@@ -4,7 +4,8 @@
 //! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's
 //! format, `legacy` the TNTIDX format before it; `paddle` (with `zip`), `raw`, `datatrove` and
 //! `dolma` are those of other programs; `cpm2` has three files, for an encoder and a decoder.
-//! `column` (tables of integers) and `boundaries` (sequence and document ends) are shared by them.
+//! `column` (tables of integers) and `boundaries` (sequence and document ends) are shared by them;
+//! `members` reads gzip.
 
 mod boundaries;
 mod column;
@@ -12,6 +13,7 @@ mod cpm2;
 mod datatrove;
 mod dolma;
 mod legacy;
+mod members;
 mod paddle;
 mod pair;
 mod raw;
@@ -20,6 +22,7 @@ mod token_counts;
 mod writer;
 mod zip;
 
+pub use members::{GzipReader, MemberDecoder, MemberReader};
 pub use source::{Sink, TokenSource};
 pub use token_counts::{Census, CensusReport};
 pub use writer::{WriteOptions, WriteReport, Writer};

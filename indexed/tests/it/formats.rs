@@ -308,13 +308,21 @@ fn dolmas_parts_are_read_in_order() {
         ("tok/part-0-00000.npy", bytes(&[1, 2, 3])),
         ("tok/part-0-00000.csv.gz", gz("0,2,a,s,1\r\n2,3,\"b,\n1,9\",s,2\r\n")),
         ("tok/part-0-00001.npy", bytes(&[4, 5])),
-        ("tok/part-0-00001.csv.gz", gz("0,0,c,s,1\n0,2,d,s,1\n")),
+        // Zeros behind a member are padding, also between two.
+        (
+            "tok/part-0-00001.csv.gz",
+            [gz("0,0,c,s,1\n"), vec![0; 600], gz("0,2,d,s,1\n"), vec![0; 3]].concat(),
+        ),
         ("gap.npy", bytes(&[1, 2, 3])),
         ("gap.csv.gz", gz("0,1,a,s,1\n2,3,b,s,1\n")),
         ("short.npy", bytes(&[1])),
         ("short.csv.gz", gz("0,3,a,s,1\n")),
         ("torn.npy", bytes(&[1, 2])),
         ("torn.csv.gz", gz("0,2,a,s,1\n")[..20].to_vec()),
+        ("zeros.npy", bytes(&[])),
+        ("zeros.csv.gz", vec![0; 512]),
+        ("garbage.npy", bytes(&[1])),
+        ("garbage.csv.gz", [gz("0,1,a,s,1\n"), b"\0\0x".to_vec()].concat()),
         ("text.npy", bytes(&[1])),
         ("text.csv.gz", gz("start,end\n0,1\n")),
     ] {
@@ -324,7 +332,7 @@ fn dolmas_parts_are_read_in_order() {
     let got = read_any(&store, "tok", &options).unwrap();
     assert_eq!(got, [[vec![1, 2]], [vec![3]], [vec![]], [vec![4, 5]]]);
     assert_eq!(read_any(&store, "tok/part-0-00001.npy", &options).unwrap().len(), 2);
-    for name in ["gap", "short", "torn", "text"] {
+    for name in ["gap", "short", "torn", "zeros", "garbage", "text"] {
         let error = read_any(&store, &format!("{name}.npy"), &options).unwrap_err();
         assert!(matches!(error, Error::Malformed { .. }), "{name}: {error}");
     }

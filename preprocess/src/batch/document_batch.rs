@@ -92,6 +92,6 @@ pub(crate) fn too_long(line_bytes_max: usize) -> LineFault {
         column: line_bytes_max,
         found: "no end of the line yet".to_owned(),
         expected: format!("lines of at most {}", storage::ByteSize(line_bytes_max as u64)),
-        hint: Some("lines end with \\n; or raise --line-max, at the cost of memory"),
+        hint: Some("lines end with \\n or \\r; or raise --line-max, at the cost of memory"),
     }
 }

@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use memchr::memchr;
-
 use super::CleanOptions;
 use super::dedup::hash;
 use super::dedup::minhash::MinHasher;
 use super::dedup::shingle::Shingler;
 use super::filter::{DropReason, FilterRules, FilterWorker, fix};
 use crate::batch::document_batch::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
+use crate::input::{is_blank, split_line};
 use crate::json::scanner::{LineFault, TextFinder};
 
 /// Settings shared by all workers of a run.
@@ -101,13 +100,13 @@ impl<'a> CleanWorker<'a> {
         let mut offset = 0;
         while offset < parcel.bytes.len() {
             let rest = &parcel.bytes[offset..];
-            let line = &rest[..memchr(b'\n', rest).unwrap_or(rest.len())];
+            let (line, next) = split_line(rest);
             if let Err(fault) = self.judge_line(line, offset, judged) {
                 parcel.stop = Some(BatchEnd::Line { offset, fault });
                 return;
             }
             judged.line_count += 1;
-            offset += line.len() + 1;
+            offset += next;
         }
         self.finder.shrink_to(BUFFER_BYTES_KEPT_MAX);
         for text in [&mut self.fixed, &mut self.folded] {
@@ -126,7 +125,7 @@ impl<'a> CleanWorker<'a> {
         if line.len() as u64 > options.line_bytes_max {
             return Err(too_long(options.line_bytes_max as usize)); // fits: at most 1 GiB
         }
-        if line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r')) {
+        if is_blank(line) {
             judged.blank_lines += 1;
             return Ok(());
         }

@@ -6,8 +6,8 @@ use clap::{Parser, ValueEnum};
 use indexed::Dtype;
 use preprocess::objective::{Newlines, Nltk, SentenceSpec};
 use preprocess::{
-    EmptyDocuments, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard, SpanOptions,
-    TokenizerSpec,
+    EmptyDocuments, Lists, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard,
+    SpanOptions, TokenizerSpec,
 };
 use storage::ByteSize;
 
@@ -20,8 +20,8 @@ use storage::ByteSize;
 #[derive(Debug, Parser)]
 #[command(name = "preprocess", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// In order: files (.jsonl, .json, .txt, plain or .zst or .gz), folders of them, patterns such
-    /// as 'data/**/*.jsonl.zst', pipes; - is standard input
+    /// In order: files (.jsonl, .json, .txt, plain or .zst, .gz, .bz2 or .xz), folders of them,
+    /// patterns such as 'data/**/*.jsonl.zst', pipes; - is standard input
     #[arg(long, aliases = ["input", "input-path"], value_name = "FILE", num_args = 1..)]
     #[arg(required_unless_present_any = ["export_vocab", "completions"])]
     json_in: Vec<String>,
@@ -178,6 +178,11 @@ pub(crate) struct Cli {
     #[arg(long, alias = "append-eos")]
     append_eod: bool,
 
+    /// A list of texts under a key is a document with a sequence for each (sequences, as Megatron
+    /// has it), or one text with blank lines between them (joined, as GPT-NeoX has it)
+    #[arg(long, value_enum, default_value_t)]
+    lists: CliLists,
+
     /// An empty document is an entry without a sequence (megatron), an empty sequence or its end
     /// alone (sequence, as preprocess_data_fast.py has it), or nothing (skip)
     #[arg(long, value_enum, default_value_t)]
@@ -267,6 +272,13 @@ enum CliEmpty {
     Megatron,
     Sequence,
     Skip,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum CliLists {
+    #[default]
+    Sequences,
+    Joined,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -372,6 +384,10 @@ impl Cli {
             });
         }
         options.append_eod = self.append_eod;
+        options.lists = match self.lists {
+            CliLists::Sequences => Lists::Sequences,
+            CliLists::Joined => Lists::Joined,
+        };
         options.empty_documents = match self.empty_docs {
             CliEmpty::Megatron => EmptyDocuments::Megatron,
             CliEmpty::Sequence => EmptyDocuments::Sequence,

@@ -41,6 +41,58 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
+/// What other programs read in another way than Megatron's, which ours follows: options that read
+/// inputs as they do, and a word about them.
+const READERS: [(ForeignReader, &[FlagValue], &str); 2] = [
+    (
+        ForeignReader::NeoX,
+        &[("--lists", "joined"), ("--empty-docs", "skip"), ("--txt-separator", "file")],
+        "inputs are read as GPT-NeoX's program reads them: --lists joined --empty-docs skip \
+         --txt-separator file",
+    ),
+    (
+        ForeignReader::Paddle,
+        &[("--empty-docs", "skip")],
+        "documents without tokens are left out, as Paddle's program does: --empty-docs skip",
+    ),
+];
+
+/// A flag, and the value that it is given.
+type FlagValue = (&'static str, &'static str);
+
+/// Whose program reads the inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForeignReader {
+    NeoX,
+    Paddle,
+}
+
+impl ForeignReader {
+    /// By flags that only one program has, and by names of tokenizers that only GPT-NeoX gives.
+    fn of(arguments: &[OsString]) -> Option<ForeignReader> {
+        let flags: Vec<(String, &str)> = arguments
+            .iter()
+            .zip(arguments.iter().skip(1).map(Some).chain([None]))
+            .filter_map(|(word, next)| {
+                let word = word.to_str().filter(|word| word.starts_with("--"))?;
+                let (name, value) = word.split_once('=').unwrap_or_else(|| {
+                    (word, next.and_then(|next| next.to_str()).unwrap_or_default())
+                });
+                Some((name.replace('_', "-"), value))
+            })
+            .collect();
+        let has = |name: &str| flags.iter().any(|(flag, _)| flag == name);
+        let names = ["HFTokenizer", "HFGPT2Tokenizer", "SPMTokenizer", "TiktokenTokenizer"];
+        let is_neox = |(flag, value): &(String, &str)| {
+            flag == "--tokenizer-type" && names.contains(value) && has("--input")
+        };
+        if has("--jsonl-keys") || has("--num-docs") || flags.iter().any(is_neox) {
+            return Some(ForeignReader::NeoX);
+        }
+        has("--input-path").then_some(ForeignReader::Paddle)
+    }
+}
+
 /// What Paddle and GPT-NeoX call the tokenizers that we have.
 pub(crate) fn tokenizer_kind(name: &str) -> &str {
     match name {
@@ -61,6 +113,8 @@ pub(crate) fn tokenizer_kind(name: &str) -> &str {
 pub(crate) fn translate(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Translated, String> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let reader = ForeignReader::of(&arguments);
     let mut out = Translated::default();
     let mut rest = arguments.into_iter().peekable();
     let is_flag = |argument: &OsString| {
@@ -101,7 +155,8 @@ pub(crate) fn translate(
         }
     }
     let has = |out: &Translated, name: &str| {
-        out.arguments.iter().any(|word| word.to_str().is_some_and(|word| word == name))
+        let is_it = |word: &str| word.split('=').next() == Some(name);
+        out.arguments.iter().any(|word| word.to_str().is_some_and(is_it))
     };
     for (flag, meant, note) in PROGRAMS {
         let tokenizers = ["--tokenizer", "--tokenizer-type", "--tokenizer-name"];
@@ -109,6 +164,14 @@ pub(crate) fn translate(
             out.arguments.extend(meant.iter().map(OsString::from));
             out.notes.push(format!("{flag} without --tokenizer is {note}"));
         }
+    }
+    for (_, options, note) in READERS.iter().filter(|(of, ..)| Some(*of) == reader) {
+        for (flag, value) in *options {
+            if !has(&out, flag) {
+                out.arguments.extend([OsString::from(flag), OsString::from(value)]);
+            }
+        }
+        out.notes.push((*note).to_owned());
     }
     Ok(out)
 }
@@ -140,6 +203,23 @@ mod tests {
         let due = "preprocess --tokenizer-path bpe_cn --noisy-density=0.15 --tokenizer encdec \
                    --objective cpm2 --cpm-compat";
         assert_eq!(translated(cpm), Ok((due.to_owned(), 2)));
+        let neox = "preprocess --input a.jsonl --tokenizer-type=HFTokenizer --dataset-impl mmap";
+        let due = "preprocess --input a.jsonl --tokenizer-type=HFTokenizer --lists joined \
+                   --empty-docs skip --txt-separator file";
+        assert_eq!(translated(neox), Ok((due.to_owned(), 2)));
+        let neox = "preprocess --input a --jsonl-keys text --empty-docs=sequence --lists sequences";
+        let due = format!("{neox} --txt-separator file");
+        assert_eq!(translated(neox), Ok((due, 1)));
+        let paddle = "preprocess --input_path a --model_name gpt2-en --data_format JSON";
+        let due = "preprocess --input-path a --empty-docs skip";
+        assert_eq!(translated(paddle), Ok((due.to_owned(), 3)));
+        // Our own flags, and names of tokenizers that others have too, are read as Megatron's.
+        for ours in [
+            "preprocess --json-in a --tokenizer-type HFTokenizer",
+            "preprocess --input a --tokenizer-type GPT2BPETokenizer",
+        ] {
+            assert_eq!(translated(ours), Ok((ours.to_owned(), 0)));
+        }
         assert!(translated("preprocess --ftfy").unwrap_err().contains("--ftfy: texts"));
         // Values that look like flags of others are values.
         assert_eq!(translated("preprocess - a_b"), Ok(("preprocess - a_b".to_owned(), 0)));

@@ -9,7 +9,8 @@ pub(crate) struct InputArgs {
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     input_format: Format,
 
-    /// What ends a document of plain text: line, blank-line, or these bytes, with \n and \t as in C
+    /// What ends a document of plain text: line, blank-line, file, or these bytes, with \n and \t
+    /// as in C
     #[arg(long, value_name = "TEXT", default_value = "line")]
     txt_separator: Separator,
 

@@ -1,16 +1,16 @@
 use std::sync::Arc;
 
-use memchr::memchr;
 use serde::{Deserialize, Serialize};
 
 use super::decompress::Decompressor;
 use super::frames::DecodePlan;
 use super::json_array::{ArrayFault, ArrayScan};
+use super::lines::{count_line_ends, line_end_known};
 use super::stream::InputStream;
-use super::text::{Separator, newlines};
+use super::text::Separator;
 use super::{Input, RecordFormat};
-use crate::Result;
 use crate::batch::document_batch::{BatchEnd, DocumentBatch, too_long};
+use crate::{Error, Result};
 
 /// A position between two documents, at which a run may resume. The unit of its offset depends on
 /// the input: decompressed bytes, or rows.
@@ -111,8 +111,8 @@ impl InputChunker {
             }
             if let Some(BatchEnd::Line { offset, .. }) = parcel.stop {
                 // No worker will get it.
-                let before = &parcel.bytes[..offset.min(parcel.bytes.len())];
-                parcel.documents.lines = newlines(before);
+                let before = offset.min(parcel.bytes.len());
+                parcel.documents.lines = count_line_ends(&parcel.bytes, before);
             }
             parcel.next = Position { input_idx: self.input_idx, offset: self.offset };
             parcel.seq = self.seq;
@@ -174,16 +174,14 @@ impl InputChunker {
             return Ok(true);
         }
         let mut source = if input.codec.is_compressed() {
-            let ahead = self.ahead.get_or_insert_with(|| {
-                let compressed = (0..).zip(&self.inputs).skip(self.input_idx);
-                let compressed = compressed
-                    .filter(|(_, input)| input.codec.is_compressed() && !input.part.is_empty());
-                let inputs = compressed.map(|(at, input)| (at, input.clone())).collect();
-                Arc::new(Decompressor::start(DecodePlan::new(inputs, self.offset), self.threads))
-            });
+            if self.ahead.is_none() {
+                let started = Decompressor::start(self.decode_plan(), self.threads);
+                self.ahead = Some(Arc::new(started.map_err(Error::no_thread)?));
+            }
+            let ahead = self.ahead.as_ref().expect("started above");
             InputStream::ahead(input, self.input_idx, ahead, self.offset)
         } else if part.start > 0 && self.offset == 0 {
-            // A line is ours if its first byte is: if there is a newline before it.
+            // A line is ours if its first byte is: if there is a line end before it.
             self.offset = part.start - 1;
             InputStream::open(input, self.offset)?
         } else {
@@ -197,21 +195,30 @@ impl InputChunker {
         Ok(true)
     }
 
-    /// Skips to the end of a line. False: the input has none.
+    /// The compressed inputs from here on.
+    fn decode_plan(&self) -> DecodePlan {
+        let all = (0..).zip(&self.inputs).skip(self.input_idx);
+        let compressed =
+            all.filter(|(_, input)| input.codec.is_compressed() && !input.part.is_empty());
+        let inputs = compressed.map(|(at, input)| (at, input.clone())).collect();
+        DecodePlan::new(inputs, self.offset)
+    }
+
+    /// Skips to the start of the next line. False: the input has none.
     fn skip_line(&mut self, source: &mut InputStream) -> Result<bool> {
-        loop {
-            self.rest.clear();
-            if source.read(&mut self.rest, self.block_bytes)?.is_none() {
-                return Ok(false);
-            }
-            let newline = memchr(b'\n', &self.rest);
-            let skipped = newline.map_or(self.rest.len(), |at| at + 1);
+        self.rest.clear();
+        while source.read(&mut self.rest, self.block_bytes)?.is_some() {
+            let line = line_end_known(&self.rest);
+            // A `\r` at the end stays, until it is known whether a `\n` follows.
+            let pending = usize::from(self.rest.ends_with(b"\r"));
+            let skipped = line.map_or(self.rest.len() - pending, |line| line.next);
             self.offset += skipped as u64;
-            if newline.is_some() {
-                self.rest.drain(..skipped);
+            self.rest.drain(..skipped);
+            if line.is_some() {
                 return Ok(true);
             }
         }
+        Ok(false)
     }
 }
 
@@ -261,8 +268,7 @@ impl ChunkBuffer<'_> {
     /// End of the lines that begin in our part, if that has been read.
     fn end_of_part(&self, bytes: &[u8]) -> Option<usize> {
         let last = usize::try_from(self.limit).ok()?.checked_sub(1)?;
-        let newline = memchr(b'\n', bytes.get(last..)?)?;
-        Some(last + newline + 1)
+        Some(last + line_end_known(bytes.get(last..)?)?.next)
     }
 
     /// End of the last complete document.

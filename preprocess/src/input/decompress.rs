@@ -95,8 +95,11 @@ impl DecodedChunk {
 }
 
 impl Decompressor {
-    /// Starts the threads.
-    pub(super) fn start(plan: DecodePlan, threads: usize) -> Self {
+    /// Starts the threads; fewer if the system starts no more.
+    ///
+    /// # Errors
+    /// Those of the system, if it starts none.
+    pub(super) fn start(plan: DecodePlan, threads: usize) -> io::Result<Self> {
         let threads = threads.clamp(1, THREADS_MAX);
         let shared = Arc::new(DecodeShared {
             plan: Mutex::new(plan),
@@ -105,15 +108,20 @@ impl Decompressor {
             news: Condvar::new(),
             chunks_max: threads * CHUNKS_PER_THREAD,
         });
-        for _ in 0..threads {
+        for nth in 0..threads {
             let shared = Arc::clone(&shared);
             // They are not joined: one may be waiting for a disk.
-            thread::spawn(move || {
+            let spawned = thread::Builder::new().name("decompress".to_owned()).spawn(move || {
                 let alarm = PanicNotifier(shared);
                 while alarm.0.work() {}
             });
+            match spawned {
+                Err(error) if nth == 0 => return Err(error),
+                Err(_) => break,
+                Ok(_) => {}
+            }
         }
-        Decompressor { shared }
+        Ok(Decompressor { shared })
     }
 
     /// The next chunk of an input; the caller has consumed all earlier ones. `None` at its end. The

@@ -10,17 +10,14 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-use super::codec::{Codec, split_ending};
+use super::codec::{Codec, DOCUMENT_ENDINGS, has_ending, is_document_name, split_ending};
+use super::left_out::LeftOut;
 use super::stream::decompressed_head;
 use super::{
     Input, InputIdentity, InputLocation, RecordFormat, STDIN, TextRules, WHOLE, bad_input, glob,
     not_a_file,
 };
 use crate::{Error, Result};
-
-/// Name endings of files with documents, before the ending of a compressed one. In a folder, these
-/// files are taken.
-const ENDINGS: [&str; 5] = [".jsonl", ".ndjson", ".json", ".txt", ".parquet"];
 
 /// White space allowed before the first character that shows the format.
 const PEEK_BYTES: u64 = 64 << 10;
@@ -239,8 +236,7 @@ impl Finder<'_> {
         let mut ours = 0;
         for entry in &entries {
             let key = entry.key.as_str();
-            let stem = split_ending(key).0;
-            if key.split('/').any(glob::is_hidden) || !ENDINGS.iter().any(|e| stem.ends_with(e)) {
+            if key.split('/').any(glob::is_hidden) || !is_document_name(key) {
                 continue;
             }
             ours += 1;
@@ -249,14 +245,14 @@ impl Finder<'_> {
         }
         log::info!("{name}: {ours} of {} files", entries.len());
         if ours > 0 {
-            return Ok(());
+            return LeftOut::of_folder(name)?.check(name);
         }
-        let endings = ENDINGS.join(", ");
+        let endings = DOCUMENT_ENDINGS.join(", ");
         let got = match entries.len() {
             0 => "a folder without files".to_owned(),
             count => format!("a folder of {count} files, none of which is called so"),
         };
-        let due = format!("files that end in {endings}, plain or with .zst or .gz");
+        let due = format!("files that end in {endings}, plain or with .zst, .gz, .bz2 or .xz");
         Err(bad_input(name, got, due))
     }
 
@@ -268,6 +264,7 @@ impl Finder<'_> {
             let folder = if base.is_empty() { "." } else { base };
             let store = self.store(folder)?;
             let components: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
+            LeftOut::of_pattern(folder, &components)?.check(name)?;
             for key in glob::find(store.as_ref(), &Key::root(), &components)? {
                 match self.add_key(&store, &key, join(base, key.as_str())) {
                     // Its last component was no pattern, and need not be in every folder.
@@ -356,7 +353,7 @@ impl Finder<'_> {
             _ if is_parquet => Err(bad_input(&input.name, "Parquet", "what --input-format says")),
             Format::JsonArray => Ok(RecordFormat::JsonArray),
             Format::Text => Ok(RecordFormat::Text(Arc::clone(&self.text))),
-            Format::Auto if stem.ends_with(".txt") => {
+            Format::Auto if has_ending(stem, ".txt") => {
                 if starts_with(input, b"{\"")? {
                     let got = "what looks like lines of JSON";
                     let due = "plain text, as it is called; hint: say --input-format jsonl, or txt";
@@ -364,7 +361,7 @@ impl Finder<'_> {
                 }
                 Ok(RecordFormat::Text(Arc::clone(&self.text)))
             }
-            Format::Auto if stem.ends_with(".json") && starts_with(input, b"[")? => {
+            Format::Auto if has_ending(stem, ".json") && starts_with(input, b"[")? => {
                 Ok(RecordFormat::JsonArray)
             }
             Format::Auto | Format::JsonLines => Ok(RecordFormat::JsonLines),
@@ -374,9 +371,9 @@ impl Finder<'_> {
     #[cfg(not(feature = "parquet"))]
     #[expect(clippy::unused_self, reason = "it has a twin that looks at the column")]
     fn rows(&self, input: &Input) -> Result<RecordFormat> {
-        let due = "JSON lines, plain, .zst or .gz; hint: this program was built without the \
-                   feature parquet; build it with, or write the file as JSON lines first";
-        Err(bad_input(&input.name, "Parquet", due))
+        let hint = "this program was built without the feature parquet; build it with, or write \
+                    the file as JSON lines first";
+        Err(bad_input(&input.name, "Parquet", format!("{}; hint: {hint}", super::codec::READABLE)))
     }
 
     #[cfg(feature = "parquet")]

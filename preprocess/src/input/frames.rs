@@ -3,8 +3,9 @@
 //! A file of Zstandard is a row of frames, and one made by several threads, or in a seekable form,
 //! has many. Their lengths are found by walking over the headers of their blocks, which is nothing
 //! beside decompressing them. gzip's members do not tell their length, unless they are those of
-//! bgzip. Whatever does not look as it should, or is too long to be taken into memory, is left to
-//! the decoder, from there to the end of the file: it knows best what is wrong.
+//! bgzip; files of bzip2 and xz are not split. Whatever does not look as it should, or is too long
+//! for the memory, is left to the decoder, from there to the end of the file: it knows best what is
+//! wrong.
 
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use storage::Object;
 
 use super::Input;
-use super::codec::{Codec, is_zstd};
+use super::codec::{Codec, XZ_HEAD_BYTES, is_zstd, xz_dictionary};
 use super::decompress::too_short;
 use super::stream::{DecodeError, read_object};
 use crate::Error;
@@ -189,13 +190,27 @@ impl Walk {
         }
         let frame = match self.codec {
             Codec::Zstd => zstd_frame(&mut self.tape, at)?,
-            _ => bgzip_member(&mut self.tape, at)?,
+            Codec::Gzip => bgzip_member(&mut self.tape, at)?,
+            _ => None,
         };
         Ok(match frame {
             Some(frame) if self.tape.reach(at + frame.len)? => Next::Frame(frame),
             Some(frame) => Next::Unknown { is_big: frame.is_big },
-            None => Next::Unknown { is_big: zstd_window(&self.tape.buf[at..]) > WINDOW_BYTES_MAX },
+            None => Next::Unknown { is_big: self.window_bytes(at)? > WINDOW_BYTES_MAX },
         })
+    }
+}
+
+impl Walk {
+    /// The memory that the decoder of a frame needs for what it has decompressed.
+    fn window_bytes(&mut self, at: usize) -> storage::Result<u64> {
+        match self.codec {
+            Codec::Xz => {
+                self.tape.reach(at + XZ_HEAD_BYTES)?;
+                Ok(xz_dictionary(&self.tape.buf[at..]))
+            }
+            _ => Ok(zstd_window(&self.tape.buf[at..])),
+        }
     }
 }
 

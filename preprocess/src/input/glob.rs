@@ -96,7 +96,7 @@ pub(super) fn find(
 }
 
 /// Whether the components of a path are those of a pattern, in which `**` is any number of them.
-fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
+pub(super) fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
     match (pattern.split_first(), path.split_first()) {
         (None, None) => true,
         (Some((&"**", rest)), Some((name, below))) => {
@@ -117,7 +117,7 @@ pub(super) fn is_hidden(name: &str) -> bool {
 }
 
 /// Whether a name is what a pattern without slashes says.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
     if is_hidden(name) && !is_hidden(pattern) {
         return false;
     }

@@ -4,10 +4,11 @@
 //! which it checks before any work begins; [`share_out`] retains the part of one shard. An
 //! [`InputChunker`] reads them one after another, whole documents at a time.
 //!
-//! Below it, in reading order: `discover` and `glob` find files, `input_identity` tells a file from
-//! another of its name, `codec` detects their compression, `stream` reads their bytes, which
-//! `decompress` inflates on other threads in the units that `frames` finds; `records` finds the
-//! ends of documents in lines and texts, `json_array` in a JSON list, `parquet` in Parquet.
+//! Below it, in reading order: `discover` and `glob` find files, and `left_out` those that are not
+//! read; `input_identity` tells a file from another of its name, `codec` detects their compression,
+//! `stream` reads their bytes, which `decompress` inflates on other threads in the units that
+//! `frames` finds; `lines` finds the ends of lines; `records` finds the ends of documents in lines
+//! and texts, `json_array` in a JSON list, `parquet` in Parquet.
 
 mod chunker;
 mod codec;
@@ -17,6 +18,8 @@ mod frames;
 mod glob;
 mod input_identity;
 mod json_array;
+mod left_out;
+mod lines;
 #[cfg(test)]
 mod object_tests;
 #[cfg(feature = "parquet")]
@@ -41,6 +44,7 @@ pub(crate) use chunker::{InputChunker, Position};
 pub(crate) use discover::expand;
 pub use discover::{Format, InputOptions};
 pub(crate) use input_identity::InputIdentity;
+pub(crate) use lines::{is_blank, split_line};
 pub(crate) use records::{ByteSpan, Record, RecordFormat, Records};
 pub(crate) use shard::{Share, share_out};
 pub use text::{Separator, TextRules};
@@ -120,6 +124,17 @@ impl Input {
         self.shape.is_json()
     }
 
+    /// Whether its documents are lines of JSON.
+    pub(crate) fn is_json_lines(&self) -> bool {
+        matches!(self.shape, RecordFormat::JsonLines)
+    }
+
+    /// Whether it is plain text whose documents end at line ends.
+    pub(crate) fn is_text_lines(&self) -> bool {
+        let RecordFormat::Text(rules) = &self.shape else { return false };
+        matches!(rules.separator, Separator::Line | Separator::BlankLine)
+    }
+
     /// The file behind an input that is one.
     fn object(&self) -> Result<Arc<dyn Object>> {
         match &self.place {
@@ -140,7 +155,7 @@ fn not_a_file(name: &str, error: storage::Error) -> Error {
     let storage::Error::Io { source, .. } = &error else { return error.into() };
     let got = match source.kind() {
         io::ErrorKind::IsADirectory => "a folder",
-        io::ErrorKind::InvalidInput => "a socket or block device",
+        io::ErrorKind::InvalidInput => "a socket, a device, or a pipe that a pattern matches",
         _ => return error.into(),
     };
     bad_input(name, got, "a file, a folder of files, a pipe, or - for standard input")

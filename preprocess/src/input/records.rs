@@ -4,9 +4,8 @@ use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 
-use memchr::memchr;
-
-use super::text::{Separator, TextRules, is_blank, newlines, without_return};
+use super::lines::{count_line_ends, is_blank, split_line, without_line_end};
+use super::text::{Separator, TextRules};
 
 /// The range of a document in the bytes of its batch.
 pub(crate) type ByteSpan = Range<usize>;
@@ -29,7 +28,7 @@ pub(crate) enum RecordFormat {
 }
 
 impl RecordFormat {
-    /// Whether each line is a document, so that reading may start after any newline.
+    /// Whether each line is a document, so that reading may start behind any line end.
     pub(super) fn is_lines(&self) -> bool {
         match self {
             RecordFormat::JsonLines => true,
@@ -102,10 +101,9 @@ impl<'a> Records<'a> {
 
     fn next_line(&mut self) -> Option<Record<'a>> {
         let rest = self.rest()?;
-        let len = memchr(b'\n', rest).unwrap_or(rest.len());
-        let bytes = &rest[..len];
+        let (bytes, next) = split_line(rest);
         let record = Record { start: self.at, bytes, is_blank: is_blank(bytes) };
-        self.at += len + 1;
+        self.at += next;
         self.lines_next = 1;
         Some(record)
     }
@@ -113,28 +111,29 @@ impl<'a> Records<'a> {
     fn next_text(&mut self, separator: &Separator) -> Option<Record<'a>> {
         if *separator == Separator::Line {
             let line = self.next_line()?;
-            return Some(Record { bytes: without_return(line.bytes), ..line });
+            return Some(Record { bytes: without_line_end(line.bytes), ..line });
         }
         let rest = self.rest()?;
         let (end, next) = separator.split_first(rest).unwrap_or((rest.len(), rest.len()));
         let mut bytes = &rest[..end];
         if *separator == Separator::BlankLine {
-            bytes = without_return(bytes.strip_suffix(b"\n").unwrap_or(bytes));
+            bytes = without_line_end(bytes);
         }
         let record = Record { start: self.at, bytes, is_blank: is_blank(bytes) };
         self.at += next;
-        self.lines_next = newlines(&rest[..next]);
+        self.lines_next = count_line_ends(rest, next);
         Some(record)
     }
 
     fn next_span(&mut self) -> Option<Record<'a>> {
         let Some(span) = self.spans.next() else {
-            self.lines_next += newlines(&self.bytes[self.at..]);
+            let rest = &self.bytes[self.at..];
+            self.lines_next += count_line_ends(rest, rest.len());
             self.at = self.bytes.len();
             return None;
         };
         // Lines before it are those before its first byte.
-        self.lines += newlines(&self.bytes[self.at..span.start]);
+        self.lines += count_line_ends(&self.bytes[self.at..], span.start - self.at);
         self.at = span.start;
         Some(Record { start: span.start, bytes: &self.bytes[span.clone()], is_blank: false })
     }

@@ -70,7 +70,7 @@ pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
 }
 
 impl Input {
-    /// Whether reading may start after any newline.
+    /// Whether reading may start behind any line end.
     fn can_be_entered(&self) -> bool {
         self.codec == Codec::Plain && self.shape.is_lines()
     }

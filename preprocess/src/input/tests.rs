@@ -1,6 +1,10 @@
 //! Files to documents: the same documents whatever the codec, the blocks, the shares, and the place
 //! at which a run went on.
 
+mod compressed;
+mod folders;
+mod lines;
+
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -556,7 +560,8 @@ fn forms_are_told_apart() {
     check("a.data", b"{}", "JsonLines");
     check("a.jsonl", b"\xff\xfe{\0", "UTF-16");
     check("a.jsonl", b"\xfe\xff\0{", "UTF-16");
-    check("a.jsonl", b"\xfd7zXZ\0\0", "xz");
+    check("a.jsonl", b"\x04\x22\x4d\x18\0", "lz4");
+    check("a.jsonl", b"\xfd7zXZ\0\0", "JsonLines");
     check("a.gz", b"{}", "not gzip inside");
     check("a.jsonl.zst", b"{}", "not Zstandard inside");
     check("a.jsonl.zst", b"", "an empty file");

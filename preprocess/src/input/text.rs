@@ -1,28 +1,33 @@
 use std::str::FromStr;
 
-use memchr::{memchr, memchr_iter, memmem, memrchr};
+use memchr::memmem;
+
+use super::lines::{is_blank, last_line_end, last_line_end_known, line_end};
 
 /// What ends a document in a file of plain text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Separator {
-    /// The end of its line; a carriage return before it is no part of the document.
+    /// The end of its line: `\n`, `\r\n` or `\r`, as in Python's universal newlines.
     #[default]
     Line,
-    /// One blank line or several.
+    /// One blank line or several. Lines end as above.
     BlankLine,
-    /// These bytes, which are not empty.
+    /// These bytes, which are not empty. No other byte is translated.
     Literal(String),
+    /// The end of the file.
+    File,
 }
 
 impl FromStr for Separator {
     type Err = String;
 
-    /// `line`, `blank-line`, or the separator itself, in which `\n`, `\r`, `\t`, `\0` and `\\` are
-    /// what they are in C.
+    /// `line`, `blank-line`, `file`, or the separator itself, in which `\n`, `\r`, `\t`, `\0` and
+    /// `\\` are what they are in C.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "line" | "\\n" => return Ok(Separator::Line),
             "blank-line" => return Ok(Separator::BlankLine),
+            "file" => return Ok(Separator::File),
             "" => return Err("a separator of at least one byte is due".to_owned()),
             _ => {}
         }
@@ -88,11 +93,15 @@ fn is_python_space(char: char) -> bool {
 }
 
 impl Separator {
-    /// Where the last document that is known to be whole ends, its separator included. Bytes before
-    /// `searched` were looked at before.
+    /// The end of the last document that is known to be complete, its separator included. More
+    /// bytes may follow. Those before `searched` were searched by an earlier call.
     pub(super) fn last_end(&self, bytes: &[u8], searched: usize) -> Option<usize> {
         match self {
-            Separator::Line => memrchr(b'\n', &bytes[searched..]).map(|at| searched + at + 1),
+            Separator::Line => {
+                // A `\r` that ended the bytes of the earlier call is searched again.
+                let from = searched.saturating_sub(1);
+                last_line_end_known(&bytes[from..]).map(|line| from + line.next)
+            }
             Separator::BlankLine => last_blank_line(bytes, searched),
             Separator::Literal(literal) => {
                 let from = searched.saturating_sub(literal.len() - 1);
@@ -100,67 +109,52 @@ impl Separator {
                 let found = memmem::find_iter(&bytes[from..], literal.as_bytes()).last();
                 found.map(|at| from + at + literal.len())
             }
+            Separator::File => None,
         }
     }
 
-    /// The end of the first document in the bytes, and where the one after it begins. None: there
-    /// is no separator, all the bytes are the document.
+    /// The end of the first document in the bytes, and the start of the next. `None`: there is no
+    /// separator, and all bytes are the document.
     pub(super) fn split_first(&self, bytes: &[u8]) -> Option<(usize, usize)> {
         match self {
-            Separator::Line => memchr(b'\n', bytes).map(|at| (at, at + 1)),
+            Separator::Line => line_end(bytes).map(|line| (line.end, line.next)),
             Separator::BlankLine => first_blank_line(bytes),
             Separator::Literal(literal) => {
                 memmem::find(bytes, literal.as_bytes()).map(|at| (at, at + literal.len()))
             }
+            Separator::File => None,
         }
     }
 }
 
-/// Behind the newline of the last blank line, if all of it and of the line before it is there.
+/// The end of the last blank line, if that line and the end of the line before it are there.
 fn last_blank_line(bytes: &[u8], searched: usize) -> Option<usize> {
-    let mut end = memrchr(b'\n', bytes)?;
+    let mut blank = last_line_end_known(bytes)?;
     loop {
-        let line = memrchr(b'\n', &bytes[..end])?;
-        if is_blank(&bytes[line + 1..end]) {
-            return Some(end + 1);
+        let before = last_line_end(&bytes[..blank.end])?;
+        if is_blank(&bytes[before.next..blank.end]) {
+            return Some(blank.next);
         }
-        // Blank lines that end earlier were found earlier, and cut off.
-        if line < searched {
+        // Blank lines that end earlier were found by an earlier call, and cut off.
+        if before.next < searched {
             return None;
         }
-        end = line;
+        blank = before;
     }
 }
 
-/// The document ends with the newline before the first blank line; the next begins with the first
-/// line that is not blank.
+/// The document ends before the end of the line in front of the first blank line; the next begins
+/// behind that blank line.
 fn first_blank_line(bytes: &[u8]) -> Option<(usize, usize)> {
-    let mut newline = memchr(b'\n', bytes)?;
-    if is_blank(&bytes[..newline]) {
-        return Some((0, newline + 1));
+    let mut line = line_end(bytes)?;
+    if is_blank(&bytes[..line.end]) {
+        return Some((0, line.next));
     }
     loop {
-        let start = newline + 1;
-        let next = start + memchr(b'\n', &bytes[start..])?;
-        if is_blank(&bytes[start..next]) {
-            return Some((newline, next + 1));
+        let next = line_end(&bytes[line.next..])?.shifted(line.next);
+        if is_blank(&bytes[line.next..next.end]) {
+            return Some((line.end, next.next));
         }
-        newline = next;
+        line = next;
     }
-}
-
-/// Nothing that could be a document, or a line of JSON.
-pub(super) fn is_blank(line: &[u8]) -> bool {
-    // Most lines tell by their first byte.
-    line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r'))
-}
-
-/// A carriage return at the end of a line is the line's, not the document's.
-pub(super) fn without_return(line: &[u8]) -> &[u8] {
-    line.strip_suffix(b"\r").unwrap_or(line)
-}
-
-/// Newlines in some bytes.
-pub(super) fn newlines(bytes: &[u8]) -> u64 {
-    memchr_iter(b'\n', bytes).count() as u64
 }

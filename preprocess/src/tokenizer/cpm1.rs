@@ -7,7 +7,7 @@ use storage::Crc64;
 
 use super::jieba::{self, Jieba};
 use super::spm::{self, SentencePiece};
-use super::{Encoder, Tokenizer};
+use super::{EncodeError, Encoder, Tokenizer};
 use crate::Result;
 
 /// What stands for a space and for a line's end in a text, since spaces divide words.
@@ -55,6 +55,11 @@ impl Tokenizer for Cpm1 {
             words: String::new(),
             scratch: jieba::JiebaBuffers::default(),
         })
+    }
+
+    /// Words of jieba, which the model is given, are parts of those of the text.
+    fn refused(&self, text: &str) -> Option<EncodeError> {
+        self.pieces.refused(text)
     }
 
     /// Without the spaces that divide words, and with those of the text.

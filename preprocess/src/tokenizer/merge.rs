@@ -3,13 +3,17 @@
 //!
 //! Short pieces, which nearly all are, scan an array on the stack. Long ones, such as a line of
 //! a hundred thousand dashes, use a heap, so that the time grows as n log n and not as n squared.
+//! Very long ones are merged in windows, so that the memory does not grow with them.
 
 mod short;
+pub(super) mod windows;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use short::Short;
+use windows::{RowToken, WINDOW_BYTES, WindowedMerge, merge_in_windows};
 
 /// Ids below this fit a slot of the pair table.
 pub(super) const ID_LIMIT: usize = (1 << ID_BITS) - 1;
@@ -22,6 +26,7 @@ const _: () = assert!(2 * ID_BITS + RANK_BITS == u64::BITS);
 
 /// The positions of a short piece are the bits of one word.
 pub(super) const SHORT_BYTES_MAX: usize = 64;
+const LONG_BYTES_MIN: usize = SHORT_BYTES_MAX + 1;
 
 /// No merge: the first number that is no rank.
 const NONE: u32 = RANK_LIMIT as u32;
@@ -129,7 +134,8 @@ impl Merger {
             9..=16 => self.merge_short::<16>(piece, ids),
             17..=32 => self.merge_short::<32>(piece, ids),
             33..=SHORT_BYTES_MAX => self.merge_short::<SHORT_BYTES_MAX>(piece, ids),
-            _ => self.merge_long(piece, scratch, ids),
+            LONG_BYTES_MIN..=WINDOW_BYTES => self.merge_long(piece, scratch, ids),
+            _ => self.merge_windows(piece, WINDOW_BYTES, scratch, ids),
         }
     }
 
@@ -139,7 +145,32 @@ impl Merger {
         short.push_ids(ids);
     }
 
+    fn merge_windows(
+        &self,
+        piece: &[u8],
+        window_bytes: usize,
+        scratch: &mut MergeBuffers,
+        ids: &mut Vec<u32>,
+    ) {
+        let mut merging = MergeInto { merger: self, piece, scratch, ids };
+        merge_in_windows(piece.len(), window_bytes, &mut merging);
+    }
+
     fn merge_long(&self, piece: &[u8], scratch: &mut MergeBuffers, ids: &mut Vec<u32>) {
+        self.merge_nodes(piece, scratch);
+        let nodes = &scratch.nodes;
+        let mut i = 0;
+        while let Some(node) = nodes.get(i) {
+            ids.push(node.id);
+            i = node.next as usize;
+        }
+        if nodes.capacity() > SCRATCH_NODES_KEPT_MAX {
+            *scratch = MergeBuffers::default();
+        }
+    }
+
+    /// Leaves the tokens of a piece in the list of nodes.
+    fn merge_nodes(&self, piece: &[u8], scratch: &mut MergeBuffers) {
         let len = u32::try_from(piece.len()).expect("a piece is shorter than 4 GiB");
         let MergeBuffers { nodes, heap } = scratch;
         nodes.clear();
@@ -172,14 +203,6 @@ impl Merger {
                 self.rank_pair(nodes, heap, before);
             }
         }
-        let mut i = 0;
-        while i < len {
-            ids.push(nodes[i as usize].id);
-            i = nodes[i as usize].next;
-        }
-        if nodes.capacity() > SCRATCH_NODES_KEPT_MAX {
-            *scratch = MergeBuffers::default();
-        }
     }
 
     /// Ranks the pair whose left half is at `left` anew.
@@ -195,6 +218,44 @@ impl Merger {
         if rank != NONE {
             heap.push(Reverse((rank, left)));
         }
+    }
+}
+
+/// One long piece, and where its ids go.
+struct MergeInto<'a> {
+    merger: &'a Merger,
+    piece: &'a [u8],
+    scratch: &'a mut MergeBuffers,
+    ids: &'a mut Vec<u32>,
+}
+
+impl WindowedMerge for MergeInto<'_> {
+    type Mark = usize;
+
+    fn symbol_bytes_max(&self) -> usize {
+        1
+    }
+
+    fn merge(&mut self, bytes: Range<usize>, row: &mut Vec<RowToken>) {
+        self.merger.merge_nodes(&self.piece[bytes.clone()], self.scratch);
+        row.clear();
+        let mut i = 0;
+        while let Some(&MergeNode { id, next, .. }) = self.scratch.nodes.get(i) {
+            row.push(RowToken { id, bytes: bytes.start + i..bytes.start + next as usize });
+            i = next as usize;
+        }
+    }
+
+    fn mark(&self) -> usize {
+        self.ids.len()
+    }
+
+    fn rewind(&mut self, mark: usize) {
+        self.ids.truncate(mark);
+    }
+
+    fn push(&mut self, token: &RowToken) {
+        self.ids.push(token.id);
     }
 }
 
@@ -313,7 +374,8 @@ mod tests {
     }
 
     /// Random merges of few letters, so that pairs meet, overlap and make each other; among them
-    /// two ways to one token, which GPT-2's own vocabulary has not.
+    /// two ways to one token, and merges of lower rank than those that make their halves, neither
+    /// of which GPT-2's own vocabulary has.
     #[test]
     fn every_way_of_merging_follows_the_definition() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -334,16 +396,30 @@ mod tests {
                 merges.push(Merge { left, right, merged });
                 made.push(merged);
             }
+            if next(3) == 0 {
+                for at in 1..merges.len() {
+                    merges.swap(at, next(at + 1));
+                }
+            }
             let merger = Merger::new(std::array::from_fn(|byte| byte as u32), &merges);
             let mut scratch = MergeBuffers::default();
             for len in (1..20).chain([31, 32, 33, 63, 64, 65, 130]) {
-                let piece: Vec<u8> = (0..len).map(|_| next(3) as u8).collect();
+                // Of bytes at random, or of some that repeat: long runs of one, pairs and so on.
+                let period = if next(2) == 0 { len } else { 1 + next(4) };
+                let repeated: Vec<u8> = (0..period).map(|_| next(3) as u8).collect();
+                let piece: Vec<u8> = repeated.into_iter().cycle().take(len).collect();
                 let due = by_definition(&merges, &piece);
                 let (mut ids, mut long_ids) = (Vec::new(), Vec::new());
                 merger.merge(&piece, &mut scratch, &mut ids);
                 merger.merge_long(&piece, &mut scratch, &mut long_ids);
                 assert_eq!(ids, due, "{merges:?} on {piece:?}");
                 assert_eq!(long_ids, due, "by heap, {merges:?} on {piece:?}");
+                for window_bytes in [1, 2, 3, 8, 40] {
+                    let mut window_ids = vec![7];
+                    merger.merge_windows(&piece, window_bytes, &mut scratch, &mut window_ids);
+                    let told = "windows of";
+                    assert_eq!(window_ids[1..], due, "{told} {window_bytes}, {merges:?} {piece:?}");
+                }
             }
         }
     }

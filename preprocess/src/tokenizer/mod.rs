@@ -56,8 +56,8 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// Something that encodes many texts, one for each thread.
     fn encoder(&self) -> Box<dyn Encoder + '_>;
 
-    /// The part of a text that [`Tokenizer::encode`] cannot take. `None`: there is none, as for all
-    /// tokenizers except [`Null`].
+    /// The part of a text that [`Tokenizer::encode`] cannot take: with [`Null`] what is no id, with
+    /// unigram models a word of more than 64 MiB. `None`: there is none.
     fn refused(&self, text: &str) -> Option<EncodeError> {
         let _ = text;
         None

@@ -188,10 +188,11 @@ fn same_run(journal: &str, there: &Value, here: &Value) -> Result<()> {
     let (Value::Object(there), Value::Object(here)) = (there, here) else {
         return Err(other_run(journal, "", "a line that is no object".to_owned(), String::new()));
     };
-    for (key, due) in here {
-        let got = there.get(key).unwrap_or(&Value::Null);
-        if got != due {
-            return Err(other_run(journal, key, got.to_string(), due.to_string()));
+    // A setting with the meaning that it had before it existed is in neither.
+    for key in here.keys().chain(there.keys()) {
+        let [found, expected] = [there, here].map(|run| run.get(key).unwrap_or(&Value::Null));
+        if found != expected {
+            return Err(other_run(journal, key, found.to_string(), expected.to_string()));
         }
     }
     Ok(())

@@ -43,7 +43,8 @@ pub(crate) fn check_inputs(
         unknown += usize::from(!is_comparable);
     }
     if unknown > 0 {
-        log::warn!(
+        // The report has it, too.
+        log::info!(
             "{unknown} of {} inputs: identity not recorded (a stream, or a journal of an earlier \
              version); not compared with what was read",
             inputs.len()

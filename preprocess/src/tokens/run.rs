@@ -128,6 +128,7 @@ pub(crate) fn prepare(options: &PreprocessOptions) -> Result<Prepared> {
     let work = WorkerSettings {
         keys: options.keys.clone(),
         eod,
+        lists: options.lists,
         empty_documents: options.empty_documents,
         dtypes: outputs.plans.iter().map(|plan| plan.dtype).collect(),
         task: task(options, tokenizer.as_ref(), &outputs)?,
@@ -309,6 +310,7 @@ mod tests {
         let work = WorkerSettings {
             keys: vec!["text".to_owned()],
             eod: None,
+            lists: crate::Lists::Sequences,
             empty_documents: crate::EmptyDocuments::Megatron,
             dtypes: vec![dtype],
             task: Task::Documents,

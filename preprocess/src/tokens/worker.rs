@@ -11,7 +11,7 @@ use crate::input::{Record, RecordFormat, Records};
 use crate::json::scanner::{LineFault, TextFinder, Texts, Value};
 use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
 use crate::tokens::long_text;
-use crate::{EmptyDocuments, EncodeError, Encoder, OnBadLine, Tokenizer};
+use crate::{EmptyDocuments, EncodeError, Encoder, Lists, OnBadLine, Tokenizer};
 
 /// One in this many lines is timed: reading the clock for each would take longer than the shortest.
 const TIMED_EVERY: u64 = 16;
@@ -24,6 +24,7 @@ pub(crate) struct WorkerSettings {
     pub(crate) keys: Vec<String>,
     /// Appended to every document that has tokens.
     pub(crate) eod: Option<u32>,
+    pub(crate) lists: Lists,
     pub(crate) empty_documents: EmptyDocuments,
     /// Of the datasets that are written: one per key, or three per key.
     pub(crate) dtypes: Vec<Dtype>,
@@ -155,6 +156,11 @@ impl<'a> TokenizeWorker<'a> {
                 Value::Text(text) => {
                     tally.text_bytes += text.len() as u64;
                     self.encode_text(text, key, line.document, documents, &mut tally)
+                }
+                Value::Texts(texts) if self.work.lists == Lists::Joined => {
+                    let joined = joined(texts)?;
+                    tally.text_bytes += joined.len() as u64;
+                    self.encode_text(&joined, key, line.document, documents, &mut tally)
                 }
                 Value::Texts(texts) => self.encode_list(texts, key, documents, &mut tally),
             });
@@ -336,6 +342,19 @@ impl<'a> TokenizeWorker<'a> {
             }
         }
     }
+}
+
+/// The texts of a list as one, with a blank line between two.
+fn joined(mut texts: Texts<'_>) -> Result<String, LineFault> {
+    let mut joined = String::new();
+    let mut is_first = true;
+    while let Some(text) = texts.next_text() {
+        if !std::mem::take(&mut is_first) {
+            joined.push_str("\n\n");
+        }
+        joined.push_str(text?);
+    }
+    Ok(joined)
 }
 
 impl Encoded {

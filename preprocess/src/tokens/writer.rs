@@ -19,7 +19,7 @@ use crate::tokens::journal::{Journal, Record, ResumeState};
 use crate::tokens::outputs::{OutputPlan, Outputs};
 use crate::tokens::resume_check::{check_drafts, check_inputs};
 use crate::{
-    BadLine, Error, InputReport, PreprocessOptions, PreprocessProgress, Report, Result,
+    BadLine, Error, InputReport, OnBadLine, PreprocessOptions, PreprocessProgress, Report, Result,
     ResumePolicy, Tokenizer, identity,
 };
 
@@ -242,9 +242,10 @@ impl OutputWriter {
         let (documents_new, source_crc64) = (documents.tally.documents, documents.source_crc64);
         for SkippedLine { line, offset, fault } in bad {
             let bad_line = self.bad_line(parcel, line, offset, fault);
-            log::warn!("left out: {bad_line}");
             if self.bad_lines.len() < BAD_LINES_LISTED_MAX {
-                self.bad_lines.push(bad_line.to_string());
+                let bad_line = storage::printable_message(&bad_line.to_string());
+                log::warn!("left out: {bad_line}");
+                self.bad_lines.push(bad_line);
             }
         }
         let stop = parcel.stop.take().map(|stop| match stop {
@@ -476,7 +477,7 @@ fn describe(
 ) -> Value {
     let names: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
     let outputs: Vec<_> = plans.iter().map(OutputPlan::describe).collect();
-    json!({
+    let mut settings = json!({
         "version": FORMAT_VERSION,
         "tokenizer": tokenizer.fingerprint(),
         "outputs": outputs,
@@ -491,7 +492,16 @@ fn describe(
         "shard_of_bytes": shard_of_bytes(options, inputs),
         "shard": options.shard.map(|shard| format!("{}/{}", shard.index, shard.count)),
         "inputs": names,
-    })
+    });
+    if let Some(lists) = identity::lists(options.lists) {
+        settings["lists"] = lists.into();
+    }
+    // Earlier versions ended lines at `\n` alone. Lines of JSON with a lone `\r` were bad to them.
+    let skips = options.on_bad_line == OnBadLine::Skip;
+    if inputs.iter().any(|input| input.is_text_lines() || skips && input.is_json_lines()) {
+        settings["line_ends"] = "Universal".into();
+    }
+    settings
 }
 
 /// The total that is divided into shards: if it changes, their bounds do too.

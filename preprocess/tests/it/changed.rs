@@ -136,3 +136,54 @@ fn a_draft_with_a_flipped_bit_is_refused() {
     }
     check_resumed(&run);
 }
+
+/// Leaves a run of a text and of lines of JSON that has met a bad line. The result runs it again.
+fn interrupted_text(folder: &Path, more: &[&str]) -> impl Fn(&[&str]) -> Output {
+    let folder = folder.to_owned();
+    fs::write(folder.join("a.txt"), "one\rtwo\nthree\n".repeat(2000)).unwrap();
+    fs::write(folder.join("b.jsonl"), "{\"text\":[\"a\",\"b\"]}\n".repeat(2000) + "bad\n").unwrap();
+    let run = move |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_preprocess"));
+        command.args(["--json-in", "a.txt", "b.jsonl", "--out", "out/p", "--block-bytes", "2000"]);
+        command.args(["--commit-interval", "1ms", "--workers", "2"]).args(more);
+        command.current_dir(&folder).stdin(Stdio::null()).output().unwrap()
+    };
+    let output = run(more);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    run
+}
+
+/// The journal is one of another run, by the setting of this name and value.
+fn check_other_run(output: &Output, words: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for word in ["p_text_document.journal", "--restart"].iter().chain(words) {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+}
+
+/// Earlier versions ended lines of text at `\n` alone, and their journals do not have the setting.
+/// The documents so far are not those of this version.
+#[test]
+fn text_that_an_earlier_version_divided_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = interrupted_text(folder.path(), &[]);
+    let journal = folder.path().join("out/.p_text_document.journal.draft");
+    let whole = fs::read_to_string(&journal).unwrap();
+    let (settings, records) = whole.split_once('\n').unwrap();
+    let mut settings: serde_json::Value =
+        serde_json::from_str(settings.split_once(' ').unwrap().1).unwrap();
+    settings.as_object_mut().unwrap().remove("line_ends").expect("the setting");
+    let json = settings.to_string();
+    let checksum = storage::crc64(json.as_bytes());
+    fs::write(&journal, format!("{checksum:016x} {json}\n{records}")).unwrap();
+    check_other_run(&run(&["--resume"]), &["line_ends", "Universal"]);
+}
+
+/// A setting that only the journal has is another run's.
+#[test]
+fn lists_that_were_joined_are_not_resumed_as_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = interrupted_text(folder.path(), &["--lists", "joined"]);
+    check_other_run(&run(&["--resume"]), &["lists", "Joined"]);
+}

@@ -216,6 +216,17 @@ fn lines_are_kept_byte_for_byte() {
     assert_eq!(fs::read_to_string(case.path("d.jsonl")).unwrap(), due);
 }
 
+/// Lines end as in Python, and what is kept ends with `\n`.
+#[test]
+fn lines_may_end_with_a_lone_return() {
+    let case = Case::new();
+    let [first, second, third] = ["one text", "another text", "a third"].map(line);
+    case.file("a.jsonl", format!("{first}\r{second}\r\r\n{third}\r"));
+    let report = run(&case.options(&["a.jsonl"]));
+    assert_eq!(lines(&case.path("out.jsonl")), [first, second, third]);
+    assert_eq!(report.documents, 3);
+}
+
 #[test]
 fn texts_may_be_made_over_and_folded() {
     let case = Case::new();

@@ -13,6 +13,7 @@ mod hugging_face;
 mod hugging_face_folder;
 mod jieba;
 mod megatron;
+mod neox;
 mod output;
 mod patterns;
 mod resume;

@@ -138,6 +138,9 @@ fn parse(name: &str, text: &str) -> Result<Layer, ConfigError> {
     }
 }
 
+/// Our keys have at most four parts. Deeper tables would overflow the stack of what reads them.
+const KEY_PARTS_MAX: usize = 32;
+
 /// `a.b=v` as a table. A value that is no TOML is a text: `--set run.dir=/tmp/x` needs no quotes.
 fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
     let refuse = |problem: &str| {
@@ -149,6 +152,9 @@ fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
     let (key, text) = (key.trim(), text.trim());
     if key.split('.').any(|part| part.trim().is_empty()) {
         return refuse("a part of the key is empty");
+    }
+    if key.split('.').count() > KEY_PARTS_MAX {
+        return refuse("more than 32 tables deep");
     }
     if key == "extends" {
         return refuse("only a file can extend another");

@@ -145,11 +145,17 @@ impl Default for SplitText {
 }
 
 impl SplitText {
-    /// The shares: every run of digits and points is a number, whatever stands between.
+    /// The shares: every run of digits and points is a number.
     ///
     /// # Errors
-    /// What is wrong with the text: a run that is no number, more than three, or nothing but zeros.
+    /// What is wrong with the text: letters or signs, a run that is no number, more than three, or
+    /// nothing but zeros.
     pub fn shares(&self) -> Result<Vec<f64>, String> {
+        // Megatron overlooks them, so that '1,inf,1' is two shares to it.
+        if let Some(found) = self.0.chars().find(|c| matches!(c, '-' | '+') || c.is_alphabetic()) {
+            let expected = "expected numbers of digits and points, such as '949,50,1'";
+            return Err(format!("{expected}, found '{}'", found.escape_debug()));
+        }
         let runs = self.0.split(|c: char| !c.is_ascii_digit() && c != '.');
         let shares = runs
             .filter(|run| !run.is_empty())

@@ -161,7 +161,7 @@ impl<'a> Parser<'a> {
         let mut table = Table::new();
         while !self.take(close) {
             let key = if between == ":" {
-                self.value()?.as_str().ok_or("a key is no text")?.to_owned()
+                self.one()?.as_str().ok_or("a key is no text")?.to_owned()
             } else {
                 // A keyword of `dict`, which may also be a name that was assigned above.
                 let end = self.rest.find('=').ok_or("due name=value in 'dict'")?;

@@ -56,7 +56,7 @@ fn mapping(lines: &mut &[Line<'_>], indent: usize, depth: usize) -> Result<Table
                 Value::Table(mapping(lines, next.indent, depth + 1)?)
             }
             (text, _) => {
-                scalar(text).map_err(|problem| format!("line {}: {problem}", line.number))?
+                scalar(text, 0).map_err(|problem| format!("line {}: {problem}", line.number))?
             }
         };
         if table.insert(key.trim().trim_matches(['"', '\'']).to_owned(), value).is_some() {
@@ -74,20 +74,25 @@ fn list(lines: &mut &[Line<'_>]) -> Result<Value, String> {
         if item.contains(": ") || item.ends_with(':') {
             return Err(format!("line {}: a list of mappings is not read", line.number));
         }
-        items.push(scalar(item).map_err(|problem| format!("line {}: {problem}", line.number))?);
+        items.push(scalar(item, 1).map_err(|problem| format!("line {}: {problem}", line.number))?);
         *lines = &lines[1..];
     }
     Ok(Value::Array(items))
 }
 
-fn scalar(text: &str) -> Result<Value, String> {
+fn scalar(text: &str, depth: usize) -> Result<Value, String> {
     let text = text.trim();
+    if depth > DEPTH_MAX {
+        return Err("more than 32 lists deep".to_owned());
+    }
     if let Some(inner) = text.strip_prefix('[') {
         let inner = inner.strip_suffix(']').ok_or("a list that ends on another line")?;
-        let items = inner.split(',').filter(|item| !item.trim().is_empty()).map(scalar);
+        let items = inner.split(',').filter(|item| !item.trim().is_empty());
+        let items = items.map(|item| scalar(item, depth + 1));
         return Ok(Value::Array(items.collect::<Result<_, _>>()?));
     }
     if text.starts_with(['&', '*', '!', '|', '>', '{', '%', '@', '`']) {
+        let text = storage::printable(text);
         return Err(format!("'{text}' is YAML beyond mappings, lists and scalars"));
     }
     let quoted = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);

@@ -219,6 +219,16 @@ fn values_out_of_range_are_refused_with_the_range() {
     }
 }
 
+/// Megatron overlooks letters and signs: `1,inf,1` is two shares to it.
+#[test]
+fn letters_and_signs_in_a_split_are_refused() {
+    for split in ["'1,inf,1'", "[1,inf,1]", "[1,nan]", "[-1,2]", "'1e3,1'"] {
+        let refusal = set(&[&format!("data.split={split}")]).unwrap_err();
+        let expected = "config --set: data.split: expected numbers of digits and points";
+        assert!(refusal.contains(expected), "{split}: {refusal}");
+    }
+}
+
 #[test]
 fn missing_keys_are_refused_by_name() {
     for (line, due) in [
@@ -536,4 +546,23 @@ fn keys_without_effect_are_told() {
         let config = set(&[&format!("optim.lr.style={style}")]).unwrap();
         assert_eq!(config.resolved().idle(), [""; 0], "{style}");
     }
+}
+
+/// Keys and values that are nested deeply are refused, and overflow no stack.
+#[test]
+fn deep_keys_are_refused() {
+    let key = vec!["a"; 20_000].join(".");
+    let refusal = set(&[&format!("{key}=1")]).unwrap_err();
+    assert!(refusal.contains("32 tables deep"), "{} bytes", refusal.len());
+    for value in [
+        format!("{}1{}", "[".repeat(20_000), "]".repeat(20_000)),
+        format!("{}1{}", "{a=".repeat(20_000), "}".repeat(20_000)),
+    ] {
+        let file = format!("[run]\ndir = {value}\n");
+        assert!(Config::from_toml("deep.toml", &file).is_err());
+    }
+    let file = format!("{key} = 1\n");
+    assert!(Config::from_toml("deep.toml", &file).is_err());
+    let file = format!("[{key}]\nb = 1\n");
+    assert!(Config::from_toml("deep.toml", &file).is_err());
 }

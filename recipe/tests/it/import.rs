@@ -697,6 +697,23 @@ fn files_that_cannot_be_read_are_refused_by_their_line() {
     }
     let deep = format!("A = {}1{}\n", "[".repeat(100), "]".repeat(100));
     assert!(read_text("colossal", "a.py", &deep).unwrap_err().contains("32 values deep"));
+    for depth in [100, 20_000] {
+        let deep = format!("a: {}1{}\n", "[".repeat(depth), "]".repeat(depth));
+        let refusal = read_text("paddle", "a.yaml", &deep).unwrap_err();
+        assert!(refusal.contains("line 1: more than 32 lists deep"), "{refusal}");
+        let deep = format!("a:\n  - {}1{}\n", "[".repeat(depth), "]".repeat(depth));
+        assert!(read_text("paddle", "a.yaml", &deep).unwrap_err().contains("32 lists deep"));
+        // Each key of a mapping is a mapping.
+        let deep = format!("A = {}1{}\n", "{".repeat(depth), "}".repeat(depth));
+        assert!(read_text("colossal", "a.py", &deep).unwrap_err().contains("32 values deep"));
+        let deep = format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+        let json = format!("{{\"a\": {deep}}}");
+        let depth_max = if depth > 128 { "recursion limit" } else { "" };
+        let read = read_text("deepspeed", "a.json", &json);
+        assert!(read.map_or_else(|refusal| refusal.contains(depth_max), |_| depth < 128));
+    }
+    let escapes = read_text("paddle", "a.yaml", "a: &\u{1b}[2J\n").unwrap_err();
+    assert!(!escapes.contains('\u{1b}') && escapes.contains("\\u{1b}[2J"), "{escapes}");
     let deep: String = (0..100).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
     assert!(read_text("paddle", "a.yaml", &deep).unwrap_err().contains("32 mappings deep"));
 }

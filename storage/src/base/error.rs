@@ -264,7 +264,8 @@ impl std::error::Error for Error {
 }
 
 /// Formats an error and its causes in one line. A cause that an outer error already includes in its
-/// text, as most of this crate's do, is not repeated.
+/// text, as most of this crate's do, is not repeated. The result is printable: see
+/// [`crate::printable_message`].
 #[must_use]
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
     let mut told = error.to_string();
@@ -276,7 +277,7 @@ pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
         }
         next = cause.source();
     }
-    told
+    super::printable::printable_message(&told)
 }
 
 #[cfg(test)]
@@ -304,5 +305,7 @@ mod tests {
         assert_eq!(one_line(&error), "open a.txt: it is odd");
         let outer = Outer(error);
         assert_eq!(one_line(&outer), "the report does not stand: open a.txt: it is odd");
+        let error = Error::from_io("open", "\u{1b}[2J", io::Error::other("it is odd"));
+        assert_eq!(one_line(&error), "open \\u{1b}[2J: it is odd");
     }
 }

@@ -84,7 +84,9 @@ pub(crate) fn share<T: Send, Tool>(
         return run();
     }
     thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        // If the system creates no more threads, the existing ones do all of it.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, run).ok();
+        let helpers: Vec<_> = (1..threads).filter_map(spawn).collect();
         let mut outcome = run();
         for helper in helpers {
             let theirs = helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

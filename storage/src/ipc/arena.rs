@@ -85,9 +85,15 @@ impl Arena {
         };
         let outcomes: Vec<io::Result<()>> = std::thread::scope(|scope| {
             let starts = (0..len).step_by(part);
-            let all: Vec<_> = starts.map(|at| scope.spawn(move || populate(at))).collect();
-            let join = |one: std::thread::ScopedJoinHandle<'_, _>| {
-                one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            let spawn = |at| {
+                let thread = std::thread::Builder::new();
+                thread.spawn_scoped(scope, move || populate(at)).map_err(|_| at)
+            };
+            let all: Vec<_> = starts.map(spawn).collect();
+            let join = |one: std::result::Result<_, usize>| match one {
+                Ok(one) => outcome_of(one),
+                // The system creates no more threads.
+                Err(at) => populate(at),
             };
             all.into_iter().map(join).collect()
         });
@@ -101,6 +107,11 @@ impl Arena {
         }
         Ok(())
     }
+}
+
+/// What a thread returned.
+fn outcome_of<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl Deref for Arena {

@@ -38,7 +38,7 @@ use super::keywords::Keywords;
 use super::merge::ID_LIMIT;
 use super::python::repr_list;
 use super::read::bad;
-use super::{Encoder, Tokenizer, TokenizerSpec};
+use super::{EncodeError, Encoder, Tokenizer, TokenizerSpec};
 use crate::Result;
 
 /// What the command line and Megatron call it.
@@ -158,6 +158,14 @@ impl Tokenizer for HuggingFace {
             HfEngine::Own(own) => Box::new(own.encoder()),
             #[cfg(feature = "general")]
             HfEngine::General(general) => Box::new(&**general),
+        }
+    }
+
+    fn refused(&self, text: &str) -> Option<EncodeError> {
+        match &self.engine {
+            HfEngine::Own(own) => own.refused(text),
+            #[cfg(feature = "general")]
+            HfEngine::General(_) => None,
         }
     }
 

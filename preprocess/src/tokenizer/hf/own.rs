@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::super::Encoder;
 use super::super::added::{Added, AddedToken, TextPart};
 use super::super::bpe::{Bpe, BpeEncoder};
 use super::super::merge::{Merge, RANK_LIMIT};
 use super::super::split::Pattern;
 use super::super::vocab::byte_chars;
+use super::super::{EncodeError, Encoder};
 use super::chars::{Chars, CharsEncoder, Space};
 use super::file::{MergePair, ModelJson, TokenizerJson, Vocab};
 use super::normalize::{NormalizeStep, Normalizer};
@@ -98,6 +98,14 @@ impl NativeTokenizer {
             Core::Unigram(pieces) => CoreEncoder::Unigram(pieces.encoder()),
         };
         OwnEncoder { own: self, core }
+    }
+
+    /// The part of a text that is too long for the model, if there is one.
+    pub(super) fn refused(&self, text: &str) -> Option<EncodeError> {
+        match &self.core {
+            Core::Unigram(pieces) => pieces.refused(text),
+            Core::Bytes(_) | Core::Chars(_) => None,
+        }
     }
 
     /// A place to cut at, if one is found at the first few that the engine offers.

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use memchr::{memchr, memchr_iter};
 
-use super::super::Encoder;
 use super::super::spm::unigram::Unigram;
-use super::super::spm::{PADDING, PieceBoundaries, UnigramSegmenter};
+use super::super::spm::{PADDING, PieceBoundaries, UnigramSegmenter, long_unigram_part};
+use super::super::{EncodeError, Encoder};
 use super::chars::{META, Space, Words};
 use super::file::{ModelJson, Vocab};
 use super::own::Supported;
@@ -76,6 +76,11 @@ impl UnigramEngine {
             Box::new(std::array::from_fn(id))
         });
         Ok(UnigramEngine { joins: PieceBoundaries::new(tokens()), unigram, unk, byte_ids, cut })
+    }
+
+    /// The part of a text that is too long, if there is one.
+    pub(super) fn refused(&self, text: &str) -> Option<EncodeError> {
+        long_unigram_part(&self.joins, text)
     }
 
     pub(super) fn encoder(&self) -> PiecesEncoder<'_> {

@@ -40,6 +40,8 @@ pub(super) struct Bpe {
     frozen: Trie,
     pairs: SymbolPairs,
     symbols: Vec<SymbolOutput>,
+    /// The longest symbol that merging starts from.
+    pub(super) symbol_bytes_max: usize,
     unk: u32,
 }
 
@@ -104,7 +106,10 @@ impl Bpe {
             frozen.push((piece.text.as_bytes(), symbols.len() as u32));
             symbols.push(symbols[piece.id as usize]);
         }
-        Bpe { chars: Trie::new(chars), frozen: Trie::new(frozen), pairs, symbols, unk }
+        let frozen_bytes = frozen.iter().map(|(text, _)| text.len());
+        let symbol_bytes_max = frozen_bytes.max().unwrap_or(0).max(char::MAX.len_utf8());
+        let (chars, frozen) = (Trie::new(chars), Trie::new(frozen));
+        Bpe { chars, frozen, pairs, symbols, symbol_bytes_max, unk }
     }
 
     /// Whether an ASCII character on its own is not written as the unknown.

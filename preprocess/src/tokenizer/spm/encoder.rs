@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use super::super::merge::windows::{WINDOW_BYTES, merge_in_windows};
 use super::bpe::Merged;
 use super::cache::{PADDING, PartCache};
 use super::joins::char_at;
+use super::long_part::LongPart;
 use super::model::SPACE;
 use super::normalizer::each_spelled;
 use super::parts::{UnigramSegmenter, key};
@@ -24,7 +26,7 @@ pub(crate) struct SentencePieceEncoder<'a> {
     text: Vec<u8>,
     merged: Merged,
     /// The ids of one part.
-    part_ids: Vec<u32>,
+    pub(super) part_ids: Vec<u32>,
 }
 
 /// What goes from one part to the next.
@@ -128,18 +130,24 @@ impl<'a> SentencePieceEncoder<'a> {
         {
             return self.model.append(entry.ids(), carried, ids);
         }
-        self.merge_part(&text[part]);
+        self.merge_part(&text[part], WINDOW_BYTES);
         if let (Some(key), Some(cache)) = (key, &mut self.parts.cache) {
             cache.put(key, &self.part_ids, f32::INFINITY);
         }
         self.model.append(&self.part_ids, carried, ids);
     }
 
-    /// Leaves the ids of a part in `part_ids`.
-    fn merge_part(&mut self, part: &[u8]) {
+    /// Leaves the ids of a part in `part_ids`. Parts longer than a window are merged in windows.
+    pub(super) fn merge_part(&mut self, part: &[u8], window_bytes: usize) {
         let SpmEngine::Bpe(bpe) = &self.model.engine else { return };
-        bpe.merge(part, &mut self.merged);
         self.part_ids.clear();
+        // Unused pieces are taken apart by what was seen of the whole text.
+        if part.len() > window_bytes && self.model.joins.is_some() {
+            let (model, merged, ids) = (self.model, &mut self.merged, &mut self.part_ids);
+            let mut long = LongPart { model, bpe, part, merged, after_unknown: false, ids };
+            return merge_in_windows(part.len(), window_bytes, &mut long);
+        }
+        bpe.merge(part, &mut self.merged);
         let mut after_unknown = false;
         for (id, range) in &self.merged.pieces {
             let piece = &part[range.clone()];
@@ -181,7 +189,13 @@ impl<'a> SentencePieceEncoder<'a> {
 impl SentencePiece {
     /// Writes a piece: its id, or those of its bytes, or nothing if it is unknown after unknown.
     #[inline]
-    fn write(&self, id: u32, piece: &[u8], after_unknown: &mut bool, ids: &mut Vec<u32>) {
+    pub(super) fn write(
+        &self,
+        id: u32,
+        piece: &[u8],
+        after_unknown: &mut bool,
+        ids: &mut Vec<u32>,
+    ) {
         if id != self.unk {
             ids.push(id);
             *after_unknown = false;

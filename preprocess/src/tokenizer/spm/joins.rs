@@ -6,6 +6,8 @@
 //! if the other were not there. (What the unigram sums are does depend on what came before;
 //! `unigram` says how that is kept.)
 
+use super::super::EncodeError;
+
 /// The pairs of characters that stand side by side in some piece.
 #[derive(Debug)]
 pub(crate) struct PieceBoundaries {
@@ -69,6 +71,35 @@ impl PieceBoundaries {
     }
 }
 
+/// The longest part that the unigram model is given: its lattice takes 16 to 48 bytes for each byte
+/// of a part, so at most 3 GiB.
+const UNIGRAM_PART_BYTES_MAX: usize = 64 << 20;
+
+/// Refuses a text with a part that is too long for the unigram model. Parts of the normalized text
+/// end, but for rare rules of normalizers, where those of the text do.
+pub(crate) fn long_unigram_part(joins: &PieceBoundaries, text: &str) -> Option<EncodeError> {
+    long_part(joins, text, UNIGRAM_PART_BYTES_MAX)
+}
+
+fn long_part(joins: &PieceBoundaries, text: &str, bytes_max: usize) -> Option<EncodeError> {
+    let bytes = text.as_bytes();
+    let mut start = 0;
+    while bytes.len() - start > bytes_max {
+        let end = joins.part_end(bytes, start);
+        if end - start > bytes_max {
+            return Some(EncodeError {
+                found: format!("a word of {} bytes at byte {start} of the text", end - start),
+                expected: format!(
+                    "words of at most {bytes_max} bytes with a unigram model (hint: divide the \
+                     text, or leave the line out with --on-error skip)"
+                ),
+            });
+        }
+        start = end;
+    }
+    None
+}
+
 #[inline]
 fn hash(left: u32, right: u32, shift: u32) -> usize {
     let pair = u64::from(left) << 32 | u64::from(right);
@@ -96,5 +127,23 @@ pub(super) fn char_at(text: &[u8], at: usize) -> (u32, usize) {
         }
         // Not in a text.
         _ => (u32::from(first), at + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_long_parts_are_refused() {
+        let joins = PieceBoundaries::new(["ab", "ba", " a", "éa"].into_iter());
+        let check = |text: &str| long_part(&joins, text, 8).map(|error| error.found);
+        assert_eq!(check(&"ab".repeat(4)), None);
+        let found = "a word of 9 bytes at byte 0 of the text";
+        assert_eq!(check("ababababa").as_deref(), Some(found));
+        let found = "a word of 10 bytes at byte 5 of the text";
+        assert_eq!(check("cabab ababababa c").as_deref(), Some(found));
+        // Characters that no piece joins end a part.
+        assert_eq!(check(&"aabb".repeat(100)), None);
     }
 }

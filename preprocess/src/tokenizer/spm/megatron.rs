@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::{Encoder, Tokenizer, TokenizerSpec};
+use super::super::{EncodeError, Encoder, Tokenizer, TokenizerSpec};
 use super::trie::Trie;
 use super::{SentencePiece, SentencePieceEncoder};
 use crate::{Error, Result};
@@ -182,6 +182,10 @@ impl Tokenizer for Megatron {
             tokenizer: self,
             encoder: SentencePieceEncoder::new(&self.model),
         })
+    }
+
+    fn refused(&self, text: &str) -> Option<EncodeError> {
+        self.model.refused(text)
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {

@@ -3,7 +3,8 @@
 //! In reading order: `wire` and `model` are the file, `charsmap` and `normalizer` what happens to a
 //! text before it is cut, `joins` where it may be cut without looking, `unigram` and `bpe` the two
 //! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `parts` the
-//! unigram with that memory, `encoder` the way of a text through all of them, `cut` where a long
+//! unigram with that memory, `long_part` merges long words in windows, `encoder` is the way of a
+//! text through all of them, `cut` where a long
 //! one may be divided, `decode` the way back, and `megatron` what Megatron makes of a model.
 
 mod bpe;
@@ -13,6 +14,7 @@ mod cut;
 mod decode;
 mod encoder;
 mod joins;
+mod long_part;
 mod megatron;
 mod model;
 mod normalizer;
@@ -25,7 +27,7 @@ use storage::Crc64;
 
 pub(crate) use cache::PADDING;
 pub(crate) use encoder::SentencePieceEncoder;
-pub(crate) use joins::PieceBoundaries;
+pub(crate) use joins::{PieceBoundaries, long_unigram_part};
 pub(crate) use megatron::{KINDS, open};
 pub(crate) use parts::UnigramSegmenter;
 
@@ -35,6 +37,7 @@ use self::model::{Algorithm, PieceKind, SpmModel};
 use self::normalizer::{Normalizer, spell_piece};
 use self::trie::Trie;
 use self::unigram::Unigram;
+use super::EncodeError;
 use crate::{Error, Result};
 
 /// The models in use are up to 5 MB.
@@ -137,6 +140,14 @@ impl SentencePiece {
     /// words.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         SentencePieceEncoder::without_memory(self).encode(text, ids);
+    }
+
+    /// The part of a text that is too long for the model, if there is one.
+    pub(crate) fn refused(&self, text: &str) -> Option<EncodeError> {
+        match (&self.engine, &self.joins) {
+            (SpmEngine::Unigram(_), Some(joins)) => long_unigram_part(joins, text),
+            _ => None,
+        }
     }
 
     /// Appends the bytes that the ids stand for.

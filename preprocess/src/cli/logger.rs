@@ -1,0 +1,32 @@
+//! Where the warnings of the libraries go: standard error, a line each.
+
+use std::io::{self, Write as _};
+
+use log::LevelFilter;
+
+struct Stderr;
+
+static STDERR: Stderr = Stderr;
+
+/// Sends warnings to standard error from here on.
+pub(crate) fn install() {
+    // Fails only if it was installed before, and then there is nothing to do.
+    let _ = log::set_logger(&STDERR);
+    log::set_max_level(LevelFilter::Warn);
+}
+
+impl log::Log for Stderr {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            let text = storage::printable_message(&record.args().to_string());
+            // A terminal that is gone is no reason to stop.
+            let _ = writeln!(io::stderr(), "warning: {text}");
+        }
+    }
+
+    fn flush(&self) {}
+}

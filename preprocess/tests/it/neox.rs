@@ -1,0 +1,79 @@
+//! Inputs as GPT-NeoX's program reads them, by its command line.
+
+use std::fs;
+use std::process::Command;
+
+use indexed::IndexedDataset;
+use serde_json::{Value, json};
+
+/// Byte-level BPE without merges: the ids of letters are their places in ASCII, and 256 is the end.
+fn tokenizer() -> Value {
+    let mut vocab: Vec<(String, u32)> =
+        (b'!'..=b'~').map(|byte| (char::from(byte).to_string(), u32::from(byte))).collect();
+    vocab.push(("Ċ".to_owned(), 10));
+    let others = (0..256).filter(|id| *id != 10 && !(0x21..=0x7e).contains(id));
+    let chars = (0..).filter_map(|shift| char::from_u32(0x100 + shift)).filter(|c| *c != 'Ċ');
+    let rest = (0xa1..=0xac).chain(0xae..=0xff).filter_map(char::from_u32);
+    vocab.extend(rest.chain(chars).map(String::from).zip(others));
+    let vocab: serde_json::Map<_, _> =
+        vocab.into_iter().map(|(token, id)| (token, id.into())).collect();
+    json!({
+        "version": "1.0",
+        "added_tokens": [{
+            "id": 256, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true,
+        }],
+        "normalizer": null,
+        "pre_tokenizer": {
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+        },
+        "post_processor": null,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+                     "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+}
+
+/// A list is one text with blank lines between its items, an empty text is no document, and a file
+/// of plain text is one document.
+#[test]
+fn lists_empty_texts_and_plain_text_are_gpt_neoxs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("tokenizer.json"), tokenizer().to_string()).unwrap();
+    let lines = "{\"text\":[\"ab\",\"c\\u0064\",\"\"]}\n{\"text\":\"\"}\n{\"text\":[]}\n\
+                 {\"text\":\"ef\"}\n";
+    fs::write(at("a.jsonl"), lines).unwrap();
+    fs::write(at("b.txt"), "g\n\nh\n").unwrap();
+    let go = |inputs: String, prefix: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_preprocess"));
+        command.args(["--input", &inputs, "--output-prefix", &at(prefix), "--workers", "2"]);
+        command.args(["--tokenizer-model", &at("tokenizer.json"), "--append-eod"]);
+        let output = command.args(more).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let (store, key) = storage::locate(&at(&format!("{prefix}_text_document"))).unwrap();
+        let dataset = IndexedDataset::open(&store, &key).unwrap();
+        let documents = (0..dataset.document_count()).map(|document| dataset.document(document));
+        let documents: Vec<_> = documents.map(|range| (range.start, range.end)).collect();
+        let sequences = (0..dataset.sequence_count()).map(|seq| dataset.read_sequence(seq));
+        let sequences: Vec<Vec<i64>> = sequences.map(Result::unwrap).collect();
+        (sequences, documents, said)
+    };
+    let both = format!("{},{}", at("a.jsonl"), at("b.txt"));
+    let neox = ["--tokenizer-type", "HFTokenizer", "--dataset-impl", "mmap"];
+    let (sequences, documents, said) = go(both, "neox", &neox);
+    let due = [
+        &[97, 98, 10, 10, 99, 100, 10, 10, 256][..],
+        &[101, 102, 256],
+        &[103, 10, 10, 104, 10, 256],
+    ];
+    assert_eq!(sequences, due);
+    assert_eq!(documents, [(0, 1), (1, 2), (2, 3)]);
+    assert!(said.contains("--lists joined --empty-docs skip --txt-separator file"), "{said}");
+    // Megatron's names for the same.
+    let megatron = ["--tokenizer-type", "HuggingFaceTokenizer"];
+    let (sequences, documents, _) = go(at("a.jsonl"), "megatron", &megatron);
+    assert_eq!(sequences, [&[97, 98][..], &[99, 100, 256], &[101, 102, 256]]);
+    assert_eq!(documents, [(0, 2), (2, 2), (2, 2), (2, 3)]);
+}

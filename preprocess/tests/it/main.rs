@@ -10,7 +10,6 @@ mod command;
 mod common;
 mod encdec;
 mod hugging_face;
-mod hugging_face_folder;
 mod jieba;
 mod megatron;
 mod neox;

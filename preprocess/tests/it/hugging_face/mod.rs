@@ -1,5 +1,7 @@
 //! The demo corpus against Hugging Face's GPT-2 tokenizer, document by document.
 
+mod folder;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

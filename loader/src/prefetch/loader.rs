@@ -141,7 +141,7 @@ impl<A: Assemble> Loader<A> {
         };
         // fits: a GiB
         let kept = options.window_bytes.min(KEPT_BYTES_MAX / 9 * 8) as usize;
-        let kept = BufferPool::new(kept + kept / 8); // with free space for fragmentation
+        let kept = BufferPool::try_new(kept + kept / 8)?; // with free space for fragmentation
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
             let manner = manner(&options, &limits[nth], limits.len() as u64);

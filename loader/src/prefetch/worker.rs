@@ -76,12 +76,15 @@ pub(crate) fn run(
     manner: &WorkerOptions,
     kept: Arc<BufferPool>,
 ) {
-    let pool = BufferPool::new(manner.buffer_bytes);
-    let mut options = ReaderOptions::new(&pool);
-    (options.depth, options.timeout) = (manner.depth, manner.timeout);
-    options.retry_pauses = manner.retry_pauses;
-    let reader = match store.reader(&options) {
-        Ok(reader) => reader,
+    let begun = BufferPool::try_new(manner.buffer_bytes).and_then(|pool| {
+        let mut options = ReaderOptions::new(&pool);
+        (options.depth, options.timeout) = (manner.depth, manner.timeout);
+        options.retry_pauses = manner.retry_pauses;
+        let reader = store.reader(&options)?;
+        Ok((pool, reader))
+    });
+    let (pool, reader) = match begun {
+        Ok(begun) => begun,
         Err(error) => {
             if let Ok(lot) = shared.work[nth].pop(None) {
                 fail(&shared, lot, error);

@@ -1,5 +1,6 @@
 //! Aligned buffers from one bounded pool, for direct I/O.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
@@ -68,11 +69,16 @@ impl Zeros {
     /// Zeros of this length, in large pages where the system has them: in a table with random
     /// access, address translation would otherwise take as long as the data.
     ///
+    /// Without memory the process is aborted, as by other allocations.
+    ///
     /// # Panics
-    /// If there is no memory, as every allocation does.
+    /// If the length is beyond that of any allocation.
     #[must_use]
     pub fn new(len_bytes: usize) -> Self {
-        Zeros::try_new(len_bytes).expect("memory")
+        Zeros::try_new(len_bytes).unwrap_or_else(|_| {
+            let layout = Layout::array::<u8>(len_bytes).expect("a length of memory");
+            handle_alloc_error(layout)
+        })
     }
 
     /// As [`Zeros::new`], for a size from external input.

@@ -1,11 +1,12 @@
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, slice};
+use std::{fmt, io, slice};
 
 use memmap2::{Advice, MmapMut};
 
 use crate::sys::aligned_buffer::ALIGN_BYTES;
+use crate::{ByteSize, Error, Result};
 
 /// Aligned memory for reads in flight: one arena of a fixed size, divided into buffers.
 ///
@@ -19,17 +20,29 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// A pool of this many bytes, rounded up to whole pages; at least one page.
+    /// As [`BufferPool::try_new`], for small pools.
     ///
     /// # Panics
     /// If the system has no address space for it.
     #[must_use]
     pub fn new(bytes_max: usize) -> Arc<Self> {
-        let arena = Arena::new(bytes_max.max(1).next_multiple_of(ALIGN_BYTES));
+        BufferPool::try_new(bytes_max).expect("address space for a pool")
+    }
+
+    /// A pool of this many bytes, rounded up to whole pages; at least one page.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the process has no address space for it, as under `ulimit -v`.
+    pub fn try_new(bytes_max: usize) -> Result<Arc<Self>> {
+        let bytes = bytes_max.max(1).next_multiple_of(ALIGN_BYTES);
+        let arena = Arena::new(bytes).map_err(|error| {
+            let pool = format!("a pool of {} for reads", ByteSize(bytes as u64));
+            Error::from_io("map memory for", pool, error)
+        })?;
         let pages = arena.len / ALIGN_BYTES;
         let taken =
             PageBitmap { words: vec![0; pages.div_ceil(64)], pages, count: 0, lowest_free: 0 };
-        Arc::new(BufferPool { arena, taken: Mutex::new(taken) })
+        Ok(Arc::new(BufferPool { arena, taken: Mutex::new(taken) }))
     }
 
     /// A buffer with room for `len` bytes from any offset of a file, rounded out to whole blocks;
@@ -219,13 +232,13 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// A mapping, not an allocation: its zeros are the kernel's, so nothing is touched here.
-    fn new(len: usize) -> Self {
-        let mut owner = MmapMut::map_anon(len).expect("the machine has addresses for a pool");
+    fn new(len: usize) -> io::Result<Self> {
+        let mut owner = MmapMut::map_anon(len)?;
         // Large pages: a request has fewer scatter-gather entries, which makes it up to twice as
         // fast. A hint: some kernels have no large pages.
         let _ = owner.advise(Advice::HugePage);
         let start = NonNull::new(owner.as_mut_ptr()).expect("a mapping is not at address zero");
-        Arena { start, len, _owner: owner }
+        Ok(Arena { start, len, _owner: owner })
     }
 
     fn at(&self, page: usize) -> *mut u8 {

@@ -174,10 +174,11 @@ impl Rank {
         }
         let mut child =
             command.spawn().map_err(|source| Error::Run { operation: doing(), source })?;
-        if let Err(source) = forward_outputs(&mut child, rank, lines) {
-            _ = child.kill();
-            _ = child.wait();
-            return Err(Error::Run { operation: doing(), source });
+        if let Some(out) = child.stdout.take() {
+            forward(out, rank, Outlet::Out, lines.clone());
+        }
+        if let Some(err) = child.stderr.take() {
+            forward(err, rank, Outlet::Err, lines.clone());
         }
         Ok(Rank { rank, child, end: None })
     }
@@ -262,26 +263,14 @@ struct RankLine {
     text: Vec<u8>,
 }
 
-/// Reads what a rank writes, each output on a thread of its own.
-fn forward_outputs(child: &mut Child, rank: usize, to: &SyncSender<RankLine>) -> io::Result<()> {
-    if let Some(out) = child.stdout.take() {
-        forward(out, rank, Outlet::Out, to.clone())?;
-    }
-    if let Some(err) = child.stderr.take() {
-        forward(err, rank, Outlet::Err, to.clone())?;
-    }
-    Ok(())
-}
-
 /// Reads lines on a thread of its own until the other side is closed.
 fn forward(
     from: impl Read + Send + 'static,
     rank: usize,
     outlet: Outlet,
     to: SyncSender<RankLine>,
-) -> io::Result<()> {
-    let reader = thread::Builder::new().name(format!("rank-{rank}"));
-    let spawned = reader.spawn(move || {
+) {
+    thread::spawn(move || {
         let mut from = BufReader::new(from);
         loop {
             let mut text = format!("[{rank}] ").into_bytes();
@@ -298,7 +287,6 @@ fn forward(
             }
         }
     });
-    spawned.map(drop)
 }
 
 struct Outlets {

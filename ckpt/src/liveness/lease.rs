@@ -43,9 +43,8 @@ struct Held {
     pulse: Option<Heartbeat>,
     /// Objects that could not be deleted.
     left: Vec<Key>,
-    /// Owners of leases that were void, and of the epoch before ours: what they had not committed
-    /// is to be removed.
-    silenced: Vec<ProcessIdentity>,
+    /// Whether another process held the lease before: what it has not committed is to be removed.
+    has_predecessor: bool,
 }
 
 /// How often the folder is claimed while other processes claim it and release it.
@@ -110,14 +109,20 @@ impl LeaseState {
         self.fence.check()
     }
 
-    /// The owners of earlier leases, whose unfinished work is to be removed.
-    pub(crate) fn silenced(&self) -> Vec<ProcessIdentity> {
-        self.held().silenced.clone()
+    /// Whether the unfinished work of earlier holders of the lease is still to be removed.
+    pub(crate) fn has_predecessor(&self) -> bool {
+        self.held().has_predecessor
     }
 
     /// Their unfinished work is removed.
-    pub(crate) fn clear_silenced(&self) {
-        self.held().silenced.clear();
+    pub(crate) fn forget_predecessor(&self) {
+        self.held().has_predecessor = false;
+    }
+
+    /// Whether the owner may write under the lease that is held: it is this process, or one of its
+    /// family.
+    pub(crate) fn admits(&self, owner: &ProcessIdentity) -> bool {
+        owner.is_same_process(&ProcessIdentity::new()) || self.fence.is_of_family(owner)
     }
 
     fn claim(&self, held: &mut Held) -> Result<()> {
@@ -134,8 +139,7 @@ impl LeaseState {
             self.release(held)?;
             let newest = self.fence.newest()?;
             // Before anything is written, so that a folder in use is not even written to.
-            let silenced = self.wait_until_free()?;
-            held.silenced.extend(silenced);
+            held.has_predecessor |= self.wait_until_free()?;
             let owner = ProcessIdentity::new();
             let text = format!("{} writes here while this file exists\n", owner.label());
             let name = format!("{LEASE}{owner}");
@@ -146,9 +150,10 @@ impl LeaseState {
             held.left.clear();
             held.pulse = Some(begun);
             if self.fence.enter(newest.as_ref(), &owner)? {
-                // It may have been given up by a process that died before it removed its work.
+                // That process may have died before it removed its work, or may be frozen just
+                // before it commits it, on this machine as well: its lease can be deleted by hand.
                 let before = newest.and_then(|newest| newest.owner);
-                held.silenced.extend(before.filter(|before| self.is_other(before)));
+                held.has_predecessor |= before.is_some_and(|before| !self.admits(&before));
                 return Ok(());
             }
         }
@@ -160,10 +165,10 @@ impl LeaseState {
     }
 
     /// Removes the leases of dead processes. If the state of an owner cannot be determined, waits
-    /// for a new heartbeat or the timeout. Returns the owners that timed out.
-    fn wait_until_free(&self) -> Result<Vec<ProcessIdentity>> {
+    /// for a new heartbeat or the timeout. Returns whether any timed out.
+    fn wait_until_free(&self) -> Result<bool> {
         let mut begun = Instant::now();
-        let mut silenced = Vec::new();
+        let mut has_silenced = false;
         let mut first: Option<HashSet<Key>> = None;
         loop {
             let others = self.others()?;
@@ -177,14 +182,14 @@ impl LeaseState {
             if let Some(other) = others.iter().find(|other| is_known(other) || is_new(other)) {
                 return Err(self.held_by(other));
             }
-            let Some(other) = others.first() else { return Ok(silenced) };
+            let Some(other) = others.first() else { return Ok(has_silenced) };
             if first.is_none() {
                 let (what, max) = (self.store.display(&other.key), self.patience.silence_max);
                 log::info!("{what}: waiting up to {max:?} for a heartbeat of its owner");
             }
             if begun.elapsed() >= self.patience.silence_max {
                 let mut is_alive = false;
-                for Other { key, owner } in &others {
+                for Other { key, .. } in &others {
                     let what = self.store.display(key);
                     match self.store.delete(key) {
                         Ok(()) => {}
@@ -196,7 +201,7 @@ impl LeaseState {
                         Err(error) => return Err(error.into()),
                     }
                     log::warn!("{what}: no heartbeat for {:.0?}, removed", begun.elapsed());
-                    silenced.extend(owner.clone());
+                    has_silenced = true;
                 }
                 if is_alive {
                     (begun, first) = (Instant::now(), None);
@@ -225,12 +230,6 @@ impl LeaseState {
             }
         }
         Ok(others)
-    }
-
-    /// Whether this is a process that may have left unfinished work, and is not at it any more.
-    fn is_other(&self, owner: &ProcessIdentity) -> bool {
-        matches!(owner.life(), Liveness::Dead | Liveness::Unknown)
-            && !self.fence.is_of_family(owner)
     }
 
     fn held_by(&self, other: &Other) -> Error {

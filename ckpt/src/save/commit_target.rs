@@ -255,21 +255,26 @@ impl Checkpoints {
         })
     }
 
-    /// Removes what the owners of earlier leases have not committed, so that they cannot commit it
-    /// should they wake. The lease is held.
-    pub(crate) fn evict_silenced(&self) -> Result<()> {
-        let silenced = self.lease.silenced();
-        if silenced.is_empty() {
+    /// Removes what earlier holders of the lease have not committed, so that they cannot commit it
+    /// should they wake: a process may be frozen between its last check of the lease and the
+    /// commit, which no check of its own can prevent. The lease is held.
+    pub(crate) fn evict_predecessors(&self) -> Result<()> {
+        if !self.lease.has_predecessor() {
             return Ok(());
         }
         let is_theirs = |mark: Option<&str>| {
             let owner = mark.and_then(ProcessIdentity::parse);
-            owner.is_some_and(|owner| silenced.iter().any(|one| one.is_same_process(&owner)))
+            owner.is_some_and(|owner| !self.lease.admits(&owner))
         };
         if self.store.has_atomic_publish(&self.folder)? {
             for name in self.names()? {
-                if is_theirs(name.strip_prefix(STAGING).and_then(after_step)) {
-                    self.store.delete_folder(&self.folder.join(&name)?)?;
+                if !is_theirs(name.strip_prefix(STAGING).and_then(after_step)) {
+                    continue;
+                }
+                match self.store.delete_folder(&self.folder.join(&name)?) {
+                    // Committed or removed since the listing.
+                    Ok(()) | Err(storage::Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
         } else {
@@ -292,7 +297,7 @@ impl Checkpoints {
                 }
             }
         }
-        self.lease.clear_silenced();
+        self.lease.forget_predecessor();
         Ok(())
     }
 

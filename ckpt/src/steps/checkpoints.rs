@@ -103,7 +103,7 @@ impl Checkpoints {
     /// exactly one gets it. [`Error::LeaseLost`] if a lease of this process was lost before.
     pub fn lock(&self) -> Result<Lease> {
         let lease = self.lease.take()?;
-        self.evict_silenced()?;
+        self.evict_predecessors()?;
         Ok(lease)
     }
 
@@ -168,7 +168,7 @@ impl Checkpoints {
         // A thread that panicked here left the same state as a crash, which readers tolerate.
         let alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let lease = self.lease.take_for_change()?;
-        self.evict_silenced()?;
+        self.evict_predecessors()?;
         Ok((lease, alone))
     }
 

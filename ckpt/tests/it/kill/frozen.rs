@@ -203,6 +203,14 @@ const ROUNDS: &str = "CKPT_TEST_FROZEN_ROUNDS";
 /// Tells the child process where to save.
 const URL: &str = "CKPT_TEST_FROZEN_URL";
 
+/// Tells the child process where to save, and to hang.
+const HANGING_URL: &str = "CKPT_TEST_HANGING_URL";
+
+/// The folder of the files by which it and the test wait for each other.
+const SIGNS: &str = "CKPT_TEST_HANGING_SIGNS";
+
+const STEP_2: &str = "step-000000000002";
+
 const PATIENCE: LivenessTimeouts =
     LivenessTimeouts { beat: Duration::from_millis(50), silence_max: Duration::from_millis(500) };
 
@@ -320,6 +328,66 @@ fn a_stopped_writer_on_a_disk_has_lost() {
 fn a_stopped_writer_on_s3_has_lost() {
     let server = S3Server::start().unwrap();
     check_frozen(&server.url("runs"));
+}
+
+/// Not a test of its own, but what the child processes of the one below do: the call that commits
+/// step 2, after the last check of the lease, hangs until a file tells it to go on.
+#[test]
+fn child_hangs_as_it_commits() {
+    let Ok(url) = std::env::var(HANGING_URL) else { return };
+    let signs = std::env::var(SIGNS).unwrap();
+    let hanging = HookLayer::new(storage::open_url(&url).unwrap(), move |_, call, key| {
+        let is_commit = (call == "publish" && key.name() == STEP_2)
+            || (call == "create" && key.as_str().ends_with(&format!("{STEP_2}/COMMIT")));
+        if is_commit {
+            std::fs::write(format!("{signs}/hangs"), "").unwrap();
+            await_true("a sign", || Path::new(&format!("{signs}/go-on")).exists());
+        }
+        Ok(())
+    });
+    let steps = Checkpoints::open(hanging, run()).with_options(SERIAL).with_patience(FOREVER);
+    State::small(2).save(&steps, 2).unwrap();
+}
+
+/// No check before a commit prevents it if the process is frozen in between: what it would commit
+/// must be gone. That holds for a process of this machine as well, which counts as alive, and of
+/// which the lease was deleted by hand.
+fn check_commit_that_hangs(url: &str) {
+    let steps = Checkpoints::open(storage::open_url(url).unwrap(), run()).with_options(SERIAL);
+    State::small(1).save(&steps, 1).unwrap();
+    let signs = Folder::new();
+    let sign = |name: &str| signs.temp.path().join(name);
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kill::frozen::child_hangs_as_it_commits", "--nocapture"])
+        .envs([(HANGING_URL, url), (SIGNS, path(signs.temp.path()))])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    await_true("a commit that hangs", || sign("hangs").exists());
+    let store = storage::open_url(url).unwrap();
+    for name in store.list_names(&run()).unwrap() {
+        if name.starts_with(".lease-") {
+            store.delete(&run().join(&name).unwrap()).unwrap();
+        }
+    }
+    let lease = steps.lock().unwrap();
+    std::fs::write(sign("go-on"), "").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("LeaseLost"), "{url}: {text}");
+    assert_eq!(steps.steps().unwrap(), [1], "{url}: {text}");
+    State::small(7).save(&steps, 2).unwrap();
+    steps.open_step(2).unwrap().verify().unwrap();
+    drop(lease);
+}
+
+#[test]
+fn a_commit_that_hangs_has_lost() {
+    let folder = Folder::new();
+    check_commit_that_hangs(path(folder.temp.path()));
+    let server = S3Server::start().unwrap();
+    check_commit_that_hangs(&server.url("runs"));
 }
 
 fn path(folder: &Path) -> &str {

@@ -3,10 +3,13 @@
 
     scripts/bench_trainer.py --trainer target/release/trainer --python PATH
     scripts/bench_trainer.py ... --dtype bf16 --threads 2 --runs 5
+    scripts/bench_trainer.py ... --device cuda --dtype bf16 --preset 345m
 
 PATH is a Python that has torch 2.11, the version that the trainer is linked with. Each round runs
 both. Rates are tokens a second, and tokens a second of CPU, which says more on a machine that others
 use; the first step of a run is not counted. The corpus is random tokens: no rate depends on them.
+On a GPU, torch.compile is a second peer, three steps of each are not counted, and the GPU's memory is
+the most that nvidia-smi shows, caches of the allocator and the CUDA context included.
 """
 
 import argparse
@@ -22,11 +25,18 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from array import array
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEER = ROOT / "trainer/benches/peers/gpt.py"
 DUE = 1.15
+PRESETS = {
+    "345m": {"layers": 24, "hidden": 1024, "heads": 16, "seq_len": 1024, "micro": 16}
+    | {"global_batch": 64, "steps": 12},
+    "1.3b": {"layers": 24, "hidden": 2048, "heads": 16, "seq_len": 2048, "micro": 4}
+    | {"global_batch": 32, "steps": 8},
+}
 
 
 def main():
@@ -37,12 +47,14 @@ def main():
         name: getattr(args, name)
         for name in ["layers", "hidden", "heads", "vocab", "seq_len", "micro", "steps", "threads"]
     }
-    shape |= {"global": args.global_batch, "dtype": args.dtype}
+    shape |= {"global": args.global_batch, "dtype": args.dtype, "device": args.device}
     load = os.getloadavg()[0]
-    print(f"{datetime.date.today()}, {shape}, medians of {args.runs}; load {load:.1f}")
+    print(f"{datetime.date.today()}, {shape}, medians of {args.runs}; load {load:.1f}", flush=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-trainer-"))
     try:
         corpus(folder / "corpus", shape)
+        if args.device == "cuda":
+            return on_gpu(args, shape, folder)
         rates = [(ours(args, shape, folder), theirs(args, shape)) for _ in range(args.runs)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -60,6 +72,7 @@ def arguments():
     )
     parser.add_argument("--trainer", type=pathlib.Path, default=ROOT / "target/release/trainer")
     parser.add_argument("--python", default=sys.executable, help="has torch")
+    parser.add_argument("--peak", type=float, default=989e12, help="FLOP/s of the GPU, for MFU")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="of each run")
     parser.add_argument("--threads", type=int, default=1)
@@ -71,7 +84,60 @@ def arguments():
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--micro", type=int, default=8)
     parser.add_argument("--global-batch", type=int, default=16)
-    return parser.parse_args()
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--preset", choices=PRESETS, help="a model and its batch")
+    args = parser.parse_args()
+    for name, value in PRESETS.get(args.preset, {}).items():
+        setattr(args, name, value)
+    return args
+
+
+def on_gpu(args, shape, folder):
+    """Steps of ours, of PyTorch eager and of torch.compile, in turn."""
+    tokens = shape["global"] * shape["seq_len"]
+    rows = {"ours": [], "PyTorch eager": [], "torch.compile": []}
+    for _ in range(args.runs):
+        for name, found in rows.items():
+            with MemoryWatch() as memory:
+                if name == "ours":
+                    log = run(args, shape, folder, shape["steps"])[1]
+                    wall = [tokens / step["perf"]["tokens_per_s"] for step in log]
+                else:
+                    wall = peer(args, shape | {"compile": name == "torch.compile"})["wall"]
+            found.append((tokens / statistics.median(wall[3:]), memory.most_mib))
+            print(f"{name}: {found[-1][0]:,.0f} tokens/s, {found[-1][1]:,} MiB", flush=True)
+    print("\n| | tokens/s | ours beside it | MFU | GPU memory MiB |\n|---|---|---|---|---|")
+    for name, found in rows.items():
+        rate, memory = (statistics.median(each) for each in zip(*found))
+        ratio = statistics.median(a[0] / b[0] for a, b in zip(rows["ours"], found))
+        mfu = rate * flop_per_token(shape) / args.peak
+        print(f"| {name} | {rate:,.0f} | {ratio:.2f} | {100 * mfu:.1f} % | {memory:,.0f} |")
+
+
+def flop_per_token(shape):
+    """Of the forward and backward pass, with half of the attention matrix (PaLM, appendix B)."""
+    hidden, layers = shape["hidden"], shape["layers"]
+    weights = 12 * layers * hidden * hidden + shape["vocab"] * hidden
+    return 6 * weights + 6 * layers * hidden * shape["seq_len"]
+
+
+class MemoryWatch(threading.Thread):
+    """Asks nvidia-smi for the memory in use, ten times a second."""
+
+    def __enter__(self):
+        self.most_mib, self.is_over = 0, threading.Event()
+        self.start()
+        return self
+
+    def run(self):
+        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        while not self.is_over.wait(0.1):
+            text = subprocess.run(command, capture_output=True, text=True).stdout
+            self.most_mib = max(self.most_mib, int(text.split()[0]))
+
+    def __exit__(self, *_):
+        self.is_over.set()
+        self.join()
 
 
 def corpus(prefix, shape):
@@ -99,17 +165,18 @@ def run(args, shape, folder, steps):
     threads = shape["threads"]
     config.write_text(
         f"""
-        run = {{ dir = '{folder}/run', budget = {{ steps = {steps} }}, threads = {threads} }}
+        run = {{ dir = '{folder}/run', budget = {{ steps = {steps} }}, threads = {threads},
+                 device = '{shape["device"]}' }}
         data = {{ train = '{folder}/corpus', split = [1, 0, 0], tokenizer = 'gpt2' }}
         batch = {{ global = {shape["global"]}, micro = {shape["micro"]} }}
         model = {{ layers = {shape["layers"]}, hidden = {shape["hidden"]}, heads = {shape["heads"]},
                    vocab = {shape["vocab"]}, seq_len = {shape["seq_len"]} }}
         precision = {{ dtype = '{shape["dtype"]}' }}
         optim = {{ lr = {{ peak = 1e-4 }} }}
-        checkpoint = {{ every = {{ steps = 0 }} }}
+        checkpoint = {{ every = {{ steps = 0, end = false }} }}
         eval = {{ every = 0 }}
-        log = {{ every = 1, tensorboard = false }}
-        """.replace("\n                   ", " ")
+        log = {{ every = 1, tensorboard = false, peak_flop_per_s = {args.peak} }}
+        """.replace(",\n                 ", ", ")
     )
     shutil.rmtree(folder / "run", ignore_errors=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(shape["threads"])}
@@ -125,14 +192,18 @@ def run(args, shape, folder, steps):
 
 
 def theirs(args, shape):
+    steps = peer(args, shape)
+    tokens = shape["global"] * shape["seq_len"]
+    return tuple(tokens / statistics.median(steps[kind][1:]) for kind in ["wall", "cpu"])
+
+
+def peer(args, shape):
     environment = os.environ | {"OMP_NUM_THREADS": str(shape["threads"])}
     command = [args.python, PEER, json.dumps(shape)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{PEER}: {done.stderr}")
-    steps = json.loads(done.stdout)
-    tokens = shape["global"] * shape["seq_len"]
-    return tuple(tokens / statistics.median(steps[kind][1:]) for kind in ["wall", "cpu"])
+    return json.loads(done.stdout)
 
 
 main()

@@ -255,7 +255,9 @@ impl ProcessRun<'_> {
         std::thread::scope(|scope| {
             let stops = [&over, self.stop];
             let place = self.place;
-            let saving = scope.spawn(move || saves::save_until(place, state, self.part.0, &stops));
+            let save = move || saves::save_until(place, state, self.part.0, &stops);
+            let saving = std::thread::Builder::new().spawn_scoped(scope, save);
+            let saving = saving.context("start a thread that saves")?;
             let run = self.samples(ArrivalProcess::PerSecond(self.rate()), RATE_DEPTH);
             over.set();
             let saved = saving.join().ok().context("the writers broke off")??;

@@ -1,7 +1,8 @@
 """A GPT-2 in PyTorch eager, as one writes it: what `scripts/bench_trainer.py` measures beside.
 
 Prints one JSON line: seconds and CPU seconds of each step. Attention is SDPA, AdamW the fused one,
-the loss cross_entropy over all logits; bf16 is autocast with f32 weights.
+the loss cross_entropy over all logits; bf16 is autocast with f32 weights. With `compile`, the model
+is compiled by `torch.compile`.
 """
 
 import json
@@ -57,10 +58,12 @@ def main():
     shape = json.loads(sys.argv[1])
     torch.manual_seed(1)
     torch.set_num_threads(shape["threads"])
-    model = Gpt(shape)
+    device = torch.device(shape.get("device", "cpu"))
+    model = Gpt(shape).to(device)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    compiled = torch.compile(model) if shape.get("compile") else model
     adamw = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
     passes = shape["global"] // shape["micro"]
     size = (shape["micro"], shape["seq_len"])
@@ -68,13 +71,15 @@ def main():
     for _ in range(shape["steps"]):
         begun = time.perf_counter(), time.process_time()
         for _ in range(passes):
-            tokens = torch.randint(shape["vocab"], size)
-            with torch.autocast("cpu", torch.bfloat16, enabled=shape["dtype"] == "bf16"):
-                loss = model(tokens, tokens.roll(-1, 1)) / passes
+            tokens = torch.randint(shape["vocab"], size, device=device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=shape["dtype"] == "bf16"):
+                loss = compiled(tokens, tokens.roll(-1, 1)) / passes
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
         adamw.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         wall.append(time.perf_counter() - begun[0])
         cpu.append(time.process_time() - begun[1])
     print(json.dumps({"wall": wall, "cpu": cpu}))

@@ -2,6 +2,7 @@
 
 #include "dist.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -32,10 +33,13 @@ using std::chrono::steady_clock;
 // `main`, while there is one thread, as a change of the environment must.
 __attribute__((constructor)) static void without_flight_recorder() {
   if (getenv("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr) setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
-  // NCCL's watchdog would end the process by a signal before anybody could say who is missing.
-  // `settle` looks for what it found.
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);
+  // CleanUpOnly: NCCL's watchdog aborts the communicators after a failure, so that nothing of this
+  // process waits for a lost rank for ever, and leaves it to `settle` to report it. By default it
+  // ends the process by a signal. Overwritten, because torchrun sets it to 1 for every process.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", 1);
   setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0);
+  // Four times this is what it sleeps before that, so that others can dump their flight recorders.
+  setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", 0);
 }
 
 namespace feedline {
@@ -195,6 +199,17 @@ static const Ticket* oldest(Group& group) {
   return group.ahead.empty() ? nullptr : &group.ahead.front().first;
 }
 
+static const char* text_of(c10d::ErrorType error) {
+  switch (error) {
+    case c10d::ErrorType::TIMEOUT:
+      return "NCCL: it takes too long";
+    case c10d::ErrorType::REMOTE_ERROR:
+      return "NCCL: the connection to another rank has failed";
+    default:
+      return "NCCL: it has failed (hint: NCCL_DEBUG=WARN logs the cause)";
+  }
+}
+
 // Throws `Lost` if a group of this GPU has failed, or an operation of it takes too long.
 static void look_for_lost(c10::DeviceIndex gpu) {
   const std::lock_guard<std::mutex> lock(of_gpus_lock);
@@ -204,8 +219,10 @@ static void look_for_lost(c10::DeviceIndex gpu) {
     }
     const std::lock_guard<std::mutex> looking(group->looking);
     const Ticket* ticket = oldest(*group);
-    if (group->backend->getError() != c10d::ErrorType::SUCCESS) {
-      throw lost(*group, ticket != nullptr ? *ticket : Ticket(), "NCCL has failed");
+    const c10d::ErrorType error = group->backend->getError();
+    if (error != c10d::ErrorType::SUCCESS) {
+      // An aborted communicator ends its operations: then the last one is the best that is known.
+      throw lost(*group, ticket != nullptr ? *ticket : group->waited, text_of(error));
     }
     if (ticket != nullptr && steady_clock::now() - ticket->begun > group->patience) {
       throw lost(*group, *ticket, "the GPU still waits for it");
@@ -335,7 +352,13 @@ FB_API int fb_work_wait(Work* work) {
 }
 
 // 1 if the operation has come to its end, good or bad.
-FB_API int fb_work_done(Work* work) { return work->work->isCompleted(); }
+FB_API int fb_work_done(Work* work) {
+  try {
+    return work->work->isCompleted();
+  } catch (...) {
+    return 1;  // who waits for it hears why
+  }
+}
 
 FB_API void fb_work_free(Work* work) { delete work; }
 
@@ -351,6 +374,12 @@ struct Wait {
 FB_API int fb_group_waits(Group* group, Wait* out) {
   try {
     const std::lock_guard<std::mutex> lock(group->looking);
+    // Another thread than the one that computes: without this its events would be asked on GPU 0,
+    // where that makes a context of half a gigabyte.
+    c10::OptionalDeviceGuard guard;
+    if (group->gpu >= 0) {
+      guard.reset_device(c10::Device(c10::kCUDA, group->gpu));
+    }
     const Ticket* ticket = group->waits ? &group->waited : feedline::oldest(*group);
     if (ticket == nullptr) {
       return 0;

@@ -43,7 +43,7 @@ struct Ticket {
   Op op = Op::barrier;
   int32_t peer = -1;
   uint64_t number = 0;  // counts the collectives of a group, alike on all its ranks; p2p: the last
-  std::chrono::steady_clock::time_point begun;
+  std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
 };
 
 struct Group : torch::CustomClassHolder {

@@ -157,7 +157,7 @@ impl Rank {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         // A signal from the terminal comes to us alone, and once to each of them, from us.
         command.process_group(0);
-        for (name, value) in [
+        command.envs([
             ("RANK", rank.to_string()),
             ("LOCAL_RANK", rank.to_string()),
             ("WORLD_SIZE", size.clone()),
@@ -166,19 +166,18 @@ impl Rank {
             ("MASTER_PORT", port.to_string()),
             ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
             (LAUNCHER, std::process::id().to_string()),
-        ] {
-            command.env(name, value);
-        }
+        ]);
         if launch.ranks > 1 && WAITING.iter().all(|name| std::env::var_os(name).is_none()) {
             command.env(WAITING[0], "passive");
         }
         let mut child =
             command.spawn().map_err(|source| Error::Run { operation: doing(), source })?;
-        if let Some(out) = child.stdout.take() {
-            forward(out, rank, Outlet::Out, lines.clone());
-        }
-        if let Some(err) = child.stderr.take() {
-            forward(err, rank, Outlet::Err, lines.clone());
+        let out = child.stdout.take().map(|out| forward(out, rank, Outlet::Out, lines.clone()));
+        let err = child.stderr.take().map(|err| forward(err, rank, Outlet::Err, lines.clone()));
+        if let Some(source) = [out, err].into_iter().flatten().find_map(io::Result::err) {
+            _ = child.kill();
+            _ = child.wait();
+            return Err(Error::Run { operation: doing(), source });
         }
         Ok(Rank { rank, child, end: None })
     }
@@ -269,8 +268,8 @@ fn forward(
     rank: usize,
     outlet: Outlet,
     to: SyncSender<RankLine>,
-) {
-    thread::spawn(move || {
+) -> io::Result<()> {
+    let read = move || {
         let mut from = BufReader::new(from);
         loop {
             let mut text = format!("[{rank}] ").into_bytes();
@@ -286,7 +285,8 @@ fn forward(
                 return;
             }
         }
-    });
+    };
+    thread::Builder::new().spawn(read).map(drop)
 }
 
 struct Outlets {
@@ -298,20 +298,15 @@ impl Outlets {
     /// Writes the lines of a short while.
     fn pass_on(&mut self, words: &Receiver<RankLine>) -> Result<()> {
         let until = Instant::now() + LOOK;
-        loop {
+        while Instant::now() < until {
             match words.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.write(&line)?,
-                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => break,
                 // All have closed their outputs, and end.
-                Err(RecvTimeoutError::Disconnected) => {
-                    thread::sleep(LOOK);
-                    return Ok(());
-                }
-            }
-            if Instant::now() >= until {
-                return Ok(());
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK),
             }
         }
+        Ok(())
     }
 
     /// Writes what is left when all have ended. What a rank started and left behind may hold its

@@ -10,6 +10,8 @@
 //! it is, where they have parts: the same in every layout of replicas and stages, when a layer is
 //! computed again, and after a resume.
 
+use std::sync::{Mutex, PoisonError};
+
 use tch::{Cuda, Kind, Tensor};
 
 use super::Tp;
@@ -171,15 +173,19 @@ impl Draw {
         let mut out = vec![0; elements];
         let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
         let each = elements.div_ceil(threads).max(THREAD_ELEMENTS_MIN);
-        std::thread::scope(|scope| {
-            let mut shares = out.chunks_mut(each).zip((0..).step_by(each));
-            let own = shares.next();
-            for (share, begin) in shares {
-                scope.spawn(move || self.fill(begin, share));
-            }
-            if let Some((share, begin)) = own {
+        let shares = Mutex::new(out.chunks_mut(each).zip((0..).step_by(each)));
+        let next = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((share, begin)) = next() {
                 self.fill(begin, share);
             }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..elements.div_ceil(each) {
+                // If the system creates no more threads, the existing ones do all of it.
+                _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
         });
         out
     }

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Barrier, OnceLock};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 
 use crate::bench::measure::counters::{CounterSource, Counters};
 use crate::bench::patterns::{PatternRun, TICK_S};
@@ -28,28 +28,23 @@ pub fn all_at_once(
 ) -> Result<PatternRun> {
     let before = Counters::now();
     let so_far: Vec<ProgressCounter> = (0..count).map(|_| ProgressCounter::default()).collect();
-    let over = OnceLock::new();
-    let barrier = Barrier::new(count + 1);
+    let (begins, over) = (OnceLock::new(), OnceLock::new());
     let one = |nth: usize| {
-        barrier.wait();
+        begins.get_or_init(|| ());
         let begun = Instant::now();
         act(nth, &so_far[nth]).map(|bytes| (bytes, begun, Instant::now()))
     };
     let (done, watched) = thread::scope(|scope| {
-        let one = &one;
-        let threads: Vec<_> = (0..count).map(|nth| scope.spawn(move || one(nth))).collect();
-        let watching = scope.spawn(|| {
-            barrier.wait();
+        let watching = thread::Builder::new().spawn_scoped(scope, || {
+            begins.wait();
             watch(&so_far, &over)
         });
-        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
-            thread.join().unwrap_or_else(|_| Err(anyhow!("a writer broke off")))
-        };
-        let done = threads.into_iter().map(join).collect::<Result<Vec<_>>>();
+        let watching = watching.context("start a thread that watches the others")?;
+        let done = on_threads(count, one);
+        begins.get_or_init(|| ()); // none may have begun
         over.get_or_init(Instant::now);
-        (done, watching.join())
-    });
-    let done = done?;
+        Ok::<_, anyhow::Error>((done?, watching.join()))
+    })?;
     let taken = Counters::since(&before);
     let timeline = watched.unwrap_or_default();
     let mut run = PatternRun { timeline, ..PatternRun::default() };
@@ -69,6 +64,29 @@ pub fn all_at_once(
         _ => 0,
     };
     Ok(run)
+}
+
+/// Calls `work` on `count` threads, each with its number, all from the same moment on.
+///
+/// # Errors
+/// The first that one of them returns. If not all of the threads can be started, none begins.
+pub fn on_threads<T: Send>(
+    count: usize,
+    work: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let all_started = OnceLock::new();
+    let run = |nth| if *all_started.wait() { work(nth) } else { Err(anyhow!("not all started")) };
+    thread::scope(|scope| {
+        let run = &run;
+        let start = |nth| thread::Builder::new().spawn_scoped(scope, move || run(nth));
+        let threads: io::Result<Vec<_>> = (0..count).map(start).collect();
+        all_started.get_or_init(|| threads.is_ok());
+        let threads = threads.with_context(|| format!("start {count} threads"))?;
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<T>>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread of the benchmark panicked")))
+        };
+        threads.into_iter().map(join).collect()
+    })
 }
 
 /// Looks every tick how far each is, until it is over; gives the timeline. What one of them counts

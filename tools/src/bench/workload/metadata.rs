@@ -1,16 +1,16 @@
 //! Metadata: small objects by the hundred, and the start of all ranks at once.
 
 use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use storage::{Key, RangeRead};
 
 use crate::bench::histogram::Histogram;
 use crate::bench::measure::counters::Counters;
 use crate::bench::patterns::PatternRun;
 use crate::bench::target::TargetFolder;
+use crate::bench::workload::concurrent::on_threads;
 
 /// An object: less than a block of any file system.
 const OBJECT_BYTES: usize = 1000;
@@ -32,16 +32,8 @@ pub fn names(
     let before = Counters::now();
     let barrier = Barrier::new(threads);
     let each = files.div_ceil(threads);
-    let done: Vec<_> = thread::scope(|scope| {
-        let barrier = &barrier;
-        let start =
-            |nth| scope.spawn(move || one(place, &format!("names-{member}-{nth}"), each, barrier));
-        let threads: Vec<_> = (0..threads).map(start).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
-            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread broke off")))
-        };
-        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
-    })?;
+    let folder = |nth| format!("names-{member}-{nth}");
+    let done = on_threads(threads, |nth| one(place, &folder(nth), each, &barrier))?;
     let mut run = PatternRun::default();
     for (nth, step) in STEPS.iter().enumerate() {
         let mut seconds = 0_f64;
@@ -150,27 +142,18 @@ pub fn prepare_start(place: &TargetFolder) -> Result<()> {
 /// What the store says.
 pub fn start(place: &TargetFolder, ranks: usize, sample_bytes: usize) -> Result<PatternRun> {
     let before = Counters::now();
-    let barrier = Barrier::new(ranks);
-    let rank = |nth: u64| -> Result<(Instant, Instant)> {
-        barrier.wait();
+    let rank = |nth: usize| -> Result<(Instant, Instant)> {
         let begun = Instant::now();
         let store = place.reopen()?;
         storage::read_all(store.as_ref(), &place.key(INDEX)?)?;
         let data = store.open(&crate::bench::workload::reads::data_key(place)?)?;
         let mut sample = vec![0; sample_bytes];
         let places = data.len_bytes().saturating_sub(sample_bytes as u64) + 1;
-        let offset = crate::bench::random::word(nth, 0) % places;
+        let offset = crate::bench::random::word(nth as u64, 0) % places;
         data.read_many(&mut [RangeRead { offset, buf: &mut sample }])?;
         Ok((begun, Instant::now()))
     };
-    let done = thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = (0..ranks as u64).map(|nth| scope.spawn(move || rank(nth))).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, Result<_>>| {
-            thread.join().unwrap_or_else(|_| Err(anyhow!("a rank broke off")))
-        };
-        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
-    })?;
+    let done = on_threads(ranks, rank)?;
     let mut run = PatternRun::default();
     let begun = done.iter().map(|(begun, _)| *begun).min();
     for (_, ended) in done {

@@ -184,7 +184,7 @@ impl PiecesEncoder<'_> {
                 continue;
             }
             for (id, range) in self.parts.look(&pieces.unigram, text, &part, &mut sum) {
-                let at = part.start + range.start;
+                let at = part.start + range.start as usize;
                 if *id == pieces.unk {
                     unknown.get_or_insert(at);
                     continue;

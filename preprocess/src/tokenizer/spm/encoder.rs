@@ -111,7 +111,7 @@ impl<'a> SentencePieceEncoder<'a> {
             return;
         }
         for (id, range) in self.parts.look(unigram, text, &part, &mut carried.sum) {
-            let piece = &text[part.start + range.start..part.start + range.end];
+            let piece = &text[part.clone()][range.start as usize..range.end as usize];
             self.model.write(*id, piece, &mut carried.after_unknown, ids);
         }
     }

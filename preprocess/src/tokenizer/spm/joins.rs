@@ -71,8 +71,8 @@ impl PieceBoundaries {
     }
 }
 
-/// The longest part that the unigram model is given: its lattice takes 16 to 48 bytes for each byte
-/// of a part, so at most 3 GiB.
+/// The longest part that the unigram model is given: cutting it takes 3 to 16 bytes for each of its
+/// bytes, so at most 1 GiB.
 const UNIGRAM_PART_BYTES_MAX: usize = 64 << 20;
 
 /// Refuses a text with a part that is too long for the unigram model. Parts of the normalized text

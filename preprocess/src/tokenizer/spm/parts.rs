@@ -53,7 +53,7 @@ impl<S: Sum> UnigramSegmenter<S> {
         text: &[u8],
         part: &Range<usize>,
         sum: &mut S,
-    ) -> &[(u32, Range<usize>)] {
+    ) -> &[(u32, Range<u32>)] {
         let best = &mut self.best;
         unigram.best_path(&text[part.clone()], *sum, best);
         *sum = best.sum;

@@ -26,6 +26,8 @@
 //! Hugging Face's `Unigram` adds 64-bit floats and never starts anew, and its unknown character
 //! costs 10 less than the least of all scores, those of control pieces among them.
 
+use std::ops::Range;
+
 use super::joins::char_at;
 use super::trie::Trie;
 
@@ -93,6 +95,12 @@ struct PathNode<S> {
     id: u32,
 }
 
+/// Parts longer than this are cut with a window of so many nodes, of 16 bytes.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// Of UTF-8.
+const CHAR_BYTES_MAX: usize = 4;
+
 /// No way to this place is known yet.
 const NONE: u32 = u32::MAX;
 
@@ -101,7 +109,7 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct BestPath<S> {
     nodes: Vec<PathNode<S>>,
     /// The pieces, first to last: ids, and the bytes of the part that they take.
-    pub(crate) pieces: Vec<(u32, std::ops::Range<usize>)>,
+    pub(crate) pieces: Vec<(u32, Range<u32>)>,
     /// The sum at the end.
     pub(crate) sum: S,
     /// The same part is cut in the same way after any sum that is not further from 0; negative if
@@ -151,6 +159,9 @@ impl<S: Sum> Unigram<S> {
     /// If the part is 4 GiB or longer.
     pub(super) fn best_path(&self, part: &[u8], sum: S, best: &mut BestPath<S>) {
         assert!(part.len() < NONE as usize, "a place fits its number");
+        if part.len() > WINDOW_BYTES && u16::try_from(self.piece_bytes_max).is_ok() {
+            return self.best_path_in_windows(part, sum, best, WINDOW_BYTES);
+        }
         let nodes = &mut best.nodes;
         nodes.clear();
         let unknown = PathNode { start: NONE, ..PathNode::default() };
@@ -159,7 +170,7 @@ impl<S: Sum> Unigram<S> {
         let (mut start, mut char_count) = (0, 0);
         while start < part.len() {
             char_count += 1;
-            start = self.extend(part, start, nodes);
+            start = self.extend(part, start, &mut nodes[start..]);
         }
         let gap = trace_back(nodes, &mut best.pieces);
         best.sum = nodes[part.len()].sum;
@@ -173,35 +184,76 @@ impl<S: Sum> Unigram<S> {
         best.start_max = start_max as f32;
     }
 
-    /// Tries all pieces that begin at a place, and gives the next place.
+    /// The same for a long part, of which only a window of nodes is kept. Of the places before it
+    /// two bytes are: the length of the last piece on the best path to there, from which its id
+    /// follows. Best paths to different places need not meet, in a run of one character they never
+    /// do, so no piece is known before the end. Never promises anything of other sums.
+    fn best_path_in_windows(
+        &self,
+        part: &[u8],
+        sum: S,
+        best: &mut BestPath<S>,
+        window_bytes: usize,
+    ) {
+        let nodes = &mut best.nodes;
+        nodes.clear();
+        nodes.push(PathNode { sum, gap: f32::INFINITY, start: 0, id: NONE });
+        let unknown = PathNode { start: NONE, ..PathNode::default() };
+        let ahead = window_bytes + self.piece_bytes_max.max(CHAR_BYTES_MAX);
+        let mut lengths: Vec<u16> = Vec::with_capacity(part.len() + 1);
+        let mut start = 0;
+        while start < part.len() {
+            let base = start;
+            nodes.resize(ahead.min(part.len() - base) + 1, unknown);
+            while start < part.len() && start - base < window_bytes {
+                start = self.extend(part, start, &mut nodes[start - base..]);
+            }
+            let settled = (base..).zip(nodes.drain(..start - base));
+            lengths.extend(settled.map(|(end, node)| node.len_at(end)));
+        }
+        best.sum = nodes[0].sum;
+        lengths.push(nodes[0].len_at(part.len()));
+        best.start_max = -1.0;
+        best.pieces.clear();
+        let mut end = part.len();
+        while end > 0 {
+            let start = end - usize::from(lengths[end]);
+            let id = self.trie.exact(&part[start..end]).unwrap_or(self.unk);
+            best.pieces.push((id, start as u32..end as u32)); // fits: asserted
+            end = start;
+        }
+        best.pieces.reverse();
+    }
+
+    /// Tries all pieces that begin at a place, whose node is the first, and gives the next place.
     #[inline]
     fn extend(&self, part: &[u8], start: usize, nodes: &mut [PathNode<S>]) -> usize {
         let (_, next) = char_at(part, start);
-        if nodes[start].sum.wide().abs() > S::MAX {
-            self.start_anew(start, nodes);
+        if nodes[0].sum.wide().abs() > S::MAX {
+            self.start_anew(nodes);
         }
-        let here = nodes[start].sum.wide();
+        let here = nodes[0].sum.wide();
         let mut char_is_known = false;
         let mut state = self.trie.root();
-        for (end, &byte) in (start + 1..).zip(&part[start..]) {
+        for (len, &byte) in (1..).zip(&part[start..]) {
             let Some(after) = self.trie.step(state, byte) else { break };
             state = after;
             if let Some(id) = state.value() {
-                char_is_known |= end == next;
-                nodes[end].offer(here + self.scores[id as usize], start, id);
+                char_is_known |= start + len == next;
+                nodes[len].offer(here + self.scores[id as usize], start, id);
             }
         }
         if !char_is_known {
-            nodes[next].offer(here + self.unk_score, start, self.unk);
+            nodes[next - start].offer(here + self.unk_score, start, self.unk);
         }
         next
     }
 
-    /// Takes the sum at a place off, there and wherever a piece from before it ends.
+    /// Takes the sum at the first place off, there and wherever a piece from before it ends.
     #[cold]
-    fn start_anew(&self, start: usize, nodes: &mut [PathNode<S>]) {
-        let sum = nodes[start].sum.wide();
-        let ends = nodes[start..].iter_mut().take(self.piece_bytes_max);
+    fn start_anew(&self, nodes: &mut [PathNode<S>]) {
+        let sum = nodes[0].sum.wide();
+        let ends = nodes.iter_mut().take(self.piece_bytes_max);
         for node in ends.filter(|node| node.start != NONE) {
             node.sum = S::round(node.sum.wide() - sum);
         }
@@ -209,6 +261,12 @@ impl<S: Sum> Unigram<S> {
 }
 
 impl<S: Sum> PathNode<S> {
+    /// The bytes of the last piece on the best path to here, of a piece of at most 65,535 bytes. Of
+    /// a place within a character, to which no path leads, it is any number.
+    fn len_at(&self, end: usize) -> u16 {
+        (end as u32).wrapping_sub(self.start) as u16
+    }
+
     /// Another way to here. The first of equals stays. Two floats of 24 bits added in 64 bits and
     /// then rounded are what they are added in 32.
     #[inline]
@@ -226,16 +284,82 @@ impl<S: Sum> PathNode<S> {
 }
 
 /// Writes down the pieces of the best way, and gives the least gap on it.
-fn trace_back<S>(nodes: &[PathNode<S>], pieces: &mut Vec<(u32, std::ops::Range<usize>)>) -> f32 {
+fn trace_back<S>(nodes: &[PathNode<S>], pieces: &mut Vec<(u32, Range<u32>)>) -> f32 {
     pieces.clear();
     let mut gap = f32::INFINITY;
     let mut end = nodes.len() - 1;
     while end > 0 {
         let node = &nodes[end];
         gap = gap.min(node.gap);
-        pieces.push((node.id, node.start as usize..end));
+        pieces.push((node.id, node.start..end as u32)); // fits: asserted
         end = node.start as usize;
     }
     pieces.reverse();
     gap
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (self.0 >> 33) as usize % limit
+        }
+
+        fn text(&mut self, chars: usize) -> String {
+            (0..chars).map(|_| ['a', 'b', 'a', 'é', '中', 'x'][self.below(6)]).collect()
+        }
+    }
+
+    /// Pieces with few different scores, so that sums tie; `x` is in few of them.
+    fn model<S: Sum>(random: &mut Random) -> Unigram<S> {
+        let mut pieces: Vec<String> = Vec::new();
+        for _ in 0..2 + random.below(30) {
+            let chars = 1 + random.below(5);
+            let piece = random.text(chars);
+            if !pieces.contains(&piece) {
+                pieces.push(piece);
+            }
+        }
+        let scores = std::iter::once(0.0)
+            .chain(pieces.iter().map(|_| -(random.below(9) as f64) / 3.0))
+            .collect();
+        let with_ids = pieces.iter().zip(1..).map(|(piece, id)| (piece.as_bytes(), id));
+        Unigram::new(with_ids.collect(), scores, 0, -3.0)
+    }
+
+    #[track_caller]
+    fn check<S: Sum>(model: &Unigram<S>, text: &str, sum: f64) {
+        let (mut whole, mut windowed) = (BestPath::default(), BestPath::default());
+        model.best_path(text.as_bytes(), S::round(sum), &mut whole);
+        for window_bytes in [1, 2, 3, 7, 64, 1000] {
+            let part = text.as_bytes();
+            model.best_path_in_windows(part, S::round(sum), &mut windowed, window_bytes);
+            assert_eq!(windowed.pieces, whole.pieces, "{window_bytes}: {text:.100}");
+            assert_eq!(windowed.sum.wide().to_bits(), whole.sum.wide().to_bits());
+        }
+    }
+
+    /// Also of sums that are taken off on the way.
+    #[test]
+    fn windows_change_no_piece_and_no_sum() {
+        let mut random = Random(7);
+        for _ in 0..300 {
+            let (narrow, wide) = (model::<f32>(&mut random), model::<f64>(&mut random));
+            for chars in [1, 2, 9, 40, 300] {
+                let text = random.text(chars);
+                for text in [&*text, &"a".repeat(chars), &"ab".repeat(chars), &"中".repeat(chars)]
+                {
+                    for sum in [0.0, -17.25, -99_990.0, -99_999.5] {
+                        check(&narrow, text, sum);
+                        check(&wide, text, sum);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -23,7 +23,7 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
         return Err(Error::Mismatch(Incompatible::new(
             format!("find a GPU for rank {local_rank} of this machine"),
             format!("libtorch sees {gpus}, in a trainer built {built} the feature cuda"),
-            "see `nvidia-smi`, CUDA_VISIBLE_DEVICES and README's \"On GPUs\", or set run.device = \
+            "see `nvidia-smi`, CUDA_VISIBLE_DEVICES and docs/guides/gpus.md, or set run.device = \
              \"cpu\"",
         )));
     }

@@ -1,5 +1,5 @@
-//! How far tensor and sequence parallel training goes from training on one rank: the table in
-//! README, whose bounds this holds. `FEEDLINE_STEPS=50 FEEDLINE_GRID=full cargo test -p trainer
+//! How far tensor and sequence parallel training goes from training on one rank:
+//! docs/guarantees.md has the bounds. `FEEDLINE_STEPS=50 FEEDLINE_GRID=full cargo test -p trainer
 //! --test it model::tolerance:: -- --nocapture` prints it.
 
 #![expect(clippy::print_stdout, reason = "the table is printed")]
@@ -185,7 +185,7 @@ fn distance(one: &End, other: &End) -> (f64, f64) {
 }
 
 fn table<F: Family>() {
-    // Bounds of the loss and of the weights after 50 steps; README names them.
+    // Bounds of the loss and of the weights after 50 steps; docs/guarantees.md names one.
     for (dtype, loss_max, weights_max) in [("fp32", 1e-6, 1e-5), ("bf16", 2e-3, 2e-2)] {
         let one = run::<F>(dtype, mesh(1, 1), false);
         for &(tp, sequence) in grid() {

@@ -116,9 +116,10 @@ impl PosixUpload {
         let file = place.disk.create_new(&path).map_err(failed)?;
         file.lock().map_err(|e| locked(&path, e))?;
         let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
-        upload.life = OnDrop::Kept { named: false };
         let large = WriteBehind::start(file, BUFFERS_MIN);
         upload.content = UploadBuffer::Large(large.map_err(|e| upload.failed("begin", e))?);
+        // An upload that could not begin leaves no draft.
+        upload.life = OnDrop::Kept { named: false };
         Ok(upload)
     }
 

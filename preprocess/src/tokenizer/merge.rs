@@ -417,8 +417,8 @@ mod tests {
                 for window_bytes in [1, 2, 3, 8, 40] {
                     let mut window_ids = vec![7];
                     merger.merge_windows(&piece, window_bytes, &mut scratch, &mut window_ids);
-                    let told = "windows of";
-                    assert_eq!(window_ids[1..], due, "{told} {window_bytes}, {merges:?} {piece:?}");
+                    let windows = format!("windows of {window_bytes}");
+                    assert_eq!(window_ids[1..], due, "{windows}, {merges:?} {piece:?}");
                 }
             }
         }

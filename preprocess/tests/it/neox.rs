@@ -4,35 +4,8 @@ use std::fs;
 use std::process::Command;
 
 use indexed::IndexedDataset;
-use serde_json::{Value, json};
 
-/// Byte-level BPE without merges: the ids of letters are their places in ASCII, and 256 is the end.
-fn tokenizer() -> Value {
-    let mut vocab: Vec<(String, u32)> =
-        (b'!'..=b'~').map(|byte| (char::from(byte).to_string(), u32::from(byte))).collect();
-    vocab.push(("Ċ".to_owned(), 10));
-    let others = (0..256).filter(|id| *id != 10 && !(0x21..=0x7e).contains(id));
-    let chars = (0..).filter_map(|shift| char::from_u32(0x100 + shift)).filter(|c| *c != 'Ċ');
-    let rest = (0xa1..=0xac).chain(0xae..=0xff).filter_map(char::from_u32);
-    vocab.extend(rest.chain(chars).map(String::from).zip(others));
-    let vocab: serde_json::Map<_, _> =
-        vocab.into_iter().map(|(token, id)| (token, id.into())).collect();
-    json!({
-        "version": "1.0",
-        "added_tokens": [{
-            "id": 256, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
-            "rstrip": false, "normalized": false, "special": true,
-        }],
-        "normalizer": null,
-        "pre_tokenizer": {
-            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
-        },
-        "post_processor": null,
-        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
-                     "use_regex": true },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    })
-}
+use crate::common::byte_level::tokenizer_json;
 
 /// A list is one text with blank lines between its items, an empty text is no document, and a file
 /// of plain text is one document.
@@ -40,7 +13,7 @@ fn tokenizer() -> Value {
 fn lists_empty_texts_and_plain_text_are_gpt_neoxs() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    fs::write(at("tokenizer.json"), tokenizer().to_string()).unwrap();
+    fs::write(at("tokenizer.json"), tokenizer_json().to_string()).unwrap();
     let lines = "{\"text\":[\"ab\",\"c\\u0064\",\"\"]}\n{\"text\":\"\"}\n{\"text\":[]}\n\
                  {\"text\":\"ef\"}\n";
     fs::write(at("a.jsonl"), lines).unwrap();

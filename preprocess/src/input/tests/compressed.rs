@@ -139,8 +139,11 @@ fn damaged_bzip2_and_xz_are_refused() {
             let cut = cut_bytes(&folder, name, &whole[..len]);
             assert_eq!(cut.stop.is_none(), len == first.len(), "{name}: {len} bytes");
             if let Some(BatchEnd::Input(error)) = cut.stop {
-                let told = error.to_string();
-                assert!(told.contains(name) && told.contains("cut short"), "{len}: {told}");
+                let message = error.to_string();
+                assert!(
+                    message.contains(name) && message.contains("cut short"),
+                    "{len}: {message}"
+                );
             }
         }
         for at in 8..whole.len() {

@@ -7,9 +7,9 @@ use std::os::unix::fs::symlink;
 use super::*;
 
 fn refused(folder: &Path, wanted: &str, parts: &[&str]) {
-    let told = names(folder, &[wanted]).unwrap_err();
+    let message = names(folder, &[wanted]).unwrap_err();
     for part in parts {
-        assert!(told.contains(part), "{wanted}: {told}");
+        assert!(message.contains(part), "{wanted}: {message}");
     }
 }
 

@@ -116,13 +116,16 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(model: &SentencePiece, text: &str, window_bytes: &[usize], told: &str) {
+    fn check(model: &SentencePiece, text: &str, window_bytes: &[usize], context: &str) {
         let mut encoder = SentencePieceEncoder::without_memory(model);
         encoder.merge_part(text.as_bytes(), usize::MAX);
         let expected = encoder.part_ids.clone();
         for &window_bytes in window_bytes {
             encoder.merge_part(text.as_bytes(), window_bytes);
-            assert!(encoder.part_ids == expected, "windows of {window_bytes}: {told} {text:.200}");
+            assert!(
+                encoder.part_ids == expected,
+                "windows of {window_bytes}: {context} {text:.200}"
+            );
         }
     }
 

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![expect(clippy::print_stdout, reason = "a failed test must tell its seed")]
 
+pub mod byte_level;
+
 /// Says on failure, for tests' output is shown then, which seed makes the same texts again.
 pub fn print_seed(test: &str, seed: u64) -> u64 {
     println!("{test}: seed {seed:#x}");

@@ -13,3 +13,4 @@ mod nfs_server;
 mod readers;
 mod services;
 mod tidy;
+mod words;

@@ -8,7 +8,7 @@ use syn::Item;
 use syn::visit::{self, Visit};
 
 /// A file of the tree: its path below the root, and its text.
-type Source = (String, String);
+pub(crate) type Source = (String, String);
 
 /// What each crate of ours may import of ours.
 const ARROWS: [(&str, &[&str]); 13] = [
@@ -419,7 +419,7 @@ fn dependencies(manifest: &str) -> Vec<(String, String)> {
 }
 
 /// All files of the tree with one of these extensions, or of this name.
-fn sources(kinds: &[&str]) -> Vec<Source> {
+pub(crate) fn sources(kinds: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     walk(&tests::root(), "", kinds, &mut found);
     assert!(!found.is_empty(), "no file of kind {kinds:?}: the walk is broken");
@@ -451,11 +451,11 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(tests::root().join(path)).unwrap()
 }
 
-fn assert_none(broken: &[String]) {
+pub(crate) fn assert_none(broken: &[String]) {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
 /// A checker that catches nothing would pass for ever.
-fn assert_caught(broken: &[String]) {
+pub(crate) fn assert_caught(broken: &[String]) {
     assert!(!broken.is_empty(), "the canary went unseen");
 }

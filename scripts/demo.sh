@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The main job, from text to text: tokenize, inspect, plan, train with checkpoints, lose the
-# machine, resume, check, generate. All output goes to demo-run/ in the checkout.
+# The main job, from text to text: tokenize, inspect, plan, train, lose the process, resume, verify,
+# generate. All output goes to demo-run/ in the checkout.
 #
 #   scripts/demo.sh            release binaries, built first
 #   scripts/demo.sh --short    the binaries that the tests built, a tenth of the steps, and at the
-#                              end the log of the resumed run against one that nothing stopped
+#                              end the log of the resumed run against one of an uninterrupted run
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Where the programs are called from below, whatever the environment says.
+# The programs are run from this folder, wherever the environment puts cargo's output.
 export CARGO_TARGET_DIR=$PWD/target
 OUT=demo-run
 CORPUS=$OUT/corpus
@@ -16,10 +16,11 @@ DATA=${CORPUS}_text_document
 RUN=$OUT/run
 PROFILE=release
 SHORTER=()
+STAGES=7
 
 main() {
   case ${1:-} in
-    "") build ;;
+    "") ;;
     --short)
       PROFILE=debug
       SHORTER=(--set run.budget.steps=30 --set checkpoint.every.steps=5 --set eval.every=15
@@ -29,46 +30,79 @@ main() {
     *) die "unknown argument '$1': expected --short or none" ;;
   esac
   fresh_folder
+  introduction
+  [ $PROFILE = debug ] || build
 
-  title "tokens: $(du -k demo/data/corpus.jsonl.zst | cut -f1) KiB of compressed JSON lines to Megatron's .bin and .idx"
-  run preprocess --json-in demo/data/corpus.jsonl.zst --out "$CORPUS" --tokenizer gpt2 --append-eod
+  stage "Tokenize" \
+    "489 pages of English books about Rust and 1,893 pages of Chinese poems, 5.3 MB, become token ids in" \
+    "Megatron's .bin/.idx format, with a checksum of every 512 bytes beside them. The vocabulary has 4,096 tokens."
+  run preprocess --json-in demo/data/corpus.jsonl.zst --out "$CORPUS" --tokenizer hf --tokenizer-model demo/tokenizer.json --append-eod
 
-  title "what is in them"
+  stage "Inspect and verify" \
+    "Anyone can see what a dataset holds. check reads every byte, and would name a flipped one."
   run feedline inspect "$DATA"
   run feedline check "$DATA"
 
-  title "what the training will take"
+  stage "Plan" \
+    "Before a run starts, you know its parameters, memory, computation and checkpoint size."
   run trainer plan demo/gpt.toml "${SHORTER[@]}"
 
-  title "train, until the power fails"
+  stage "Train, and lose the process" \
+    "The loader streams shuffled samples from disk. A checkpoint is saved every few steps, in the background." \
+    "After two of them the process is killed by SIGKILL, as by a power cut: it cannot clean up."
   train_and_kill
 
-  title "resume from the newest complete checkpoint"
-  note "the log and the weights end as if nothing had happened: to the bit"
+  stage "Resume" \
+    "The same command again. It finds the newest complete checkpoint, and ends in the same bits as" \
+    "a run that was never interrupted: weights, optimizer state and log."
   run trainer train demo/gpt.toml "${SHORTER[@]}"
-  [ $PROFILE = release ] || compare_with_unstopped
+  [ $PROFILE = release ] || compare_with_uninterrupted
 
-  title "the checkpoint"
+  stage "Verify the checkpoint" \
+    "A checkpoint is a folder of safetensors files and a manifest. Every byte is under a checksum."
   run feedline inspect "$RUN/ckpt"
   run feedline check "$RUN/ckpt"
 
-  title "generate"
-  run trainer generate --ckpt "$RUN/ckpt" --tokens 64 --seed 1 --temperature 0.7 --top-k 40 --prompt "In Rust, a reference"
-  run trainer generate --ckpt "$RUN/ckpt" --tokens 64 --seed 1 --temperature 0.7 --top-k 40 --prompt "春風"
+  stage "Generate" \
+    "The model has a few million parameters and a few minutes of training. It has learned how sentences about" \
+    "Rust look, and how lines of a poem are shaped; it has not learned what they mean."
+  generate "The compiler"
+  generate "In Rust, a reference"
+  generate "春風"
 
   closing
 }
 
+introduction() {
+  cat <<TXT
+Feedline demo: from text to a trained model and back to text, with a crash on the way.
+It takes about ten minutes on two cores; most of that is the build and the training. Output: $OUT/
+TXT
+}
+
 build() {
-  title "build"
-  note "the first build takes a few minutes, most of it libtorch's C++ wrappers"
-  cargo build --release --locked -p preprocess -p tools -p trainer
+  stage "Build" "Three programs in release mode. The first build takes a few minutes, most of it for C++ wrappers of libtorch."
+  cargo build --quiet --release --locked -p preprocess -p tools -p trainer
   scripts/build_cache.py save
 }
 
-title() { printf '\n\033[1m== %s\033[0m  [%d s]\n' "$*" "$SECONDS"; }
+# stage TITLE SENTENCE...
+stage() {
+  local sentence number=
+  if [ "$1" != Build ]; then
+    stage_number=$((${stage_number:-0} + 1))
+    number="$stage_number/$STAGES  "
+  fi
+  printf '\n\033[1m== %s%s\033[0m  [%d:%02d]\n' "$number" "$1" $((SECONDS / 60)) $((SECONDS % 60))
+  for sentence in "${@:2}"; do note "$sentence"; done
+  echo
+}
 note() { printf '   %s\n' "$*"; }
 die() { printf 'demo: %s\n' "$*" >&2; exit 1; }
+
+generate() {
+  run trainer generate --ckpt "$RUN/ckpt" --tokens 64 --seed 1 --temperature 0.7 --top-k 40 --prompt "$1"
+}
 
 # run PROGRAM ARG...: shows the command as a user would type it, then runs it.
 run() {
@@ -94,14 +128,14 @@ fresh_folder() {
   touch "$OUT/.made-by-demo"
 }
 
-# Starts the training, waits for its second checkpoint, lets it go on for a moment, and kills it the
-# way a power cut does: no signal that it could answer.
+# Starts the training, waits for its second checkpoint and one second more, and sends SIGKILL, which a
+# process can neither catch nor answer.
 train_and_kill() {
   printf '\033[36m$ %s\033[0m\n' "trainer train demo/gpt.toml ${SHORTER[*]} &"
   "target/$PROFILE/trainer" train demo/gpt.toml "${SHORTER[@]}" &
   local pid=$! deadline=$((SECONDS + 600))
   while [ "$(checkpoints)" -lt 2 ]; do
-    kill -0 "$pid" 2>/dev/null || { wait "$pid" || die "the training ended with $? before its second checkpoint"; return; }
+    kill -0 "$pid" 2>/dev/null || { wait "$pid" || die "training exited with $? before its second checkpoint"; return; }
     [ $SECONDS -lt $deadline ] || { kill -9 "$pid"; die "no second checkpoint after 600 s"; }
     sleep 0.2
   done
@@ -109,22 +143,22 @@ train_and_kill() {
   printf '\033[36m$ kill -9 %s\033[0m\n' "$pid"
   kill -9 "$pid" 2>/dev/null || true
   wait "$pid" 2>/dev/null || true
-  note "killed; complete checkpoints: $(cd "$RUN/ckpt" && echo step-*)"
+  note "killed. Complete checkpoints: $(cd "$RUN/ckpt" && echo step-*)"
 }
 
-# The same run without a kill has the same log, apart from how fast each step was.
-compare_with_unstopped() {
-  title "against a run that nothing stopped"
-  run trainer train demo/gpt.toml "${SHORTER[@]}" --set run.dir=$OUT/unstopped
-  python3 - "$RUN/log.jsonl" "$OUT/unstopped/log.jsonl" <<'PY' || die "the logs differ"
+# The same run without a kill has the same log, apart from the times of its steps.
+compare_with_uninterrupted() {
+  note "for comparison, the same run without interruption:"
+  run trainer train demo/gpt.toml "${SHORTER[@]}" --set run.dir=$OUT/uninterrupted
+  python3 - "$RUN/log.jsonl" "$OUT/uninterrupted/log.jsonl" <<'PY' || die "the logs differ"
 import json, sys
 def lines(path):
     with open(path) as log:
         return [{k: v for k, v in json.loads(line).items() if k != "perf"} for line in log]
-resumed, unstopped = map(lines, sys.argv[1:])
-if len(resumed) < 6 or resumed != unstopped:
-    sys.exit(f"{len(resumed)} and {len(unstopped)} lines: "
-             f"{[pair for pair in zip(resumed, unstopped) if pair[0] != pair[1]][:2]}")
+resumed, uninterrupted = map(lines, sys.argv[1:])
+if len(resumed) < 6 or resumed != uninterrupted:
+    sys.exit(f"{len(resumed)} and {len(uninterrupted)} lines: "
+             f"{[pair for pair in zip(resumed, uninterrupted) if pair[0] != pair[1]][:2]}")
 PY
   note "the logs are equal"
 }
@@ -132,15 +166,18 @@ PY
 checkpoints() { find "$RUN/ckpt" -maxdepth 1 -name 'step-*' 2>/dev/null | wc -l; }
 
 closing() {
-  title "done in $((SECONDS / 60)) min $((SECONDS % 60)) s"
+  printf '\n\033[1m== Done\033[0m  [%d:%02d]\n' $((SECONDS / 60)) $((SECONDS % 60))
   cat <<TXT
-   tokens        $DATA.bin, .idx        readable by Megatron, GPT-NeoX, NeMo
-   checkpoints   $RUN/ckpt/step-*       safetensors and a manifest
-   log           $RUN/log.jsonl         and $RUN/tb for TensorBoard
-   next          trainer generate --ckpt $RUN/ckpt --prompt "fn main() {"
-                 trainer train demo/gpt.toml --set run.dir=$OUT/mine --set model.layers=6 --set run.budget.steps=500
-                 preprocess --json-in YOUR.jsonl --out DIR/name --tokenizer gpt2 --append-eod
-   the programs are in target/release; README.md says what else they do
+   tokens        $DATA.bin, .idx    readable by Megatron, GPT-NeoX, NeMo
+   checkpoints   $RUN/ckpt/step-*                  safetensors and a manifest
+   log           $RUN/log.jsonl, $RUN/tb     JSON lines, TensorBoard
+
+   Next:
+   export PATH=\$PWD/target/$PROFILE:\$PATH
+   trainer report $RUN --html $OUT/report.html     loss, rate and times as one HTML page
+   trainer generate --ckpt $RUN/ckpt --prompt "fn main() {"
+   preprocess --json-in YOUR.jsonl --out DIR/name --tokenizer gpt2 --append-eod
+   README.md and docs/guides say what else the programs do.
 TXT
 }
 

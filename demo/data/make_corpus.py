@@ -4,7 +4,7 @@
 
 RUST_DOC_HTML is usr/share/doc/rust-doc/html of Debian's package rust-doc, CHINESE_POETRY the
 folder `package` of the npm package chinese-poetry. One document a line: {"text", "source"}.
-Documents of the two languages are mixed in a fixed order, so that a split by document number
+Documents of the two languages alternate in a fixed order, so that a split by document number
 has both in every part.
 """
 
@@ -57,6 +57,8 @@ class Chapter(html.parser.HTMLParser):
     def text(self):
         text = "".join(self.parts)
         text = re.sub(r"[ \t]+\n", "\n", text)
+        # Links of the navigation bar leave their bullets.
+        text = re.sub(r"(?m)^[ \t]*-\n", "", text)
         return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
@@ -107,8 +109,17 @@ def main():
         if name not in seen:
             seen.add(name)
             documents.append((name, document))
-    for _, document in sorted(documents, key=lambda pair: pair[0]):
+    documents = [document for _, document in sorted(documents, key=lambda pair: pair[0])]
+    for document in interleaved(documents):
         print(json.dumps(document, ensure_ascii=False))
+
+
+def interleaved(documents):
+    """English and Chinese documents, each kind in its order and evenly spread, English first."""
+    kinds = [[d for d in documents if d["source"].startswith(kind)] for kind in ("rust", "chinese")]
+    placed = [((number + kind / 2) / len(of), document)
+              for kind, of in enumerate(kinds) for number, document in enumerate(of)]
+    return [document for _, document in sorted(placed, key=lambda pair: pair[0])]
 
 
 if __name__ == "__main__":

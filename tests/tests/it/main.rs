@@ -11,6 +11,7 @@ mod nfs;
 #[path = "../../../storage/tests/it/nfs_server/mod.rs"]
 mod nfs_server;
 mod readers;
+mod reference;
 mod services;
 mod tidy;
 mod words;

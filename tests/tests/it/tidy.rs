@@ -447,7 +447,7 @@ fn walk(folder: &Path, below: &str, kinds: &[&str], found: &mut Vec<Source>) {
     }
 }
 
-fn read(path: &str) -> String {
+pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(tests::root().join(path)).unwrap()
 }
 

@@ -1,22 +1,23 @@
-# The front door. `make demo` runs the main job on the text in demo/data; `make test` passes the
-# tests. Each sets up what it needs first.
+# `make demo` runs the main job on the text in demo/data; `make test` runs the tests. Each sets up what
+# it needs first.
 
-# What no other build has.
+# Features that no other build has.
 FEATURES = preprocess/fuzzing,preprocess/parquet
 
-.PHONY: help setup demo test test-instructions lint check-all bench bench-tokenize bench-ckpt clean
+.PHONY: help setup demo docs test test-instructions lint check-all bench bench-tokenize bench-ckpt clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
+	@echo "make docs        the documentation as a site in target/docs/book"
 	@echo "make test        all tests"
 	@echo "make test-instructions  the numeric tests as other processors compute them"
-	@echo "make lint        formatting and clippy, warnings refused"
+	@echo "make lint        formatting and clippy; a warning is an error"
 	@echo "make check-all   what CI runs, the demo, and tests on a real Slurm, Ceph, XFS and NFS (installed and removed; root)"
-	@echo "make bench       the benchmarks of every crate: a table each"
-	@echo "make bench-tokenize ARGS=...  our tokenizers beside those of others; see scripts/bench_tokenize.py --help"
-	@echo "make bench-ckpt ARGS=...      our checkpoints beside those of others; see scripts/bench_ckpt.py --help"
-	@echo "make setup       what the two need (CUDA=1: the libraries of a CUDA build as well)"
-	@echo "make clean       remove what was built and the demo's output; keeps libtorch"
+	@echo "make bench       the benchmarks of every crate, a table each"
+	@echo "make bench-tokenize ARGS=...  our tokenizers compared with others; see scripts/bench_tokenize.py --help"
+	@echo "make bench-ckpt ARGS=...      our checkpoints compared with others; see scripts/bench_ckpt.py --help"
+	@echo "make setup       what demo and test need (CUDA=1: also the libraries of a CUDA build)"
+	@echo "make clean       remove build output and the demo's files; keeps libtorch"
 
 setup:
 	@scripts/setup.sh
@@ -26,6 +27,9 @@ endif
 
 demo: setup
 	@scripts/demo.sh
+
+docs:
+	@scripts/docs.sh
 
 test: setup
 	@scripts/setup.sh --tests
@@ -43,7 +47,7 @@ lint: setup
 	  cargo doc --workspace --no-deps --document-private-items --locked -q
 	@scripts/build_cache.py save
 
-# Ends with make, also where make is killed.
+# Ends when make ends, also if make is killed.
 check-all: setup
 	@setpriv --pdeathsig TERM .ci/full
 

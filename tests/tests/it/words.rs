@@ -87,6 +87,16 @@ fn sentences_are_short() {
     assert_caught(&long_sentences(&document(format!("- {}\n  {}", words(16), words(16)))));
 }
 
+#[test]
+fn links_lead_to_files() {
+    let exists = |path: &str| tests::root().join(path).exists();
+    assert_none(&dead_links(&documents(), exists));
+    let document = |text: &str| [("docs/A.md".to_owned(), text.to_owned())];
+    let exists = |path: &str| ["README.md", "docs/b.md"].contains(&path);
+    assert_none(&dead_links(&document("[a](../README.md) [b](b.md#part) [c](https://c)"), exists));
+    assert_caught(&dead_links(&document("[a](README.md)"), exists));
+}
+
 /// The code of the programs and of their libraries.
 fn programs() -> Vec<Source> {
     let is_program = |path: &str| path.contains("src/") && !path.ends_with("tests.rs");
@@ -336,6 +346,36 @@ fn long_sentences(documents: &[Source]) -> Vec<String> {
             let count = sentence.split_whitespace().filter(is_word).count();
             if count > SENTENCE_WORDS_MAX {
                 broken.push(format!("{path}: {count} words: {sentence}"));
+            }
+        }
+    }
+    broken
+}
+
+/// Links to files that do not exist, relative to the document or, of the site's table of contents,
+/// to the root.
+fn dead_links(documents: &[Source], exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in documents {
+        for rest in text.split("](").skip(1) {
+            let link = rest.split([')', '#']).next().unwrap_or("");
+            if link.is_empty() || link.contains("://") {
+                continue;
+            }
+            let mut parts: Vec<&str> = path.split('/').collect();
+            parts.pop();
+            if path == "docs/site/SUMMARY.md" {
+                parts.clear();
+            }
+            for part in link.split('/') {
+                match part {
+                    ".." => drop(parts.pop()),
+                    "." => {}
+                    part => parts.push(part),
+                }
+            }
+            if !exists(&parts.join("/")) {
+                broken.push(format!("{path}: no file for the link {link}"));
             }
         }
     }

@@ -34,7 +34,7 @@ main() {
   [ $PROFILE = debug ] || build
 
   stage "Tokenize" \
-    "489 pages of English books about Rust and 1,893 pages of Chinese poems, 5.3 MB, become token ids in" \
+    "489 pages of English books about Rust and 1,156 pages of Chinese poems, 3.4 MB, become token ids in" \
     "Megatron's .bin/.idx format, with a checksum of every 512 bytes beside them. The vocabulary has 4,096 tokens."
   run preprocess --json-in demo/data/corpus.jsonl.zst --out "$CORPUS" --tokenizer hf --tokenizer-model demo/tokenizer.json --append-eod
 

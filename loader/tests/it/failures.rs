@@ -153,7 +153,10 @@ fn a_file_that_is_not_the_one_it_was() {
     let cut = || fs::File::options().write(true).open(&path).unwrap().set_len(100_000).unwrap();
     let error = broken_by(on_disk(folder.path()), cut);
     let text = error.to_string();
-    assert!(text.contains("expected 8388608 bytes, found 100000 bytes"), "{text}");
+    assert!(
+        text.contains("file changed while open: expected 8388608 bytes, found 100000 bytes"),
+        "{text}"
+    );
     // Not whole from the start.
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     let error = read_on(&mut start(Arc::clone(&store)), 0).unwrap_err();

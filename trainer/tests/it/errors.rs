@@ -62,7 +62,10 @@ fn a_damaged_corpus_is_not_trained_on() {
     let mut bytes = fs::read(&path).expect("a corpus");
     bytes[5000] ^= 1;
     fs::write(&path, bytes).expect("room");
-    check_fails(&lab.config("run", &[]), &["corpus.bin: expected ", "at byte 4608", "corpus.crc"]);
+    check_fails(
+        &lab.config("run", &[]),
+        &["corpus.bin: expected ", "found CRC-32C ", " at byte 4608", "corpus.crc"],
+    );
 }
 
 #[test]

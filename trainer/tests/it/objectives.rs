@@ -251,7 +251,11 @@ fn what_cannot_be_is_refused_with_its_reason() {
     let cases: [Case<'_>; 9] = [
         (ENCDEC, &[("data.train", &plain)], "expected three token files that end in _context"),
         (SPANS, &[("data.train", &triple)], "found three with contexts and targets"),
-        (MLM, &[("data.train", &plain)], "found 300 sequences in 300 documents"),
+        (
+            MLM,
+            &[("data.train", &plain)],
+            "a sequence for each sentence, found 300 sequences in 300 documents",
+        ),
         (SPANS, &[("data.train", &plain)], "`preprocess --split-sentences` makes"),
         (MLM, built_in, "data.special.mask is not set, and no token below model.vocab = 50257"),
         (SPANS, built_in, "data.special.sentinels is not set"),

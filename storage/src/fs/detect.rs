@@ -265,6 +265,6 @@ mod tests {
             IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
         let profile = Profile::detect(folder.path(), wishes).unwrap();
         assert_eq!((profile.engine, profile.direct), (IoEngine::Pread, false));
-        assert_eq!(profile.engine_why, "the URL says so");
+        assert_eq!(profile.engine_why, "set in the URL");
     }
 }

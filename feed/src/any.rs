@@ -62,7 +62,7 @@ macro_rules! any {
                     $((AnyAssemble::$kind(assemble), AnyBatch::$kind(batch)) => {
                         assemble.set_row(batch, row, sample)
                     })*
-                    _ => unreachable!("a batch is of the kind that it was begun as"),
+                    _ => unreachable!("a batch keeps the kind that it was created with"),
                 }
             }
 
@@ -71,7 +71,7 @@ macro_rules! any {
                     $((AnyAssemble::$kind(assemble), AnyBatch::$kind(batch)) => {
                         assemble.finish(batch)
                     })*
-                    _ => unreachable!("a batch is of the kind that it was begun as"),
+                    _ => unreachable!("a batch keeps the kind that it was created with"),
                 }
             }
         }

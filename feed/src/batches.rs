@@ -182,9 +182,9 @@ impl ReadSettings {
         let first = batch.first_sample();
         let last = first + batch.rows() as u64 - 1;
         Err(Error::Mismatch(Incompatible::new(
-            format!("read samples {first} to {last} of the order"),
-            format!("got token {worst}, due ids below model.vocab = {}", self.vocab),
-            "the corpus was made with another tokenizer, or model.vocab is too small",
+            format!("cannot read samples {first} to {last}"),
+            format!("expected token ids below model.vocab = {}, found {worst}", self.vocab),
+            "raise model.vocab, or tokenize the corpus again with data.tokenizer",
         )))
     }
 }

@@ -109,18 +109,19 @@ fn check_kind(store: &dyn Storage, prefix: &Key, path: &str, objective: Objectiv
     }
     let (detail, hint) = if due_three {
         (
-            "got one token file, due three that end in _context, _target and _target_offset",
-            "`preprocess --objective cpm2` makes them of text; data.objective = \
-             \"span-corruption\" hides spans of one file of sentences",
+            "expected three token files that end in _context, _target and _target_offset, found \
+             one token file",
+            "create them with `preprocess --objective cpm2`, or set data.objective = \
+             \"span-corruption\" for one file of sentences",
         )
     } else {
         (
-            "got three token files of contexts and targets, due one",
-            "data.objective = \"encdec\" of model.family = \"t5\" reads them",
+            "expected one token file, found three with contexts and targets",
+            "set data.objective = \"encdec\" and model.family = \"t5\" to read three",
         )
     };
-    let doing = format!("open the corpus {path}");
-    Err(Error::Mismatch(Incompatible::new(doing, detail, hint)))
+    let operation = format!("cannot open corpus {path}");
+    Err(Error::Mismatch(Incompatible::new(operation, detail, hint)))
 }
 
 /// Refuses whole documents where sentences are due: what is longer than a sample would be lost, and
@@ -130,12 +131,14 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
     if !objective.hides() || sequences > documents {
         return Ok(());
     }
-    let detail = format!("got {sequences} sequences in {documents} documents, due sentences");
+    let detail = format!(
+        "expected a sequence for each sentence, found {sequences} sequences in {documents} \
+         documents"
+    );
     Err(Error::Mismatch(Incompatible::new(
-        format!("open the corpus {}", corpus.display()),
+        format!("cannot open corpus {}", corpus.display()),
         detail,
-        "`preprocess --split-sentences` makes every sentence a sequence of its own, as \
-               Megatron's BERT and T5 want them",
+        "tokenize it again with `preprocess --split-sentences`, as for Megatron's BERT and T5",
     )))
 }
 
@@ -315,8 +318,8 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Resu
     let mut doubts = Vec::new();
     if u64::from(tokenizer.vocab_size()) > vocab {
         doubts.push(format!(
-            "data.tokenizer '{name}' has {count} tokens, model.vocab is {vocab}: those above it \
-             can be neither read nor written"
+            "data.tokenizer '{name}' has {count} tokens, model.vocab is {vocab}; the model can \
+             neither read nor generate the ids from {vocab} on"
         ));
     }
     for files in corpora.each() {
@@ -326,8 +329,8 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Resu
             if file.checksums().is_none() && listed.into_iter().any(|it| it.path.ends_with(".crc"))
             {
                 doubts.push(format!(
-                    "{}.crc is in its manifest and is absent: what is read is not verified (hint: \
-                     copy it too, or make it by `feedline check --add-checksums`)",
+                    "{}.crc is listed in the manifest but absent; the tokens are not verified \
+                     (hint: copy it, or create it with `feedline check --add-checksums`)",
                     file.display()
                 ));
             }
@@ -338,8 +341,8 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Resu
             continue;
         }
         doubts.push(format!(
-            "{} was made with a tokenizer {} of {} tokens, and data.tokenizer '{name}' is one of \
-             {count}: special tokens and what is generated follow this one",
+            "{} was made with tokenizer {} of {} tokens, data.tokenizer '{name}' has {count} \
+             tokens; special tokens and generated text use data.tokenizer",
             files[0].display(),
             made_by["name"],
             made_by["vocab_size"]
@@ -361,9 +364,11 @@ fn manifest_of(dataset: &IndexedDataset) -> Result<Option<Manifest>> {
     if bin.len_bytes() != expected {
         let found = bin.len_bytes();
         return Err(Error::Mismatch(Incompatible::new(
-            format!("open the corpus {}", dataset.display()),
-            format!("found a .bin of {found} bytes, expected {expected} by its manifest"),
-            "one of them was replaced: `feedline check` reads and compares both",
+            format!("cannot open corpus {}", dataset.display()),
+            format!(
+                "expected a .bin of {expected} bytes as listed in its manifest, found {found} bytes"
+            ),
+            "one of them was replaced; compare both with `feedline check`",
         )));
     }
     Ok(Some(manifest))

@@ -51,7 +51,9 @@ impl OrderCheck {
         };
         match std::thread::Builder::new().name("order-check".to_owned()).spawn(check) {
             Ok(_) => *state = State::Running(receiver),
-            Err(error) => log::warn!("the cached sample orders are not checked: {error}"),
+            Err(error) => {
+                log::warn!("cannot check the cached sample orders: {error}")
+            }
         }
     }
 
@@ -92,7 +94,7 @@ fn run(check: CacheCheck) -> indexed::Result<()> {
         Ok(()) | Err(indexed::Error::NoCache { .. }) => Ok(()),
         Err(error @ indexed::Error::Storage(storage::Error::Corrupt { .. })) => Err(error),
         Err(indexed::Error::Storage(error)) => {
-            log::warn!("a cached sample order is not checked: {error}");
+            log::warn!("cannot check a cached sample order: {error}");
             Ok(())
         }
         Err(error) => Err(error),

@@ -110,7 +110,7 @@ impl Assembly {
             (Assembly::Spans(_, of) | Assembly::Masked(_, of), CorpusAssembly::Masked(part)) => {
                 of.push(part);
             }
-            _ => unreachable!("both are made of one config"),
+            _ => unreachable!("both are made from one config"),
         }
     }
 
@@ -127,14 +127,14 @@ impl Assembly {
 
 /// `"mlm"` puts any id of the tokenizer in the place of some.
 fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()> {
-    let (got, most) = (u64::from(tokenizer.vocab_size()), config.model.vocab);
-    if got <= most {
+    let (found, most) = (u64::from(tokenizer.vocab_size()), config.model.vocab);
+    if found <= most {
         return Ok(());
     }
     Err(Error::Mismatch(Incompatible::new(
-        format!("open data.tokenizer '{}'", config.data.tokenizer),
-        format!("got {got} ids, due at most model.vocab = {most}"),
-        "\"mlm\" puts any id of the tokenizer in the place of some tokens",
+        format!("cannot use data.tokenizer '{}'", config.data.tokenizer),
+        format!("expected at most model.vocab = {most} ids, found {found}"),
+        "raise model.vocab; objective \"mlm\" replaces tokens by any id of the tokenizer",
     )))
 }
 
@@ -174,7 +174,7 @@ impl Orders<'_> {
         let needed = thousands(samples as f64);
         let tell = |count: u64| {
             let count = thousands(count as f64);
-            log::info!("index: {count} samples for {}, {needed} needed", which.name());
+            log::info!("sample index: {count} samples for {}, {needed} needed", which.name());
         };
         let corpora = &self.config.data.train;
         let weights = corpora.iter().map(|corpus| corpus.weight).collect::<Vec<_>>();

@@ -115,14 +115,14 @@ impl TokenSpellings {
         let name = &config.data.tokenizer;
         let detail = |key: &&str| {
             format!(
-                "data.special.{key} is not given, and no token below model.vocab = {vocab} has \
-                     one of its usual names"
+                "data.special.{key} is not set, and no token below model.vocab = {vocab} has one \
+                 of its usual names"
             )
         };
         Err(Error::Mismatch(Incompatible {
-            operation: format!("find the special tokens of data.tokenizer '{name}'"),
+            operation: format!("cannot find the special tokens of data.tokenizer '{name}'"),
             details: missing.iter().map(detail).collect(),
-            hint: "give their ids, or the tokenizer that made the corpus, with its file",
+            hint: "set their ids, or set data.tokenizer to the one that made the corpus",
         }))
     }
 }

@@ -37,15 +37,15 @@ impl JsonLog {
             move |error| Error::from_io(doing, what, error)
         };
         let folder = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).map_err(named("make the folder of"))?;
+        fs::create_dir_all(folder).map_err(named("create the folder of"))?;
         if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             return Err(named("open")(std::io::Error::new(
                 ErrorKind::InvalidInput,
-                "it is no regular file",
+                "expected a regular file",
             )));
         }
         if step == 0 {
-            set_aside(path).map_err(named("set aside"))?;
+            set_aside(path).map_err(named("rename"))?;
         }
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).open(path);
@@ -53,7 +53,7 @@ impl JsonLog {
         let (kept_bytes, cut_bytes) = kept(path, &file, step)?;
         let file = detach(path, kept_bytes).map_err(named("copy"))?;
         if cut_bytes > 0 {
-            log::info!("{}: cut {cut_bytes} bytes after step {step}", path.display());
+            log::info!("{}: removed {cut_bytes} bytes after step {step}", path.display());
         }
         sync_folder(folder).map_err(named("sync the folder of"))?;
         Ok(JsonLog(Appended::new(path.to_owned(), file)))
@@ -127,9 +127,11 @@ fn kept(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
                 return Err(Error::Corrupt {
                     object: path.display().to_string(),
                     offset,
-                    found: format!("a line to cut, and lines up to step {step} after it"),
-                    expected: "steps that only grow; hint: move the log away to start another"
-                        .into(),
+                    found: format!(
+                        "a line to remove before lines up to step {step} (hint: rename the log to \
+                         start a new one)"
+                    ),
+                    expected: "lines with ascending steps".into(),
                 });
             }
             _ => {}
@@ -156,14 +158,14 @@ fn set_aside(path: &Path) -> std::io::Result<()> {
         // A hard link is refused where the name is taken; a rename would replace it.
         match fs::hard_link(path, &name) {
             Ok(()) => {
-                log::info!("{}: kept as {}", path.display(), name.display());
+                log::info!("{}: older log renamed to {}", path.display(), name.display());
                 return fs::remove_file(path);
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
-    let why = format!("{OLD_LOGS_MAX} older logs are there");
+    let why = format!("{OLD_LOGS_MAX} older logs exist");
     Err(std::io::Error::new(ErrorKind::AlreadyExists, why))
 }
 
@@ -191,9 +193,12 @@ mod tests {
             perf: Perf::default(),
         };
         let first = log.step(&record).unwrap_err().to_string();
-        assert_eq!(first, "write run/log.jsonl: no space left on the device");
+        assert_eq!(first, "cannot write run/log.jsonl: no space left on device");
         let second = log.step(&record).unwrap_err().to_string();
-        assert!(second.starts_with("write run/log.jsonl: an earlier write failed ("), "{second}");
+        assert!(
+            second.starts_with("cannot write run/log.jsonl: an earlier write failed: "),
+            "{second}"
+        );
         assert!(log.sync().is_err());
     }
 }

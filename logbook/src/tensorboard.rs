@@ -29,11 +29,11 @@ impl EventLog {
             let what = folder.display().to_string();
             move |error| Error::from_io(doing, what, error)
         };
-        fs::create_dir_all(folder).map_err(named("make the folder"))?;
+        fs::create_dir_all(folder).map_err(named("create the folder"))?;
         detach_newest(folder).map_err(named("copy the newest event file of"))?;
         let path = folder.join(next_name(folder).map_err(named("list"))?);
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
-        let file = file.map_err(named("make an event file in"))?;
+        let file = file.map_err(named("create an event file in"))?;
         let mut events = EventLog(Appended::new(path, file));
         events.append(&[event(0, |message| message.bytes(FILE_VERSION, b"brain.Event:2"))])?;
         let mut start = Message::default();

@@ -191,7 +191,10 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Exists`] if the key is taken or has an unfinished upload; [`Error::Unsupported`]
     /// from a store without resumable uploads; [`Error::NoSpace`], [`Error::Io`].
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
-        Err(Error::Unsupported { operation: "begin a draft of", object: self.display(key) })
+        Err(Error::Unsupported {
+            operation: "create a resumable upload of",
+            object: self.display(key),
+        })
     }
 
     /// Continues a resumable upload from a sync point; bytes written after it are cut off.
@@ -202,7 +205,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::Io`].
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
         let _ = from;
-        Err(Error::Unsupported { operation: "go on with a draft of", object: self.display(key) })
+        Err(Error::Unsupported { operation: "resume an upload of", object: self.display(key) })
     }
 
     /// As [`Storage::resume`], but `find` picks the sync point from the bytes stored so far. No
@@ -225,7 +228,10 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::NotFound`] if there is none; [`Error::Unsupported`], [`Error::Io`].
     fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        Err(Error::Unsupported { operation: "open a draft of", object: self.display(key) })
+        Err(Error::Unsupported {
+            operation: "open an unfinished upload of",
+            object: self.display(key),
+        })
     }
 
     /// Removes an unfinished resumable upload, durably. An absent one is no error.
@@ -233,7 +239,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Io`].
     fn discard(&self, key: &Key) -> Result<()> {
-        Err(Error::Unsupported { operation: "discard a draft of", object: self.display(key) })
+        Err(Error::Unsupported { operation: "discard an upload of", object: self.display(key) })
     }
 
     /// Creates a file of `len_bytes` bytes that only this process may write, in place; its space is
@@ -244,10 +250,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// that has no such files.
     fn create_in_place(&self, key: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
-        Err(Error::Unsupported {
-            operation: "keep a file that is written in place,",
-            object: self.display(key),
-        })
+        Err(Error::Unsupported { operation: "create an in-place file", object: self.display(key) })
     }
 
     /// Opens a file made by [`Storage::create_in_place`].
@@ -256,10 +259,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// [`Error::NotFound`]; [`Error::Locked`] if another process has it open; otherwise as
     /// [`Storage::create_in_place`].
     fn open_in_place(&self, key: &Key) -> Result<Arc<dyn InPlaceFile>> {
-        Err(Error::Unsupported {
-            operation: "open a file that is written in place,",
-            object: self.display(key),
-        })
+        Err(Error::Unsupported { operation: "open an in-place file", object: self.display(key) })
     }
 
     /// Creates an in-place file without a name: no other process can open it, and its space is
@@ -270,7 +270,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     fn create_anonymous(&self, folder: &Key, len_bytes: u64) -> Result<Arc<dyn InPlaceFile>> {
         let _ = len_bytes;
         Err(Error::Unsupported {
-            operation: "keep a file without a name in",
+            operation: "create an unnamed file in",
             object: self.display(folder),
         })
     }
@@ -530,8 +530,8 @@ pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
     }
     let mut location = api::settings::parse(url)?;
     let bad = |reason: &str| Error::BadUrl { url: url.to_owned(), reason: reason.to_owned() };
-    let name = location.path.file_name().ok_or_else(|| bad("it has no last component"))?;
-    let name = name.to_str().ok_or_else(|| bad("its last component is not UTF-8"))?;
+    let name = location.path.file_name().ok_or_else(|| bad("expected a path with a file name"))?;
+    let name = name.to_str().ok_or_else(|| bad("expected a file name in UTF-8"))?;
     let key = Key::new(name)?;
     location.path = fs::filesystem::folder_of(&location.path);
     Ok((posix::store::open(&location)?, key))
@@ -547,7 +547,7 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
         object: object.display(),
         offset: 0,
         found: format!("{} bytes", object.len_bytes()),
-        expected: "no more than this machine can address".to_owned(),
+        expected: "no more bytes than this machine can address".to_owned(),
     };
     let mut bytes = vec![0; usize::try_from(object.len_bytes()).map_err(too_big)?];
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
@@ -561,7 +561,7 @@ pub fn read_all(store: &dyn Storage, key: &Key) -> Result<Vec<u8>> {
 pub fn read_small(store: &dyn Storage, key: &Key, bytes_max: u64) -> Result<Vec<u8>> {
     let bytes = store.open(key)?.len_bytes();
     if bytes > bytes_max {
-        let (found, expected) = (format!("{bytes} bytes"), format!("at most {bytes_max}"));
+        let (found, expected) = (format!("{bytes} bytes"), format!("at most {bytes_max} bytes"));
         return Err(Error::Corrupt { object: store.display(key), offset: 0, found, expected });
     }
     read_all(store, key)

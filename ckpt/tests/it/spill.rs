@@ -245,14 +245,14 @@ fn no_room() {
     };
     let spill = Spill::open(vec![in_folder(disk.path())], SMALL).unwrap();
     let text = text_of(&spill);
-    let place = format!("a file without a name in {}: no space left", disk.path().display());
-    assert!(text.contains(&place) && text.contains("(4096 bytes due, "), "{text}");
+    let place = format!("an unnamed file in {}: no space left", disk.path().display());
+    assert!(text.contains(&place) && text.contains("(need 4096 bytes, "), "{text}");
     drop(spill);
     // All of it is given back.
     Spill::open(vec![in_folder(disk.path())], SMALL).unwrap();
     let small = Mount::new("size=512k").unwrap();
     let error = Spill::open(vec![in_folder(small.path())], SMALL).unwrap_err().to_string();
-    assert!(error.contains("(1048576 bytes due, "), "{error}");
+    assert!(error.contains("(need 1048576 bytes, "), "{error}");
 }
 
 /// A disk that does not give back what it took: by those who need it, and by those who read ahead.
@@ -269,7 +269,7 @@ fn reads_that_fail() {
         }
         let taken = away.into_iter().rev().map(|away| take(away, 4096));
         let error = taken.collect::<Result<Vec<_>>>().unwrap_err().to_string();
-        let due = "read 4096 bytes at 8192 of a file without a name in sim:/away: ";
+        let due = "cannot read 4096 bytes at byte 8192 of an unnamed file in sim:/away: ";
         assert!(error.starts_with(due), "{error}");
         assert!(spill.put(&[5]).unwrap_err().to_string().contains(due));
     }

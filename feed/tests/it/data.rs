@@ -180,8 +180,8 @@ fn another_tokenizer_than_the_corpus_has_is_told() {
     };
     made_by("0000000000000000");
     let told = doubts("'null:500'");
-    let due = "corpus was made with a tokenizer \"encdec\" of 26240 tokens, and data.tokenizer \
-               'null:500' is one of 500: special tokens";
+    let due = "corpus was made with tokenizer \"encdec\" of 26240 tokens, data.tokenizer \
+               'null:500' has 500 tokens; special tokens";
     assert!(told.len() == 1 && told[0].contains(due), "{told:?}");
     let own = feed::open_tokenizer("null:500").expect("known");
     made_by(&own.fingerprint());

@@ -153,7 +153,10 @@ fn a_file_that_is_not_the_one_it_was() {
     let cut = || fs::File::options().write(true).open(&path).unwrap().set_len(100_000).unwrap();
     let error = broken_by(on_disk(folder.path()), cut);
     let text = error.to_string();
-    assert!(text.contains("was 8388608 bytes when it was opened, and has 100000 now"), "{text}");
+    assert!(
+        text.contains("file changed while open: expected 8388608 bytes, found 100000 bytes"),
+        "{text}"
+    );
     // Not whole from the start.
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     let error = read_on(&mut start(Arc::clone(&store)), 0).unwrap_err();
@@ -337,10 +340,10 @@ fn services_nfs_a_server_that_hangs_is_named() {
     let err = String::from_utf8_lossy(&child.stderr);
     assert_eq!(child.status.code(), Some(101), "{err}");
     let (told, watched) = err.split_once(", watched: ").expect("it ends by its own panic");
-    for due in ["told: load ", "deep/samples.bin", "no answer for 4 s"] {
+    for due in ["told: load ", "deep/samples.bin", "no completion for 4 s"] {
         assert!(told.contains(due), "no {due:?} in {told}");
     }
-    assert!(watched.contains("deep/samples.bin: no answer for"), "{watched}");
+    assert!(watched.contains("deep/samples.bin: no completion for"), "{watched}");
     read_on(&mut start_with(store, Duration::from_secs(60), PAUSES), 0).unwrap();
 }
 

@@ -24,21 +24,15 @@ type Of = fn(&LogRow) -> Option<f64>;
 
 /// Title, what its axis counts, how that goes, and what is drawn over the steps.
 const CHARTS: [(&str, &str, Scale, Of); 10] = [
-    ("Loss", "nats a token; dots: evaluations; dotted: resumed", Scale::Linear, |l| l.loss),
-    ("Learning rate", "of the update", Scale::FromZero, |l| l.lr),
+    ("Loss", "nats per token; dots: evaluations; dotted lines: resumes", Scale::Linear, |l| l.loss),
+    ("Learning rate", "of each update", Scale::FromZero, |l| l.lr),
     ("Gradient norm", "before clipping", Scale::Log, |l| l.grad_norm),
-    ("Throughput", "tokens a second", Scale::FromZero, |l| l.perf.tokens_per_s),
-    ("Waiting for data", "% of the time of a step", Scale::FromZero, |l| {
-        share(l.perf.data_wait_ms, l)
-    }),
-    ("Held up by saving", "% of the time of a step", Scale::FromZero, |l| {
-        share(l.perf.ckpt_stall_ms, l)
-    }),
-    ("Waiting for other ranks", "% of the time of a step", Scale::FromZero, |l| {
-        share(comm_wait_ms(l), l)
-    }),
-    ("MFU by 6N + 12LCT", "% of the peak", Scale::FromZero, |l| percent(l.perf.mfu_12lct)),
-    ("MFU by 6N + 6LCT", "% of the peak", Scale::FromZero, |l| percent(l.perf.mfu_6lct)),
+    ("Throughput", "tokens per second", Scale::FromZero, |l| l.perf.tokens_per_s),
+    ("Data wait", "% of step time", Scale::FromZero, |l| share(l.perf.data_wait_ms, l)),
+    ("Checkpoint stalls", "% of step time", Scale::FromZero, |l| share(l.perf.ckpt_stall_ms, l)),
+    ("Wait for other ranks", "% of step time", Scale::FromZero, |l| share(comm_wait_ms(l), l)),
+    ("MFU by 6N + 12LCT", "% of peak FLOP/s", Scale::FromZero, |l| percent(l.perf.mfu_12lct)),
+    ("MFU by 6N + 6LCT", "% of peak FLOP/s", Scale::FromZero, |l| percent(l.perf.mfu_6lct)),
     ("Loss scale", "fp16", Scale::Log, |l| l.loss_scale),
 ];
 
@@ -182,11 +176,11 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
             }),
         ),
         (
-            "FLOP a token, 6N + 12LCT",
+            "FLOP per token, 6N + 12LCT",
             config(|c| format!("{:.3e}", plan(c).flop.per_token_6n_12lhs as f64)),
         ),
-        ("Memory as planned", config(|c| bytes(plan(c).memory_bytes.total))),
-        ("Checkpoint as planned", config(|c| bytes(plan(c).checkpoint.checkpoint_bytes))),
+        ("Planned memory", config(|c| bytes(plan(c).memory_bytes.total))),
+        ("Planned checkpoint size", config(|c| bytes(plan(c).checkpoint.checkpoint_bytes))),
     ];
     facts.extend(progress(run));
     facts
@@ -210,22 +204,25 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
     let saved: Vec<String> = run.checkpoints.iter().map(u64::to_string).collect();
     let resumes: Vec<String> = run.resumes.iter().map(u64::to_string).collect();
     let steps = thousands(last.step as f64) + &of_total.unwrap_or_default();
-    let unread =
-        if run.damaged > 0 { format!("{} unread", run.damaged) } else { "whole".to_owned() };
+    let unread = if run.damaged > 0 {
+        format!("{} unreadable", run.damaged)
+    } else {
+        "all readable".to_owned()
+    };
     vec![
         ("Steps", format!("{steps}, {} tokens", thousands(last.tokens as f64))),
         ("Last loss", last.loss.map_or("–".to_owned(), |loss| format!("{loss:.4}"))),
-        ("Least loss", if best.is_finite() { format!("{best:.4}") } else { "–".to_owned() }),
+        ("Lowest loss", if best.is_finite() { format!("{best:.4}") } else { "–".to_owned() }),
         ("Last evaluation", eval.unwrap_or("–".to_owned())),
-        ("Not finite", losses_missing(run)),
-        ("Tokens a second, median", median(run).map_or("–".to_owned(), thousands)),
+        ("Steps with non-finite loss or gradient norm", losses_missing(run)),
+        ("Tokens per second, median", median(run).map_or("–".to_owned(), thousands)),
         ("MFU by 6N + 12LCT, mean", shown(mean(|l| percent(l.perf.mfu_12lct)))),
-        ("Waiting for data, mean", shown(mean(|l| share(l.perf.data_wait_ms, l)))),
-        ("Held up by saving, mean", shown(mean(|l| share(l.perf.ckpt_stall_ms, l)))),
-        ("Waiting for other ranks, mean", shown(mean(|l| share(comm_wait_ms(l), l)))),
-        ("Trained for", duration(run.trained_s())),
-        ("Resumed after step", listed(&resumes)),
-        ("Checkpoints of step", listed(&saved)),
+        ("Data wait, mean", shown(mean(|l| share(l.perf.data_wait_ms, l)))),
+        ("Checkpoint stalls, mean", shown(mean(|l| share(l.perf.ckpt_stall_ms, l)))),
+        ("Wait for other ranks, mean", shown(mean(|l| share(comm_wait_ms(l), l)))),
+        ("Training time", duration(run.trained_s())),
+        ("Resumed after steps", listed(&resumes)),
+        ("Checkpoint steps", listed(&saved)),
         ("Log", format!("{} lines, {unread}", run.steps.len() + run.evals.len())),
     ]
 }

@@ -73,7 +73,7 @@ impl RunRecord {
         run.read_log(&path.join("log.jsonl"))?;
         match Config::load(&path.join("config.toml").display().to_string(), &[]) {
             Ok(config) => run.config = Some(config),
-            Err(error) => log::warn!("report without the config: {error}"),
+            Err(error) => log::warn!("report has no config: {error}"),
         }
         let below = path.join("ckpt").display().to_string();
         // A run that was moved keeps its checkpoints below it, whatever its config says.
@@ -90,7 +90,7 @@ impl RunRecord {
         if !file.metadata().map_err(named)?.is_file() {
             return Err(named(std::io::Error::new(
                 ErrorKind::InvalidInput,
-                "it is no regular file",
+                "expected a regular file",
             )));
         }
         let mut reader = BufReader::new(file);
@@ -135,7 +135,7 @@ fn steps(place: &str) -> Vec<u64> {
         Checkpoints::open(store, Key::root()).steps().map_err(|error| error.to_string())
     });
     found.unwrap_or_else(|error| {
-        log::warn!("report without the checkpoints in {place}: {error}");
+        log::warn!("report has no checkpoints of {place}: {error}");
         Vec::new()
     })
 }

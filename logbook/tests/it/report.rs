@@ -114,13 +114,13 @@ fn a_run_is_told_in_its_numbers() {
         ("Steps", "100 of 100, 102,400 tokens"),
         ("Last loss", "2.0800"),
         ("Last evaluation", "2.2500, perplexity 9.49"),
-        ("Tokens a second, median", "2,048"),
-        ("Waiting for data, mean", "1.0 %"),
-        ("Held up by saving, mean", "2.0 %"),
-        ("Resumed after step", "33, 70"),
-        ("Trained for", "50s"),
-        ("Checkpoints of step", "none"),
-        ("Log", "105 lines, whole"),
+        ("Tokens per second, median", "2,048"),
+        ("Data wait, mean", "1.0 %"),
+        ("Checkpoint stalls, mean", "2.0 %"),
+        ("Resumed after steps", "33, 70"),
+        ("Training time", "50s"),
+        ("Checkpoint steps", "none"),
+        ("Log", "105 lines, all readable"),
     ] {
         assert_eq!(row(&page, title), [due], "{title}");
     }
@@ -187,8 +187,8 @@ fn whatever_a_log_holds_there_is_a_page() {
     }
     write_run(folder.path(), 3, &[], "{\"step\":4,\"loss\":null,\"grad_norm\":1.0}\nbroken\n");
     let page = page(&[folder.path()]);
-    assert_eq!(row(&page, "Not finite"), ["4"]);
-    assert_eq!(row(&page, "Log"), ["4 lines, 1 unread"]);
+    assert_eq!(row(&page, "Steps with non-finite loss or gradient norm"), ["4"]);
+    assert_eq!(row(&page, "Log"), ["4 lines, 1 unreadable"]);
     assert!(RunRecord::read("/dev").unwrap_err().to_string().contains("/dev/log.jsonl"));
 }
 

@@ -364,9 +364,9 @@ fn options_are_checked_and_nothing_is_overwritten() {
     let lost = |o: &mut CleanOptions| o.near.as_mut().unwrap().scratch = Some(scratch.clone());
     check(&lost, &["no such file", "--scratch"]);
     case.file("out.jsonl", "precious");
-    check(&|_| {}, &["out.jsonl: exists already"]);
+    check(&|_| {}, &["out.jsonl: already exists"]);
     case.file("out_valid.jsonl", "precious");
-    check(&|o| o.split = Some("1,1,0".parse().unwrap()), &["out_valid.jsonl: exists already"]);
+    check(&|o| o.split = Some("1,1,0".parse().unwrap()), &["out_valid.jsonl: already exists"]);
     assert_eq!(fs::read_to_string(case.path("out.jsonl")).unwrap(), "precious");
 }
 

@@ -212,7 +212,7 @@ fn options_are_checked_before_any_work() {
     check(&["--vocab-file", "v.json"], &["--vocab-file: got no merge-file, due both or neither"]);
     check(&["--vocab-file", "no.json", "--merge-file", "no.txt"], &["no.json", "no such file"]);
     let taken = bad.to_str().unwrap();
-    check(&["--report", taken], &["bad.jsonl", "exists already"]);
+    check(&["--report", taken], &["bad.jsonl", "already exists"]);
     let stdin = Path::new("-");
     refusal.check(&[stdin, stdin], &[], &["read -: got the same input twice"]);
     refusal.check(&[&bad, &bad], &[], &["the same input twice", "--allow-repeats"]);
@@ -288,7 +288,7 @@ fn outputs_are_not_overwritten() {
         let output = preprocess(&arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let said = stderr(&output);
-        assert!(said.contains(&format!("p_text_document.{suffix}: exists already")), "{said}");
+        assert!(said.contains(&format!("p_text_document.{suffix}: already exists")), "{said}");
         assert_eq!(fs::read_to_string(&taken).unwrap(), "precious");
         fs::remove_file(&taken).unwrap();
         assert_eq!(names(folder.path()), ["in.jsonl"]);
@@ -460,7 +460,7 @@ fn the_vocabulary_is_exported_and_read_back() {
     assert_eq!(storage::crc64(&merges), MERGES_CRC64);
     let again = export();
     assert_eq!(again.status.code(), Some(2));
-    assert!(stderr(&again).contains("exists already"), "{}", stderr(&again));
+    assert!(stderr(&again).contains("already exists"), "{}", stderr(&again));
 
     let spec = |vocab_file, merge_file| preprocess::TokenizerSpec {
         kind: "gpt2".to_owned(),

@@ -306,7 +306,7 @@ fn one_output_of_two_is_not_complete() {
     let output = run.command("due", &["--resume"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("p_text_document.manifest.json: exists already"), "{said}");
+    assert!(said.contains("p_text_document.manifest.json: already exists"), "{said}");
 }
 
 /// Leaves a run that has committed the first two inputs and something of the last.

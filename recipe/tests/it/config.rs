@@ -180,7 +180,7 @@ fn values_out_of_range_are_refused_with_the_range() {
             "data.local_cache={dir='x',limit='1023KiB'}",
             "data.local_cache.limit: got 1023KiB, due 1MiB or more",
         ),
-        ("data.local_cache={dir='x',limit='64'}", "data.local_cache.limit: '64' is no size"),
+        ("data.local_cache={dir='x',limit='64'}", "data.local_cache.limit: expected a size"),
         ("batch.micro=3", "batch.micro: micro 3 does not divide global 16"),
         ("batch.micro=0", "batch.micro: got 0, due 1 to 65536"),
         ("batch.accumulation=3", "batch.accumulation: got 3, due a divisor of global / micro = 4"),

@@ -75,7 +75,7 @@ impl Manifest {
     pub fn write(&self, store: &dyn Storage, key: &Key) -> Result<FileEntry> {
         let text = self.to_text();
         if text.len() as u64 > MANIFEST_BYTES_MAX {
-            let operation = "write a manifest of more than 1 GiB";
+            let operation = "write a manifest of more than 1 GiB to";
             return Err(Error::Unsupported { operation, object: store.display(key) });
         }
         write_all(store, key, text.as_bytes())
@@ -99,7 +99,7 @@ impl Manifest {
         let len_bytes = store.open(key)?.len_bytes();
         if len_bytes > MANIFEST_BYTES_MAX {
             let found = format!("{len_bytes} bytes");
-            let expected = format!("a manifest of at most {MANIFEST_BYTES_MAX}");
+            let expected = format!("a manifest of at most {MANIFEST_BYTES_MAX} bytes");
             return Err(Error::Corrupt { object, offset: 0, found, expected });
         }
         Self::from_bytes(&read_all(store, key)?, &object)
@@ -139,7 +139,7 @@ impl Manifest {
             expected: expected.to_owned(),
         };
         let text = std::str::from_utf8(bytes).map_err(|e| {
-            corrupt(e.valid_up_to(), "bytes that are not UTF-8".to_owned(), "a manifest")
+            corrupt(e.valid_up_to(), "a byte that is not UTF-8".to_owned(), "UTF-8 text")
         })?;
         let seal = text.rfind(SEAL).ok_or_else(|| {
             corrupt(text.len(), "no checksum".to_owned(), "a last line \"manifest_crc64\"")
@@ -147,17 +147,19 @@ impl Manifest {
         let digits = text[seal + SEAL.len()..]
             .strip_suffix("\"\n}\n")
             .and_then(|digits| u64::from_str_radix(digits, 16).ok())
-            .ok_or_else(|| corrupt(seal, "a torn last line".to_owned(), "16 hexadecimal digits"))?;
+            .ok_or_else(|| {
+                corrupt(seal, "a truncated last line".to_owned(), "16 hexadecimal digits")
+            })?;
         let sum = crc64(&bytes[..seal]);
         if sum != digits {
             return Err(corrupt(
                 seal,
                 format!("manifest_crc64 {digits:016x}"),
-                &format!("{sum:016x}, the sum of what stands before it"),
+                &format!("manifest_crc64 {sum:016x}, the checksum of the text before it"),
             ));
         }
         let Sealed { format, version, files, meta, .. } = serde_json::from_str(text)
-            .map_err(|e| corrupt(0, e.to_string(), "the fields of a manifest and no others"))?;
+            .map_err(|e| corrupt(0, e.to_string(), "exactly the fields of a manifest"))?;
         Ok((Manifest { format, version, files, meta }, sum))
     }
 }
@@ -175,7 +177,7 @@ impl FileEntry {
         };
         if object.len_bytes() != self.bytes {
             let found = format!("{} bytes", object.len_bytes());
-            return corrupt(found, format!("{} by the manifest", self.bytes));
+            return corrupt(found, format!("{} bytes as listed in the manifest", self.bytes));
         }
         let mut sum = Crc64::new();
         let mut buf = vec![
@@ -192,8 +194,8 @@ impl FileEntry {
             offset += len as u64;
         }
         if sum.value() != self.crc64 {
-            let found = format!("CRC-64 {:016x} of its {} bytes", sum.value(), self.bytes);
-            return corrupt(found, format!("{:016x} by the manifest", self.crc64));
+            let found = format!("CRC-64 {:016x} of {} bytes", sum.value(), self.bytes);
+            return corrupt(found, format!("CRC-64 {:016x} as listed in the manifest", self.crc64));
         }
         Ok(())
     }
@@ -268,7 +270,8 @@ mod once {
             let mut map = Map::new();
             while let Some(name) = from.next_key::<String>()? {
                 if map.contains_key(&name) {
-                    return Err(A::Error::custom(format!("'{name:.80}' is there twice")));
+                    let reason = format!("duplicate key '{name:.80}'");
+                    return Err(A::Error::custom(reason));
                 }
                 map.insert(name, from.next_value_seed(Once)?);
             }
@@ -288,7 +291,7 @@ mod hex {
         let text = String::deserialize(from)?;
         if text.len() != 16 {
             return Err(D::Error::custom(format!(
-                "a CRC-64 has 16 hexadecimal digits, not '{text}'"
+                "expected 16 hexadecimal digits, found '{text}'"
             )));
         }
         u64::from_str_radix(&text, 16).map_err(D::Error::custom)
@@ -334,7 +337,7 @@ mod tests {
         }
         for meta in ["{\"a\": 1, \"a\": 1}", "[{\"b\": {\"c\": 1, \"d\": 2, \"\\u0063\": 3}}]"] {
             let text = read(meta).unwrap_err().to_string();
-            assert!(text.contains("is there twice"), "{text}");
+            assert!(text.contains("duplicate key"), "{text}");
         }
         assert!(read(&format!("{}{}", "[".repeat(500), "]".repeat(500))).is_err());
     }

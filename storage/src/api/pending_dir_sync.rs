@@ -31,7 +31,7 @@ impl PendingDirSync {
         let folders: BTreeMap<PathBuf, Arc<dyn FileSystem>> =
             folders.map(|(disk, folder)| (folder, disk)).collect();
         for (folder, disk) in folders {
-            let failed = |e| Error::from_io("sync the folder", folder.display().to_string(), e);
+            let failed = |e| Error::from_io("sync", folder.display().to_string(), e);
             disk.sync_dir(&folder).map_err(failed)?;
         }
         Ok(())

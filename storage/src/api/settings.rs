@@ -33,13 +33,12 @@ pub(crate) enum Setting<T> {
 pub(crate) fn parse(url: &str) -> Result<Location> {
     let bad = |reason: String| Error::BadUrl { url: url.to_owned(), reason };
     if url.is_empty() {
-        return Err(bad("it is empty".to_owned()));
+        return Err(bad("expected a path or a URL".to_owned()));
     }
     let Some(rest) = url.strip_prefix("file:") else {
         return match url.split_once("://") {
             Some((scheme, _)) => {
-                let due = "due: file:, or a plain path";
-                Err(bad(format!("the scheme '{scheme}' is not known; {due}")))
+                Err(bad(format!("expected file: or a plain path, found scheme '{scheme}'")))
             }
             None => Ok(Location { path: url.into(), wishes: IoSettings::default() }),
         };
@@ -47,7 +46,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     let path = path.strip_prefix("//").unwrap_or(path);
     if path.is_empty() {
-        return Err(bad("it names no path".to_owned()));
+        return Err(bad("expected a path after file:".to_owned()));
     }
     let mut wishes = IoSettings::default();
     for option in query.split('&').filter(|option| !option.is_empty()) {
@@ -59,8 +58,8 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
             "direct=on" => wishes.direct = Setting::Only(true),
             "direct=off" => wishes.direct = Setting::Only(false),
             _ => {
-                let due = "due: engine=auto|ring|pread, direct=auto|on|off";
-                return Err(bad(format!("the option '{option}' is not known; {due}")));
+                let options = "engine=auto|ring|pread or direct=auto|on|off";
+                return Err(bad(format!("expected {options}, found option '{option}'")));
             }
         }
     }

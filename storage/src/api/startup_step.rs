@@ -64,7 +64,7 @@ impl Stage {
         let worker = thread::Builder::new()
             .name("stage".to_owned())
             .spawn(act)
-            .map_err(|e| Error::from_io("start a thread to", &what, e))?;
+            .map_err(|e| Error::from_io("start", format!("a thread to {what}"), e))?;
         let most = limit;
         let mut warnings = warn_after.into_iter().filter(|after| *after < most).peekable();
         while begun.elapsed() < limit {
@@ -106,7 +106,10 @@ mod tests {
         let short = short.warn_after([Duration::from_millis(5); 3]);
         let error = short.run(move || released.recv().is_err()).unwrap_err();
         assert!(matches!(&error, Error::StageTimeout { stage, .. } if stage == "open corpus.bin"));
-        assert!(error.to_string().starts_with("open corpus.bin: not done after 0.02 s"), "{error}");
+        assert!(
+            error.to_string().starts_with("cannot open corpus.bin: not done after 0.02 s"),
+            "{error}"
+        );
     }
 
     #[test]

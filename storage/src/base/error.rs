@@ -26,7 +26,7 @@ pub enum Error {
     },
     /// An operating system call failed.
     Io {
-        /// The operation, such as `read 4096 bytes at 8192 of`.
+        /// The operation after `cannot`, such as `read 4096 bytes at byte 8192 of`.
         operation: String,
         /// The object.
         object: String,
@@ -95,7 +95,7 @@ pub enum Error {
     },
     /// A startup step exceeded its time limit.
     StageTimeout {
-        /// The step, such as
+        /// The step after `cannot`, such as `open corpus.bin`.
         stage: String,
         /// The time limit.
         limit: Duration,
@@ -129,7 +129,7 @@ pub enum Error {
     },
     /// The store does not support the operation.
     Unsupported {
-        /// The operation, such as `begin a draft of`.
+        /// The operation after `cannot`, such as `resume an upload of`.
         operation: &'static str,
         /// The object.
         object: String,
@@ -183,74 +183,83 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotFound { object } => write!(f, "{object}: no such file or folder"),
-            Error::Exists { object } => {
-                write!(f, "{object}: exists already, and is not overwritten")
+            Error::NotFound { object } => {
+                write!(f, "cannot access {object}: no such file or folder")
             }
+            Error::Exists { object } => write!(f, "cannot create {object}: already exists"),
             Error::NoSpace { object, need_bytes, free_bytes } => {
-                write!(f, "write {object}: no space left on the device")?;
+                write!(f, "cannot write {object}: no space left on device")?;
                 match (need_bytes, free_bytes) {
                     (0, _) => Ok(()),
-                    (need, Some(free)) => write!(f, " ({need} bytes due, {free} free)"),
-                    (need, None) => write!(f, " ({need} bytes due)"),
+                    (need, Some(free)) => write!(f, " (need {need} bytes, {free} free)"),
+                    (need, None) => write!(f, " (need {need} bytes)"),
                 }
             }
             Error::Io { operation, object, source }
             | Error::Denied { operation, object, source } => {
-                write!(f, "{operation} {object}: {source}")
+                write!(f, "cannot {operation} {object}: {source}")
             }
             Error::ShortRead { object, offset, found, expected, len_bytes } => {
                 write!(
                     f,
-                    "read {expected} bytes at {offset} of {object}: got {found}, then end of file \
-                 (object is {len_bytes} bytes)"
+                    "cannot read {object}: expected {expected} bytes at byte {offset}, found end \
+                     of file after {found} bytes (object has {len_bytes} bytes)"
                 )
             }
             Error::Changed { object, offset, len_then, len_now } => {
-                write!(
-                    f,
-                    "read {object} at {offset}: it was {len_then} bytes when it was opened, "
-                )?;
-                match len_now {
-                    Some(now) if now == len_then => f.write_str("and another has its name now")?,
-                    Some(now) => write!(f, "and has {now} now")?,
-                    None => f.write_str("and cannot be asked now")?,
-                }
-                f.write_str("; hint: it was truncated or replaced under the run")
+                write!(f, "cannot read {object} at byte {offset}: ")?;
+                fmt_change(f, *len_then, *len_now)?;
+                f.write_str(" (hint: do not modify a file that a run reads)")
             }
             Error::Stale { operation, object } => write!(
                 f,
-                "{operation} {object}: stale file handle; hint: it was replaced on the server, or \
-                 the server was restarted without its state"
+                "cannot {operation} {object}: stale file handle (hint: the file was replaced on \
+                 the server, or the server lost its state in a restart)"
             ),
-            Error::Refused { way, reason } => write!(f, "{way} does not work here: {reason}"),
+            Error::Refused { way, reason } => write!(f, "cannot use {way}: {reason}"),
             Error::Stuck { object, offset, age, backend, placement } => {
-                write!(f, "read {object} at {offset}: no answer for {} s", age.as_secs())?;
-                write!(f, " ({backend}")?;
+                write!(f, "cannot read {object} at byte {offset}: ")?;
+                write!(f, "no completion for {} s ({backend}", age.as_secs())?;
                 if !placement.is_empty() {
-                    write!(f, ", {placement}")?;
+                    write!(f, ", from {placement}")?;
                 }
-                f.write_str("); hint: this process may not die until that server answers")
+                f.write_str(") (hint: this process may not exit until the server responds)")
             }
             Error::StageTimeout { stage, limit } => {
-                write!(f, "{stage}: not done after {} s", limit.as_secs_f32())?;
-                f.write_str("; hint: the file system does not answer")
+                write!(f, "cannot {stage}: not done after {} s", limit.as_secs_f32())?;
+                f.write_str(" (hint: the file system does not respond)")
             }
             Error::Corrupt { object, offset, found, expected } => {
-                write!(f, "{object}, at byte {offset}: got {found}, due {expected}")
+                write!(
+                    f,
+                    "cannot read {object}: expected {expected}, found {found} at byte {offset}"
+                )
             }
             Error::Remote(remote) => write!(f, "{remote}"),
-            Error::BadKey { key, reason } => write!(f, "name {key:?} {reason}"),
+            Error::BadKey { key, reason } => write!(f, "cannot use key {key:?}: {reason}"),
             Error::BadUrl { url, reason } => write!(f, "cannot use '{url}': {reason}"),
             Error::Unsupported { operation, object } => {
-                write!(f, "{operation} {object}: this kind of store cannot")
+                write!(f, "cannot {operation} {object}: not supported by this store")
             }
-            Error::Locked { object } => write!(f, "{object}: another process is writing it"),
+            Error::Locked { object } => {
+                write!(f, "cannot write {object}: another process is writing it")
+            }
             Error::Interrupted => f.write_str("interrupted"),
             Error::Poisoned { object, first } => {
-                write!(f, "write {object}: an earlier write failed ({first})")
+                write!(f, "cannot write {object}: an earlier write failed: {first}")
             }
         }
+    }
+}
+
+/// How an open file changed.
+fn fmt_change(f: &mut fmt::Formatter<'_>, len_then: u64, len_now: Option<u64>) -> fmt::Result {
+    match len_now {
+        Some(now) if now == len_then => f.write_str("file was replaced while open"),
+        Some(now) => {
+            write!(f, "file changed while open: expected {len_then} bytes, found {now} bytes")
+        }
+        None => write!(f, "file changed while open: its length was {len_then} bytes"),
     }
 }
 
@@ -268,16 +277,16 @@ impl std::error::Error for Error {
 /// [`crate::printable_message`].
 #[must_use]
 pub fn one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut told = error.to_string();
+    let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        let words = cause.to_string();
-        if !told.contains(&words) {
-            told = format!("{told}: {words}");
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
         }
         next = cause.source();
     }
-    super::printable::printable_message(&told)
+    super::printable::printable_message(&text)
 }
 
 #[cfg(test)]
@@ -289,7 +298,7 @@ mod tests {
 
     impl fmt::Display for Outer {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("the report does not stand")
+            f.write_str("cannot write the report")
         }
     }
 
@@ -300,12 +309,12 @@ mod tests {
     }
 
     #[test]
-    fn no_cause_is_told_twice() {
-        let error = Error::from_io("open", "a.txt", io::Error::other("it is odd"));
-        assert_eq!(one_line(&error), "open a.txt: it is odd");
+    fn no_cause_is_repeated() {
+        let error = Error::from_io("open", "a.txt", io::Error::other("bad luck"));
+        assert_eq!(one_line(&error), "cannot open a.txt: bad luck");
         let outer = Outer(error);
-        assert_eq!(one_line(&outer), "the report does not stand: open a.txt: it is odd");
-        let error = Error::from_io("open", "\u{1b}[2J", io::Error::other("it is odd"));
-        assert_eq!(one_line(&error), "open \\u{1b}[2J: it is odd");
+        assert_eq!(one_line(&outer), "cannot write the report: cannot open a.txt: bad luck");
+        let error = Error::from_io("open", "\u{1b}[2J", io::Error::other("bad luck"));
+        assert_eq!(one_line(&error), "cannot open \\u{1b}[2J: bad luck");
     }
 }

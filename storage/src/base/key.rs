@@ -20,15 +20,15 @@ impl Key {
         let name = name.into();
         let refuse = |reason: &'static str| Err(Error::BadKey { key: name.clone(), reason });
         if name.len() > KEY_BYTES_MAX {
-            return refuse("longer than 1024 bytes");
+            return refuse("it is longer than 1024 bytes");
         }
         if name.bytes().any(|byte| byte == 0) {
-            return refuse("holds a NUL byte");
+            return refuse("it contains a NUL byte");
         }
         for component in name.split('/') {
             match component {
-                "" => return refuse("has an empty component"),
-                "." | ".." => return refuse("has a component '.' or '..'"),
+                "" => return refuse("it has an empty component"),
+                "." | ".." => return refuse("it has a component '.' or '..'"),
                 _ => {}
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RemoteError {
-    /// The operation, such as
+    /// The operation after `cannot`, such as `read 4096 bytes at byte 8192 of`.
     pub operation: String,
     /// The object, as a URL without its options.
     pub object: String,
@@ -147,27 +147,27 @@ impl RemoteErrorKind {
     fn text(self) -> &'static str {
         use RemoteErrorKind as C;
         match self {
-            C::NoCredentials => "no credentials",
-            C::Expired => "the credentials have expired",
-            C::ClockSkew => "the clocks differ too much",
-            C::Denied => "not allowed",
+            C::NoCredentials => "no credentials found",
+            C::Expired => "credentials expired",
+            C::ClockSkew => "clocks of client and server differ too much",
+            C::Denied => "access denied",
             C::NoBucket => "no such bucket",
-            C::WrongRegion => "the bucket is in another region",
-            C::Replaced => "the object was replaced or changed since it was opened",
-            C::Range => "the range is not within the object",
-            C::SlowDown => "the server asks for fewer requests",
-            C::Server => "the server failed",
-            C::Conflict => "another request was in the way",
-            C::Refused => "the server refuses the request",
-            C::Stalled => "no byte came for too long",
-            C::Drip => "too few bytes came",
-            C::Reset => "the connection was cut",
-            C::Unreachable => "no connection",
-            C::Truncated => "the answer was cut short",
-            C::WrongLength => "the answer is not of the range asked for",
-            C::Dns => "the server's name is not known",
-            C::Tls => "no encrypted connection",
-            C::Other => "failed",
+            C::WrongRegion => "bucket is in another region",
+            C::Replaced => "object was replaced after it was opened",
+            C::Range => "range is outside the object",
+            C::SlowDown => "server requests a lower rate",
+            C::Server => "server error",
+            C::Conflict => "conflict with another request",
+            C::Refused => "server rejected the request",
+            C::Stalled => "no data within the timeout",
+            C::Drip => "transfer too slow",
+            C::Reset => "connection closed",
+            C::Unreachable => "connection failed",
+            C::Truncated => "response truncated",
+            C::WrongLength => "response differs from the requested range",
+            C::Dns => "host name not resolved",
+            C::Tls => "TLS connection failed",
+            C::Other => "request failed",
         }
     }
 
@@ -176,26 +176,32 @@ impl RemoteErrorKind {
         use RemoteErrorKind as C;
         Some(match self {
             C::NoCredentials => {
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or put \
-                 credentials=FILE into the URL"
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or credentials=FILE \
+                 in the URL"
             }
-            C::Expired => "renew them; a profile, role or credential_process renews them by itself",
-            C::ClockSkew => "set this machine's clock (timedatectl, chronyc tracking)",
-            C::Denied => "check the key, and that its policy allows this action on this bucket",
-            C::NoBucket => "check the bucket's name and the endpoint; buckets are not made by us",
-            C::WrongRegion => "put region=... into the URL, or set AWS_REGION",
-            C::Replaced => "stop whoever writes it; a run may read only what no longer changes",
-            C::Range => "an .idx that belongs to another .bin asks for bytes that do not exist",
-            C::SlowDown => "other jobs load the same store, or depth= in the URL is too high",
-            C::Stalled => "stall= in the URL sets the limit; on Ceph, look for a stuck OSD",
+            C::Expired => "renew them; a profile, role or credential_process renews automatically",
+            C::ClockSkew => {
+                "set this machine's clock; check it with timedatectl or chronyc tracking"
+            }
+            C::Denied => {
+                "check the access key, and that its policy allows this action on the bucket"
+            }
+            C::NoBucket => "check the bucket name and the endpoint; Feedline creates no buckets",
+            C::WrongRegion => "set region=NAME in the URL, or AWS_REGION",
+            C::Replaced => "do not overwrite objects that a run reads",
+            C::Range => "the .idx may belong to another .bin",
+            C::SlowDown => "lower depth= in the URL; other jobs may load the same store",
+            C::Stalled => "stall= in the URL sets the timeout; on Ceph, look for a stuck OSD",
             C::Drip | C::Truncated | C::WrongLength => {
-                "a proxy or load balancer between here and the store is a usual cause"
+                "check proxies and load balancers between this machine and the store"
             }
             C::Unreachable => "check endpoint= in the URL or AWS_ENDPOINT_URL, and the network",
-            C::Dns => "check endpoint= and region=; without path_style=on the bucket is part of it",
+            C::Dns => {
+                "check endpoint= and region=; without path_style=on, the host has the bucket name"
+            }
             C::Tls => {
-                "an authority of your own is named by ca=FILE or AWS_CA_BUNDLE; a server without \
-                 TLS has an http:// endpoint"
+                "for a private certificate authority set ca=FILE or AWS_CA_BUNDLE; for a server \
+                 without TLS use an http:// endpoint"
             }
             C::Server | C::Conflict | C::Refused | C::Reset | C::Other => return None,
         })
@@ -210,16 +216,15 @@ impl fmt::Display for RemoteErrorKind {
 
 impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RemoteError { operation, object, cause, response: came, request_id, tries, waited } =
-            self;
-        write!(f, "{operation} {object}: {cause}: {came}")?;
+        let RemoteError { operation, object, cause, response, request_id, tries, waited } = self;
+        write!(f, "cannot {operation} {object}: {cause}: {response}")?;
         if let Some(id) = request_id {
             write!(f, " (request id {id})")?;
         }
         if *tries > 1 {
-            write!(f, ", tried {tries} times in {:.1} s", waited.as_secs_f64())?;
+            write!(f, ", {tries} attempts in {:.1} s", waited.as_secs_f64())?;
         }
-        cause.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+        cause.hint().map_or(Ok(()), |hint| write!(f, " (hint: {hint})"))
     }
 }
 
@@ -228,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cause_has_words_of_its_own() {
+    fn every_cause_has_its_own_text() {
         let mut texts: Vec<_> = RemoteErrorKind::ALL.iter().map(|cause| cause.text()).collect();
         texts.extend(RemoteErrorKind::ALL.iter().map(|cause| cause.name()));
         texts.sort_unstable();

@@ -23,7 +23,7 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("'{text}' is no size: write a number and its unit, such as 64MiB");
+        let refuse = || format!("expected a size with its unit, such as 64MiB, found '{text}'");
         let (name, unit) =
             UNITS.iter().find(|(name, _)| text.ends_with(name)).ok_or_else(refuse)?;
         let digits = text[..text.len() - name.len()].trim_end();

@@ -115,7 +115,7 @@ impl Profile {
         UNKNOWN.get_or_init(|| Profile {
             file_system: "unknown".to_owned(),
             engine: IoEngine::Pread,
-            engine_why: "it is no file system".to_owned(),
+            engine_why: "not a file system".to_owned(),
             direct: false,
             align_bytes: ALIGN_BYTES as u32,
             mount_point: String::new(),
@@ -130,9 +130,9 @@ impl Profile {
     pub(crate) fn detect(root: &Path, wishes: IoSettings) -> Result<Self> {
         let name = root.display().to_string();
         let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
-        let told =
-            syscalls::file_system(there).map_err(|e| Error::from_io("look at", name.clone(), e))?;
-        let (kind, asynchronous) = kind_of(told.magic);
+        let status =
+            syscalls::file_system(there).map_err(|e| Error::from_io("stat", name.clone(), e))?;
+        let (kind, asynchronous) = kind_of(status.magic);
         let file_system = match kind.as_str() {
             "fuse" => fuse_name(there).unwrap_or(kind),
             _ => kind,
@@ -165,11 +165,11 @@ impl Profile {
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Profile { file_system, engine, engine_why, direct, align_bytes, .. } = self;
-        let direct = if *direct { "around" } else { "through" };
+        let direct = if *direct { "direct" } else { "buffered" };
         write!(
             f,
-            "{file_system}, engine {engine} because {engine_why}, large transfers {direct} the \
-             page cache, aligned to {align_bytes}"
+            "{file_system}, engine {engine} ({engine_why}), {direct} I/O for large transfers, \
+             aligned to {align_bytes} bytes"
         )
     }
 }
@@ -183,34 +183,35 @@ fn choose_engine(
 ) -> Result<(IoEngine, String)> {
     let bad = |reason: String| Error::BadUrl { url: name.to_owned(), reason };
     let (wish, whose) = match (wish, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
-        (Setting::Only(engine), _) => (Setting::Only(engine), "the URL says so".to_owned()),
+        (Setting::Only(engine), _) => (Setting::Only(engine), "set in the URL".to_owned()),
         (Setting::Auto, None | Some("" | "auto")) => (Setting::Auto, String::new()),
         (Setting::Auto, Some(value)) => {
             let engine = match value {
                 "ring" => IoEngine::Ring,
                 "pread" => IoEngine::Pread,
                 _ => {
-                    let due = "due: auto, ring or pread";
-                    return Err(bad(format!("{ENGINE_VARIABLE}={value} is no engine; {due}")));
+                    let url = format!("{ENGINE_VARIABLE}={value}");
+                    let reason = "expected auto, ring or pread".to_owned();
+                    return Err(Error::BadUrl { url, reason });
                 }
             };
-            (Setting::Only(engine), format!("{ENGINE_VARIABLE} says so"))
+            (Setting::Only(engine), format!("set by {ENGINE_VARIABLE}"))
         }
     };
     let works = uring_batch::probe();
     match (wish, works) {
         (Setting::Only(IoEngine::Ring), Err(reason)) => {
-            Err(bad(format!("engine ring was asked for, and does not work here: {reason}")))
+            Err(bad(format!("engine ring is not available: {reason}")))
         }
         (Setting::Only(engine), _) => Ok((engine, whose)),
         (Setting::Auto, Err(reason)) => {
-            Ok((IoEngine::Pread, format!("io_uring does not work: {reason}")))
+            Ok((IoEngine::Pread, format!("io_uring is not available: {reason}")))
         }
         (Setting::Auto, Ok(())) if asynchronous => {
-            Ok((IoEngine::Ring, format!("io_uring works and reads {file_system} asynchronously")))
+            Ok((IoEngine::Ring, format!("io_uring reads {file_system} asynchronously")))
         }
         (Setting::Auto, Ok(())) => {
-            Ok((IoEngine::Pread, format!("io_uring gains nothing on {file_system}")))
+            Ok((IoEngine::Pread, format!("io_uring does not read {file_system} asynchronously")))
         }
     }
 }
@@ -264,6 +265,6 @@ mod tests {
             IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
         let profile = Profile::detect(folder.path(), wishes).unwrap();
         assert_eq!((profile.engine, profile.direct), (IoEngine::Pread, false));
-        assert_eq!(profile.engine_why, "the URL says so");
+        assert_eq!(profile.engine_why, "set in the URL");
     }
 }

@@ -152,22 +152,31 @@ impl LayoutComponent {
     fn check(&self) -> std::result::Result<(), String> {
         let LayoutComponent { end, stripe_bytes, stripe_count, pool, on_mdt, .. } = self;
         if !stripe_bytes.is_multiple_of(STRIPE_BYTES_MULTIPLE) {
-            return Err(format!("stripes of {stripe_bytes} bytes, due a multiple of 64 KiB"));
+            return Err(format!(
+                "expected stripes of a multiple of 64 KiB, found {stripe_bytes} bytes"
+            ));
         }
         if *stripe_count != LayoutComponent::ALL && usize::from(*stripe_count) > TARGETS_MAX {
-            return Err(format!("{stripe_count} stripes, due {TARGETS_MAX} at most"));
+            return Err(format!("expected at most {TARGETS_MAX} stripes, found {stripe_count}"));
         }
         let unit = u64::from((*stripe_bytes).max(STRIPE_BYTES_MULTIPLE));
         if *end != u64::MAX && !end.is_multiple_of(unit) {
-            return Err(format!("a part that ends at {end}, due a multiple of {unit}, its stripe"));
+            return Err(format!(
+                "expected a component that ends at a multiple of {unit}, its stripe size, found \
+                 end {end}"
+            ));
         }
         let named = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         if pool.len() >= POOL_BYTES || !pool.bytes().all(named) {
             let most = POOL_BYTES - 1;
-            return Err(format!("'{pool}', due the name of a pool, of {most} letters at most"));
+            return Err(format!(
+                "expected a pool name of at most {most} letters, digits, '.', '_' or '-', found \
+                 '{pool}'"
+            ));
         }
         if *on_mdt && (self.start > 0 || *end == u64::MAX || *stripe_count > 0) {
-            return Err("the metadata target has the first part of a file, by itself".to_owned());
+            let layout = "the first component, with an end and without a stripe count";
+            return Err(format!("expected on the metadata target: {layout}"));
         }
         Ok(())
     }
@@ -190,11 +199,11 @@ impl Striping {
         let lov = match syscalls::attribute(file, ATTRIBUTE) {
             Ok(lov) => lov,
             Err(e) if e.raw_os_error() == Some(libc::ENODATA) => return Ok(None),
-            Err(e) => return Err(Error::from_io("read the layout of", object, e)),
+            Err(e) => return Err(Error::from_io("read", format!("the layout of {object}"), e)),
         };
         let unknown = || Error::Corrupt {
-            found: format!("{} bytes that begin with {:02x?}", lov.len(), &lov[..lov.len().min(8)]),
-            expected: "a layout of lov_user_md version 1 or 3, or a composite of such".to_owned(),
+            found: format!("{} bytes that start with {:02x?}", lov.len(), &lov[..lov.len().min(8)]),
+            expected: "lov_user_md version 1 or 3, or a composite layout".to_owned(),
             object,
             offset: 0,
         };
@@ -258,20 +267,26 @@ impl Striping {
     /// The component and what is wrong with it.
     pub fn check(&self) -> std::result::Result<(), String> {
         if self.parts.is_empty() || self.parts.len() > ENTRIES_MAX {
-            return Err(format!("{} parts, due 1 to {ENTRIES_MAX}", self.parts.len()));
+            return Err(format!(
+                "expected 1 to {ENTRIES_MAX} components, found {}",
+                self.parts.len()
+            ));
         }
-        let mut due = 0;
+        let mut start = 0;
         for part in &self.parts {
-            if part.start != due || part.end <= part.start {
+            if part.start != start || part.end <= part.start {
                 return Err(format!(
-                    "a part from {} to {}, due from {due} to beyond that",
+                    "expected a component that starts at {start} and ends later, found {} to {}",
                     part.start, part.end
                 ));
             }
             part.check()?;
-            due = part.end;
+            start = part.end;
         }
-        if due == u64::MAX { Ok(()) } else { Err(format!("the last part ends at {due}")) }
+        if start == u64::MAX {
+            return Ok(());
+        }
+        Err(format!("expected a last component to the end of the file, found end {start}"))
     }
 
     /// Sets this layout on a folder for its new files, or creates an empty file with it; and reads
@@ -286,7 +301,7 @@ impl Striping {
     pub fn set(&self, path: &Path) -> Result<Option<Self>> {
         let what = path.display().to_string();
         self.check()
-            .map_err(|reason| Error::BadUrl { url: format!("a layout of {what}"), reason })?;
+            .map_err(|reason| Error::BadUrl { url: format!("stripe layout of {what}"), reason })?;
         if path.is_dir() {
             let folder = open(path)?;
             self.give(&folder, &what)?;
@@ -295,7 +310,7 @@ impl Striping {
         require_lustre(&crate::fs::filesystem::folder_of(path))?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).custom_flags(DELAY_CREATE);
-        let file = options.open(path).map_err(|e| Error::from_io("make", what.clone(), e))?;
+        let file = options.open(path).map_err(|e| Error::from_io("create", what.clone(), e))?;
         let set = self.give(&file, &what).and_then(|()| Self::read(&file, path));
         if set.is_err() {
             // The first error is the one to report.
@@ -310,7 +325,7 @@ impl Striping {
             [_] => syscalls::set_stripes(file, &bytes),
             _ => syscalls::set_attribute(file, ATTRIBUTE, &bytes),
         };
-        given.map_err(|e| Error::from_io("set the layout of", what, e))
+        given.map_err(|e| Error::from_io("set", format!("the layout of {what}"), e))
     }
 
     /// Whether this layout, which was read back, satisfies the request. Values left open in the
@@ -384,13 +399,13 @@ fn open(path: &Path) -> Result<File> {
 
 fn require_lustre(path: &Path) -> Result<()> {
     let what = path.display().to_string();
-    let told =
-        syscalls::file_system(path).map_err(|e| Error::from_io("look at", what.clone(), e))?;
-    match detect::kind_of(told.magic).0.as_str() {
+    let status =
+        syscalls::file_system(path).map_err(|e| Error::from_io("stat", what.clone(), e))?;
+    match detect::kind_of(status.magic).0.as_str() {
         "lustre" => Ok(()),
         kind => Err(Error::Refused {
-            way: format!("striping of {what}"),
-            reason: format!("it is on {kind}, and only Lustre has stripes that can be set"),
+            way: format!("striping on {what}"),
+            reason: format!("only Lustre has stripes, found {kind}"),
         }),
     }
 }

@@ -49,10 +49,10 @@ impl ReadMethod {
 impl fmt::Display for ReadMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            ReadMethod::RingDirect => "io_uring around the page cache",
-            ReadMethod::RingCached => "io_uring through the page cache",
-            ReadMethod::ThreadsDirect => "threads around the page cache",
-            ReadMethod::ThreadsCached => "threads through the page cache",
+            ReadMethod::RingDirect => "direct I/O with io_uring",
+            ReadMethod::RingCached => "buffered I/O with io_uring",
+            ReadMethod::ThreadsDirect => "direct I/O with threads",
+            ReadMethod::ThreadsCached => "buffered I/O with threads",
         })
     }
 }
@@ -112,7 +112,7 @@ impl Mount {
     /// Disables a read method of this mount, for this process, and logs it once.
     pub(crate) fn refuse(&self, way: ReadMethod, why: &dyn fmt::Display) {
         if self.refused.fetch_or(way.bit(), Ordering::Relaxed) & way.bit() == 0 {
-            log::info!("{} {}: not {way}, because {why}", self.file_system, self.description);
+            log::info!("{} {}: {way} not used: {why}", self.file_system, self.description);
         }
     }
 

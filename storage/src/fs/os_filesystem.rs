@@ -117,8 +117,8 @@ impl FileSystem for OsFileSystem {
             return Err(io::Error::from_raw_os_error(libc::EISDIR));
         }
         if !meta.is_file() {
-            let told = "a device, socket or pipe, not a regular file";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, told));
+            let reason = "expected a regular file, found a device, socket or pipe";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
         syscalls::advise_random(&file);
         Ok(self.file(file, false))
@@ -280,7 +280,7 @@ fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
         _ => {
             if let Err(e) = fs::remove_file(from) {
                 log::warn!(
-                    "{}: left behind, as a second name of {}: {e}",
+                    "{}: temporary name not removed; it remains a hard link of {}: {e}",
                     from.display(),
                     to.display()
                 );
@@ -342,7 +342,7 @@ impl FsFile for OsFile {
             let mut pieces = Transfer::of_write(offset, bytes, ALIGN_BYTES);
             match self.carrier.mover.transfer(&direct.file, &mut pieces) {
                 Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                    self.carrier.give_up_direct("a write was refused");
+                    self.carrier.give_up_direct("the file system refused a direct write");
                 }
                 outcome => return outcome,
             }
@@ -367,7 +367,7 @@ impl FsFile for OsFile {
             Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
             Err(TryLockError::Error(e)) => {
                 // Lustre without the mount option flock, and some FUSE file systems.
-                log::warn!("locks do not work here, so a second writer is not kept out: {e}");
+                log::warn!("file locks are not supported; a second writer is not detected: {e}");
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -449,7 +449,7 @@ impl OsFile {
     ) -> Result<(), TransferError> {
         match direct::read(&self.carrier.mover, &direct.file, reads) {
             Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                self.carrier.give_up_direct("a read was refused");
+                self.carrier.give_up_direct("the file system refused a direct read");
                 self.read_cached(reads.iter_mut().map(|read| &mut **read).collect())
             }
             outcome => outcome,
@@ -494,7 +494,7 @@ impl OsFile {
         });
         match self.carrier.mover.transfer(direct, &mut pieces.collect::<Vec<_>>()) {
             Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                self.carrier.give_up_direct("a read was refused");
+                self.carrier.give_up_direct("the file system refused a direct read");
                 let window = std::slice::from_mut(window);
                 self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(window))
             }
@@ -510,7 +510,7 @@ impl OsFile {
 impl SharedIo {
     fn give_up_direct(&self, why: &str) {
         if self.direct.swap(false, Ordering::Relaxed) {
-            log::warn!("large transfers go through the page cache from now on: {why}");
+            log::warn!("large transfers use buffered I/O from now on: {why}");
         }
     }
 }

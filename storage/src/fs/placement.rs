@@ -78,7 +78,7 @@ impl CephLayout {
         let name = format!("{inode:x}.{object:08x}");
         // The OSDs that have it are in the cluster map, which a mount does not show.
         let map = format!("ceph osd map {pool} {name} {namespace}");
-        format!("object {name} of pool {pool} (`{}` names its OSDs)", map.trim_end())
+        format!("object {name} of pool {pool} (`{}` lists its OSDs)", map.trim_end())
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
         for (block, object) in objects.into_iter().enumerate() {
             let name = format!("100000001f5.{object:08x}");
             let due = format!(
-                "object {name} of pool cephfs (`ceph osd map cephfs {name}` names its OSDs)"
+                "object {name} of pool cephfs (`ceph osd map cephfs {name}` lists its OSDs)"
             );
             assert_eq!(layout.placement(block as u64 * 65536), due);
         }

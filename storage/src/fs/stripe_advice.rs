@@ -57,7 +57,7 @@ impl Recommendation {
             _ if bytes < SMALL_BYTES || purpose == Purpose::Index => (
                 1,
                 1 << 20,
-                "one request and one lock to read it; more targets only make more to be opened"
+                "one request and one lock read it; more targets only add objects to open"
                     .to_owned(),
             ),
             Purpose::Data => Self::data(bytes, nodes),
@@ -65,16 +65,16 @@ impl Recommendation {
                 1,
                 WRITTEN_BYTES,
                 format!(
-                    "files of {nodes} writers reach all {known} targets; more stripes are more \
-                     objects and locks, and more targets that can stop a save"
+                    "files of {nodes} writers use all {known} targets; more stripes add objects \
+                     and locks, and more targets that can delay a save"
                 ),
             ),
             Purpose::Checkpoint => {
                 // A stripe for each GiB at most: shorter files are done before it pays.
                 let wanted = u64::from(known.div_ceil(nodes.max(1))).min(bytes >> 30).clamp(1, 4);
                 let why = format!(
-                    "files of {nodes} writers leave targets idle; 4 stripes are what one writer \
-                     fills, and a file of {size} is worth one a GiB"
+                    "files of {nodes} writers leave targets idle; one writer fills at most 4 \
+                     stripes, and a file of {size} gains from one stripe for each GiB"
                 );
                 (wanted as u32, WRITTEN_BYTES, why) // fits: at most 4
             }
@@ -82,8 +82,8 @@ impl Recommendation {
                 let part = bytes / u64::from(nodes.max(1));
                 let stripe = part.clamp(SHARED_BYTES_MIN, SHARED_BYTES_MAX) >> 16 << 16;
                 let why = format!(
-                    "a target for each of {nodes} writers; begin each writer's part of {} at a \
-                     multiple of the stripe, or two of them take one lock from each other",
+                    "a target for each of {nodes} writers; start each writer's part of {} at a \
+                     multiple of the stripe size, or two writers contend for a lock",
                     ByteSize(part)
                 );
                 (nodes.max(1), stripe as u32, why) // fits: at most SHARED_BYTES_MAX
@@ -112,9 +112,11 @@ impl Recommendation {
         // Samples of many readers are spread more evenly by short stripes.
         let stripe = if crowded { 1 << 20 } else { 4 << 20 };
         let why = match bytes {
-            ..SHARD_BYTES => format!("{size} are read at the rate of one target, and opened once"),
+            ..SHARD_BYTES => {
+                format!("a file of {size} is read at the rate of one target, and opened once")
+            }
             _ => format!(
-                "samples of {nodes} nodes fall on all of its targets, each of which takes 8 \
+                "samples of {nodes} nodes spread over all of its targets, each of which serves 8 \
                  requests of a client at once"
             ),
         };

@@ -53,7 +53,7 @@ impl StripePolicy {
         match told {
             Ok(Layout::Lustre(_)) => Ok(Some(file)),
             refused => {
-                log::warn!("{}: not striped: {refused:?}", path.display());
+                log::warn!("{}: stripe layout not set: {refused:?}", path.display());
                 drop(file);
                 std::fs::remove_file(path)?;
                 Ok(None)

@@ -36,7 +36,7 @@ impl BatchEngine {
                 Err(BatchError::Busy) => {}
                 Err(BatchError::Refused(why)) => {
                     if self.ring.swap(false, Ordering::Relaxed) {
-                        log::warn!("engine pread from now on, because io_uring: {why}");
+                        log::warn!("io_uring failed; engine pread is used from now on: {why}");
                     }
                 }
             }

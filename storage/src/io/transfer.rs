@@ -202,8 +202,8 @@ impl TransferProgress {
         if self.may_retry() {
             return Ok(NextStep::Again);
         }
-        let told = format!("{last}, also after {RETRIES_MAX} retries");
-        Err(TransferErrorKind::Io(io::Error::new(last.kind(), told)))
+        let text = format!("{last}, after {RETRIES_MAX} retries");
+        Err(TransferErrorKind::Io(io::Error::new(last.kind(), text)))
     }
 }
 
@@ -236,7 +236,8 @@ impl TransferError {
                 len_bytes,
             },
             TransferErrorKind::Io(source) => {
-                Error::from_io(format!("read {expected} bytes at {offset} of"), object, source)
+                let operation = format!("read {expected} bytes at byte {offset} of");
+                Error::from_io(operation, object, source)
             }
         }
     }
@@ -286,15 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn interruptions_are_bounded_and_end_of_file_is_told() {
+    fn interruptions_are_bounded_and_end_of_file_is_reported() {
         let mut buf = [0; 10];
         let mut piece = Transfer::read(5, &mut buf);
         assert_eq!(piece.advance(errno(libc::EINTR)).unwrap(), NextStep::Again);
         assert_eq!(piece.advance(errno(libc::EAGAIN)).unwrap(), NextStep::Again);
         assert_eq!(piece.advance(Ok(4)).unwrap(), NextStep::Again);
         let error = piece.advance(Ok(0)).unwrap_err().of_read("a.bin", 15).to_string();
-        let due = "read 10 bytes at 5 of a.bin: got 4, then end of file (object is 15 bytes)";
-        assert_eq!(error, due);
+        let expected = "cannot read a.bin: expected 10 bytes at byte 5, found end of file after 4 \
+                        bytes (object has 15 bytes)";
+        assert_eq!(error, expected);
 
         piece.reset();
         let spent = (0..=RETRIES_MAX).find_map(|_| piece.advance(errno(libc::EINTR)).err());

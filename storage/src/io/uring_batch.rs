@@ -55,7 +55,7 @@ impl From<TransferError> for BatchError {
             // Errors of sandboxes, old kernels, and file systems without the operation; never I/O
             // errors.
             Some(libc::EPERM | libc::ENOSYS | libc::EACCES | libc::EOPNOTSUPP) => {
-                BatchError::Refused(format!("a request was refused: {failure}"))
+                BatchError::Refused(format!("cannot complete a request: {failure}"))
             }
             _ => BatchError::Failed(failure),
         }
@@ -91,14 +91,15 @@ pub(crate) fn transfer(
 pub(crate) fn probe() -> Result<(), &'static str> {
     static PROBED: OnceLock<Result<(), String>> = OnceLock::new();
     let read = || {
-        let own = File::open("/proc/self/exe").map_err(|e| format!("cannot try it: {e}"))?;
+        let own =
+            File::open("/proc/self/exe").map_err(|e| format!("cannot open /proc/self/exe: {e}"))?;
         let mut bytes = [0; 4];
         match transfer(&own, &mut [Transfer::read(0, &mut bytes)], SubmitMode::Inline) {
             Ok(()) if &bytes == b"\x7fELF" => Ok(()),
-            Ok(()) => Err("a read through it gave wrong bytes".to_owned()),
-            Err(BatchError::Busy) => Err("every ring is in use".to_owned()),
+            Ok(()) => Err("a test read returned wrong bytes".to_owned()),
+            Err(BatchError::Busy) => Err("all rings are in use".to_owned()),
             Err(BatchError::Refused(why)) => Err(why),
-            Err(BatchError::Failed(failure)) => Err(format!("a read through it failed: {failure}")),
+            Err(BatchError::Failed(failure)) => Err(format!("cannot read with it: {failure}")),
         }
     };
     PROBED.get_or_init(read).as_ref().copied().map_err(String::as_str)
@@ -155,7 +156,7 @@ impl BatchInFlight {
                 _ => return Err(BatchError::Refused(explain("io_uring_enter", &e))),
             }
         }
-        Err(BatchError::Refused(format!("io_uring_enter: busy {BUSY_MAX} times in a row")))
+        Err(BatchError::Refused(format!("cannot submit: io_uring_enter was busy {BUSY_MAX} times")))
     }
 
     fn reap(&mut self) -> Option<(usize, io::Result<usize>)> {
@@ -250,7 +251,7 @@ pub(crate) fn explain(call: &str, e: &io::Error) -> String {
             let setting = read("/proc/sys/kernel/io_uring_disabled");
             by_whom(setting.trim(), &read("/proc/self/status"))
         }
-        Some(libc::ENOMEM) => ", by the limit of locked memory (ulimit -l)".to_owned(),
+        Some(libc::ENOMEM) => " (limit of locked memory, ulimit -l)".to_owned(),
         _ => String::new(),
     };
     format!("{call}: {e}{cause}")
@@ -260,9 +261,9 @@ pub(crate) fn explain(call: &str, e: &io::Error) -> String {
 fn by_whom(setting: &str, status: &str) -> String {
     let filter = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     match (setting, filter.map(str::trim)) {
-        ("" | "0", Some("1" | "2")) => ", by a seccomp filter".to_owned(),
-        ("" | "0", _) => ", by a sandbox or a security module such as SELinux".to_owned(),
-        (value, _) => format!(", by the setting kernel.io_uring_disabled = {value}"),
+        ("" | "0", Some("1" | "2")) => " (blocked by a seccomp filter)".to_owned(),
+        ("" | "0", _) => " (blocked by a sandbox or a security module such as SELinux)".to_owned(),
+        (value, _) => format!(" (blocked by kernel.io_uring_disabled = {value})"),
     }
 }
 

@@ -42,7 +42,7 @@ impl Arena {
     /// # Errors
     /// [`Error::Io`] if the kernel has none.
     pub fn new_shared(len: usize) -> Result<Self> {
-        let failed = |e| Error::from_io("make", format!("{len} bytes of memory to share"), e);
+        let failed = |e| Error::from_io("create", format!("{len} bytes of shared memory"), e);
         Ok(Arena(Backing::Shared(SharedMemory::create(len.max(1)).map_err(failed)?)))
     }
 
@@ -100,7 +100,7 @@ impl Arena {
         for outcome in outcomes {
             match outcome {
                 Err(e) if e.raw_os_error() != Some(libc::EINVAL) => {
-                    return Err(Error::from_io("fill", format!("{len} bytes of memory"), e));
+                    return Err(Error::from_io("populate", format!("{len} bytes of memory"), e));
                 }
                 _ => {}
             }

@@ -94,9 +94,12 @@ impl Geometry {
         let len = self.stride().checked_mul(self.slots).filter(|_| slots && bytes);
         len.and_then(|len| len.checked_add(AT_MESSAGES)).ok_or_else(|| {
             let Geometry { slots, slot_bytes } = self;
-            let due = format!("due a power of two up to {SLOTS_MAX}, of 1 byte to 1 GiB");
-            let told = format!("{slots} slots of {slot_bytes} bytes; {due}");
-            Error::from_io("share", "memory", io::Error::new(io::ErrorKind::InvalidInput, told))
+            let reason = format!(
+                "expected a power of two up to {SLOTS_MAX} slots, of 1 byte to 1 GiB each, found \
+                 {slots} slots of {slot_bytes} bytes"
+            );
+            let source = io::Error::new(io::ErrorKind::InvalidInput, reason);
+            Error::from_io("create", "shared memory", source)
         })
     }
 }
@@ -108,7 +111,7 @@ impl RingSender {
     /// [`Error::Io`] if the kernel has none, or the geometry is out of bounds.
     pub fn create(geometry: Geometry) -> Result<Self> {
         let memory = SharedMemory::create(geometry.len()?)
-            .map_err(|e| Error::from_io("make", "memory to share", e))?;
+            .map_err(|e| Error::from_io("create", "shared memory", e))?;
         // fits: `len` bounds both
         memory.word(AT_SLOTS).store(geometry.slots as u32, Ordering::Relaxed);
         memory.word(AT_SLOT_BYTES).store(geometry.slot_bytes as u32, Ordering::Relaxed);
@@ -192,12 +195,12 @@ impl RingReceiver {
     pub fn open(fd: OwnedFd, geometry: Geometry) -> Result<Self> {
         let open = |e| Error::from_io("open", "shared memory", e);
         let memory = SharedMemory::open(fd, geometry.len()?).map_err(open)?;
-        let got =
+        let found =
             [AT_MAGIC, AT_SLOTS, AT_SLOT_BYTES].map(|at| memory.word(at).load(Ordering::Acquire));
-        let due = [MAGIC, geometry.slots as u32, geometry.slot_bytes as u32];
-        if got != due {
-            let told = format!("its header is {got:?}, due {due:?}");
-            return Err(open(io::Error::new(io::ErrorKind::InvalidData, told)));
+        let expected = [MAGIC, geometry.slots as u32, geometry.slot_bytes as u32];
+        if found != expected {
+            let reason = format!("expected header {expected:?}, found {found:?}");
+            return Err(open(io::Error::new(io::ErrorKind::InvalidData, reason)));
         }
         Ok(RingReceiver { memory, geometry, taken: 0, holds: false })
     }
@@ -214,8 +217,8 @@ impl RingReceiver {
         let at = AT_LENGTHS + 4 * nth(&self.geometry, self.taken);
         let len = self.memory.word(at).load(Ordering::Relaxed) as usize;
         if len > self.geometry.slot_bytes {
-            let due = format!("at most {}", self.geometry.slot_bytes);
-            return Err(corrupt(at, format!("a message of {len} bytes"), due));
+            let expected = format!("a message of at most {} bytes", self.geometry.slot_bytes);
+            return Err(corrupt(at, format!("{len} bytes"), expected));
         }
         Ok(Some(self.memory.bytes(place(&self.geometry, self.taken), len)))
     }
@@ -250,7 +253,7 @@ impl RingReceiver {
                 let words = self.memory.bytes(AT_WORDS, len.min(WORDS_MAX));
                 Ok(RingEnd::Failed(String::from_utf8_lossy(words).into_owned()))
             }
-            state => Err(corrupt(AT_STATE, format!("state {state}"), "0 to 2".to_owned())),
+            state => Err(corrupt(AT_STATE, format!("state {state}"), "state 0 to 2".to_owned())),
         }
     }
 
@@ -278,8 +281,12 @@ impl RingReceiver {
 fn waiting(sent: u32, taken: u32, geometry: &Geometry) -> Result<usize> {
     let waiting = sent.wrapping_sub(taken) as usize;
     if waiting > geometry.slots {
-        let got = format!("{sent} messages sent and {taken} taken");
-        return Err(corrupt(AT_SENT, got, format!("{} between them at most", geometry.slots)));
+        let found = format!("{sent} messages sent and {taken} taken");
+        return Err(corrupt(
+            AT_SENT,
+            found,
+            format!("at most {} waiting messages", geometry.slots),
+        ));
     }
     Ok(waiting)
 }

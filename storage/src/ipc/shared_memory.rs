@@ -50,13 +50,13 @@ impl SharedMemory {
         // SAFETY: the descriptor is open as long as `fd`.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & SEALS != SEALS {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not sealed"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "expected sealed memory"));
         }
         let file = File::from(fd);
-        let got = file.metadata()?.len();
-        if got != len as u64 {
-            let told = format!("it has {got} bytes, due {len}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+        let found = file.metadata()?.len();
+        if found != len as u64 {
+            let reason = format!("expected {len} bytes, found {found}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
         }
         Self::map(file.into(), len)
     }

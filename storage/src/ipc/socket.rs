@@ -30,7 +30,7 @@ impl LocalListener {
     /// [`Error::Io`] for other errors of the kernel.
     pub fn open(name: &str) -> Result<Option<Self>> {
         let name = of_this_user(name);
-        let fail = |e| Error::from_io("listen on", format!("socket @{name}"), e);
+        let fail = |e| Error::from_io("bind", format!("socket @{name}"), e);
         let bound = SocketAddr::from_abstract_name(&name)
             .and_then(|address| UnixListener::bind_addr(&address));
         let listener = match bound {
@@ -50,7 +50,9 @@ impl LocalListener {
         match self.listener.accept() {
             Ok((stream, _)) => Peer::of(stream, &self.name).map(Some),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(Error::from_io("accept on", format!("socket @{}", self.name), e)),
+            Err(e) => {
+                Err(Error::from_io("accept", format!("a connection on socket @{}", self.name), e))
+            }
         }
     }
 }
@@ -72,7 +74,7 @@ impl Peer {
         match address.and_then(|address| UnixStream::connect_addr(&address)) {
             Ok(stream) => Peer::of(stream, &name).map(Some),
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
-            Err(e) => Err(Error::from_io("connect to", format!("socket @{name}"), e)),
+            Err(e) => Err(Error::from_io("open", format!("a connection to socket @{name}"), e)),
         }
     }
 
@@ -82,20 +84,20 @@ impl Peer {
     /// [`Error::Io`] if the kernel has none.
     pub fn pair() -> Result<(Self, Self)> {
         let (a, b) =
-            UnixStream::pair().map_err(|e| Error::from_io("make", "a pair of sockets", e))?;
+            UnixStream::pair().map_err(|e| Error::from_io("create", "a pair of sockets", e))?;
         let pid = std::process::id();
         Ok((Peer { stream: a, pid }, Peer { stream: b, pid }))
     }
 
     /// The kernel recorded the peer's credentials when it connected, or created the listener.
     fn of(stream: UnixStream, name: &str) -> Result<Self> {
-        let fail = |e| Error::from_io("ask who is at", format!("socket @{name}"), e);
+        let fail = |e| Error::from_io("identify", format!("the peer of socket @{name}"), e);
         stream.set_nonblocking(false).map_err(fail)?;
         let (pid, uid) = credentials(&stream).map_err(fail)?;
-        let due = user();
-        if uid != due {
-            let told = format!("process {pid} of user {uid} is there, due user {due}");
-            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, told)));
+        let expected = user();
+        if uid != expected {
+            let reason = format!("expected user {expected}, found process {pid} of user {uid}");
+            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, reason)));
         }
         Ok(Peer { stream, pid: pid.unsigned_abs() })
     }
@@ -208,7 +210,7 @@ impl Peer {
         let told = unsafe { header.read() };
         let rights = told.cmsg_level == libc::SOL_SOCKET && told.cmsg_type == libc::SCM_RIGHTS;
         if !rights || told.cmsg_len != Control::FD_LEN {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it came with no descriptor"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "expected a descriptor"));
         }
         // SAFETY: the data of the header lies in the control buffer.
         let data = unsafe { libc::CMSG_DATA(header) };
@@ -265,7 +267,7 @@ pub fn ready(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Result<Vec<bool
     if count < 0 {
         let e = io::Error::last_os_error();
         if e.kind() != io::ErrorKind::Interrupted {
-            return Err(Error::from_io("wait for", "sockets", e));
+            return Err(Error::from_io("poll", "sockets", e));
         }
     }
     Ok(asked.iter().map(|one| one.revents != 0).collect())

@@ -56,7 +56,7 @@ pub(crate) struct PosixInPlaceFile {
 
 impl fmt::Debug for PosixInPlaceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PosixWork({}, {} bytes)", self.object.name, self.object.len_bytes)
+        write!(f, "PosixInPlaceFile({}, {} bytes)", self.object.name, self.object.len_bytes)
     }
 }
 
@@ -80,7 +80,7 @@ impl PosixInPlaceFile {
         if let Err(e) = make() {
             // Best effort: a file of a slot without a record is removed by the next opening.
             let _ = place.disk.unlink(&path);
-            let failed = Error::from_io("reserve the space of", &name, e);
+            let failed = Error::from_io("allocate", &name, e);
             return Err(no_space(&place, &path, len_bytes, failed));
         }
         Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
@@ -93,7 +93,7 @@ impl PosixInPlaceFile {
         len_bytes: u64,
     ) -> Result<Self> {
         let folder = place.path(folder);
-        let name = format!("a file without a name in {}", folder.display());
+        let name = format!("an unnamed file in {}", folder.display());
         place.make_folder(&folder)?;
         // It briefly has a name, by which a sweep finds it if this process dies in that moment.
         let path = folder.join(temp_names::name_for("unnamed", &place.disk.writer()));
@@ -105,7 +105,7 @@ impl PosixInPlaceFile {
             Ok(file)
         };
         let file = make().map_err(|e| {
-            let failed = Error::from_io("reserve the space of", &name, e);
+            let failed = Error::from_io("allocate", &name, e);
             no_space(&place, &path, len_bytes, failed)
         })?;
         Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
@@ -123,7 +123,7 @@ impl PosixInPlaceFile {
     }
 
     fn failed(&self, failure: TransferError) -> Error {
-        let doing = format!("write {} bytes at {} of", failure.expected, failure.offset);
+        let doing = format!("write {} bytes at byte {} of", failure.expected, failure.offset);
         let failed = Error::from_io(doing, &self.object.name, failure.into_io());
         no_space(&self.place, self.object.name.as_ref(), self.object.len_bytes, failed)
     }
@@ -171,8 +171,8 @@ impl InPlaceFile for PosixInPlaceFile {
         let expected = bytes.len() as u64;
         if offset.checked_add(expected).is_none_or(|end| end > self.object.len_bytes) {
             let object = self.object.name.clone();
-            let found = format!("{expected} bytes to be written");
-            let expected = format!("no more than up to its end, at {}", self.object.len_bytes);
+            let found = format!("a write of {expected} bytes");
+            let expected = format!("a write within {} bytes", self.object.len_bytes);
             return Err(Error::Corrupt { object, offset, found, expected });
         }
         // The end of a file need not be block-aligned, and uses buffered I/O.
@@ -191,7 +191,7 @@ impl InPlaceFile for PosixInPlaceFile {
     }
 
     fn names(&self) -> Result<u64> {
-        let failed = |e| Error::from_io("look at", &self.object.name, e);
+        let failed = |e| Error::from_io("stat", &self.object.name, e);
         self.object.file.names().map_err(failed)
     }
 }
@@ -215,10 +215,10 @@ pub(crate) fn share(
         Ok(()) => Ok(Some(PendingDirSync::in_folder(Arc::clone(&place.disk), folder))),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::Exists { object: name }),
         Err(e) if cannot(&e) => {
-            log::debug!("{name}: {how:?} is not shared: {e}");
+            log::debug!("{name}: {how:?} not linked: {e}");
             Ok(None)
         }
-        Err(e) => Err(Error::from_io("share the bytes of a file with", name, e)),
+        Err(e) => Err(Error::from_io("link", name, e)),
     }
 }
 

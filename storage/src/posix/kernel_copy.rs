@@ -72,7 +72,7 @@ fn copy_advised(
                 retries += 1;
             }
             Err(e) if cannot(&e) => {
-                log::debug!("copied by reading and writing: {e}");
+                log::debug!("copy_file_range not used; copied by reading and writing: {e}");
                 break;
             }
             Err(e) => return Err(e),
@@ -107,11 +107,11 @@ pub(crate) fn read_and_write<U: Upload + ?Sized>(
         offset += chunk.len() as u64;
     }
     match crc64_due {
-        Some(due) if due != sum.value() => Err(Error::Corrupt {
+        Some(recorded) if recorded != sum.value() => Err(Error::Corrupt {
             object: object.display(),
             offset: range.start,
             found: format!("CRC-64 {:016x} of {len} bytes", sum.value()),
-            expected: format!("{due:016x}, as is recorded"),
+            expected: format!("the recorded CRC-64 {recorded:016x}"),
         }),
         _ => Ok(()),
     }

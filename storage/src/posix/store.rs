@@ -54,7 +54,7 @@ impl Posix {
         match self.disk().stat(&self.0.path(key)) {
             Ok(stat) => Ok(Some(stat)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(Error::from_io("look at", self.display(key), e)),
+            Err(e) => Err(Error::from_io("stat", self.display(key), e)),
         }
     }
 
@@ -77,7 +77,7 @@ impl Posix {
         is_doomed: impl Fn(&ProcessIdentity) -> bool,
     ) -> Result<Vec<String>> {
         let path = self.0.path(folder);
-        let failed = |e| Error::from_io("clear what dead writers left in", self.display(folder), e);
+        let failed = |e| Error::from_io("clean", self.display(folder), e);
         let mut swept = Vec::new();
         for name in or_none(self.disk().read_dir(&path)).map_err(failed)? {
             let Some(writer) = temp_names::writer_of(&name.text) else { continue };
@@ -92,7 +92,7 @@ impl Posix {
             match removed {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
                 // NFS and FUSE: a reader has a file in it open.
-                Err(e) if is_in_use(&e) => log::debug!("{}: left for now: {e}", show(&left)),
+                Err(e) if is_in_use(&e) => log::debug!("{}: in use, not removed: {e}", show(&left)),
                 Err(e) => return Err(failed(e)),
                 Ok(()) => swept.push(name.text),
             }
@@ -167,8 +167,8 @@ impl Storage for Posix {
     fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
         let path = self.0.path(folder);
         self.0.make_folder(&path)?;
-        let asked = self.disk().renames_exclusively(&path);
-        asked.map_err(|e| Error::from_io("try a rename in", show(&path), e))
+        let probed = self.disk().renames_exclusively(&path);
+        probed.map_err(|e| Error::from_io("rename", format!("a file in {}", show(&path)), e))
     }
 
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
@@ -197,11 +197,11 @@ impl Storage for Posix {
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         if *folder == Key::root() {
-            let reason = "is empty: a store's own folder is not deleted through it";
+            let reason = "the root folder of a store is never deleted";
             return Err(Error::BadKey { key: String::new(), reason });
         }
         let path = self.0.path(folder);
-        let failed = |e| Error::from_io("delete the folder", self.display(folder), e);
+        let failed = |e| Error::from_io("delete", self.display(folder), e);
         match self.stat(folder)? {
             None => return Ok(()),
             Some(Stat::Folder) => {}
@@ -218,7 +218,7 @@ impl Storage for Posix {
             // NFS and FUSE keep files that a reader has open. The name is gone, and the rest is
             // swept when the reader and this process are.
             Err(e) if is_in_use(&e) => {
-                log::warn!("{}: left until its readers are gone: {e}", show(&doomed));
+                log::warn!("{}: not removed while a reader has it open: {e}", show(&doomed));
                 Ok(())
             }
             outcome => outcome.map_err(failed),
@@ -238,9 +238,7 @@ impl Storage for Posix {
             {
                 Ok(())
             }
-            outcome => {
-                outcome.map_err(|e| Error::from_io("delete the folder", self.display(folder), e))
-            }
+            outcome => outcome.map_err(|e| Error::from_io("delete", self.display(folder), e)),
         }
     }
 
@@ -248,7 +246,7 @@ impl Storage for Posix {
         let root = &self.0.root;
         self.disk()
             .free_bytes(root)
-            .map_err(|e| Error::from_io("ask for the free space of", root.display().to_string(), e))
+            .map_err(|e| Error::from_io("stat", root.display().to_string(), e))
     }
 
     fn display(&self, key: &Key) -> String {
@@ -361,7 +359,7 @@ impl StoreRoot {
 
     /// Creates a folder durably. Returns the folders created.
     pub(crate) fn make_folder(&self, folder: &Path) -> Result<Vec<PathBuf>> {
-        let failed = |(path, e): (PathBuf, _)| Error::from_io("make the folder", show(&path), e);
+        let failed = |(path, e): (PathBuf, _)| Error::from_io("create", show(&path), e);
         self.folders.make(&*self.disk, &self.root, folder).map_err(failed)
     }
 
@@ -375,7 +373,7 @@ impl StoreRoot {
 
     fn refuse_temporary(&self, key: &Key) -> Result<()> {
         let hidden = key.as_str().split('/').any(temp_names::is_hidden);
-        let reason = "has the form of a temporary name, which listings hide";
+        let reason = "the form is reserved for temporary files, which listings hide";
         if hidden { Err(Error::BadKey { key: key.to_string(), reason }) } else { Ok(()) }
     }
 
@@ -464,7 +462,7 @@ impl Object for PosixObject {
             }
             Err(e) => e,
         };
-        log::debug!("{}: read and not mapped: {why}", self.name);
+        log::debug!("{}: not mapped but read: {why}", self.name);
         let too_big = |_| Error::from_io("map", &self.name, io::ErrorKind::OutOfMemory.into());
         let mut bytes = vec![0; usize::try_from(self.len_bytes).map_err(too_big)?];
         self.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;

@@ -103,7 +103,7 @@ impl PosixUpload {
         upload.len_bytes_max = len_bytes_max;
         if len_bytes_max > SMALL_BYTES_MAX as u64 {
             let allocate = upload.file().allocate(len_bytes_max);
-            allocate.map_err(|e| upload.failed("reserve the space of", e))?;
+            allocate.map_err(|e| upload.failed("allocate", e))?;
             upload.allocated = len_bytes_max;
         }
         Ok(upload)
@@ -117,7 +117,7 @@ impl PosixUpload {
         file.lock().map_err(|e| locked(&path, e))?;
         let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
         let large = WriteBehind::start(file, BUFFERS_MIN);
-        upload.content = UploadBuffer::Large(large.map_err(|e| upload.failed("begin", e))?);
+        upload.content = UploadBuffer::Large(large.map_err(|e| upload.failed("create", e))?);
         // An upload that could not begin leaves no draft.
         upload.life = OnDrop::Kept { named: false };
         Ok(upload)
@@ -131,7 +131,7 @@ impl PosixUpload {
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Self> {
         let path = place.draft_path(key);
-        let failed = |e| Error::from_io("go on with", path.display().to_string(), e);
+        let failed = |e| Error::from_io("resume", path.display().to_string(), e);
         let file = place.disk.reopen(&path).map_err(|e| locked(&path, e))?;
         let len_bytes = file.len_bytes().map_err(failed)?;
         let name = path.display().to_string();
@@ -140,8 +140,8 @@ impl PosixUpload {
             return Err(Error::Corrupt {
                 object: path.display().to_string(),
                 offset: len_bytes,
-                found: "the end".to_owned(),
-                expected: format!("{} bytes, as were synced", from.bytes),
+                found: "end of file".to_owned(),
+                expected: format!("the synced {} bytes", from.bytes),
             });
         }
         file.set_len(from.bytes).map_err(failed)?;
@@ -224,8 +224,10 @@ impl PosixUpload {
                 return Ok(());
             }
             let small = mem::take(small);
-            let mut large = WriteBehind::start(Arc::clone(self.file()), self.buffers_max)
-                .map_err(|e| Error::from_io("start a thread to write", &self.name, e))?;
+            let mut large =
+                WriteBehind::start(Arc::clone(self.file()), self.buffers_max).map_err(|e| {
+                    Error::from_io("start", format!("a thread to write {}", self.name), e)
+                })?;
             // The checksum has these bytes already.
             let moved = large.copy(&small);
             self.content = UploadBuffer::Large(large);
@@ -313,13 +315,13 @@ impl PosixUpload {
         self.settle_content()?;
         if self.allocated != self.len_bytes {
             let cut = self.file().set_len(self.len_bytes);
-            cut.map_err(|e| self.failed("set the length of", e))?;
+            cut.map_err(|e| self.failed("truncate", e))?;
         }
         let synced = self.file().sync();
         synced.map_err(|e| self.failed("sync", e))?;
         self.file = None;
         let named = self.place.disk.rename_new(&self.temporary, &self.path);
-        named.map_err(|e| self.failed("name", e))
+        named.map_err(|e| self.failed("rename", e))
     }
 
     /// Makes all bytes and the final name durable.
@@ -344,7 +346,7 @@ impl PosixUpload {
             TransferErrorKind::Io(source) => source,
             TransferErrorKind::End => io::ErrorKind::WriteZero.into(),
         };
-        self.failed(&format!("write {expected} bytes at {offset} of"), source)
+        self.failed(&format!("write {expected} bytes at byte {offset} of"), source)
     }
 
     /// Converts an error, with the byte counts if space ran out.
@@ -451,7 +453,7 @@ fn locked(path: &std::path::Path, e: io::Error) -> Error {
     let object = path.display().to_string();
     match e.kind() {
         io::ErrorKind::WouldBlock => Error::Locked { object },
-        _ => Error::from_io("go on with", object, e),
+        _ => Error::from_io("open", object, e),
     }
 }
 

@@ -218,6 +218,7 @@ fn write_all(file: &dyn FsFile, work: &Mutex<Receiver<FullBuffer>>, answers: &Bu
 }
 
 fn gone() -> TransferError {
-    let cause = TransferErrorKind::Io(io::Error::other("the writing thread is gone"));
+    let cause =
+        TransferErrorKind::Io(io::Error::other("cannot reach the writer thread: it has ended"));
     TransferError { offset: 0, expected: 0, found: 0, cause }
 }

@@ -74,7 +74,7 @@ impl MountInfo {
     /// # Errors
     /// Errors of the system.
     pub fn of(path: &Path) -> Result<Self> {
-        let failed = |e| Error::from_io("look at", path.display().to_string(), e);
+        let failed = |e| Error::from_io("stat", path.display().to_string(), e);
         let path = std::path::absolute(path).map_err(failed)?;
         let nearest = nearest(&path)?;
         let told = syscalls::file_system(&nearest).map_err(failed)?;
@@ -130,7 +130,7 @@ fn nearest(path: &Path) -> Result<PathBuf> {
         match fs::metadata(there) {
             Ok(_) => return Ok(there.to_owned()),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::from_io("look at", there.display().to_string(), e)),
+            Err(e) => return Err(Error::from_io("stat", there.display().to_string(), e)),
         }
     }
     Err(Error::NotFound { object: path.display().to_string() })

@@ -36,7 +36,7 @@ impl ProbeFolder {
     pub fn new(parent: &Path) -> Result<Self> {
         let folder = parent.join(format!(".tmp-doctor-{}", ProcessIdentity::new()));
         fs::create_dir(&folder)
-            .map_err(|e| Error::from_io("make the folder", folder.display().to_string(), e))?;
+            .map_err(|e| Error::from_io("create", folder.display().to_string(), e))?;
         Ok(ProbeFolder { folder })
     }
 
@@ -148,7 +148,9 @@ impl ProbeFolder {
             file.read_exact_at(&mut buf[..align], align as u64)?;
             match buf[..align].iter().all(|&byte| byte == 7) {
                 true => Ok(()),
-                false => Err(io::Error::other("other bytes came back than were written")),
+                false => {
+                    Err(io::Error::other("expected the bytes that were written, found others"))
+                }
             }
         };
         at(ALIGN_BYTES)?;

@@ -82,7 +82,7 @@ impl FileBackend {
                     static TOLD: AtomicBool = AtomicBool::new(false);
                     self.ringless = true;
                     if !TOLD.swap(true, Ordering::Relaxed) {
-                        log::warn!("reads by threads, because io_uring does not work: {why}");
+                        log::warn!("io_uring is not available; reads use threads: {why}");
                     }
                 }
             }
@@ -182,7 +182,7 @@ impl ReadBackend for FileBackend {
                 let kind = &file.mount.file_system;
                 (format!("{kind}, {}", file.way(self.wishes)), file.layout.placement(offset))
             }
-            None => ("a file being opened".to_owned(), String::new()),
+            None => ("open in progress".to_owned(), String::new()),
         }
     }
 }
@@ -374,8 +374,8 @@ fn probe(file: &OpenFile, wishes: IoSettings) {
             file.mount.refuse(way, &why);
             way = file.way(wishes);
         }
-        let (kind, told) = (&file.mount.file_system, &file.mount.description);
-        log::info!("{kind} {told}: read by {way}, aligned to {}", file.align(way));
+        let (kind, description) = (&file.mount.file_system, &file.mount.description);
+        log::info!("{kind} {description}: reads use {way}, aligned to {} bytes", file.align(way));
     });
 }
 
@@ -403,7 +403,7 @@ fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
     let builder = thread::Builder::new().name("read".to_owned());
     builder.spawn(read).map_err(|e| e.to_string())?;
     answered.recv_timeout(PROBE_PATIENCE).unwrap_or_else(|_| {
-        Err(format!("a read through a ring did not come back in {} s", PROBE_PATIENCE.as_secs()))
+        Err(format!("no completion of a test read within {} s", PROBE_PATIENCE.as_secs()))
     })
 }
 

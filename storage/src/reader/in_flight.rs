@@ -220,7 +220,7 @@ impl<C: ReadBackend> InFlightReader<C> {
             self.seats.retried(index as usize);
             self.counters.retries += 1;
             self.counters.retries_by[cause] += 1;
-            log::debug!("attempt {} in {pause:?}: {error}", slot.attempt + 1);
+            log::debug!("retry {} in {pause:?}: {error}", slot.attempt + 1);
             self.later.push((now + *pause, index, buf));
             return;
         }

@@ -55,7 +55,7 @@ impl OpenFile {
     /// Examines the file of an object, and opens it as the settings say. Blocks if its file system
     /// does.
     pub(crate) fn open(object: &Arc<dyn Object>, file: &File, wishes: IoSettings) -> Result<Self> {
-        let failed = |e| Error::from_io("look at", object.display(), e);
+        let failed = |e| Error::from_io("stat", object.display(), e);
         let mount = Mount::of(file).map_err(failed)?;
         let identity = Identity::of(&file.metadata().map_err(failed)?);
         Self::with(object, file, None, identity, mount, wishes).map_err(failed)
@@ -187,7 +187,8 @@ impl OpenFile {
         let object = load.object.display();
         match cause {
             TransferErrorKind::Io(e) => {
-                Error::from_io(format!("read {} bytes at {} of", load.len, load.offset), object, e)
+                let operation = format!("read {} bytes at byte {} of", load.len, load.offset);
+                Error::from_io(operation, object, e)
             }
             TransferErrorKind::End => {
                 let len_now =

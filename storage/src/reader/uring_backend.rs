@@ -92,7 +92,7 @@ impl UringBackend {
     pub(crate) fn new(slots_max: usize, pool: &Arc<BufferPool>) -> Result<Self, String> {
         let ring = build(slots_max).map_err(|e| explain("io_uring_setup", &e))?;
         if !ring.params().is_feature_ext_arg() {
-            return Err("io_uring_enter: this kernel cannot wait for a limited time".to_owned());
+            return Err("io_uring_enter: the kernel does not support timeouts".to_owned());
         }
         // Without sparse file tables (before Linux 5.19), reads use file descriptors.
         let numbered = ring.submitter().register_files_sparse(PLACES as u32).is_ok();
@@ -143,7 +143,10 @@ impl Drop for UringBackend {
     fn drop(&mut self) {
         let mut ring = self.0.take().expect("there until it is dropped");
         if ring.drain(DROP_PATIENCE) {
-            log::warn!("{} reads hang; what they read into is kept", ring.flying);
+            log::warn!(
+                "{} reads still in flight at shutdown; their buffers stay allocated",
+                ring.flying
+            );
             let mut ring = Some(ring);
             let _ = GRAVES.try_with(|graves| graves.borrow_mut().0.extend(ring.take()));
             // A thread that is ending has no list of abandoned rings any more.

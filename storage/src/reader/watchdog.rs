@@ -60,20 +60,20 @@ impl StuckReads {
 impl fmt::Display for StuckRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let StuckRead { object, offset, len, age, backend, placement, retries, siblings } = self;
-        write!(f, "read {len} bytes at {offset} of {object}: no answer for {} s", age.as_secs())?;
-        if !backend.is_empty() {
-            write!(f, " by {backend}")?;
-        }
-        if !placement.is_empty() {
-            write!(f, ", from {placement}")?;
+        write!(f, "read of {len} bytes at byte {offset} of {object}: ")?;
+        write!(f, "no completion for {} s", age.as_secs())?;
+        match (backend.as_str(), placement.as_str()) {
+            ("", _) => {}
+            (backend, "") => write!(f, " ({backend})")?,
+            (backend, placement) => write!(f, " ({backend}, from {placement})")?,
         }
         if *retries > 0 {
-            write!(f, ", made again {retries} times")?;
+            write!(f, ", after {retries} retries")?;
         }
         match siblings {
-            0 => f.write_str("; no other read of this store is fine"),
-            1 => f.write_str("; another read is fine"),
-            n => write!(f, "; {n} other reads are fine"),
+            0 => f.write_str("; every read on this store is stuck"),
+            1 => f.write_str("; 1 other read on this store is not stuck"),
+            n => write!(f, "; {n} other reads on this store are not stuck"),
         }
     }
 }
@@ -247,7 +247,7 @@ fn start_watchdog() {
     let builder = thread::Builder::new().name("watchdog".to_owned()).stack_size(256 << 10);
     if let Err(e) = builder.spawn(watch) {
         RUNS_IN.store(0, Ordering::Release);
-        log::warn!("reads that hang will not be named: no thread for the watchdog: {e}");
+        log::warn!("watchdog not started; stuck reads are not reported: {e}");
     }
 }
 

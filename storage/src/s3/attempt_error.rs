@@ -21,8 +21,8 @@ pub(crate) struct AttemptError {
 }
 
 impl AttemptError {
-    pub(crate) fn new(cause: RemoteErrorKind, came: impl Into<String>) -> Self {
-        AttemptError { cause, status: 0, response: came.into(), request_id: None }
+    pub(crate) fn new(cause: RemoteErrorKind, response: impl Into<String>) -> Self {
+        AttemptError { cause, status: 0, response: response.into(), request_id: None }
     }
 
     pub(crate) fn is_absent(&self) -> bool {
@@ -99,7 +99,7 @@ impl AttemptError {
                 let status = response.raw().status().as_u16();
                 let id = response.raw().headers().get("x-amz-request-id");
                 // A body that breaks off, or is no XML, such as the page of a proxy.
-                let said = "the answer is not that of an S3 server";
+                let said = "not the response of an S3 server";
                 let mut failed = Self::of_answer(status, "", said, id);
                 if failed.cause == RemoteErrorKind::Other {
                     failed.cause = RemoteErrorKind::Truncated;

@@ -66,7 +66,7 @@ impl Bucket {
         let runtime = runtime()?;
         let clients = runtime.block_on(Clients::new(&self.options))?;
         let endpoint = clients.endpoint.as_deref().unwrap_or("AWS");
-        log::info!("s3://{}: at {endpoint}, {} requests at once", self.name, self.options.depth);
+        log::info!("s3://{}: endpoint {endpoint}, queue depth {}", self.name, self.options.depth);
         let made = Arc::new(ProcessBucket {
             process,
             runtime,
@@ -240,8 +240,10 @@ impl ProcessBucket {
         tries.begin();
         count(&self.metrics.requests, 1);
         let answered = tokio::time::timeout(max, asked).await;
-        let late =
-            || Err(AttemptError::new(RemoteErrorKind::Stalled, format!("no answer in {max:?}")));
+        let late = || {
+            let response = format!("no response within {max:?}");
+            Err(AttemptError::new(RemoteErrorKind::Stalled, response))
+        };
         let answered = answered.unwrap_or_else(|_| late());
         if answered.is_ok() {
             self.limiter.good();

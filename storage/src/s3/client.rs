@@ -191,7 +191,7 @@ impl Connections {
         // The library asserts that certificates are certificates.
         catch_unwind(AssertUnwindSafe(build)).ok().flatten().ok_or_else(|| Error::BadUrl {
             url: "s3:".to_owned(),
-            reason: "ca= or AWS_CA_BUNDLE names a file that holds no certificates".to_owned(),
+            reason: "expected a file with certificates in ca= or AWS_CA_BUNDLE".to_owned(),
         })
     }
 }
@@ -233,7 +233,7 @@ pub(crate) struct NameUnknown(String);
 
 impl fmt::Display for NameUnknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "look up {}", self.0)
+        write!(f, "cannot resolve {}", self.0)
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) async fn fill(
             Ok(()) => break Ok(()),
             Err(failed) => {
                 if let Err(failed) = tries.again(live, failed).await {
-                    let doing = format!("read {len} bytes at {offset} of");
+                    let doing = format!("read {len} bytes at byte {offset} of");
                     break Err(tries.error(&doing, &object.name, failed));
                 }
             }
@@ -145,26 +145,28 @@ impl Get<'_> {
                     format!("{}, after {before} of {} bytes", failed.response, self.len);
                 failed
             };
-            let stalled =
-                || AttemptError::new(RemoteErrorKind::Stalled, format!("nothing for {stall:?}"));
+            let stalled = || {
+                let response = format!("no data for {stall:?}");
+                AttemptError::new(RemoteErrorKind::Stalled, response)
+            };
             let chunk = match next.map_err(|_| because(stalled()))? {
                 None => {
-                    return Err(because(AttemptError::new(RemoteErrorKind::Truncated, "it ended")));
+                    let ended = "response ended";
+                    return Err(because(AttemptError::new(RemoteErrorKind::Truncated, ended)));
                 }
                 Some(chunk) => chunk.map_err(|e| because(AttemptError::of_body(&e)))?,
             };
             if chunk.len() > self.len - at {
-                let more =
-                    AttemptError::new(RemoteErrorKind::WrongLength, "more bytes than asked for");
-                return Err(because(more));
+                let more = "more bytes than requested";
+                return Err(because(AttemptError::new(RemoteErrorKind::WrongLength, more)));
             }
             self.take(at, &chunk);
             at += chunk.len();
             if window.0.elapsed() >= stall {
-                let came = at - window.1;
-                if came < DRIP_BYTES.min(self.len - at) {
-                    let told = format!("{came} bytes in {:?}", window.0.elapsed());
-                    return Err(because(AttemptError::new(RemoteErrorKind::Drip, told)));
+                let received = at - window.1;
+                if received < DRIP_BYTES.min(self.len - at) {
+                    let rate = format!("{received} bytes in {:?}", window.0.elapsed());
+                    return Err(because(AttemptError::new(RemoteErrorKind::Drip, rate)));
                 }
                 window = (Instant::now(), at);
             }
@@ -189,28 +191,29 @@ impl Get<'_> {
             .send();
         count(&live.metrics.requests, 1);
         let stalled = |_| {
-            let told = format!("no answer in {:?}", live.options.stall);
-            AttemptError::new(RemoteErrorKind::Stalled, told)
+            let response = format!("no response within {:?}", live.options.stall);
+            AttemptError::new(RemoteErrorKind::Stalled, response)
         };
         let answer = tokio::time::timeout(live.options.stall, asked).await.map_err(stalled)?;
         let answer = answer.map_err(AttemptError::of)?;
         let id = answer.request_id().map(str::to_owned);
-        let wrong = |cause, came: String| {
+        let wrong = |cause, response: String| {
             let request_id = id.clone();
-            Err(AttemptError { request_id, ..AttemptError::new(cause, came) })
+            Err(AttemptError { request_id, ..AttemptError::new(cause, response) })
         };
-        if answer.e_tag().is_some_and(|etag| etag != object.etag) {
-            let came = format!("ETag {}, due {}", answer.e_tag().unwrap_or(""), object.etag);
-            return wrong(RemoteErrorKind::Replaced, came);
+        if let Some(found) = answer.e_tag().filter(|&etag| etag != object.etag) {
+            let response = format!("expected ETag {}, found {found}", object.etag);
+            return wrong(RemoteErrorKind::Replaced, response);
         }
-        let due = format!("bytes {first}-{}/{}", end - 1, object.len_bytes);
+        let expected = format!("bytes {first}-{}/{}", end - 1, object.len_bytes);
         let whole = first == 0 && end == object.len_bytes;
         match answer.content_range() {
-            Some(range) if range == due => {}
+            Some(range) if range == expected => {}
             None if whole => {}
             range => {
-                let came = format!("range {:?}, due {due}", range.unwrap_or("none"));
-                return wrong(RemoteErrorKind::WrongLength, came);
+                let found = range.unwrap_or("no range");
+                let response = format!("expected {expected}, found {found}");
+                return wrong(RemoteErrorKind::WrongLength, response);
             }
         }
         Ok((answer.body, id))

@@ -90,7 +90,7 @@ pub(crate) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Resu
         };
         let done = live.runtime.block_on(live.ask("delete", name, ask))?;
         if let Some(left) = done.errors().first() {
-            let (key, code) = (left.key().unwrap_or(""), left.code().unwrap_or("no reason"));
+            let (key, code) = (left.key().unwrap_or(""), left.code().unwrap_or("no error code"));
             let why = std::io::Error::other(format!("{key}: {code}"));
             return Err(Error::from_io("delete", name, why));
         }

@@ -28,12 +28,15 @@ pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
         return Ok(Map::owned(bytes));
     }
     let folder = folder();
-    let place = format!("{} (TMPDIR says where)", folder.display());
+    let place = format!("{} (TMPDIR)", folder.display());
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Error::NoSpace { object: place.clone(), need_bytes: len_bytes, free_bytes: None }
         }
-        _ => Error::from_io(format!("copy {} to", object.display()), &*place, error),
+        _ => {
+            let operation = format!("copy {} to", object.display());
+            Error::from_io(operation, &*place, error)
+        }
     };
     let file = nameless(&folder).map_err(failed)?;
     // A full disk is an error here, and would be a signal in the slice.

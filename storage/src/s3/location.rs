@@ -66,8 +66,9 @@ impl Default for S3Options {
     }
 }
 
-const DUE: &str = "due: endpoint=URL, region=NAME, path_style=on|off, ca=FILE, credentials=FILE, \
-                   profile=NAME, depth=1..1024, stall=100ms..600s, tries=1..100, hedge=on|off";
+const OPTIONS: &str = "endpoint=URL, region=NAME, path_style=on|off, ca=FILE, credentials=FILE, \
+                       profile=NAME, depth=1..1024, stall=100ms..600s, tries=1..100 or \
+                       hedge=on|off";
 
 impl Address {
     /// Parses a URL that starts with
@@ -75,7 +76,8 @@ impl Address {
         // Without its options: a secret put there by mistake must not reach a log.
         let (shown, query) = url.split_once('?').unwrap_or((url, ""));
         let bad = |reason: String| Error::BadUrl { url: shown.to_owned(), reason };
-        let path = shown.strip_prefix("s3://").ok_or_else(|| bad("due: s3://bucket".to_owned()))?;
+        let path =
+            shown.strip_prefix("s3://").ok_or_else(|| bad("expected s3://bucket".to_owned()))?;
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
         if bucket.contains([':', '@']) {
             // Not shown: it has a secret.
@@ -84,7 +86,7 @@ impl Address {
         }
         let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         if bucket.is_empty() || bucket.len() > 255 || !bucket.bytes().all(valid) {
-            return Err(bad(format!("'{bucket}' is no name of a bucket")));
+            return Err(bad(format!("expected a bucket name, found '{bucket}'")));
         }
         let prefix = match prefix.strip_suffix('/').unwrap_or(prefix) {
             "" => Key::root(),
@@ -93,7 +95,7 @@ impl Address {
         let mut options = S3Options::default();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            options.set(name, value).map_err(|reason| bad(format!("{name}: {reason}")))?;
+            options.set(name, value).map_err(|reason| bad(format!("option {name}: {reason}")))?;
         }
         Ok(Address { bucket: bucket.to_owned(), prefix, options })
     }
@@ -101,7 +103,7 @@ impl Address {
     /// Splits off the last component.
     pub(crate) fn split(mut self, url: &str) -> Result<(Self, Key)> {
         if self.prefix == Key::root() {
-            let reason = "it has no last component".to_owned();
+            let reason = "expected a key after the bucket".to_owned();
             return Err(Error::BadUrl { url: url.to_owned(), reason });
         }
         let name = Key::new(self.prefix.name())?;
@@ -113,7 +115,7 @@ impl Address {
 impl S3Options {
     fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
         if value.is_empty() {
-            return Err(format!("is nothing that can be set so; {DUE}"));
+            return Err(format!("expected {OPTIONS}"));
         }
         let text = || Some(value.to_owned());
         match name {
@@ -127,13 +129,13 @@ impl S3Options {
             "stall" => self.stall = duration(value)?,
             "tries" => self.tries = number(value, 1, 100)?,
             "hedge" => self.hedge = switch(value)?,
-            _ => return Err(format!("not known; {DUE}")),
+            _ => return Err(format!("expected {OPTIONS}")),
         }
         Ok(())
     }
 }
 
-const SECRET: &str = "credentials do not belong into a URL; use credentials=FILE";
+const SECRET: &str = "a URL must not contain credentials (hint: use credentials=FILE)";
 
 pub(crate) fn endpoint(value: &str) -> std::result::Result<String, String> {
     if value.contains('@') {
@@ -141,9 +143,9 @@ pub(crate) fn endpoint(value: &str) -> std::result::Result<String, String> {
         return Err(SECRET.to_owned());
     }
     let host = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
-    let host = host.ok_or_else(|| format!("'{value}' does not begin with http:// or https://"))?;
+    let host = host.ok_or_else(|| format!("expected http:// or https://, found '{value}'"))?;
     if host.is_empty() {
-        return Err("it names no host".to_owned());
+        return Err("expected a host after ://".to_owned());
     }
     Ok(value.trim_end_matches('/').to_owned())
 }
@@ -152,13 +154,13 @@ fn switch(value: &str) -> std::result::Result<bool, String> {
     match value {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err(format!("'{value}' is neither on nor off")),
+        _ => Err(format!("expected on or off, found '{value}'")),
     }
 }
 
 fn number(value: &str, min: u32, max: u32) -> std::result::Result<u32, String> {
     let number = value.parse().ok().filter(|number| (min..=max).contains(number));
-    number.ok_or_else(|| format!("'{value}' is no number from {min} to {max}"))
+    number.ok_or_else(|| format!("expected a number from {min} to {max}, found '{value}'"))
 }
 
 fn duration(value: &str) -> std::result::Result<Duration, String> {
@@ -168,7 +170,7 @@ fn duration(value: &str) -> std::result::Result<Duration, String> {
     };
     let allowed = Duration::from_millis(100)..=Duration::from_secs(600);
     let parsed = parsed.filter(|parsed| allowed.contains(parsed));
-    parsed.ok_or_else(|| format!("'{value}' is no time from 100ms to 600s"))
+    parsed.ok_or_else(|| format!("expected a time from 100ms to 600s, found '{value}'"))
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ impl S3 {
         let profile = Profile {
             file_system: "s3".to_owned(),
             engine: IoEngine::Pread,
-            engine_why: "requests over HTTP are neither".to_owned(),
+            engine_why: "requests go over HTTP".to_owned(),
             direct: false,
             align_bytes: 1,
             mount_point: String::new(),
@@ -128,7 +128,10 @@ impl Storage for S3 {
         let entries = listed.into_iter().filter_map(|(path, bytes)| {
             let key = path.get(root..).and_then(|name| Key::new(name).ok());
             if key.is_none() && !path.ends_with('/') {
-                log::warn!("s3://{}/{path}: passed over, no name of ours", self.bucket.name);
+                log::warn!(
+                    "s3://{}/{path}: not listed; it is not a valid object name",
+                    self.bucket.name
+                );
             }
             let key = key.filter(|key| !temp_names::is_hidden(key.name()))?;
             Some(ObjectMeta { key, bytes })
@@ -155,10 +158,10 @@ impl Storage for S3 {
     }
 
     fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
-        let object = format!("{} as {}", self.display(staged), self.display(target));
-        let operation = "publish (objects cannot be renamed, and copies do not appear all at once: \
-                     write them where they belong, and last the one that says they are complete)";
-        Err(Error::Unsupported { operation, object })
+        // Copies would not appear all at once. Write the objects under their final names, and last
+        // the one that marks them as complete.
+        let object = format!("{} to {}", self.display(staged), self.display(target));
+        Err(Error::Unsupported { operation: "rename", object })
     }
 
     fn has_atomic_publish(&self, _folder: &Key) -> Result<bool> {
@@ -170,7 +173,7 @@ impl Storage for S3 {
     }
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
-        let reason = "is the root, which is not deleted";
+        let reason = "the root folder of a store is never deleted";
         if *folder == Key::root() {
             return Err(Error::BadKey { key: String::new(), reason });
         }

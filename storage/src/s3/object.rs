@@ -31,7 +31,7 @@ pub(crate) fn head(
             Err(failed) => Err(failed),
         }
     };
-    live.runtime.block_on(live.ask("look at", name, ask))
+    live.runtime.block_on(live.ask("check", name, ask))
 }
 
 /// The error of a GET, where HEAD has no error code.
@@ -51,7 +51,7 @@ pub(crate) fn open(live: &ProcessBucket, path: String, name: String) -> Result<O
     let len_bytes = head.content_length().and_then(|len| u64::try_from(len).ok());
     let (Some(len_bytes), Some(etag)) = (len_bytes, head.e_tag()) else {
         let expected = "a length and an ETag".to_owned();
-        let found = format!("{:?} and {:?}", head.content_length(), head.e_tag());
+        let found = format!("length {:?} and ETag {:?}", head.content_length(), head.e_tag());
         return Err(Error::Corrupt { object: name, offset: 0, found, expected });
     };
     Ok(Opened { path, name, len_bytes, etag: etag.to_owned() })

@@ -46,7 +46,7 @@ impl Probe<'_> {
     async fn run(&self, trial: ProbeDepth) -> BucketInfo {
         let mut facts =
             BucketInfo { endpoint: self.live.clients.endpoint.clone(), ..BucketInfo::default() };
-        (self.announce)("look at an object that is not there");
+        (self.announce)("check an absent object");
         facts.clock_ahead_s = self.clock().await;
         let listed = self.list().await;
         let is_away = listed.as_ref().is_err_and(is_away);
@@ -117,8 +117,10 @@ impl Probe<'_> {
         if found == expected {
             return Ok(());
         }
-        let (found, expected) =
-            (format!("{} bytes", found.len()), format!("{} others", expected.len()));
+        let (found, expected) = (
+            format!("{} other bytes", found.len()),
+            format!("the {} bytes written", expected.len()),
+        );
         Err(Error::Corrupt { object: self.object.to_owned(), offset: 0, found, expected })
     }
 
@@ -133,7 +135,7 @@ impl Probe<'_> {
         let create = self.live.clients.usual.create_multipart_upload().bucket(&self.live.bucket);
         let asked = create.key(self.key.as_str()).send();
         let begun = self
-            .ask("begin an upload of parts of", async { asked.await.map_err(AttemptError::of) });
+            .ask("start a multipart upload of", async { asked.await.map_err(AttemptError::of) });
         let id = match begun.await {
             Ok(begun) => begun.upload_id().unwrap_or_default().to_owned(),
             Err(error) => return (Some(error.to_string()), None),
@@ -145,7 +147,9 @@ impl Probe<'_> {
             let abort = abort.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(&id);
             let asked = abort.send();
             let aborted = self
-                .ask("give up", async { asked.await.map(drop).map_err(AttemptError::of) })
+                .ask("abort a multipart upload of", async {
+                    asked.await.map(drop).map_err(AttemptError::of)
+                })
                 .await;
             if let Err(error) = aborted {
                 return (Some(error.to_string()), refused);
@@ -160,7 +164,7 @@ impl Probe<'_> {
         let part = part.key(self.key.as_str()).upload_id(id).part_number(1);
         let asked = part.body(ByteStream::from_static(BYTES)).send();
         let sent =
-            self.ask("write a part of", async { asked.await.map_err(AttemptError::of) }).await?;
+            self.ask("upload a part of", async { asked.await.map_err(AttemptError::of) }).await?;
         let part = CompletedPart::builder().part_number(1);
         let part = part.set_e_tag(sent.e_tag().map(str::to_owned)).build();
         let complete = self.live.clients.usual.complete_multipart_upload();
@@ -169,15 +173,17 @@ impl Probe<'_> {
             .if_none_match("*")
             .multipart_upload(CompletedMultipartUpload::builder().parts(part).build());
         let asked = complete.send();
-        self.ask("join the parts of", async { asked.await.map(drop).map_err(AttemptError::of) })
-            .await
+        self.ask("complete a multipart upload of", async {
+            asked.await.map(drop).map_err(AttemptError::of)
+        })
+        .await
     }
 
     /// Whether a lifecycle rule removes orphaned parts; `None` if that may not be queried.
     async fn rule(&self) -> Option<bool> {
         let get = self.live.clients.usual.get_bucket_lifecycle_configuration();
         let asked = get.bucket(&self.live.bucket).send();
-        (self.announce)("read the life cycle rules of");
+        (self.announce)("read the lifecycle rules");
         match tokio::time::timeout(self.live.options.stall, asked).await.ok()? {
             Ok(rules) => {
                 let aborts = |rule: &aws_sdk_s3::types::LifecycleRule| {

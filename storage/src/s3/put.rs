@@ -204,9 +204,9 @@ impl S3Upload {
             told?;
         }
         let (live, target) = (&self.live, &self.target);
-        let multipart = self.multipart.as_mut().expect("begun above");
+        let multipart = self.multipart.as_mut().expect("started above");
         if multipart.begun == PARTS_MAX {
-            let why = format!("{PARTS_MAX} parts are full; its length was not told beforehand");
+            let why = format!("all {PARTS_MAX} parts are full; no length was given at creation");
             let source = std::io::Error::other(why);
             return Err(Error::Io {
                 operation: "write".into(),
@@ -329,7 +329,7 @@ impl S3Upload {
                 Err(failed) => Err(failed),
             }
         };
-        self.live.ask("look at", &self.target.name, ask).await
+        self.live.ask("check", &self.target.name, ask).await
     }
 
     /// Finishes; after a failure there are parts to abort.
@@ -380,7 +380,7 @@ impl Upload for S3Upload {
         if let Some(state) = self.draft.take()
             && let Err(error) = list::delete(&self.live, &[state.path], &state.name)
         {
-            log::warn!("the state of a finished draft stays: {error}");
+            log::warn!("state of a finished upload not deleted: {error}");
         }
         Ok(entry)
     }
@@ -402,11 +402,11 @@ impl Drop for S3Upload {
         let why = match aborted {
             Ok(Ok(()) | Err(Error::NotFound { .. })) => return,
             Ok(Err(e)) => e.to_string(),
-            Err(_) => format!("no answer in {ABORT_MAX:?}"),
+            Err(_) => format!("no response within {ABORT_MAX:?}"),
         };
         log::warn!(
-            "{}: parts of an unfinished upload stay, and cost space: {why}; hint: a life cycle \
-             rule AbortIncompleteMultipartUpload removes such parts",
+            "{}: parts of an unfinished upload not deleted; they use space: {why} (hint: set a \
+             lifecycle rule AbortIncompleteMultipartUpload)",
             self.target.name
         );
     }
@@ -427,11 +427,12 @@ fn begin(live: &Arc<ProcessBucket>, target: &UploadTarget, mark: &str) -> Result
         let create = live.clients.usual.create_multipart_upload().bucket(&live.bucket);
         create.key(&target.path).metadata(MARK, mark).send().await.map_err(AttemptError::of)
     };
-    let begun = live.runtime.block_on(live.ask("begin to write", &target.name, ask))?;
+    let begun =
+        live.runtime.block_on(live.ask("start a multipart upload of", &target.name, ask))?;
     let id = CreateMultipartUploadOutput::upload_id(&begun).ok_or_else(|| Error::Corrupt {
         object: target.name.clone(),
         offset: 0,
-        found: "a multipart upload without a name".to_owned(),
+        found: "a response without an upload id".to_owned(),
         expected: "an upload id".to_owned(),
     })?;
     let (id, parts) = (id.to_owned(), Vec::new());
@@ -445,7 +446,7 @@ pub(crate) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str)
         let abort = abort.key(&target.path).upload_id(id);
         abort.send().await.map(drop).map_err(AttemptError::of)
     };
-    live.ask("give up writing", &target.name, ask).await
+    live.ask("abort a multipart upload of", &target.name, ask).await
 }
 
 /// Sends one part, with retries. A part sent twice is the same part.
@@ -469,7 +470,7 @@ async fn send(
             }
             Err(failed) => {
                 let again = tries.again(&live, failed).await;
-                again.map_err(|failed| tries.error("write a part of", &target.name, failed))?;
+                again.map_err(|failed| tries.error("upload a part of", &target.name, failed))?;
             }
         }
     }

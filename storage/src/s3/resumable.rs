@@ -132,7 +132,7 @@ fn to_bytes(name: &str, state: &UploadRecord) -> Result<Vec<u8>> {
 fn read(store: &dyn Storage, key: &Key) -> Result<UploadRecord> {
     let bytes = read_small(store, key, STATE_BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|e| {
-        let (object, expected) = (store.display(key), "the state of a draft".to_owned());
+        let (object, expected) = (store.display(key), "the state of a resumable upload".to_owned());
         Error::Corrupt { object, offset: 0, found: e.to_string(), expected }
     })
 }
@@ -150,10 +150,10 @@ fn cut(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()>
         count += 1;
     }
     if at != from {
-        let sum = |mark: SyncPoint| format!("{} bytes that sum to {:016x}", mark.bytes, mark.crc64);
+        let sum = |mark: SyncPoint| format!("{} bytes with CRC-64 {:016x}", mark.bytes, mark.crc64);
         let (object, offset) = (name.to_owned(), at.bytes.min(from.bytes));
         let (found, expected) =
-            (format!("parts of {}", sum(at)), format!("{}, as were synced", sum(from)));
+            (format!("parts with {}", sum(at)), format!("the synced {}", sum(from)));
         return Err(Error::Corrupt { object, offset, found, expected });
     }
     parts.truncate(count);
@@ -224,11 +224,8 @@ fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
     Error::Corrupt {
         object: target.name.clone(),
         offset: 0,
-        found: format!("no multipart upload {id}"),
-        expected: format!(
-            "its {} parts; hint: a life cycle rule aborts old uploads",
-            state.parts.len()
-        ),
+        found: format!("no multipart upload {id} (a lifecycle rule may have aborted it)"),
+        expected: format!("{} parts of an unfinished upload", state.parts.len()),
     }
 }
 
@@ -239,17 +236,17 @@ fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) 
         let list = live.clients.usual.list_multipart_uploads().bucket(&live.bucket);
         list.prefix(&target.path).send().await.map_err(AttemptError::of)
     };
-    match live.runtime.block_on(live.ask("list the uploads of", &target.name, ask)) {
-        Err(error) => log::info!("{error}; so unfinished uploads are not named"),
+    match live.runtime.block_on(live.ask("list the multipart uploads of", &target.name, ask)) {
+        Err(error) => log::info!("unfinished uploads not reported: {error}"),
         Ok(page) => {
             let same = |key: Option<&str>| key == Some(target.path.as_str());
             for other in page.uploads().iter().filter(|upload| same(upload.key())) {
                 if other.upload_id() != ours {
                     log::warn!(
-                        "{}: the upload {} is unfinished, of a run that was killed or one that \
-                         is at work; hint: its parts cost space until it is aborted",
+                        "{}: multipart upload {} is unfinished; its parts use space until it is \
+                         completed or aborted",
                         target.name,
-                        other.upload_id().unwrap_or("without a name")
+                        other.upload_id().unwrap_or("without id")
                     );
                 }
             }

@@ -28,7 +28,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
                 .thread_name("s3")
                 .enable_all()
                 .build();
-            let failed = |e| Error::from_io("start the threads for", "s3", e);
+            let failed = |e| Error::from_io("start", "the threads of S3 requests", e);
             // Never dropped: a drop would wait for its threads, also at process exit.
             let runtime: &'static Runtime = Box::leak(Box::new(built.map_err(failed)?));
             *ours = Some((process, runtime));

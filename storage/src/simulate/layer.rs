@@ -121,19 +121,19 @@ impl Storage for SimulationLayer {
     }
 
     fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
-        self.named("delete_folder", folder, || self.inner.delete_empty_folder(folder))
+        self.named("delete", folder, || self.inner.delete_empty_folder(folder))
     }
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         let page = u64::from(self.sim.model.meta.delete_page);
         let count = self.inner.list(folder)?.len() as u64;
         let ticket = self.sim.ask(Op::Meta, count.div_ceil(page) + 1, 0);
-        let doing = "delete the folder";
+        let doing = "delete";
         self.sim.carry(ticket, doing, || self.display(folder), || self.inner.delete_folder(folder))
     }
 
     fn free_bytes(&self) -> Result<Option<u64>> {
-        self.named("look at", &Key::root(), || self.inner.free_bytes())
+        self.named("stat", &Key::root(), || self.inner.free_bytes())
     }
 
     fn display(&self, key: &Key) -> String {
@@ -141,21 +141,21 @@ impl Storage for SimulationLayer {
     }
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
-        self.named("sweep", folder, || self.inner.remove_orphans(folder))
+        self.named("clean", folder, || self.inner.remove_orphans(folder))
     }
 
     fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
-        self.named("sweep", folder, || self.inner.remove_orphans_of(folder, writer))
+        self.named("clean", folder, || self.inner.remove_orphans_of(folder, writer))
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
-        self.drafts("begin a draft of", key)?;
+        self.drafts("create a resumable upload of", key)?;
         let inner = self.named("create", key, || self.inner.create_resumable(key))?;
         Ok(self.upload(inner, key))
     }
 
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        self.drafts("go on with a draft of", key)?;
+        self.drafts("resume an upload of", key)?;
         let inner = self.named("open", key, || self.inner.resume(key, from))?;
         Ok(self.upload(inner, key))
     }
@@ -165,19 +165,19 @@ impl Storage for SimulationLayer {
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        self.drafts("go on with a draft of", key)?;
+        self.drafts("resume an upload of", key)?;
         let inner = self.named("open", key, || self.inner.resume_with(key, find))?;
         Ok(self.upload(inner, key))
     }
 
     fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.drafts("open a draft of", key)?;
+        self.drafts("open an unfinished upload of", key)?;
         let inner = self.named("open", key, || self.inner.open_partial(key))?;
         Ok(self.object(inner, key))
     }
 
     fn discard(&self, key: &Key) -> Result<()> {
-        self.drafts("discard a draft of", key)?;
+        self.drafts("discard an upload of", key)?;
         self.named("delete", key, || self.inner.discard(key))
     }
 
@@ -259,7 +259,7 @@ struct Reading {
 
 impl std::fmt::Display for Reading {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "read {} bytes at {} of", self.bytes, self.offset)
+        write!(f, "read {} bytes at byte {} of", self.bytes, self.offset)
     }
 }
 

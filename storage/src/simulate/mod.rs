@@ -144,8 +144,8 @@ impl Simulation {
         let ms = |us: f64| us / 1e3;
         let stripes = if servers.stripes == 0 { servers.count } else { servers.stripes };
         format!(
-            "{}, not measured: reads {} ms (99 %: {} ms), writes {} ms, names {} ms; files on \
-             {stripes} of {} servers of {} MB/s, a link of {} MB/s; seed {}",
+            "{}, not measured: reads {} ms (p99 {} ms), writes {} ms, metadata requests {} ms; \
+             files on {stripes} of {} servers with {} MB/s each, client link {} MB/s; seed {}",
             self.label(),
             ms(latency_us.read[0]),
             ms(latency_us.read[1]),
@@ -258,7 +258,7 @@ impl Simulation {
         if let Some(errno) = ticket.failure {
             self.wait(ticket.done);
             let source = std::io::Error::from_raw_os_error(errno.number());
-            return Err(Error::from_io(format!("{doing} (simulated)"), what(), source));
+            return Err(Error::from_io(format!("{doing} simulated"), what(), source));
         }
         let came = work();
         self.finish(ticket.done);

@@ -174,11 +174,12 @@ impl StoreModel {
     pub fn parse(text: &str, overrides: &[&str]) -> Result<Self> {
         let bad = |what: &str, reason: String| Error::BadUrl { url: what.to_owned(), reason };
         let mut table: toml::Table =
-            toml::from_str(text).map_err(|e| bad("the model of a store", e.to_string()))?;
+            toml::from_str(text).map_err(|e| bad("store model", e.to_string()))?;
         for set in overrides {
-            let refuse =
-                |reason: &str| bad(set, format!("{reason}, due such as servers.stripes=8"));
-            let (key, value) = set.split_once('=').ok_or_else(|| refuse("no '=' in it"))?;
+            let refuse = |found: &str| {
+                bad(set, format!("expected KEY=VALUE such as servers.stripes=8, found {found}"))
+            };
+            let (key, value) = set.split_once('=').ok_or_else(|| refuse("no '='"))?;
             let path: Vec<&str> = key.trim().split('.').collect();
             let Some((last, way)) = path.split_last() else { return Err(refuse("no key")) };
             let mut at = &mut table;
@@ -192,9 +193,9 @@ impl StoreModel {
             at.insert((*last).to_owned(), value);
         }
         let model: StoreModel = table.try_into().map_err(|e: toml::de::Error| {
-            bad("the model of a store", e.to_string().trim_end().replace('\n', " "))
+            bad("store model", e.to_string().trim_end().replace('\n', " "))
         })?;
-        model.check().map_err(|reason| bad(&format!("the model {}", model.name), reason))?;
+        model.check().map_err(|reason| bad(&format!("store model {}", model.name), reason))?;
         Ok(model)
     }
 
@@ -204,8 +205,8 @@ impl StoreModel {
         for (name, [median, p99]) in spreads {
             if !(*median > 0.0 && median <= p99 && *p99 <= LATENCY_US_MAX) {
                 return Err(format!(
-                    "latency_us.{name} is [{median}, {p99}], due a median above 0 and a 99th \
-                     percentile from there to {LATENCY_US_MAX}"
+                    "latency_us.{name}: expected [median, p99] with 0 < median <= p99 <= \
+                     {LATENCY_US_MAX}, found [{median}, {p99}]"
                 ));
             }
         }
@@ -220,12 +221,12 @@ impl StoreModel {
             ("meta.delete_page", self.meta.delete_page),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(format!("{name} is 0, due 1 or more"));
+            return Err(format!("{name}: expected 1 or more, found 0"));
         }
         if count > SERVERS_MAX || stripes > count {
             return Err(format!(
-                "servers.count is {count} and servers.stripes {stripes}, due at most {SERVERS_MAX} \
-                 servers and no more stripes than those"
+                "expected servers.count <= {SERVERS_MAX} and servers.stripes <= servers.count, \
+                 found servers.count = {count} and servers.stripes = {stripes}"
             ));
         }
         let rates = [
@@ -236,7 +237,7 @@ impl StoreModel {
             ("meta.per_s", Some(self.meta.per_s)),
         ];
         match rates.iter().find(|(_, rate)| rate.is_some_and(|r| !(1e-3..=1e12).contains(&r))) {
-            Some((name, _)) => Err(format!("{name} is not from 0.001 to 1e12")),
+            Some((name, _)) => Err(format!("{name}: expected a number from 0.001 to 1e12")),
             None => Ok(()),
         }
     }

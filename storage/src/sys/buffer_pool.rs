@@ -36,8 +36,8 @@ impl BufferPool {
     pub fn try_new(bytes_max: usize) -> Result<Arc<Self>> {
         let bytes = bytes_max.max(1).next_multiple_of(ALIGN_BYTES);
         let arena = Arena::new(bytes).map_err(|error| {
-            let pool = format!("a pool of {} for reads", ByteSize(bytes as u64));
-            Error::from_io("map memory for", pool, error)
+            let pool = format!("a buffer pool of {}", ByteSize(bytes as u64));
+            Error::from_io("allocate", pool, error)
         })?;
         let pages = arena.len / ALIGN_BYTES;
         let taken =

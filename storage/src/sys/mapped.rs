@@ -92,8 +92,9 @@ impl From<Zeros> for Map {
 pub(crate) fn map(file: &File, len_bytes: u64) -> io::Result<Map> {
     let now = file.metadata()?.len();
     if now != len_bytes {
-        let told = format!("it had {len_bytes} bytes when it was opened, and has {now} now");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+        let reason =
+            format!("file changed while open: expected {len_bytes} bytes, found {now} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     if len_bytes == 0 {
         return Ok(Map::owned(Vec::new()));

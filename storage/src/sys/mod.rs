@@ -3,7 +3,7 @@
 pub(crate) mod aligned_buffer;
 #[expect(unsafe_code, reason = "buffers are disjoint parts of one mapping")]
 pub(crate) mod buffer_pool;
-#[expect(unsafe_code, reason = "a mapped file is a slice only if nobody changes it")]
+#[expect(unsafe_code, reason = "a mapped file is a slice only if no process changes it")]
 pub(crate) mod mapped;
 #[expect(unsafe_code, reason = "instructions that write past the cache")]
 pub(crate) mod nontemporal;

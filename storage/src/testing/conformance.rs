@@ -26,30 +26,33 @@ type Check = fn(&Arc<dyn Storage>) -> Outcome;
 
 /// Checks that object stores pass too.
 const OBJECTS: [(&str, Check); 16] = [
-    ("what is written comes back, at every size", comes_back),
-    ("an upload reports what it wrote", reports),
-    ("ranges of objects are appended, and summed", copies_ranges),
-    ("an empty object is an object", empty_object),
+    ("objects of every size are read as they were written", comes_back),
+    ("an upload reports the bytes that it wrote", reports),
+    ("ranges of objects are appended and checksummed", copies_ranges),
+    ("an empty object can be written and read", empty_object),
     ("an upload is invisible until it is finished", invisible_until_finished),
-    ("a dropped upload is as if never begun", dropped),
-    ("a taken name is refused and kept", taken_name),
-    ("of two finishing at once exactly one wins", one_winner),
+    ("a dropped upload leaves nothing", dropped),
+    ("an existing name is refused and keeps its object", taken_name),
+    ("exactly one of several concurrent uploads of a name succeeds", one_winner),
     ("an absent object is not found", absent),
-    ("reads past the end are errors, with numbers", past_the_end),
-    ("random batches equal a model", random_batches),
+    ("a read past the end returns an error with byte counts", past_the_end),
+    ("random batches equal the bytes in memory", random_batches),
     ("many threads read one object", many_readers),
-    ("a map is the bytes", maps),
-    ("listings are complete, sorted and deep", listings),
-    ("deleting deletes that and no more", deletes),
-    ("a sweep takes nothing that lives", sweeps),
+    ("a map has the bytes of the object", maps),
+    ("listings are complete, sorted and recursive", listings),
+    ("a delete removes that object and no other", deletes),
+    ("a sweep removes nothing of a live process", sweeps),
 ];
 
 /// Checks that need real folders, not only key prefixes.
 const FOLDERS: [(&str, Check); 4] = [
-    ("a folder is no object, and says so", folder_is_no_object),
-    ("a folder is published in one step, over nothing", publishes),
-    ("a draft goes on from where it was synced", drafts_go_on),
-    ("a draft is invisible, alone of its name, and discarded", drafts_are_drafts),
+    ("a folder is refused as an object", folder_is_no_object),
+    ("a folder is published in one step and replaces nothing", publishes),
+    ("a resumable upload continues from its sync point", drafts_go_on),
+    (
+        "a resumable upload is invisible, unique for its name and can be discarded",
+        drafts_are_drafts,
+    ),
 ];
 
 /// Runs every check on a store of its own. `make` returns an empty store.
@@ -72,7 +75,7 @@ pub fn run_objects(make: &dyn Fn() -> Arc<dyn Storage>) {
 fn run_all(checks: &[(&str, Check)], make: &dyn Fn() -> Arc<dyn Storage>) {
     for (name, check) in checks {
         if let Err(e) = check(&make()) {
-            panic!("a store must keep this: {name}; but {e}");
+            panic!("store violates '{name}': {e}");
         }
     }
 }
@@ -99,7 +102,10 @@ fn comes_back(store: &Arc<dyn Storage>) -> Outcome {
         let bytes = bytes_of(size, i as u64);
         let known = key(&format!("known/{size}"))?;
         write_all(&**store, &known, &bytes)?;
-        ensure!(read_all(&**store, &known)? == bytes, "{size} bytes came back changed");
+        ensure!(
+            read_all(&**store, &known)? == bytes,
+            "expected {size} bytes as written, found other bytes"
+        );
 
         // The same without a known length, and in uneven steps.
         let unknown = key(&format!("unknown/{size}"))?;
@@ -112,7 +118,10 @@ fn comes_back(store: &Arc<dyn Storage>) -> Outcome {
             (rest, step) = (later, step * 3 % 1_000_003);
         }
         upload.finish()?;
-        ensure!(read_all(&**store, &unknown)? == bytes, "{size} bytes in steps changed");
+        ensure!(
+            read_all(&**store, &unknown)? == bytes,
+            "expected {size} bytes as written in steps, found other bytes"
+        );
     }
     Ok(())
 }
@@ -122,11 +131,19 @@ fn reports(store: &Arc<dyn Storage>) -> Outcome {
         let bytes = bytes_of(size, 1);
         let mut upload = store.create(&key(&format!("deep/er/{size}"))?, 10_000_000)?;
         upload.write(&bytes)?;
-        ensure!(upload.len_bytes() == size as u64, "len_bytes was {}", upload.len_bytes());
+        ensure!(
+            upload.len_bytes() == size as u64,
+            "expected {size} bytes, found len_bytes {}",
+            upload.len_bytes()
+        );
         let entry = upload.finish()?;
-        ensure!(entry.path == size.to_string(), "the path was {}", entry.path);
-        ensure!(entry.bytes == size as u64, "the length was {}", entry.bytes);
-        ensure!(entry.crc64 == crc64(&bytes), "the sum was {:016x}", entry.crc64);
+        ensure!(entry.path == size.to_string(), "expected path {size}, found {}", entry.path);
+        ensure!(entry.bytes == size as u64, "expected length {size}, found {}", entry.bytes);
+        ensure!(
+            entry.crc64 == crc64(&bytes),
+            "expected the checksum of the bytes, found {:016x}",
+            entry.crc64
+        );
         entry.verify(&**store, &key("deep/er")?)?;
     }
     Ok(())
@@ -146,7 +163,12 @@ fn copies_ranges(store: &Arc<dyn Storage>) -> Outcome {
             for crc64 in [Some(crc64(part)), None] {
                 upload.write_from(&*from, range.start as u64..range.end as u64, crc64)?;
                 due.extend_from_slice(part);
-                ensure!(upload.len_bytes() == due.len() as u64, "{} bytes", upload.len_bytes());
+                ensure!(
+                    upload.len_bytes() == due.len() as u64,
+                    "expected {} bytes, found {}",
+                    due.len(),
+                    upload.len_bytes()
+                );
             }
             upload.write(&bytes[..range.start.min(100)])?;
             due.extend_from_slice(&bytes[..range.start.min(100)]);
@@ -154,16 +176,19 @@ fn copies_ranges(store: &Arc<dyn Storage>) -> Outcome {
         let entry = upload.finish()?;
         let wrote =
             FileEntry { path: first.to_string(), bytes: due.len() as u64, crc64: crc64(&due) };
-        ensure!(entry == wrote, "the upload reports {entry:?}, due {wrote:?}");
+        ensure!(entry == wrote, "expected {wrote:?}, found {entry:?}");
         let got = read_all(&**store, &key(&format!("to/{first}"))?)?;
-        ensure!(got == due, "after {first} bytes, the copies differ");
+        ensure!(got == due, "expected the copied bytes after {first} bytes, found others");
     }
     let mut upload = store.create(&key("short")?, 0)?;
     let past = upload.write_from(&*from, 1_000_000..1_300_002, None);
-    ensure!(matches!(past, Err(Error::ShortRead { .. })), "past the end: {past:?}");
+    ensure!(matches!(past, Err(Error::ShortRead { .. })), "expected ShortRead, found {past:?}");
     let mut upload = store.create(&key("wrong")?, 0)?;
     let wrong = upload.write_from(&*from, 0..10, Some(1));
-    ensure!(matches!(wrong, Err(Error::Corrupt { .. })), "a wrong sum: {wrong:?}");
+    ensure!(
+        matches!(wrong, Err(Error::Corrupt { .. })),
+        "expected Corrupt for a wrong checksum, found {wrong:?}"
+    );
     Ok(())
 }
 
@@ -171,11 +196,11 @@ fn empty_object(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("nothing")?;
     write_all(&**store, &name, &[])?;
     let object = store.open(&name)?;
-    ensure!(object.len_bytes() == 0, "its length is {}", object.len_bytes());
-    ensure!(object.map()?.is_empty(), "its map is not empty");
+    ensure!(object.len_bytes() == 0, "expected length 0, found {}", object.len_bytes());
+    ensure!(object.map()?.is_empty(), "expected an empty map");
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut [] }])?;
     object.read_many(&mut [])?;
-    ensure!(store.list_names(&Key::root())? == ["nothing"], "it is not listed");
+    ensure!(store.list_names(&Key::root())? == ["nothing"], "expected the object in the listing");
     Ok(())
 }
 
@@ -185,15 +210,25 @@ fn invisible_until_finished(store: &Arc<dyn Storage>) -> Outcome {
         write_all(&**store, &folder.join("other")?, &[1])?;
         let mut upload = store.create(&name, 0)?;
         upload.write(&bytes_of(size, 2))?;
-        ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
+        ensure!(
+            matches!(store.open(&name), Err(Error::NotFound { .. })),
+            "expected NotFound of open"
+        );
         ensure!(
             store.list_names(&folder)? == ["other"],
-            "names shows {:?}",
+            "expected no unfinished object in list_names, found {:?}",
             store.list_names(&folder)?
         );
-        ensure!(store.list(&folder)?.len() == 1, "list shows {:?}", store.list(&folder)?);
+        ensure!(
+            store.list(&folder)?.len() == 1,
+            "expected no unfinished object in list, found {:?}",
+            store.list(&folder)?
+        );
         upload.finish()?;
-        ensure!(store.list_names(&folder)? == ["a", "other"], "it is not there when finished");
+        ensure!(
+            store.list_names(&folder)? == ["a", "other"],
+            "expected the finished object in the listing"
+        );
     }
     Ok(())
 }
@@ -204,11 +239,14 @@ fn dropped(store: &Arc<dyn Storage>) -> Outcome {
         upload.write(&bytes_of(size, 3))?;
         drop(upload);
         let names = store.list_names(&Key::root())?;
-        ensure!(names.is_empty(), "after dropping {size} bytes there is {names:?}");
-        ensure!(store.remove_orphans(&Key::root())?.is_empty(), "there was something to sweep");
+        ensure!(names.is_empty(), "expected nothing after dropping {size} bytes, found {names:?}");
+        ensure!(store.remove_orphans(&Key::root())?.is_empty(), "expected nothing to sweep");
     }
     write_all(&**store, &key("new/folder/a")?, &[1, 2])?;
-    ensure!(read_all(&**store, &key("new/folder/a")?)? == [1, 2], "the name was spoilt");
+    ensure!(
+        read_all(&**store, &key("new/folder/a")?)? == [1, 2],
+        "expected the new bytes at the name"
+    );
     Ok(())
 }
 
@@ -216,8 +254,11 @@ fn taken_name(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("a")?;
     write_all(&**store, &name, b"first")?;
     let again = write_all(&**store, &name, b"second");
-    ensure!(matches!(again, Err(Error::Exists { .. })), "the second got {again:?}");
-    ensure!(read_all(&**store, &name)? == b"first", "the first was overwritten");
+    ensure!(
+        matches!(again, Err(Error::Exists { .. })),
+        "expected Exists for the second write, found {again:?}"
+    );
+    ensure!(read_all(&**store, &name)? == b"first", "expected the bytes of the first write");
     Ok(())
 }
 
@@ -236,37 +277,54 @@ fn one_winner(store: &Arc<dyn Storage>) -> Outcome {
             racers.into_iter().map(|racer| racer.join().expect("does not panic")).collect()
         });
         let winners: Vec<_> = (0..4_u8).filter(|&i| outcomes[usize::from(i)].is_ok()).collect();
-        ensure!(winners.len() == 1, "in round {round} there were winners {winners:?}");
+        ensure!(winners.len() == 1, "expected one winner in round {round}, found {winners:?}");
         let clear = outcomes.iter().all(|o| matches!(o, Ok(_) | Err(Error::Exists { .. })));
-        ensure!(clear, "in round {round} the losers got {outcomes:?}");
+        ensure!(clear, "expected Exists for the losers in round {round}, found {outcomes:?}");
         let bytes = read_all(&**store, &name)?;
-        ensure!(bytes == vec![winners[0]; 300_000], "the bytes are not the winner's");
+        ensure!(bytes == vec![winners[0]; 300_000], "expected the bytes of the winner");
     }
-    ensure!(store.list_names(&key("race")?)?.len() == 8, "the losers left something");
+    ensure!(store.list_names(&key("race")?)?.len() == 8, "expected 8 objects and no leftovers");
     Ok(())
 }
 
 fn absent(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("no/where")?;
     let opened = store.open(&name);
-    ensure!(matches!(opened, Err(Error::NotFound { .. })), "open gave {opened:?}");
+    ensure!(
+        matches!(opened, Err(Error::NotFound { .. })),
+        "expected NotFound of open, found {opened:?}"
+    );
     let deleted = store.delete(&name);
-    ensure!(matches!(deleted, Err(Error::NotFound { .. })), "delete gave {deleted:?}");
+    ensure!(
+        matches!(deleted, Err(Error::NotFound { .. })),
+        "expected NotFound of delete, found {deleted:?}"
+    );
     store.delete_folder(&name)?;
-    ensure!(store.list(&name)?.is_empty(), "list is not empty");
-    ensure!(store.list_names(&name)?.is_empty(), "names is not empty");
-    ensure!(store.remove_orphans(&name)?.is_empty(), "there was something to sweep");
+    ensure!(store.list(&name)?.is_empty(), "expected an empty list");
+    ensure!(store.list_names(&name)?.is_empty(), "expected an empty list_names");
+    ensure!(store.remove_orphans(&name)?.is_empty(), "expected nothing to sweep");
     Ok(())
 }
 
 fn folder_is_no_object(store: &Arc<dyn Storage>) -> Outcome {
     write_all(&**store, &key("folder/a")?, &[1])?;
-    let Err(e) = store.open(&key("folder")?) else { return Err("it was opened".into()) };
-    ensure!(e.to_string().contains("folder"), "the error does not name it: {e}");
-    ensure!(store.delete(&key("folder")?).is_err(), "it was deleted as an object");
-    ensure!(store.create(&key("folder")?, 0).is_err(), "an object took its name");
-    ensure!(store.create(&key("folder/a/b")?, 0).is_err(), "an object became a folder");
-    ensure!(store.list(&Key::root())?.len() == 1, "something changed");
+    let Err(e) = store.open(&key("folder")?) else {
+        return Err("expected an error of open".into());
+    };
+    ensure!(
+        e.to_string().contains("folder"),
+        "expected an error that names the folder, found: {e}"
+    );
+    ensure!(store.delete(&key("folder")?).is_err(), "expected an error of delete");
+    ensure!(
+        store.create(&key("folder")?, 0).is_err(),
+        "expected an error of create at the name of a folder"
+    );
+    ensure!(
+        store.create(&key("folder/a/b")?, 0).is_err(),
+        "expected an error of create below an object"
+    );
+    ensure!(store.list(&Key::root())?.len() == 1, "expected one object as before");
     Ok(())
 }
 
@@ -275,13 +333,18 @@ fn past_the_end(store: &Arc<dyn Storage>) -> Outcome {
     write_all(&**store, &key("a")?, &bytes_of(len, 4))?;
     let object = store.open(&key("a")?)?;
     let mut buf = vec![0; len + 1];
-    for (offset, want, came) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)] {
+    for (offset, want, left) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)] {
         let read = object.read_many(&mut [RangeRead { offset, buf: &mut buf[..want] }]);
         let Err(Error::ShortRead { found, expected, len_bytes, .. }) = read else {
-            return Err(format!("{want} bytes at {offset} gave {read:?}").into());
+            return Err(
+                format!("expected ShortRead for {want} bytes at {offset}, found {read:?}").into()
+            );
         };
-        let told = (found, expected, len_bytes) == (came as u64, want as u64, len as u64);
-        ensure!(told, "{want} bytes at {offset} told of {found} of {expected} in {len_bytes}");
+        let told = (found, expected, len_bytes) == (left as u64, want as u64, len as u64);
+        ensure!(
+            told,
+            "expected {left} of {want} bytes, found {found} of {expected} in {len_bytes}"
+        );
     }
     object.read_many(&mut [RangeRead { offset: len as u64, buf: &mut [] }])?;
     Ok(())
@@ -312,7 +375,10 @@ fn random_batches(store: &Arc<dyn Storage>) -> Outcome {
         object.read_many(&mut reads)?;
         for ((offset, len), buf) in spans.iter().zip(&bufs) {
             let due = &model[*offset..offset + len];
-            ensure!(buf == due, "seed {seed}: {len} bytes at {offset} are not the model's");
+            ensure!(
+                buf == due,
+                "expected the bytes in memory for {len} bytes at {offset}, seed {seed}"
+            );
         }
     }
     Ok(())
@@ -343,7 +409,7 @@ fn many_readers(store: &Arc<dyn Storage>) -> Outcome {
         readers.into_iter().map(|reader| reader.join().expect("does not panic")).collect()
     });
     for (seed, outcome) in outcomes.into_iter().enumerate() {
-        ensure!(outcome?, "the reader with seed {seed} got bytes of another place");
+        ensure!(outcome?, "expected the requested bytes, found others with seed {seed}");
     }
     Ok(())
 }
@@ -354,9 +420,9 @@ fn maps(store: &Arc<dyn Storage>) -> Outcome {
         let name = key(&size.to_string())?;
         write_all(&**store, &name, &bytes)?;
         let map = store.open(&name)?.map()?;
-        ensure!(map[..] == bytes[..], "the map of {size} bytes differs");
+        ensure!(map[..] == bytes[..], "expected a map with the {size} bytes written");
         store.delete(&name)?;
-        ensure!(map[..] == bytes[..], "the map of {size} bytes changed when it was deleted");
+        ensure!(map[..] == bytes[..], "expected an unchanged map of {size} bytes after a delete");
     }
     Ok(())
 }
@@ -367,15 +433,19 @@ fn listings(store: &Arc<dyn Storage>) -> Outcome {
         write_all(&**store, &key(name)?, &vec![0; i])?;
     }
     let listed = store.list(&Key::root())?;
-    let mut due: Vec<_> = names.iter().enumerate().map(|(i, name)| (*name, i as u64)).collect();
-    due.sort_by_key(|(name, _)| *name);
-    let came: Vec<_> = listed.iter().map(|entry| (entry.key.as_str(), entry.bytes)).collect();
-    ensure!(came == due, "list gave {came:?}");
+    let mut expected: Vec<_> =
+        names.iter().enumerate().map(|(i, name)| (*name, i as u64)).collect();
+    expected.sort_by_key(|(name, _)| *name);
+    let found: Vec<_> = listed.iter().map(|entry| (entry.key.as_str(), entry.bytes)).collect();
+    ensure!(found == expected, "expected {expected:?} of list, found {found:?}");
     let below: Vec<_> = store.list(&key("a")?)?.into_iter().map(|e| e.key.to_string()).collect();
-    ensure!(below == ["a/b/c", "a/z"], "below a there was {below:?}");
+    ensure!(below == ["a/b/c", "a/z"], "expected a/b/c and a/z, found {below:?}");
     let top = store.list_names(&Key::root())?;
-    ensure!(top == [".hidden", ".tmp-step-3", "a", "a-1", "a.b", "b", "表"], "names gave {top:?}");
-    ensure!(store.list_names(&key("a")?)? == ["b", "z"], "names of a gave something else");
+    ensure!(
+        top == [".hidden", ".tmp-step-3", "a", "a-1", "a.b", "b", "表"],
+        "expected the top-level names, found {top:?}"
+    );
+    ensure!(store.list_names(&key("a")?)? == ["b", "z"], "expected b and z below a");
     Ok(())
 }
 
@@ -385,29 +455,32 @@ fn deletes(store: &Arc<dyn Storage>) -> Outcome {
     }
     let open = store.open(&key("a/b")?)?;
     store.delete(&key("a/b")?)?;
-    ensure!(store.open(&key("a/b")?).is_err(), "it is still there");
-    ensure!(store.list_names(&key("a")?)? == ["c", "d"], "others went with it");
+    ensure!(store.open(&key("a/b")?).is_err(), "expected an error of open after delete");
+    ensure!(store.list_names(&key("a")?)? == ["c", "d"], "expected c and d after delete");
     let mut byte = [0];
     // An open object may outlive its name, or say that it is gone; it may not be another's bytes.
     if open.read_many(&mut [RangeRead { offset: 0, buf: &mut byte }]).is_ok() {
-        ensure!(byte == [1], "an open object changed");
+        ensure!(byte == [1], "expected the bytes of the deleted object");
     }
     store.delete_folder(&key("a")?)?;
     ensure!(
         store.list_names(&Key::root())? == ["ab"],
-        "left is {:?}",
+        "expected only ab, found {:?}",
         store.list_names(&Key::root())?
     );
     write_all(&**store, &key("a/b")?, &[2])?;
-    ensure!(read_all(&**store, &key("a/b")?)? == [2], "the name was spoilt");
-    ensure!(store.delete_folder(&Key::root()).is_err(), "the root was deleted");
-    ensure!(store.list(&Key::root())?.len() == 2, "the root lost something");
+    ensure!(read_all(&**store, &key("a/b")?)? == [2], "expected the new bytes at the name");
+    ensure!(
+        store.delete_folder(&Key::root()).is_err(),
+        "expected an error for a delete of the root"
+    );
+    ensure!(store.list(&Key::root())?.len() == 2, "expected two objects in the root");
     Ok(())
 }
 
 fn publishes(store: &Arc<dyn Storage>) -> Outcome {
     let absent = store.publish(&key("no/where")?, &key("there")?);
-    ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
+    ensure!(matches!(absent, Err(Error::NotFound { .. })), "expected NotFound, found {absent:?}");
     let (staged, target) = (key("staging/x")?, key("deep/step-1")?);
     let mut files = Vec::new();
     for (name, len) in [("a", 5), ("b", 300_000), ("c", 0)] {
@@ -417,19 +490,29 @@ fn publishes(store: &Arc<dyn Storage>) -> Outcome {
         Manifest { format: "test".to_owned(), version: 1, files, meta: serde_json::Value::Null };
     manifest.write(&**store, &staged.join("manifest.json")?)?;
     store.publish(&staged, &target)?;
-    ensure!(store.list_names(&target)?.len() == 4, "it has {:?}", store.list_names(&target)?);
-    ensure!(store.list(&key("staging")?)?.is_empty(), "the staged folder is still there");
+    ensure!(
+        store.list_names(&target)?.len() == 4,
+        "expected 4 names, found {:?}",
+        store.list_names(&target)?
+    );
+    ensure!(store.list(&key("staging")?)?.is_empty(), "expected no staged folder");
     let read = Manifest::read(&**store, &target.join("manifest.json")?)?;
-    ensure!(read == manifest, "the manifest came back as {read:?}");
-    ensure!(read.verify(&**store, &target)?.files == 3, "not all files were verified");
+    ensure!(read == manifest, "expected the manifest as written, found {read:?}");
+    ensure!(read.verify(&**store, &target)?.files == 3, "expected 3 verified files");
 
     write_all(&**store, &key("other/a")?, &[9])?;
     let again = store.publish(&key("other")?, &target);
-    ensure!(matches!(again, Err(Error::Exists { .. })), "a second publish gave {again:?}");
-    ensure!(read_all(&**store, &key("other/a")?)? == [9], "the second lost its files");
+    ensure!(
+        matches!(again, Err(Error::Exists { .. })),
+        "expected Exists of the second publish, found {again:?}"
+    );
+    ensure!(
+        read_all(&**store, &key("other/a")?)? == [9],
+        "expected the files of the second folder"
+    );
     read.verify(&**store, &target)?;
     let taken = store.create(&target, 0);
-    ensure!(taken.is_err(), "an object took the name of the folder");
+    ensure!(taken.is_err(), "expected an error of create at the name of a folder");
     Ok(())
 }
 
@@ -442,17 +525,32 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
         for end in marks {
             draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
             from = draft.sync()?;
-            ensure!(from == SyncPoint { bytes: end as u64, crc64: crc64(&all[..end]) }, "{from:?}");
+            ensure!(
+                from == SyncPoint { bytes: end as u64, crc64: crc64(&all[..end]) },
+                "found {from:?}"
+            );
             // Bytes after the sync point are cut off again.
             draft.write(&bytes_of(100_000, 11))?;
             drop(draft);
             draft = store.resume(&name, from)?;
-            ensure!(draft.len_bytes() == from.bytes, "it has {} bytes", draft.len_bytes());
+            ensure!(
+                draft.len_bytes() == from.bytes,
+                "expected {} bytes, found {}",
+                from.bytes,
+                draft.len_bytes()
+            );
         }
         draft.write(&all[from.bytes as usize..])?;
         let entry = draft.finish()?;
-        ensure!(entry.crc64 == crc64(&all), "the sum was {:016x}", entry.crc64);
-        ensure!(read_all(&**store, &name)? == all, "from {from:?} it came back changed");
+        ensure!(
+            entry.crc64 == crc64(&all),
+            "expected the checksum of the bytes, found {:016x}",
+            entry.crc64
+        );
+        ensure!(
+            read_all(&**store, &name)? == all,
+            "expected the bytes as written, resumed from {from:?}"
+        );
         entry.verify(&**store, &key("deep")?)?;
     }
     Ok(())
@@ -461,28 +559,40 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
 fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("d")?;
     let absent = store.resume(&name, SyncPoint::default());
-    ensure!(matches!(absent, Err(Error::NotFound { .. })), "an absent one gave {absent:?}");
+    ensure!(matches!(absent, Err(Error::NotFound { .. })), "expected NotFound, found {absent:?}");
     let mut draft = store.create_resumable(&name)?;
     draft.write(b"seen")?;
     draft.sync()?;
-    ensure!(store.list_names(&Key::root())?.is_empty(), "it is listed");
-    ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "it can be opened");
+    ensure!(
+        store.list_names(&Key::root())?.is_empty(),
+        "expected no unfinished upload in the listing"
+    );
+    ensure!(matches!(store.open(&name), Err(Error::NotFound { .. })), "expected NotFound of open");
     let second = store.create_resumable(&name);
-    ensure!(matches!(second, Err(Error::Exists { .. })), "a second gave {second:?}");
+    ensure!(
+        matches!(second, Err(Error::Exists { .. })),
+        "expected Exists of a second upload, found {second:?}"
+    );
     let mut bytes = [0; 4];
     store.open_partial(&name)?.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
-    ensure!(&bytes == b"seen", "its begin is {bytes:?}");
+    ensure!(&bytes == b"seen", "expected the synced bytes, found {bytes:?}");
     drop(draft);
     let far = store.resume(&name, SyncPoint { bytes: 10_000, crc64: 0 });
-    ensure!(matches!(far, Err(Error::Corrupt { .. })), "beyond its end gave {far:?}");
-    ensure!(store.remove_orphans(&Key::root())?.is_empty(), "it was swept");
+    ensure!(
+        matches!(far, Err(Error::Corrupt { .. })),
+        "expected Corrupt beyond its end, found {far:?}"
+    );
+    ensure!(store.remove_orphans(&Key::root())?.is_empty(), "expected nothing to sweep");
     store.discard(&name)?;
     store.discard(&name)?;
     drop(store.create_resumable(&name)?);
     write_all(&**store, &name, b"taken")?;
     let late = store.resume(&name, SyncPoint::default())?.finish();
-    ensure!(matches!(late, Err(Error::Exists { .. })), "over a taken name: {late:?}");
-    ensure!(read_all(&**store, &name)? == b"taken", "what was there has changed");
+    ensure!(
+        matches!(late, Err(Error::Exists { .. })),
+        "expected Exists at an existing name, found {late:?}"
+    );
+    ensure!(read_all(&**store, &name)? == b"taken", "expected the bytes of the existing object");
     Ok(())
 }
 
@@ -491,8 +601,8 @@ fn sweeps(store: &Arc<dyn Storage>) -> Outcome {
     let mut upload = store.create(&key("f/b")?, 0)?;
     upload.write(&bytes_of(1_000_000, 9))?;
     let swept = store.remove_orphans(&key("f")?)?;
-    ensure!(swept.is_empty(), "it took {swept:?}");
+    ensure!(swept.is_empty(), "expected nothing to sweep, found {swept:?}");
     upload.finish()?;
-    ensure!(store.list_names(&key("f")?)? == ["a", "b"], "something is missing");
+    ensure!(store.list_names(&key("f")?)? == ["a", "b"], "expected a and b");
     Ok(())
 }

@@ -123,7 +123,7 @@ impl ReadFaultPlan {
         if rng.chance(self.faults.late_per_mille) {
             thread::sleep(self.faults.late);
         }
-        let doing = || format!("read {} bytes at {} of", read.buf.len(), read.offset);
+        let doing = || format!("read {} bytes at byte {} of", read.buf.len(), read.offset);
         if rng.chance(self.faults.io_per_mille) || touches(&self.faults.broken) {
             let source = io::Error::from_raw_os_error(libc::EIO);
             return Err(Error::Io { operation: doing(), object: object.to_owned(), source });

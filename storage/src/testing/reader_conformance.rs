@@ -16,11 +16,11 @@ use crate::{
 type Check = fn(&dyn Storage) -> Outcome;
 
 const CHECKS: [(&str, Check); 5] = [
-    ("reads at any place and size equal a model", equals_a_model),
-    ("an empty read comes, one past the end fails with numbers", edges),
-    ("a reap ends at its time, and at once if nothing is in flight", reap_ends),
-    ("several objects, dropped by the caller at once", several_objects),
-    ("a reader dropped in flight gives its buffers back", dropped),
+    ("reads at any offset and size equal the bytes in memory", equals_a_model),
+    ("an empty read completes; a read past the end fails with byte counts", edges),
+    ("a wait ends at its deadline, or at once if nothing is in flight", reap_ends),
+    ("objects that the caller drops after the submission are read", several_objects),
+    ("a reader dropped with reads in flight returns its buffers", dropped),
 ];
 
 /// Runs every check on a store of its own. `make` returns an empty store.
@@ -30,7 +30,7 @@ const CHECKS: [(&str, Check); 5] = [
 pub fn run(make: &dyn Fn() -> Arc<dyn Storage>) {
     for (name, check) in CHECKS {
         if let Err(e) = check(&*make()) {
-            panic!("a reader must keep this: {name}; but {e}");
+            panic!("reader violates '{name}': {e}");
         }
     }
 }
@@ -81,16 +81,31 @@ fn equals_a_model(store: &dyn Storage) -> Outcome {
             }
             reader.wait(soon(), &mut came)?;
             for came in came.drain(..) {
-                let range = waiting.remove(&came.tag).ok_or("a tag came that was not due")?;
+                let range = waiting.remove(&came.tag).ok_or("expected a submitted tag")?;
                 came.outcome.as_ref().map_err(ToString::to_string)?;
-                ensure!(came.bytes() == &bytes[range.clone()], "{range:?} came back changed");
-                ensure!(came.moved_bytes >= range.len() as u64, "it moved {}", came.moved_bytes);
+                ensure!(
+                    came.bytes() == &bytes[range.clone()],
+                    "expected the bytes {range:?}, found others"
+                );
+                ensure!(
+                    came.moved_bytes >= range.len() as u64,
+                    "expected at least {} moved bytes, found {}",
+                    range.len(),
+                    came.moved_bytes
+                );
             }
         }
         let counters = reader.counters();
-        ensure!(counters.reads == 400 && counters.failed == 0, "it counted {counters:?}");
+        ensure!(
+            counters.reads == 400 && counters.failed == 0,
+            "expected 400 reads without failure, found {counters:?}"
+        );
         drop(reader);
-        ensure!(pool.taken_bytes() == 0, "{} bytes were not given back", pool.taken_bytes());
+        ensure!(
+            pool.taken_bytes() == 0,
+            "expected an empty pool, found {} bytes in use",
+            pool.taken_bytes()
+        );
     }
     Ok(())
 }
@@ -102,19 +117,28 @@ fn edges(store: &dyn Storage) -> Outcome {
     let mut reader = store.reader(&ReaderOptions::new(&pool))?;
     for name in ["a", "empty"] {
         let object = store.open(&key(name)?)?;
-        let came = read_one(&mut *reader, want(&pool, &object, object.len_bytes(), 0))?;
-        ensure!(came.outcome.is_ok() && came.bytes().is_empty(), "an empty read gave {came:?}");
+        let completion = read_one(&mut *reader, want(&pool, &object, object.len_bytes(), 0))?;
+        ensure!(
+            completion.outcome.is_ok() && completion.bytes().is_empty(),
+            "expected no bytes of an empty read, found {completion:?}"
+        );
         for (offset, len, got) in [(4999, 2, 1), (5000, 1, 0), (u64::MAX, 4000, 0)] {
             let got = if name == "a" { got } else { 0 };
-            let came = read_one(&mut *reader, want(&pool, &object, offset, len))?;
-            let is_short = match came.outcome {
+            let completion = read_one(&mut *reader, want(&pool, &object, offset, len))?;
+            let is_short = match completion.outcome {
                 Err(Error::ShortRead { offset: at, found, expected, .. }) => {
                     (at, found, expected) == (offset, got, len as u64)
                 }
                 _ => false,
             };
-            ensure!(is_short, "{len} bytes at {offset} of {name} gave {came:?}");
-            ensure!(came.bytes().is_empty() && !came.buf.is_empty(), "the buffer was kept");
+            ensure!(
+                is_short,
+                "expected ShortRead for {len} bytes at {offset} of {name}, found {completion:?}"
+            );
+            ensure!(
+                completion.bytes().is_empty() && !completion.buf.is_empty(),
+                "expected the buffer with no bytes"
+            );
         }
     }
     Ok(())
@@ -123,17 +147,17 @@ fn edges(store: &dyn Storage) -> Outcome {
 fn reap_ends(store: &dyn Storage) -> Outcome {
     let pool = BufferPool::new(1 << 20);
     let mut reader = store.reader(&ReaderOptions::new(&pool))?;
-    let mut came = Vec::new();
-    reader.wait(Instant::now() + Duration::from_secs(3600), &mut came)?;
-    ensure!(came.is_empty(), "out of nothing came {came:?}");
+    let mut done = Vec::new();
+    reader.wait(Instant::now() + Duration::from_secs(3600), &mut done)?;
+    ensure!(done.is_empty(), "expected no completion, found {done:?}");
     write_all(store, &key("a")?, &bytes_of(9, 23))?;
     reader.submit(want(&pool, &store.open(&key("a")?)?, 1, 8));
     let past = Instant::now();
-    while came.is_empty() {
-        reader.wait(past, &mut came)?;
+    while done.is_empty() {
+        reader.wait(past, &mut done)?;
     }
-    ensure!(came[0].bytes() == &bytes_of(9, 23)[1..], "it came back changed");
-    ensure!(reader.in_flight() == 0, "{} are in flight", reader.in_flight());
+    ensure!(done[0].bytes() == &bytes_of(9, 23)[1..], "expected the bytes as written");
+    ensure!(reader.in_flight() == 0, "expected none in flight, found {}", reader.in_flight());
     Ok(())
 }
 
@@ -161,10 +185,14 @@ fn several_objects(store: &dyn Storage) -> Outcome {
         for one in came.drain(..) {
             let bytes = bytes_of(700 + one.tag as usize, one.tag);
             let range = round as usize..round as usize + 600;
-            ensure!(one.bytes() == &bytes[range], "file {} came back changed: {one:?}", one.tag);
+            ensure!(
+                one.bytes() == &bytes[range],
+                "expected the bytes of file {}, found {one:?}",
+                one.tag
+            );
             due.start += 1;
         }
-        ensure!(due.is_empty(), "{due:?} did not come");
+        ensure!(due.is_empty(), "expected all reads to complete, {} did not", due.end - due.start);
     }
     Ok(())
 }
@@ -189,9 +217,13 @@ fn dropped(store: &dyn Storage) -> Outcome {
         while pool.taken_bytes() > 0 && Instant::now() < until {
             std::thread::yield_now();
         }
-        ensure!(pool.taken_bytes() == 0, "{} bytes are still taken", pool.taken_bytes());
+        ensure!(
+            pool.taken_bytes() == 0,
+            "expected an empty pool, found {} bytes in use",
+            pool.taken_bytes()
+        );
     }
     let empty = Buffer::empty();
-    ensure!(empty.is_empty(), "an empty buffer has {} bytes", empty.len());
+    ensure!(empty.is_empty(), "expected an empty buffer, found {} bytes", empty.len());
     Ok(())
 }

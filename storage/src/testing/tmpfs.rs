@@ -55,7 +55,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let unmounted = Command::new("umount").arg(self.path()).output().and_then(|o| check(&o));
         if let Err(e) = unmounted {
-            log::warn!("{} stays mounted: {e}", self.path().display());
+            log::warn!("{}: not unmounted: {e}", self.path().display());
         }
     }
 }

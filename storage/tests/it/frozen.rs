@@ -111,7 +111,7 @@ fn some_reads_hang_and_the_rest_goes_on() {
         }
         let oldest = StuckReads::oldest().unwrap();
         assert!(oldest.object.ends_with(NAME) && oldest.offset >= 3 << 20, "{oldest}");
-        let named = format!("at {} of {}/{NAME}", 3 << 20, frozen.folder.display());
+        let named = format!("at byte {} of {}/{NAME}", 3 << 20, frozen.folder.display());
         let until = Instant::now() + PATIENCE;
         let heard = loop {
             let heard = HEARD.0.lock().unwrap().join("\n");
@@ -156,8 +156,11 @@ fn a_process_survives_and_exits() {
     let code = code_of(&mut child);
     let told: Vec<String> = told.map_while(Result::ok).collect();
     assert_eq!(code, Some(42), "{told:?}");
-    assert!(told.iter().any(|line| line.contains("no answer for")), "{told:?}");
-    assert!(told.iter().any(|line| line.contains("open it again: not done after")), "{told:?}");
+    assert!(told.iter().any(|line| line.contains("no completion for")), "{told:?}");
+    assert!(
+        told.iter().any(|line| line.contains("cannot open it again: not done after")),
+        "{told:?}"
+    );
 }
 
 fn code_of(child: &mut Child) -> Option<i32> {

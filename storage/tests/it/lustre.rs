@@ -172,13 +172,13 @@ fn what_lustre_would_refuse_is_refused_by_name() {
     short.parts[0].end = 1 << 30;
     for (bad, due) in [
         (whole(1, 1000), "64 KiB"),
-        (whole(2001, 1 << 20), "2000 at most"),
-        (cut(1 << 30, 2 << 30, 1 << 20), "due from 1073741824"),
+        (whole(2001, 1 << 20), "at most 2000 stripes"),
+        (cut(1 << 30, 2 << 30, 1 << 20), "starts at 1073741824"),
         (cut(1 << 20, 1 << 20, 4 << 20), "a multiple of 4194304"),
-        (pool, "the name of a pool"),
+        (pool, "a pool name"),
         (long, "15 letters"),
-        (short, "the last part ends"),
-        (Striping { parts: Vec::new() }, "0 parts"),
+        (short, "a last component to the end"),
+        (Striping { parts: Vec::new() }, "components, found 0"),
     ] {
         let told = bad.check().unwrap_err();
         assert!(told.contains(due), "{bad:?}: {told}");

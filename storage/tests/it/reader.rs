@@ -106,7 +106,10 @@ fn what_hangs_is_named_given_up_and_outlived() {
     assert_eq!(came.iter().filter(|came| came.outcome.is_ok()).count(), 3);
     let stuck = came.iter().find(|came| came.tag == 990).unwrap();
     let Err(error @ Error::Stuck { offset: 990, .. }) = &stuck.outcome else { panic!("{stuck:?}") };
-    assert!(error.to_string().contains("read sim:/a at 990: no answer for"), "{error}");
+    assert!(
+        error.to_string().contains("cannot read sim:/a at byte 990: no completion for"),
+        "{error}"
+    );
     assert!(stuck.buf.is_empty(), "the orphan keeps its buffer");
     assert_eq!((reader.in_flight(), reader.counters().stuck), (0, 1));
     assert!(pool.taken_bytes() > 0);

@@ -138,7 +138,7 @@ fn broken_counters_are_errors() {
     assert!(receiver.message().unwrap_err().to_string().contains("5 messages sent"));
     file.write_all_at(&1_u32.to_le_bytes(), 68).unwrap();
     file.write_all_at(&5001_u32.to_le_bytes(), 4096).unwrap();
-    assert!(receiver.message().unwrap_err().to_string().contains("5001 bytes"));
+    assert!(receiver.message().unwrap_err().to_string().contains("found 5001 bytes"));
     file.write_all_at(&7_u32.to_le_bytes(), 72).unwrap();
     assert!(receiver.tail().unwrap_err().to_string().contains("state 7"));
 }

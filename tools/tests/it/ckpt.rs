@@ -326,7 +326,7 @@ fn a_bucket_is_examined_and_verified() {
 
     let url = url + "&tries=2&hedge=off";
     assert_eq!(feedline(&["verify", &url]).code, 0);
-    let faults = [(Fault::Denied, 2, "not allowed"), (Fault::WrongByte, 1, "DAMAGED")];
+    let faults = [(Fault::Denied, 2, "access denied"), (Fault::WrongByte, 1, "DAMAGED")];
     for (fault, code, due) in faults {
         server.inject(FaultRule::every(1, fault).of("GET").to("model-00001"));
         for verb in ["verify", "scrub"] {

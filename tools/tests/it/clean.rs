@@ -92,7 +92,7 @@ fn refusals_say_what_was_due() {
     check("--out o --min-script klingon=0.5", &["--min-script: got 'klingon'"]);
     check("--out o --json-key body", &["in.jsonl, line 1", "only 'text'", "the key 'body'"]);
     check("--out o --blacklist-urls none", &["none: no such file"]);
-    check("--out o --report in.jsonl", &["in.jsonl: exists already"]);
+    check("--out o --report in.jsonl", &["in.jsonl: already exists"]);
 }
 
 /// Says that a test was left out, also to whoever sums up all tests.

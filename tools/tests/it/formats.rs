@@ -58,7 +58,7 @@ fn formats_are_converted_there_and_back() {
     }
     let again = feedline(&["convert", &paddle, &back]);
     assert_eq!(again.code, 2, "{}", again.out);
-    assert!(again.err.contains("exists already"), "{}", again.err);
+    assert!(again.err.contains("already exists"), "{}", again.err);
 }
 
 #[test]

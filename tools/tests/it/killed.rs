@@ -136,7 +136,7 @@ fn check_rerun(verb: Verb, left: &FaultStore, expected: &BTreeMap<String, Vec<u8
     let is_complete = manifests.all(|name| before.contains_key(name));
     match run(verb, left) {
         Err(error) if is_complete => {
-            assert!(error.to_string().contains("exists already"), "{what}: {error}");
+            assert!(error.to_string().contains("already exists"), "{what}: {error}");
         }
         outcome => outcome.unwrap_or_else(|error| panic!("{what}: {error:#}")),
     }
@@ -260,7 +260,7 @@ fn of_two_runs_at_once_one_wins() {
     let store = sources();
     let first = with_second_run(&store, run_merge, "create", "out/.m.writing-0", Result::unwrap);
     let error = run_merge(first, Takeover::Dead).unwrap_err().to_string();
-    assert!(error.contains("exists already"), "{error}");
+    assert!(error.contains("already exists"), "{error}");
     assert!(outputs(&store) == expected, "the loser deletes nothing");
 }
 
@@ -273,7 +273,7 @@ fn files_of_others_stay() {
         storage::write_all(&store, &key(name), b"of another program").unwrap();
         let before = outputs(&store);
         let error = run(run_merge, &store).unwrap_err().to_string();
-        assert!(error.contains(name) && error.contains("exists already"), "{error}");
+        assert!(error.contains(name) && error.contains("already exists"), "{error}");
         assert_eq!(outputs(&store), before);
     }
     // After a kill another program wrote there: the markers do not name what it wrote.
@@ -292,7 +292,7 @@ fn files_of_others_stay() {
         storage::write_all(&left, &key(foreign), b"of another program").unwrap();
         let outcome = run_convert(rerun, Arc::new(left.clone()), Takeover::Dead);
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains(foreign) && error.contains("exists already"), "{error}");
+        assert!(error.contains(foreign) && error.contains("already exists"), "{error}");
         assert_eq!(outputs(&left)[foreign], b"of another program");
     }
 }
@@ -309,7 +309,7 @@ fn files_that_appear_during_a_run_stay() {
         Ok(())
     });
     let error = run_merge(first, Takeover::Dead).unwrap_err().to_string();
-    assert!(error.contains("exists already"), "{error}");
+    assert!(error.contains("already exists"), "{error}");
     let after = outputs(&store);
     assert_eq!(after.keys().collect::<Vec<_>>(), ["out/m.bin"]);
     assert_eq!(after["out/m.bin"], b"of another program");

@@ -39,7 +39,10 @@ fn a_missing_corpus_is_named() {
 #[test]
 fn a_token_beyond_the_vocabulary_is_named() {
     let lab = Lab::new();
-    check_fails(&lab.config("run", &[("model.vocab", "400")]), &["model.vocab = 400", "got token"]);
+    check_fails(
+        &lab.config("run", &[("model.vocab", "400")]),
+        &["expected token ids below model.vocab = 400, found "],
+    );
 }
 
 #[test]
@@ -59,7 +62,10 @@ fn a_damaged_corpus_is_not_trained_on() {
     let mut bytes = fs::read(&path).expect("a corpus");
     bytes[5000] ^= 1;
     fs::write(&path, bytes).expect("room");
-    check_fails(&lab.config("run", &[]), &["corpus.bin, at byte 4608: got CRC-32C", "corpus.crc"]);
+    check_fails(
+        &lab.config("run", &[]),
+        &["corpus.bin: expected ", "found CRC-32C ", " at byte 4608", "corpus.crc"],
+    );
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn check(mib: u32, offload: &str, words: &[&str], newest: u64) {
 /// has no files to write into, and ends the run.
 #[test]
 fn a_state_that_finds_no_room_ends_the_run() {
-    let words = ["disk/state/rank-00000/slot-", "no space left on the device (", " due, "];
+    let words = ["disk/state/rank-00000/slot-", "no space left on device (need ", " bytes, "];
     check(24, "'nvme:DISK/state'", &words, 12);
 }
 
@@ -127,8 +127,8 @@ fn inputs_that_find_no_room_end_the_run() {
     let Some([first, second]) = run_twice(&lab, &disk, &config, 2) else { return };
     let told = text(&first.stderr);
     assert_eq!(first.status.code(), Some(2), "{told}");
-    let words = format!("a file without a name in {}/away: no space left", disk.display());
-    assert!(told.contains(&words) && told.contains("(32768 bytes due, "), "{told}");
+    let words = format!("an unnamed file in {}/away: no space left", disk.display());
+    assert!(told.contains(&words) && told.contains("(need 32768 bytes, "), "{told}");
     assert_eq!(steps(&lab.path("run/before")), before, "{told}");
     assert_success(&second);
     let told = text(&second.stderr);
@@ -143,6 +143,6 @@ fn inputs_that_find_no_room_end_the_run() {
 #[test]
 fn a_checkpoint_that_finds_no_room_is_missed() {
     let words =
-        ["step 12 was not saved: ", "no space left on the device (", " due, ", "step 48/48"];
+        ["step 12 was not saved: ", "no space left on device (need ", " bytes, ", "step 48/48"];
     check(12, "'none'", &words, 8);
 }

@@ -249,14 +249,18 @@ fn what_cannot_be_is_refused_with_its_reason() {
     };
     let built_in: &[(&str, &str)] = &[("data.tokenizer", "'gpt2'"), ("model.vocab", "50257")];
     let cases: [Case<'_>; 9] = [
-        (ENCDEC, &[("data.train", &plain)], "got one token file, due three that end in _context"),
-        (SPANS, &[("data.train", &triple)], "got three token files of contexts and targets"),
-        (MLM, &[("data.train", &plain)], "got 300 sequences in 300 documents, due sentences"),
+        (ENCDEC, &[("data.train", &plain)], "expected three token files that end in _context"),
+        (SPANS, &[("data.train", &triple)], "found three with contexts and targets"),
+        (
+            MLM,
+            &[("data.train", &plain)],
+            "a sequence for each sentence, found 300 sequences in 300 documents",
+        ),
         (SPANS, &[("data.train", &plain)], "`preprocess --split-sentences` makes"),
-        (MLM, built_in, "data.special.mask is not given, and no token below model.vocab = 50257"),
-        (SPANS, built_in, "data.special.sentinels is not given"),
-        (ENCDEC, built_in, "data.special.pad is not given"),
-        (MLM, &[("model.vocab", "150")], "got 200 ids, due at most model.vocab = 150"),
+        (MLM, built_in, "data.special.mask is not set, and no token below model.vocab = 50257"),
+        (SPANS, built_in, "data.special.sentinels is not set"),
+        (ENCDEC, built_in, "data.special.pad is not set"),
+        (MLM, &[("model.vocab", "150")], "expected at most model.vocab = 150 ids, found 200"),
         (ENCDEC, &[("data.train", "'/nowhere/corpus'")], "/nowhere"),
     ];
     for (task, keys, due) in cases {
@@ -271,7 +275,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     };
     let (code, said) = plan(ENCDEC, &[("data.train", &plain)]);
-    assert!(code == Some(2) && said.contains("due three that end in"), "{said}");
+    assert!(code == Some(2) && said.contains("expected three token files that end in"), "{said}");
     let (code, said) = plan(MLM, built_in);
     assert!(code == Some(2) && said.contains("data.special.mask"), "{said}");
     let nowhere = [("data.train", "'/nowhere/corpus'")];

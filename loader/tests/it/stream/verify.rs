@@ -127,6 +127,9 @@ fn a_byte_that_flips_on_its_way_is_read_again() {
     server.inject(FaultRule::every(1, Fault::WrongByte).of("GET").to("corpus.bin"));
     for which in [Order::Shuffled, Order::OfFile] {
         let error = read(&store, which, true).unwrap_err().to_string();
-        assert!(error.contains("corpus.bin, at byte"), "{which:?}: {error}");
+        assert!(
+            error.contains("corpus.bin: expected") && error.contains("at byte"),
+            "{which:?}: {error}"
+        );
     }
 }

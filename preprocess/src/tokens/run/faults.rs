@@ -164,7 +164,7 @@ fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
             let outcome = fixture.run_on(&disks, &store, ResumePolicy::Refuse);
             let said = one_line(&outcome.unwrap_err());
             assert!(said.contains(&format!("of sim:/{name}: Input/output error")), "{said}");
-            assert!(said.starts_with("read "), "{said}");
+            assert!(said.starts_with("cannot read "), "{said}");
             assert_eq!(visible(&store), [], "{case}");
             if !said.contains("--resume goes on with it") {
                 assert_eq!(store.raw_paths(), Vec::<String>::new(), "{case}: left behind");

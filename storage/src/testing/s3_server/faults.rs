@@ -187,7 +187,7 @@ impl Faults {
             }
         };
         if fault == Some(Fault::LoseAnswer) {
-            return Err(io::Error::other("the answer is lost"));
+            return Err(io::Error::other("cannot respond: injected fault"));
         }
         let id = HeaderValue::from_str(&format!("request-{number}")).map_err(io::Error::other)?;
         answer.headers_mut().insert("x-amz-request-id", id);
@@ -284,7 +284,7 @@ fn pieces(pieces: Vec<Bytes>, end: FaultEnd) -> Body {
             (None, FaultEnd::Closed) => {
                 // So that the pieces are on their way.
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                Some((Err(io::Error::other("cut on request")), left))
+                Some((Err(io::Error::other("cannot complete the body: injected fault")), left))
             }
             (None, FaultEnd::Never) => std::future::pending().await,
         }

@@ -181,7 +181,7 @@ fn what_cannot_be_measured_says_why() {
     refused(&bench(&[name(at), ""], &[]), "a target has no name; hint: is the variable", at);
     refused(&bench(&[name(at)], &["--bytes=1MiB"]), "--bytes: got 1 MiB", at);
     refused(&bench(&[name(at)], &["--from=/no/such.toml"]), "/no/such.toml", at);
-    refused(&bench(&["ftp://x/y"], &[]), "the scheme 'ftp' is not known", at);
+    refused(&bench(&["ftp://x/y"], &[]), "found scheme 'ftp'", at);
     let file = at.join("file");
     fs::write(&file, "x").unwrap();
     let output = bench(&[name(&file)], &[]);
@@ -200,7 +200,7 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
         format!("s3://test/bench?endpoint={endpoint}&profile=default&credentials={bad_name}");
     let output = bench(&[&with_bad], &[]);
     fs::remove_file(&bad).unwrap();
-    refused(&output, "hint: check the key", nowhere.path());
+    refused(&output, "hint: check the access key", nowhere.path());
     // Nothing was written there or, before it was looked into, to the first.
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!said.contains("left behind"), "{said}");
@@ -411,7 +411,7 @@ fn a_target_that_hangs_is_told_of_and_nothing_stays() {
     // the first to be given up.
     let more = [&simulate, "--patterns=samples", "--timeout=5", "--seconds=3"];
     let output = bench(&[name(folder.path())], &more);
-    refused(&output, "no answer for ", folder.path());
+    refused(&output, "no completion for ", folder.path());
     let more = [&simulate, "--patterns=start", "--timeout=5"];
     let output = bench(&[name(folder.path())], &more);
     refused(&output, "no end after 5 s", folder.path());

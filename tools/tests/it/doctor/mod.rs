@@ -250,7 +250,7 @@ fn what_a_bucket_refuses_is_told() {
     server.inject(FaultRule::every(1, Fault::Denied).of("PUT"));
     let told = doctor(&[&server.url("run")]);
     assert_eq!((told.code, told.worst()), (1, vec!["put"]));
-    assert!(told.of("put").1.contains("not allowed"), "{}", told.of("put").1);
+    assert!(told.of("put").1.contains("access denied"), "{}", told.of("put").1);
     let secret = server.secret();
     assert!(told.findings.iter().all(|finding| !finding.to_string().contains(secret)));
 

@@ -140,7 +140,7 @@ fn services_bad_credentials_on_rgw() {
     let secret = "notthesecretofanybody";
     let text = format!("[default]\naws_access_key_id = nobody\naws_secret_access_key = {secret}\n");
     std::fs::write(&unknown, text).unwrap();
-    for (credentials, due) in [(unknown.to_str().unwrap(), "key"), (&stranger, "not allowed")] {
+    for (credentials, due) in [(unknown.to_str().unwrap(), "key"), (&stranger, "access denied")] {
         let url = format!("{url}&credentials={credentials}");
         let told = doctor(&[&url]);
         let (severity, found) = told.of("list");

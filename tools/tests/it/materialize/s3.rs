@@ -52,7 +52,7 @@ fn finish(server: &S3Server, folder: &Path, place: &str, due: &[Vec<u8>; 4]) -> 
     let output = materialize(folder, &url(server, place)).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     // It may have been done but for saying so.
-    let was_done = told.contains("out.manifest.json: exists already");
+    let was_done = told.contains("out.manifest.json: already exists");
     assert!(was_done || output.status.success(), "{place}: {told}");
     let store = open_url(&server.url(place)).unwrap();
     assert_eq!(store.list_names(&Key::root()).unwrap(), NAMES, "{place}");

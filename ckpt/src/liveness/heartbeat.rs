@@ -137,7 +137,7 @@ impl HeartbeatTask {
                 Ok(()) => {}
                 Err(Error::LeaseLost { .. }) => return self.lose(number),
                 Err(error) => {
-                    log::warn!("cannot check the lease; the next heartbeat retries: {error}")
+                    log::warn!("cannot check the lease; the next heartbeat retries: {error}");
                 }
             }
             if let Err(error) = self.beat(number) {

@@ -249,12 +249,7 @@ impl fmt::Display for Error {
             Error::Aborted { object, reason } => {
                 write!(f, "cannot save {object}: aborted by all writers: {reason}")
             }
-            Error::LeaseLost { object, holder } => write!(
-                f,
-                "cannot write to {object}: lease expired and was taken over by {holder} (hint: \
-                 this process sent no heartbeat in time, because it was stopped, its machine was \
-                 suspended or its store did not respond)"
-            ),
+            Error::LeaseLost { object, holder } => lease_lost_text(f, object, holder),
             Error::Differs { object, other } => write!(
                 f,
                 "cannot copy {object}: {other} exists with other contents and is not overwritten \
@@ -274,6 +269,15 @@ impl fmt::Display for Error {
             ),
         }
     }
+}
+
+fn lease_lost_text(f: &mut fmt::Formatter<'_>, object: &str, holder: &str) -> fmt::Result {
+    write!(
+        f,
+        "cannot write to {object}: lease expired and was taken over by {holder} (hint: this \
+         process sent no heartbeat in time, because it was stopped, its machine was suspended or \
+         its store did not respond)"
+    )
 }
 
 fn near_text(f: &mut fmt::Formatter<'_>, kind: &str, near: &[String]) -> fmt::Result {

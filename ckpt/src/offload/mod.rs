@@ -342,7 +342,7 @@ impl Offload {
         updates: Vec<Update<'_>>,
         meta: Value,
     ) -> Result<StepReport> {
-        self.check_count(updates.len())?;
+        self.check_count("update", updates.len())?;
         self.begin(adamw)?;
         self.update(0, updates)?;
         self.finish(meta)

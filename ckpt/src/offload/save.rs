@@ -85,8 +85,9 @@ impl Checkpoints {
         let StateBacking::Disk(disk) = &mut state.home else {
             return bad("expected a state on disk, found one in memory".to_owned());
         };
-        let (found, expected) = (disk.block_bytes(), self.options.block_bytes);
-        if found != expected {
+        let (block_bytes, expected) = (disk.block_bytes(), self.options.block_bytes);
+        if block_bytes != expected {
+            let found = block_bytes;
             return bad(format!("expected block_bytes {expected} as in the step, found {found}"));
         }
         if let Some(codec) = self.options.codec {

@@ -415,11 +415,11 @@ fn check_mesh(mesh: &DeviceMesh) -> Result<()> {
     let DeviceMesh { tp, pp, vpp, dp, slices, .. } = *mesh;
     let ranks = [tp, pp, vpp, dp].into_iter().try_fold(1_u64, u64::checked_mul);
     if !ranks.is_some_and(|ranks| (1..=RANKS_MAX).contains(&ranks)) {
-        let why = format!("its sizes are to be at least 1, and at most {RANKS_MAX} multiplied");
+        let why = format!("expected sizes of at least 1 and at most {RANKS_MAX} ranks");
         return bad(format!("{mesh:?}"), why);
     }
     if matches!(slices, Slices::Buffer { align } if !(1..=ALIGN_MAX).contains(&align)) {
-        return bad(format!("{mesh:?}"), format!("align is to be 1 to {ALIGN_MAX}"));
+        return bad(format!("{mesh:?}"), format!("expected align of 1 to {ALIGN_MAX}"));
     }
     Ok(())
 }
@@ -434,7 +434,7 @@ fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
     let what = || format!("'{}' of shape {:?}", param.name, param.shape);
     let stages = mesh.pp * mesh.vpp;
     if param.stages.is_empty() || param.stages.iter().any(|&stage| stage >= stages) {
-        return bad(what(), format!("its stages are {:?} of {stages}", param.stages));
+        return bad(what(), format!("expected stages below {stages}, found {:?}", param.stages));
     }
     let tp = mesh.tp;
     let first = param.shape.first().copied();
@@ -442,7 +442,7 @@ fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
         TensorSplit::Replicate => Ok(()),
         TensorSplit::Axis(axis) => match param.shape.get(*axis) {
             Some(len) if len.is_multiple_of(tp) => Ok(()),
-            _ => bad(what(), format!("axis {axis} does not divide by {tp} ranks")),
+            _ => bad(what(), format!("axis {axis} is not divisible by {tp} ranks")),
         },
         TensorSplit::Padded { rows } => match first {
             Some(len) if len <= *rows && rows.is_multiple_of(tp) => {
@@ -454,26 +454,27 @@ fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
                 Ok(())
             }
             _ => {
-                bad(what(), format!("{rows} rows with padding are fewer, or do not divide by {tp}"))
+                let why = format!("{rows} rows with padding are too few, or not divisible by {tp}");
+                bad(what(), why)
             }
         },
         TensorSplit::Fused { axis, blocks, order } => {
             let len = param.shape.get(*axis).copied();
             let sum = blocks.iter().try_fold(0_u64, |sum, block| sum.checked_add(*block));
             if len.is_none() || sum != len {
-                return bad(what(), format!("blocks of {blocks:?} are not all of axis {axis}"));
+                return bad(what(), format!("blocks {blocks:?} do not add up to axis {axis}"));
             }
             let unit = match order {
                 FusedOrder::Blocks => tp,
                 FusedOrder::Groups(groups) if *groups > 0 && groups.is_multiple_of(tp) => *groups,
                 FusedOrder::Groups(groups) => {
-                    return bad(what(), format!("{groups} groups do not divide by {tp} ranks"));
+                    return bad(what(), format!("{groups} groups are not divisible by {tp} ranks"));
                 }
             };
             if blocks.iter().all(|block| block.is_multiple_of(unit)) {
                 return Ok(());
             }
-            bad(what(), format!("blocks of {blocks:?} do not divide by {unit}"))
+            bad(what(), format!("blocks {blocks:?} are not divisible by {unit}"))
         }
     }
 }

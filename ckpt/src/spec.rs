@@ -56,29 +56,27 @@ pub(crate) fn check_specs(specs: &[TensorSpec]) -> Result<()> {
     for spec in specs {
         let bad = |reason: String| Err(Error::BadInput { object: spec.label(), reason });
         match spec.name.as_str() {
-            "" => return bad("it has no name".to_owned()),
-            "__metadata__" => return bad("safetensors keeps this name for itself".to_owned()),
+            "" => return bad("expected a name, found none".to_owned()),
+            "__metadata__" => return bad("name is reserved by safetensors".to_owned()),
             name if name.starts_with(PAD_PREFIX) => {
-                return bad(format!(
-                    "names that begin with {PAD_PREFIX} are of the gaps in a file"
-                ));
+                return bad(format!("names that start with {PAD_PREFIX} are reserved for padding"));
             }
             name if name.len() > NAME_BYTES_MAX => {
-                return bad(format!("its name is longer than {NAME_BYTES_MAX} bytes"));
+                return bad(format!("expected a name of at most {NAME_BYTES_MAX} bytes"));
             }
             name if name.contains('#') => {
-                return bad("'#' in a name marks the pieces of a cut tensor".to_owned());
+                return bad("'#' in a name is reserved for the chunks of a tensor".to_owned());
             }
             _ => {}
         }
         if spec.shape.len() > region::RANK_MAX {
-            return bad(format!("it has more than {} axes", region::RANK_MAX));
+            return bad(format!("expected at most {} axes", region::RANK_MAX));
         }
         if spec.bytes().is_none() {
-            return bad(format!("shape {:?} has more than 2^64 bytes", spec.shape));
+            return bad(format!("expected fewer than 2^64 bytes, found shape {:?}", spec.shape));
         }
         if !seen.insert((spec.group, spec.name.as_str())) {
-            return bad("it is there twice".to_owned());
+            return bad("duplicate name".to_owned());
         }
     }
     Ok(())

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::base::save_control::SaveControl;
 use crate::{CheckpointOptions, Checkpoints, Error, LivenessTimeouts, Result, SaveReport};
 use storage::ipc::{Arena, LocalListener, Peer, ready};
-use storage::{ProcessIdentity, crc64, one_line};
+use storage::{ProcessIdentity, crc64, one_line, printable_message};
 use wire::{AgentCommand, Answer, Hello};
 
 pub use serve::serve;
@@ -65,24 +65,26 @@ impl Agent {
 
         let here = ProcessIdentity::new();
         let name = format!("ckpt-{:016x}", crc64(here.to_string().as_bytes()));
-        let door = LocalListener::open(&name)?.ok_or_else(|| failed("its door is taken"))?;
+        let door =
+            LocalListener::open(&name)?.ok_or_else(|| failed("its socket name is in use"))?;
         // In its own process group, so that terminal signals to the trainer do not reach it.
         let child = command.env(DOOR, &name).stdin(Stdio::null()).process_group(0).spawn();
-        let child = child.map_err(|e| failed(format!("start {command:?}: {e}")))?;
+        let child = child.map_err(|e| failed(format!("cannot start {command:?}: {e}")))?;
         let mut agent = Agent { peer: None, child, owner: here.clone(), has_arena: None };
         let peer = agent.await_knock(&door)?;
         let (url, folder) = (url.to_owned(), folder.to_owned());
         let LivenessTimeouts { beat, silence_max } = patience;
         let trainer = here.to_string();
         let hello = Hello { url, folder, options, beat, silence_max, trainer };
-        wire::send_hello(&peer, &hello).map_err(|e| failed(format!("greet it: {e}")))?;
+        wire::send_hello(&peer, &hello)
+            .map_err(|e| failed(format!("cannot send the handshake: {e}")))?;
         match wire::receive(&peer, START_MAX)? {
             Answer::Ready(owner) => {
-                agent.owner =
-                    ProcessIdentity::parse(&owner).ok_or_else(|| failed("its name is none"))?;
+                agent.owner = ProcessIdentity::parse(&owner)
+                    .ok_or_else(|| failed("expected a process identity in its handshake"))?;
             }
             Answer::Failed(why) => return Err(failed(why)),
-            other => return Err(failed(format!("it begins with {other:?}"))),
+            other => return Err(failed(format!("expected its handshake, found {other:?}"))),
         }
         agent.peer = Some(peer);
         Ok(agent)
@@ -104,7 +106,7 @@ impl Agent {
         let begun = Instant::now();
         while begun.elapsed() < START_MAX {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(failed(format!("it ended at once, with {status}")));
+                return Err(failed(format!("it exited at startup: {status}")));
             }
             if !ready(&[door.as_fd()], Some(LOOK_PAUSE))?[0] {
                 continue;
@@ -114,7 +116,7 @@ impl Agent {
                 _ => {}
             }
         }
-        Err(failed(format!("it has not come after {} s", START_MAX.as_secs())))
+        Err(failed(format!("it did not connect within {} s", START_MAX.as_secs())))
     }
 
     /// Makes the agent unmap its memory before new memory is allocated: on return it has none, or
@@ -134,8 +136,8 @@ impl Agent {
     pub(crate) fn begin(&mut self, arena: &Arena, start: usize, len: usize) -> Result<()> {
         use std::os::fd::AsRawFd as _;
 
-        let peer = self.peer.as_ref().ok_or_else(|| failed("it is gone"))?;
-        let fd = arena.fd().ok_or_else(|| failed("the copy is not in memory that it can have"))?;
+        let peer = self.peer.as_ref().ok_or_else(|| failed("the connection is closed"))?;
+        let fd = arena.fd().ok_or_else(|| failed("the snapshot is not in shared memory"))?;
         let told = || -> std::io::Result<()> {
             if self.has_arena != Some((arena.len(), fd.as_raw_fd())) {
                 wire::send_order(peer, AgentCommand::Arena { len: arena.len() as u64 })?;
@@ -143,7 +145,7 @@ impl Agent {
             }
             wire::send_order(peer, AgentCommand::Save { start: start as u64, len: len as u64 })
         };
-        told().map_err(|e| failed(format!("order a save: {e}")))?;
+        told().map_err(|e| failed(format!("cannot send the save command: {e}")))?;
         self.has_arena = Some((arena.len(), fd.as_raw_fd()));
         Ok(())
     }
@@ -153,12 +155,13 @@ impl Agent {
     pub(crate) fn finish(&mut self, control: &SaveControl) -> Result<Result<SaveReport>> {
         use std::os::fd::AsFd as _;
 
-        let peer = self.peer.as_ref().ok_or_else(|| failed("it is gone"))?;
+        let peer = self.peer.as_ref().ok_or_else(|| failed("the connection is closed"))?;
         let mut is_told = false;
         loop {
             if control.is_cancelled() && !is_told {
                 is_told = true;
-                wire::send_order(peer, AgentCommand::Cancel).map_err(|e| failed(format!("{e}")))?;
+                wire::send_order(peer, AgentCommand::Cancel)
+                    .map_err(|e| failed(format!("cannot send the cancel command: {e}")))?;
             }
             if !ready(&[peer.as_fd()], Some(LOOK_PAUSE))?[0] {
                 continue;
@@ -169,7 +172,7 @@ impl Agent {
                 Answer::Cancelled => return Ok(Err(Error::Cancelled)),
                 Answer::Failed(why) => return Ok(Err(failed(why))),
                 Answer::Ready(_) | Answer::Forgotten => {
-                    return Err(failed("it answers what was not asked"));
+                    return Err(failed("expected the outcome of the save, found another reply"));
                 }
             }
         }
@@ -187,7 +190,8 @@ impl Drop for Agent {
                 _ => return,
             }
         }
-        log::warn!("the agent, process {}, is still at work and is left alone", self.child.id());
+        let (pid, waited) = (self.child.id(), ANSWER_MAX.as_secs());
+        log::warn!("agent process {pid}: still saving after {waited} s; it continues alone");
     }
 }
 
@@ -203,6 +207,10 @@ fn failed(reason: impl Into<String>) -> Error {
     Error::Agent { reason: reason.into() }
 }
 
+/// The text of an error for the other process, whose own error has a prefix as well.
 fn tell(error: &Error) -> String {
-    one_line(error)
+    match error {
+        Error::Agent { reason } => printable_message(reason),
+        error => one_line(error),
+    }
 }

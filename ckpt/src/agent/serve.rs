@@ -22,12 +22,14 @@ const TELL_PAUSE: Duration = Duration::from_millis(200);
 /// # Errors
 /// [`Error::Agent`] if no trainer started it, or its messages cannot be decoded.
 pub fn serve() -> Result<()> {
-    let name = std::env::var(DOOR).map_err(|_| failed("it is started by a trainer alone"))?;
-    let peer = Peer::knock(&name)?.ok_or_else(|| failed("its trainer is gone"))?;
+    let name = std::env::var(DOOR).map_err(|_| {
+        failed(format!("{DOOR} is not set (hint: only a trainer starts this process)"))
+    })?;
+    let peer = Peer::knock(&name)?.ok_or_else(|| failed("the trainer has exited"))?;
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let flag = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal, flag)
-            .map_err(|e| failed(format!("set signal {signal} aside: {e}")))?;
+            .map_err(|e| failed(format!("cannot ignore signal {signal}: {e}")))?;
     }
     let steps = match open(&wire::receive_hello(&peer)?) {
         Ok(steps) => steps,
@@ -78,11 +80,13 @@ fn open(hello: &Hello) -> Result<Checkpoints> {
         folder => Key::new(folder)?,
     };
     let steps = Checkpoints::open(storage::open_url(&hello.url)?, folder);
-    let trainer =
-        ProcessIdentity::parse(&hello.trainer).ok_or_else(|| failed("the trainer has no name"))?;
+    let trainer = ProcessIdentity::parse(&hello.trainer).ok_or_else(|| {
+        failed(format!("unknown process identity of a trainer: '{}'", hello.trainer))
+    })?;
     let Hello { beat, silence_max, .. } = *hello;
     if beat.checked_mul(2).is_none_or(|two| two > silence_max) {
-        return Err(failed(format!("no beat of {beat:?} fits into {silence_max:?}")));
+        let (least, found) = (beat.saturating_mul(2), silence_max);
+        return Err(failed(format!("expected a timeout of at least {least:?}, found {found:?}")));
     }
     let steps =
         steps.with_options(hello.options).with_patience(LivenessTimeouts { beat, silence_max });
@@ -94,9 +98,10 @@ fn open(hello: &Hello) -> Result<Checkpoints> {
 
 fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
     let received = peer.receive_fd(ANSWER_MAX);
-    let (_, fd) = received.map_err(|e| failed(format!("take the memory: {e}")))?;
-    let fd = fd.ok_or_else(|| failed("the memory did not come"))?;
-    let len = usize::try_from(len).map_err(|_| failed(format!("{len} bytes of memory")))?;
+    let (_, fd) = received.map_err(|e| failed(format!("cannot receive the shared memory: {e}")))?;
+    let fd = fd.ok_or_else(|| failed("expected a descriptor of shared memory, found none"))?;
+    let len = usize::try_from(len)
+        .map_err(|_| failed(format!("cannot map {len} bytes of shared memory")))?;
     Ok(Arena::open(fd, len)?)
 }
 
@@ -107,7 +112,7 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
     let outcome = std::thread::scope(|scope| {
         let work = || carry_out(steps, arena, start, len, &control);
         let worker = std::thread::Builder::new().spawn_scoped(scope, work);
-        let worker = worker.map_err(|e| failed(format!("start a thread: {e}")))?;
+        let worker = worker.map_err(|e| failed(format!("cannot start a thread: {e}")))?;
         let mut told = Instant::now();
         while !worker.is_finished() {
             if !is_there {
@@ -128,7 +133,7 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
                 told = Instant::now();
             }
         }
-        worker.join().unwrap_or_else(|_| Err(failed("it panicked")))
+        worker.join().unwrap_or_else(|_| Err(failed("the save panicked")))
     });
     let last = match outcome {
         Ok(report) => {
@@ -157,9 +162,12 @@ fn carry_out(
         let end = usize::try_from(start.checked_add(len)?).ok()?;
         arena.get(usize::try_from(start).ok()?..end)
     };
-    let orders = range().ok_or_else(|| failed(format!("orders at {start}, past the memory")))?;
+    let orders = range().ok_or_else(|| {
+        let end = arena.len();
+        failed(format!("expected orders within {end} bytes, found them at byte {start}"))
+    })?;
     let (recipe, snapshot) = Snapshot::of_orders(orders)
-        .map_err(|e| failed(format!("orders that cannot be read: {e}")))?;
+        .map_err(|e| failed(format!("cannot decode the orders: {e}")))?;
     // The plan is cached, as in the trainer.
     let plan = steps.plans.plan_of(&recipe)?;
     snapshot.check(&plan)?;
@@ -170,5 +178,5 @@ fn carry_out(
 #[must_use]
 fn answer(peer: &Peer, answer: &Answer) -> bool {
     let sent = wire::send_answer(peer, answer);
-    sent.inspect_err(|e| log::debug!("the trainer does not listen: {e}")).is_ok()
+    sent.inspect_err(|e| log::debug!("cannot reply to the trainer: {e}")).is_ok()
 }

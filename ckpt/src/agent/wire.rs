@@ -62,7 +62,7 @@ pub(super) fn send_hello(peer: &Peer, hello: &Hello) -> io::Result<()> {
 pub(super) fn receive_hello(peer: &Peer) -> Result<Hello> {
     let (kind, _, words) = message(peer, ANSWER_MAX).map_err(gone)?;
     let hello = if kind == b'H' { serde_json::from_slice(&words).ok() } else { None };
-    hello.ok_or_else(|| failed("the trainer does not say what a trainer says"))
+    hello.ok_or_else(|| failed("cannot decode handshake: not a trainer of this version"))
 }
 
 pub(super) fn send_order(peer: &Peer, order: AgentCommand) -> io::Result<()> {
@@ -86,7 +86,7 @@ pub(super) fn receive_order(peer: &Peer) -> Result<Option<AgentCommand>> {
         b'G' => Ok(Some(AgentCommand::Forget)),
         b'S' => Ok(Some(AgentCommand::Save { start: first, len: second })),
         b'C' => Ok(Some(AgentCommand::Cancel)),
-        _ => Err(failed(format!("an order of kind {kind}, which there is not"))),
+        _ => Err(failed(format!("unknown command kind {kind}"))),
     }
 }
 
@@ -113,11 +113,11 @@ pub(super) fn receive(peer: &Peer, limit: Duration) -> Result<Answer> {
         b'W' => Ok(Answer::Wrote(first)),
         b'D' => {
             let report = serde_json::from_slice(&words);
-            report.map(Answer::Saved).map_err(|e| failed(format!("a report that is none: {e}")))
+            report.map(Answer::Saved).map_err(|e| failed(format!("cannot decode the report: {e}")))
         }
         b'X' => Ok(Answer::Cancelled),
         b'F' => Ok(Answer::Failed(text())),
-        _ => Err(failed(format!("an answer of kind {kind}, which there is not"))),
+        _ => Err(failed(format!("unknown reply kind {kind}"))),
     }
 }
 
@@ -143,8 +143,8 @@ fn message(peer: &Peer, limit: Duration) -> io::Result<(u8, [u64; 2], Vec<u8>)> 
         |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes are eight"));
     let len = number(HEAD_BYTES);
     if len > WORDS_BYTES_MAX {
-        let told = format!("a message of {len} bytes; due at most {WORDS_BYTES_MAX}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+        let reason = format!("expected at most {WORDS_BYTES_MAX} bytes, found {len}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     let mut words = vec![0; len as usize]; // fits: 1 MiB at most
     peer.receive(&mut words, limit)?;
@@ -155,9 +155,12 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` gives")]
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes it by value")]
 fn gone(error: io::Error) -> crate::Error {
-    if is_end(&error) { failed("it is gone") } else { failed(format!("hear from it: {error}")) }
+    if is_end(&error) {
+        return failed("the connection is closed");
+    }
+    failed(format!("cannot receive a message: {error}"))
 }
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ impl AsyncSaver {
         let thread = std::thread::Builder::new().name("ckpt-save".to_owned());
         let thread = thread
             .spawn(move || work(&own.0, &own.1))
-            .map_err(|e| storage::Error::from_io("start", "the thread that saves", e))?;
+            .map_err(|e| storage::Error::from_io("start", "the save thread", e))?;
         Ok(AsyncSaver { steps, options, shared, thread: Some(thread) })
     }
 
@@ -324,7 +324,7 @@ impl AsyncSaver {
             None => Ok(()),
         };
         if let Err(error) = told {
-            log::error!("saves go on without an agent: {error}");
+            log::error!("agent failed; saves continue without it: {error}");
             kit.agent = None;
         }
         Ok(())
@@ -334,8 +334,8 @@ impl AsyncSaver {
         let max = self.options.staging_bytes_max;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= max);
         let len = len.ok_or_else(|| Error::BadInput {
-            object: format!("{bytes} bytes behind the run"),
-            reason: format!("there is room for {max}; hint: raise staging_bytes_max"),
+            object: format!("a snapshot of {bytes} bytes"),
+            reason: format!("expected at most {max} bytes (hint: raise staging_bytes_max)"),
         })?;
         if kit.arena.as_ref().is_some_and(|arena| arena.len() >= len) {
             return Ok(());
@@ -390,7 +390,7 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
         let outcome = outcome.unwrap_or_else(|_| {
             // The state of its connection is unknown.
             job.kit.agent = None;
-            let reason = "the thread that writes it panicked".to_owned();
+            let reason = "the save thread panicked".to_owned();
             Err(Error::BadInput { object: format!("step {}", job.snapshot.step), reason })
         });
         tell(&job.snapshot, &outcome);
@@ -429,7 +429,7 @@ fn write(steps: &Checkpoints, job: &mut PendingSave) -> Result<SaveReport> {
         match agent.finish(&job.ticket.control) {
             Ok(outcome) => return outcome,
             Err(error) => {
-                log::error!("the agent is gone, and this process saves from now on: {error}");
+                log::error!("agent failed; this process saves from now on: {error}");
                 job.kit.agent = None;
                 is_orphaned = true;
             }

@@ -40,16 +40,16 @@ impl fmt::Display for Finish {
             Finish::Committed(report) => write!(f, "finished in time: {report}"),
             Finish::Cancelled { step, need, grace } => write!(
                 f,
-                "step {step} cancelled: it would have taken {:.1} s more, of {:.1} s given; the \
-                 last commit stays",
+                "step {step} cancelled: needed {:.1} s more, had {:.1} s; the last commit is \
+                 unaffected",
                 need.as_secs_f64(),
                 grace.as_secs_f64()
             ),
             Finish::Failed(step, error) => write!(f, "step {step} failed: {error}"),
             Finish::Stuck { step, grace } => write!(
                 f,
-                "step {step} was cancelled and does not end within {:.1} s; hint: does the store \
-                 answer? The last commit stays",
+                "step {step} cancelled, but the save did not stop within {:.1} s; the last commit \
+                 is unaffected (hint: check that the store responds)",
                 grace.as_secs_f64()
             ),
         }

@@ -21,7 +21,7 @@ pub(crate) fn save(
     }
     // Frees the space of what the agent wrote: this save may need it.
     if let Err(error) = steps.sweep() {
-        log::warn!("what the agent has left stays for now: {error}");
+        log::warn!("orphaned files of the agent are not removed yet: {error}");
     }
     let begun = Instant::now();
     let saved = snapshot.save(steps, plan, arena, control);
@@ -33,7 +33,7 @@ pub(crate) fn save(
     if *there.meta() != snapshot.meta || !is_same(&there, plan, &pieces, &blobs)? {
         return saved;
     }
-    log::info!("{}: the agent had saved it", there.display());
+    log::info!("{}: already saved by the agent", there.display());
     let (files, bytes) = there.size();
     Ok(SaveReport {
         step: snapshot.step,

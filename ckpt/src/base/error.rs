@@ -42,6 +42,8 @@ pub enum Error {
     },
     /// The buffer or region passed by the caller does not fit the tensor.
     BadRequest {
+        /// What the caller asked for, as a verb.
+        operation: &'static str,
         /// The tensor, as `group name`.
         object: String,
         /// What was found.
@@ -52,6 +54,15 @@ pub enum Error {
     /// The caller's input cannot be saved.
     BadInput {
         /// The tensor, blob or step.
+        object: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// An offloaded state cannot be used this way.
+    BadState {
+        /// What the caller asked for, as a verb.
+        operation: &'static str,
+        /// The state, or its folders.
         object: String,
         /// What is wrong with it.
         reason: String,
@@ -192,78 +203,88 @@ impl fmt::Display for Error {
         match self {
             Error::Storage(error) => error.fmt(f),
             Error::StepExists { object } => {
-                write!(f, "save {object}: this step is saved already, and is not overwritten")
+                write!(f, "cannot save {object}: step already exists and is not overwritten")
             }
             Error::NoStep { object, near } => {
-                write!(f, "open {object}: no such step")?;
+                write!(f, "cannot open {object}: no such step")?;
                 near_text(f, "steps", &near.iter().map(u64::to_string).collect::<Vec<_>>())
             }
             Error::NoTensor { object, name, group, near } => {
-                write!(f, "read {group} '{name}' of {object}: no such tensor")?;
+                write!(f, "cannot read {group} '{name}' of {object}: no such tensor")?;
                 near_text(f, "tensors", near)
             }
             Error::NoBlob { object, name, near } => {
-                write!(f, "read extra '{name}' of {object}: no such blob")?;
+                write!(f, "cannot read extra '{name}' of {object}: no such blob")?;
                 near_text(f, "blobs", near)
             }
-            Error::BadRequest { object, found, expected } => {
-                write!(f, "read {object}: got {found}, due {expected}")
+            Error::BadRequest { operation, object, found, expected } => {
+                write!(f, "cannot {operation} {object}: expected {expected}, found {found}")
+            }
+            Error::BadState { operation, object, reason } => {
+                write!(f, "cannot {operation} {object}: {reason}")
             }
             Error::Unfit { object, found, expected } => {
-                write!(f, "convert {object}: got {found}, due {expected}")
+                write!(f, "cannot convert {object}: expected {expected}, found {found}")
             }
-            Error::BadInput { object, reason } => write!(f, "save {object}: {reason}"),
-            Error::BadLayout { object, reason } => write!(f, "lay out {object}: {reason}"),
+            Error::BadInput { object, reason } => write!(f, "cannot save {object}: {reason}"),
+            Error::BadLayout { object, reason } => write!(f, "cannot partition {object}: {reason}"),
             Error::OtherModel { object, missing, extra, different } => {
-                write!(f, "load {object}: it is of another model")?;
+                write!(f, "cannot load {object}: model does not match")?;
                 list_text(f, "missing", missing)?;
-                list_text(f, "extra", extra)?;
+                list_text(f, "unexpected", extra)?;
                 list_text(f, "different", different)
             }
-            Error::Corrupt { object, offset, found, expected } => {
-                write!(f, "{object}, at byte {offset}: got {found}, due {expected}")
-            }
+            Error::Corrupt { object, offset, found, expected } => write!(
+                f,
+                "cannot read {object}: expected {expected}, found {found} at byte {offset}"
+            ),
             Error::BadManifest { object, place, found, expected } => {
-                write!(f, "{object}, {place}: got {found}, due {expected}")
+                write!(f, "cannot read {object}: {place}: expected {expected}, found {found}")
             }
             Error::Uncommitted { object } => write!(
                 f,
-                "open {object}: it is not committed: it is being written or deleted, or a crash \
-                 left it; hint: sweep removes what nobody works on"
+                "cannot open {object}: step is not committed; it is being written or deleted, or \
+                 a crash interrupted it (hint: the next run in this folder removes orphans)"
             ),
             Error::Aborted { object, reason } => {
-                write!(f, "save {object}: given up by all: {reason}")
+                write!(f, "cannot save {object}: aborted by all writers: {reason}")
             }
-            Error::LeaseLost { object, holder } => write!(
-                f,
-                "cannot write into {object}: expected to hold its lease, found that {holder} took \
-                 it over (hint: this process had sent no heartbeat for too long: it was stopped, \
-                 its machine suspended, or its store stuck)"
-            ),
+            Error::LeaseLost { object, holder } => lease_lost_text(f, object, holder),
             Error::Differs { object, other } => write!(
                 f,
-                "copy {object}: {other} is there with other contents, and is not overwritten; \
-                 hint: two runs have one folder there"
+                "cannot copy {object}: {other} exists with other contents and is not overwritten \
+                 (hint: give each run its own folder in the second store)"
             ),
-            Error::Cancelled => f.write_str("cancelled before it was committed; nothing stays"),
+            Error::Cancelled => f.write_str("cannot commit: cancelled; nothing was saved"),
             Error::Reported { step, first } => {
-                write!(f, "step {step} was not saved, as was reported before ({first})")
+                write!(f, "cannot save step {step}: already reported: {first}")
             }
-            Error::Agent { reason } => write!(f, "save by the agent process: {reason}"),
+            Error::Agent { reason } => {
+                write!(f, "cannot save through the agent process: {reason}")
+            }
             Error::Held { object, holder, lease } => write!(
                 f,
-                "write into {object}: {holder} holds it; hint: stop that run, or if it is gone \
-                 for certain, delete {lease}"
+                "cannot write checkpoints to {object}: lease held by {holder} (hint: stop that \
+                 run, or delete {lease} if it is dead)"
             ),
         }
     }
+}
+
+fn lease_lost_text(f: &mut fmt::Formatter<'_>, object: &str, holder: &str) -> fmt::Result {
+    write!(
+        f,
+        "cannot write to {object}: lease expired and was taken over by {holder} (hint: this \
+         process sent no heartbeat in time, because it was stopped, its machine was suspended or \
+         its store did not respond)"
+    )
 }
 
 fn near_text(f: &mut fmt::Formatter<'_>, kind: &str, near: &[String]) -> fmt::Result {
     if near.is_empty() {
         write!(f, "; there are no {kind}")
     } else {
-        write!(f, "; hint: there are {kind} {}", near.join(", "))
+        write!(f, " (hint: existing {kind} are {})", near.join(", "))
     }
 }
 

@@ -14,7 +14,7 @@ fn parse(digits: &str) -> Result<u64, String> {
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     match u64::from_str_radix(digits, 16) {
         Ok(value) if digits.len() == 16 && digits.bytes().all(is_hex) => Ok(value),
-        _ => Err(format!("a CRC-64 has 16 hexadecimal digits, not '{digits:.20}'")),
+        _ => Err(format!("'{digits:.20}' instead of 16 hexadecimal digits of a CRC-64")),
     }
 }
 
@@ -44,7 +44,10 @@ pub(crate) mod stored {
     ) -> Result<Vec<StoredBlock>, D::Error> {
         let text = String::deserialize(from)?;
         if !text.is_ascii() || !text.len().is_multiple_of(DIGITS) {
-            return Err(D::Error::custom("packed blocks are 24 hexadecimal digits each"));
+            let len = text.len();
+            return Err(D::Error::custom(format!(
+                "{len} bytes of packed blocks instead of {DIGITS} hexadecimal digits each"
+            )));
         }
         let block = |at: usize| {
             let (bytes, crc64) = text[at..at + DIGITS].split_at(8);
@@ -75,7 +78,10 @@ pub(crate) mod list {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
         let text = String::deserialize(from)?;
         if !text.is_ascii() || !text.len().is_multiple_of(16) {
-            return Err(D::Error::custom("block checksums are 16 hexadecimal digits each"));
+            let len = text.len();
+            return Err(D::Error::custom(format!(
+                "{len} bytes of block checksums instead of 16 hexadecimal digits each"
+            )));
         }
         let digits = (0..text.len()).step_by(16).map(|at| &text[at..at + 16]);
         digits.map(|digits| super::parse(digits).map_err(D::Error::custom)).collect()

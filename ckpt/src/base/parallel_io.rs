@@ -20,7 +20,7 @@ impl IoBuffer {
             // The old buffer is freed first.
             self.0 = None;
             let room = Zeros::try_new(len.max(1).next_multiple_of(LARGE_PAGE_BYTES))
-                .map_err(|e| storage::Error::from_io("get", "memory for what is read", e))?;
+                .map_err(|e| storage::Error::from_io("allocate", "a read buffer", e))?;
             self.0 = Some(room);
         }
         Ok(self.0.as_deref_mut().expect("made above if there was none"))

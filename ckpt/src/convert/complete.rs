@@ -109,8 +109,11 @@ impl Import {
         let shown: Vec<String> = shown.map(|name| format!("'{name:.80}'")).collect();
         Err(Error::Unfit {
             object: self.source.display().to_owned(),
-            found: format!("a {} without {}{more}", family.name(), shown.join(", ")),
-            expected: "all its parameters; hint: --keep-names takes tensors as they are".to_owned(),
+            found: format!(
+                "none named {}{more} (hint: --keep-names imports tensors unchanged)",
+                shown.join(", ")
+            ),
+            expected: format!("all parameters of a {} model", family.name()),
         })
     }
 }

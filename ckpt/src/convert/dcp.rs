@@ -27,7 +27,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         expected: expected.to_owned(),
     };
     if store.open(&key)?.len_bytes() > METADATA_BYTES_MAX {
-        return Err(bad(0, "more than 1 GiB", "the metadata of a distributed checkpoint"));
+        return Err(bad(0, "more", "at most 1 GiB of metadata of a distributed checkpoint"));
     }
     let bytes = storage::read_all(&*store, &key)?;
     let (pickle, _) = Pickle::read(&bytes)
@@ -36,10 +36,11 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         pickle.get(pickle.root, "state_dict_metadata").and_then(|id| pickle.pairs(id)),
         pickle.get(pickle.root, "storage_data").and_then(|id| pickle.pairs(id)),
     ) else {
-        return Err(bad(0, "another pickle", "state_dict_metadata and storage_data"));
+        return Err(bad(0, "another pickle", "one with state_dict_metadata and storage_data"));
     };
-    let places = places_of(&pickle, places)
-        .ok_or_else(|| bad(0, "a storage that cannot be read", "path, offset and length"))?;
+    let places = places_of(&pickle, places).ok_or_else(|| {
+        bad(0, "an invalid storage entry", "path, offset and length of each storage")
+    })?;
 
     let mut source = TensorSource::of_files(&store, store.display(&Key::root()));
     let mut files = HashMap::new();
@@ -53,7 +54,8 @@ pub(crate) fn open(url: &str) -> Result<Import> {
             continue;
         };
         let Some((dtype, shape)) = kind_of(&pickle, entry) else {
-            return Err(bad(0, &format!("'{name:.80}' of no type"), "properties and a size"));
+            let found = format!("'{name:.80}' without them");
+            return Err(bad(0, &found, "properties and a size of each tensor"));
         };
         let Some((group, parameter)) = role_of(name) else {
             dropped.push(name.to_owned());
@@ -62,17 +64,20 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         let mut tensor = DerivedTensor::new(parameter.to_owned(), group, dtype, shape);
         for &chunk in boxes {
             names.count(name, &object)?;
-            let (start, spans) = span_of(&pickle, chunk)
-                .ok_or_else(|| bad(0, &format!("a box of '{name:.80}'"), "offsets and sizes"))?;
+            let (start, spans) = span_of(&pickle, chunk).ok_or_else(|| {
+                let found = format!("a box of '{name:.80}' without them");
+                bad(0, &found, "offsets and sizes of each box")
+            })?;
             let place = places.get(&(name, start.clone()));
             let place = place.ok_or_else(|| {
-                bad(0, &format!("'{name:.80}' at {start:?}"), "a place where it is stored")
+                let found = format!("none for '{name:.80}' at {start:?}");
+                bad(0, &found, "a storage entry for each box")
             })?;
             let from = chunk_of(&mut source, &*store, &mut files, name, place)?;
             let lens: Vec<u64> = spans.iter().map(|span| span.len).collect();
             if source.tensors()[from].shape != lens {
-                let found = format!("'{name:.80}' of {:?}", source.tensors()[from].shape);
-                return Err(bad(0, &found, &format!("a box of {lens:?}")));
+                let found = format!("'{name:.80}' of shape {:?}", source.tensors()[from].shape);
+                return Err(bad(0, &found, &format!("shape {lens:?}")));
             }
             tensor.put(start, from, &region::whole(&lens));
         }
@@ -145,7 +150,7 @@ fn chunk_of(
         expected: format!("the tensor '{name:.80}'"),
     };
     if within.offset.checked_add(within.bytes).is_none_or(|end| end > len) {
-        return Err(corrupt(format!("{} bytes of {len}", within.bytes)));
+        return Err(corrupt(format!("{} bytes in a file of {len}", within.bytes)));
     }
     let archive = TorchFile::read(source, &*object, *within, file)?;
     let tensor = archive.tensor(archive.pickle.root)?;

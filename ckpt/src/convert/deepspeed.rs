@@ -40,15 +40,16 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     }
     let mut source = TensorSource::of_files(&store, store.display(&folder));
     if ranks.is_empty() {
-        let due = "*_model_states.pt and *_optim_states.pt, or `latest` that names their folder";
-        return Err(unfit(&source, "none".to_owned(), due));
+        let expected = "*_model_states.pt and *_optim_states.pt, or `latest` with their folder";
+        return Err(unfit(&source, "none".to_owned(), expected));
     }
     check_numbers(&source, "model-parallel", ranks.keys(), None)?;
     let mut all = Vec::new();
     let (mut step, mut facts, mut dropped) = (None, None, Vec::new());
     for rank in ranks.values() {
         let Some(model) = &rank.model else {
-            return Err(unfit(&source, "no model states".to_owned(), "those of every rank"));
+            let found = "a rank without them".to_owned();
+            return Err(unfit(&source, found, "model states of every rank"));
         };
         let model = TorchFile::open(&mut source, &*store, &folder.join(model)?)?;
         let number = |key| model.pickle.size(model.pickle.get(model.pickle.root, key)?);
@@ -94,8 +95,9 @@ fn check_numbers<'a>(
     if numbers.clone().copied().eq(0..there) && due.is_none_or(|due| due == there) {
         return Ok(());
     }
-    let got = format!("files of the {kind} ranks {:?}", numbers.collect::<Vec<_>>());
-    Err(unfit(source, got, &format!("those of all {}", due.unwrap_or(there))))
+    let found = format!("ranks {:?}", numbers.collect::<Vec<_>>());
+    let count = due.unwrap_or(there);
+    Err(unfit(source, found, &format!("files of all {count} {kind} ranks")))
 }
 
 /// Data-parallel rank, model-parallel rank and kind of a file.
@@ -134,11 +136,11 @@ fn add_zero(source: &mut TensorSource, model: &TorchFile, optim: &[TorchFile]) -
         .first()
         .and_then(|file| file.pickle.size(file.pickle.get(state(file)?, "zero_stage")?))
         .filter(|stage| (1..=3).contains(stage))
-        .ok_or_else(|| unfit(source, "another zero_stage".to_owned(), "1, 2 or 3"))?;
+        .ok_or_else(|| unfit(source, "another value".to_owned(), "zero_stage 1, 2 or 3"))?;
     let frozen = model.pickle.get(model.pickle.root, "frozen_param_shapes");
     if frozen.and_then(|id| model.pickle.pairs(id)).is_some_and(|pairs| !pairs.is_empty()) {
-        let due = "none: their weights are not read; hint: save with all parameters trainable";
-        return Err(unfit(source, "frozen parameters".to_owned(), due));
+        let found = "frozen parameters (hint: save with all parameters trainable)".to_owned();
+        return Err(unfit(source, found, "trainable parameters only"));
     }
     let weights = if stage == 3 { "fp32_flat_groups" } else { "single_partition_of_fp32_groups" };
     let flats = optim
@@ -171,7 +173,7 @@ fn add_zero(source: &mut TensorSource, model: &TorchFile, optim: &[TorchFile]) -
 
 fn params_of(source: &TensorSource, model: &TorchFile) -> Result<Vec<Vec<Param>>> {
     let pickle = &model.pickle;
-    let missing = || unfit(source, "model states without param_shapes".to_owned(), "those of ZeRO");
+    let missing = || unfit(source, "none".to_owned(), "param_shapes in the model states");
     let list = pickle.get(pickle.root, "param_shapes").ok_or_else(missing)?;
     let groups = pickle.items(list).map_or_else(|| vec![list], <[Id]>::to_vec);
     let param = |&(name, shape): &(Id, Id)| -> Result<Param> {
@@ -220,7 +222,7 @@ fn add_flats(
     let is_f32 =
         |tensor: &Tensor| tensor.dtype == ElementType::Known(Dtype::F32) && tensor.shape.len() == 1;
     if !flats.iter().flatten().all(is_f32) {
-        return Err(unfit(source, "flat vectors of another type".to_owned(), "F32 vectors"));
+        return Err(unfit(source, "another type".to_owned(), "flat vectors of F32"));
     }
     let ranks = flats.len() as u64;
     let joined = |tensors: &[&Tensor]| -> Vec<FileExtent> {
@@ -246,7 +248,8 @@ fn add_flats(
     for (place, params) in params.iter().enumerate() {
         let parts: Option<Vec<&Tensor>> = flats.iter().map(|rank| rank.get(place)).collect();
         let parts = parts.ok_or_else(|| {
-            unfit(source, format!("no vector of group {place}"), "one of every rank")
+            let expected = format!("a flat vector of group {place} in every rank");
+            unfit(source, "a rank without it".to_owned(), &expected)
         })?;
         let there: u64 = parts.iter().map(|part| elements(part)).sum();
         let vector = joined(&parts);
@@ -260,8 +263,8 @@ fn add_flats(
         // Each rank's part is padded to 4 bytes for NCCL, so the end is a multiple of 2 x ranks.
         let align = 2 * ranks;
         if at.next_multiple_of(align) != there.next_multiple_of(align) {
-            let got = format!("{there} elements in group {place}");
-            return Err(unfit(source, got, &format!("{at} and less than {align} of padding")));
+            let expected = format!("{at} elements and less than {align} of padding");
+            return Err(unfit(source, format!("{there} elements in group {place}"), &expected));
         }
     }
     Ok(())
@@ -269,7 +272,9 @@ fn add_flats(
 
 fn elements_of(source: &TensorSource, name: &str, shape: &[u64]) -> Result<u64> {
     let count = region::elements(shape.iter().copied()).filter(|count| *count < 1 << 60);
-    count.ok_or_else(|| unfit(source, format!("'{name}' of {shape:?}"), "fewer than 2^60 elements"))
+    count.ok_or_else(|| {
+        unfit(source, format!("'{name}' of shape {shape:?}"), "fewer than 2^60 elements")
+    })
 }
 
 /// Names of weights that are another's copy.

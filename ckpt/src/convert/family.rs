@@ -173,8 +173,8 @@ impl Import {
     /// reading the source says.
     pub fn set_vocab(&mut self, words: u64, new: &NewRows) -> Result<()> {
         let Some(family) = self.family() else {
-            let got = "names of another architecture".to_owned();
-            return Err(unfit(self.source.display(), got, "those of GPT-2, T5 or BERT"));
+            let (found, expected) = ("other names", "tensor names of GPT-2, T5 or BERT");
+            return Err(unfit(self.source.display(), found.to_owned(), expected));
         };
         for made in &mut self.made {
             if family.words().contains(&made.name.as_str()) && !made.shape.is_empty() {
@@ -191,8 +191,8 @@ impl Import {
     /// [`Error::Unfit`](crate::Error::Unfit) for a type that weights cannot have.
     pub fn set_dtype(&mut self, dtype: Dtype) -> Result<()> {
         if !crate::can_cast(Dtype::F32, dtype) {
-            let due = "F32, BF16, F16 or F64";
-            return Err(unfit(self.source.display(), format!("the type {dtype}"), due));
+            let expected = "F32, BF16, F16 or F64";
+            return Err(unfit(self.source.display(), dtype.to_string(), expected));
         }
         for made in &mut self.made {
             if made.group == Group::Model && crate::can_cast(made.dtype, dtype) {
@@ -243,13 +243,14 @@ impl ShapeFacts<'_> {
     fn shape(&self, name: &str) -> Result<&[u64]> {
         let found = self.find(name).map(|made| made.shape.as_slice());
         found.filter(|shape| !shape.is_empty()).ok_or_else(|| {
-            unfit(self.import.source.display(), format!("no '{name}'"), "it, with an axis at least")
+            let expected = format!("'{name}' with at least one axis");
+            unfit(self.import.source.display(), "none".to_owned(), &expected)
         })
     }
 
     fn columns(&self, name: &str) -> Result<u64> {
         let shape = self.shape(name)?;
-        shape.get(1).copied().ok_or_else(|| unfit(name, format!("the shape {shape:?}"), "a matrix"))
+        shape.get(1).copied().ok_or_else(|| unfit(name, format!("shape {shape:?}"), "a matrix"))
     }
 
     fn dtype(&self, name: &str) -> &'static str {
@@ -269,8 +270,10 @@ impl ShapeFacts<'_> {
     fn heads(&self, hidden: u64) -> Result<u64> {
         let heads = self.heads.filter(|&heads| heads > 0 && hidden.is_multiple_of(heads));
         heads.ok_or_else(|| {
-            let got = format!("{:?} heads for a width of {hidden}", self.heads);
-            unfit(self.import.source.display(), got, "a divisor of it; hint: --heads tells it")
+            let found = self.heads.map_or("none".to_owned(), |heads| heads.to_string());
+            let found = format!("{found} (hint: set --heads)");
+            let expected = format!("a number of heads that divides the width {hidden}");
+            unfit(self.import.source.display(), found, &expected)
         })
     }
 

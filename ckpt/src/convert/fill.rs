@@ -78,8 +78,8 @@ fn mean_row(source: &TensorSource, made: &DerivedTensor) -> Result<Vec<f64>> {
     let row_items = region::elements(made.shape.iter().skip(1).copied());
     let row_items = row_items.filter(|items| rows > 0 && (1..=ROW_ITEMS_MAX).contains(items));
     let Some(row_items) = row_items else {
-        let due = format!("a row at least, of 1 to {ROW_ITEMS_MAX} elements, to form their mean");
-        return Err(unfit(&made.name, format!("the shape {:?}", made.shape), &due));
+        let expected = format!("at least one row of 1 to {ROW_ITEMS_MAX} elements to average");
+        return Err(unfit(&made.name, format!("shape {:?}", made.shape), &expected));
     };
     let mut sums = vec![0.0; row_items as usize]; // fits: checked above
     let item_bytes = made.dtype.item_bytes() as usize; // fits: at most 8

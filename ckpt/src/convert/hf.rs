@@ -95,16 +95,18 @@ fn open_folder(url: &str, layouts: &[WeightLayout]) -> Result<Import> {
     let Some(layout) = layout else {
         let of = |layout: &WeightLayout| format!("{} or {}", layout.single, layout.index);
         let expected = layouts.iter().map(of).collect::<Vec<_>>().join(", or ");
-        let expected = format!("{expected} in it; hint: --from names other formats");
-        return Err(unfit(&source, "none of these files".to_owned(), &expected));
+        let found = "none of these files (hint: select another format with --from)".to_owned();
+        return Err(unfit(&source, found, &expected));
     };
     let mut dropped = Vec::new();
     if has(layout.index) {
         let index = read_index(&*store, &Key::new(layout.index)?)?;
         if has(layout.single) && !index.weight_map.values().any(|file| file == layout.single) {
-            let found = format!("{} and {} of other files", layout.single, layout.index);
-            let expected = "one model; hint: move one of the two away, or give the file's name";
-            return Err(unfit(&source, found, expected));
+            let found = format!(
+                "{} and {} of other files (hint: remove one of them, or pass the path of the file)",
+                layout.single, layout.index
+            );
+            return Err(unfit(&source, found, "one model"));
         }
         dropped = add_assigned(&mut source, &*store, layout, &index)?;
     } else {
@@ -134,7 +136,7 @@ fn add_assigned(
                 found.insert(name.clone());
                 source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
             } else {
-                left_out.push(format!("{name} ({file}: not by the index)"));
+                left_out.push(format!("{name} ({file}: not assigned by the index)"));
             }
         }
     }
@@ -143,7 +145,7 @@ fn add_assigned(
     if missing.is_empty() {
         return Ok(left_out);
     }
-    let found = format!("{} without a tensor: {}", missing.len(), list(&missing));
+    let found = format!("{} missing: {}", missing.len(), list(&missing));
     Err(unfit(source, found, "every tensor in the file that the index assigns it to"))
 }
 
@@ -173,9 +175,8 @@ pub(crate) fn heads_of(source: &TensorSource) -> Option<u64> {
 pub(crate) fn check_complete_file(store: &dyn Storage, key: &Key) -> Result<()> {
     let partial = |found: String| Error::Unfit {
         object: store.display(key),
-        found,
-        expected: "a complete model; hint: import its folder, where an index names all files"
-            .to_owned(),
+        found: format!("{found} (hint: import the folder, whose index lists all files)"),
+        expected: "a complete model".to_owned(),
     };
     if let Some((number, count)) = shard_of(key.name()).filter(|(_, count)| *count > 1) {
         return Err(partial(format!("file {number} of {count} of a model")));
@@ -279,13 +280,13 @@ pub fn export(
     let Import { source, made, .. } = import;
     check(made, source)?;
     if let Some(other) = made.iter().find(|made| made.group != Group::Model) {
-        return Err(unfit(source, format!("{} '{}'", other.group, other.name), "weights alone"));
+        return Err(unfit(source, format!("{} '{}'", other.group, other.name), "weights only"));
     }
     if store.list_names(&folder.parent())?.iter().any(|name| name == folder.name()) {
         return Err(storage::Error::Exists { object: store.display(folder) }.into());
     }
     if !store.has_atomic_publish(&folder.parent())? {
-        let (operation, object) = ("export a folder that appears at once", store.display(folder));
+        let (operation, object) = ("atomically publish", store.display(folder));
         return Err(storage::Error::Unsupported { operation, object }.into());
     }
     let name = |number: usize, count: usize| match count {
@@ -326,7 +327,7 @@ pub fn export(
     };
     let files = write().inspect_err(|_| {
         if let Err(error) = store.delete_folder(&staging) {
-            log::warn!("an export that failed leaves {}: {error}", store.display(&staging));
+            log::warn!("{}: failed export is not removed: {error}", store.display(&staging));
         }
     })?;
     let bytes = files.iter().map(|file| file.bytes).sum();

@@ -146,7 +146,7 @@ pub(crate) fn folder_by(
             object: store.display(&key),
             offset: 0,
             found: format!("'{:.80}'", text.trim()),
-            expected: "the name of a folder beside it".to_owned(),
+            expected: "the name of a folder next to this file".to_owned(),
         });
     }
     Ok((store, folder))

@@ -77,8 +77,8 @@ impl DerivedTensor {
     /// [`Error::Unfit`] for what is no matrix.
     pub(crate) fn turn(mut self) -> Result<Self> {
         let [rows, columns] = self.shape[..] else {
-            let got = format!("the shape {:?}", self.shape);
-            return Err(unfit(&self.name, got, "a matrix, to be transposed"));
+            let found = format!("shape {:?}", self.shape);
+            return Err(unfit(&self.name, found, "a matrix to transpose"));
         };
         self.shape = vec![columns, rows];
         for part in &mut self.parts {
@@ -89,8 +89,8 @@ impl DerivedTensor {
                     *turned = !*turned;
                 }
                 PartSource::Fill(_) => {
-                    let got = "rows of its own".to_owned();
-                    return Err(unfit(&self.name, got, "transpose before extending"));
+                    let found = "added rows (hint: transpose before adding rows)".to_owned();
+                    return Err(unfit(&self.name, found, "a matrix of the source"));
                 }
             }
         }
@@ -177,7 +177,11 @@ impl DerivedTensor {
     pub(crate) fn check_boxes(&self, source: &TensorSource) -> Result<()> {
         let count = region::elements(self.shape.iter().copied());
         if count.and_then(|count| count.checked_mul(self.dtype.item_bytes())).is_none() {
-            return Err(unfit(&self.name, format!("{:?}", self.shape), "fewer than 2^64 bytes"));
+            return Err(unfit(
+                &self.name,
+                format!("shape {:?}", self.shape),
+                "fewer than 2^64 bytes",
+            ));
         }
         let within = self.parts.iter().all(|part| region::is_within(&self.shape, &part.into));
         let parts: Vec<tile::TileBox<'_>> = self
@@ -187,15 +191,15 @@ impl DerivedTensor {
             .map(|part| (part.into.as_slice(), None))
             .collect();
         if !within || count != Some(0) && !tile::tile(&self.shape, &parts) {
-            let got = format!("{} boxes that leave gaps or overlap", parts.len());
-            return Err(unfit(&self.name, got, &format!("boxes that tile {:?}", self.shape)));
+            let found = format!("{} boxes that leave gaps or overlap", parts.len());
+            return Err(unfit(&self.name, found, &format!("boxes that tile {:?}", self.shape)));
         }
         for part in &self.parts {
             if let PartSource::Tensor { tensor, .. } = &part.from {
                 let from = source.tensors()[*tensor].dtype;
                 if !number::can_cast(from, self.dtype) {
-                    let due = format!("{from}, as it is in the source");
-                    return Err(unfit(&self.name, self.dtype.to_string(), &due));
+                    let expected = format!("{from} as in the source");
+                    return Err(unfit(&self.name, self.dtype.to_string(), &expected));
                 }
             }
         }

@@ -16,6 +16,7 @@ use super::source::TensorSource;
 use super::torch::{Tensor, TorchFile};
 use crate::{Error, Group, Result, Span};
 pub(crate) use facts::MegatronArgs;
+use facts::count_text;
 use storage::{Key, Storage};
 
 /// How the ranks' parts of a tensor come together.
@@ -102,11 +103,11 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         let (tensor, pipeline) = match numbers[..] {
             [Ok(tensor)] => (tensor, 0),
             [Ok(tensor), Ok(pipeline)] => (tensor, pipeline),
-            _ => return Err(unfit(&source, name, "mp_rank_TT or mp_rank_TT_PPP, without experts")),
+            _ => return Err(unfit(&source, name, "mp_rank_TT or mp_rank_TT_PPP without experts")),
         };
         let file = open_rank(&mut source, &*store, &folder.join(&name)?)?;
         if files.entry(pipeline).or_default().insert(tensor, file).is_some() {
-            return Err(unfit(&source, name, "one folder for a rank"));
+            return Err(unfit(&source, format!("a second one, {name}"), "one folder per rank"));
         }
     }
     let first = files.values().next().and_then(|stage| stage.values().next());
@@ -136,13 +137,13 @@ fn check_ranks(
     if is_whole {
         return Ok(());
     }
-    let got: Vec<_> = files.iter().map(|(stage, ranks)| (stage, ranks.keys())).collect();
-    let due = format!(
+    let found: Vec<_> = files.iter().map(|(stage, ranks)| (stage, ranks.keys())).collect();
+    let expected = format!(
         "mp_rank_* folders of all {} tensor-parallel ranks in each of {} stages",
         facts.tensor_ranks.unwrap_or(tensor.max(1)),
         facts.pipeline_ranks.unwrap_or(pipeline.max(1)),
     );
-    Err(unfit(source, format!("those of the stages and ranks {got:?}"), &due))
+    Err(unfit(source, format!("stages and ranks {found:?}"), &expected))
 }
 
 fn open_rank(source: &mut TensorSource, store: &dyn Storage, folder: &Key) -> Result<TorchFile> {
@@ -152,8 +153,8 @@ fn open_rank(source: &mut TensorSource, store: &dyn Storage, folder: &Key) -> Re
             other => return other,
         }
     }
-    let got = format!("{} without it", store.display(folder));
-    Err(unfit(source, got, "model_optim_rng.pt or model_rng.pt"))
+    let found = format!("neither in {}", store.display(folder));
+    Err(unfit(source, found, "model_optim_rng.pt or model_rng.pt"))
 }
 
 /// The stages in the order of their layers. Interleaved ones have `model0`, `model1`, ...: all
@@ -176,7 +177,8 @@ fn stages_of(
             let mut stage = Vec::new();
             for file in ranks.values() {
                 let Some(model) = file.pickle.get(file.pickle.root, &key) else {
-                    return Err(unfit(source, format!("a rank without '{key}'"), "one in each"));
+                    let found = "a rank without it".to_owned();
+                    return Err(unfit(source, found, &format!("'{key}' in every rank")));
                 };
                 let mut tensors = Vec::new();
                 for (name, tensor) in file.leaves(model)? {
@@ -217,10 +219,11 @@ pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs)
                     continue;
                 }
                 let (layer, name, join) = slot_of(&of.name).ok_or_else(|| {
-                    unfit(&source, format!("'{}'", of.name), "the parameters of a GPT-2")
+                    unfit(&source, format!("'{}'", of.name), "parameters of GPT-2")
                 })?;
                 if layer.is_some_and(|layer| layer >= LAYERS_MAX) {
-                    return Err(unfit(&source, format!("'{}'", of.name), "fewer layers"));
+                    let expected = format!("fewer than {LAYERS_MAX} layers");
+                    return Err(unfit(&source, format!("'{}'", of.name), &expected));
                 }
                 layers = layers.max(layer.map_or(0, |layer| layer + 1));
                 let name = layer.map_or_else(
@@ -229,7 +232,8 @@ pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs)
                 );
                 let key = (of.group, name);
                 if !seen.insert(key.clone()) {
-                    return Err(unfit(&source, format!("'{}' twice", of.name), "it once a rank"));
+                    let found = format!("'{}' twice", of.name);
+                    return Err(unfit(&source, found, "each parameter once per rank"));
                 }
                 let slot = slots.entry(key.clone()).or_default();
                 if slot.join.is_none() {
@@ -250,8 +254,8 @@ pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs)
         let Some((join, turned)) = join else { continue };
         let (group, name) = key;
         if parts.len() != ranks {
-            let got = format!("'{name}' in {} ranks", parts.len());
-            return Err(unfit(&source, got, &format!("it in all {ranks}")));
+            let found = format!("'{name}' in {}", parts.len());
+            return Err(unfit(&source, found, &format!("each parameter in {ranks} ranks")));
         }
         let tensor = joined(&source, group, name, &parts, join, facts)?;
         made.push(if turned { tensor.turn()? } else { tensor });
@@ -299,7 +303,8 @@ fn joined(
     };
     let axis = if join == RankJoin::Columns { 1 } else { 0 };
     if !parts.iter().all(same) || first.shape.len() <= axis {
-        return Err(unfit(source, format!("'{name}' of other shapes by rank"), "one shape"));
+        let expected = format!("one shape of '{name}' in all ranks");
+        return Err(unfit(source, "several".to_owned(), &expected));
     }
     if join == RankJoin::Same {
         let mut made = DerivedTensor::same(source, parts[0]);
@@ -310,7 +315,7 @@ fn joined(
     let mut shape = first.shape.clone();
     let len = shape[axis];
     shape[axis] = len.checked_mul(ranks).ok_or_else(|| {
-        unfit(source, format!("'{name}' of {:?}", first.shape), "a shape that fits")
+        unfit(source, format!("'{name}' of shape {:?}", first.shape), "fewer than 2^64 elements")
     })?;
     let order = if join == RankJoin::Qkv {
         qkv_rows(source, &name, len, ranks, facts)?
@@ -348,8 +353,8 @@ fn qkv_rows(
 ) -> Result<Vec<[u64; 3]>> {
     let share = rows / 3;
     if rows == 0 || rows > QKV_ROWS_MAX || !rows.is_multiple_of(3) {
-        let due = format!("a positive multiple of 3, at most {QKV_ROWS_MAX}");
-        return Err(unfit(source, format!("'{name}' of {rows} rows"), &due));
+        let expected = format!("a positive multiple of 3, at most {QKV_ROWS_MAX}");
+        return Err(unfit(source, format!("'{name}' of {rows} rows"), &expected));
     }
     if facts.version == 0 {
         return Ok((0..3).map(|part| [part * share, part * share, share]).collect());
@@ -357,8 +362,8 @@ fn qkv_rows(
     let heads = facts.heads.filter(|heads| heads.is_multiple_of(ranks)).map(|heads| heads / ranks);
     let width = heads.filter(|&heads| heads > 0 && rows.is_multiple_of(3 * heads));
     let Some((heads, width)) = width.map(|heads| (heads, rows / 3 / heads)) else {
-        let got = format!("'{name}' of {rows} rows and {:?} heads", facts.heads);
-        return Err(unfit(source, got, "3 x width rows for each head of each rank"));
+        let found = format!("'{name}' of {rows} rows and {} heads", count_text(facts.heads));
+        return Err(unfit(source, found, "3 x width rows for each head of each rank"));
     };
     let mut runs = Vec::new();
     for head in 0..heads {

@@ -111,8 +111,8 @@ impl Import {
             }
             self.made = made;
             if !applied {
-                let got = format!("no tensor like '{}'", rule.pattern);
-                return Err(unfit(self.source.display(), got, "one for every rule"));
+                let found = format!("none that matches '{}'", rule.pattern);
+                return Err(unfit(self.source.display(), found, "a tensor for every rule"));
             }
         }
         Ok(())
@@ -128,8 +128,8 @@ fn split(
     let count = names.len() as u64;
     let len = tensor.shape.get(axis).copied().filter(|len| len.is_multiple_of(count));
     let Some(len) = len.map(|len| len / count) else {
-        let got = format!("the shape {:?}", tensor.shape);
-        return Err(unfit(&tensor.name, got, &format!("axis {axis} a multiple of {count}")));
+        let found = format!("shape {:?}", tensor.shape);
+        return Err(unfit(&tensor.name, found, &format!("a multiple of {count} on axis {axis}")));
     };
     let part = |(number, name): (u64, &String)| {
         let mut spans = region::whole(&tensor.shape);

@@ -96,10 +96,12 @@ impl SourceTensor {
         let TensorLocation::Foreign(dtype) = &self.place else { return Ok(()) };
         Err(Error::Unfit {
             object: object.to_owned(),
-            found: format!("'{:.80}' of type {dtype:.80}", self.name),
-            expected: "a type that safetensors and this program have; hint: `drop NAME` in the \
-                       rules of --rename leaves a tensor out"
-                .to_owned(),
+            found: format!(
+                "'{:.80}' of type {dtype:.80} (hint: `drop NAME` in the rules of --rename leaves \
+                 a tensor out)",
+                self.name
+            ),
+            expected: "a supported tensor type".to_owned(),
         })
     }
 }
@@ -237,8 +239,8 @@ impl TensorSource {
                     return Err(Error::Corrupt {
                         object: self.object.clone(),
                         offset: 0,
-                        found: format!("'{name:.80}' of {shape:?}"),
-                        expected: "the shape of a tensor".to_owned(),
+                        found: format!("'{name:.80}' of shape {shape:?}"),
+                        expected: "a valid tensor shape".to_owned(),
                     });
                 }
                 let place = TensorLocation::Foreign(name_of_type);
@@ -250,8 +252,8 @@ impl TensorSource {
             .and_then(|count| count.checked_mul(dtype.item_bytes()));
         self.extents += extents.len();
         if self.extents > EXTENTS_MAX {
-            let found = format!("more than {EXTENTS_MAX} runs of bytes up to '{name:.80}'");
-            let expected = "fewer; hint: save contiguous tensors".to_owned();
+            let found = format!("more up to '{name:.80}' (hint: save contiguous tensors)");
+            let expected = format!("at most {EXTENTS_MAX} runs of bytes");
             return Err(Error::Unfit { object: self.object.clone(), found, expected });
         }
         let mut ends = Vec::with_capacity(extents.len());
@@ -264,7 +266,7 @@ impl TensorSource {
                     object: self.file_name(key),
                     offset: extent.offset,
                     found: format!("{} bytes of '{name}' in a file of {len}", extent.bytes),
-                    expected: "bytes within the file".to_owned(),
+                    expected: "tensor data within the file".to_owned(),
                 });
             }
             // fits: files that are there, and no more extents than memory holds.
@@ -276,7 +278,7 @@ impl TensorSource {
                 object: self.object.clone(),
                 offset: extents.first().map_or(0, |extent| extent.offset),
                 found: format!("{found} bytes for '{name}'"),
-                expected: format!("those of {dtype} {shape:?}"),
+                expected: format!("the bytes of {dtype} {shape:?}"),
             });
         }
         let place = TensorLocation::Extents(extents, ends);
@@ -379,7 +381,7 @@ impl TensorSource {
         let object = self.store().open(key)?;
         if object.len_bytes() != *len {
             let (found, expected) =
-                (object.len_bytes().to_string(), format!("{len} bytes, as before"));
+                (format!("{} bytes", object.len_bytes()), format!("{len} bytes as before"));
             return Err(Error::Corrupt { object: object.display(), offset: *len, found, expected });
         }
         if open.len() >= FILES_OPEN_MAX {

@@ -32,8 +32,8 @@ impl Checkpoints {
         crate::save::check_blobs(blobs)?;
         check(made, source)?;
         if made.len() > CHUNKS_MAX {
-            let (got, due) = (format!("{} tensors", made.len()), format!("at most {CHUNKS_MAX}"));
-            return Err(unfit(source.display(), got, &due));
+            let expected = format!("at most {CHUNKS_MAX} tensors");
+            return Err(unfit(source.display(), made.len().to_string(), &expected));
         }
         let files = lay_out_step(made, bounds)?;
         let codec = self.options.codec;

@@ -40,9 +40,9 @@ impl Names {
     /// # Errors
     /// [`Error::Corrupt`] if they are too many.
     pub(crate) fn count(&self, name: &str, what: &str) -> Result<()> {
-        let due = "fewer names, and nothing so often below itself";
+        let expected = "fewer names, and no object that contains itself";
         let left = self.0.get().checked_sub(NAME_BYTES + name.len());
-        self.0.set(left.ok_or_else(|| corrupt_name(what, name, due))?);
+        self.0.set(left.ok_or_else(|| corrupt_name(what, name, expected))?);
         Ok(())
     }
 }
@@ -106,7 +106,12 @@ impl TorchFile {
     /// [`Error::Corrupt`] for what is no text, or one too many.
     pub(crate) fn name(&self, id: Id) -> Result<&str> {
         let name = self.pickle.text(id);
-        let name = name.ok_or_else(|| corrupt_name(&self.object, "no text", "a name"))?;
+        let name = name.ok_or_else(|| Error::Corrupt {
+            object: self.object.clone(),
+            offset: 0,
+            found: "another object".to_owned(),
+            expected: "a name".to_owned(),
+        })?;
         self.names.count(name, &self.object)?;
         Ok(name)
     }
@@ -122,8 +127,8 @@ impl TorchFile {
         if let Some(order) = members.get(&format!("{root}byteorder")) {
             let order = read_member(part, *order)?;
             if order != b"little" {
-                let got = String::from_utf8_lossy(&order).into_owned();
-                return Err(corrupt(part, 0, &format!("byte order '{got}'"), "little"));
+                let found = String::from_utf8_lossy(&order);
+                return Err(corrupt(part, 0, &format!("'{found}'"), "byte order 'little'"));
             }
         }
         let bytes = read_member(part, *data)?;
@@ -172,13 +177,14 @@ impl TorchFile {
                 // Storages behind one of unknown length could be anywhere.
                 Some((class, None)) => {
                     let found = format!("elements of {class:.80}");
-                    return Err(corrupt(part, offset, &found, "a type of torch of known size"));
+                    return Err(corrupt(part, offset, &found, "a torch type of known size"));
                 }
                 None => 1,
             };
             let bytes = count.checked_mul(item).filter(|bytes| *bytes <= part.len_bytes());
             let Some(bytes) = bytes else {
-                return Err(corrupt(part, offset, &format!("{count} elements"), "fewer"));
+                let found = format!("{count} elements");
+                return Err(corrupt(part, offset, &found, "a storage within the file"));
             };
             offset += 8;
             let at = part.within.offset + offset;
@@ -251,7 +257,7 @@ impl TorchFile {
         let pickle = &self.pickle;
         let named = persistent(pickle, storage);
         let Some((class, key)) = named else {
-            return Err(bad("a tensor without a storage".to_owned(), "one"));
+            return Err(bad("a tensor without it".to_owned(), "a storage for each tensor"));
         };
         let dtype_name = dtype.unwrap_or(class);
         let Some(dtype) = dtype_of(dtype_name) else {
@@ -262,12 +268,13 @@ impl TorchFile {
         let (Some(first), Some(shape), Some(strides), Some(&member)) =
             (pickle.size(offset), pickle.sizes(size), pickle.sizes(stride), self.storages.get(key))
         else {
-            return Err(bad(format!("a tensor in storage '{key}'"), "size, stride and storage"));
+            let found = format!("a tensor in storage '{key}' without them");
+            return Err(bad(found, "size, stride and storage"));
         };
         let runs = runs(&shape, &strides, first, self.runs_left.get());
         let Some(runs) = runs.filter(|_| shape.len() == strides.len()) else {
             let found = format!("shape {shape:?} with strides {strides:?}");
-            let expected = "fewer than 4 million runs in a file; hint: save it with .contiguous()";
+            let expected = "contiguous tensors, or fewer than 4 million runs in a file";
             return Err(bad(found, expected));
         };
         self.runs_left.set(self.runs_left.get() - runs.len() as u64);
@@ -277,7 +284,7 @@ impl TorchFile {
             let ends = start.checked_add(len).and_then(|end| end.checked_mul(item));
             if ends.is_none_or(|end| end > member.bytes) {
                 let found = format!("elements {start} to {} of storage '{key}'", start + len);
-                return Err(bad(found, &format!("a storage of {} bytes", member.bytes)));
+                return Err(bad(found, &format!("elements within {} bytes", member.bytes)));
             }
             let (offset, bytes) = (member.offset + start * item, len * item);
             extents.push(FileExtent { file: self.file, offset, bytes });
@@ -319,7 +326,7 @@ impl TorchFile {
     ) -> Result<()> {
         self.names.count(&name, &self.object)?;
         if depth > DEPTH_MAX {
-            return Err(corrupt_name(&self.object, &name, "dicts of 32 levels at most"));
+            return Err(corrupt_name(&self.object, &name, "at most 32 levels of dicts"));
         }
         if let Some(tensor) = self.tensor(id)? {
             found.push((name, tensor));

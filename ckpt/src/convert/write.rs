@@ -159,8 +159,8 @@ impl WriteJob<'_> {
             return Err(Error::Corrupt {
                 object: self.store.display(&key),
                 offset: 0,
-                found: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
-                expected: format!("{:016x} of {}, as they were handed over", due.1, due.0),
+                found: format!("CRC-64 {:016x} of {} bytes", entry.crc64, entry.bytes),
+                expected: format!("CRC-64 {:016x} of {} bytes as written", due.1, due.0),
             });
         }
         Ok((FileEntry { path, ..entry }, chunks))

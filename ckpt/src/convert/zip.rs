@@ -42,7 +42,7 @@ impl Member {
             object: object.display(),
             offset: self.offset,
             found: format!("CRC-32 {:08x} of {} bytes", sum.value(), self.bytes),
-            expected: format!("{:08x}, as the directory of its ZIP archive says", self.crc32),
+            expected: format!("CRC-32 {:08x} as in the ZIP directory", self.crc32),
         })
     }
 }
@@ -85,7 +85,7 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
     let (start, bytes) = directory(object)?;
     let fits = start.checked_add(bytes).is_some_and(|end| end <= object.len_bytes());
     if !fits || bytes > DIRECTORY_BYTES_MAX {
-        return bad(start, &format!("a directory of {bytes} bytes"), "one within the file");
+        return bad(start, &format!("{bytes} bytes"), "a ZIP directory within the file");
     }
     let mut directory = vec![0; bytes as usize]; // fits: at most 256 MiB
     object.read_many(&mut [RangeRead { offset: start, buf: &mut directory }])?;
@@ -94,11 +94,11 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
     while rest.starts_with(b"PK\x01\x02") {
         let at = start + (directory.len() - rest.len()) as u64;
         let Some((entry, name, after)) = split_entry(rest) else {
-            return bad(at, "a cut entry", "a whole one");
+            return bad(at, "a truncated one", "a complete ZIP directory entry");
         };
         rest = after;
         if entry.method != 0 {
-            return bad(at, &format!("'{name}' compressed"), "members stored as they are");
+            return bad(at, &format!("'{name}' compressed"), "uncompressed members");
         }
         listed.push((name, entry));
     }
@@ -115,7 +115,7 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
             let offset = entry.local.saturating_add(LOCAL_BYTES as u64 + skip);
             let end = offset.checked_add(entry.bytes);
             if !local.starts_with(b"PK\x03\x04") || end.is_none_or(|end| end > object.len_bytes()) {
-                return bad(entry.local, &format!("no '{name}'"), "the member that is listed");
+                return bad(entry.local, "none", &format!("the listed member '{name}'"));
             }
             let member = Member { offset, bytes: entry.bytes, crc32: entry.crc32 };
             if members.insert(name.clone(), member).is_some() {

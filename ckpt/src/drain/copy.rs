@@ -110,8 +110,8 @@ impl Drain {
             return Err(Error::Corrupt {
                 object: object.display(),
                 offset: 0,
-                found: format!("CRC-64 {:016x} of its {} bytes", sum.value(), file.bytes),
-                expected: format!("{:016x} by the manifest", file.crc64),
+                found: format!("CRC-64 {:016x} of {} bytes", sum.value(), file.bytes),
+                expected: format!("CRC-64 {:016x} as in the manifest", file.crc64),
             });
         }
         upload.finish()?;

@@ -88,9 +88,9 @@ impl fmt::Display for DrainReport {
         let size = storage::ByteSize(*bytes);
         write!(f, "step {step}: {size} drained, {}", rate_text(bytes - resumed_bytes, *time))?;
         if *resumed_bytes > 0 {
-            write!(f, ", {} of them before", storage::ByteSize(*resumed_bytes))?;
+            write!(f, ", {} of them in earlier attempts", storage::ByteSize(*resumed_bytes))?;
         }
-        if *tries > 1 { write!(f, ", {tries} tries") } else { Ok(()) }
+        if *tries > 1 { write!(f, ", {tries} attempts") } else { Ok(()) }
     }
 }
 
@@ -271,7 +271,7 @@ impl Drain {
                 Err(error) if tries >= self.options.tries || !is_passing(&error) => {
                     return Err(error);
                 }
-                Err(error) => log::warn!("drain step {step}, try {tries}: {error}"),
+                Err(error) => log::warn!("drain of step {step}: attempt {tries} failed: {error}"),
             }
             self.rest(pause)?;
             pause = pause.saturating_mul(2);
@@ -403,5 +403,5 @@ fn is_passing(error: &Error) -> bool {
 
 /// The retention of the first store may delete a step between the listing and the pin.
 fn was_retired(what: &str) {
-    log::info!("drain: {what} was deleted meanwhile, as its store's retention may");
+    log::info!("drain: {what} was deleted by retention meanwhile; skipped");
 }

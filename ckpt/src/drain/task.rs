@@ -66,7 +66,7 @@ impl Drain {
         let thread = std::thread::Builder::new().name("ckpt-drain".to_owned());
         let thread = thread
             .spawn(move || work(&self, &own))
-            .map_err(|e| storage::Error::from_io("start", "the thread of a drain", e))?;
+            .map_err(|e| storage::Error::from_io("start", "the drain thread", e))?;
         Ok(DrainTask { shared, thread: Some(thread) })
     }
 }
@@ -130,7 +130,7 @@ fn work(drain: &Drain, shared: &DrainShared) {
         }
         let failure = pass(drain, shared);
         if let Some(failure) = &failure {
-            log::error!("drain: {failure}");
+            log::error!("drain failed: {failure}");
         }
         pause = failure.as_ref().map(|_| {
             let next = pause.map_or(drain.pause(), |pause: Duration| pause.saturating_mul(2));

@@ -188,11 +188,11 @@ impl Catalog {
             return bad.of("format", &manifest.format, FORMAT);
         }
         if manifest.version != VERSION {
-            let got = manifest.version.to_string();
-            return bad.of("version", &got, "1, the only one that this reader knows");
+            let found = manifest.version.to_string();
+            return bad.of("version", &found, "1, the only supported version");
         }
         let meta: Meta = serde_json::from_value(manifest.meta).or_else(|error| {
-            bad.of("meta", &error.to_string(), "the fields that FORMAT.md lists and no others")
+            bad.of("meta", &error.to_string(), "the fields listed in FORMAT.md and no others")
         })?;
         Self::of(meta, manifest.files, object)
     }
@@ -201,8 +201,8 @@ impl Catalog {
     pub(crate) fn of(meta: Meta, files: Vec<FileEntry>, object: &str) -> Result<Self> {
         let bad = Refusal { object };
         if !is_block_size(meta.block_bytes) {
-            let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
-            return bad.of("block_bytes", &meta.block_bytes.to_string(), &due);
+            let expected = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
+            return bad.of("block_bytes", &meta.block_bytes.to_string(), &expected);
         }
         let mut file_places = HashMap::new();
         for (place, file) in files.iter().enumerate() {
@@ -213,17 +213,13 @@ impl Catalog {
         }
         let chunks: usize = meta.tensors.iter().map(|tensor| tensor.chunks.len()).sum();
         if chunks > CHUNKS_MAX {
-            return bad.of(
-                "tensors",
-                &format!("{chunks} chunks"),
-                &format!("at most {CHUNKS_MAX}"),
-            );
+            return bad.of("tensors", &chunks.to_string(), &format!("at most {CHUNKS_MAX} chunks"));
         }
         let mut tensor_places = HashMap::new();
         for (place, tensor) in meta.tensors.iter().enumerate() {
             check_tensor(tensor, meta.block_bytes, &bad)?;
             if tensor_places.insert((tensor.group, tensor.name.clone()), place).is_some() {
-                return bad.of(&tensor.label(), "it twice", "each tensor once");
+                return bad.of(&tensor.label(), "two", "one entry of this name");
             }
         }
         let catalog = Catalog { meta, files, file_places, tensor_places };
@@ -296,15 +292,16 @@ impl Catalog {
             for Placed { tensor, chunk, .. } in chunks {
                 let bytes = chunk.stored_bytes();
                 if chunk.packed.is_some() != is_packed {
-                    let got = format!("a chunk, packed or not, in {}", file.path);
-                    let due = format!("packed ones, and no others, in *{PACKED_SUFFIX}");
-                    return bad.of(&tensor.label(), &got, &due);
+                    let kind = if is_packed { "an unpacked" } else { "a packed" };
+                    let found = format!("{kind} chunk in {}", file.path);
+                    let expected = format!("packed chunks in *{PACKED_SUFFIX} and nowhere else");
+                    return bad.of(&tensor.label(), &found, &expected);
                 }
                 let next = chunk.offset.checked_add(bytes).filter(|&end| end <= file.bytes);
                 let Some(next) = next.filter(|_| chunk.offset >= end) else {
-                    let got = format!("{bytes} bytes at {} of {}", chunk.offset, file.path);
-                    let due = format!("bytes of its own, at {end} to {}", file.bytes);
-                    return bad.of(&tensor.label(), &got, &due);
+                    let found = format!("{bytes} bytes at byte {} of {}", chunk.offset, file.path);
+                    let expected = format!("a range of its own in bytes {end} to {}", file.bytes);
+                    return bad.of(&tensor.label(), &found, &expected);
                 };
                 end = next;
             }
@@ -356,11 +353,11 @@ pub(crate) fn join_blocks(blocks: &[u64], chunk_bytes: u64, block_bytes: u64) ->
 fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Result<()> {
     let place = tensor.label();
     if tensor.shape.len() > region::RANK_MAX {
-        let got = format!("{} axes", tensor.shape.len());
-        return bad.of(&place, &got, &format!("at most {}", region::RANK_MAX));
+        let found = tensor.shape.len().to_string();
+        return bad.of(&place, &found, &format!("at most {} axes", region::RANK_MAX));
     }
     if tensor.name.starts_with(PAD_PREFIX) {
-        return bad.of(&place, "a name of the gaps in a file", "that of a tensor");
+        return bad.of(&place, "one reserved for padding", "a tensor name");
     }
     let item_bytes = tensor.dtype.item_bytes();
     let bytes = region::elements(tensor.shape.iter().copied())
@@ -374,8 +371,8 @@ fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Re
     let parts: Vec<TileBox<'_>> =
         tensor.chunks.iter().map(|chunk| (chunk.spans.as_slice(), chunk.flat)).collect();
     if !tile(&tensor.shape, &parts) {
-        let got = format!("{} boxes that overlap or leave gaps", parts.len());
-        return bad.of(&place, &got, &format!("disjoint boxes that cover {:?}", tensor.shape));
+        let found = format!("{} boxes that overlap or leave gaps", parts.len());
+        return bad.of(&place, &found, &format!("disjoint boxes that cover {:?}", tensor.shape));
     }
     Ok(())
 }
@@ -387,31 +384,31 @@ fn check_chunk(
     bad: &Refusal<'_>,
 ) -> Result<()> {
     let place = tensor.label();
-    let got = || {
+    let found = || {
         let pairs: Vec<_> = chunk.spans.iter().copied().map(<[u64; 2]>::from).collect();
         let flat = chunk.flat.map(<[u64; 2]>::from);
         flat.map_or_else(|| format!("box {pairs:?}"), |flat| format!("{flat:?} of box {pairs:?}"))
     };
     let region = chunk.region();
     if !region.is_within(&tensor.shape) {
-        return bad.of(&place, &got(), &format!("a box within {:?}", tensor.shape));
+        return bad.of(&place, &found(), &format!("a box within {:?}", tensor.shape));
     }
     // fits: within a shape whose bytes fit.
-    let due = region.elements().map_or(0, |count| count * tensor.dtype.item_bytes());
-    if chunk.bytes != due {
-        let got = format!("{} bytes for {}", chunk.bytes, got());
-        return bad.of(&place, &got, &format!("{due}"));
+    let expected = region.elements().map_or(0, |count| count * tensor.dtype.item_bytes());
+    if chunk.bytes != expected {
+        let found = format!("{} bytes for {}", chunk.bytes, found());
+        return bad.of(&place, &found, &format!("{expected} bytes"));
     }
-    let due = block_count(chunk.bytes, block_bytes);
-    if chunk.blocks.len() as u64 != due {
-        let got = format!("{} block checksums", chunk.blocks.len());
-        return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
+    let expected = block_count(chunk.bytes, block_bytes);
+    if chunk.blocks.len() as u64 != expected {
+        let expected = format!("{expected} block checksums for {} bytes", chunk.bytes);
+        return bad.of(&place, &chunk.blocks.len().to_string(), &expected);
     }
     let Some(Packed { codec, blocks }) = &chunk.packed else { return Ok(()) };
-    let due = chunk.bytes.div_ceil(block_bytes);
-    if blocks.len() as u64 != due {
-        let got = format!("{} packed blocks", blocks.len());
-        return bad.of(&place, &got, &format!("{due} for {} bytes", chunk.bytes));
+    let expected = chunk.bytes.div_ceil(block_bytes);
+    if blocks.len() as u64 != expected {
+        let expected = format!("{expected} packed blocks for {} bytes", chunk.bytes);
+        return bad.of(&place, &blocks.len().to_string(), &expected);
     }
     // So no block takes more memory than one that is not packed.
     let most = codec.bytes_max(tensor.dtype, block_bytes.min(chunk.bytes), block_bytes);
@@ -420,7 +417,7 @@ fn check_chunk(
         Some(block) => bad.of(
             &place,
             &format!("a packed block of {} bytes", block.bytes),
-            &format!("at most {most}"),
+            &format!("at most {most} bytes"),
         ),
     }
 }

@@ -172,23 +172,23 @@ impl Unpacker {
         let width = item_bytes(dtype);
         let items = into.len() / width;
         assert_eq!(items * width, into.len(), "whole elements");
-        let (lens, mut rest) = packed
-            .split_at_checked(LEN_BYTES * width)
-            .ok_or_else(|| format!("{} bytes, due the lengths of {width} planes", packed.len()))?;
+        let (lens, mut rest) = packed.split_at_checked(LEN_BYTES * width).ok_or_else(|| {
+            format!("{} bytes, too few for the lengths of {width} planes", packed.len())
+        })?;
         self.planes.resize(into.len(), 0);
         let planes = self.planes.chunks_exact_mut(items.max(1));
         for (number, (len, plane)) in lens.chunks_exact(LEN_BYTES).zip(planes).enumerate() {
             let len = len.iter().rev().fold(0, |len, &byte| (len << 8) | usize::from(byte));
-            let (stored, after) = rest
-                .split_at_checked(len)
-                .filter(|_| len <= items)
-                .ok_or_else(|| format!("plane {number} of {len} bytes, due at most {items}"))?;
+            let (stored, after) =
+                rest.split_at_checked(len).filter(|_| len <= items).ok_or_else(|| {
+                    format!("plane {number} of {len} bytes instead of at most {items}")
+                })?;
             rest = after;
             if len == items {
                 plane.copy_from_slice(stored);
             } else {
                 expand(&mut self.context, stored, plane)
-                    .map_err(|got| format!("plane {number}: {got}, due a frame of {items}"))?;
+                    .map_err(|found| format!("plane {number}: {found} instead of {items} bytes"))?;
             }
         }
         if !rest.is_empty() {

@@ -148,7 +148,7 @@ fn header(entries: &[HeaderEntry]) -> Result<Vec<u8>> {
     let total = bytes.len().next_multiple_of(ALIGN_BYTES as usize); // fits: a page
     let len = (total - PREFIX_BYTES) as u64;
     if len > HEADER_BYTES_MAX {
-        let reason = format!("its header has {len} bytes; readers take {HEADER_BYTES_MAX}");
+        let reason = format!("expected a header of at most {HEADER_BYTES_MAX} bytes, found {len}");
         return Err(Error::BadInput { object: "a safetensors file".to_owned(), reason });
     }
     bytes.resize(total, b' ');
@@ -215,7 +215,11 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     let len = u64::from_le_bytes(prefix);
     let len_max = HEADER_BYTES_MAX.min(object.len_bytes().saturating_sub(PREFIX_BYTES as u64));
     if len > len_max {
-        return Err(corrupt(0, format!("a header of {len} bytes"), format!("at most {len_max}")));
+        return Err(corrupt(
+            0,
+            format!("a header of {len} bytes"),
+            format!("at most {len_max} bytes"),
+        ));
     }
     // fits: at most 100 MB, and no more than the file has.
     let mut bytes = vec![0; PREFIX_BYTES + len as usize];
@@ -252,14 +256,14 @@ fn check_coverage(
     for ([begin, end], name) in ranges {
         if begin != covered_bytes || end < begin {
             let found = format!("data_offsets [{begin}, {end}] of '{name:.80}'");
-            let expected = format!("a range from {covered_bytes}, where the tensor before ends");
+            let expected = format!("a range from {covered_bytes}, the end of the previous tensor");
             return Err((found, expected));
         }
         covered_bytes = end;
     }
     if covered_bytes != data_bytes {
         let found = format!("tensors of {covered_bytes} bytes");
-        return Err((found, format!("{data_bytes}, all bytes behind the header")));
+        return Err((found, format!("{data_bytes} bytes, all after the header")));
     }
     Ok(())
 }
@@ -287,7 +291,8 @@ impl<'de> Deserialize<'de> for HeaderPairs {
                 let mut pairs = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if !seen.insert(name.clone()) {
-                        return Err(de::Error::custom(format!("'{name}' is there twice")));
+                        let reason = format!("duplicate name '{name}'");
+                        return Err(de::Error::custom(reason));
                     }
                     let value = if name == METADATA {
                         map.next_value::<IgnoredAny>()?;

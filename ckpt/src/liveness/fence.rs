@@ -102,8 +102,8 @@ impl Fence {
                 Err(error) => return Err(error.into()),
             }
         }
-        let object = self.store.display(&self.folder);
-        Err(storage::Error::NotFound { object: format!("{object}: an epoch that stays") }.into())
+        let object = format!("a stable epoch in {}", self.store.display(&self.folder));
+        Err(storage::Error::NotFound { object }.into())
     }
 
     /// Binds this process to the epoch of its family, if that is the newest now.
@@ -198,7 +198,7 @@ impl Fence {
     }
 
     fn lose(&self, holder: String) -> Error {
-        log::error!("{}: the lease was taken over by {holder}", self.store.display(&self.folder));
+        log::error!("{}: lease was taken over by {holder}", self.store.display(&self.folder));
         self.state().successor.get_or_insert_with(|| holder.clone());
         self.error(holder)
     }

@@ -83,7 +83,9 @@ impl Heartbeat {
         let beating = Arc::clone(&heart);
         let thread = std::thread::Builder::new().name("ckpt-pulse".to_owned());
         let thread = thread.spawn(move || beating.run());
-        let thread = thread.inspect_err(|e| log::warn!("heartbeats stop after the first: {e}"));
+        let thread = thread.inspect_err(|e| {
+            log::warn!("cannot start the heartbeat thread; the first heartbeat is the last: {e}");
+        });
         Ok(Heartbeat { heart, thread: thread.ok() })
     }
 
@@ -134,10 +136,12 @@ impl HeartbeatTask {
             match self.fence.as_ref().map_or(Ok(()), |fence| fence.check()) {
                 Ok(()) => {}
                 Err(Error::LeaseLost { .. }) => return self.lose(number),
-                Err(error) => log::warn!("whether the lease is still held is unknown: {error}"),
+                Err(error) => {
+                    log::warn!("cannot check the lease; the next heartbeat retries: {error}");
+                }
             }
             if let Err(error) = self.beat(number) {
-                log::warn!("a heartbeat could not be written: {error}");
+                log::warn!("cannot write a heartbeat: {error}");
             }
         }
     }
@@ -178,7 +182,7 @@ impl HeartbeatTask {
         self.state().is_lost = true;
         let forgotten = self.key(last).and_then(|key| forget(&*self.store, &key));
         if let Err(error) = forgotten {
-            log::warn!("a heartbeat of a process that was given up stays: {error}");
+            log::warn!("the last heartbeat of a lost lease is not deleted: {error}");
         }
     }
 }

@@ -159,7 +159,7 @@ impl LeaseState {
         }
         Err(Error::Held {
             object: self.store.display(&self.folder),
-            holder: "one process after another".to_owned(),
+            holder: "several processes in turn".to_owned(),
             lease: self.store.display(&self.folder.join(LEASE)?),
         })
     }
@@ -200,7 +200,7 @@ impl LeaseState {
                         }
                         Err(error) => return Err(error.into()),
                     }
-                    log::warn!("{what}: no heartbeat for {:.0?}, removed", begun.elapsed());
+                    log::warn!("{what}: no heartbeat for {:.0?}; lease removed", begun.elapsed());
                     has_silenced = true;
                 }
                 if is_alive {
@@ -221,7 +221,7 @@ impl LeaseState {
             let key = self.folder.join(&name)?;
             let owner = maker_of(text).0;
             if owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
-                log::info!("{}: its process is gone, removed", self.store.display(&key));
+                log::info!("{}: owner is dead; lease removed", self.store.display(&key));
                 forget(&*self.store, &key)?;
                 continue;
             }
@@ -256,7 +256,7 @@ impl LeaseState {
 
     fn release_or_warn(&self, held: &mut Held) {
         if let Err(error) = self.release(held) {
-            log::warn!("a lease that is no longer needed stays for now: {error}");
+            log::warn!("a released lease is not deleted yet: {error}");
         }
     }
 

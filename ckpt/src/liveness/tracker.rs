@@ -51,9 +51,9 @@ impl LivenessTracker {
             let seen = seen.as_ref().filter(|_| !done.contains(&writer))?;
             let silence = now.saturating_duration_since(seen.since);
             let why = if seen.owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
-                "its process is gone".to_owned()
+                "process is dead".to_owned()
             } else if silence >= self.silence_max {
-                format!("no sign of life for {} s", silence.as_secs_f64().round())
+                format!("no heartbeat for {} s", silence.as_secs_f64().round())
             } else {
                 return None;
             };
@@ -66,8 +66,8 @@ impl LivenessTracker {
     /// Describes the writers that have not finished their part at the deadline.
     pub(crate) fn late(&self, done: &HashSet<usize>) -> String {
         let text = |writer: usize| match self.seen[writer] {
-            Some(_) => format!("{}: not done", self.label(writer)),
-            None => format!("{}: never came", self.label(writer)),
+            Some(_) => format!("{}: not finished", self.label(writer)),
+            None => format!("{}: never joined", self.label(writer)),
         };
         let late: Vec<usize> = (0..self.seen.len()).filter(|w| !done.contains(w)).collect();
         // The message is bounded; if a whole rack is gone, these are enough to identify it.
@@ -123,14 +123,14 @@ mod tests {
         roll.call(&[sign(0, "~1"), sign(1, ""), sign(2, "~8")], at(50));
         let done = HashSet::from([2]);
         assert_eq!(roll.dead(&done, at(59)), None);
-        let due = "writer 1 of 4 (process 77 on node-1): no sign of life for 62 s";
+        let due = "writer 1 of 4 (process 77 on node-1): no heartbeat for 62 s";
         assert_eq!(roll.dead(&done, at(62)).as_deref(), Some(due));
         let both = roll.dead(&HashSet::new(), at(62)).unwrap();
         assert!(both.contains(due) && both.contains("writer 2 of 4"), "{both}");
         let late = roll.late(&HashSet::from([0, 2]));
         assert_eq!(
             late,
-            "writer 1 of 4 (process 77 on node-1): not done; writer 3 of 4: never came"
+            "writer 1 of 4 (process 77 on node-1): not finished; writer 3 of 4: never joined"
         );
     }
 }

@@ -40,7 +40,7 @@ pub fn triad(bytes: usize, threads: usize, rounds: usize) -> Result<f64> {
     let each = (bytes / 3).next_multiple_of(ROW_BYTES);
     let room = || {
         let room = Zeros::try_new(each + 3 * STAGGER_BYTES);
-        room.map_err(|e| storage::Error::from_io("get", "memory to measure", e))
+        room.map_err(|e| storage::Error::from_io("allocate", "memory for the benchmark", e))
     };
     let (mut a, mut b, mut c) = (room()?, room()?, room()?);
     [&mut a, &mut b, &mut c].into_iter().for_each(|zeros| zeros.fill(1));

@@ -13,8 +13,8 @@ use super::form::{ITEM_BYTES, ROLES, Segment, StateLayout, StateParam, Tile};
 use super::generation::{CompleteGeneration, Sums, number_of, record_name};
 use super::pass::{Buffers, Parts, SegmentInputs, TilePipeline, sums, update};
 use super::slot::{GenerationFiles, remove, slot_of};
-use super::{AdamW, Generation, OffloadOptions, StepReport, Update, WeightsOut};
-use crate::format::catalog::is_block_size;
+use super::{AdamW, Generation, OffloadOptions, StepReport, Update, WeightsOut, not_initialized};
+use crate::format::catalog::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, is_block_size};
 use crate::{Checkpoint, Dtype, Error, Group, RegionRequest, Result};
 use storage::{InPlaceFile, Width, crc64};
 
@@ -83,8 +83,13 @@ impl DiskState {
         options: OffloadOptions,
     ) -> Result<Self> {
         if !is_block_size(options.block_bytes) {
-            let reason = format!("it has blocks of {} bytes", options.block_bytes);
-            return Err(Error::BadInput { object: "a state on a disk".to_owned(), reason });
+            let reason = format!(
+                "expected block_bytes to be a multiple of {BLOCK_BYTES_MIN} and at most \
+                 {BLOCK_BYTES_MAX}, found {}",
+                options.block_bytes
+            );
+            let object = "optimizer state on disk".to_owned();
+            return Err(Error::BadState { operation: "open", object, reason });
         }
         let locks = claim(&folders, owner, &form)?;
         let last = last(&folders, &form, options.block_bytes)?;
@@ -223,8 +228,7 @@ impl DiskState {
     pub(super) fn weights(&mut self, into: &mut [WeightsOut<'_>]) -> Result<()> {
         self.settle()?;
         let Some(last) = &self.last else {
-            let reason = "it is filled or loaded first".to_owned();
-            return Err(Error::BadInput { object: "the weights of no state".to_owned(), reason });
+            return Err(not_initialized("read"));
         };
         last.slot.check_there()?;
         let block = self.block_bytes / ITEM_BYTES;
@@ -303,7 +307,7 @@ impl DiskState {
             let given = tile.segments.iter().map(&mut given).collect::<Vec<_>>();
             (tile, given)
         });
-        let last = self.last.clone().expect("there is a state, for an update was begun");
+        let last = self.last.clone().expect("an update was started, which needs a state");
         let width = self.width;
         self.write(tiles.collect(), true, |tile, parts, given| {
             let mut sums = Vec::with_capacity(parts.len());
@@ -331,7 +335,7 @@ impl DiskState {
     /// Makes the written generation the current state, and starts to make it durable. Returns
     /// whether it is in new files.
     fn end(&mut self, step: u64, meta: Value) -> Result<bool> {
-        let Writing { slot, sums, is_new } = self.writing.take().expect("an update was begun");
+        let Writing { slot, sums, is_new } = self.writing.take().expect("an update was started");
         if let Err(error) = slot.check_there() {
             remove(&self.folders, slot.number);
             return Err(error);
@@ -353,7 +357,7 @@ impl DiskState {
         };
         let thread = thread::Builder::new().name("ckpt-offload".to_owned()).spawn(settle);
         let thread = thread.map_err(|e| {
-            storage::Error::from_io("start", "the thread that makes a state durable", e)
+            storage::Error::from_io("start", "the fsync thread of the optimizer state", e)
         });
         self.settling = Some(thread.inspect_err(|error| self.failed = Some(error.to_string()))?);
         Ok(is_new)
@@ -377,7 +381,7 @@ impl DiskState {
         work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
     ) -> Result<()> {
         let depth = self.depths.best();
-        let Writing { slot, sums, .. } = self.writing.as_mut().expect("an update was begun");
+        let Writing { slot, sums, .. } = self.writing.as_mut().expect("an update was started");
         let pass = TilePipeline {
             form: &self.form,
             from: self.last.as_deref().filter(|_| reads),
@@ -395,7 +399,7 @@ impl Drop for DiskState {
     fn drop(&mut self) {
         self.give_up();
         if let Err(error) = self.settle() {
-            log::error!("the last generation of a state is not durable: {error}");
+            log::error!("the last generation of the optimizer state is not durable: {error}");
         }
     }
 }

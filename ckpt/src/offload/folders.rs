@@ -64,7 +64,7 @@ impl FolderOwner {
             object: store.display(&key),
             place: "format and version".to_owned(),
             found: format!("{format} {version}"),
-            expected: format!("{FORMAT} {VERSION}, and its fields"),
+            expected: format!("{FORMAT} {VERSION} with its fields"),
         })
     }
 
@@ -92,8 +92,10 @@ pub(super) fn claim(
     form: &StateLayout,
 ) -> Result<Vec<Arc<dyn InPlaceFile>>> {
     if folders.len() != form.plan.folders() {
-        let reason = format!("got {} folders, due {}", folders.len(), form.plan.folders());
-        return Err(Error::BadInput { object: "a state on disks, by its plan".to_owned(), reason });
+        let (expected, found) = (form.plan.folders(), folders.len());
+        let reason = format!("expected {expected} folders as in the plan, found {found}");
+        let object = "optimizer state on disk".to_owned();
+        return Err(Error::BadState { operation: "open", object, reason });
     }
     let locks = folders.iter().map(lock).collect::<Result<_>>()?;
     let mut unmarked = Vec::new();

@@ -94,8 +94,8 @@ pub fn plan(layout: &Layout) -> Result<Arc<SavePlan>> {
 pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
     check_groups(layout.specs())?;
     let bad = |_| Error::BadInput {
-        object: "a state on several disks".to_owned(),
-        reason: format!("got {disks} disks"),
+        object: "an optimizer state on several disks".to_owned(),
+        reason: format!("expected at most {} disks, found {disks}", u32::MAX),
     };
     let limits = PlanLimits {
         shard_bytes_max: u64::MAX,
@@ -126,18 +126,17 @@ fn role(group: Group) -> Option<usize> {
 }
 
 fn check_groups(specs: &[TensorSpec]) -> Result<()> {
-    let bad = |reason: String| {
-        Err(Error::BadLayout { object: "a state kept beside the device".to_owned(), reason })
-    };
+    let bad =
+        |reason: String| Err(Error::BadLayout { object: "the optimizer state".to_owned(), reason });
     if let Some(spec) = specs.iter().find(|spec| spec.dtype != Dtype::F32) {
-        return bad(format!("{} is {}, due {}", spec.label(), spec.dtype, Dtype::F32));
+        return bad(format!("{}: expected {}, found {}", spec.label(), Dtype::F32, spec.dtype));
     }
     let groups: HashSet<Group> = specs.iter().map(|spec| spec.group).collect();
     let mut roles: Vec<_> = groups.iter().filter_map(|group| role(*group)).collect();
     roles.sort_unstable();
     if roles != [0, 1, 2] && !specs.is_empty() {
-        let due = "one group of weights and both moments";
-        return bad(format!("it has the groups {groups:?}, due {due}"));
+        let expected = "one group of weights and both moments";
+        return bad(format!("expected {expected}, found {groups:?}"));
     }
     Ok(())
 }
@@ -151,7 +150,7 @@ impl StateLayout {
             Err(Error::BadLayout { object, reason: reason.to_owned() })
         };
         if plan.specs() != layout.specs() || plan.writers() as u64 != layout.mesh().ranks() {
-            return bad("its plan is of another layout");
+            return bad("the plan is for another layout");
         }
         let disks = plan.folders();
         let (whole, tensors) = params(&plan, layout, rank)?;
@@ -177,11 +176,11 @@ impl StateLayout {
             for piece in &shard.pieces {
                 let key = (piece.tensor, piece.region.clone());
                 let Some(&(param, role)) = arrays.get(&key) else {
-                    return bad("its plan cuts what it holds; due one of `offload::plan`");
+                    return bad("the plan splits its arrays (hint: use offload::plan)");
                 };
                 let offset = piece.offset;
                 if !offset.is_multiple_of(ALIGN_BYTES) && params[param].elements > 0 {
-                    return bad("its plan puts arrays between pages; due one of `offload::plan`");
+                    return bad("the plan does not align its arrays (hint: use offload::plan)");
                 }
                 places[param][role] = Some(ArrayStart { file: files.len(), offset });
                 own.push((param, role));
@@ -332,7 +331,7 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
     }
     let other = |name: &str| Error::BadLayout {
         object: format!("'{name}' of rank {rank}"),
-        reason: "it has other parts of the moments than of the weights".to_owned(),
+        reason: "expected the same parts of weights and moments".to_owned(),
     };
     for (name, region, role, tensor) in moments {
         let key = (name, region);

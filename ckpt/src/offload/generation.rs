@@ -111,13 +111,16 @@ impl CompleteGeneration {
             let expected = format!("{FORMAT} {VERSION}");
             return Err(bad("format and version", format!("{format} {version}"), expected));
         }
-        let meta: Meta = serde_json::from_value(meta)
-            .map_err(|e| bad("meta", e.to_string(), "its fields and no others".to_owned()))?;
+        let meta: Meta = serde_json::from_value(meta).map_err(|e| {
+            bad("meta", e.to_string(), "the fields of this version and no others".to_owned())
+        })?;
         let of = (meta.number, meta.rank, meta.fingerprint, meta.block_bytes);
         let expected = (number, form.rank, form.plan.fingerprint(), block_bytes);
         if of != expected {
             let text = |(number, rank, plan, block): (u64, usize, u64, u64)| {
-                format!("generation {number} of rank {rank}, plan {plan:016x}, blocks of {block}")
+                format!(
+                    "generation {number} of rank {rank}, plan {plan:016x}, blocks of {block} bytes"
+                )
             };
             return Err(bad("meta", text(of), text(expected)));
         }
@@ -125,8 +128,9 @@ impl CompleteGeneration {
         let mut sums = form.params.iter().map(|_| Default::default()).collect();
         let mut due_files = Vec::with_capacity(files.len());
         for (file, chunks) in form.files.iter().zip(&meta.chunks) {
-            take_sums(form, file, chunks, &mut sums, block_bytes)
-                .ok_or_else(|| bad(&file.name, format!("{chunks:?}"), "its arrays".to_owned()))?;
+            take_sums(form, file, chunks, &mut sums, block_bytes).ok_or_else(|| {
+                bad(&file.name, format!("{chunks:?}"), "the arrays of the plan".to_owned())
+            })?;
             let (entry, _) = entry(form, file, &sums, block_bytes);
             due_files
                 .push(FileEntry { path: format!("{}/{}", slot_name(slot), entry.path), ..entry });
@@ -150,15 +154,15 @@ impl CompleteGeneration {
     /// Rejects bytes that differ from those written, by the checksums of a segment in the first
     /// roles.
     pub(super) fn check(&self, tile: &Tile, segment: &Segment, sums: &[u64]) -> Result<()> {
-        for (role, &got) in sums.iter().enumerate() {
-            let due = self.sums[segment.param][role][segment.block];
-            if got != due {
+        for (role, &found) in sums.iter().enumerate() {
+            let expected = self.sums[segment.param][role][segment.block];
+            if found != expected {
                 let place = tile.places[role];
                 return Err(Error::Corrupt {
                     object: self.slot.files[place.file].display(),
                     offset: place.offset + segment.tile_offset as u64,
-                    found: format!("CRC-64 {got:016x} of {} bytes", segment.len),
-                    expected: format!("{due:016x}, as they were written"),
+                    found: format!("CRC-64 {found:016x} of {} bytes", segment.len),
+                    expected: format!("CRC-64 {expected:016x} as written"),
                 });
             }
         }

@@ -40,9 +40,9 @@ impl MemoryState {
         }
         starts.push(end);
         let arena = || {
-            let what = || format!("{end} bytes of memory for the state");
+            let what = || format!("{end} bytes for the optimizer state");
             let room = Zeros::try_new(end + ROLES * STAGGER_BYTES);
-            room.map_err(|e| storage::Error::from_io("get", what(), e))
+            room.map_err(|e| storage::Error::from_io("allocate", what(), e))
         };
         Ok(MemoryState { arenas: [arena()?, arena()?, arena()?], starts })
     }

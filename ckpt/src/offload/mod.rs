@@ -228,7 +228,7 @@ impl Offload {
     /// must be the same every time. `owner` is recorded in them; [`sweep`] recognizes them by it.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for another number of folders than the plan has; [`Error::BadManifest`]
+    /// [`Error::BadState`] for another number of folders than the plan has; [`Error::BadManifest`]
     /// if the folders belong to another owner, rank, order of disks or plan;
     /// [`storage::Error::Locked`] within [`Error::Storage`] if another process uses them;
     /// [`storage::Error::Corrupt`] there if they are damaged; errors of the store.
@@ -272,9 +272,9 @@ impl Offload {
     /// # Errors
     /// [`Error::BadRequest`] for a slice of another length; errors of the store.
     pub fn fill(&mut self, weights: &[&[u8]], step: u64, meta: Value) -> Result<()> {
-        self.check_count(weights.len())?;
+        self.check_count("fill", weights.len())?;
         for (param, weights) in weights.iter().enumerate() {
-            self.check_bytes(param, "weights", weights.len(), ITEM_BYTES)?;
+            self.check_bytes("fill", param, "weights", weights.len(), ITEM_BYTES)?;
         }
         self.begun = None;
         let form = &self.form;
@@ -316,9 +316,9 @@ impl Offload {
     /// [`Error::BadRequest`] for memory that does not fit; [`Error::Corrupt`] if the disk returns
     /// other bytes than were written; errors of the store.
     pub fn weights(&mut self, into: &mut [WeightsOut<'_>]) -> Result<()> {
-        self.check_count(into.len())?;
+        self.check_count("read", into.len())?;
         for (param, into) in into.iter().enumerate() {
-            self.check_copy(param, into)?;
+            self.check_copy("read", param, into)?;
         }
         let form = &self.form;
         let mut parts = Vec::with_capacity(form.params.len());
@@ -342,7 +342,7 @@ impl Offload {
         updates: Vec<Update<'_>>,
         meta: Value,
     ) -> Result<StepReport> {
-        self.check_count(updates.len())?;
+        self.check_count("update", updates.len())?;
         self.begin(adamw)?;
         self.update(0, updates)?;
         self.finish(meta)
@@ -352,14 +352,13 @@ impl Offload {
     /// discarded.
     ///
     /// # Errors
-    /// [`Error::BadInput`] if the state is not initialized; [`storage::Error::NoSpace`] within
+    /// [`Error::BadState`] if the state is not initialized; [`storage::Error::NoSpace`] within
     /// [`Error::Storage`] if there is no space for the next generation; errors of the store,
     /// including those of the last generation.
     pub fn begin(&mut self, adamw: &AdamW) -> Result<()> {
         self.begun = None;
         if self.generation().is_none() {
-            let reason = "it is filled or loaded first".to_owned();
-            return Err(Error::BadInput { object: "an update of no state".to_owned(), reason });
+            return Err(not_initialized("update"));
         }
         if let StateBacking::Disk(disk) = &mut self.home {
             disk.begin()?;
@@ -380,15 +379,16 @@ impl Offload {
     /// # Panics
     /// If no update was started.
     pub fn update(&mut self, first: usize, updates: Vec<Update<'_>>) -> Result<()> {
-        let mut begun = self.begun.take().expect("an update was begun");
+        let mut begun = self.begun.take().expect("an update was started");
         let end = first.saturating_add(updates.len());
         if end > self.form.whole.len() {
-            return Err(self.miscounted(format!("{} from number {first} on", updates.len())));
+            let found = format!("{} from index {first}", updates.len());
+            return Err(self.miscounted("update", found));
         }
         for (param, update) in (first..).zip(&updates) {
             self.check_update(param, update)?;
             if std::mem::replace(&mut begun.done[param], true) {
-                return Err(self.refused(param, "a second update", "one a step"));
+                return Err(self.refused("update", param, "a second update", "one per step"));
             }
         }
         let began = Instant::now();
@@ -416,9 +416,9 @@ impl Offload {
     /// # Panics
     /// If no update was started.
     pub fn finish(&mut self, meta: Value) -> Result<StepReport> {
-        let PendingUpdate { adamw, done, time } = self.begun.take().expect("an update was begun");
+        let PendingUpdate { adamw, done, time } = self.begun.take().expect("an update was started");
         if let Some(param) = done.iter().position(|done| !done) {
-            return Err(self.refused(param, "no update", "one a step"));
+            return Err(self.refused("update", param, "no update", "one per step"));
         }
         match &mut self.home {
             StateBacking::Memory(_, generation) => {
@@ -452,51 +452,76 @@ impl Offload {
     }
 }
 
+/// What the caller asked for, as a verb of a message.
+type Verb = &'static str;
+
+/// The state in messages.
+const OBJECT: &str = "optimizer state";
+
+fn not_initialized(operation: Verb) -> Error {
+    let reason = "not initialized (hint: fill or load it first)".to_owned();
+    Error::BadState { operation, object: OBJECT.to_owned(), reason }
+}
+
 /// Validation of arguments.
 impl Offload {
-    fn refused(&self, param: usize, found: &str, expected: &str) -> Error {
+    fn refused(&self, operation: Verb, param: usize, found: &str, expected: &str) -> Error {
         let object = format!("'{}'", self.form.whole[param].name);
-        Error::BadRequest { object, found: found.to_owned(), expected: expected.to_owned() }
+        let (found, expected) = (found.to_owned(), expected.to_owned());
+        Error::BadRequest { operation, object, found, expected }
     }
 
-    fn miscounted(&self, found: String) -> Error {
-        let object = "the parameters of a state".to_owned();
-        Error::BadRequest { object, found, expected: self.form.whole.len().to_string() }
+    fn miscounted(&self, operation: Verb, found: String) -> Error {
+        let expected = format!("{} parameters", self.form.whole.len());
+        Error::BadRequest { operation, object: OBJECT.to_owned(), found, expected }
     }
 
-    fn check_count(&self, got: usize) -> Result<()> {
-        if got == self.form.whole.len() { Ok(()) } else { Err(self.miscounted(got.to_string())) }
-    }
-
-    fn check_bytes(&self, param: usize, what: &str, got: usize, item_bytes: usize) -> Result<()> {
-        let due = self.form.whole[param].elements * item_bytes;
-        if got == due {
+    fn check_count(&self, operation: Verb, found: usize) -> Result<()> {
+        if found == self.form.whole.len() {
             return Ok(());
         }
-        Err(self.refused(param, &format!("{got} bytes of {what}"), &due.to_string()))
+        Err(self.miscounted(operation, found.to_string()))
     }
 
-    fn check_copy(&self, param: usize, weights: &WeightsOut<'_>) -> Result<()> {
+    fn check_bytes(
+        &self,
+        operation: Verb,
+        param: usize,
+        what: &str,
+        found: usize,
+        item_bytes: usize,
+    ) -> Result<()> {
+        let expected = self.form.whole[param].elements * item_bytes;
+        if found == expected {
+            return Ok(());
+        }
+        let (found, expected) = (format!("{found} bytes of {what}"), format!("{expected} bytes"));
+        Err(self.refused(operation, param, &found, &expected))
+    }
+
+    fn check_copy(&self, operation: Verb, param: usize, weights: &WeightsOut<'_>) -> Result<()> {
         let WeightsOut { dtype, bytes } = weights;
         if !adamw::is_copy(*dtype) {
-            return Err(self.refused(param, &format!("weights in {dtype}"), "F32, BF16 or F16"));
+            let found = format!("weights in {dtype}");
+            return Err(self.refused(operation, param, &found, "F32, BF16 or F16"));
         }
         let item_bytes = dtype.item_bytes() as usize; // fits: 2 or 4
         if bytes.is_empty() {
             Ok(())
         } else {
-            self.check_bytes(param, "weights", bytes.len(), item_bytes)
+            self.check_bytes(operation, param, "weights", bytes.len(), item_bytes)
         }
     }
 
     fn check_update(&self, param: usize, update: &Update<'_>) -> Result<()> {
         let Update { grad, grad_dtype, weights, .. } = update;
         if !adamw::is_grad(*grad_dtype) {
-            return Err(self.refused(param, &format!("a gradient in {grad_dtype}"), "F32 or BF16"));
+            let found = format!("a gradient in {grad_dtype}");
+            return Err(self.refused("update", param, &found, "F32 or BF16"));
         }
-        // fits: 2 or 4
-        self.check_bytes(param, "gradient", grad.len(), grad_dtype.item_bytes() as usize)?;
-        self.check_copy(param, weights)
+        let item_bytes = grad_dtype.item_bytes() as usize; // fits: 2 or 4
+        self.check_bytes("update", param, "gradient", grad.len(), item_bytes)?;
+        self.check_copy("update", param, weights)
     }
 }
 

@@ -42,7 +42,7 @@ impl Buffers {
         match idle {
             Some(idle) => Ok(idle),
             None => Ok(Zeros::try_new(self.tile_bytes())
-                .map_err(|e| storage::Error::from_io("get", "memory for a tile", e))?),
+                .map_err(|e| storage::Error::from_io("allocate", "memory for a tile", e))?),
         }
     }
 

@@ -71,7 +71,7 @@ impl Checkpoints {
         for took in ways.chunk_by(|(a, _), (b, _)| a == b) {
             let (way, count) = (took[0].0, took.len());
             let bytes = ByteSize(took.iter().map(|(_, bytes)| bytes).sum());
-            log::info!("step {step}: {count} files of the state, {bytes}, are part of it by {way}");
+            log::info!("step {step}: {count} files of optimizer state, {bytes}, added by {way}");
         }
         // A rank may have nothing to save.
         Ok((report, ways.last().map_or(ready.prefer, |(dearest, _)| *dearest)))
@@ -79,22 +79,23 @@ impl Checkpoints {
 
     fn ready(&self, step: u64, state: &mut Offload) -> Result<ReadyFiles> {
         let bad = |reason: String| {
-            Err(Error::BadInput { object: format!("the state on a disk as step {step}"), reason })
+            Err(Error::BadInput { object: format!("optimizer state as step {step}"), reason })
         };
         let prefer = state.options.prefer;
         let StateBacking::Disk(disk) = &mut state.home else {
-            return bad("it is in memory".to_owned());
+            return bad("expected a state on disk, found one in memory".to_owned());
         };
-        let (block_bytes, due) = (disk.block_bytes(), self.options.block_bytes);
-        if block_bytes != due {
-            return bad(format!("its blocks have {block_bytes} bytes, those of the step {due}"));
+        let (block_bytes, expected) = (disk.block_bytes(), self.options.block_bytes);
+        if block_bytes != expected {
+            let found = block_bytes;
+            return bad(format!("expected block_bytes {expected} as in the step, found {found}"));
         }
         if let Some(codec) = self.options.codec {
-            return bad(format!("it is not packed, and the step is to be, by {}", codec.name()));
+            return bad(format!("expected codec {} as in the step, found none", codec.name()));
         }
         let form = Arc::clone(disk.form());
         let Some(kept) = disk.settled()? else {
-            return bad("there is none yet".to_owned());
+            return bad("not initialized (hint: fill or load it first)".to_owned());
         };
         kept.slot.check_there()?;
         Ok(ReadyFiles { form, kept, block_bytes, prefer, ways: Mutex::default() })
@@ -137,7 +138,10 @@ impl ReadyFiles {
                 object: work.display(),
                 offset: 0,
                 found: format!("CRC-64 {:016x} of {} bytes", copied.crc64, copied.bytes),
-                expected: format!("{:016x} of {}, as they were written", entry.crc64, entry.bytes),
+                expected: format!(
+                    "CRC-64 {:016x} of {} bytes as written",
+                    entry.crc64, entry.bytes
+                ),
             });
         }
         Ok((entry, chunks, name))

@@ -79,8 +79,8 @@ impl GenerationFiles {
                 return Err(Error::Corrupt {
                     object: file.display(),
                     offset: 0,
-                    found: "a file that was removed while it was in use".to_owned(),
-                    expected: "one that nobody else touches".to_owned(),
+                    found: "one that was removed while it was in use".to_owned(),
+                    expected: "a file that no other process changes".to_owned(),
                 });
             }
         }
@@ -103,7 +103,7 @@ pub(super) fn remove(folders: &[Folder], number: u64) {
     for Folder { store, key } in folders {
         let removed = key.join(&slot_name(number)).and_then(|own| store.delete_folder(&own));
         if let Err(error) = removed {
-            log::warn!("files that are not used any more stay: {error}");
+            log::warn!("unused files of the optimizer state are not removed: {error}");
         }
     }
 }

@@ -114,13 +114,14 @@ impl Spill {
     /// spread over them.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for no folder; [`storage::Error::Unsupported`] within [`Error::Storage`]
+    /// [`Error::BadState`] for no folder; [`storage::Error::Unsupported`] within [`Error::Storage`]
     /// from a store without anonymous files; other errors of the store.
     pub fn open(folders: Vec<Folder>, options: SpillOptions) -> Result<Self> {
         let options = options.checked();
         if folders.is_empty() {
-            let reason = "it has no folder".to_owned();
-            return Err(Error::BadInput { object: "what leaves memory".to_owned(), reason });
+            let reason = "expected at least one folder, found none".to_owned();
+            let object = "spill files".to_owned();
+            return Err(Error::BadState { operation: "create", object, reason });
         }
         let spaces = folders.into_iter().map(SpaceMap::open).collect::<Result<Vec<_>>>()?;
         let count = options.threads * spaces.len();
@@ -130,9 +131,9 @@ impl Spill {
         for _ in 0..count {
             let shared = Arc::clone(&spill.shared);
             let thread = thread::Builder::new().name("ckpt-spill".to_owned());
-            let thread = thread.spawn(move || shared.work()).map_err(|e| {
-                storage::Error::from_io("start", "a thread that moves bytes to a disk", e)
-            });
+            let thread = thread
+                .spawn(move || shared.work())
+                .map_err(|e| storage::Error::from_io("start", "a spill thread", e));
             spill.threads.push(thread?);
         }
         Ok(spill)
@@ -211,9 +212,10 @@ impl SpillHandle {
     pub fn take(mut self, into: &mut [u8]) -> Result<()> {
         if into.len() != self.len {
             return Err(Error::BadRequest {
-                object: format!("what is away in {}", self.shared.name()),
-                found: format!("memory of {} bytes", into.len()),
-                expected: self.len.to_string(),
+                operation: "read",
+                object: format!("spilled bytes in {}", self.shared.name()),
+                found: format!("a buffer of {} bytes", into.len()),
+                expected: format!("{} bytes", self.len),
             });
         }
         let shared = Arc::clone(&self.shared);
@@ -372,8 +374,8 @@ struct PanicGuard<'a>(&'a SpillShared);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            let why = io::Error::other("a thread that moves bytes has panicked");
-            let why = storage::Error::from_io("go on with", self.0.name(), why);
+            let reason = "a spill thread panicked";
+            let why = storage::Error::from_io("write", self.0.name(), io::Error::other(reason));
             self.0.fail(&why.into());
         }
     }

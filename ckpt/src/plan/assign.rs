@@ -43,9 +43,10 @@ pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<HeldRegion>]) -> Result<
     let mut of_tensor: Vec<Vec<(Region, u32, u32)>> = specs.iter().map(|_| Vec::new()).collect();
     for (writer, holdings) in held.iter().enumerate() {
         for (number, HeldRegion { tensor, region }) in holdings.iter().enumerate() {
-            let what = || format!("holding {number} of writer {writer}");
+            let what = || format!("region {number} of writer {writer}");
             let Some(spec) = specs.get(*tensor) else {
-                return bad(what(), format!("it is of tensor {tensor}; there are {}", specs.len()));
+                let count = specs.len();
+                return bad(what(), format!("expected a tensor below {count}, found {tensor}"));
             };
             if !region.is_within(&spec.shape) {
                 let why = format!("{region:?} is not within shape {:?}", spec.shape);
@@ -118,7 +119,7 @@ fn merge_replicas(
         return Ok(sources);
     }
     let reason = format!(
-        "{count} different parts of shape {:?} overlap, or leave gaps, in what the writers hold",
+        "{count} different parts of shape {:?}, held by the writers, overlap or leave gaps",
         spec.shape
     );
     Err(Error::BadInput { object: spec.label(), reason })

@@ -15,13 +15,13 @@ pub(crate) fn merge_parts(
     codec: Option<Codec>,
     parts: WriterFiles,
 ) -> Result<(Vec<FileEntry>, Vec<TensorEntry>)> {
-    let bad = |writer: usize, got: String, due: String| {
-        let reason = format!("it wrote {got}, and {due} was planned");
+    let bad = |writer: usize, found: String, expected: String| {
+        let reason = format!("expected {expected} as planned, found {found}");
         Err(Error::BadInput { object: format!("the part of writer {writer}"), reason })
     };
     if parts.len() != plan.writers() {
-        let got = format!("{} parts", parts.len());
-        return bad(parts.len(), got, format!("one of each of {} writers", plan.writers()));
+        let found = format!("{} parts", parts.len());
+        return bad(parts.len(), found, format!("one of each of {} writers", plan.writers()));
     }
     let mut files = Vec::new();
     let mut chunks: Vec<Vec<Option<Chunk>>> =
@@ -29,17 +29,18 @@ pub(crate) fn merge_parts(
     for (writer, part) in parts.into_iter().enumerate() {
         let shards = plan.shards(writer);
         if part.len() != shards.len() {
-            return bad(writer, format!("{} files", part.len()), format!("{}", shards.len()));
+            let (found, expected) = (part.len(), shards.len());
+            return bad(writer, format!("{found} files"), format!("{expected} files"));
         }
         for (shard, (file, in_file)) in shards.iter().zip(part) {
             let path = codec.map_or_else(|| shard.file.clone(), |_| packed_path(&shard.file));
             if file.path != path || codec.is_none() && file.bytes != shard.bytes() {
-                let got = format!("{} of {} bytes", file.path, file.bytes);
-                return bad(writer, got, format!("{path} of {}", shard.bytes()));
+                let found = format!("{} of {} bytes", file.path, file.bytes);
+                return bad(writer, found, format!("{path} of {} bytes", shard.bytes()));
             }
             if in_file.len() != shard.pieces.len() {
-                let got = format!("{} chunks in {}", in_file.len(), file.path);
-                return bad(writer, got, format!("{}", shard.pieces.len()));
+                let found = format!("{} chunks in {}", in_file.len(), file.path);
+                return bad(writer, found, format!("{} chunks", shard.pieces.len()));
             }
             for (piece, chunk) in shard.pieces.iter().zip(in_file) {
                 // The offset of a packed chunk depends on the packed lengths of those before it.

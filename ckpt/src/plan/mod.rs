@@ -139,7 +139,7 @@ impl SavePlan {
         let (shards, chunks) = pack::pack(specs, sources, cuts, held.len(), limits)?;
         let total: usize = chunks.iter().sum();
         if total > CHUNKS_MAX {
-            let why = format!("they are in {total} pieces; a manifest has at most {CHUNKS_MAX}");
+            let why = format!("expected at most {CHUNKS_MAX} chunks in a manifest, found {total}");
             return bad(format!("{} tensors of {} writers", specs.len(), held.len()), why);
         }
         let bytes = |holding: &HeldRegion| {
@@ -191,14 +191,16 @@ impl SavePlan {
     /// # Panics
     /// If there is no such writer.
     pub fn check_held(&self, writer: usize, held: &[&[u8]]) -> Result<()> {
-        let due = &self.held_bytes[writer];
-        let what = || format!("what writer {writer} holds");
-        if held.len() != due.len() {
-            return bad(what(), format!("got {} holdings, due {}", held.len(), due.len()));
+        let expected = &self.held_bytes[writer];
+        let what = || format!("the tensors of writer {writer}");
+        if held.len() != expected.len() {
+            let (expected, found) = (expected.len(), held.len());
+            return bad(what(), format!("expected {expected} regions, found {found}"));
         }
-        for (number, (got, due)) in held.iter().zip(due).enumerate() {
-            if got.len() as u64 != *due {
-                let why = format!("got {} bytes for holding {number}, due {due}", got.len());
+        for (number, (found, expected)) in held.iter().zip(expected).enumerate() {
+            let found = found.len() as u64;
+            if found != *expected {
+                let why = format!("expected {expected} bytes for region {number}, found {found}");
                 return bad(what(), why);
             }
         }

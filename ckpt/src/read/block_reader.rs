@@ -208,7 +208,7 @@ impl Unpacking {
             object: object.display(),
             offset,
             found,
-            expected: format!("{} bytes of {dtype}, packed", block.len()),
+            expected: format!("{} bytes of packed {dtype}", block.len()),
         })?;
         check(object, offset, block, crc64(block), due)?;
         if let Some((visitor, at)) = visitor {
@@ -265,14 +265,14 @@ impl CoalescedRead {
     }
 }
 
-fn check(object: &dyn Object, offset: u64, bytes: &[u8], got: u64, due: u64) -> Result<()> {
-    if got == due {
+fn check(object: &dyn Object, offset: u64, bytes: &[u8], found: u64, expected: u64) -> Result<()> {
+    if found == expected {
         return Ok(());
     }
     Err(Error::Corrupt {
         object: object.display(),
         offset,
-        found: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
-        expected: format!("{due:016x} by the manifest"),
+        found: format!("CRC-64 {found:016x} of {} bytes", bytes.len()),
+        expected: format!("CRC-64 {expected:016x} as in the manifest"),
     })
 }

@@ -65,13 +65,13 @@ impl Checkpoint {
             })
         };
         if !there.contains_key(&key) {
-            let expected = "a file in a folder of its own; links are not followed".to_owned();
-            return bad("the record of its commit", "none".to_owned(), expected);
+            let expected = "a file in the folder of the step (links are not followed)".to_owned();
+            return bad("commit record", "none".to_owned(), expected);
         }
         let (manifest, manifest_crc64) = Manifest::read_summed(&**store, &key)?;
         let catalog = Catalog::new(manifest, &object)?;
         if catalog.meta.step != step {
-            let expected = format!("{step}, the step that its folder is named for");
+            let expected = format!("step {step} as in the folder name");
             return bad("meta", format!("step {}", catalog.meta.step), expected);
         }
         for file in &catalog.files {
@@ -159,13 +159,13 @@ impl Checkpoint {
         let key = self.folder.join(&file.path)?;
         self.open_file(&file.path)?;
         let bytes = read_all(&*self.store, &key)?;
-        let got = crc64(&bytes);
-        if got != file.crc64 {
+        let found = crc64(&bytes);
+        if found != file.crc64 {
             return Err(Error::Corrupt {
                 object: self.store.display(&key),
                 offset: 0,
-                found: format!("CRC-64 {got:016x} of {} bytes", bytes.len()),
-                expected: format!("{:016x} by the manifest", file.crc64),
+                found: format!("CRC-64 {found:016x} of {} bytes", bytes.len()),
+                expected: format!("CRC-64 {:016x} as in the manifest", file.crc64),
             });
         }
         Ok(bytes)
@@ -283,9 +283,10 @@ pub(crate) fn blocks_of(
     })
 }
 
-fn wrong_length(object: String, got: u64, file: &storage::FileEntry) -> Error {
-    let expected = format!("{} by the manifest", file.bytes);
-    Error::Corrupt { object, offset: got.min(file.bytes), found: format!("{got} bytes"), expected }
+fn wrong_length(object: String, bytes: u64, file: &storage::FileEntry) -> Error {
+    let (found, expected) = (format!("{bytes} bytes"), format!("{} bytes", file.bytes));
+    let expected = format!("{expected} as in the manifest");
+    Error::Corrupt { object, offset: bytes.min(file.bytes), found, expected }
 }
 
 /// The three tensors most similar to the requested one: the same name in other groups first, then

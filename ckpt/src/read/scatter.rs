@@ -97,8 +97,9 @@ impl Checkpoint {
                 None => missing.push(spec.label()),
                 Some(entry) if (entry.dtype, &entry.shape) != (spec.dtype, &spec.shape) => {
                     let (dtype, shape) = (entry.dtype, &entry.shape);
-                    let due = format!("due {} {:?}", spec.dtype, spec.shape);
-                    different.push(format!("{} (got {dtype} {shape:?}, {due})", spec.label()));
+                    let expected = format!("expected {} {:?}", spec.dtype, spec.shape);
+                    let label = spec.label();
+                    different.push(format!("{label} ({expected}, found {dtype} {shape:?})"));
                 }
                 Some(_) => {}
             }
@@ -150,13 +151,13 @@ impl Checkpoint {
 
 fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> {
     let bad = |found: String, expected: String| {
-        Err(Error::BadRequest { object: tensor.label(), found, expected })
+        Err(Error::BadRequest { operation: "read", object: tensor.label(), found, expected })
     };
     if !region.is_within(&tensor.shape) {
         let pairs: Vec<[u64; 2]> = region.spans.iter().map(|&span| span.into()).collect();
         let found = match &region.flat {
-            None => format!("the box {pairs:?}"),
-            Some(flat) => format!("elements {flat:?} of the box {pairs:?}"),
+            None => format!("box {pairs:?}"),
+            Some(flat) => format!("elements {flat:?} of box {pairs:?}"),
         };
         return bad(found, format!("a box within {:?}", tensor.shape));
     }
@@ -165,7 +166,7 @@ fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> 
     if into.len() as u64 != expected {
         let lens: Vec<u64> = region.spans.iter().map(|span| span.len).collect();
         let found = format!("a buffer of {} bytes", into.len());
-        return bad(found, format!("{expected} for {} of shape {lens:?}", tensor.dtype));
+        return bad(found, format!("{expected} bytes for {} of shape {lens:?}", tensor.dtype));
     }
     Ok(())
 }

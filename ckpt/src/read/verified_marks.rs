@@ -33,7 +33,9 @@ impl Checkpoints {
         let noted = key.and_then(|key| write_all(&*self.store, &key, text.as_bytes()));
         match noted {
             Ok(_) | Err(storage::Error::Exists { .. }) => {}
-            Err(error) => log::warn!("{} is good, which is not noted: {error}", open.display()),
+            Err(error) => {
+                log::warn!("{}: verified, but its mark is not written: {error}", open.display())
+            }
         }
     }
 

@@ -65,11 +65,11 @@ impl Checkpoint {
         let (head, gaps) = check_head(&*object, chunks)?;
         let data_start = head.len() as u64;
 
-        let sums_disagree = |place: String, got: u64, due: u64| Error::BadManifest {
+        let sums_disagree = |place: String, computed: u64, found: u64| Error::BadManifest {
             object: self.display(),
             place,
-            found: format!("CRC-64 {due:016x}"),
-            expected: format!("{got:016x}, which its parts sum up to"),
+            found: format!("CRC-64 {found:016x}"),
+            expected: format!("CRC-64 {computed:016x} as computed from its blocks"),
         };
         let block_bytes = self.catalog.meta.block_bytes;
         let mut end = data_start;
@@ -105,7 +105,7 @@ impl Checkpoint {
                 object: object.display(),
                 offset: end,
                 found: format!("{} bytes after the last tensor", file.bytes - end),
-                expected: "none".to_owned(),
+                expected: "the end of the file".to_owned(),
             });
         }
         tell_more(data_start);
@@ -115,8 +115,8 @@ impl Checkpoint {
             return Err(Error::Corrupt {
                 object: object.display(),
                 offset: 0,
-                found: format!("CRC-64 {sum:016x} of its {} bytes", file.bytes),
-                expected: format!("{:016x} by the manifest", file.crc64),
+                found: format!("CRC-64 {sum:016x} of {} bytes", file.bytes),
+                expected: format!("CRC-64 {:016x} as in the manifest", file.crc64),
             });
         }
         Ok(())
@@ -163,12 +163,12 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
             return Err(corrupt(
                 0,
                 format!("tensors from byte {start}"),
-                "from a multiple of 4096",
+                "tensors from a multiple of 4096",
             ));
         }
         if let Some(entry) = header.foreign.first() {
             let found = format!("'{:.80}' of type {:.80}", entry.name, entry.dtype);
-            return Err(corrupt(8, found, "a type that the manifest has"));
+            return Err(corrupt(8, found, "a type of the manifest"));
         }
         let gaps = find_gaps(&what, start, chunks)?;
         check_entries(&what, start, header.entries, chunks, &gaps)?;
@@ -180,15 +180,15 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
     object.read_many(&mut [RangeRead { offset: 0, buf: &mut magic[..len] }])?;
     if magic != PACKED_MAGIC || len < magic.len() {
         let found = format!("'{}'", magic[..len].escape_ascii());
-        return Err(corrupt(0, found, "'feedline planes', with which packed tensors begin"));
+        return Err(corrupt(0, found, "'feedline planes' at the start of packed tensors"));
     }
     let gaps = find_gaps(&what, magic.len() as u64, chunks)?;
     match gaps.first() {
         None => Ok((magic, gaps)),
         Some([from, to]) => Err(corrupt(
             *from,
-            format!("{} bytes of no tensor", to - from),
-            "packed ones, end to end",
+            format!("{} unused bytes", to - from),
+            "packed tensors without gaps",
         )),
     }
 }
@@ -202,7 +202,7 @@ fn find_gaps(object: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec
             return Err(Error::Corrupt {
                 object: object.to_owned(),
                 offset: end,
-                found: format!("{} at {}", tensor.entry_name(*k), chunk.offset),
+                found: format!("{} at byte {}", tensor.entry_name(*k), chunk.offset),
                 expected: format!("a tensor within {ALIGN_BYTES} bytes"),
             });
         };
@@ -242,12 +242,12 @@ fn check_entries(
     if let Some((found, expected)) =
         found.iter().zip(&expected).find(|(found, expected)| found != expected)
     {
-        return corrupt(format!("{found:?}"), format!("{expected:?} by the manifest"));
+        return corrupt(format!("{found:?}"), format!("{expected:?} as in the manifest"));
     }
     if found.len() != expected.len() {
         return corrupt(
             format!("{} tensors", found.len()),
-            format!("{} by the manifest", expected.len()),
+            format!("{} tensors as in the manifest", expected.len()),
         );
     }
     Ok(())

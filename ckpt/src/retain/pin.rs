@@ -75,7 +75,7 @@ impl Checkpoints {
             let mut passes = names.iter().filter_map(|name| name.strip_prefix(RETAIN));
             let Some(pass) = passes.find(|owner| is_at_work(owner)) else { return Ok(()) };
             if begun.elapsed() > PASS_MAX {
-                log::warn!("{RETAIN}{pass} is there for {PASS_MAX:?}; its pass counts as dead");
+                log::warn!("{RETAIN}{pass}: still present after {PASS_MAX:?}; ignored as orphaned");
                 return Ok(());
             }
             std::thread::sleep(LOOK_PAUSE);

@@ -219,7 +219,7 @@ impl Checkpoints {
             let deleted = self.delete_unless_pinned(plan);
             if let Some(mark) = mark {
                 self.forget(&mark).unwrap_or_else(|error| {
-                    log::warn!("the mark of a retention pass stays for now: {error}");
+                    log::warn!("the mark of a retention pass is not deleted yet: {error}");
                 });
             }
             deleted
@@ -233,7 +233,7 @@ impl Checkpoints {
         match write_all(&*self.store, &self.folder.join(&name)?, &[]) {
             Ok(_) => Ok(Some(name)),
             Err(error @ storage::Error::NoSpace { .. }) => {
-                log::warn!("a retention pass goes without its mark: {error}");
+                log::warn!("retention pass runs without its mark: {error}");
                 Ok(None)
             }
             Err(error) => Err(error.into()),
@@ -265,7 +265,7 @@ impl Checkpoints {
             match self.open_step(step).and_then(|open| open.verify().map(|_| open)) {
                 Ok(open) => return Ok((Some(open), bad)),
                 Err(error) if error.is_damage() => {
-                    log::warn!("step {step} is damaged and is not counted: {error}");
+                    log::warn!("step {step} is damaged; not counted: {error}");
                     bad.insert(step);
                 }
                 Err(error) => return Err(error),

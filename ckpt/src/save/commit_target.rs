@@ -114,10 +114,10 @@ impl Checkpoints {
         if place.form == CommitMode::Renamed {
             let name = format!("{DAMAGED}{}-{}", place.target.name(), ProcessIdentity::new());
             let aside = self.folder.join(&name)?;
-            log::warn!("{what} is damaged and moves to {}", self.store.display(&aside));
+            log::warn!("{what}: damaged; moved to {}", self.store.display(&aside));
             return self.move_away(&place.target, &aside);
         }
-        log::warn!("{what} is damaged; its files stay, and are not the step any more");
+        log::warn!("{what}: damaged; its files are retained but no longer used");
         // Looked for before the check, so that nothing of a successor is among them.
         let names = self.store.list_names(&place.target)?;
         self.check_lease()?;
@@ -157,7 +157,7 @@ impl Checkpoints {
     /// Removes the files of a failed save.
     pub(crate) fn abandon(&self, data: &Key) {
         if let Err(error) = self.store.delete_folder(data) {
-            log::warn!("a failed save leaves its folder to the next sweep: {error}");
+            log::warn!("folder of a failed save is not removed; the next sweep retries: {error}");
         }
     }
 
@@ -216,7 +216,7 @@ impl Checkpoints {
         match put_back() {
             Ok(()) | Err(Error::Storage(storage::Error::Exists { .. })) => {}
             Err(error) => {
-                log::error!("{} cannot be put back: {error}", self.store.display(&record));
+                log::error!("cannot restore {}: {error}", self.store.display(&record));
             }
         }
         Err(lost)
@@ -250,7 +250,7 @@ impl Checkpoints {
         self.check_lease().inspect_err(|_| {
             if let Err(error) = self.store.publish(to, from) {
                 let [from, to] = [from, to].map(|key| self.store.display(key));
-                log::error!("{to} cannot be moved back to {from}: {error}");
+                log::error!("cannot move {to} back to {from}: {error}");
             }
         })
     }
@@ -346,7 +346,7 @@ impl Checkpoints {
             Err(error) => return bad("meta", error.to_string(), format!("{expected:?}")),
         }
         let [manifest] = files.as_slice() else {
-            return bad("files", format!("{} of them", files.len()), "a manifest alone".to_owned());
+            return bad("files", format!("{} files", files.len()), "one manifest".to_owned());
         };
         let folder = manifest.path.strip_suffix(&format!("/{MANIFEST}"));
         let Some(folder) = folder.filter(|f| f.starts_with(DATA) && !f.contains('/')) else {
@@ -359,7 +359,7 @@ impl Checkpoints {
             found => bad(
                 &manifest.path,
                 found.map_or("none".to_owned(), |bytes| format!("{bytes} bytes")),
-                format!("{} bytes, as were committed", manifest.bytes),
+                format!("{} bytes as committed", manifest.bytes),
             ),
         }
     }
@@ -391,7 +391,7 @@ impl Checkpoints {
                 Err(Error::Uncommitted { .. }) => None,
                 // The folder that the record names may hold the only files of the step.
                 Err(error) if error.is_damage() => {
-                    log::warn!("what is unfinished of step {step} stays: {error}");
+                    log::warn!("step {step}: unfinished files are not removed: {error}");
                     continue;
                 }
                 Err(error) => return Err(error),

@@ -94,7 +94,7 @@ impl JointSave<'_> {
             }
             if self.is_late() {
                 let deadline = self.together.deadline;
-                return Err(self.aborted(format!("writer 0 did not begin within {deadline:?}")));
+                return Err(self.aborted(format!("writer 0 did not start within {deadline:?}")));
             }
             pause(self.begun);
         };
@@ -115,8 +115,8 @@ impl JointSave<'_> {
         if theirs != ours {
             let (ours, theirs) = (plan_text(ours), plan_text(theirs));
             let reason = format!(
-                "it is {ours}, and writer 0 has {theirs}; hint: all processes are to plan the same \
-                 tensors, held alike, with the same options"
+                "expected {theirs} as announced by writer 0, found {ours} (hint: plan the same \
+                 tensors and regions with the same options in all processes)"
             );
             return Err(Error::BadInput { object: self.what(), reason });
         }
@@ -124,13 +124,13 @@ impl JointSave<'_> {
         let is_place = announce.data.starts_with(&format!("{STAGING}{name}-"))
             || announce.data.starts_with(&format!("{name}/data-"));
         if !is_place || !announce.record.starts_with(&format!("{name}/")) {
-            let (object, place) = (self.what(), "the announcement".to_owned());
+            let (object, place) = (self.what(), "announcement".to_owned());
             let found = format!("files in '{}', committed by '{}'", announce.data, announce.record);
             return Err(Error::BadManifest {
                 object,
                 place,
                 found,
-                expected: format!("those of {name}"),
+                expected: format!("files and commit record of {name}"),
             });
         }
         let below = |name: &str| self.steps.folder.join(name);
@@ -157,7 +157,9 @@ impl JointSave<'_> {
                 Ok(Some(ended)) => return ended,
                 Ok(None) => {}
                 // The others may still commit: a failed poll decides nothing.
-                Err(error) if !is_late => log::warn!("{}: asked again: {error}", self.what()),
+                Err(error) if !is_late => {
+                    log::warn!("{}: poll failed; retrying: {error}", self.what())
+                }
                 Err(error) => return Err(error),
             }
             pause(waited);
@@ -197,9 +199,9 @@ impl JointSave<'_> {
             },
             None => {}
         }
-        let when = "after the commit was decided and before it was seen";
+        let when = "after the commit decision and before the commit was visible";
         let why = match (gone, decided.is_some()) {
-            _ if leader.has_left => "it has ended, and nobody says why".to_owned(),
+            _ if leader.has_left => "rendezvous was closed without an outcome".to_owned(),
             (Some(why), true) => format!("{why}, {when}"),
             _ => return Ok(None),
         };
@@ -268,14 +270,14 @@ impl<'a> LeaderLiveness<'a> {
             let names = steps.store.list_names(&self.folder)?;
             if names.is_empty() {
                 self.has_left = true;
-                return Ok(Some("writer 0 has left".to_owned()));
+                return Ok(Some("writer 0 has left the rendezvous".to_owned()));
             }
             let names: Vec<_> = names.iter().map(|name| format!("00000-{name}")).collect();
             self.roll.call(&names, self.called);
         }
         if self.joint.is_late() {
             let deadline = self.joint.together.deadline;
-            return Ok(Some(format!("{}: no end within {deadline:?}", self.roll.label(0))));
+            return Ok(Some(format!("{}: not finished within {deadline:?}", self.roll.label(0))));
         }
         Ok(self.roll.dead(&HashSet::new(), Instant::now()))
     }
@@ -283,8 +285,9 @@ impl<'a> LeaderLiveness<'a> {
 
 fn plan_text(of: (u64, usize, u64, u64, Option<Codec>)) -> String {
     let (step, writers, fingerprint, block_bytes, codec) = of;
-    let how = codec.map_or("as they are", Codec::name);
+    let how = codec.map_or("unpacked", Codec::name);
     format!(
-        "step {step} by {writers} writers, plan {fingerprint:016x}, blocks of {block_bytes}, {how}"
+        "step {step} by {writers} writers, plan {fingerprint:016x}, blocks of {block_bytes} bytes, \
+         {how}"
     )
 }

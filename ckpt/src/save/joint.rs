@@ -149,7 +149,7 @@ impl Checkpoints {
         let control = SaveControl::default();
         match JointSave::new(self, step, plan, together, &control) {
             Ok(joint) => joint.decline(error),
-            Err(error) => log::warn!("the other writers of step {step} are not told: {error}"),
+            Err(error) => log::warn!("step {step}: cannot notify the other writers: {error}"),
         }
     }
 
@@ -200,7 +200,7 @@ impl JointSave<'_> {
 
     fn warn_untold<T>(&self, told: Result<T>) {
         if let Err(error) = told {
-            log::warn!("the other writers of {} are not told: {error}", self.what());
+            log::warn!("{}: cannot notify the other writers: {error}", self.what());
         }
     }
 
@@ -309,13 +309,8 @@ impl JointSave<'_> {
         }
         if there.len() != written.files.len() {
             let found = format!("{} files", there.len());
-            let expected = format!("the {} that were planned", written.files.len());
-            return Err(Error::BadManifest {
-                object,
-                place: "its files".to_owned(),
-                found,
-                expected,
-            });
+            let expected = format!("the {} planned files", written.files.len());
+            return Err(Error::BadManifest { object, place: "files".to_owned(), found, expected });
         }
         Ok(())
     }
@@ -376,7 +371,9 @@ impl JointSave<'_> {
         thread::scope(|scope| {
             let thread = thread::Builder::new().name("ckpt-watch".to_owned());
             if let Err(error) = thread.spawn_scoped(scope, watch) {
-                log::debug!("whether the save is given up is seen after the writing: {error}");
+                log::debug!(
+                    "cannot start the abort watcher; aborts are seen after the write: {error}"
+                );
             }
             let done = write();
             drop(writing);

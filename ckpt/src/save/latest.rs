@@ -15,7 +15,7 @@ impl Checkpoints {
     /// program. An error does not fail the committed save.
     pub(crate) fn note_latest(&self, step: u64, data: &Key) {
         if let Err(error) = self.try_note(step, data) {
-            log::warn!("the note of the newest step is not written: {error}");
+            log::warn!("the object `latest` is not updated: {error}");
         }
     }
 

@@ -272,14 +272,14 @@ pub(crate) fn check_blobs(blobs: &[Blob<'_>]) -> Result<()> {
             })
         };
         if blob.name.contains('/') || blob.name.starts_with('.') {
-            return bad("its name is to be a plain file name, not hidden and without '/'");
+            return bad("expected a plain file name, not hidden and without '/'");
         }
         if blob.name.len() > BLOB_NAME_BYTES_MAX {
-            return bad("its name is longer than 200 bytes");
+            return bad("expected a name of at most 200 bytes");
         }
         Key::new(blob.name)?;
         if !seen.insert(blob.name) {
-            return bad("it is there twice");
+            return bad("duplicate name");
         }
     }
     Ok(())
@@ -296,11 +296,13 @@ pub(crate) fn check_meta(meta: &serde_json::Value) -> Result<()> {
     let bad =
         |reason: String| Err(Error::BadInput { object: "the meta of a step".to_owned(), reason });
     if is_deeper(meta, META_DEPTH_MAX) {
-        return bad(format!("its lists and objects lie more than {META_DEPTH_MAX} deep"));
+        return bad(format!("expected at most {META_DEPTH_MAX} levels of lists and objects"));
     }
     match serde_json::to_writer(SizeLimit(META_BYTES_MAX), meta) {
         Ok(()) => Ok(()),
-        Err(_) => bad(format!("as JSON it has more than {META_BYTES_MAX} bytes; hint: a blob may")),
+        Err(_) => bad(format!(
+            "expected at most {META_BYTES_MAX} bytes of JSON (hint: save larger data as a blob)"
+        )),
     }
 }
 

@@ -109,7 +109,8 @@ impl<'a> Rendezvous<'a> {
     pub(crate) fn new(steps: &'a Checkpoints, step: u64, token: &str) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if token.is_empty() || token.len() > TOKEN_BYTES_MAX || !token.chars().all(is_plain) {
-            let reason = format!("it has 1 to {TOKEN_BYTES_MAX} letters, digits, '-', '_' and '.'");
+            let reason =
+                format!("expected 1 to {TOKEN_BYTES_MAX} letters, digits, '-', '_' or '.'");
             return Err(Error::BadInput { object: format!("with the token '{token}'"), reason });
         }
         let folder = steps.folder.join(&format!("{MEETING}{}-{token}", step_name(step)))?;
@@ -129,7 +130,7 @@ impl<'a> Rendezvous<'a> {
     pub(crate) fn announce(&self, announce: &SaveAnnouncement) -> Result<()> {
         match self.write(ANNOUNCE, Vec::new(), announce) {
             Err(Error::Storage(storage::Error::Exists { object })) => {
-                let reason = format!("{object} is there; every try takes a token of its own");
+                let reason = format!("{object} already exists (hint: use a new token)");
                 Err(Error::BadInput { object: self.steps.store.display(&self.folder), reason })
             }
             outcome => outcome,
@@ -163,10 +164,10 @@ impl<'a> Rendezvous<'a> {
             Err(Error::BadManifest { object: what(), place: name.clone(), found, expected })
         };
         if of != owner {
-            return bad(format!("a part for {of}"), owner.to_owned());
+            return bad(format!("a part for {of}"), format!("a part for {owner}"));
         }
         if files.len() != chunks.len() + blobs.len() {
-            let expected = format!("{} with chunks, {} with blobs", chunks.len(), blobs.len());
+            let expected = format!("{} files of chunks and {} of blobs", chunks.len(), blobs.len());
             return bad(format!("{} files", files.len()), expected);
         }
         let extra = files.split_off(chunks.len());
@@ -235,7 +236,11 @@ impl<'a> Rendezvous<'a> {
         }
         match serde_json::from_value(meta) {
             Ok(meta) => Ok(Some((files, meta))),
-            Err(error) => bad("meta", error.to_string(), "its fields and no others".to_owned()),
+            Err(error) => bad(
+                "meta",
+                error.to_string(),
+                "the fields of this version and no others".to_owned(),
+            ),
         }
     }
 }

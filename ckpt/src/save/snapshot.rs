@@ -71,8 +71,11 @@ impl ArenaRange {
         let start = usize::try_from(self.offset).ok();
         let end = self.offset.checked_add(self.bytes).and_then(|end| usize::try_from(end).ok());
         let bytes = start.zip(end).and_then(|(start, end)| arena.get(start..end));
-        bytes.ok_or_else(|| Error::Agent {
-            reason: format!("{} bytes at {} of {}", self.bytes, self.offset, arena.len()),
+        bytes.ok_or_else(|| {
+            let ArenaRange { offset, bytes } = self;
+            let found = format!("{bytes} bytes at byte {offset}");
+            let reason = format!("expected a range within {} bytes, found {found}", arena.len());
+            Error::Agent { reason }
         })
     }
 }
@@ -151,7 +154,8 @@ impl Snapshot {
         if self.writer < plan.writers() && (self.party.is_some() || plan.writers() == 1) {
             return Ok(());
         }
-        let reason = format!("writer {} alone of {}", self.writer, plan.writers());
+        let (writer, writers) = (self.writer, plan.writers());
+        let reason = format!("expected a joint save, found writer {writer} of {writers} alone");
         Err(Error::Agent { reason })
     }
 

@@ -86,7 +86,10 @@ impl Checkpoints {
     /// If the heartbeat interval is longer than half the timeout.
     #[must_use]
     pub fn with_patience(mut self, patience: LivenessTimeouts) -> Self {
-        assert!(patience.beat * 2 <= patience.silence_max, "no beat fits into {patience:?}");
+        assert!(
+            patience.beat * 2 <= patience.silence_max,
+            "timeout below two heartbeats: {patience:?}"
+        );
         self.patience = patience;
         self.lease = lease::LeaseState::new(Arc::clone(&self.store), self.folder.clone(), patience);
         self
@@ -141,8 +144,7 @@ impl Checkpoints {
                 return Ok(found);
             }
         }
-        let object = self.store.display(&self.folder);
-        let object = format!("{object}: a step that stays while it is looked for");
+        let object = format!("a stable step in {}", self.store.display(&self.folder));
         Err(storage::Error::NotFound { object }.into())
     }
 
@@ -207,11 +209,11 @@ impl Checkpoints {
         match self.open_named(step, there) {
             Ok(checkpoint) => Ok(Some(checkpoint)),
             Err(error @ Error::Uncommitted { .. }) => {
-                log::debug!("step {step} is passed over: {error}");
+                log::debug!("step {step}: skipped: {error}");
                 Ok(None)
             }
             Err(error) if error.is_damage() => {
-                log::warn!("step {step} is not complete and is passed over: {error}");
+                log::warn!("step {step} is incomplete; skipped: {error}");
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -238,17 +240,19 @@ impl Checkpoints {
         let bad = |reason: String| Err(Error::BadInput { object: format!("step {step}"), reason });
         let CheckpointOptions { shard_bytes_max, block_bytes, threads, .. } = self.options;
         if step > STEP_MAX {
-            return bad(format!("a step is at most {STEP_MAX}"));
+            return bad(format!("expected a step of at most {STEP_MAX}"));
         }
         if shard_bytes_max == 0 {
-            return bad("shard_bytes_max is 0; the least is 1".to_owned());
+            return bad("expected shard_bytes_max of at least 1, found 0".to_owned());
         }
         if !is_block_size(block_bytes) {
-            let due = format!("a multiple of {BLOCK_BYTES_MIN}, at most {BLOCK_BYTES_MAX}");
-            return bad(format!("block_bytes is {block_bytes}; due is {due}"));
+            return bad(format!(
+                "expected block_bytes to be a multiple of {BLOCK_BYTES_MIN} and at most \
+                 {BLOCK_BYTES_MAX}, found {block_bytes}"
+            ));
         }
         if threads == 0 {
-            return bad("threads is 0; the least is 1".to_owned());
+            return bad("expected threads of at least 1, found 0".to_owned());
         }
         Ok(())
     }

@@ -196,11 +196,8 @@ impl ShardWriter<'_> {
             return Err(Error::Corrupt {
                 object: self.store.display(&self.folder.join(&path)?),
                 offset: 0,
-                found: format!("CRC-64 {:016x} of {} bytes stored", entry.crc64, entry.bytes),
-                expected: format!(
-                    "{:016x} of {}, as they were handed over",
-                    expected.1, expected.0
-                ),
+                found: format!("CRC-64 {:016x} of {} bytes", entry.crc64, entry.bytes),
+                expected: format!("CRC-64 {:016x} of {} bytes as written", expected.1, expected.0),
             });
         }
         Ok((WrittenFile { file: FileEntry { path, ..entry }, sums }, name))

@@ -183,7 +183,7 @@ fn errors_of_the_agent_come_back() {
     begin(&background, 1).wait().unwrap();
     let again = begin(&background, 1).wait().unwrap_err();
     assert!(
-        matches!(&again, Error::Agent { reason } if reason.contains("is saved already")),
+        matches!(&again, Error::Agent { reason } if reason.contains("step already exists")),
         "{again}"
     );
     let start = |command: Command, url: &str| {
@@ -192,7 +192,7 @@ fn errors_of_the_agent_come_back() {
     };
     let url = folder.temp.path().to_str().unwrap();
     let told = start(Command::new("true"), url);
-    assert!(told.contains("ended at once"), "{told}");
+    assert!(told.contains("exited at startup"), "{told}");
     let told = start(Command::new("/no/such/program"), url);
     assert!(told.contains("No such file"), "{told}");
     let told = start(child("agent"), "gopher://x/y");

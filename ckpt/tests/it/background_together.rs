@@ -95,7 +95,7 @@ fn the_failure_of_one_is_told_to_all_once() {
         for (writer, end) in ends(&handles).into_iter().enumerate() {
             let text = end.unwrap_err().to_string();
             assert!(text.contains("no space"), "writer {writer}: {text}");
-            let due = format!("given up by all: writer {victim} of 3 (process ");
+            let due = format!("aborted by all writers: writer {victim} of 3 (process ");
             assert!(writer == victim || text.contains(&due), "writer {writer}: {text}");
         }
         assert!(writers.iter().all(|background| background.wait().is_ok()), "they were told");
@@ -133,7 +133,7 @@ fn a_refused_call_is_told_to_all() {
         let error = ranks.begin(&no_room, 4, &together(&token, refused)).unwrap_err();
         assert!(error.to_string().contains("staging_bytes_max"), "{error}");
         let told = begun.save.unwrap().wait().unwrap_err().to_string();
-        assert!(told.contains(&format!("given up by all: writer {refused} of 2")), "{told}");
+        assert!(told.contains(&format!("aborted by all writers: writer {refused} of 2")), "{told}");
         assert!(told.contains("staging_bytes_max"), "{told}");
 
         let (token, meta) = (format!("odd-{refused}"), serde_json::json!(null));
@@ -356,7 +356,7 @@ fn an_agent_that_dies_before_its_part_ends_the_save() {
             let due =
                 [format!("writer {victim} of 2"), "the process that saved for it died".to_owned()];
             // Whoever sees first that the process is gone says so.
-            let is_told = text.contains(&due[1]) || text.contains("its process is gone");
+            let is_told = text.contains(&due[1]) || text.contains("process is dead");
             assert!(text.contains(&due[0]) && is_told, "{text}");
         }
         begin(3, "c").iter().for_each(|handle| _ = handle.wait().unwrap());

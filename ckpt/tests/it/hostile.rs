@@ -64,18 +64,25 @@ impl Victim {
 #[test]
 fn manifests_that_lie_about_themselves() {
     let victim = Victim::new();
-    victim.check(|m| m.format = "feedline-tokens".to_owned(), "due feedline-ckpt");
-    victim.check(|m| m.version = 2, "got 2, due 1");
-    victim.check(|m| m.meta = json!([]), "meta: got");
+    victim.check(
+        |m| m.format = "feedline-tokens".to_owned(),
+        "expected feedline-ckpt, found feedline-tokens",
+    );
+    victim.check(|m| m.version = 2, "version: expected 1, the only supported version, found 2");
+    victim.check(|m| m.meta = json!([]), "meta: expected");
     victim.check(|m| m.meta["extra"] = json!(1), "unknown field `extra`");
     victim.check(|m| drop(m.meta.as_object_mut().unwrap().remove("blobs")), "missing field");
-    victim.check_meta("/step", &json!(6), "got step 6, due 5");
-    victim.check_meta("/step", &json!(-5), "meta: got");
+    victim.check_meta("/step", &json!(6), "expected step 5 as in the folder name, found step 6");
+    victim.check_meta("/step", &json!(-5), "meta: expected");
     for block_bytes in [json!(0), json!(4095), json!(5000), json!(1_u64 << 40), json!(u64::MAX)] {
-        victim.check_meta("/block_bytes", &block_bytes, "block_bytes: got");
+        victim.check_meta("/block_bytes", &block_bytes, "block_bytes: expected");
     }
     // One that is allowed, but not the one that the sums are of.
-    victim.check_meta("/block_bytes", &json!(8192), "3 block checksums, due 2");
+    victim.check_meta(
+        "/block_bytes",
+        &json!(8192),
+        "expected 2 block checksums for 12000 bytes, found 3",
+    );
 }
 
 /// A name that is there twice within a tensor, and a sum that fits: of two readers each might take
@@ -127,13 +134,13 @@ fn files_that_are_not_in_the_folder() {
         victim.check(|m| m.files[0].path = path.to_owned(), "cannot use key ");
     }
     victim.check(|m| m.files[0].path = m.files[1].path.clone(), "each file once");
-    victim.check(|m| m.files[0].path = "absent".to_owned(), "due a listed file");
+    victim.check(|m| m.files[0].path = "absent".to_owned(), "expected a listed file");
     let absent = FileEntry { path: "absent".to_owned(), bytes: 0, crc64: 0 };
     victim.check(|m| m.files.push(absent.clone()), "absent: no such file");
-    victim.check(|m| m.files[0].bytes += 1, "by the manifest");
-    victim.check(|m| m.files[0].bytes = u64::MAX, "by the manifest");
-    victim.check(|m| m.files[0].bytes = 0, "bytes of its own");
-    victim.check_meta("/blobs/0/file", &json!("../x"), "due a listed file");
+    victim.check(|m| m.files[0].bytes += 1, "as in the manifest");
+    victim.check(|m| m.files[0].bytes = u64::MAX, "as in the manifest");
+    victim.check(|m| m.files[0].bytes = 0, "a range of its own");
+    victim.check_meta("/blobs/0/file", &json!("../x"), "expected a listed file");
     let twice = |m: &mut Manifest| {
         let blob = m.meta["blobs"][0].clone();
         m.meta["blobs"].as_array_mut().unwrap().push(blob);
@@ -148,11 +155,15 @@ fn tensors_that_cannot_be() {
     victim.check_meta(&a("dtype"), &json!("F33"), "unknown variant");
     victim.check_meta(&a("dtype"), &json!("F64"), "96 bytes for box");
     victim.check_meta(&a("group"), &json!("secret"), "unknown variant");
-    victim.check_meta(&a("name"), &json!("b"), "model 'b': got it twice");
-    victim.check_meta(&a("shape"), &json!(vec![1; 33]), "at most 32");
+    victim.check_meta(
+        &a("name"),
+        &json!("b"),
+        "model 'b': expected one entry of this name, found two",
+    );
+    victim.check_meta(&a("shape"), &json!(vec![1; 33]), "at most 32 axes");
     victim.check_meta(&a("shape"), &json!([1_u64 << 40, 1_u64 << 40]), "fewer than 2^64 bytes");
     victim.check_meta(&a("shape"), &json!([u64::MAX, 1]), "fewer than 2^64 bytes");
-    victim.check_meta(&a("shape"), &json!([4, 6.5]), "meta: got");
+    victim.check_meta(&a("shape"), &json!([4, 6.5]), "meta: expected");
     victim.check_meta(&a("shape"), &json!([6, 4]), "a box within [6, 4]");
     victim.check_meta(&a("shape"), &json!([5, 6]), "disjoint boxes that cover");
     victim.check_meta(&a("shape"), &json!([24]), "a box within");
@@ -163,11 +174,11 @@ fn tensors_that_cannot_be() {
 fn chunks_that_cannot_be() {
     let victim = Victim::new();
     let a = |field: &str| format!("/tensors/0/chunks/0/{field}");
-    victim.check_meta(&a("file"), &json!("MANIFEST.json"), "due a listed file");
+    victim.check_meta(&a("file"), &json!("MANIFEST.json"), "expected a listed file");
     victim.check_meta(&a("bytes"), &json!(95), "95 bytes for box");
-    victim.check_meta(&a("offset"), &json!(u64::MAX), "bytes of its own");
-    victim.check_meta(&a("offset"), &json!(4096 + 96 + 96), "bytes of its own");
-    victim.check_meta(&a("offset"), &json!(4096 + 8), "bytes of its own");
+    victim.check_meta(&a("offset"), &json!(u64::MAX), "a range of its own");
+    victim.check_meta(&a("offset"), &json!(4096 + 96 + 96), "a range of its own");
+    victim.check_meta(&a("offset"), &json!(4096 + 8), "a range of its own");
     victim.check_meta(&a("crc64"), &json!("123"), "16 hexadecimal digits");
     victim.check_meta(&a("crc64"), &json!("+23456789abcdef0"), "16 hexadecimal digits");
     victim.check_meta(&a("crc64"), &json!("表表表表表1"), "16 hexadecimal digits");
@@ -175,7 +186,7 @@ fn chunks_that_cannot_be() {
     victim.check_meta(&a("box"), &json!([[1, 4], [0, 6]]), "a box within");
     victim.check_meta(&a("box"), &json!([[u64::MAX, 4], [0, 6]]), "a box within");
     victim.check_meta(&a("box"), &json!([[0, u64::MAX], [0, u64::MAX]]), "a box within");
-    victim.check_meta(&a("box/0"), &json!([0, 4, 0]), "meta: got");
+    victim.check_meta(&a("box/0"), &json!([0, 4, 0]), "meta: expected");
 
     let c = |field: &str| format!("/tensors/2/chunks/{field}");
     victim.check_meta(&c("1/box"), &json!([[0, 3], [0, 1000]]), "disjoint boxes that cover");
@@ -187,17 +198,17 @@ fn chunks_that_cannot_be() {
     let in_one_place = |m: &mut Manifest| {
         m.meta["tensors"][0]["chunks"] = m.meta["tensors"][1]["chunks"].clone();
     };
-    victim.check(in_one_place, "bytes of its own");
+    victim.check(in_one_place, "a range of its own");
     for blocks in ["0", "zz", "00000000000000000"] {
         let add = |m: &mut Manifest| {
             m.meta["tensors"][0]["chunks"][0]["blocks"] = json!(blocks);
         };
-        victim.check(add, "meta: got");
+        victim.check(add, "meta: expected");
     }
     let one = |m: &mut Manifest| {
         m.meta["tensors"][0]["chunks"][0]["blocks"] = json!("0123456789abcdef");
     };
-    victim.check(one, "1 block checksums, due 0");
+    victim.check(one, "expected 0 block checksums for 96 bytes, found 1");
 }
 
 /// Ranges of boxes that are right but for one thing.
@@ -227,9 +238,13 @@ fn flat_ranges_that_cannot_be() {
     victim.check(with_flat(json!([u64::MAX, 3000])), "a box within");
     victim.check(with_flat(json!([3000, u64::MAX])), "a box within");
     victim.check(with_flat(json!([3000, 2999])), "3000 bytes for [3000, 2999] of box");
-    victim.check(with_flat(json!([3000])), "meta: got");
-    victim.check(with_flat(json!([3000, -1])), "meta: got");
-    victim.check_meta("/tensors/0/name", &json!("__pad__.0"), "a name of the gaps");
+    victim.check(with_flat(json!([3000])), "meta: expected");
+    victim.check(with_flat(json!([3000, -1])), "meta: expected");
+    victim.check_meta(
+        "/tensors/0/name",
+        &json!("__pad__.0"),
+        "expected a tensor name, found one reserved for padding",
+    );
 }
 
 /// Zeros between two tensors: an entry of the header, and bytes that nobody reads but `verify`.
@@ -270,8 +285,8 @@ fn gaps_that_lie() {
         bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
         bytes
     };
-    check(&claim(&old, &new), "by the manifest");
-    check(&claim("__pad__.0", "__pad__.1"), "by the manifest");
+    check(&claim(&old, &new), "as in the manifest");
+    check(&claim("__pad__.0", "__pad__.1"), "as in the manifest");
     // A gap of a page is more than any alignment needs.
     let wide = |m: &mut Manifest| {
         m.meta["tensors"][1]["chunks"][0]["offset"] = json!(4096 + (2 << 20));
@@ -311,18 +326,18 @@ fn headers_that_lie() {
     };
     let swapped =
         json.replace("\"a\"", "\"t\"").replace("\"b\"", "\"a\"").replace("\"t\"", "\"b\"");
-    check(&with_json(&swapped), "by the manifest");
-    check(&with_json(&json.replace("\"b\"", "\"a\"")), "'a' is there twice");
-    check(&with_json(&json.replace("F32", "I32")), "by the manifest");
-    check(&with_json(&json.replace("[4,6]", "[6,4]")), "by the manifest");
-    check(&with_json(&json.replace("\"b\"", "\"d\"")), "by the manifest");
-    check(&with_json("{}"), "got 0 tensors, due 2");
+    check(&with_json(&swapped), "as in the manifest");
+    check(&with_json(&json.replace("\"b\"", "\"a\"")), "duplicate name 'a'");
+    check(&with_json(&json.replace("F32", "I32")), "as in the manifest");
+    check(&with_json(&json.replace("[4,6]", "[6,4]")), "as in the manifest");
+    check(&with_json(&json.replace("\"b\"", "\"d\"")), "as in the manifest");
+    check(&with_json("{}"), "expected 2 tensors as in the manifest, found 0 tensors");
     check(&with_json("[]"), "no '{'");
     check(&with_json("{} x"), "JSON");
     check(&with_json(&json.replace("\"shape\"", "\"shapes\"")), "unknown field");
     for (header_bytes, due) in [
-        (u64::MAX, "a header of 18446744073709551615 bytes, due at most"),
-        (100_000_001, "a header of 100000001 bytes, due at most"),
+        (u64::MAX, "bytes, found a header of 18446744073709551615 bytes"),
+        (100_000_001, "bytes, found a header of 100000001 bytes"),
         (4089, "JSON"),
     ] {
         let mut bytes = good.clone();
@@ -344,7 +359,7 @@ fn headers_that_lie() {
     fs::write(&path, &shifted).unwrap();
     victim.write(&manifest);
     let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err().to_string();
-    assert!(text.contains("due from a multiple of 4096"), "{text}");
+    assert!(text.contains("expected tensors from a multiple of 4096"), "{text}");
     fs::write(&path, &good).unwrap();
     victim.write(&victim.good);
     victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap();

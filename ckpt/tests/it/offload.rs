@@ -336,7 +336,7 @@ fn what_does_not_fit_is_refused() {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains(word), "{error}, due a word of '{word}'");
     };
-    refused(rank.state.fill(&[], 0, Value::Null), "got 0, due 6");
+    refused(rank.state.fill(&[], 0, Value::Null), "expected 6 parameters, found 0");
     rank.fill().unwrap();
     let (name, plan) = ("run", plan_of(two).1);
     refused(Offload::in_memory(plan, &layout(one), 0, SMALL).map(drop), "another layout");
@@ -362,7 +362,7 @@ fn what_does_not_fit_is_refused() {
     refused(rank.state.update(0, whole()), "a second update");
     let other = Checkpoints::open(Arc::clone(&store), Key::new(name).unwrap());
     let saved = other.save_offloaded(1, &mut rank.state, &[], Value::Null, None);
-    refused(saved.map(drop), "blocks have 4096 bytes");
+    refused(saved.map(drop), "as in the step, found 4096");
     drop(rank);
     let again = Rank::on_disk(Arc::clone(&store), two, 0, SMALL);
     refused(again.map(drop), "plan");

@@ -254,7 +254,7 @@ fn disks_that_are_mixed_up_are_refused() {
     );
     let plan = offload::plan_over(&layout(mesh), 3).unwrap();
     let three = offload::Offload::on_disks(folders(), "test", plan, &layout(mesh), 0, SMALL);
-    assert!(three.unwrap_err().to_string().contains("got 2 folders, due 3"));
+    assert!(three.unwrap_err().to_string().contains("expected 3 folders as in the plan, found 2"));
     let mut rank = open(&[&one, &two]).unwrap();
     rank.step(2).unwrap();
     let again = open(&[&other, &two]).map(|_| ()).unwrap_err();

@@ -233,12 +233,18 @@ fn what_comes_out_is_checked() {
     let zero = "0000000000000000";
     check(&|chunk| chunk["crc64"] = json!(zero), "CRC-64");
     check(&|chunk| chunk["packed"]["codec"] = json!("zip"), "unknown variant");
-    check(&|chunk| chunk["packed"]["blocks"] = json!(""), "0 packed blocks, due 1");
+    check(
+        &|chunk| chunk["packed"]["blocks"] = json!(""),
+        "packed blocks for 1000000 bytes, found 0",
+    );
     check(&|chunk| chunk["packed"]["blocks"] = json!("0"), "24 hexadecimal digits");
     check(&|chunk| chunk["packed"]["blocks"] = json!(format!("00000001{zero}")), "");
     let large = format!("ffffffff{zero}");
     check(&|chunk| chunk["packed"]["blocks"] = json!(large), "a packed block of 4294967295 bytes");
-    check(&|chunk| drop(chunk.as_object_mut().unwrap().remove("packed")), "packed ones, and no");
+    check(
+        &|chunk| drop(chunk.as_object_mut().unwrap().remove("packed")),
+        "expected packed chunks in *.planes and nowhere else",
+    );
     check(&|chunk| chunk["offset"] = json!(15), "");
     fs::remove_file(folder.path("step-000000000001/MANIFEST.json")).unwrap();
     good.write(&*folder.store(), &key).unwrap();
@@ -404,6 +410,6 @@ fn several_pack_together() {
     state.check(&open);
     for saved in save([PACKED, PACKED, SMALL], 2, "b") {
         let text = saved.unwrap_err().to_string();
-        assert!(text.contains("as they are") && text.contains("planes-zstd"), "{text}");
+        assert!(text.contains("unpacked") && text.contains("planes-zstd"), "{text}");
     }
 }

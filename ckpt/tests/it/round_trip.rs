@@ -209,9 +209,12 @@ fn wrong_requests_are_named() {
     };
     let mut buf = vec![0; 128];
     let no_tensor = checkpoint.read_tensor("layers.1.mlp.bias", Group::Model, &mut buf);
-    check(no_tensor.unwrap_err(), "there are tensors model 'layers.0.mlp.bias'");
+    check(no_tensor.unwrap_err(), "existing tensors are model 'layers.0.mlp.bias'");
     let wrong_len = checkpoint.read_tensor("norm.weight", Group::Model, &mut buf);
-    check(wrong_len.unwrap_err(), "a buffer of 128 bytes, due 32 for BF16 of shape [16]");
+    check(
+        wrong_len.unwrap_err(),
+        "expected 32 bytes for BF16 of shape [16], found a buffer of 128 bytes",
+    );
     let outside = [Span { start: 10, len: 7 }];
     let outside = checkpoint.read_box("norm.weight", Group::Model, &outside, &mut buf);
     check(outside.unwrap_err(), "a box within [16]");
@@ -221,7 +224,7 @@ fn wrong_requests_are_named() {
     check(checkpoint.blob("rng").unwrap_err(), "loader.json, rng.bin, empty");
     check(
         steps.open_step(99).unwrap_err(),
-        "step-000000000099: no such step; hint: there are steps 100",
+        "step-000000000099: no such step (hint: existing steps are 100)",
     );
     check(Folder::new().steps(SMALL).open_step(1).unwrap_err(), "there are no steps");
     assert!(Folder::new().steps(SMALL).newest().unwrap().is_none());
@@ -260,9 +263,9 @@ fn meta_is_read_again_or_refused() {
         state.check(&steps.open_step(step).unwrap());
     }
     for (meta, due) in [
-        (nested(101), "lie more than 100 deep"),
-        (json!({ "a": [nested(300)] }), "lie more than 100 deep"),
-        (long(65 << 20), "has more than 67108864 bytes"),
+        (nested(101), "expected at most 100 levels"),
+        (json!({ "a": [nested(300)] }), "expected at most 100 levels"),
+        (long(65 << 20), "expected at most 67108864 bytes"),
     ] {
         let text = State { meta, ..State::small(3) }.save(&steps, 3).unwrap_err().to_string();
         assert!(text.contains("save the meta of a step: ") && text.contains(due), "{text}");

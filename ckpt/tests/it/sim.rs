@@ -236,12 +236,12 @@ fn records_that_are_refused() {
         assert_eq!(steps.newest().unwrap().unwrap().step(), 4, "{due}");
         assert!(steps.sweep().unwrap().removed.is_empty(), "{due}: it is damaged, not abandoned");
     };
-    check(&|m| m.version = 2, "feedline-ckpt-commit 2, due feedline-ckpt-commit 1");
-    check(&|m| m.format = "feedline-ckpt".to_owned(), "got feedline-ckpt 1");
+    check(&|m| m.version = 2, "expected feedline-ckpt-commit 1, found feedline-ckpt-commit 2");
+    check(&|m| m.format = "feedline-ckpt".to_owned(), "found feedline-ckpt 1");
     check(&|m| m.meta = json!({ "step": 4 }), "step: 4");
     check(&|m| m.meta = json!({ "step": 5, "more": 1 }), "unknown field `more`");
-    check(&|m| m.files.push(m.files[0].clone()), "2 of them");
-    check(&|m| m.files[0].bytes += 1, "bytes, as were committed");
+    check(&|m| m.files.push(m.files[0].clone()), "found 2 files");
+    check(&|m| m.files[0].bytes += 1, "bytes as committed");
     for path in [
         format!("../step-000000000004/{other}/MANIFEST.json"),
         format!("{other}/MANIFEST.json/MANIFEST.json"),
@@ -249,9 +249,9 @@ fn records_that_are_refused() {
         "MANIFEST.json".to_owned(),
         "/etc/MANIFEST.json".to_owned(),
     ] {
-        check(&|m| m.files[0].path.clone_from(&path), "due data-OWNER/MANIFEST.json");
+        check(&|m| m.files[0].path.clone_from(&path), "expected data-OWNER/MANIFEST.json");
     }
-    check(&|m| m.files[0].path = format!("{other}/MANIFEST.json"), "got none");
+    check(&|m| m.files[0].path = format!("{other}/MANIFEST.json"), "found none");
     store.delete(&record).unwrap();
     storage::write_all(&store, &record, b"").unwrap();
     assert!(steps.open_step(5).unwrap_err().to_string().contains("COMMIT"));

@@ -168,7 +168,7 @@ fn a_save_that_is_given_up_is_not_written_to_its_end() {
         let threads: Vec<_> = [full, slow].into_iter().enumerate().map(save).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
-    assert!(texts[1].contains("given up by all: writer 0 of 2 (process "), "{texts:?}");
+    assert!(texts[1].contains("aborted by all writers: writer 0 of 2 (process "), "{texts:?}");
     let written: Vec<String> =
         store.raw_paths().into_iter().filter(|path| path.ends_with(".safetensors")).collect();
     assert_eq!(written, [""; 0], "files of a save that was given up");

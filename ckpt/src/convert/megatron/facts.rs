@@ -25,6 +25,11 @@ pub(crate) struct MegatronArgs {
 /// Switches that change what the same tensors mean.
 const OTHERS: [&str; 3] = ["swiglu", "apply_layernorm_1p", "squared_relu"];
 
+/// A count for messages.
+pub(super) fn count_text(count: Option<u64>) -> String {
+    count.map_or("an unknown number of".to_owned(), |count| count.to_string())
+}
+
 /// What every layer of a GPT-2 has.
 const LAYER: [&str; 12] = [
     "ln_1.weight",
@@ -73,11 +78,12 @@ impl MegatronArgs {
     /// Refuses models whose tensors have the names of a GPT-2 and mean something else.
     pub(super) fn check(&self, source: &TensorSource) -> Result<()> {
         if let Some(other) = self.other {
-            return Err(unfit(source, format!("a model with {other}"), "one as GPT-2 is"));
+            return Err(unfit(source, other.to_owned(), "the layers of GPT-2"));
         }
         if self.groups.is_some_and(|groups| Some(groups) != self.heads) {
-            let got = format!("{:?} query groups for {:?} heads", self.groups, self.heads);
-            return Err(unfit(source, got, "as many: GPT-2 has keys and values of every head"));
+            let [groups, heads] = [self.groups, self.heads].map(count_text);
+            let found = format!("{groups} query groups for {heads} heads");
+            return Err(unfit(source, found, "as many query groups as heads, as in GPT-2"));
         }
         Ok(())
     }
@@ -96,12 +102,12 @@ impl MegatronArgs {
             .map(|made| (made.name.as_str(), made.shape.as_slice()))
             .collect();
         let shape = |name: &str| {
-            let missing = || unfit(source, format!("no '{name}'"), "all the parameters of a GPT-2");
+            let missing = || unfit(source, format!("no '{name}'"), "all parameters of GPT-2");
             weights.get(name).copied().ok_or_else(missing)
         };
         if layers == 0 || self.layers.is_some_and(|due| due != layers) {
-            let due = self.layers.map_or("1 or more".to_owned(), |due| due.to_string());
-            return Err(unfit(source, format!("{layers} layers"), &due));
+            let expected = self.layers.map_or("at least 1".to_owned(), |layers| layers.to_string());
+            return Err(unfit(source, layers.to_string(), &format!("{expected} layers")));
         }
         for name in ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"] {
             shape(&format!("transformer.{name}"))?;
@@ -116,9 +122,9 @@ impl MegatronArgs {
             if up.last() != down.first()
                 || qkv.first().map(|width| 3 * width) != qkv.last().copied()
             {
-                let got = format!("layer {layer} with matrices {qkv:?}, {up:?} and {down:?}");
-                let due = "three times the width for attention, and an MLP that is not gated";
-                return Err(unfit(source, got, due));
+                let found = format!("layer {layer} with matrices {qkv:?}, {up:?} and {down:?}");
+                let expected = "attention of three times the width and an MLP that is not gated";
+                return Err(unfit(source, found, expected));
             }
         }
         Ok(())

@@ -39,7 +39,7 @@ impl Machine<'_> {
                 self.constants(opcode)? || self.containers(opcode)? || self.objects(opcode)?;
             if !known {
                 self.at -= 1;
-                return self.bad(format!("opcode {opcode:#04x}"));
+                return self.bad(format!("unsupported opcode {opcode:#04x}"));
             }
             if self.nodes.len().max(self.stack.len()).max(self.marks.len()) > NODES_MAX {
                 return self.bad(format!("more than {NODES_MAX} objects"));
@@ -75,7 +75,7 @@ impl Machine<'_> {
             }
             b'F' => match self.line()?.parse() {
                 Ok(value) => PickleNode::Float(value),
-                Err(_) => return self.bad("a number that is none".to_owned()),
+                Err(_) => return self.bad("an invalid number".to_owned()),
             },
             b'G' => {
                 let mut bytes: [u8; 8] = self.fixed()?;
@@ -166,7 +166,7 @@ impl Machine<'_> {
                     _ => None,
                 };
                 let (Some(module), Some(name)) = (text(both[0]), text(both[1])) else {
-                    return self.bad("a class whose name is no text of at most 4 KiB".to_owned());
+                    return self.bad("a class name that is not text of at most 4 KiB".to_owned());
                 };
                 self.push(PickleNode::Global(module, name));
             }
@@ -227,7 +227,7 @@ impl Machine<'_> {
             b'g' | b'h' | b'j' => {
                 let key = self.key(opcode)?;
                 let Some(&id) = self.memo.get(&key) else {
-                    return self.bad(format!("a memory {key} that was never made"));
+                    return self.bad(format!("memo key {key}, which is not set"));
                 };
                 self.stack.push(id);
             }
@@ -242,7 +242,7 @@ impl Machine<'_> {
             b'r' | b'j' => Ok(u32::from_le_bytes(self.fixed()?).into()),
             _ => match self.line()?.parse() {
                 Ok(key) => Ok(key),
-                Err(_) => self.bad("a memory without a number".to_owned()),
+                Err(_) => self.bad("a memo key that is not a number".to_owned()),
             },
         }
     }
@@ -257,7 +257,7 @@ impl Machine<'_> {
         match &mut self.nodes[top] {
             PickleNode::List(list) => list.extend(items),
             PickleNode::Built(built) => built.items.extend(items),
-            _ => return self.bad("items for what is no list".to_owned()),
+            _ => return self.bad("items for an object that is not a list".to_owned()),
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl Machine<'_> {
         match &mut self.nodes[top] {
             PickleNode::Dict(dict) => dict.extend(pairs),
             PickleNode::Built(built) => built.pairs.extend(pairs),
-            _ => return self.bad("pairs for what is no dict".to_owned()),
+            _ => return self.bad("pairs for an object that is not a dict".to_owned()),
         }
         Ok(())
     }
@@ -287,7 +287,7 @@ impl Machine<'_> {
             Err(_) if digits.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit()) => {
                 Ok(PickleNode::Bytes(digits.as_bytes().to_vec()))
             }
-            Err(_) => self.bad("a number that is none".to_owned()),
+            Err(_) => self.bad("an invalid number".to_owned()),
         }
     }
 
@@ -366,7 +366,7 @@ impl Machine<'_> {
     }
 
     fn short<T>(&self) -> Result<T> {
-        let reason = "the end of the bytes".to_owned();
+        let reason = "the end of the data".to_owned();
         Err(Bad { offset: self.at, reason, is_short: true })
     }
 }

@@ -36,7 +36,7 @@ fn many_chunks_are_checked_and_more_are_refused() {
     let text = Catalog::new(manifest_of(1000, 1), "m").unwrap_err().to_string();
     assert!(text.contains("overlap or leave gaps"), "{text}");
     let text = Catalog::new(manifest_of(200_001, 0), "m").unwrap_err().to_string();
-    assert!(text.contains("200001 chunks, due at most 200000"), "{text}");
+    assert!(text.contains("expected at most 200000 chunks, found 200001"), "{text}");
 }
 
 /// What another process says that it wrote is compared with what it was to write.
@@ -88,7 +88,10 @@ fn parts_that_are_not_of_the_plan_are_refused() {
         assert!(text.contains(due), "got '{text}', due '{due}'");
     };
     check(&|parts| drop(parts.pop()), "1 parts");
-    check(&|parts| drop(parts[1].pop()), "the part of writer 1: it wrote 0 files");
+    check(
+        &|parts| drop(parts[1].pop()),
+        "the part of writer 1: expected 1 files as planned, found 0 files",
+    );
     check(&|parts| parts.swap(0, 1), "the part of writer 0");
     check(&|parts| parts[1][0].0.bytes += 1, "the part of writer 1");
     check(&|parts| parts[1][0].0.path = "../a".to_owned(), "../a");

@@ -102,7 +102,7 @@ impl Extents {
         }
         if self.made < options.buffers {
             let fresh = Zeros::try_new(options.buffer_bytes())
-                .map_err(|e| storage::Error::from_io("get", "memory for what leaves it", e))?;
+                .map_err(|e| storage::Error::from_io("allocate", "a spill buffer", e))?;
             self.made += 1;
             self.report.memory_bytes = (self.made * options.buffer_bytes()) as u64;
             return Ok(Some(fresh));

@@ -114,18 +114,18 @@ impl FileRange {
 
     /// Fills `into`, which may extend to the end of the last page, and compares the first `len`
     /// bytes of it with their checksum.
-    pub(super) fn read(&self, into: &mut [u8], len: usize, due: u64) -> Result<()> {
+    pub(super) fn read(&self, into: &mut [u8], len: usize, expected: u64) -> Result<()> {
         let offset = self.offset;
         self.file.read_many(&mut [RangeRead { offset, buf: into }])?;
-        let got = crc64(&into[..len]);
-        if got == due {
+        let found = crc64(&into[..len]);
+        if found == expected {
             return Ok(());
         }
         Err(Error::Corrupt {
             object: self.file.display(),
             offset,
-            found: format!("{len} bytes with the CRC-64 {got:016x}"),
-            expected: format!("{due:016x}, as they were written"),
+            found: format!("CRC-64 {found:016x} of {len} bytes"),
+            expected: format!("CRC-64 {expected:016x} as written"),
         })
     }
 }

@@ -140,12 +140,16 @@ fn another_model_is_refused() {
     refused("gated", Format::Megatron, "not gated");
     refused("gated-said", Format::Megatron, "swiglu");
     refused("ranks", Format::Megatron, "all 2 tensor-parallel ranks");
-    refused("again.pt", Format::Torch, "nothing so often below itself");
+    refused("again.pt", Format::Torch, "no object that contains itself");
     refused("overlap", Format::Dcp, "boxes that tile [12, 4]");
     refused("axes", Format::Dcp, "boxes that tile [24]");
-    refused("two-rows", Format::Megatron, "2 rows, due a positive multiple of 3");
+    refused(
+        "two-rows",
+        Format::Megatron,
+        "expected a positive multiple of 3, at most 786432, found ",
+    );
     refused("endless", Format::Megatron, "at most 786432");
-    refused("shapes", Format::DeepSpeed, "nothing so often below itself");
+    refused("shapes", Format::DeepSpeed, "no object that contains itself");
     refused("ranked.pt", Format::Torch, "size, stride and storage");
     refused("runs.pt", Format::Torch, "4 million runs in a file");
 }
@@ -165,7 +169,7 @@ fn an_untied_head_of_megatron_stays() {
 fn names_of_classes_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("class.pt");
-    for (len, due) in [(4096, "magic number"), (4097, "no text of at most 4 KiB")] {
+    for (len, due) in [(4096, "magic number"), (4097, "not text of at most 4 KiB")] {
         // Old files are five pickles, of which the first is a number.
         let mut bytes = b"\x80\x04\x8c\x01mX".to_vec();
         bytes.extend(u32::try_from(len).unwrap().to_le_bytes());

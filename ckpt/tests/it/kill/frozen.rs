@@ -308,8 +308,8 @@ fn check_frozen(url: &str) {
         signal(running.pid, "-CONT");
         let (is_success, text) = running.end();
         assert!(!is_success, "round {round}: {text}");
-        assert!(text.contains("stopped: cannot write into"), "round {round}: {text}");
-        assert!(text.contains("took it over"), "round {round}: {text}");
+        assert!(text.contains("stopped: cannot write to"), "round {round}: {text}");
+        assert!(text.contains("was taken over by"), "round {round}: {text}");
         assert_eq!(contents(&steps), due, "round {round}: {text}");
         signal(successor.pid, "-CONT");
         running = successor;

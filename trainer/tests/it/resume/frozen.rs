@@ -77,7 +77,7 @@ fn a_trainer_that_was_frozen_ends() {
         let output = frozen.wait_with_output().expect("its outcome");
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{name}: {message}");
-        assert!(message.contains("took it over"), "{name}: {message}");
+        assert!(message.contains("was taken over by"), "{name}: {message}");
         let left = files(&folder);
         // It removes what it had not published: steps, notes of the newest one, marks of retention.
         let is_its_own = |name: &str| name.contains(".tmp-");

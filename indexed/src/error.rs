@@ -25,9 +25,9 @@ pub enum Error {
         offset: u64,
         /// Which rule it breaks.
         fault: FormatRule,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
     /// A cached sample order that is in use differs from what it was when it was sealed.
@@ -103,7 +103,7 @@ pub enum Error {
         into: String,
         /// What differs.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
     /// The elements are floating-point numbers where token ids are due.
@@ -117,9 +117,9 @@ pub enum Error {
     BadSetting {
         /// Its name.
         name: &'static str,
-        /// What came.
+        /// What was found.
         found: String,
-        /// What was due.
+        /// What was expected.
         expected: String,
     },
     /// The split string gives nothing to the part that was asked for.
@@ -244,22 +244,21 @@ impl FormatRule {
     pub fn hint(self) -> Option<&'static str> {
         match self {
             FormatRule::Magic => Some(
-                "the older TNTIDX index, and files that are no index, begin so; `feedline convert` \
-                 reads TNTIDX",
+                "`feedline convert` reads the older TNTIDX format; any other file is not an index",
             ),
             FormatRule::Triple => {
-                Some("the files are of different runs, or 16 bits were too few for a long document")
+                Some("use three files of the same run; 16-bit offsets overflow in long documents")
             }
             FormatRule::Dtype => {
-                Some("PaddleNLP alone writes codes 9 and 10; Megatron refuses them")
+                Some("only PaddleNLP writes codes 9 and 10; Megatron refuses them")
             }
-            FormatRule::TooShort => Some("the .idx was cut short; run preprocess again"),
+            FormatRule::TooShort => Some("the .idx is truncated; run preprocess again"),
             FormatRule::NoDocumentEnds => Some(
-                "the writer never ended a document, as CPM-2's does not; `feedline repair` \
-                 writes a copy whose document index is 0, 1, 2 and so on up to the sequence count",
+                "the writer never ended a document, as in CPM-2; `feedline repair` writes a copy \
+                 in which each sequence is a document",
             ),
             FormatRule::BinTooShort => {
-                Some("the .bin was cut short, or the .idx is of another run; run preprocess again")
+                Some("the .bin is truncated, or the .idx is of another run; run preprocess again")
             }
             FormatRule::BinTooLong => Some("the .idx is of another run; run preprocess again"),
             _ => None,
@@ -290,37 +289,37 @@ impl Error {
             ),
             Error::NoSamples { file, which, documents, documents_all, samples } => write!(
                 f,
-                "index the {which} part of {file}: {samples} samples are due, but its {documents} \
-                 of {documents_all} documents give none; hint: documents with a sentence of more \
-                 than 512 tokens, and those of too few sentences, are passed over"
+                "cannot index the {which} part of {file}: expected {samples} samples, found none \
+                 in its {documents} of {documents_all} documents (hint: documents with a sentence \
+                 of more than 512 tokens or with too few sentences are skipped)"
             ),
             Error::TooFewSamples { dataset, which, found, expected } => write!(
                 f,
-                "blend the {which} parts: dataset {dataset} has {found} samples, and {expected} \
-                 are due; hint: its index was built for fewer; each is built for half a percent \
-                 more than its share"
+                "cannot blend the {which} parts: expected {expected} samples in dataset {dataset}, \
+                 found {found} (hint: build its index for more samples; each index is built for \
+                 0.5 % more than its share)"
             ),
             Error::BadPlace { file, table, place, found } => write!(
                 f,
-                "read the order of {file}: the {table} has {found} at {place}, where nothing is; \
-                 hint: the cache or the .idx changed during the run"
+                "cannot read the sample order of {file}: entry {place} of the {table} is out of \
+                 range: {found} (hint: the cache or the .idx changed during the run)"
             ),
             Error::BadCache { file, found } => write!(
                 f,
-                "cannot use the cached sample order {file}: {found} (hint: delete it, and it is \
-                 built again; the disk or the memory may have changed it after it was checked)"
+                "cannot use the cached sample order {file}: {found} (hint: delete it to build it \
+                 again; the disk or the memory may have corrupted it after it was checked)"
             ),
             Error::NotKept { folder, reason } => write!(
                 f,
-                "cannot keep the sample order in {folder}: {reason} (hint: name a folder that can \
-                 be written to)"
+                "cannot save the sample order in {folder}: {reason} (hint: choose a writable \
+                 folder)"
             ),
             Error::NoCache { file } => write!(f, "cannot find a sealed sample order {file}"),
             Error::TooBig { object, found, most } => {
-                write!(f, "{object}: got {found}, due at most {most}")
+                write!(f, "cannot build index: expected at most {most} {object}, found {found}")
             }
             Error::OutOfMemory { object, bytes } => {
-                write!(f, "hold the {object}: {bytes} bytes of memory could not be had")
+                write!(f, "cannot allocate {bytes} bytes for the {object}")
             }
             _ => Ok(()),
         }
@@ -339,48 +338,57 @@ impl fmt::Display for Error {
                 write!(f, " (hint: there is {})", near.join(", "))
             }
             Error::Malformed { file, offset, fault, found, expected } => {
-                write!(f, "read {file}, at byte {offset}: got {found}, due {expected}")?;
-                fault.hint().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+                write!(f, "cannot read {file}: expected {expected}, found {found}")?;
+                // The bytes of a table of spans are compressed: it is read by lines.
+                if *fault != FormatRule::Spans {
+                    write!(f, " at byte {offset}")?;
+                }
+                fault.hint().map_or(Ok(()), |hint| write!(f, " (hint: {hint})"))
             }
             Error::Orphan { file } => write!(
                 f,
-                "{file}: exists already, but its .idx does not; hint: a run was killed between \
-                 the files; delete the .bin, and its .crc if there is one, and run again"
+                "cannot create {file}: it exists without its .idx (hint: a run was killed between \
+                 the two files; delete the .bin and its .crc, if any, and run again)"
             ),
             Error::LeftBehind { file, source, cleanup } => {
-                write!(f, "{source}; and {file}, of the same dataset, could not be taken back: ")?;
-                write!(f, "{cleanup}; hint: delete it")
+                write!(f, "{source}; cannot roll back {file} of the same dataset: {cleanup} ")?;
+                write!(f, "(hint: delete it)")
             }
             Error::TokenTooBig { file, token, dtype } => write!(
                 f,
-                "write {file}: got token {token}, due at most {} for {dtype}",
+                "cannot write {file}: expected at most token {} for {dtype}, found token {token}",
                 dtype.token_max()
             ),
             Error::IdOutside { file, id, dtype } => write!(
                 f,
-                "write {file}: got token {id}, due 0 to {} for {dtype}; hint: choose a wider type",
+                "cannot write {file}: expected tokens 0 to {} for {dtype}, found token {id} \
+                 (hint: choose a wider type)",
                 dtype.token_max()
             ),
             Error::SequenceTooLong { file, tokens } => write!(
                 f,
-                "write {file}: got a sequence of {tokens} tokens, due at most {}",
+                "cannot write {file}: expected a sequence of at most {} tokens, found {tokens}",
                 i32::MAX
             ),
-            Error::UnendedDocument { file, sequences } => {
-                write!(f, "write {file}: {sequences} sequences came after the last document's end")
-            }
+            Error::UnendedDocument { file, sequences } => write!(
+                f,
+                "cannot finish {file}: expected a document end after the last sequence, found \
+                 {sequences} sequences without one"
+            ),
             Error::CannotMerge { file, into, found, expected } => {
-                write!(f, "append {file} to {into}: got {found}, due {expected}")
+                write!(f, "cannot append {file} to {into}: expected {expected}, found {found}")
             }
             Error::NotTokens { file, dtype } => {
-                write!(f, "read tokens of {file}: got {dtype} elements, due integers")
+                write!(f, "cannot read tokens of {file}: expected integers, found {dtype}")
             }
             Error::BadSetting { name, found, expected } => {
-                write!(f, "{name}: got {found}, due {expected}")
+                write!(f, "cannot use {name}: expected {expected}, found {found}")
             }
-            Error::EmptySplit { split, which } => {
-                write!(f, "index the {which} part: the split '{split}' gives it no share")
-            }
+            Error::EmptySplit { split, which } => write!(
+                f,
+                "cannot index the {which} part: expected a share above 0 in split '{split}', \
+                 found 0"
+            ),
             Error::NoTokens { .. }
             | Error::NoSamples { .. }
             | Error::TooFewSamples { .. }

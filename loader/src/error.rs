@@ -102,9 +102,9 @@ pub enum Error {
         objective: &'static str,
         /// The sample, as its number in the order.
         sample: u64,
-        /// What is wrong with it.
+        /// What is wrong with it, and a hint if there is one.
         found: String,
-        /// What was expected, and why it may differ.
+        /// What was expected.
         expected: String,
     },
     /// A thread of the loader panicked; the reason is on stderr.
@@ -119,63 +119,62 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Storage(error) => write!(f, "load a batch: {error}"),
-            Error::Indexed(error) => write!(f, "load a batch: {error}"),
+            Error::Storage(error) => write!(f, "cannot load batch: {error}"),
+            Error::Indexed(error) => write!(f, "cannot load batch: {error}"),
             Error::TooFewSamples { dataset, expected, found } => write!(
                 f,
-                "load samples up to {expected} of {dataset}: its index orders {found}; \
-                 hint: build the index for as many samples as the run will consume"
+                "cannot load samples of {dataset}: expected {expected} samples in its index, \
+                 found {found} (hint: build the index for as many samples as the run consumes)"
             ),
             Error::SampleLength { dataset, sample, found, expected } => write!(
                 f,
-                "load sample {sample} of {dataset}: its index gives it {found} tokens, due at most \
-                 {expected}; hint: the index was built for another sequence length"
+                "cannot load sample {sample} of {dataset}: expected at most {expected} tokens in \
+                 its index, found {found} (hint: build the index for this sequence length)"
             ),
             Error::BlendSample { blend, dataset, sample, found } => write!(
                 f,
-                "load sample {sample} of dataset {dataset} of {blend}: it has {found} samples; \
-                 hint: the blend's index was built for other datasets"
+                "cannot load sample {sample} of dataset {dataset} of {blend}: the dataset has \
+                 {found} samples (hint: build the index of the blend for these datasets)"
             ),
             Error::PieceOutside { order, sample, piece, file_bytes } => {
                 let PieceRef { file, offset_bytes, len_bytes } = piece;
                 write!(
                     f,
-                    "load sample {sample} of {order}: got a piece of {len_bytes} bytes at \
-                     {offset_bytes} of file {file}, which has {file_bytes}; hint: the index was \
-                     built for another file"
+                    "cannot load sample {sample} of {order}: expected a range within the \
+                     {file_bytes} bytes of file {file}, found {len_bytes} bytes at byte \
+                     {offset_bytes} (hint: build the index for this file)"
                 )
             }
             Error::FileLength { object, found, expected } => write!(
                 f,
-                "open {object}: got {found} bytes, due {expected} as its index says; \
-                 hint: the file was replaced, or is not whole"
+                "cannot open {object}: expected {expected} bytes as in its index, found {found} \
+                 bytes (hint: the file was replaced or truncated)"
             ),
             Error::Late { sample, waited, story } => write!(
                 f,
-                "load the batch of sample {sample}: nothing came in {:.0} s; {story}",
+                "cannot load batch at sample {sample}: no data for {:.0} s; {story}",
                 waited.as_secs_f64()
             ),
             Error::Ended { first } => {
-                write!(f, "load a batch: the loader has failed before ({first})")
+                write!(f, "cannot load batch: the loader failed earlier: {first}")
             }
             Error::Option { name, found, expected } => {
-                write!(f, "loader option {name} is {found}, due {expected}")
+                write!(f, "cannot use loader option {name}: expected {expected}, found {found}")
             }
             Error::Triple { dataset, part, found, expected } => write!(
                 f,
-                "order the samples of three datasets: {dataset}, the {part}, has {found} \
-                 sequences, due {expected}, as the context has; hint: they are not of one run of \
-                 preprocess"
+                "cannot join {dataset} ({part}) with its context: expected {expected} sequences, \
+                 found {found} (hint: use the three datasets of one preprocess run)"
             ),
             Error::Sample { objective, sample, found, expected } => {
                 write!(
                     f,
-                    "make sample {sample} a row of a batch of {objective}: got {found}, \
-                     due {expected}"
+                    "cannot assemble {objective} sample {sample}: expected {expected}, found \
+                     {found}"
                 )
             }
-            Error::Gone => write!(f, "load a batch: a thread of the loader has ended"),
-            Error::Node(error) => write!(f, "share one reader a node: {error}"),
+            Error::Gone => write!(f, "cannot load batch: a loader thread panicked"),
+            Error::Node(error) => error.fmt(f),
         }
     }
 }

@@ -79,9 +79,9 @@ impl fmt::Display for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} samples, {} delivered, moved {:.2} times the wanted; {} reads, p50 {} us, p99 {} \
-             us, {} of {} in flight; {} ahead; waits p50 {} us, p99 {} us, max {} us, {} stalls \
-             of {} ms",
+            "{} samples, {} delivered, read amplification {:.2}; {} reads, p50 {} us, p99 {} us, \
+             {} of {} in flight; {} prefetched; waits p50 {} us, p99 {} us, max {} us; {} stalls, \
+             {} ms in total",
             self.samples,
             ByteSize(self.delivered_bytes),
             self.moved_per_wanted,
@@ -98,12 +98,12 @@ impl fmt::Display for Metrics {
             self.stalled_us / 1000
         )?;
         let rare = [
-            (self.near_samples, "samples near"),
+            (self.near_samples, "samples from the local cache"),
             (self.retries, "retries"),
             (self.hedges, "hedges"),
             (self.short_reads, "short reads"),
-            (self.stuck, "stuck"),
-            (self.failed, "failed"),
+            (self.stuck, "stuck reads"),
+            (self.failed, "failed reads"),
         ];
         let mut rare = rare.iter().filter(|(count, _)| *count > 0);
         rare.try_for_each(|(count, what)| write!(f, ", {count} {what}"))

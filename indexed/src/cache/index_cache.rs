@@ -111,12 +111,12 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     let shown = store.display(&names.description_key()?);
     let is_bad = match find(recipe, store, names)? {
         CacheState::Sealed(index) => {
-            log::info!("sample order from the cache {shown}, whose seal fits");
+            log::info!("sample order: loaded from {shown}; its seal is valid");
             return Ok(index);
         }
         CacheState::Unsealed(index) => match recipe.check(&index)? {
             None => {
-                log::info!("sample order from the cache {shown}, checked");
+                log::info!("sample order: loaded from {shown}; every entry was checked");
                 seal(recipe, store, names);
                 return Ok(index);
             }
@@ -132,14 +132,14 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     let folder = store.display(&names.folder);
     let cleared = if is_bad { clear(store, names, R::ARRAYS) } else { Ok(()) };
     match cleared.and_then(|()| save::<R, N>(store, names, &index)) {
-        Ok(Saved::All) => log::info!("sample order built, and kept in {folder}"),
+        Ok(Saved::All) => log::info!("sample order: built and saved in {folder}"),
         // Files that we neither wrote nor checked are not ours to seal.
         Ok(Saved::NotAll) if if_not_kept == IfNotKept::Warn => return Ok(index),
         Ok(Saved::NotAll) => {
             return match find(recipe, store, names)? {
                 CacheState::Sealed(index) | CacheState::Unsealed(index) => Ok(index),
                 CacheState::Bad | CacheState::Nothing => {
-                    let reason = "another process writes it and is not finished".to_owned();
+                    let reason = "another process is still writing it".to_owned();
                     Err(Error::NotKept { folder, reason })
                 }
             };
@@ -148,7 +148,7 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
             return Err(Error::NotKept { folder, reason: storage::one_line(&error) });
         }
         Err(error) => {
-            log::warn!("sample order built, but not kept in {folder}: {error}");
+            log::warn!("sample order: built but not saved in {folder}: {error}");
             return Ok(index);
         }
     }
@@ -180,7 +180,7 @@ pub(crate) fn verify<R: CachedIndex<N>, const N: usize>(
 }
 
 fn warn_of_bad(shown: &str, why: &str) {
-    log::warn!("the cached sample order {shown} is not used, and rebuilt: {why}");
+    log::warn!("sample order: rebuilding {shown}: {why}");
 }
 
 fn find<R: CachedIndex<N>, const N: usize>(
@@ -202,7 +202,7 @@ fn find<R: CachedIndex<N>, const N: usize>(
             if object.len_bytes() != due.len() as u64
                 || storage::read_all(store, &description)? != due
             {
-                return bad("its description.txt is not what its name says");
+                return bad("description.txt does not match its name");
             }
         }
     }
@@ -219,7 +219,7 @@ fn find<R: CachedIndex<N>, const N: usize>(
         return Ok(CacheState::Nothing);
     }
     if !absent.is_empty() {
-        return bad(&format!("it lacks {}", absent.join(", ")));
+        return bad(&format!("missing {}", absent.join(", ")));
     }
     let opened = <[Npy; N]>::try_from(opened).expect("none is absent, so each was opened");
     let index = match recipe.assemble(opened) {
@@ -268,7 +268,9 @@ fn is_sealed<R: CachedIndex<N>, const N: usize>(
     let fits = len_bytes == due.len() as u64 && storage::read_all(store, &key)? == due.as_bytes();
     if !fits {
         let shown = store.display(&key);
-        log::info!("the data or the cache is not as when {shown} was written: all is checked");
+        log::info!(
+            "sample order: data or cache changed since {shown} was written; checking every entry"
+        );
     }
     Ok(fits)
 }
@@ -282,7 +284,7 @@ fn seal<R: CachedIndex<N>, const N: usize>(recipe: &R, store: &dyn Storage, name
         write_unless_taken(storage::write_all(store, &key, text.as_bytes()).map_err(Error::from))
     });
     if let Err(error) = outcome {
-        log::info!("the cached sample order is not sealed, and will be checked again: {error}");
+        log::info!("sample order: not sealed, so the next run checks it again: {error}");
     }
 }
 
@@ -306,7 +308,7 @@ fn save<R: CachedIndex<N>, const N: usize>(
         for key in ours.iter().rev() {
             // The first error is the one to tell.
             if let Err(left) = delete(store, key) {
-                log::warn!("{}, of no index, is left: {left}", store.display(key));
+                log::warn!("sample order: {} is orphaned: {left}", store.display(key));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use storage::{Key, Map, Storage, Upload, Zeros};
 
-use crate::mmididx::idx::malformed;
+use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::mmididx::sparse_table::Sparse;
 use crate::{Error, FormatRule, Result};
 
@@ -183,12 +183,12 @@ impl Shape {
         let (magic, rest) = start.split_at_checked(8).unwrap_or((start, &[]));
         if magic != MAGIC {
             let got = format!("\"{}\"", magic.escape_ascii());
-            return Err(bad(0, got, "the magic of an .npy of version 1.0"));
+            return Err(bad(0, got, "the magic of an .npy file of version 1.0"));
         }
         let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
         let header = rest.get(2..2 + len).filter(|_| (1..=HEADER_BYTES_MAX).contains(&len));
         let text = header.and_then(|header| std::str::from_utf8(header).ok()).ok_or_else(|| {
-            bad(8, format!("a header of {len} bytes"), "one of text, in the file")
+            bad(8, format!("a header of {len} bytes"), "a text header within the file")
         })?;
         let (descr, shape) = parse_header(text)
             .ok_or_else(|| bad(10, format!("{:?}", text.trim_end()), "integers in C order"))?;
@@ -198,9 +198,10 @@ impl Shape {
             .try_fold(descr.item_bytes() as u64, |bytes, &axis| bytes.checked_mul(axis))
             .and_then(|bytes| bytes.checked_add(data_at));
         if due != Some(file_bytes) {
-            let due = format!("{data_at} and an array of shape {shape:?} of {}", descr.name());
+            let due =
+                format!("{data_at} bytes and an array of shape {shape:?} of {}", descr.name());
             let at = file_bytes as usize; // a place in a message
-            return Err(bad(at, format!("a file of {file_bytes} bytes"), &due));
+            return Err(bad(at, END_OF_FILE.to_owned(), &due));
         }
         Ok(Shape { descr, shape, data_at })
     }

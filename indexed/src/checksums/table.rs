@@ -10,6 +10,7 @@ use crate::checksums::{
     BLOCK_BYTES, FOOTER_BYTES, Footer, MAGIC, SUFFIX, VERSION, footer_crc64, u64_at,
 };
 use crate::mmididx::dataset::READ_BYTES;
+use crate::mmididx::idx::{END_OF_FILE, end_at};
 use crate::{Error, Result};
 
 /// Blocks of a run, at most: 4 KiB, which stay in the nearest cache until they are decoded.
@@ -82,7 +83,7 @@ impl BlockChecksums {
             Err(Error::Storage(storage::Error::Corrupt { object, offset, found, expected }))
         };
         let Some(footer_at) = len.checked_sub(FOOTER_BYTES as u64) else {
-            return corrupt(len, format!("a file of {len} bytes"), "a footer of 56 bytes");
+            return corrupt(len, END_OF_FILE.to_owned(), "a footer of 56 bytes");
         };
         let mut bytes = [0; FOOTER_BYTES];
         read(&*object, &map, footer_at, &mut bytes)?;
@@ -93,7 +94,8 @@ impl BlockChecksums {
             return corrupt(footer_at, found, "\"FLBLKCRC\" and version 1");
         }
         if block_bytes != BLOCK_BYTES {
-            return corrupt(footer_at + 12, format!("blocks of {block_bytes} bytes"), "512");
+            let found = format!("blocks of {block_bytes} bytes");
+            return corrupt(footer_at + 12, found, "blocks of 512 bytes");
         }
         let footer = Footer {
             bin_bytes: u64_at(bytes, 16),
@@ -104,23 +106,24 @@ impl BlockChecksums {
         let segment_bytes = footer.segments.checked_mul(8);
         let Some(sum_bytes) = segment_bytes.and_then(|it| footer_at.checked_sub(it)) else {
             let found = format!("{} segments in a file of {len} bytes", footer.segments);
-            return corrupt(footer_at + 32, found, "as many as the file has room for");
+            return corrupt(footer_at + 32, found, "segments that fit in the file");
         };
         let mut starts = vec![0; (footer_at - sum_bytes) as usize]; // fits: within the file
         read(&*object, &map, sum_bytes, &mut starts)?;
         let (found, expected) = (footer_crc64(&starts, bytes), u64_at(bytes, 48));
         if found != expected {
             let found = format!("CRC-64 {found:016x} of the footer");
-            return corrupt(sum_bytes, found, &format!("{expected:016x}, as it says itself"));
+            let expected = format!("CRC-64 {expected:016x} as recorded in the footer");
+            return corrupt(sum_bytes, found, &expected);
         }
         let Some((segments, bin_blocks)) = segments_of(&starts, footer.bin_bytes) else {
-            let found = "starts of segments that do not ascend".to_owned();
-            return corrupt(sum_bytes, found, "ascending starts below the bytes of the .bin");
+            let found = "segment starts that do not ascend or exceed it".to_owned();
+            return corrupt(sum_bytes, found, "ascending segment starts below the .bin length");
         };
         let blocks = bin_blocks + footer.idx_bytes.div_ceil(BLOCK_BYTES);
         if 4 * u128::from(blocks) != u128::from(sum_bytes) {
             let found = format!("{sum_bytes} bytes of checksums");
-            return corrupt(sum_bytes, found, &format!("4 for each of {blocks} blocks"));
+            return corrupt(sum_bytes, found, &format!("4 bytes for each of {blocks} blocks"));
         }
         Ok(Some(Arc::new(BlockChecksums { object, file, footer, segments, bin_blocks, map })))
     }
@@ -294,10 +297,10 @@ impl BlockChecksums {
                 return Err(Error::Storage(storage::Error::Corrupt {
                     object: object.display(),
                     offset: found.min(expected),
-                    found: format!("a file of {found} bytes"),
+                    found: end_at(found.into(), expected.into()),
                     expected: format!(
-                        "{expected}, as {} says (hint: if the dataset was written again by another \
-                         program, delete that file)",
+                        "{expected} bytes as in {0} (hint: delete {0} if another program rewrote \
+                         the dataset)",
                         self.file
                     ),
                 }));
@@ -324,7 +327,7 @@ impl BlockChecksums {
             object: self.file.clone(),
             offset: 0,
             found: format!("CRC-64 {found:016x} of the checksums"),
-            expected: format!("{:016x}, as its footer says", self.footer.sums_crc64),
+            expected: format!("CRC-64 {:016x} as in the footer", self.footer.sums_crc64),
         }))
     }
 
@@ -409,8 +412,8 @@ fn bad_block(object: &str, offset: u64, found: u32, expected: BlockRun) -> stora
     storage::Error::Corrupt {
         object: object.to_owned(),
         offset,
-        found: format!("CRC-32C {found:08x} of the {} bytes from there on", expected.len),
-        expected: format!("{:08x}, as {prefix}{SUFFIX} says", expected.crc32c),
+        found: format!("CRC-32C {found:08x} of a block of {} bytes", expected.len),
+        expected: format!("CRC-32C {:08x} as in {prefix}{SUFFIX}", expected.crc32c),
     }
 }
 

@@ -115,7 +115,7 @@ pub(super) fn copy(
             object: from.display(),
             offset: range.start,
             found: format!("CRC-64 {:016x} of {} bytes", sum.value(), range.end - range.start),
-            expected: format!("{expected:016x}, as its manifest says"),
+            expected: format!("CRC-64 {expected:016x} as in its manifest"),
         })),
     }
 }
@@ -156,7 +156,7 @@ fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
             return Err(Error::BadSetting {
                 name,
                 found,
-                expected: format!("a range in 0..{all}"),
+                expected: format!("a range within 0..{all}"),
             });
         }
         let (sequences, bytes) = pair.extent(&documents)?;

@@ -1,7 +1,7 @@
 //! What can be saved of a pair that breaks its format, written as a new one.
 //!
 //! The lengths are believed, as far as the `.bin` has tokens for them; everything else follows. The
-//! pointers are their sums. The document index is kept where it is one, and made anew, each
+//! pointers are their sums. The document index is kept where it is one, and rebuilt, each
 //! sequence a document, where it is not: so CPM-2 and Yuan mean their files, whose documents were
 //! never ended.
 
@@ -81,8 +81,9 @@ impl Repair {
         }
         let bytes_lost = repair.bin.len_bytes() - repair.bytes_kept;
         if bytes_lost > 0 {
-            faults
-                .push(format!("{bytes_lost} bytes of the .bin are of no whole document: left out"));
+            faults.push(format!(
+                "{bytes_lost} bytes of the .bin are outside complete documents; dropped"
+            ));
         }
         let sequences_lost = sequences - repair.sequences_kept;
         repair.report = RepairReport { faults, sequences_lost, bytes_lost };
@@ -164,14 +165,17 @@ impl Repair {
             let (len, pointer) = (len?, pointers.as_mut().and_then(Iterator::next).transpose()?);
             if len < 0 {
                 let place = self.sequences_kept;
-                faults.push(format!("length {len} of sequence {place}: it and all after it go"));
+                faults.push(format!(
+                    "sequence {place} has length {len}; it and all later sequences are dropped"
+                ));
                 break;
             }
             let end = self.bytes_kept + len as u64 * item_bytes; // fits: below 2^34 more
             if end > bin_bytes {
                 let place = self.sequences_kept;
                 faults.push(format!(
-                    "the .bin ends at byte {bin_bytes}, within sequence {place}, due {end}"
+                    "the .bin ends at byte {bin_bytes}, within sequence {place}, which ends at \
+                     byte {end}; it and all later sequences are dropped"
                 ));
                 break;
             }
@@ -181,7 +185,7 @@ impl Repair {
         }
         if pointers_wrong > 0 {
             faults.push(format!(
-                "{pointers_wrong} pointers are not the sums of the lengths: made anew"
+                "{pointers_wrong} pointers differ from the sums of the lengths; recomputed"
             ));
         }
         Ok(())
@@ -208,11 +212,11 @@ impl Repair {
             let what = match column.count() {
                 1 => "no document was ended".to_owned(),
                 entries => format!(
-                    "the {entries} entries of the document index do not rise from 0 to \
-                    {sequences}"
+                    "the {entries} entries of the document index do not ascend from 0 to \
+                     {sequences}"
                 ),
             };
-            faults.push(format!("{what}: each sequence becomes a document"));
+            faults.push(format!("{what}; each sequence becomes a document"));
             self.documents_kept = self.sequences_kept;
             return Ok(());
         }
@@ -245,8 +249,10 @@ impl Tables {
         let end = documents_at + 8 * u128::from(documents);
         let has_modes = sequences > 0 && len == end + u128::from(sequences);
         if len != end && !has_modes {
-            let what = if len < end { "cut short; the document index is lost" } else { "too long" };
-            faults.push(format!("the .idx is {what}: {len} bytes, due {end}"));
+            let is = if len < end { "truncated" } else { "too long" };
+            let effect = if len < end { "; the document index is lost" } else { "" };
+            faults
+                .push(format!("the .idx is {is}: expected {end} bytes, found {len} bytes{effect}"));
         }
         let at = |end: u128, start: u64, count, entry| {
             (len >= end).then(|| Column::new(idx, start, count, entry)).transpose()

@@ -81,7 +81,7 @@ fn of_ends(ends: &Column) -> impl Iterator<Item = Result<Boundary>> {
         let end = end?;
         if end < last {
             let got = format!("end {end} of document {nth}");
-            let due = format!("{last} or more, the end of the document before it");
+            let due = format!("an end of {last} or more, the end of the document before it");
             let at = column.place(nth as u64) as usize;
             return Err(malformed(&column.file(), at, FormatRule::DocumentOrder, got, due));
         }
@@ -169,14 +169,15 @@ impl LengthMarks<'_> {
         let Some(documents) = &mut self.documents else { return Ok(()) };
         let first = documents.next().transpose()?;
         if first != Some(0) {
-            let got = format!("first document at sequence {}", first.unwrap_or(-1));
-            return Err(self.bad_document(0, FormatRule::DocumentStart, got, "0".to_owned()));
+            let got = format!("sequence {}", first.unwrap_or(-1));
+            let due = "first document at sequence 0".to_owned();
+            return Err(self.bad_document(0, FormatRule::DocumentStart, got, due));
         }
         let sequences = self.tables.lengths.count();
         if self.tables.documents.as_ref().is_some_and(|column| column.count() == 1) && sequences > 0
         {
-            let got = format!("a document index of the single entry 0 for {sequences} sequences");
-            let due = format!("more entries, the last of them {sequences}");
+            let got = format!("the single entry 0 for {sequences} sequences");
+            let due = format!("a document index that ends with {sequences}");
             return Err(self.bad_document(0, FormatRule::NoDocumentEnds, got, due));
         }
         Ok(())
@@ -192,17 +193,17 @@ impl LengthMarks<'_> {
             if self.sequence == sequences {
                 return Ok(false);
             }
-            let got = format!("a document index that ends with {}", self.sequence);
-            let due = format!("{sequences}, the number of sequences");
+            let got = format!("{} in its last entry", self.sequence);
+            let due = format!("a document index that ends with {sequences}, the sequence count");
             return Err(self.bad_document(self.entry - 1, FormatRule::DocumentEnd, got, due));
         };
-        let got = || format!("entry {} of the document index {next}", self.entry);
+        let got = || format!("{next} in entry {} of the document index", self.entry);
         if next < self.sequence_end as i64 {
-            let due = format!("{} or more, as the entry before it", self.sequence_end);
+            let due = format!("{} or more, the value of the entry before it", self.sequence_end);
             return Err(self.bad_document(self.entry, FormatRule::DocumentOrder, got(), due));
         }
         if next as u64 > sequences {
-            let due = format!("{sequences} at most, the number of sequences");
+            let due = format!("at most {sequences}, the sequence count");
             return Err(self.bad_document(self.entry, FormatRule::DocumentEnd, got(), due));
         }
         self.sequence_end = next as u64;
@@ -219,18 +220,25 @@ impl LengthMarks<'_> {
             let (at, got) =
                 (lengths.place(sequence), format!("length {len} of sequence {sequence}"));
             let fault = FormatRule::SequenceLength;
-            return Err(malformed(&lengths.file(), at as usize, fault, got, "0 or more"));
+            let due = "a length of 0 or more";
+            return Err(malformed(&lengths.file(), at as usize, fault, got, due));
         }
         if let (Some(starts), Some((column, unit))) = (&mut self.starts, &self.tables.starts) {
-            let (got, due) = (starts.next().expect(some)?, self.start);
-            let next = len.checked_mul(*unit as i64).and_then(|bytes| due.checked_add(bytes));
+            let (found, expected) = (starts.next().expect(some)?, self.start);
+            let next = len.checked_mul(*unit as i64).and_then(|bytes| expected.checked_add(bytes));
             self.start = match next {
-                Some(next) if got == due => next,
+                Some(next) if found == expected => next,
                 _ => {
-                    let got = format!("pointer {got} of sequence {sequence}, of {len} tokens");
-                    let due = format!("{due}, the sum of those before it");
+                    let found = format!("pointer {found} of sequence {sequence}, of {len} tokens");
+                    let expected = format!("pointer {expected}, the sum of the lengths before it");
                     let at = column.place(sequence) as usize;
-                    return Err(malformed(&column.file(), at, FormatRule::Pointer, got, due));
+                    return Err(malformed(
+                        &column.file(),
+                        at,
+                        FormatRule::Pointer,
+                        found,
+                        expected,
+                    ));
                 }
             };
         }

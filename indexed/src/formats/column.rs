@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use storage::{Object, RangeRead};
 
-use crate::mmididx::idx::malformed;
+use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{FormatRule, Result};
 
 /// A table is read in steps of this. Four tables of a merge make two megabytes.
@@ -47,12 +47,12 @@ impl Column {
         count: u64,
         entry: ColumnType,
     ) -> Result<Self> {
-        let due = u128::from(offset) + u128::from(count) * u128::from(entry.bytes());
+        let expected = u128::from(offset) + u128::from(count) * u128::from(entry.bytes());
         let len = object.len_bytes();
-        if due > u128::from(len) {
-            let got = format!("a file of {len} bytes");
-            let due = format!("{due} bytes, with {count} entries from byte {offset} on");
-            return Err(malformed(&object.display(), len as usize, FormatRule::TooShort, got, due));
+        if expected > u128::from(len) {
+            let expected = format!("{expected} bytes for {count} entries from byte {offset} on");
+            let (file, fault) = (object.display(), FormatRule::TooShort);
+            return Err(malformed(&file, len as usize, fault, END_OF_FILE, expected));
         }
         Ok(Column { object: Arc::clone(object), offset, count, entry })
     }
@@ -124,7 +124,7 @@ impl Iterator for Entries {
                 return None;
             }
             if let Err(error) = self.refill() {
-                self.next = self.column.count; // an error is told once
+                self.next = self.column.count; // an error is reported once
                 self.buf.clear();
                 self.at = 0;
                 return Some(Err(error));

@@ -20,7 +20,7 @@ use super::boundaries::{Boundaries, Boundary, Lengths};
 use super::pair::Pair;
 use super::source::{Reader, Sink, TokenRun, TokenSource};
 use super::{Format, MissingDocumentEnds};
-use crate::mmididx::idx::malformed;
+use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{Dtype, Error, FormatRule, Result};
 
 /// What the three are called after the prefix.
@@ -54,17 +54,29 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource
     let parts = [part(PARTS[0])?, part(PARTS[1])?, part(PARTS[2])?];
     let [context, target, offset] = &parts;
     for other in [target, offset] {
-        let (got, due) = (other.lengths.lengths.count(), context.lengths.lengths.count());
-        if got != due {
-            let got = format!("{got} sequences");
-            let due = format!("{due}, as {} has", context.file);
-            return Err(malformed(&other.lengths.lengths.file(), 18, FormatRule::Triple, got, due));
+        let (found, expected) = (other.lengths.lengths.count(), context.lengths.lengths.count());
+        if found != expected {
+            let found = format!("{found} sequences");
+            let expected = format!("{expected} sequences as in {}", context.file);
+            return Err(malformed(
+                &other.lengths.lengths.file(),
+                18,
+                FormatRule::Triple,
+                found,
+                expected,
+            ));
         }
     }
     if context.dtype != target.dtype {
-        let got = format!("tokens of {}", target.dtype);
-        let due = format!("{}, as {} has", context.dtype, context.file);
-        return Err(malformed(&target.lengths.lengths.file(), 17, FormatRule::Triple, got, due));
+        let found = format!("{} tokens", target.dtype);
+        let expected = format!("{} tokens as in {}", context.dtype, context.file);
+        return Err(malformed(
+            &target.lengths.lengths.file(),
+            17,
+            FormatRule::Triple,
+            found,
+            expected,
+        ));
     }
     Ok(TokenSource {
         format: Format::Cpm2,
@@ -118,8 +130,8 @@ impl Triple {
         for (reader, part) in readers.iter_mut().zip(&self.parts) {
             if reader.take(1)?.is_some() {
                 let len = part.run[0].bytes.end;
-                let got = format!("a file of {len} bytes");
-                let due = "as many as its sequences have";
+                let got = "more tokens, with end of file";
+                let due = "no tokens after its last sequence";
                 return Err(malformed(&part.file, len as usize, FormatRule::BinTooLong, got, due));
             }
         }
@@ -148,10 +160,9 @@ impl Tokens {
     fn read(&mut self, part: &TripleFile, reader: &mut Reader<'_>, len: u64) -> Result<()> {
         self.bytes.clear();
         if !reader.take_all(len, &mut self.bytes)? {
-            let got = format!("a file of {} bytes", part.run[0].bytes.end);
-            let due = format!("{len} tokens more at token {}", self.start);
+            let due = format!("{len} more tokens at token {}", self.start);
             let at = part.run[0].bytes.end as usize; // a place in a message
-            return Err(malformed(&part.file, at, FormatRule::BinTooShort, got, due));
+            return Err(malformed(&part.file, at, FormatRule::BinTooShort, END_OF_FILE, due));
         }
         self.ids.resize(len as usize, 0); // fits: the bytes are in memory
         part.dtype.decode_i64(&self.bytes, &mut self.ids);
@@ -168,14 +179,14 @@ impl Document<'_> {
         for (piece, pair) in pairs.enumerate() {
             let &[start, len] = pair else {
                 let got = format!("{} numbers", offset.ids.len());
-                return Err(self.bad(2, 2 * piece, &got, "pairs of them".to_owned()));
+                return Err(self.bad(2, 2 * piece, &got, "pairs of numbers".to_owned()));
             };
             if start != sum || len < 1 || len > target.ids.len() as i64 - sum {
                 let got = format!("start {start} and length {len} of piece {piece}");
                 let wrapped = start != sum && start == sum % (1 << 16);
-                let why = if wrapped { ": 16 bits did not hold it, and it wrapped" } else { "" };
+                let why = if wrapped { " (which overflowed 16 bits)" } else { "" };
                 let rest = target.ids.len() as i64 - sum;
-                let due = format!("start {sum}{why}, and a length from 1 to {rest}");
+                let due = format!("start {sum}{why} and a length of 1 to {rest}");
                 return Err(self.bad(2, 2 * piece, &got, due));
             }
             self.check_marker(1, sum as usize, piece)?; // fits: within the target
@@ -183,21 +194,21 @@ impl Document<'_> {
         }
         if sum != target.ids.len() as i64 {
             let got = format!("pieces of {sum} tokens");
-            let due = format!("{}, the target's", target.ids.len());
+            let due = format!("pieces of {} tokens as in the target", target.ids.len());
             return Err(self.bad(2, offset.ids.len().saturating_sub(1), &got, due));
         }
         Ok(())
     }
 
     fn check_marker(&self, part: usize, at: usize, piece: usize) -> Result<()> {
-        let (got, due) = (self.parts[part].ids[at], self.vocab_size + piece as i64);
-        if got == due {
+        let (found, expected) = (self.parts[part].ids[at], self.vocab_size + piece as i64);
+        if found == expected {
             return Ok(());
         }
-        let wrapped = due > i64::from(self.triple.parts[part].dtype.token_max());
-        let why = if wrapped { ", which its type cannot hold" } else { "" };
-        let due = format!("marker {due}{why}, for a vocabulary of {}", self.vocab_size);
-        Err(self.bad(part, at, &format!("token {got}"), due))
+        let wrapped = expected > i64::from(self.triple.parts[part].dtype.token_max());
+        let why = if wrapped { " (which overflowed its type)" } else { "" };
+        let expected = format!("marker {expected}{why} for a vocabulary of {}", self.vocab_size);
+        Err(self.bad(part, at, &format!("token {found}"), expected))
     }
 
     /// Kept and masked pieces in turn.
@@ -224,7 +235,7 @@ impl Document<'_> {
         if let Some((piece, _)) = pieces.next() {
             let due = format!("marker {} of piece {piece}", self.vocab_size + piece as i64);
             let at = context.ids.len();
-            return Err(self.bad(0, at, "the end of the context", due));
+            return Err(self.bad(0, at, "end of the context", due));
         }
         // A writer of ours may leave kept tokens after the last marker; CPM-2's never does.
         sink.tokens(&of(context, kept, context.ids.len()))?;
@@ -232,10 +243,10 @@ impl Document<'_> {
         sink.end_document()
     }
 
-    fn bad(&self, part: usize, token: usize, got: &str, due: String) -> Error {
+    fn bad(&self, part: usize, token: usize, found: &str, expected: String) -> Error {
         let of = &self.triple.parts[part];
         let at = (self.parts[part].start + token as u64) * of.dtype.item_bytes();
-        let got = format!("{got} in document {}", self.nth);
-        malformed(&of.file, at as usize, FormatRule::Triple, got, due)
+        let found = format!("{found} in document {}", self.nth);
+        malformed(&of.file, at as usize, FormatRule::Triple, found, expected)
     }
 }

@@ -9,7 +9,7 @@ use super::boundaries::Boundaries;
 use super::column::{Column, ColumnType};
 use super::source::{TokenRun, TokenSource};
 use super::{Format, ReadOptions, whole_tokens};
-use crate::mmididx::idx::malformed;
+use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{Dtype, FormatRule, Result};
 
 pub(super) fn open(
@@ -29,9 +29,9 @@ pub(super) fn open(
         Some(index) => {
             let len = index.len_bytes();
             if !len.is_multiple_of(8) {
-                let got = format!("a file of {len} bytes");
-                let fault = FormatRule::TooShort;
-                return Err(malformed(&index.display(), len as usize, fault, got, "whole u64"));
+                let (fault, due) = (FormatRule::TooShort, "a multiple of 8 bytes");
+                let file = index.display();
+                return Err(malformed(&file, len as usize, fault, END_OF_FILE, due));
             }
             let ends = Column::new(&index, 0, len / 8, ColumnType::I64)?;
             let tokens = if ends.count() == 0 { 0 } else { ends.get(ends.count() - 1)? };
@@ -56,8 +56,7 @@ pub(super) fn of_size(file: &str, bytes: u64, tokens: i64, asked: Option<Dtype>)
         |dtype: &Dtype| i128::from(bytes) == i128::from(tokens) * i128::from(dtype.item_bytes());
     let mut candidates = asked.into_iter().chain([Dtype::U16, Dtype::U32]);
     candidates.find(fits).ok_or_else(|| {
-        let (got, due) = (format!("a file of {bytes} bytes"), "bytes each");
-        let due = format!("{tokens} tokens of 2 or 4 {due}, as its index says");
-        malformed(file, bytes as usize, FormatRule::BinTooShort, got, due)
+        let due = format!("{tokens} tokens of 2 or 4 bytes as in its index");
+        malformed(file, bytes as usize, FormatRule::BinTooShort, END_OF_FILE, due)
     })
 }

@@ -59,7 +59,7 @@ pub(super) fn open(
             let found = of_size(&object.display(), bytes, tokens, asked)?;
             if dtype.is_some_and(|dtype| dtype != found) {
                 let got = format!("{found} in {}", object.display());
-                return Err(unfit("dtype", got, "one type in all parts"));
+                return Err(unfit("dtype", got, "the same type in all parts"));
             }
             dtype = Some(found);
         }
@@ -119,11 +119,12 @@ impl<R: BufRead> Lens<R> {
         let mut fields = text.split(',').map(|field| field.trim().parse::<u64>().ok());
         let (Some(Some(start)), Some(Some(end))) = (fields.next(), fields.next()) else {
             let shown: String = text.trim_end().chars().take(80).collect();
-            return Err(self.bad(&format!("{shown:?}"), "start,end,... in tokens".to_owned()));
+            return Err(self.bad(&format!("{shown:?}"), "`start,end,...` in tokens".to_owned()));
         };
         if start != self.end || end < start {
             let got = format!("a document from {start} to {end}");
-            return Err(self.bad(&got, format!("one from {}, where the last ended", self.end)));
+            let due = format!("a document from {}, the end of the one before it", self.end);
+            return Err(self.bad(&got, due));
         }
         self.end = end;
         Ok(Some(end - start))
@@ -136,16 +137,16 @@ impl<R: BufRead> Lens<R> {
             let room = LINE_BYTES_MAX - self.line.len() as u64;
             let read = io::Read::take(&mut self.text, room).read_until(b'\n', &mut self.line);
             let count = read.map_err(|error| {
-                self.bad(&error.to_string(), "a gzip stream to its end".to_owned())
+                self.bad(&error.to_string(), "a complete gzip stream".to_owned())
             })?;
             let quotes = self.line.iter().filter(|&&byte| byte == b'"').count();
             self.number += u64::from(count > 0);
             if self.line.len() as u64 >= LINE_BYTES_MAX {
-                let got = format!("a record of {LINE_BYTES_MAX} bytes and more");
-                return Err(self.bad(&got, "far shorter ones".to_owned()));
+                let due = format!("a record of less than {LINE_BYTES_MAX} bytes");
+                return Err(self.bad("a longer record", due));
             }
             if count == 0 && quotes % 2 == 1 {
-                return Err(self.bad("an open quote", "its end".to_owned()));
+                return Err(self.bad("end of file", "a closing quote".to_owned()));
             }
             if count == 0 || quotes % 2 == 0 {
                 return Ok(!self.line.is_empty());
@@ -153,9 +154,9 @@ impl<R: BufRead> Lens<R> {
         }
     }
 
-    fn bad(&self, got: &str, due: String) -> Error {
-        let got = format!("{got} in line {}", self.number);
-        malformed(&self.file, 0, FormatRule::Spans, got, due)
+    fn bad(&self, found: &str, expected: String) -> Error {
+        let found = format!("{found} at line {}", self.number);
+        malformed(&self.file, 0, FormatRule::Spans, found, expected)
     }
 }
 

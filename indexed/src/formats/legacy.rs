@@ -24,7 +24,7 @@ use super::boundaries::{Boundaries, Lengths};
 use super::column::{Column, ColumnType};
 use super::source::{TokenRun, TokenSource};
 use super::{Format, pair, whole_tokens};
-use crate::mmididx::idx::malformed;
+use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{Dtype, Error, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"TNTIDX\0\0";
@@ -77,9 +77,9 @@ fn header(idx: &dyn Object) -> Result<Header> {
     let file = idx.display();
     let bytes = pair::start_of(idx)?;
     let len = idx.len_bytes();
-    let short = |due: u64| {
-        let got = format!("a file of {len} bytes");
-        malformed(&file, len as usize, FormatRule::TooShort, got, format!("{due} bytes"))
+    let short = |expected: u64| {
+        let expected = format!("a header of {expected} bytes");
+        malformed(&file, len as usize, FormatRule::TooShort, END_OF_FILE, expected)
     };
     let field = |at: u64| {
         let field = bytes.get(at as usize..).and_then(<[u8]>::first_chunk); // fits: below 64
@@ -101,16 +101,16 @@ fn header(idx: &dyn Object) -> Result<Header> {
     }
     let dtype = u8::try_from(code).ok().and_then(Dtype::from_code_of_any);
     let dtype = dtype.ok_or_else(|| {
-        malformed(&file, 16, FormatRule::Dtype, format!("dtype code {code}"), "1 to 10")
+        malformed(&file, 16, FormatRule::Dtype, format!("dtype code {code}"), "dtype code 1 to 10")
     })?;
     if !dtype.is_integer() {
         return Err(Error::NotTokens { file, dtype });
     }
     let (item_bytes, items, sizes) = (field(24)?, field(32)?, field(40)?);
     if item_bytes != dtype.item_bytes() {
-        let (got, due) = (format!("elements of {item_bytes} bytes"), dtype.item_bytes());
-        let due = format!("{due}, as {dtype} has");
-        return Err(malformed(&file, 24, FormatRule::Dtype, got, due));
+        let (found, expected) = (format!("elements of {item_bytes} bytes"), dtype.item_bytes());
+        let expected = format!("elements of {expected} bytes for {dtype}");
+        return Err(malformed(&file, 24, FormatRule::Dtype, found, expected));
     }
     if sizes != items {
         let got = format!("{sizes} sizes for {items} items");
@@ -138,7 +138,7 @@ fn header(idx: &dyn Object) -> Result<Header> {
         let counts = format!("{items} items and a document index of {}", documents.unwrap_or(0));
         let due = format!("{} or {} bytes for {counts}", tables(8), tables(4));
         let fault = if tables(4) > len.into() { FormatRule::TooShort } else { FormatRule::TooLong };
-        return Err(malformed(&file, len as usize, fault, format!("a file of {len} bytes"), due));
+        return Err(malformed(&file, len as usize, fault, END_OF_FILE, due));
     };
     Ok(Header { dtype, items, documents, sizes })
 }
@@ -149,7 +149,7 @@ fn one_axis(dims: &Column) -> Result<()> {
         let dim = dim?;
         if dim != item as i64 {
             let got = format!("dimension offset {dim} of item {item}");
-            let due = format!("{item}, as items of one axis have");
+            let due = format!("dimension offset {item} for items of one axis");
             let at = dims.place(item as u64) as usize;
             return Err(malformed(&dims.file(), at, FormatRule::SequenceLength, got, due));
         }

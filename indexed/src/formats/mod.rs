@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use storage::{Key, Storage};
 
-use crate::mmididx::idx::malformed;
+use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{Dtype, Error, FormatRule, Result};
 
 /// A format of token files.
@@ -272,9 +272,8 @@ fn whole_tokens(file: &str, bytes: u64, dtype: Dtype) -> Result<()> {
     if bytes.is_multiple_of(item_bytes) {
         return Ok(());
     }
-    let due = format!("a multiple of {item_bytes}, the bytes of {dtype}");
-    let got = format!("{bytes} bytes of tokens");
-    Err(malformed(file, bytes as usize, FormatRule::BinTooShort, got, due))
+    let due = format!("a multiple of {item_bytes} bytes for {dtype} tokens");
+    Err(malformed(file, bytes as usize, FormatRule::BinTooShort, END_OF_FILE, due))
 }
 
 /// Formats that a writer or a reader cannot do a thing with.

@@ -49,7 +49,7 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource
 }
 
 fn missing(index: &Arc<dyn Object>, name: &str) -> crate::Error {
-    let (got, due) = (format!("no member {name}.npy"), "lens, docs, and ids if they are here too");
+    let (got, due) = ("a ZIP file without it", format!("member {name}.npy"));
     malformed(&index.display(), 0, FormatRule::Zip, got, due)
 }
 
@@ -62,8 +62,8 @@ fn column(object: &Arc<dyn Object>, member: &Member) -> Result<Column> {
         Descr::I64 | Descr::U64 => ColumnType::I64,
         other => {
             let got = format!("{} in member {}", other.name(), member.name);
-            let at = member.offset as usize; // a place in a message
-            return Err(malformed(&object.display(), at, FormatRule::Npy, got, "<i4 or <i8"));
+            let (at, due) = (member.offset as usize, "elements of <i4 or <i8");
+            return Err(malformed(&object.display(), at, FormatRule::Npy, got, due));
         }
     };
     let count = (run.bytes.end - run.bytes.start) / entry.bytes();
@@ -84,7 +84,7 @@ pub(super) fn array(
             offset as usize,
             FormatRule::Npy,
             got,
-            "one axis",
+            "an array of one axis",
         ));
     }
     Ok((run, descr))

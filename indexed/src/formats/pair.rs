@@ -13,7 +13,7 @@ use super::{Format, MissingDocumentEnds};
 use crate::checksums::table::{BlockChecksums, File};
 use crate::checksums::verified::verified;
 use crate::mmididx::dataset::check_bin_len;
-use crate::mmididx::idx::{HEADER_BYTES, Layout, malformed};
+use crate::mmididx::idx::{END_OF_FILE, HEADER_BYTES, Layout, malformed};
 use crate::{FormatRule, Result};
 
 /// The files of a pair, the header read.
@@ -121,10 +121,9 @@ impl Pair {
         let item_bytes = self.layout.dtype.item_bytes();
         let len = self.bin.len_bytes();
         if !len.is_multiple_of(item_bytes) {
-            let due = format!("a multiple of {item_bytes}, the bytes of {}", self.layout.dtype);
-            let got = format!("a file of {len} bytes");
-            let file = self.bin.display();
-            return Err(malformed(&file, len as usize, FormatRule::BinTooShort, got, due));
+            let due = format!("a multiple of {item_bytes} bytes for {} tokens", self.layout.dtype);
+            let (file, fault) = (self.bin.display(), FormatRule::BinTooShort);
+            return Err(malformed(&file, len as usize, fault, END_OF_FILE, due));
         }
         Ok(TokenSource {
             format: Format::Mmididx,

@@ -64,7 +64,8 @@ pub(super) fn dtype_of(run: &TokenRun, descr: Descr) -> Result<Dtype> {
         Descr::I64 => Ok(Dtype::I64),
         Descr::U64 => {
             let got = format!("tokens of {}", descr.name());
-            Err(malformed(&run.object.display(), 0, FormatRule::Npy, got, "at most 63 bits"))
+            let due = "tokens of at most 63 bits";
+            Err(malformed(&run.object.display(), 0, FormatRule::Npy, got, due))
         }
     }
 }

@@ -178,15 +178,14 @@ impl TokenSource {
 
     fn too_short(&self, tokens: u64) -> crate::Error {
         let (file, len) = self.token_file();
-        let due = format!("{} bytes, for {tokens} tokens and more", tokens_bytes(self, tokens));
-        let got = format!("{len} bytes of tokens");
-        malformed(&file, len as usize, FormatRule::BinTooShort, got, due)
+        let due = format!("{} bytes for at least {tokens} tokens", tokens_bytes(self, tokens));
+        malformed(&file, len as usize, FormatRule::BinTooShort, "end of tokens", due)
     }
 
     fn too_long(&self, tokens: u64) -> crate::Error {
         let (file, len) = self.token_file();
-        let due = format!("{} bytes, for {tokens} tokens", tokens_bytes(self, tokens));
-        let got = format!("{len} bytes of tokens");
+        let due = format!("{} bytes for {tokens} tokens", tokens_bytes(self, tokens));
+        let got = format!("{len} bytes of tokens, which continue");
         malformed(&file, tokens_bytes(self, tokens) as usize, FormatRule::BinTooLong, got, due)
     }
 

@@ -137,7 +137,11 @@ impl CensusReport {
         match self.token_range {
             Some((low, high)) if low < 0 || high.unsigned_abs() >= vocab_size => {
                 let expected = format!("0 to {}", vocab_size.saturating_sub(1));
-                Err(Error::BadSetting { name: "ids", found: format!("{low} to {high}"), expected })
+                Err(Error::BadSetting {
+                    name: "token ids",
+                    found: format!("{low} to {high}"),
+                    expected,
+                })
             }
             _ => Ok(()),
         }

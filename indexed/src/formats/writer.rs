@@ -121,7 +121,7 @@ impl Writer {
                 Out::Paddle { tokens, tokens_due, index, outline: Box::new(outline) }
             }
             Format::Tntidx | Format::Dolma | Format::Cpm2 => {
-                return Err(unfit("to", format.name(), "a format that is written, not only read"));
+                return Err(unfit("--to", format.name(), "a format that can be written"));
             }
         };
         let recode = Recode { from, to, file: store.display(prefix), ..Recode::default() };
@@ -281,7 +281,7 @@ fn dtype_for(format: Format, from: Dtype, asked: Option<Dtype>) -> Result<Dtype>
         return Ok(dtype);
     }
     let names: Vec<String> = has.iter().map(Dtype::to_string).collect();
-    Err(unfit("dtype", dtype.to_string(), format!("{}, for {format}", names.join(" or "))))
+    Err(unfit("dtype", dtype.to_string(), format!("{} for {format}", names.join(" or "))))
 }
 
 /// An array whose header says at the start how many tokens will come.
@@ -295,11 +295,11 @@ fn npy_stream(mut stream: Stream, source: &TokenSource, dtype: Dtype) -> Result<
     Ok((stream, tokens))
 }
 
-fn check_due(file: &str, due: Option<u64>, got: u64) -> Result<()> {
-    match due {
-        Some(due) if due != got => {
-            let due = format!("{due}, as the files of {file} have");
-            Err(unfit("tokens", got.to_string(), due))
+fn check_due(file: &str, expected: Option<u64>, found: u64) -> Result<()> {
+    match expected {
+        Some(expected) if expected != found => {
+            let expected = format!("{expected} as in the files of {file}");
+            Err(unfit("token count", found.to_string(), expected))
         }
         _ => Ok(()),
     }

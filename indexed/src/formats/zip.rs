@@ -36,13 +36,13 @@ pub(super) fn members(object: &Arc<dyn Object>) -> Result<Vec<Member>> {
     while at < directory.len() {
         let place = offset + at as u64;
         let bad = |got: &str| zip.bad(place, got, "an entry of the central directory");
-        let entry = directory.get(at..at + 46).ok_or_else(|| bad("a torn entry"))?;
+        let entry = directory.get(at..at + 46).ok_or_else(|| bad("a truncated entry"))?;
         if entry[..4] != *b"PK\x01\x02" {
             return Err(bad("other bytes"));
         }
         let [name, extra, comment] = [28, 30, 32].map(|at| usize::from(u16_at(entry, at)));
         let tail = directory.get(at + 46..at + 46 + name + extra + comment);
-        let tail = tail.ok_or_else(|| bad("a torn entry"))?;
+        let tail = tail.ok_or_else(|| bad("a truncated entry"))?;
         let (name, rest) = tail.split_at(name);
         members.push(zip.member(place, entry, name, &rest[..extra])?);
         at += 46 + tail.len();
@@ -64,7 +64,8 @@ pub(super) fn verify(object: &Arc<dyn Object>, member: &Member) -> Result<()> {
         return Ok(());
     }
     let got = format!("CRC-32 {:08x} of member {}", sum.value(), member.name);
-    Err(zip.bad(member.offset, &got, &format!("{:08x}, as its directory says", member.crc32)))
+    let due = format!("CRC-32 {:08x} as in the directory", member.crc32);
+    Err(zip.bad(member.offset, &got, &due))
 }
 
 struct Zip<'a> {
@@ -87,7 +88,7 @@ impl Zip<'_> {
         let end_at =
             (0..=last).rev().filter(|&at| tail.len() - at >= END_BYTES as usize).find(ends);
         let Some(end_at) = end_at else {
-            return Err(self.bad(len, "no end of a ZIP file", "its end record"));
+            return Err(self.bad(len, "end of file", "the end record of a ZIP file"));
         };
         let end = &tail[end_at..];
         let (mut offset, mut bytes) = (u64::from(u32_at(end, 16)), u64::from(u32_at(end, 12)));
@@ -99,15 +100,16 @@ impl Zip<'_> {
             (offset, bytes, limit) = self.directory_64(limit)?;
         }
         if bytes > DIRECTORY_BYTES_MAX || offset.checked_add(bytes).is_none_or(|end| end > limit) {
-            let got = format!("a central directory of {bytes} bytes at {offset}");
-            return Err(self.bad(limit, &got, "one of at most 1 MiB before its end record"));
+            let got = format!("{bytes} bytes from byte {offset} and the end record");
+            let due = "a central directory of at most 1 MiB before its end record";
+            return Err(self.bad(limit, &got, due));
         }
         Ok((offset, bytes))
     }
 
     /// The same in a file of more than 4 GiB: a locator stands before the end record.
     fn directory_64(&self, end_at: u64) -> Result<(u64, u64, u64)> {
-        let bad = || self.bad(end_at, "no end record of 64 bits", "one, as the short one says");
+        let bad = || self.bad(end_at, "the end record alone", "a ZIP64 end record");
         let locator_at = end_at.checked_sub(LOCATOR_BYTES).ok_or_else(bad)?;
         let locator = self.read(locator_at, LOCATOR_BYTES)?;
         let record_at = u64_at(&locator, 8);
@@ -130,15 +132,15 @@ impl Zip<'_> {
         let stored = sizes.resolve(u32_at(entry, 20));
         let header_at = sizes.resolve(u32_at(entry, 42));
         let (Some(bytes), Some(stored), Some(header_at)) = (bytes, stored, header_at) else {
-            return Err(self.bad(place, "sizes that are missing", "sizes of 64 bits"));
+            return Err(self.bad(place, "none", "64-bit sizes"));
         };
         if u16_at(entry, 10) != 0 || bytes != stored {
-            let got = format!("member {name}, compressed");
-            let due = "one that is stored, as numpy.savez does (and savez_compressed does not)";
+            let got = format!("compressed member {name}");
+            let due = "a stored member, as of numpy.savez and not of savez_compressed";
             return Err(self.bad(place, &got, due));
         }
         let due = "a local header and its data before the directory";
-        let torn = || self.bad(header_at, &format!("the end of member {name}"), due);
+        let torn = || self.bad(header_at, &format!("truncated member {name}"), due);
         if header_at.checked_add(30).is_none_or(|end| end > place) {
             return Err(torn());
         }

@@ -465,8 +465,8 @@ fn sum_again(store: &dyn Storage, prefix: &Key, bin: &FileEntry) -> Result<Check
             offset: 0,
             found: format!("CRC-64 {:016x} of {} bytes", sum.value(), object.len_bytes()),
             expected: format!(
-                "{:016x}, as was written (hint: it was damaged while the run was interrupted: \
-                 delete it and begin again)",
+                "CRC-64 {:016x} as written (hint: it was corrupted after the run was \
+                 interrupted; delete it and start from scratch)",
                 bin.crc64
             ),
         }));

@@ -8,7 +8,7 @@ use storage::{Crc64, Key, Map, Object, RangeRead, Storage};
 
 use crate::checksums::table::{BlockChecksums, File};
 use crate::checksums::verified::verified;
-use crate::mmididx::idx::{HEADER_BYTES, I32Le, Layout, Tables, malformed};
+use crate::mmididx::idx::{HEADER_BYTES, I32Le, Layout, Tables, end_at, malformed};
 use crate::mmididx::similar::no_dataset;
 use crate::mmididx::sparse_table::Sparse;
 use crate::{Dtype, Error, FormatRule, Result};
@@ -429,14 +429,14 @@ pub(crate) fn for_each_chunk(
 }
 
 /// Holds the length of a `.bin` against what its `.idx` says.
-pub(crate) fn check_bin_len(bin: &dyn Object, due: u64, idx_file: &str) -> Result<()> {
-    let got = bin.len_bytes();
-    let fault = match got.cmp(&due) {
+pub(crate) fn check_bin_len(bin: &dyn Object, expected: u64, idx_file: &str) -> Result<()> {
+    let found = bin.len_bytes();
+    let fault = match found.cmp(&expected) {
         std::cmp::Ordering::Equal => return Ok(()),
         std::cmp::Ordering::Less => FormatRule::BinTooShort,
         std::cmp::Ordering::Greater => FormatRule::BinTooLong,
     };
-    let due_text = format!("{due} bytes, as {idx_file} says");
-    let at = got.min(due) as usize; // a place in a message
-    Err(malformed(&bin.display(), at, fault, format!("a file of {got} bytes"), due_text))
+    let expected_text = format!("{expected} bytes as in {idx_file}");
+    let at = found.min(expected) as usize; // a place in a message
+    Err(malformed(&bin.display(), at, fault, end_at(found.into(), expected.into()), expected_text))
 }

@@ -9,6 +9,7 @@ use storage::{FileEntry, Key, Storage, SyncPoint};
 
 use crate::checksums::writer::ChecksumWriter;
 use crate::mmididx::builder::{Bin, Builder, OUTLINE};
+use crate::mmididx::idx::END_OF_FILE;
 use crate::mmididx::length_log::{Counts, LengthLog};
 use crate::{Dtype, Error, Result};
 
@@ -209,8 +210,8 @@ fn resume_bin(store: &Arc<dyn Storage>, prefix: &Key, from: SyncPoint) -> Result
         return Err(storage::Error::Corrupt {
             object: object.display(),
             offset: object.len_bytes(),
-            found: format!("a file of {} bytes", object.len_bytes()),
-            expected: format!("{}, as it was finished with", from.bytes),
+            found: END_OF_FILE.to_owned(),
+            expected: format!("{} bytes as of its sync point", from.bytes),
         }
         .into());
     }

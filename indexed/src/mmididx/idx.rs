@@ -47,7 +47,7 @@ impl Layout {
         let layout = Self::parse_any(bytes, bytes.len() as u64, file)?;
         if !layout.dtype.is_megatron() {
             let got = format!("dtype code {}", layout.dtype.code());
-            return Err(malformed(file, 17, FormatRule::Dtype, got, "1 to 8"));
+            return Err(malformed(file, 17, FormatRule::Dtype, got, "dtype code 1 to 8"));
         }
         Ok(layout)
     }
@@ -57,19 +57,21 @@ impl Layout {
         let len = file_bytes as usize; // fits: 64 bits
         let (dtype, sequences, documents) = header_fields(bytes, file)?;
         if documents == 0 {
-            let due = "at least 1, the leading 0";
+            let due = "a document index of at least 1 entry";
             let got = "a document index of length 0";
             return Err(malformed(file, 26, FormatRule::DocumentStart, got, due));
         }
-        let due = u128::from(HEADER_BYTES) + 12 * u128::from(sequences) + 8 * u128::from(documents);
-        let has_modes = len as u128 == due + u128::from(sequences) && sequences > 0;
-        if len as u128 != due && !has_modes {
+        let expected =
+            u128::from(HEADER_BYTES) + 12 * u128::from(sequences) + 8 * u128::from(documents);
+        let has_modes = len as u128 == expected + u128::from(sequences) && sequences > 0;
+        if len as u128 != expected && !has_modes {
             let counts = format!("{sequences} sequences and a document index of {documents}");
-            let too_short = (len as u128) < due;
+            let too_short = (len as u128) < expected;
             let fault = if too_short { FormatRule::TooShort } else { FormatRule::TooLong };
-            let offset = if too_short { len as u128 } else { due };
-            let due = format!("{due} bytes for {counts}");
-            return Err(malformed(file, offset as usize, fault, end_at(len), due));
+            let offset = if too_short { len as u128 } else { expected };
+            let found = end_at(len as u128, expected);
+            let expected = format!("{expected} bytes for {counts}");
+            return Err(malformed(file, offset as usize, fault, found, expected));
         }
         // fits: both tables lie within the file, which is in memory.
         let (sequences, document_index_len) = (sequences as usize, documents as usize);
@@ -169,12 +171,13 @@ impl Tables<'_> {
             if len < 0 {
                 let offset = HEADER_BYTES as usize + 4 * seq;
                 let got = format!("length {len} of sequence {seq}");
-                return malformed(file, offset, FormatRule::SequenceLength, got, "0 or more");
+                let due = "a length of 0 or more";
+                return malformed(file, offset, FormatRule::SequenceLength, got, due);
             }
             if pointer as u64 != sum || sum >> 62 != 0 {
                 let offset = HEADER_BYTES as usize + 4 * self.lengths.len() + 8 * seq;
                 let got = format!("pointer {pointer} of sequence {seq}");
-                let due = format!("{sum}, the bytes of the sequences before it");
+                let due = format!("pointer {sum}, the byte count of the sequences before it");
                 return malformed(file, offset, FormatRule::Pointer, got, due);
             }
             sum += len as u64 * item_bytes;
@@ -187,12 +190,12 @@ impl Tables<'_> {
         let value = |entry: usize| i64::from_le_bytes(self.documents[entry]);
         let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
         if value(0) != 0 {
-            let got = format!("first document at sequence {}", value(0));
-            return Err(malformed(file, at(0), FormatRule::DocumentStart, got, "0"));
+            let (got, due) = (format!("sequence {}", value(0)), "first document at sequence 0");
+            return Err(malformed(file, at(0), FormatRule::DocumentStart, got, due));
         }
         if last == 0 && sequences > 0 {
-            let got = format!("a document index of the single entry 0 for {sequences} sequences");
-            let due = format!("more entries, the last of them {sequences}");
+            let got = format!("the single entry 0 for {sequences} sequences");
+            let due = format!("a document index that ends with {sequences}");
             return Err(malformed(file, at(0), FormatRule::NoDocumentEnds, got, due));
         }
         let (mut before, mut rises, mut entry) = (0, true, 0);
@@ -208,13 +211,13 @@ impl Tables<'_> {
         if !rises {
             let falls = |&entry: &usize| value(entry) < value(entry - 1);
             let entry = (1..=last).find(falls).expect("one entry falls, as was seen above");
-            let got = format!("entry {entry} of the document index {}", value(entry));
-            let due = format!("{} or more, as the entry before it", value(entry - 1));
+            let got = format!("{} in entry {entry} of the document index", value(entry));
+            let due = format!("{} or more, the value of the entry before it", value(entry - 1));
             return Err(malformed(file, at(entry), FormatRule::DocumentOrder, got, due));
         }
         if value(last) as u64 != sequences as u64 {
-            let got = format!("a document index that ends with {}", value(last));
-            let due = format!("{sequences}, the number of sequences");
+            let got = format!("{} in its last entry", value(last));
+            let due = format!("a document index that ends with {sequences}, the sequence count");
             return Err(malformed(file, at(last), FormatRule::DocumentEnd, got, due));
         }
         Ok(())
@@ -229,7 +232,7 @@ pub(crate) fn header_fields(bytes: &[u8], file: &str) -> Result<(Dtype, u64, u64
         let start = len.min(MAGIC.len());
         check_magic(&bytes[..start], &MAGIC[..start], file)?;
         let due = format!("a header of {HEADER_BYTES} bytes");
-        return Err(malformed(file, len, FormatRule::TooShort, end_at(len), due));
+        return Err(malformed(file, len, FormatRule::TooShort, END_OF_FILE, due));
     };
     check_magic(&header[..9], &MAGIC, file)?;
     let version = u64_at(header, 9);
@@ -239,7 +242,7 @@ pub(crate) fn header_fields(bytes: &[u8], file: &str) -> Result<(Dtype, u64, u64
     }
     let code = header[17];
     let dtype = Dtype::from_code_of_any(code).ok_or_else(|| {
-        malformed(file, 17, FormatRule::Dtype, format!("dtype code {code}"), "1 to 8")
+        malformed(file, 17, FormatRule::Dtype, format!("dtype code {code}"), "dtype code 1 to 8")
     })?;
     Ok((dtype, u64_at(header, 18), u64_at(header, 26)))
 }
@@ -304,8 +307,16 @@ fn check_magic(got: &[u8], due: &[u8], file: &str) -> Result<()> {
     Err(malformed(file, 0, FormatRule::Magic, got, due))
 }
 
-fn end_at(len: usize) -> String {
-    format!("a file of {len} bytes")
+/// What a message says it found where a file ends too soon.
+pub(crate) const END_OF_FILE: &str = "end of file";
+
+/// What a message says it found at the first byte where a file of `len` bytes and one of
+/// `expected` bytes differ.
+pub(crate) fn end_at(len: u128, expected: u128) -> String {
+    match len.checked_sub(expected) {
+        None | Some(0) => END_OF_FILE.to_owned(),
+        Some(_) => format!("a file of {len} bytes, which continues"),
+    }
 }
 
 fn u64_at(header: &[u8; HEADER_BYTES as usize], at: usize) -> u64 {

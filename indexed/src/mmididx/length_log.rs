@@ -173,7 +173,7 @@ impl Drop for LengthLog {
         let LengthSpill::Draft { store, key, draft, keep: false } = side else { return };
         drop(draft);
         if let Err(error) = store.discard(&key) {
-            log::warn!("{}: a draft that is no longer needed stays: {error}", store.display(&key));
+            log::warn!("{}: resumable upload not removed: {error}", store.display(&key));
         }
     }
 }
@@ -243,7 +243,7 @@ impl Reader<'_> {
     /// The draft is ours, so only a disk that lies comes here.
     fn torn(&self) -> Error {
         let what = self.object.as_ref().map_or_else(String::new, |object| object.display());
-        let (found, expected) = ("a number that does not end".to_owned(), "a length".to_owned());
+        let (found, expected) = ("a truncated number".to_owned(), "a length".to_owned());
         Error::Storage(storage::Error::Corrupt {
             object: what,
             offset: self.offset,

@@ -57,7 +57,7 @@ impl Sparse {
             self.is_told.store(true, Ordering::Relaxed);
         }
         let read = file.read_exact_at(into, offset);
-        let doing = || format!("read {} bytes at {offset} of", into.len());
+        let doing = || format!("read {} bytes at byte {offset} of", into.len());
         read.map_err(|e| storage::Error::from_io(doing(), object.display(), e))?;
         Ok(true)
     }

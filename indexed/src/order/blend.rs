@@ -203,7 +203,12 @@ impl index_cache::CachedIndex<2> for BlendSpec<'_> {
         if shapes != (&[samples], &[samples])
             || (dataset.descr(), dataset_sample.descr()) != (Descr::I16, Descr::I64)
         {
-            return Err(format!("its arrays are {shapes:?}, and {samples} samples are due"));
+            let (found, sample_found) = (dataset.descr().name(), dataset_sample.descr().name());
+            let (shape, sample_shape) = shapes;
+            return Err(format!(
+                "expected <i2 and <i8 arrays of {samples} samples, found {found} {shape:?} and \
+                 {sample_found} {sample_shape:?}"
+            ));
         }
         Ok(BlendIndex { dataset, dataset_sample })
     }
@@ -217,7 +222,8 @@ impl index_cache::CachedIndex<2> for BlendSpec<'_> {
                 Some(count) if *count == sample => *count += 1,
                 _ => {
                     return Ok(Some(format!(
-                        "sample {place} of it is {sample} of dataset {dataset}"
+                        "expected consecutive samples of each dataset, found sample {sample} of \
+                         dataset {dataset} in entry {place}"
                     )));
                 }
             }
@@ -274,7 +280,8 @@ impl BlendConfig {
         let parts = self.weights.dataset_count();
         if parts != self.datasets.len() || parts != self.available.len() {
             let found = format!("{parts} weights and {} sample counts", self.available.len());
-            let expected = format!("one each for {} datasets", self.datasets.len());
+            let expected =
+                format!("a weight and a sample count for each of {} datasets", self.datasets.len());
             return Err(Error::BadSetting { name: "blend", found, expected });
         }
         match &self.weights {
@@ -284,7 +291,7 @@ impl BlendConfig {
                 Some(dataset) => Err(Error::BadSetting {
                     name: "blend",
                     found: format!("dataset {dataset} without samples"),
-                    expected: "samples of every dataset".to_owned(),
+                    expected: "samples in every dataset".to_owned(),
                 }),
             },
         }

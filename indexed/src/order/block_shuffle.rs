@@ -59,8 +59,10 @@ impl BlockShuffle {
         }
         let window = block_samples.checked_mul(window_blocks);
         if window.is_none_or(|window| window > MOST) || samples > MOST {
-            let found = format!("{window_blocks} blocks of {block_samples}, of {samples} samples");
-            let expected = format!("at most {MOST} samples");
+            let found = format!(
+                "windows of {window_blocks} blocks of {block_samples} samples, {samples} in total"
+            );
+            let expected = format!("at most {MOST} samples in a window and in total");
             return Err(Error::BadSetting { name: "block shuffle", found, expected });
         }
         Ok(BlockShuffle { samples, block_samples, window_blocks, seed })

@@ -30,7 +30,7 @@ impl Plan {
     ) -> Result<Self> {
         let rule = sample_rule(which, config)?;
         let sequences = part_of(config.split.as_deref(), which, dataset.sequence_count())?;
-        check_max("sequence number, 32 bits in the document index", sequences.end.into())?;
+        check_max("sequences (numbered in 32 bits)", sequences.end.into())?;
         let tokens = dataset.tokens_in(&sequences);
         let sequences = sequences.start as u32..sequences.end as u32; // fits: seen above
         let epochs = match config.num_samples {

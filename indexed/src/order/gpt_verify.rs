@@ -32,8 +32,9 @@ pub(crate) fn shape_is(name: &str, array: &Npy, descr: Descr, shape: &[u64]) -> 
     if array.descr() == descr && array.shape() == shape {
         return Ok(());
     }
-    let (got, due) = (array.descr().name(), descr.name());
-    Err(format!("its {name} is {got} {:?}, and {due} {shape:?} is due", array.shape()))
+    let (found, expected) = (array.descr().name(), descr.name());
+    let found_shape = array.shape();
+    Err(format!("expected {expected} {shape:?} in {name}, found {found} {found_shape:?}"))
 }
 
 fn is_permutation(name: &str, array: &Npy, start: i64, end: i64, times: u64) -> Result<(), String> {
@@ -55,13 +56,16 @@ fn is_permutation(name: &str, array: &Npy, start: i64, end: i64, times: u64) -> 
     if low < start || high >= end {
         let outside = |&place: &u64| !(start..end).contains(&array.at(place));
         let place = (0..array.shape()[0]).find(outside).expect("one is outside, as was seen");
-        let got = array.at(place);
-        return Err(format!("its {name} has {got} at {place}, outside {start}..{end}"));
+        let found = array.at(place);
+        let expected = format!("numbers in {start}..{end} in {name}");
+        return Err(format!("expected {expected}, found {found} in entry {place}"));
     }
-    let due =
+    let expected =
         i128::from(times) * (i128::from(start) + i128::from(end) - 1) * i128::from(end - start) / 2;
-    if sum != due as i64 {
-        return Err(format!("its {name} is no permutation: it sums to {sum}, and {due} is due"));
+    if sum != expected as i64 {
+        return Err(format!(
+            "expected a permutation with sum {expected} in {name}, found sum {sum}"
+        ));
     }
     Ok(())
 }
@@ -76,10 +80,11 @@ fn rows_match(index: &GptIndex, lengths: &Lengths, plan: &Plan) -> Result<(), St
         place += 2;
     });
     if missing > 0 {
-        return Err(format!("its document_index holds {missing} samples less than are due"));
+        let samples = plan.sample_count;
+        return Err(format!("expected {samples} samples in document_index, found {missing} fewer"));
     }
     bad.map_or(Ok(()), |(row, document, token)| {
-        let got = (rows.at(2 * row), rows.at(2 * row + 1));
-        Err(format!("row {row} of its sample_index is {got:?}, and {:?} is due", (document, token)))
+        let (expected, found) = ((document, token), (rows.at(2 * row), rows.at(2 * row + 1)));
+        Err(format!("expected {expected:?} in row {row} of sample_index, found {found:?}"))
     })
 }

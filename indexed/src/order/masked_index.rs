@@ -357,7 +357,8 @@ impl index_cache::CachedIndex<1> for MaskedIndexSpec<'_> {
             got.add([0, 1, 2].map(|column| index.rows.at(3 * sample + column)));
         }
         let (samples, samples_due) = (got.count, due.count);
-        let wrong = || format!("its {samples} samples are not the {samples_due} that are due");
+        let wrong =
+            || format!("expected the {samples_due} samples of the dataset, found {samples} others");
         Ok((got != due).then(wrong))
     }
 

@@ -42,13 +42,13 @@ impl SampleRule {
         let exact = tokens.div_ceil(self.seq_len);
         let count = (tokens as f32 / self.seq_len as f32).ceil() as u64; // fits: not negative
         if count > exact {
-            let object = "samples, by a division in single precision as Megatron's";
+            let object = "samples (counted in single precision, as Megatron does)";
             return Err(Error::TooBig { object, found: count.into(), most: exact.into() });
         }
         if count < exact {
             log::warn!(
-                "{} of {exact} samples are left out: with a last partial one kept, Megatron \
-                 divides {tokens} tokens by {} in single precision",
+                "sample index: {} of {exact} samples dropped; Megatron keeps the last partial \
+                 sample and divides {tokens} tokens by {} in single precision",
                 exact - count,
                 self.seq_len
             );

@@ -57,11 +57,12 @@ fn what_cannot_be_taken_back_is_named() {
     let error = build(&failing).unwrap_err();
     assert!(matches!(error, Error::LeftBehind { .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains("folder/a.bin, of the same dataset, could not be taken back"), "{text}");
+    assert!(text.contains("cannot roll back "), "{text}");
+    assert!(text.contains("folder/a.bin of the same dataset: "), "{text}");
     // The next run says what stands in its way.
     let error = build(&store).unwrap_err();
     assert!(matches!(error, Error::Orphan { .. }), "{error}");
-    assert!(error.to_string().contains("folder/a.bin: exists already, but its .idx does not"));
+    assert!(error.to_string().contains("folder/a.bin: it exists without its .idx"));
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn a_draft_that_was_damaged_meanwhile_is_refused() {
     let mut builder = Builder::resume(&store, &prefix, Dtype::U16, &mark).unwrap();
     add(&mut builder, 20..60);
     let error = builder.finish().unwrap_err().to_string();
-    assert!(error.contains("a.bin") && error.contains("was damaged"), "{error}");
+    assert!(error.contains("a.bin") && error.contains("was corrupted"), "{error}");
     assert!(store.open(&prefix.with_suffix(".idx").unwrap()).is_err());
 }
 

@@ -183,18 +183,22 @@ fn megatrons_folders_are_used_as_they_are() {
 type Harm = (&'static str, fn(&mut Files), &'static str);
 
 const HARMS: [Harm; 14] = [
-    ("a short array", |files| cut(files, "sample_index.npy", 1), "a file of "),
-    ("an array cut to its header", |files| cut(files, "document_index.npy", 400), "a file of "),
+    ("a short array", |files| cut(files, "sample_index.npy", 1), "found end of file"),
+    (
+        "an array cut to its header",
+        |files| cut(files, "document_index.npy", 400),
+        "found end of file",
+    ),
     ("an empty array", |files| cut(files, "shuffle_index.npy", usize::MAX), "the magic"),
-    ("a missing array", |files| drop(remove(files, "shuffle_index.npy")), "it lacks"),
-    ("a missing description", |files| drop(remove(files, "description.txt")), "it lacks"),
+    ("a missing array", |files| drop(remove(files, "shuffle_index.npy")), "missing "),
+    ("a missing description", |files| drop(remove(files, "description.txt")), "missing "),
     ("another description", |files| *at(files, "description.txt", 40) ^= 1, "description.txt"),
     ("an array of another type", |files| *at(files, "shuffle_index.npy", 22) = b'i', "<i4"),
-    ("a document twice", |files| double(files, "document_index.npy"), "no permutation"),
-    ("a sample twice", |files| double(files, "shuffle_index.npy"), "no permutation"),
-    ("a document outside", |files| *at(files, "document_index.npy", 129) = 1, "outside 0..45"),
-    ("a sample outside", |files| *at(files, "shuffle_index.npy", 131) = 1, "outside 0..207"),
-    ("zeros", |files| zero_tail(files, "shuffle_index.npy"), "no permutation"),
+    ("a document twice", |files| double(files, "document_index.npy"), "expected a permutation"),
+    ("a sample twice", |files| double(files, "shuffle_index.npy"), "expected a permutation"),
+    ("a document outside", |files| *at(files, "document_index.npy", 129) = 1, "numbers in 0..45"),
+    ("a sample outside", |files| *at(files, "shuffle_index.npy", 131) = 1, "numbers in 0..207"),
+    ("zeros", |files| zero_tail(files, "shuffle_index.npy"), "expected a permutation"),
     ("another row", |files| *at(files, "sample_index.npy", 128 + 8 * 50) ^= 1, "row 50"),
     ("documents moved", |files| swap(files, "document_index.npy"), "row "),
 ];
@@ -315,7 +319,7 @@ fn a_cache_that_cannot_be_written_is_a_warning() {
         let Some(Built::Gpt(index)) = built else { panic!("no index") };
         assert_eq!(index.sample_count(), 207);
         let warnings = warnings_of(&guard);
-        assert!(warnings.iter().any(|text| text.contains("not kept")), "{warnings:?}");
+        assert!(warnings.iter().any(|text| text.contains("not saved")), "{warnings:?}");
         let names = store.list_names(&Key::root()).unwrap();
         assert!(names.iter().all(|name| !name.ends_with("description.txt")), "{names:?}");
         // And the next run makes it whole.
@@ -365,15 +369,21 @@ fn bad_settings_are_refused_by_name() {
         GptIndex::build(&corpus("corpus_a"), which, &config).unwrap_err().to_string()
     };
     let check = |got: String, due: &str| assert!(got.contains(due), "{got}");
-    check(refused(Split::Train, GptIndexConfig { seq_len: 0, ..good.clone() }), "seq_len: got 0");
+    check(
+        refused(Split::Train, GptIndexConfig { seq_len: 0, ..good.clone() }),
+        "seq_len: expected 1 to 2147483647, found 0",
+    );
     check(refused(Split::Train, GptIndexConfig { seq_len: 1 << 31, ..good.clone() }), "seq_len");
     let split = |split: &str| GptIndexConfig { split: Some(split.to_owned()), ..good.clone() };
-    check(refused(Split::Train, split("a,b")), "split: got 'a,b'");
-    check(refused(Split::Valid, split("1,0,1")), "valid part: the split '1,0,1' gives it no share");
+    check(refused(Split::Train, split("a,b")), "found 'a,b'");
+    check(
+        refused(Split::Valid, split("1,0,1")),
+        "valid part: expected a share above 0 in split '1,0,1', found 0",
+    );
     let many = GptIndexConfig { num_samples: Some(u64::MAX), ..good.clone() };
-    check(refused(Split::Train, many), "epochs: got ");
+    check(refused(Split::Train, many), "epochs, found ");
     let many = GptIndexConfig { num_samples: Some(1 << 61), seq_len: 1, ..good };
-    check(refused(Split::Train, many), "epochs: got ");
+    check(refused(Split::Train, many), "epochs, found ");
 }
 
 /// A store whose warnings are kept.

@@ -145,13 +145,19 @@ fn what_gives_no_sample_is_refused() {
         MaskedIndex::build(&sentences(), which, config).unwrap_err().to_string()
     };
     let check = |got: String, due: &str| assert!(got.contains(due), "{got}");
-    check(refused(Split::Valid, &good), "valid part: the split '100,0,0' gives it no share");
+    check(
+        refused(Split::Valid, &good),
+        "valid part: expected a share above 0 in split '100,0,0', found 0",
+    );
     let split = MaskedConfig { split: Some("999,1,0".to_owned()), ..good.clone() };
-    check(refused(Split::Valid, &split), "give none");
-    check(refused(Split::Train, &MaskedConfig { seq_len: 4, ..good.clone() }), "seq_len: got 4");
+    check(refused(Split::Valid, &split), "found none");
+    check(
+        refused(Split::Train, &MaskedConfig { seq_len: 4, ..good.clone() }),
+        "seq_len: expected 5 to 2147483647, found 4",
+    );
     check(refused(Split::Train, &MaskedConfig { seq_len: 1 << 31, ..good.clone() }), "seq_len");
     let seed = MaskedConfig { seed: i32::MAX as u32, ..good.clone() };
-    check(refused(Split::Train, &seed), "seed: got 2147483647");
+    check(refused(Split::Train, &seed), "seed: expected below 2147483647, found 2147483647");
     for prob in [-0.1, 1.1, f64::NAN, 1e-10] {
         let config = MaskedConfig { short_sequence_probability: prob, ..good.clone() };
         check(refused(Split::Train, &config), "short_sequence_probability");

@@ -184,7 +184,7 @@ fn an_order_that_cannot_be_kept() {
     let refused = keep(&full).unwrap_err();
     assert!(matches!(refused, Error::NotKept { .. }), "{refused}");
     let text = refused.to_string();
-    assert!(text.contains("cannot keep") && text.contains("no space left"), "{text}");
+    assert!(text.contains("cannot save") && text.contains("no space left"), "{text}");
     assert!(inner.list_names(&key("cache")).unwrap().is_empty());
     // What is there is used, whether or not it could be written now.
     keep(&inner).unwrap();

@@ -85,9 +85,9 @@ fn what_cannot_be_joined_is_refused_and_leaves_nothing() {
     let (_guard, store) = temp_store();
     let docs = || part(&from, "docs_u16", None);
     for (other, due) in [
-        (part(&from, "docs_i32", None), "got int32"),
-        (part(&from, "multimodal_i32", None), "got int32 with modes"),
-        (part(&from, "docs_u16", Some(2..9)), "a range in 0..3"),
+        (part(&from, "docs_i32", None), "found int32"),
+        (part(&from, "multimodal_i32", None), "found int32 with modes"),
+        (part(&from, "docs_u16", Some(2..9)), "a range within 0..3"),
         (part(&from, "absent", None), "no such file"),
         (part(&bad, "pointer_wrong", None), "pointer"),
         (part(&bad, "bin_cut", None), ".bin"),

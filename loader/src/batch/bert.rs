@@ -83,7 +83,7 @@ impl BertAssemble {
             return Err(Error::Option {
                 name: "seq_len",
                 found,
-                expected: "at least 4, to hold a token",
+                expected: "at least 4, for a token between special tokens",
             });
         }
         let masker = Masker::new(config.masking.clone())?;
@@ -104,8 +104,8 @@ impl BertAssemble {
         let (first_part, is_random, truncated) = self.join(text, &mut rng)?;
         let len = self.text.len();
         if len > seq_len {
-            let got = format!("{len} tokens, for a target of {}", text.target_len);
-            return Err(text.error(OBJECTIVE, got, format!("at most {seq_len}")));
+            let found = format!("{len} tokens for a target length of {}", text.target_len);
+            return Err(text.error(OBJECTIVE, found, format!("at most {seq_len} tokens")));
         }
         let place = row * seq_len..(row + 1) * seq_len;
         let tokens = &mut batch.tokens[place.clone()];
@@ -154,8 +154,8 @@ impl BertAssemble {
         let mut is_random = false;
         if self.config.two_parts {
             if sentences < 2 {
-                let got = format!("{sentences} sentence");
-                return Err(text.error(OBJECTIVE, got, "at least two, for two parts".to_owned()));
+                let expected = "at least 2 sentences for two parts".to_owned();
+                return Err(text.error(OBJECTIVE, sentences.to_string(), expected));
             }
             let pivot = if sentences > 2 { rng.randint(1, sentences as i64) as usize } else { 1 };
             let pivot = text.ends[pivot - 1]; // fits: between 1 and the sentences

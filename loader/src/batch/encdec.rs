@@ -184,8 +184,9 @@ impl EncDecAssemble {
     fn push(&mut self, token: i64, target: &EncDecTarget<'_>, sample: &Sample<'_>) -> Result<()> {
         let EncDecConfig { vocab_size, eod, .. } = self.config;
         if token == eod {
-            let got = format!("the end of a document, {eod}, in the context");
-            return Err(error(sample, got, "it in the target alone".to_owned()));
+            let found = format!("end-of-document token {eod} in the context");
+            let expected = "end-of-document tokens in the target only".to_owned();
+            return Err(error(sample, found, expected));
         }
         if token < vocab_size {
             self.encoder.push(token);
@@ -197,12 +198,13 @@ impl EncDecAssemble {
         if !target.append_span(token - vocab_size, &mut self.decoder)
             || self.decoder.get(first) != Some(&token)
         {
-            let got = format!("span {} of a document", token - vocab_size);
-            let due = format!(
-                "a span of its target that begins with {token}; hint: the files were made with \
-                 another vocabulary than of {vocab_size} ids, or 16 bits did not hold an offset"
+            let found = format!(
+                "none as span {} of a document (hint: use files made for a vocabulary of \
+                 {vocab_size} ids; 16-bit offsets overflow in long documents)",
+                token - vocab_size
             );
-            return Err(error(sample, got, due));
+            let expected = format!("a span of the target that starts with token {token}");
+            return Err(error(sample, found, expected));
         }
         self.decoder[first] = sentinel;
         self.encoder.push(sentinel);
@@ -215,8 +217,8 @@ impl EncDecAssemble {
     fn sentinel(&self, sample: &Sample<'_>) -> Result<i64> {
         let sentinels = &self.config.sentinels;
         sentinels.get(self.spans).copied().ok_or_else(|| {
-            let due = format!("fewer than {}, the number of sentinels", sentinels.len());
-            error(sample, format!("{} spans or more", self.spans), due)
+            let expected = format!("fewer spans than the {} sentinels", sentinels.len());
+            error(sample, format!("at least {} spans", self.spans), expected)
         })
     }
 }
@@ -256,18 +258,20 @@ fn bytes_of(dtype: Dtype, bytes: &[u8], first: u64, count: u64) -> Option<&[u8]>
 /// Refuses what cannot be decoded.
 fn check(part: EncDecPart, sample: &Sample<'_>) -> Result<()> {
     let dtypes = [part.context, part.target, part.target_offset];
-    let due: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
+    let len_bytes: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
     let whole = |(piece, dtype): (&PieceRef, &Dtype)| piece.len_bytes % dtype.item_bytes() == 0;
     if dtypes.iter().all(|dtype| dtype.is_integer())
         && sample.pieces.len().is_multiple_of(3)
-        && due == sample.bytes.len() as u64
+        && len_bytes == sample.bytes.len() as u64
         && sample.pieces.iter().zip(dtypes.iter().cycle()).all(whole)
     {
         return Ok(());
     }
-    let got = format!("{} pieces, {} bytes", sample.pieces.len(), sample.bytes.len());
-    let due = format!("{due} bytes in pieces of context, target and offsets, of whole integers");
-    Err(error(sample, got, due))
+    let found = format!("{} bytes in {} pieces", sample.bytes.len(), sample.pieces.len());
+    let expected = format!(
+        "{len_bytes} bytes in pieces of context, target and offsets, each of whole integers"
+    );
+    Err(error(sample, found, expected))
 }
 
 fn error(sample: &Sample<'_>, found: String, expected: String) -> Error {
@@ -299,8 +303,8 @@ impl Assemble for EncDecAssemble {
         self.join(sample)?;
         let EncDecConfig { encoder_len, decoder_len, eod, pad, .. } = self.config;
         if self.encoder.len() != encoder_len {
-            let got = format!("{} tokens of context", self.encoder.len());
-            return Err(error(sample, got, format!("{encoder_len}")));
+            let found = self.encoder.len().to_string();
+            return Err(error(sample, found, format!("{encoder_len} tokens of context")));
         }
         let place = row * encoder_len..(row + 1) * encoder_len;
         batch.encoder_tokens[place.clone()].copy_from_slice(&self.encoder);

@@ -120,7 +120,7 @@ impl GptAssemble {
             return Err(Error::Option { name: "seq_len", found, expected: "1 to 2147483647" });
         }
         if config.eod.is_none() && config.needs_eod() {
-            let expected = "the id that ends a document, for what resets or masks there";
+            let expected = "an end-of-document id for the reset and mask options";
             return Err(Error::Option { name: "eod", found: 0, expected });
         }
         Ok(GptAssemble { config, dtypes, starts: Vec::new() })
@@ -173,7 +173,7 @@ impl Assemble for GptAssemble {
                 objective: "GPT",
                 sample: sample.number,
                 found: format!("{text_len} tokens"),
-                expected: format!("at most {seq_len} and the label of the last"),
+                expected: format!("at most {seq_len} tokens and the label of the last"),
             });
         }
         let place = row * seq_len..(row + 1) * seq_len;

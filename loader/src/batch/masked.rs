@@ -124,11 +124,7 @@ impl Masker {
             });
         }
         if masking.vocabulary.is_empty() {
-            return Err(Error::Option {
-                name: "vocabulary",
-                found: 0,
-                expected: "at least one id",
-            });
+            return Err(Error::Option { name: "vocabulary", found: 0, expected: "at least 1 id" });
         }
         Ok(Masker {
             up_to: cumulative(masking.ngram_max, masking.lengths),

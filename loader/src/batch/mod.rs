@@ -47,7 +47,7 @@ fn of_dataset<'a, T>(
         objective,
         sample: origin.sample,
         found: format!("dataset {} of a blend", origin.dataset),
-        expected: format!("one of the {} that the batches were set up for", each.len()),
+        expected: format!("one of {} datasets", each.len()),
     })
 }
 
@@ -61,16 +61,16 @@ fn decode_into(dtype: Dtype, bytes: &[u8], tokens: &mut Vec<i64>) {
 /// Refuses bytes that are no whole number of tokens, and element types that are no tokens.
 fn check_bytes(objective: &'static str, dtype: Dtype, sample: &Sample<'_>) -> Result<()> {
     let item_bytes = dtype.item_bytes();
-    let due: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
+    let len_bytes: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
     let whole = sample.pieces.iter().all(|piece| piece.len_bytes % item_bytes == 0);
-    if dtype.is_integer() && whole && due == sample.bytes.len() as u64 {
+    if dtype.is_integer() && whole && len_bytes == sample.bytes.len() as u64 {
         return Ok(());
     }
     Err(Error::Sample {
         objective,
         sample: sample.number,
         found: format!("{} bytes", sample.bytes.len()),
-        expected: format!("{due} bytes, in pieces of whole tokens of {dtype}"),
+        expected: format!("{len_bytes} bytes in pieces of whole {dtype} tokens"),
     })
 }
 

@@ -34,7 +34,7 @@ impl MaskedPart {
         let samples = self.index.sample_count();
         if sample >= samples {
             let (found, expected) =
-                ("no length for it".to_owned(), format!("one of {samples} samples"));
+                (format!("sample {sample}"), format!("a sample below {samples}"));
             return Err(Error::Sample { objective, sample, found, expected });
         }
         Ok(self.index.sample(sample).target_len)
@@ -57,7 +57,7 @@ impl Sentences<'_> {
         self.error(
             objective,
             format!("token {id}"),
-            format!("an id of the vocabulary, below {ids}"),
+            format!("a token below {ids}, the vocabulary size"),
         )
     }
 }

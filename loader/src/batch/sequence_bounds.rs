@@ -70,7 +70,7 @@ impl SequenceBounds {
         let Some(&first) = self.offsets.last() else { return Ok(()) };
         let end = first as u64 + len as u64; // fits: no offset is negative
         let Ok(end) = i32::try_from(end) else {
-            let expected = "few enough that all tokens of a batch are below 2^31";
+            let expected = "fewer than 2^31 tokens in a batch";
             return Err(Error::Option { name: "micro_batch", found: end, expected });
         };
         self.offsets.extend(starts.iter().map(|&start| first + start as i32)); // fits: below `end`

@@ -83,7 +83,7 @@ impl T5Assemble {
             }
         }
         if config.sentinels.is_empty() {
-            return Err(Error::Option { name: "sentinels", found: 0, expected: "at least one" });
+            return Err(Error::Option { name: "sentinels", found: 0, expected: "at least 1" });
         }
         let masker = Masker::new(config.masking.clone())?;
         let (encoder, decoder) = (Vec::new(), Vec::new());
@@ -141,8 +141,9 @@ impl T5Assemble {
         let mut sentinels_left = sentinels.iter();
         for span in self.masker.spans() {
             let Some(&sentinel) = sentinels_left.next() else {
-                let due = format!("at most {}, one for each sentinel", sentinels.len());
-                return Err(text.error(OBJECTIVE, "more hidden runs".to_owned(), due));
+                let expected = format!("at most {} masked spans", sentinels.len());
+                let found = "more spans than sentinels".to_owned();
+                return Err(text.error(OBJECTIVE, found, expected));
             };
             // A span has a token at least.
             let [first, last] = [span[0] as usize, span[span.len() - 1] as usize];
@@ -153,13 +154,13 @@ impl T5Assemble {
             begin = last + 1;
         }
         self.encoder.extend_from_slice(&tokens[begin..]);
-        for (name, got, due) in [
+        for (name, found, most) in [
             ("encoder", self.encoder.len(), encoder_len),
             ("decoder", self.decoder.len(), decoder_len),
         ] {
-            if got > due {
-                let got = format!("{got} tokens for the {name}");
-                return Err(text.error(OBJECTIVE, got, format!("at most {due}")));
+            if found > most {
+                let expected = format!("at most {most} tokens for the {name}");
+                return Err(text.error(OBJECTIVE, found.to_string(), expected));
             }
         }
         Ok(())

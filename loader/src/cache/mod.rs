@@ -155,7 +155,7 @@ fn version(source: &DataFile) -> u64 {
     });
     read.unwrap_or_else(|error| {
         if !matches!(error, storage::Error::NotFound { .. }) {
-            log::warn!("cache: {}: no version: {error}", source.store.display(&source.key));
+            log::warn!("cache: {}: unknown version: {error}", source.store.display(&source.key));
         }
         0
     })

@@ -121,7 +121,7 @@ impl OrderLog {
         shared.scan();
         let bytes = shared.bytes();
         log::info!(
-            "cache: {} holds {} of samples in their order",
+            "cache: {} holds {} of logged samples",
             store.display(&shared.folder),
             storage::ByteSize(bytes)
         );
@@ -129,7 +129,7 @@ impl OrderLog {
         let writer = std::thread::Builder::new()
             .name("cache".to_owned())
             .spawn(move || writer.write())
-            .map_err(|error| storage::Error::from_io("start a thread for", "the cache", error))?;
+            .map_err(|error| storage::Error::from_io("start", "a thread for the cache", error))?;
         Ok(OrderLog { shared, writer: Some(writer) })
     }
 

@@ -125,7 +125,7 @@ impl StagedFiles {
         let stager = std::thread::Builder::new()
             .name("stage".to_owned())
             .spawn(move || stager.stage())
-            .map_err(|error| storage::Error::from_io("start a thread for", "the cache", error))?;
+            .map_err(|error| storage::Error::from_io("start", "a thread for the cache", error))?;
         Ok(StagedFiles { shared, stager: Some(stager) })
     }
 
@@ -192,7 +192,7 @@ impl StagingShared {
                 continue;
             }
             match self.copy(at, &mut buf, &mut open) {
-                Ok(0) => return log::info!("cache: no more room for blocks of files"),
+                Ok(0) => return log::info!("cache: no space for more blocks; staging stopped"),
                 Ok(bytes) => (moved, failures) = (moved + bytes, 0),
                 Err(error) => {
                     log::warn!("cache: {error}");
@@ -207,7 +207,7 @@ impl StagingShared {
                 return;
             }
         }
-        log::info!("cache: all files of {} are here", self.order.name());
+        log::info!("cache: all files of {} are staged", self.order.name());
     }
 
     /// Finds the blocks copied by any process.

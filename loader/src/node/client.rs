@@ -108,7 +108,7 @@ impl NodeClient {
             let pid = self.peer.pid();
             match tail {
                 RingEnd::End => return Ok(false),
-                RingEnd::Failed(told) => return Err(NodeError::Failed { pid, reason: told }.into()),
+                RingEnd::Failed(reason) => return Err(NodeError::Failed { pid, reason }.into()),
                 RingEnd::Open if !lives => self.find_another(deadline)?,
                 RingEnd::Open => {
                     let now = Instant::now();
@@ -124,7 +124,7 @@ impl NodeClient {
 
     /// Finds a new reader when the old one is gone and all its messages are consumed.
     fn find_another(&mut self, deadline: Instant) -> Result<()> {
-        log::info!("process {}, which read for the node, is gone", self.peer.pid());
+        log::info!("node reader: process {} exited; another rank takes over", self.peer.pid());
         self.owner = None;
         let begin = StartAt::WhenAllAreThere;
         (self.owner, self.peer, self.ring) =
@@ -134,10 +134,12 @@ impl NodeClient {
 
     fn why(&self) -> String {
         match self.ring.note() {
-            0 => "it waits for its own reads".to_owned(),
+            0 => "it is waiting for its own reads".to_owned(),
             rank => {
                 let rank = rank - 1;
-                format!("it waits for rank {rank}, which has not joined or takes no batches")
+                format!(
+                    "it is waiting for rank {rank}, which has not joined or consumes no batches"
+                )
             }
         }
     }
@@ -171,7 +173,7 @@ fn find(
             }
         }
         if now >= deadline {
-            let reason = "nobody took its place".to_owned();
+            let reason = "no rank answered or took over".to_owned();
             return Err(NodeError::Silent { pid, waited: now - start, reason }.into());
         }
         std::thread::sleep(KNOCK_EVERY);
@@ -201,20 +203,20 @@ fn greet(
     match (kind, fd) {
         (WELCOME, Some(fd)) => Ok(Some(RingReceiver::open(fd, options.geometry())?)),
         (MISMATCH | REFUSED, None) => {
-            let told = match read_text(peer, left) {
-                Ok(told) => told,
+            let text = match read_text(peer, left) {
+                Ok(text) => text,
                 Err(e) => return lost(peer, e),
             };
             let pid = peer.pid();
             if kind == REFUSED {
-                return Err(NodeError::Refused { pid, reason: told }.into());
+                return Err(NodeError::Refused { pid, reason: text }.into());
             }
             let ours = common.fingerprint.clone();
-            Err(NodeError::Mismatch { pid, ours, theirs: told }.into())
+            Err(NodeError::Mismatch { pid, ours, theirs: text }.into())
         }
         _ => {
-            let told = "its answer is not one of this version".to_owned();
-            Err(NodeError::Refused { pid: peer.pid(), reason: told }.into())
+            let reason = "its answer is not of this version".to_owned();
+            Err(NodeError::Refused { pid: peer.pid(), reason }.into())
         }
     }
 }
@@ -224,8 +226,8 @@ fn lost(peer: &Peer, e: io::Error) -> Result<Option<RingReceiver>> {
     match e.kind() {
         BrokenPipe | ConnectionReset | TimedOut | UnexpectedEof | WouldBlock => Ok(None),
         _ => {
-            let whom = format!("process {}, which reads for the node", peer.pid());
-            Err(storage::Error::from_io("talk to", whom, e).into())
+            let object = format!("node reader (process {})", peer.pid());
+            Err(storage::Error::from_io("contact", object, e).into())
         }
     }
 }
@@ -236,7 +238,8 @@ pub(super) fn read_text(peer: &Peer, limit: Duration) -> io::Result<String> {
     peer.receive(&mut len, limit)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > TEXT_BYTES_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a text of {len} bytes")));
+        let reason = format!("expected at most {TEXT_BYTES_MAX} bytes of text, found {len}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     let mut text = vec![0; len];
     peer.receive(&mut text, limit)?;

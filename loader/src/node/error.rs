@@ -73,35 +73,38 @@ impl fmt::Display for NodeError {
         match self {
             NodeError::Mismatch { pid, ours, theirs } => write!(
                 f,
-                "this rank reads '{ours}', process {pid}, which reads for the node, '{theirs}'; \
-                 hint: all ranks of a job must have one configuration and one version"
+                "cannot join node reader (process {pid}): expected options '{theirs}', found \
+                 '{ours}' (hint: run all ranks of a job with the same configuration and version)"
             ),
-            NodeError::Refused { pid, reason: told } => {
-                write!(f, "process {pid}, which reads for the node, turned this rank away: {told}")
+            NodeError::Refused { pid, reason } => {
+                write!(f, "cannot join node reader (process {pid}): {reason}")
             }
-            NodeError::Failed { pid, reason: told } => {
-                write!(f, "process {pid}, which reads for the node, failed: {told}")
+            NodeError::Failed { pid, reason } => {
+                write!(f, "cannot receive batch from node reader (process {pid}): {reason}")
             }
             NodeError::Silent { pid: 0, waited, reason } => {
-                write!(f, "no reader of the node within {} s: {reason}", waited.as_secs())
+                write!(f, "cannot find node reader within {} s: {reason}", waited.as_secs())
             }
             NodeError::Silent { pid, waited, reason } => write!(
                 f,
-                "no batch from process {pid}, which reads for the node, within {} s: {reason}",
+                "cannot receive batch from node reader (process {pid}) within {} s: {reason}",
                 waited.as_secs()
             ),
             NodeError::Slot { first_sample, rows, found, expected } => write!(
                 f,
-                "{rows} samples from {first_sample} on have {found} bytes, due at most {expected}; \
-                 hint: sample_bytes_max is too small for this order"
+                "cannot send {rows} samples from sample {first_sample}: expected at most \
+                 {expected} bytes, found {found} bytes (hint: raise sample_bytes_max)"
             ),
             NodeError::Message { found } => {
-                write!(f, "{found} bytes that are no batch came from the rank that reads")
+                write!(
+                    f,
+                    "cannot decode batch from node reader: malformed message of {found} bytes"
+                )
             }
             NodeError::Sample { order, sample, found, expected } => write!(
                 f,
-                "sample {sample} of {order} came with {found} bytes, due {expected}; \
-                 hint: the rank that reads has another index"
+                "cannot use sample {sample} of {order} from node reader: expected {expected} \
+                 bytes, found {found} (hint: use the same index on all ranks of a node)"
             ),
         }
     }

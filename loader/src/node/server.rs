@@ -53,7 +53,7 @@ impl NodeServer {
         let gather = (begin == StartAt::WhenAllAreThere).then(|| Instant::now() + GATHER);
         let options = &common.options;
         log::info!(
-            "reading for the {} ranks of job {} on this node, from sample {position} on",
+            "node reader: serving {} ranks of job {} from sample {position}",
             options.blocks.len(),
             options.job
         );
@@ -79,7 +79,7 @@ impl NodeServer {
         let serving = std::thread::Builder::new()
             .name("node".to_owned())
             .spawn(move || desk.run(own))
-            .map_err(|e| storage::Error::from_io("start a thread for", "the node's reader", e))?;
+            .map_err(|e| storage::Error::from_io("start", "a thread for the node reader", e))?;
         Ok(NodeServer { leave: Some(leave), serving: Some(serving) })
     }
 }
@@ -133,7 +133,7 @@ impl NodeServerState {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(e) => {
-                    log::warn!("the node's reader gives up: {e}");
+                    log::warn!("node reader: stopped: {e}");
                     return;
                 }
             }
@@ -159,7 +159,7 @@ impl NodeServerState {
             .map(|((rank, _), _)| *rank)
             .collect();
         for rank in gone {
-            log::info!("rank {rank} of the node has ended; the others go on");
+            log::info!("node reader: rank {rank} disconnected; the others continue");
             self.seats[rank].leave();
         }
         self.rung.drain();
@@ -167,7 +167,7 @@ impl NodeServerState {
             Ok(Some(peer)) => self.welcome(peer),
             Ok(None) => {}
             Err(e) => {
-                log::warn!("turned away: {e}");
+                log::warn!("node reader: connection not accepted: {e}");
                 // The error would repeat at once, for example with too many open files.
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -189,15 +189,16 @@ impl NodeServerState {
                 seat.peer = Some(peer);
                 sent
             }
-            Ok(Err((kind, told))) => {
-                log::warn!("process {} is turned away: {told}", peer.pid());
-                refuse(&peer, kind, &told)
+            Ok(Err((kind, text))) => {
+                let differs = if kind == MISMATCH { "its options differ from " } else { "" };
+                log::warn!("node reader: process {} rejected: {differs}{text}", peer.pid());
+                refuse(&peer, kind, &text)
             }
             Err(e) => Err(e),
         };
         if let Err(e) = answered {
             // A slot whose rank got no answer is freed when its connection closes.
-            log::warn!("a rank that knocked went away: {e}");
+            log::warn!("node reader: a process failed to join: {e}");
         }
     }
 
@@ -214,17 +215,19 @@ impl NodeServerState {
         let geometry = self.common.options.geometry();
         let step = self.common.options.step_samples;
         let Some(seat) = self.seats.get_mut(rank as usize) else {
-            return Err((REFUSED, format!("there is no rank {rank}")));
+            return Err((REFUSED, format!("rank {rank} does not exist")));
         };
         if let Some(peer) = seat.peer.as_ref().filter(|peer| peer.drain()) {
-            return Err((REFUSED, format!("process {} is rank {rank} already", peer.pid())));
+            return Err((REFUSED, format!("rank {rank} has joined as process {}", peer.pid())));
         }
         let steps = position.abs_diff(self.position).is_multiple_of(step);
         let is_done = position >= self.common.options.samples_end;
         if !(steps || is_done) || position > SAMPLES_MAX {
             let at = self.position;
-            let told = format!("sample {position} is no whole number of steps of {step} from {at}");
-            return Err((REFUSED, told));
+            let reason = format!(
+                "expected whole steps of {step} samples from sample {at}, found sample {position}"
+            );
+            return Err((REFUSED, reason));
         }
         let waits = seat.peer.is_none() && seat.ring.is_some();
         if !(waits && seat.begin == position) {
@@ -338,7 +341,7 @@ impl ClientSlot {
             }
             // Its shared memory is corrupt, which must not stop the other ranks.
             Err(e) => {
-                log::warn!("a rank of the node is dropped: {e}");
+                log::warn!("node reader: a rank is disconnected: {e}");
                 self.leave();
             }
         }
@@ -385,7 +388,7 @@ impl ReaderThread {
         std::thread::Builder::new()
             .name("node reads".to_owned())
             .spawn(work)
-            .map_err(|e| storage::Error::from_io("start a thread for", "the node's reads", e))?;
+            .map_err(|e| storage::Error::from_io("start", "a thread for node reads", e))?;
         Ok(ReaderThread { read, spent })
     }
 }
@@ -396,7 +399,8 @@ fn greeting(peer: &Peer) -> io::Result<(u32, u64, String)> {
     peer.receive(&mut hello, GREETING_LIMIT)?;
     let (magic, rest) = hello.split_at(HELLO.len());
     if magic != HELLO {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no rank of this version"));
+        let reason = "expected a greeting of this version, found other bytes";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
     let (rank, position) = rest.split_at(4);
     let rank = u32::from_le_bytes(rank.try_into().expect("four bytes"));

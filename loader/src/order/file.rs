@@ -36,7 +36,7 @@ impl BlockOrder {
             return Err(Error::Option {
                 name: "block shuffle",
                 found,
-                expected: "the stream's samples",
+                expected: "as many samples as the stream has",
             });
         }
         if !(1..=1_000_000).contains(&epochs) {

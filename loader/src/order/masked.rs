@@ -42,16 +42,15 @@ impl SampleOrder for MaskedOrder {
 
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let Range { start, end } = self.index.sample(sample).sentences;
-        let due = self.dataset.sequence_count();
-        if start > end || end > due {
+        let count = self.dataset.sequence_count();
+        if start > end || end > count {
             return Err(Error::Sample {
-                objective: "sentences",
+                objective: "masked",
                 sample,
-                found: format!("sentences {start} to {end}"),
-                expected: format!(
-                    "some of the {due} of {}; hint: an index of other data",
-                    self.name()
+                found: format!(
+                    "sentences {start} to {end} (hint: build the index for this dataset)"
                 ),
+                expected: format!("a range of the {count} sentences of {}", self.name()),
             });
         }
         let item_bytes = self.dataset.dtype().item_bytes();

@@ -52,7 +52,7 @@ impl RankSchedule {
         }
         let micro = micro_batch as u64;
         let Some(chunk) = micro.checked_mul(of.into()) else {
-            return bad("ranks.of", of, "small enough to be multiplied by micro_batch");
+            return bad("ranks.of", of, "a product with micro_batch below 2^64");
         };
         let rows = u64::from(first) * micro..u64::from(first + count) * micro;
         Ok(RankSchedule { samples, chunk, rows })

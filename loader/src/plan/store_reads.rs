@@ -427,7 +427,7 @@ impl ReadFile {
     /// and not the store.
     fn verify_again(&self, offset: u64, bytes: &mut [u8]) -> storage::Result<()> {
         let Err(error) = self.verify(offset, bytes) else { return Ok(()) };
-        log::warn!("{error}; it is read again");
+        log::warn!("{error}; retrying the read");
         self.object.read_many(&mut [RangeRead { offset, buf: &mut *bytes }])?;
         self.verify(offset, bytes)
     }

@@ -62,13 +62,13 @@ impl LoaderChannels {
     /// Why no batch is ready, as far as is known.
     pub(crate) fn story(&self) -> String {
         if let Some((what, age)) = self.opening.look() {
-            return format!("{what} has been opening for {:.0} s", age.as_secs_f64());
+            return format!("opening {what} for {:.0} s", age.as_secs_f64());
         }
         if let Some(story) = storage::StuckReads::describe() {
-            return story;
+            return format!("oldest read: {story}");
         }
         let Metrics { in_flight, reads, .. } = self.metrics();
         let consumed = self.consumed.load(Relaxed);
-        format!("{in_flight} reads are in flight, {reads} came, {consumed} batches were consumed")
+        format!("{in_flight} reads in flight, {reads} completed, {consumed} batches consumed")
     }
 }

@@ -326,7 +326,7 @@ impl Threads {
         };
         let handle = std::thread::Builder::new().name(name.to_owned()).spawn(run);
         let handle =
-            handle.map_err(|e| storage::Error::from_io("start a thread for", "the loader", e))?;
+            handle.map_err(|e| storage::Error::from_io("start", "a thread for the loader", e))?;
         self.handles.push(handle);
         Ok(())
     }
@@ -336,7 +336,7 @@ impl Threads {
         let until = Instant::now() + END_WAIT;
         let ended = self.handles.iter().take_while(|_| self.ended.pop(Some(until)).is_ok()).count();
         if ended < self.handles.len() {
-            log::warn!("loader: a read is stuck, and its thread with it; both are left behind");
+            log::warn!("loader: a thread is stuck in a read; it stays until the process exits");
             return;
         }
         for handle in self.handles.drain(..) {

@@ -192,7 +192,8 @@ impl Worker {
             let again = self.again.last().copied();
             let first = again.map(|(place, _)| place).or_else(|| self.queue.front().copied());
             let Some(place) = first else { return };
-            let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
+            let lot =
+                self.lots[place].as_mut().expect("store reads stay until all of them complete");
             let nth = again.map_or(lot.begun, |(_, nth)| nth);
             let extent = &lot.extents[nth];
             let len = extent.len_bytes as usize; // fits: at most Limits::extent_bytes_max
@@ -248,9 +249,10 @@ impl Worker {
             let tag = came.tag as usize; // fits: it was a usize
             let flight = &mut self.flights[tag];
             let InFlightRead { lot: place, extent, is_kept, is_second, .. } = *flight;
-            let begun = flight.begun.take().expect("a request comes once");
+            let begun = flight.begun.take().expect("a request completes once");
             self.free_tags.push(tag);
-            let lot = self.lots[place].as_mut().expect("a lot stays until all of it came");
+            let lot =
+                self.lots[place].as_mut().expect("store reads stay until all of them complete");
             self.shared.meter.read(now - begun);
             let verify = |()| match is_kept {
                 true => Ok(()), // what is kept is verified where it is decoded
@@ -259,7 +261,7 @@ impl Worker {
             match came.outcome.map(verify) {
                 // Memory or a network may have failed, and not the store.
                 Ok(Err(error)) if !is_second => {
-                    log::warn!("{error}; it is read again");
+                    log::warn!("{error}; retrying the read");
                     self.again.push((place, extent));
                     continue;
                 }

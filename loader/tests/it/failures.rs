@@ -102,7 +102,7 @@ fn broken_by(store: Arc<dyn Storage>, harm: impl FnOnce()) -> Error {
     harm();
     let error = read_on(&mut loader, 16).unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("load a batch: ") && text.contains("deep/samples.bin"), "{text}");
+    assert!(text.starts_with("cannot load batch: ") && text.contains("deep/samples.bin"), "{text}");
     let again = loader.next_batch().unwrap_err();
     assert!(matches!(again, Error::Ended { .. }) && again.to_string().contains(&text), "{again}");
     error
@@ -162,7 +162,10 @@ fn a_file_that_is_not_the_one_it_was() {
     let error = read_on(&mut start(Arc::clone(&store)), 0).unwrap_err();
     let due = Error::FileLength { object: String::new(), found: 100_000, expected: FILE_BYTES };
     assert_eq!(std::mem::discriminant(&error), std::mem::discriminant(&due), "{error}");
-    assert!(error.to_string().contains("got 100000 bytes, due 8388608"), "{error}");
+    assert!(
+        error.to_string().contains("expected 8388608 bytes as in its index, found 100000 bytes"),
+        "{error}"
+    );
     // Another has its name: what is open stays the one it was, to the last byte.
     fs::remove_file(&path).unwrap();
     let mut loader = start(on_disk(folder.path()));
@@ -340,7 +343,7 @@ fn services_nfs_a_server_that_hangs_is_named() {
     let err = String::from_utf8_lossy(&child.stderr);
     assert_eq!(child.status.code(), Some(101), "{err}");
     let (told, watched) = err.split_once(", watched: ").expect("it ends by its own panic");
-    for due in ["told: load ", "deep/samples.bin", "no completion for 4 s"] {
+    for due in ["told: cannot load ", "deep/samples.bin", "no completion for 4 s"] {
         assert!(told.contains(due), "no {due:?} in {told}");
     }
     assert!(watched.contains("deep/samples.bin: no completion for"), "{watched}");

@@ -175,16 +175,28 @@ fn refuses_what_cannot_be_a_sample() {
     };
     let good = config(48, 128, true);
     let sample = raw.sample(&order);
-    check(EncDecConfig { vocab_size: 999, ..good.clone() }, &sample, "another vocabulary");
-    check(EncDecConfig { vocab_size: 1001, ..good.clone() }, &sample, "another vocabulary");
+    check(
+        EncDecConfig { vocab_size: 999, ..good.clone() },
+        &sample,
+        "files made for a vocabulary of ",
+    );
+    check(
+        EncDecConfig { vocab_size: 1001, ..good.clone() },
+        &sample,
+        "files made for a vocabulary of ",
+    );
     check(EncDecConfig { sentinels: vec![810, 811], ..good.clone() }, &sample, "sentinels");
-    check(EncDecConfig { encoder_len: 47, ..good.clone() }, &sample, "48 tokens of context");
+    check(
+        EncDecConfig { encoder_len: 47, ..good.clone() },
+        &sample,
+        "47 tokens of context, found 48",
+    );
     let first = i64::from(u16::from_le_bytes([raw.bytes[0], raw.bytes[1]]));
-    check(EncDecConfig { eod: first, ..good.clone() }, &sample, "the end of a document");
+    check(EncDecConfig { eod: first, ..good.clone() }, &sample, "end-of-document token ");
     let mut wrapped = raw.bytes.clone();
     let offsets = (raw.pieces[0].len_bytes + raw.pieces[1].len_bytes) as usize;
     wrapped[offsets..][..raw.pieces[2].len_bytes as usize].fill(0xff);
-    check(good.clone(), &Sample { bytes: &wrapped, ..sample }, "16 bits");
+    check(good.clone(), &Sample { bytes: &wrapped, ..sample }, "16-bit offsets");
     check(good.clone(), &Sample { bytes: &raw.bytes[1..], ..sample }, "bytes in pieces");
     check(good, &Sample { pieces: &raw.pieces[1..], ..sample }, "bytes in pieces");
 }

@@ -69,7 +69,10 @@ fn what_cannot_be_converted_says_why_and_leaves_nothing() {
     for (args, due) in [
         (vec!["convert", &context, &out], "feedline repair"),
         (vec!["convert", "/nowhere/x", &out], "/nowhere/x"),
-        (vec!["convert", &context, &out, "--to", "dolma"], "a format that is written"),
+        (
+            vec!["convert", &context, &out, "--to", "dolma"],
+            "--to: expected a format that can be written",
+        ),
         (vec!["convert", &context, &out, "--to", "numpy"], "due one of mmididx"),
         (vec!["convert", &context, &out, "--from", "paddle"], "_ids.npz"),
     ] {
@@ -144,7 +147,7 @@ fn what_does_not_belong_together_is_not_merged() {
         assert_eq!(said.code, 2, "{}", said.out);
         assert!(said.err.contains(due), "{}, due {due}", said.err);
     };
-    refused(&[&a, &golden("idx/docs_i32")], "got int32");
+    refused(&[&a, &golden("idx/docs_i32")], "found int32");
     refused(&[&a, "/nowhere"], "/nowhere");
     refused(&[&a, "--multimodal"], "no modes");
     refused(&[&golden("cpm2/demo_document_context")], "feedline repair");
@@ -300,7 +303,7 @@ fn every_format_is_looked_into_and_checked() {
         assert_eq!(told["checked"][0]["eod"]["documents_ended"], 5, "{told}");
         let said = feedline(&["check", &file, "--vocab-size", "50256"]);
         assert_eq!(said.code, 1, "{}", said.out);
-        assert!(said.out.contains("due 0 to 50255"), "{}", said.out);
+        assert!(said.out.contains("expected 0 to 50255"), "{}", said.out);
     }
     let told = json(&["check", &whole]);
     assert_eq!(told["checked"][0]["eod"]["id"], 50256, "the manifest says it: {told}");

@@ -73,7 +73,7 @@ fn every_rank_has_its_share() {
 fn what_cannot_be_read_is_told() {
     for (args, due) in [
         (&["no_such_corpus"][..], "no_such_corpus"),
-        (&["corpus_a", "--seq-length", "0"], "due 1 to"),
+        (&["corpus_a", "--seq-length", "0"], "seq_len: expected 1 to 2147483647, found 0"),
         (&["corpus_a", "--order", "block", "--seq-length", "1000000000"], "sample"),
         (&["corpus_a", "--rank", "2", "--ranks", "2"], "ranks"),
     ] {

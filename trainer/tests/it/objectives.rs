@@ -293,9 +293,17 @@ fn what_cannot_be_is_refused_with_its_reason() {
 fn samples_that_do_not_fit_end_a_run_with_the_reason() {
     let lab = Lab::new();
     for (task, keys, due) in [
-        (SPANS, [("data.special.sentinels", "[190, 190]")], "more hidden runs, due at most 1"),
-        (ENCDEC, [("data.special.sentinels", "[190, 191]")], "due fewer than 2"),
-        (ENCDEC, [("data.special.eod", "20")], "the end of a document"),
+        (
+            SPANS,
+            [("data.special.sentinels", "[190, 190]")],
+            "expected at most 1 masked spans, found more",
+        ),
+        (
+            ENCDEC,
+            [("data.special.sentinels", "[190, 191]")],
+            "expected fewer spans than the 2 sentinels",
+        ),
+        (ENCDEC, [("data.special.eod", "20")], "found end-of-document token 20 in the context"),
     ] {
         let output = train(&task.config(&lab, "run", &keys));
         let said = text(&output.stderr);

@@ -259,7 +259,7 @@ fn files_that_are_no_tokenizers() {
         &["two tokens"],
     );
     let special = r#"{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0}}}"#;
-    refused(special, &["dropout of 0.5"]);
+    refused(special, &["found dropout 0.5"]);
     // Found by fuzzing: these ids come from elsewhere than the vocabulary, and went unseen into
     // the output.
     let around = r#"{"model": {"type": "BPE", "vocab": {"a": 0}}, "post_processor":
@@ -310,7 +310,7 @@ fn added_tokens_that_become_one_are_refused() {
         refused(&with(lower, ["<Name>", "<NAME>"]), &["<Name>", "<NAME>"]);
         let same_id = r#"{"model": {"type": "WordLevel", "unk_token": "a",
             "vocab": {"a": 0, "b": 1, "c": 1}}}"#;
-        refused(same_id, &["'b' and 'c' of id 1"]);
+        refused(same_id, &["'b' and 'c' with id 1"]);
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokenizer.json");

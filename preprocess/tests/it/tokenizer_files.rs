@@ -345,7 +345,12 @@ fn vocabularies_that_are_not_of_tiktoken() {
         (&list, None, Some(3_000_000), "vocab-size"),
         ("[1]", None, None, "token_bytes"),
         (r#"[{"rank": 0, "token_bytes": "AA==", "token_str": null, "x": 1}]"#, None, None, "x"),
-        (r#"[{"rank": 1, "token_bytes": "AA==", "token_str": null}]"#, None, Some(1001), "ranks"),
+        (
+            r#"[{"rank": 1, "token_bytes": "AA==", "token_str": null}]"#,
+            None,
+            Some(1001),
+            "rank order",
+        ),
     ] {
         let said = open(text, pattern, vocab_size);
         assert!(said.contains(word), "without '{word}': {said}");
@@ -368,16 +373,16 @@ fn a_file_of_another_kind_is_named() {
     let object = json!({ "config": { "default_vocab_size": 900 }, "vocab": vocab });
     std::fs::write(&published, object.to_string()).unwrap();
     let published = published.to_str().unwrap();
-    check("tiktoken", published, ["tekken.json of Mistral", "\"vocab\""]);
-    check("hf", published, ["tekken.json of Mistral", "--tokenizer tiktoken"]);
+    check("tiktoken", published, ["Mistral's published tekken.json", "\"vocab\""]);
+    check("hf", published, ["Mistral's published tekken.json", "--tokenizer tiktoken"]);
     check("hf", &format!("{GOLDEN}/tekken.json"), ["Megatron's form", "--tokenizer tiktoken"]);
     check("tiktoken", &format!("{GOLDEN}/llama3.json"), ["tokenizer.json", "--tokenizer hf"]);
     check("sentencepiece", &format!("{GOLDEN}/llama3.json"), ["tokenizer.json", "--tokenizer hf"]);
-    check("sentencepiece", &format!("{GOLDEN}/small.tiktoken"), ["vocabulary of tiktoken", "hint"]);
-    check("hf", &format!("{GOLDEN}/small.tiktoken"), ["vocabulary of tiktoken", "hint"]);
+    check("sentencepiece", &format!("{GOLDEN}/small.tiktoken"), ["a tiktoken vocabulary", "hint"]);
+    check("hf", &format!("{GOLDEN}/small.tiktoken"), ["a tiktoken vocabulary", "hint"]);
     let model = format!("{GOLDEN}/../sentencepiece/word.model");
-    check("hf", &model, ["model of SentencePiece", "--tokenizer sentencepiece"]);
-    check("tiktoken", &model, ["model of SentencePiece", "--tokenizer sentencepiece"]);
+    check("hf", &model, ["a SentencePiece model", "--tokenizer sentencepiece"]);
+    check("tiktoken", &model, ["a SentencePiece model", "--tokenizer sentencepiece"]);
     let ids = folder.path().join("vocab.json");
     std::fs::write(&ids, r#"{"a": 0, "b": 1}"#).unwrap();
     check("hf", ids.to_str().unwrap(), ["vocab.json", "--merge-file"]);

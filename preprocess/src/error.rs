@@ -18,6 +18,8 @@ pub enum Error {
         found: String,
         /// What was expected.
         expected: String,
+        /// A command or a setting that may help.
+        hint: Option<String>,
     },
     /// An option has an invalid value.
     BadOption {
@@ -27,6 +29,8 @@ pub enum Error {
         found: String,
         /// What was expected.
         expected: String,
+        /// A command or a setting that may help.
+        hint: Option<String>,
     },
     /// A file of a vocabulary is invalid.
     BadVocab {
@@ -38,6 +42,8 @@ pub enum Error {
         found: String,
         /// What was expected.
         expected: String,
+        /// A command or a setting that may help.
+        hint: Option<String>,
     },
     /// No token has this id.
     UnknownToken {
@@ -147,6 +153,17 @@ impl Error {
     pub(crate) fn no_thread(source: io::Error) -> Self {
         storage::Error::from_io("start", "a thread", source).into()
     }
+
+    /// Adds a command or a setting that may help to an error that has a place for it.
+    pub(crate) fn with_hint(mut self, text: impl Into<String>) -> Self {
+        if let Error::BadInput { hint, .. }
+        | Error::BadOption { hint, .. }
+        | Error::BadVocab { hint, .. } = &mut self
+        {
+            *hint = Some(text.into());
+        }
+        self
+    }
 }
 
 impl From<storage::Error> for Error {
@@ -170,64 +187,55 @@ impl fmt::Display for Error {
             Error::Storage(error) => error.fmt(f),
             Error::Indexed(error) => error.fmt(f),
             Error::BadLine(line) => line.fmt(f),
-            Error::BadInput { input, found, expected } => {
-                write!(f, "read {input}: got {found}, due {expected}")
+            Error::BadInput { input, found, expected, hint } => {
+                write!(f, "cannot read {input}")?;
+                write_mismatch(f, expected, found, hint.as_deref())
             }
-            Error::BadOption { name, found, expected } => {
-                write!(f, "--{name}: got {found}, due {expected}")
+            Error::BadOption { name, found, expected, hint } => {
+                write!(f, "cannot use --{name}")?;
+                write_mismatch(f, expected, found, hint.as_deref())
             }
-            Error::BadVocab { file, line: None, found, expected } => {
-                write!(f, "read {file}: got {found}, due {expected}")
-            }
-            Error::BadVocab { file, line: Some(line), found, expected } => {
-                write!(f, "read {file}, line {line}: got {found}, due {expected}")
+            Error::BadVocab { file, line, found, expected, hint } => {
+                write!(f, "cannot read {file}")?;
+                line.map_or(Ok(()), |line| write!(f, ", line {line}"))?;
+                write_mismatch(f, expected, found, hint.as_deref())
             }
             Error::UnknownToken { id, vocab_size } => {
-                write!(f, "decode token {id}: due an id below {vocab_size}")?;
-                write!(f, "; hint: the tokens may be of another tokenizer")
+                write!(f, "cannot decode token {id}: expected an id below {vocab_size} ")?;
+                write!(f, "(hint: use the tokenizer that wrote the tokens)")
             }
             Error::Stream { input, offset, stored, source } => {
-                write!(f, "read {input}, after {offset} bytes")?;
-                if let Some(stored) = stored {
-                    write!(f, ", decompressed, at byte {stored} of the file")?;
-                }
-                write!(f, ": {source}")?;
-                match source.kind() {
-                    io::ErrorKind::UnexpectedEof => {
-                        write!(f, "; hint: the file may have been cut short")
-                    }
-                    _ => Ok(()),
-                }
+                write_stream(f, input, *offset, *stored, source)
             }
             Error::NoMemory { input, offset, bytes } => {
-                write!(f, "read {input}, after {offset} bytes: no memory for {bytes} bytes")?;
-                write!(f, " of one document; hint: lower --line-max, and it is refused instead")
+                write!(f, "cannot read {input} after {offset} bytes: cannot allocate {bytes} ")?;
+                write!(f, "bytes for one document (hint: lower --line-max to refuse it)")
             }
             Error::LeftBehind { file, source } => {
-                write!(f, "{source}; and {file} could not be taken back; hint: delete it")
+                write!(f, "{source}; {file} was not rolled back (hint: delete it)")
             }
             Error::WasInterrupted { object } => {
-                write!(f, "{object}: an earlier run was interrupted, or is at work; hint: go on ")?;
-                write!(f, "with it by --resume, or throw it away by --restart")
+                write!(f, "cannot create {object}: an earlier run was interrupted, or is still ")?;
+                write!(f, "running (hint: --resume continues it, --restart discards it)")
             }
             Error::OtherRun { journal, key, there, here } => {
-                write!(f, "go on with {journal}: '{key}' was {there} there and is {here} here; ")?;
-                write!(f, "hint: give what was given there, or begin anew with --restart")
+                write!(f, "cannot resume {journal}: expected {key} = {there}, found {here} ")?;
+                write!(f, "(hint: use the settings of the interrupted run, or --restart)")
             }
             Error::Changed { object, expected, found } => {
                 write!(f, "cannot resume with {object}: expected {expected}, found {found} ")?;
                 write!(f, "(hint: restore it, or start from scratch with --restart)")
             }
             Error::Complete { object } => {
-                write!(f, "{object}: the outputs are complete already")
+                write!(f, "{object}: outputs are already complete; nothing to do")
             }
             Error::OtherSettings { object } => {
-                write!(f, "{object}: the outputs are complete, but of other settings or inputs; ")?;
-                write!(f, "hint: give another --out, or delete them")
+                write!(f, "cannot resume {object}: outputs are complete, but of other settings ")?;
+                write!(f, "or inputs (hint: choose another --out, or delete the outputs)")
             }
-            Error::Stopped => f.write_str("stopped as asked; --resume goes on from here"),
+            Error::Stopped => f.write_str("stopped on request; --resume continues from here"),
             Error::CanResume { source } => {
-                write!(f, "{source}; what was done stays: --resume goes on with it")
+                write!(f, "{source}; committed output is retained, and --resume continues from it")
             }
         }
     }
@@ -237,12 +245,42 @@ impl fmt::Display for BadLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BadLine { input, line, offset, column, found, expected, .. } = self;
         let stream = if self.decompressed { "decompressed stream" } else { "file" };
+        write!(f, "cannot read {input}, ")?;
         match line {
-            Some(line) => write!(f, "read {input}, line {line} (byte {offset} of the {stream}), ")?,
-            None => write!(f, "read {input}, the line at byte {offset} of the {stream}, ")?,
+            Some(line) => write!(f, "line {line} (byte {offset} of the {stream}), ")?,
+            None => write!(f, "the line at byte {offset} of the {stream}, ")?,
         }
-        write!(f, "at byte {column} of the line: got {found}, due {expected}")?;
-        self.hint.map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+        write!(f, "at byte {column} of the line")?;
+        write_mismatch(f, expected, found, self.hint)
+    }
+}
+
+fn write_mismatch(
+    f: &mut fmt::Formatter<'_>,
+    expected: &str,
+    found: &str,
+    hint: Option<&str>,
+) -> fmt::Result {
+    write!(f, ": expected {expected}, found {found}")?;
+    hint.map_or(Ok(()), |hint| write!(f, " (hint: {hint})"))
+}
+
+fn write_stream(
+    f: &mut fmt::Formatter<'_>,
+    input: &str,
+    offset: u64,
+    stored: Option<u64>,
+    source: &io::Error,
+) -> fmt::Result {
+    write!(f, "cannot read {input} after {offset} ")?;
+    match stored {
+        Some(stored) => write!(f, "decompressed bytes, at byte {stored} of the file")?,
+        None => f.write_str("bytes")?,
+    }
+    write!(f, ": {source}")?;
+    match source.kind() {
+        io::ErrorKind::UnexpectedEof => f.write_str(" (hint: the file may be truncated)"),
+        _ => Ok(()),
     }
 }
 

@@ -83,9 +83,9 @@ fn go(cli: &Cli) -> Result<()> {
     reporter.clear();
     let report = result?;
     if let Some((store, key)) = report_to.transpose()? {
-        let json = serde_json::to_string_pretty(&report).context("serialize the report")?;
+        let json = serde_json::to_string_pretty(&report).context("cannot serialize the report")?;
         storage::write_all(store.as_ref(), &key, format!("{json}\n").as_bytes())
-            .context("the token files stand, but the report does not")?;
+            .context("cannot save the report (the token files are complete)")?;
     }
     if !cli.quiet {
         cli::summary::print(&report)?;
@@ -96,7 +96,7 @@ fn go(cli: &Cli) -> Result<()> {
 fn dry_run(cli: &Cli) -> Result<()> {
     let estimate = estimate(&cli.options())?;
     let mut out = io::stdout().lock();
-    let json = serde_json::to_string_pretty(&estimate).context("serialize the estimate")?;
+    let json = serde_json::to_string_pretty(&estimate).context("cannot serialize the estimate")?;
     writeln!(out, "{json}")?;
     Ok(())
 }

@@ -140,6 +140,8 @@ pub struct Shard {
     pub count: u32,
 }
 
+const SLURM: &str = "cannot shard by Slurm job array";
+
 impl Shard {
     /// The part of its outputs' names between the prefix and the key.
     pub(crate) fn label(self) -> String {
@@ -154,14 +156,17 @@ impl Shard {
     pub fn of_slurm(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, String> {
         let number = |name: &str| -> Result<u32, String> {
             let text = variable(name).ok_or_else(|| {
-                format!("the variable {name} is not set: this is no task of a Slurm job array")
+                format!("{SLURM}: {name} is not set (hint: submit with sbatch --array=0-15)")
             })?;
-            text.parse().map_err(|_| format!("{name} is '{text}', not a number"))
+            text.parse()
+                .map_err(|_| format!("{SLURM}: expected a number in {name}, found '{text}'"))
         };
         let (id, min) = (number("SLURM_ARRAY_TASK_ID")?, number("SLURM_ARRAY_TASK_MIN")?);
         let (max, count) = (number("SLURM_ARRAY_TASK_MAX")?, number("SLURM_ARRAY_TASK_COUNT")?);
         let step = variable("SLURM_ARRAY_TASK_STEP").map_or(Ok(1), |text| {
-            text.parse().map_err(|_| format!("SLURM_ARRAY_TASK_STEP is '{text}', not a number"))
+            text.parse().map_err(|_| {
+                format!("{SLURM}: expected a number in SLURM_ARRAY_TASK_STEP, found '{text}'")
+            })
         })?;
         let even = step > 0
             && min <= id
@@ -170,8 +175,8 @@ impl Shard {
             && (max - min) / step + 1 == count;
         if !even {
             return Err(format!(
-                "task {id} of {count} from {min} to {max} in steps of {step}: due an array \
-                 without gaps, such as --array=0-15"
+                "{SLURM}: expected task ids without gaps, such as --array=0-15, found task {id} \
+                 of {count} from {min} to {max} in steps of {step}"
             ));
         }
         Ok(Shard { index: (id - min) / step, count })
@@ -190,7 +195,7 @@ impl FromStr for Shard {
             let shard = Shard { index: index.parse().ok()?, count: count.parse().ok()? };
             (shard.index < shard.count).then_some(shard)
         };
-        parse().ok_or_else(|| format!("'{text}' is no share: write 0/4 to 3/4, or slurm"))
+        parse().ok_or_else(|| "expected a shard such as 0/4, or slurm".to_owned())
     }
 }
 

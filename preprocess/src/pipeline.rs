@@ -126,7 +126,7 @@ pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
                 Ok(_) => {}
                 Err(error) if nth == 0 => return Err(Error::no_thread(error)),
                 Err(error) => {
-                    log::warn!("{nth} of {workers} workers: the system starts no more: {error}");
+                    log::warn!("{nth} of {workers} workers started; cannot start more: {error}");
                     break;
                 }
             }

@@ -90,8 +90,8 @@ impl DocumentBatch {
 pub(crate) fn too_long(line_bytes_max: usize) -> LineFault {
     LineFault {
         column: line_bytes_max,
-        found: "no end of the line yet".to_owned(),
-        expected: format!("lines of at most {}", storage::ByteSize(line_bytes_max as u64)),
-        hint: Some("lines end with \\n or \\r; or raise --line-max, at the cost of memory"),
+        found: "a longer line".to_owned(),
+        expected: format!("a line of at most {}", storage::ByteSize(line_bytes_max as u64)),
+        hint: Some("end lines with \\n or \\r, or raise --line-max, which uses more memory"),
     }
 }

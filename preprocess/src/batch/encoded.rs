@@ -83,10 +83,10 @@ impl Skipped {
     pub fn causes(&self) -> Vec<(&'static str, u64)> {
         let Skipped { bad_lines, empty, few_tokens, long_lines } = *self;
         let all = [
-            ("bad lines", bad_lines),
+            ("invalid lines", bad_lines),
             ("empty documents", empty),
-            ("documents of under 10 tokens", few_tokens),
-            ("lines of over 5,000,000 characters", long_lines),
+            ("documents with fewer than 10 tokens", few_tokens),
+            ("lines with more than 5,000,000 characters", long_lines),
         ];
         all.into_iter().filter(|(_, count)| *count > 0).collect()
     }

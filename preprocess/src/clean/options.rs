@@ -180,17 +180,17 @@ impl CleanOptions {
 
     pub(super) fn check(&self) -> Result<()> {
         if self.inputs.is_empty() {
-            return bad("json-in", "no input", "at least one");
+            return bad("json-in", "none", "at least one input");
         }
         let streams = self.inputs.iter().filter(|name| *name == "-").count();
         if streams > 1 {
-            return bad("json-in", "'-' twice", "standard input once at most");
+            return bad("json-in", "it twice", "'-' (standard input) at most once");
         }
         if streams > 0 && self.near.as_ref().is_some_and(|near| near.two_passes) {
             return bad("two-passes", "standard input", "files, which can be read twice");
         }
         if self.key.is_empty() {
-            return bad("json-key", "''", "the name of a key");
+            return bad("json-key", "''", "a key name");
         }
         within("workers", self.workers, 1, 1024)?;
         within("line-max", self.line_bytes_max, 1, 1 << 30)?;
@@ -211,7 +211,7 @@ impl Filters {
         share("max-repeated-lines", self.repeated_lines_max)?;
         self.scripts_min.iter().try_for_each(|min| share("min-script", Some(min.share)))?;
         match self.rejects.iter().find(|reject| reject.words.is_empty()) {
-            Some(_) => bad("reject", "''", "what a text may not contain"),
+            Some(_) => bad("reject", "''", "words that a text must not contain"),
             None => Ok(()),
         }
     }
@@ -246,7 +246,7 @@ impl NearOptions {
         within("shingle", self.shingle, 1, SHINGLE_UNITS_MAX)?;
         within("bands", self.bands, 1, PLACES_MAX)?;
         within("rows", self.rows, 1, PLACES_MAX)?;
-        within("bands times rows", self.bands * self.rows, 1, PLACES_MAX)
+        within("bands times --rows", self.bands * self.rows, 1, PLACES_MAX)
     }
 }
 
@@ -257,18 +257,23 @@ impl SplitOptions {
         if sound && sum > 0.0 && sum.is_finite() {
             return Ok(());
         }
-        bad("split", &format!("{:?}", self.weights), "three weights, not all of them 0")
+        bad("split", &format!("{:?}", self.weights), "three weights, at least one above 0")
     }
 }
 
 fn bad<T>(name: &'static str, found: &str, expected: &str) -> Result<T> {
-    Err(Error::BadOption { name, found: found.to_owned(), expected: expected.to_owned() })
+    Err(Error::BadOption {
+        name,
+        found: found.to_owned(),
+        expected: expected.to_owned(),
+        hint: None,
+    })
 }
 
 fn share(name: &'static str, share: Option<f64>) -> Result<()> {
     match share {
         Some(share) if !(0.0..=1.0).contains(&share) => {
-            bad(name, &share.to_string(), "a share from 0 to 1")
+            bad(name, &share.to_string(), "a fraction from 0 to 1")
         }
         _ => Ok(()),
     }
@@ -295,7 +300,7 @@ impl FromStr for SplitOptions {
 
     /// Reads `949,50,1`, as Megatron's `--split`; the seed is 1234, as Megatron's.
     fn from_str(text: &str) -> Parsed<Self> {
-        let refuse = || format!("'{text}' is no split: write three weights, such as 949,50,1");
+        let refuse = || "expected three weights, such as 949,50,1".to_owned();
         let weights: Option<Vec<f64>> =
             text.split(',').map(|weight| weight.trim().parse().ok()).collect();
         let weights = weights.and_then(|weights| weights.try_into().ok()).ok_or_else(refuse)?;
@@ -309,7 +314,7 @@ impl FromStr for ScriptMin {
     type Err = String;
 
     fn from_str(text: &str) -> Parsed<Self> {
-        let refuse = || format!("'{text}' is no share of a script: write one such as han=0.3");
+        let refuse = || "expected SCRIPT=FRACTION, such as han=0.3".to_owned();
         let (script, share) = text.split_once('=').ok_or_else(refuse)?;
         let share = share.parse().map_err(|_| refuse())?;
         Ok(ScriptMin { script: script.to_owned(), share })
@@ -337,7 +342,7 @@ impl FromStr for Measure {
             "union" => Ok(Measure::Union),
             "min" => Ok(Measure::Min),
             "max" => Ok(Measure::Max),
-            _ => Err(format!("'{text}' is no measure: union, min or max")),
+            _ => Err("expected union, min or max".to_owned()),
         }
     }
 }
@@ -349,7 +354,7 @@ impl FromStr for ShingleUnit {
         match text {
             "char" => Ok(ShingleUnit::Char),
             "word" => Ok(ShingleUnit::Word),
-            _ => Err(format!("'{text}' is no unit of shingles: char or word")),
+            _ => Err("expected char or word".to_owned()),
         }
     }
 }

@@ -108,7 +108,7 @@ pub(super) fn finish(sinks: Vec<LineWriter>) -> Result<Vec<Output>> {
 fn take_back(done: &[(Arc<dyn Storage>, Key, FileEntry)], error: Error) -> Error {
     for (store, key, _) in done {
         if let Err(failed) = store.delete(key) {
-            log::warn!("take back {}: {failed}", store.display(key));
+            log::warn!("{}: not rolled back: {failed}", store.display(key));
             return Error::LeftBehind { file: store.display(key), source: Box::new(error) };
         }
     }
@@ -132,7 +132,7 @@ impl io::Write for Writer {
 fn failed(what: &str, error: io::Error) -> Error {
     match error.downcast::<storage::Error>() {
         Ok(error) => error.into(),
-        Err(error) => storage::Error::from_io("compress to", what, error).into(),
+        Err(error) => storage::Error::from_io("compress", what, error).into(),
     }
 }
 

@@ -104,8 +104,9 @@ impl Tally {
 fn short(document: u64, input: &str) -> Result<u32> {
     u32::try_from(document).map_err(|_| Error::BadInput {
         input: input.to_owned(),
-        found: "more than 4294967295 documents".to_owned(),
-        expected: "fewer at a time, where duplicates are looked for".to_owned(),
+        found: "more".to_owned(),
+        expected: "at most 4294967295 documents for deduplication".to_owned(),
+        hint: None,
     })
 }
 
@@ -304,8 +305,9 @@ impl CleanWriter {
             let names: Vec<&str> = self.tally.inputs.iter().map(|i| i.name.as_str()).collect();
             return Err(Error::BadInput {
                 input: names.join(", "),
-                found: "other documents than the first time".to_owned(),
-                expected: "files that nobody writes while they are read".to_owned(),
+                found: "different documents in the second pass".to_owned(),
+                expected: "the documents of the first pass".to_owned(),
+                hint: Some("run again while no process writes these files".to_owned()),
             });
         }
         let progress = self.tally.progress();

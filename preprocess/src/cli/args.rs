@@ -292,14 +292,16 @@ fn dtype(text: &str) -> Result<Dtype, String> {
     match text {
         "uint16" => Ok(Dtype::U16),
         "int32" => Ok(Dtype::I32),
-        _ => Err("due uint16 or int32".to_owned()),
+        _ => Err("expected uint16 or int32".to_owned()),
     }
 }
+
+const TIME_EXPECTED: &str = "expected a number and ms, s or min, such as 30s";
 
 fn duration(text: &str) -> Result<Duration, String> {
     match text.parse()? {
         Interval::Time(time) => Ok(time),
-        Interval::Documents(_) => Err("due a number and ms, s or min, such as 30s".to_owned()),
+        Interval::Documents(_) => Err(TIME_EXPECTED.to_owned()),
     }
 }
 
@@ -314,12 +316,11 @@ impl std::str::FromStr for Interval {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse =
-            || format!("'{text}' is no time: write a number and ms, s or min, such as 30s");
+        let refuse = || TIME_EXPECTED.to_owned();
         let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
         let count: u64 = digits.parse().map_err(|_| refuse())?;
         match &text[digits.len()..] {
-            _ if count == 0 => Err("at least 1 is due".to_owned()),
+            _ if count == 0 => Err("expected at least 1".to_owned()),
             "ms" => Ok(Interval::Time(Duration::from_millis(count))),
             "s" => Ok(Interval::Time(Duration::from_secs(count))),
             "min" => Ok(Interval::Time(Duration::from_secs(count.saturating_mul(60)))),

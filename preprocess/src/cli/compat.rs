@@ -22,7 +22,7 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
     (
         "--tokenizer-path",
         &["--tokenizer", "encdec", "--objective", "cpm2", "--cpm-compat"],
-        "read as CPM-2's: --tokenizer encdec --objective cpm2 --cpm-compat",
+        "read as CPM-2's, with --tokenizer encdec --objective cpm2 --cpm-compat",
     ),
     (
         "--vocab-path",
@@ -36,8 +36,8 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
             "--txt-trim",
             "--append-eod",
         ],
-        "read as Yuan's: --tokenizer yuan --dtype int32 --txt-newline '<n>' --txt-trim \
-         --append-eod; all inputs become one dataset, and no line is left out for its length",
+        "read as Yuan's, with --tokenizer yuan --dtype int32 --txt-newline '<n>' --txt-trim \
+         --append-eod; all inputs become one dataset, and no line is skipped for its length",
     ),
 ];
 
@@ -47,13 +47,13 @@ const READERS: [(ForeignReader, &[FlagValue], &str); 2] = [
     (
         ForeignReader::NeoX,
         &[("--lists", "joined"), ("--empty-docs", "skip"), ("--txt-separator", "file")],
-        "inputs are read as GPT-NeoX's program reads them: --lists joined --empty-docs skip \
+        "inputs are read as by GPT-NeoX's program, with --lists joined --empty-docs skip \
          --txt-separator file",
     ),
     (
         ForeignReader::Paddle,
         &[("--empty-docs", "skip")],
-        "documents without tokens are left out, as Paddle's program does: --empty-docs skip",
+        "documents without tokens are skipped as by Paddle's program, with --empty-docs skip",
     ),
 ];
 
@@ -139,8 +139,8 @@ pub(crate) fn translate(
             continue;
         };
         match verdict {
-            FlagMapping::Refused(why) => return Err(format!("{name}: {why}")),
-            FlagMapping::Implied(why) => out.notes.push(format!("{name} is not needed: {why}")),
+            FlagMapping::Refused(why) => return Err(format!("cannot use {name}: {why}")),
+            FlagMapping::Implied(why) => out.notes.push(format!("{name}: ignored; {why}")),
         }
         let most = match values {
             _ if value.is_some() => 0,
@@ -162,7 +162,7 @@ pub(crate) fn translate(
         let tokenizers = ["--tokenizer", "--tokenizer-type", "--tokenizer-name"];
         if has(&out, flag) && !tokenizers.iter().any(|name| has(&out, name)) {
             out.arguments.extend(meant.iter().map(OsString::from));
-            out.notes.push(format!("{flag} without --tokenizer is {note}"));
+            out.notes.push(format!("{flag} without --tokenizer: {note}"));
         }
     }
     for (_, options, note) in READERS.iter().filter(|(of, ..)| Some(*of) == reader) {

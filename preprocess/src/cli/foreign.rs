@@ -20,33 +20,33 @@ pub(super) enum Values {
 use FlagMapping::{Implied, Refused};
 use Values::{Many, One, Zero};
 
-const ORDER: &str = "the output is in the order of the input for any number of workers";
-const THREADS: &str = "one process works on all cores; --workers says on how many";
-const TRIALS: &str = "it belongs to --find-optimal-num-workers";
-const PARTITIONS: &str =
-    "no partition files are needed: inputs are read as they are, and --shard divides them";
-const PADDED: &str = "ids do not depend on it, and the type follows from the vocabulary itself";
+const ORDER: &str = "output is in input order for any number of workers";
+const THREADS: &str = "one process uses all cores; --workers limits them";
+const TRIALS: &str = "it is a setting of --find-optimal-num-workers";
+const PARTITIONS: &str = "inputs are read without partition files, and --shard divides them";
+const PADDED: &str = "ids do not depend on it, and the vocabulary determines their type";
 const GROUP: &str = "no process group is needed; --shard divides the work";
-const CLASS: &str = "it names a Python class; give --tokenizer and its files";
-const TEMPLATE: &str = "conversations are not documents; apply the template first";
-const LABELS: &str = "no labels are written: a prompt cannot be left out of the loss here";
-const MMAP: &str = "mmap is what is written; the older lazy and cached are read by feedline \
-                    convert, and nothing here writes them";
-const PADDLE: &str = "Megatron's mmap is what is written; feedline convert --to paddle makes \
-                      PaddleNLP's of it, and nothing here writes lazy";
-const WHITE_SPACE: &str = "the model says whether white space is collapsed";
-const CUT: &str = "all documents are written, in order; head -n or shuf choose lines before";
+const CLASS: &str = "it names a Python class (hint: use --tokenizer and its files)";
+const TEMPLATE: &str = "conversations are not supported (hint: apply the chat template first)";
+const LABELS: &str = "labels are not written, so a prompt cannot be masked in the loss";
+const MMAP: &str = "output is always mmap; feedline convert reads the older lazy and cached, but \
+                    cannot write them";
+const PADDLE: &str = "output is always Megatron's mmap; feedline convert --to paddle turns it into \
+                      PaddleNLP's, and lazy is not supported";
+const WHITE_SPACE: &str = "the model file determines whether white space is collapsed";
+const CUT: &str =
+    "all documents are written in order (hint: select lines first with head -n or shuf)";
 
 /// In the order of the programs that have them.
 pub(super) const FOREIGN: &[(&str, Values, FlagMapping)] = &[
     // Megatron's.
     ("--partitions", One, Implied(PARTITIONS)),
     ("--keep-sequential-samples", Zero, Implied(ORDER)),
-    ("--find-optimal-num-workers", Zero, Implied("the best number is that of the cores")),
+    ("--find-optimal-num-workers", Zero, Implied("the default is one worker per core")),
     ("--workers-to-check", Many, Implied(THREADS)),
     ("--max-documents", One, Implied(TRIALS)),
     ("--performance-dir", One, Implied(TRIALS)),
-    ("--use-gigatoken", Zero, Implied("the tokenizers here are compiled already")),
+    ("--use-gigatoken", Zero, Implied("all tokenizers are compiled code")),
     ("--padded-vocab-size", One, Implied(PADDED)),
     ("--pad-vocab-size", Zero, Implied(PADDED)),
     ("--no-pad-vocab-size", Zero, Implied(PADDED)),
@@ -54,24 +54,20 @@ pub(super) const FOREIGN: &[(&str, Values, FlagMapping)] = &[
     ("--make-vocab-size-divisible-by", One, Implied(PADDED)),
     ("--tensor-model-parallel-size", One, Implied(PADDED)),
     ("--rank", One, Implied(GROUP)),
-    ("--tokenizer-hf-use-fast", Zero, Implied("all are fast")),
-    (
-        "--tokenizer-hf-include-special-tokens",
-        Zero,
-        Implied("so it is without --tokenizer-hf-no-include-special-tokens"),
-    ),
+    ("--tokenizer-hf-use-fast", Zero, Implied("all tokenizers are fast")),
+    ("--tokenizer-hf-include-special-tokens", Zero, Implied("it is the default")),
     ("--null-tokenizer-pad-id", One, Implied("nothing is padded")),
     ("--chat-template", One, Refused(TEMPLATE)),
     ("--tokenizer-prompt-format", One, Refused(TEMPLATE)),
     ("--sft-tokenizer-prompt-format", One, Refused(TEMPLATE)),
     ("--force-system-message", Zero, Refused(TEMPLATE)),
-    ("--image-tag-type", One, Refused("texts alone are read, no images")),
+    ("--image-tag-type", One, Refused("images are not supported")),
     ("--tokenizer-metadata", One, Refused(CLASS)),
     ("--metadata-path", One, Refused(CLASS)),
     (
         "--tokenizer-sentencepiece-legacy",
         Zero,
-        Refused("special tokens that a text spells are text here, in the legacy mode too"),
+        Refused("special tokens in a text are encoded as plain text, also in legacy mode"),
     ),
     ("--tokenizer-sentencepiece-ignore-extra-whitespaces", Zero, Implied(WHITE_SPACE)),
     ("--no-tokenizer-sentencepiece-ignore-extra-whitespaces", Zero, Refused(WHITE_SPACE)),
@@ -79,33 +75,29 @@ pub(super) const FOREIGN: &[(&str, Values, FlagMapping)] = &[
     ("--dataset-impl", One, Implied(MMAP)),
     // Paddle's.
     ("--data-impl", One, Implied(PADDLE)),
-    ("--data-format", One, Implied("JSON lines are told from other inputs by themselves")),
-    ("--model-name", One, Implied("the tokenizer decides, not the model")),
+    ("--data-format", One, Implied("the input format is detected")),
+    ("--model-name", One, Implied("only the tokenizer affects the output")),
     (
         "--cn-whole-word-segment",
         Zero,
-        Refused("marks of words are made by the BERT index when training, not here"),
+        Refused("the BERT index finds word boundaries at training time"),
     ),
     (
         "--cn-seg-func",
         One,
-        Implied("it belongs to --cn-whole-word-segment; --tokenizer jieba segments"),
+        Implied("it is a setting of --cn-whole-word-segment; --tokenizer jieba segments words"),
     ),
-    (
-        "--cn-splited",
-        Zero,
-        Refused("texts that are segmented already are read as they are: join the words first"),
-    ),
-    ("--cn-split-dimer", One, Implied("it belongs to --cn-splited")),
+    ("--cn-splited", Zero, Refused("segmented texts are not joined (hint: join the words first)")),
+    ("--cn-split-dimer", One, Implied("it is a setting of --cn-splited")),
     (
         "--max-repeated-len",
         One,
-        Refused("texts are not changed here; feedline clean drops what repeats"),
+        Refused("texts are not changed (hint: feedline clean drops repetitive documents)"),
     ),
     ("--max-doc-num", One, Refused(CUT)),
     // GPT-NeoX's, and those of its two programs for prompts and conversations.
-    ("--num-docs", One, Implied("it is only for a progress bar")),
-    ("--ftfy", Zero, Refused("texts are not changed here; mend them before")),
+    ("--num-docs", One, Implied("it only affects a progress bar")),
+    ("--ftfy", Zero, Refused("texts are not changed (hint: run ftfy first)")),
     ("--mask-before-token", One, Refused(LABELS)),
     ("--no-mask", Zero, Refused(TEMPLATE)),
     ("--for-rm", Zero, Refused(LABELS)),
@@ -115,12 +107,12 @@ pub(super) const FOREIGN: &[(&str, Values, FlagMapping)] = &[
     ("--pad-vocab-size-to", One, Implied(PADDED)),
     ("--world-size", One, Implied(GROUP)),
     ("--torch-backend", One, Implied(GROUP)),
-    ("--columns", One, Refused("inputs are files: --json-key names what holds the text")),
-    ("--split", One, Refused("inputs are files: name those of the split")),
+    ("--columns", One, Refused("inputs are files (hint: set --json-key to the key of the text)")),
+    ("--split", One, Refused("inputs are files (hint: name the files of the split)")),
     ("--count", One, Refused(CUT)),
     ("--shuffle", Zero, Refused(CUT)),
     ("--merge", One, Implied("one process writes one pair of files")),
-    ("--scratch", One, Implied("drafts lie beside the outputs until they are whole")),
+    ("--scratch", One, Implied("unfinished files are stored beside the outputs")),
 ];
 
 #[cfg(test)]

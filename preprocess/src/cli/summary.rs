@@ -13,13 +13,13 @@ pub(crate) fn print(report: &Report) -> io::Result<()> {
         writeln!(out, "{}  {}", output.name, ByteSize(output.bytes))?;
     }
     if report.documents == 0 {
-        writeln!(io::stderr(), "warning: no documents: the inputs are empty")?;
+        writeln!(io::stderr(), "warning: inputs are empty; no documents were written")?;
     }
     if report.inputs_unverified > 0 {
         writeln!(
             io::stderr(),
-            "warning: {} of {} inputs: not compared with what was read before the resume (hint: \
-             streams and journals of earlier versions have no identity of an input)",
+            "warning: {} of {} inputs: not compared with what was read before the resume; no \
+             identity was recorded (a stream, or a journal of an earlier version)",
             report.inputs_unverified,
             report.inputs.len()
         )?;
@@ -34,18 +34,20 @@ fn rows(report: &Report) -> Vec<(&'static str, String, String)> {
         grouped(*documents),
         match report.documents_empty {
             0 => String::new(),
-            empty => format!("{} of them empty: they have no tokens and no end", grouped(empty)),
+            empty => format!("{} empty, without tokens and end-of-document", grouped(empty)),
         },
     )];
     let per_token = report.text_bytes_per_token;
-    let shape =
-        format!("{:.1} a document, {per_token:.2} bytes of text each", report.tokens_per_document);
+    let shape = format!(
+        "{:.1} per document, {per_token:.2} bytes of text per token",
+        report.tokens_per_document
+    );
     rows.push(("tokens", grouped(*tokens), shape));
     for (cause, count) in report.skipped.causes() {
-        rows.push(("left out", grouped(count), cause.to_owned()));
+        rows.push(("skipped", grouped(count), cause.to_owned()));
     }
     if report.blank_lines > 0 {
-        rows.push(("left out", grouped(report.blank_lines), "blank lines".to_owned()));
+        rows.push(("skipped", grouped(report.blank_lines), "blank lines".to_owned()));
     }
     let speed = format!(
         "in {elapsed_s:.1} s: {:.1} MB/s, {:.2} M tokens/s, {} workers",
@@ -66,7 +68,7 @@ fn rows(report: &Report) -> Vec<(&'static str, String, String)> {
         .map(|(name, ns)| format!("{:.0} % {name}", ns as f64 * 100.0 / all))
         .into_iter()
         .collect();
-    rows.push(("work", format!("{:.1} s", all / 1e9), shares.join(", ")));
+    rows.push(("thread time", format!("{:.1} s", all / 1e9), shares.join(", ")));
     rows
 }
 

@@ -56,7 +56,7 @@ const ENDINGS_UNREAD: [&str; 12] =
 pub(super) const DOCUMENT_ENDINGS: [&str; 5] = [".jsonl", ".ndjson", ".json", ".txt", ".parquet"];
 
 /// What is read, for messages.
-pub(super) const READABLE: &str = "JSON lines, plain, .zst, .gz, .bz2 or .xz";
+pub(super) const READABLE: &str = "JSON lines, plain or compressed as .zst, .gz, .bz2 or .xz";
 
 /// How an input is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,20 +90,18 @@ impl Codec {
         }
         for (magic, what, hint) in FOREIGN {
             if head.starts_with(magic) {
-                let due = format!("{READABLE}; hint: {hint}");
-                return Err(bad_input(name, what, due));
+                return Err(bad_input(name, what, READABLE).with_hint(hint));
             }
         }
-        let due = "what its name says";
         let expected = match split_ending(name).1 {
             Codec::Plain | Codec::Parquet => return Ok(Codec::Plain),
-            _ if head.is_empty() => return Err(bad_input(name, "an empty file", due)),
             Codec::Zstd => "Zstandard",
             Codec::Gzip => "gzip",
             Codec::Bzip2 => "bzip2",
             Codec::Xz => "xz",
         };
-        Err(bad_input(name, format!("a file that is not {expected} inside"), due))
+        let found = if head.is_empty() { "an empty file" } else { "other data" };
+        Err(bad_input(name, found, format!("{expected} data (by file name)")))
     }
 
     /// What is inside, from one end to the other, however many frames or members there are.

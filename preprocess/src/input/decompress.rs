@@ -197,7 +197,7 @@ impl DecodeQueue {
 
 /// The error of an input that has become shorter since it was last read.
 pub(super) fn too_short(missing: u64) -> DecodeError {
-    let told = format!("{missing} bytes fewer than were read of it before, decompressed");
+    let told = format!("decompressed data is now {missing} bytes shorter than before");
     DecodeError { stored: None, source: io::Error::new(io::ErrorKind::UnexpectedEof, told) }
 }
 

@@ -14,8 +14,8 @@ use super::codec::{Codec, DOCUMENT_ENDINGS, has_ending, is_document_name, split_
 use super::left_out::LeftOut;
 use super::stream::decompressed_head;
 use super::{
-    Input, InputIdentity, InputLocation, RecordFormat, STDIN, TextRules, WHOLE, bad_input, glob,
-    not_a_file,
+    Input, InputIdentity, InputLocation, PARQUET_FILE, RecordFormat, STDIN, TextRules, WHOLE,
+    bad_input, glob, not_a_file,
 };
 use crate::{Error, Result};
 
@@ -81,7 +81,7 @@ impl FromStr for Format {
             "json" => Format::JsonArray,
             "txt" => Format::Text,
             "parquet" => Format::Parquet,
-            _ => return Err(format!("'{text}' is none of auto, jsonl, json, txt and parquet")),
+            _ => return Err("expected auto, jsonl, json, txt or parquet".to_owned()),
         })
     }
 }
@@ -104,11 +104,12 @@ pub(crate) fn expand(names: &[String], options: &InputOptions, column: &str) -> 
     for input in &finder.found {
         let is_stream = !matches!(input.place, InputLocation::Object { .. });
         if !seen.insert(input.unique_path()) && (is_stream || !options.repeats) {
-            let due = match is_stream {
-                true => "a stream once at most",
-                false => "each file once; hint: --allow-repeats takes it as often as it is named",
-            };
-            return Err(bad_input(&input.name, "the same input twice", due));
+            let found = "the same input twice";
+            return Err(match is_stream {
+                true => bad_input(&input.name, found, "each stream once"),
+                false => bad_input(&input.name, found, "each file once")
+                    .with_hint("--allow-repeats reads a file as often as it is named"),
+            });
         }
     }
     Ok(finder.found)
@@ -206,7 +207,7 @@ impl Finder<'_> {
             return Ok(Some(storage::locate(name)?));
         }
         if name.is_empty() {
-            return Err(bad_input("''", "an empty name", "a file"));
+            return Err(bad_input("''", "an empty name", "a file name"));
         }
         if Path::new(name).file_name().is_none() {
             return Ok(None);
@@ -243,23 +244,23 @@ impl Finder<'_> {
             let shown = if is_s3(name) { store.display(&entry.key) } else { join(name, key) };
             self.add_key(&store, &entry.key, shown)?;
         }
-        log::info!("{name}: {ours} of {} files", entries.len());
+        log::info!("{name}: {ours} of {} files are inputs", entries.len());
         if ours > 0 {
             return LeftOut::of_folder(name)?.check(name);
         }
         let endings = DOCUMENT_ENDINGS.join(", ");
         let got = match entries.len() {
             0 => "a folder without files".to_owned(),
-            count => format!("a folder of {count} files, none of which is called so"),
+            count => format!("a folder of {count} files with other names"),
         };
-        let due = format!("files that end in {endings}, plain or with .zst, .gz, .bz2 or .xz");
+        let due = format!("files that end in {endings}, optionally with .zst, .gz, .bz2 or .xz");
         Err(bad_input(name, got, due))
     }
 
     fn add_pattern(&mut self, name: &str) -> Result<()> {
         let before = self.found.len();
         let alternatives = glob::alternatives(name);
-        for pattern in alternatives.map_err(|got| bad_input(name, got, "fewer"))? {
+        for pattern in alternatives.map_err(|got| bad_input(name, got, "fewer alternatives"))? {
             let (base, rest) = split_base(&pattern);
             let folder = if base.is_empty() { "." } else { base };
             let store = self.store(folder)?;
@@ -276,12 +277,8 @@ impl Finder<'_> {
             }
         }
         let count = self.found.len() - before;
-        log::info!("{name}: {count} files");
-        if count == 0 {
-            Err(bad_input(name, "no file that matches", "at least one"))
-        } else {
-            Ok(())
-        }
+        log::info!("{name}: matched {count} files");
+        if count == 0 { Err(bad_input(name, "none", "at least one matching file")) } else { Ok(()) }
     }
 
     /// Adds what a name stands for: a file, or a folder of files.
@@ -326,7 +323,7 @@ impl Finder<'_> {
             Format::JsonArray => RecordFormat::JsonArray,
             Format::Text => RecordFormat::Text(Arc::clone(&self.text)),
             Format::Parquet => {
-                return Err(bad_input(name, "a stream", "a file: Parquet is read from its end"));
+                return Err(bad_input(name, "a stream", PARQUET_FILE));
             }
         };
         self.found.push(Input {
@@ -349,15 +346,16 @@ impl Finder<'_> {
         let is_parquet = input.codec == Codec::Parquet;
         match self.options.format {
             Format::Auto | Format::Parquet if is_parquet => self.rows(input),
-            Format::Parquet => Err(bad_input(&input.name, "something else", "Parquet")),
-            _ if is_parquet => Err(bad_input(&input.name, "Parquet", "what --input-format says")),
+            Format::Parquet => Err(bad_input(&input.name, "another format", "Parquet")),
+            _ if is_parquet => {
+                Err(bad_input(&input.name, "Parquet", "the format of --input-format"))
+            }
             Format::JsonArray => Ok(RecordFormat::JsonArray),
             Format::Text => Ok(RecordFormat::Text(Arc::clone(&self.text))),
             Format::Auto if has_ending(stem, ".txt") => {
                 if starts_with(input, b"{\"")? {
-                    let got = "what looks like lines of JSON";
-                    let due = "plain text, as it is called; hint: say --input-format jsonl, or txt";
-                    return Err(bad_input(&input.name, got, due));
+                    return Err(bad_input(&input.name, "JSON lines", "text (by file name)")
+                        .with_hint("set --input-format jsonl, or txt"));
                 }
                 Ok(RecordFormat::Text(Arc::clone(&self.text)))
             }
@@ -371,9 +369,8 @@ impl Finder<'_> {
     #[cfg(not(feature = "parquet"))]
     #[expect(clippy::unused_self, reason = "it has a twin that looks at the column")]
     fn rows(&self, input: &Input) -> Result<RecordFormat> {
-        let hint = "this program was built without the feature parquet; build it with, or write \
-                    the file as JSON lines first";
-        Err(bad_input(&input.name, "Parquet", format!("{}; hint: {hint}", super::codec::READABLE)))
+        let hint = "build with the feature parquet, or convert the file to JSON lines";
+        Err(bad_input(&input.name, "Parquet", super::codec::READABLE).with_hint(hint))
     }
 
     #[cfg(feature = "parquet")]

@@ -28,7 +28,7 @@ pub(super) fn alternatives(pattern: &str) -> Result<Vec<String>, String> {
         let choices = split_outside_braces(&next[start + 1..end]);
         open.extend(choices.iter().rev().map(|choice| format!("{before}{choice}{after}")));
         if open.len() + done.len() > ALTERNATIVES_MAX {
-            return Err(format!("more than {ALTERNATIVES_MAX} choices in its braces"));
+            return Err(format!("more than {ALTERNATIVES_MAX} in its braces"));
         }
     }
     Ok(done)

@@ -87,7 +87,7 @@ impl ArrayScan {
             return Ok(());
         }
         let mut fault = self.stumble("the end of the file".to_owned());
-        fault.hint = Some("the file may have been cut short");
+        fault.hint = Some("the file may be truncated");
         Err((self.at, fault))
     }
 
@@ -146,7 +146,7 @@ impl ArrayScan {
             ScanState::Behind => "',' or ']'",
             ScanState::Comma => "an object",
             ScanState::Element { .. } => "the end of the element, and ']'",
-            ScanState::Closed => "nothing after the list",
+            ScanState::Closed => "the end of the file after the list",
         };
         LineFault { column: 0, found, expected: expected.to_owned(), hint: None }
     }
@@ -156,6 +156,6 @@ fn char_of(bytes: &[u8], at: usize) -> String {
     let end = bytes.len().min(at + 4);
     match String::from_utf8_lossy(&bytes[at..end]).chars().next() {
         Some(char) if char.is_ascii_graphic() => format!("'{char}'"),
-        _ => format!("the byte {:#04x}", bytes[at]),
+        _ => format!("byte {:#04x}", bytes[at]),
     }
 }

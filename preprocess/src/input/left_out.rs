@@ -34,11 +34,11 @@ pub(super) struct LeftOut {
     others: Vec<String>,
 }
 
-const NOT_UTF8: &str = "its name is not UTF-8";
-const DANGLING: &str = "a link to nothing";
-const LINKED_FOLDER: &str = "a link to a folder";
-const NO_FILE: &str = "a pipe, device or socket";
-const UNREAD: &str = "compressed in a way that is not read";
+const NOT_UTF8: &str = "name is not UTF-8";
+const DANGLING: &str = "dangling link";
+const LINKED_FOLDER: &str = "link to a folder";
+const NO_FILE: &str = "pipe, device or socket";
+const UNREAD: &str = "unsupported compression";
 
 impl LeftOut {
     /// Walks a folder, if it is on a file system.
@@ -67,7 +67,8 @@ impl LeftOut {
         let Some(path) = local_path(name) else { return Ok(found) };
         found.root = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let due = "a folder that can be listed";
-        walk(&mut found, path).map_err(|error| bad_input(name, error.to_string(), due))?;
+        walk(&mut found, path)
+            .map_err(|error| bad_input(name, format!("an error: {error}"), due))?;
         Ok(found)
     }
 
@@ -154,16 +155,19 @@ impl LeftOut {
         if self.meant.is_empty() {
             if !self.others.is_empty() {
                 let shown = first_of(&self.others, |path| storage::printable(path));
-                log::warn!("{name}: left out {} without documents: {shown}", self.others.len());
+                log::warn!(
+                    "{name}: skipped {} entries without documents: {shown}",
+                    self.others.len()
+                );
             }
             return Ok(());
         }
         let shown =
             first_of(&self.meant, |(path, why)| format!("{} ({why})", storage::printable(path)));
-        let found = format!("{} that cannot be read: {shown}", self.meant.len());
-        let expected = "regular files whose names are UTF-8; hint: a pattern such as \
-                        'FOLDER/*' follows links to folders; rename, move or remove the others";
-        Err(bad_input(name, found, expected))
+        let found = format!("unreadable entries ({}): {shown}", self.meant.len());
+        let hint = "a pattern such as 'FOLDER/*' follows links to folders; rename, move or \
+                    remove the others";
+        Err(bad_input(name, found, "regular files with UTF-8 names").with_hint(hint))
     }
 }
 

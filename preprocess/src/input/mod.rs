@@ -155,12 +155,20 @@ fn not_a_file(name: &str, error: storage::Error) -> Error {
     let storage::Error::Io { source, .. } = &error else { return error.into() };
     let got = match source.kind() {
         io::ErrorKind::IsADirectory => "a folder",
-        io::ErrorKind::InvalidInput => "a socket, a device, or a pipe that a pattern matches",
+        io::ErrorKind::InvalidInput => "a socket, a device, or a pipe matched by a pattern",
         _ => return error.into(),
     };
     bad_input(name, got, "a file, a folder of files, a pipe, or - for standard input")
 }
 
+/// Parquet has its index at the end, so that a stream cannot be read.
+const PARQUET_FILE: &str = "a file, because Parquet is read from its end";
+
 fn bad_input(name: &str, found: impl Into<String>, expected: impl Into<String>) -> Error {
-    Error::BadInput { input: name.to_owned(), found: found.into(), expected: expected.into() }
+    Error::BadInput {
+        input: name.to_owned(),
+        found: found.into(),
+        expected: expected.into(),
+        hint: None,
+    }
 }

@@ -64,13 +64,13 @@ impl RowReader {
         let schema = file.metadata().file_metadata().schema_descr();
         let names: Vec<String> = schema.columns().iter().map(|c| c.path().string()).collect();
         let Some(at) = names.iter().position(|name| name == column) else {
-            let got = format!("only the columns {}", names.join(", "));
-            return Err(bad_input(&input.name, got, format!("the column '{column}'")));
+            let got = format!("only columns {}", names.join(", "));
+            return Err(bad_input(&input.name, got, format!("column '{column}'")));
         };
         let found = schema.column(at);
         if found.physical_type() != Type::BYTE_ARRAY || found.max_rep_level() > 0 {
-            let got = format!("the column '{column}' of {}", found.physical_type());
-            return Err(bad_input(&input.name, got, "one of strings"));
+            let got = format!("values of {}", found.physical_type());
+            return Err(bad_input(&input.name, got, format!("strings in column '{column}'")));
         }
         let groups = file.metadata().row_groups();
         let rows = groups.iter().map(|group| u64::try_from(group.num_rows()).unwrap_or(0)).sum();
@@ -115,7 +115,11 @@ impl RowReader {
         if self.row == row {
             return Ok(());
         }
-        Err(bad_input(&self.name, format!("{} rows", self.row), format!("the {row} read before")))
+        Err(bad_input(
+            &self.name,
+            format!("{} rows", self.row),
+            format!("at least the {row} read before"),
+        ))
     }
 
     /// False: there are no more.
@@ -195,7 +199,11 @@ impl RowReader {
 /// not used again: after an error nothing more is read.
 fn guard<T>(name: &str, row: u64, read: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        Err(told(name, row, ParquetError::General("not as its header says".to_owned())))
+        Err(told(
+            name,
+            row,
+            ParquetError::General("cannot decode contents that contradict the header".to_owned()),
+        ))
     })
 }
 
@@ -208,8 +216,8 @@ fn told(name: &str, row: u64, error: ParquetError) -> Error {
         },
         other => other,
     };
-    let got = format!("after {row} rows: {error}");
-    bad_input(name, got, "Parquet as its specification has it; hint: the file may have been cut")
+    let got = format!("an error after {row} rows: {error}");
+    bad_input(name, got, "valid Parquet").with_hint("the file may be truncated")
 }
 
 /// A file as Parquet's reader wants it.
@@ -233,7 +241,7 @@ impl ChunkReader for Chunks {
         // A file may say any length: it is compared with its own before there is memory for it.
         let end = start.checked_add(length as u64).filter(|&end| end <= self.len());
         let Some(_) = end else {
-            let told = format!("{length} bytes due at {start} of {}", self.len());
+            let told = format!("{length} bytes requested at byte {start} of {}", self.len());
             return Err(ParquetError::EOF(told));
         };
         let mut buf = vec![0; length];

@@ -28,6 +28,7 @@ impl Share {
             name: "shard",
             found: format!("{i}/{n}"),
             expected: expected.to_owned(),
+            hint: None,
         })
     }
 
@@ -47,7 +48,7 @@ pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
     let mut all = 0_u64;
     for input in &*inputs {
         let (Some(bytes), InputLocation::Object { .. }) = (input.stored_bytes, &input.place) else {
-            let due = "files: a stream cannot be shared out";
+            let due = "files, because a stream cannot be divided into shards";
             return Err(bad_input(&input.name, "a pipe", due));
         };
         all += bytes;

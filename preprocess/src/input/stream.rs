@@ -92,7 +92,7 @@ impl InputStream {
                 let object = input.object()?;
                 if object.len_bytes() < offset {
                     let got = format!("a file of {} bytes", object.len_bytes());
-                    let due = format!("more than the {offset} read before");
+                    let due = format!("at least the {offset} bytes read before");
                     return Err(bad_input(&input.name, got, due));
                 }
                 (Bytes::Object { object, at: offset, fetched: ObjectChunk::default() }, false)
@@ -215,16 +215,16 @@ impl InputStream {
         if self.offset / ratio_max.max(1) <= stored {
             return Ok(());
         }
-        let (got, stored) = (ByteSize(self.offset), ByteSize(stored));
+        let (found, stored) = (ByteSize(self.offset), ByteSize(stored));
         Err(bad_input(
             &self.name,
-            format!("{got} and more out of {stored}"),
+            format!("at least {found} from {stored}"),
             format!(
-                "at most {ratio_max} times what is stored, from {} on; hint: if it is no \
-                 decompression bomb, raise --expand-max",
+                "at most {ratio_max} times the stored size beyond {}",
                 ByteSize(self.expand_free_bytes)
             ),
-        ))
+        )
+        .with_hint("raise --expand-max if it is not a decompression bomb"))
     }
 
     /// Stored bytes read from the input so far.
@@ -277,7 +277,7 @@ fn stream(
     raw.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(failed)?;
     let codec = Codec::detect(name, &head)?;
     if codec == Codec::Parquet {
-        return Err(bad_input(name, "Parquet", "a file: Parquet is read from its end"));
+        return Err(bad_input(name, "a stream of Parquet", super::PARQUET_FILE));
     }
     let whole = Counted { inner: io::Cursor::new(head).chain(raw), count };
     let mut bytes: Box<dyn io::Read + Send> = match codec.is_compressed() {
@@ -287,12 +287,12 @@ fn stream(
     let mut crc64 = ChecksumSink::default();
     let skipped = io::copy(&mut bytes.by_ref().take(offset), &mut crc64).map_err(failed)?;
     if skipped < offset {
-        let got = format!("an end after {skipped} bytes");
-        return Err(bad_input(name, got, format!("more than the {offset} read before")));
+        let got = format!("the end after {skipped} bytes");
+        return Err(bad_input(name, got, format!("at least the {offset} bytes read before")));
     }
     let found = Checksum(crc64.0.value());
     if let Some(expected) = input.skipped_crc64.filter(|expected| *expected != found) {
-        let words = |crc64| format!("{offset} bytes with CRC-64 {crc64} at its start");
+        let words = |crc64| format!("CRC-64 {crc64} of its first {offset} bytes");
         let (expected, found) = (words(expected), words(found));
         return Err(Error::Changed { object: name.clone(), expected, found });
     }

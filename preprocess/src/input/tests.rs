@@ -290,7 +290,7 @@ fn cut_files_are_told() {
                 Some(BatchEnd::Input(error)) => {
                     let told = error.to_string();
                     assert!(!clean && told.contains(name), "{told}");
-                    assert!(told.contains("of the file") && told.contains("cut short"), "{told}");
+                    assert!(told.contains("of the file") && told.contains("truncated"), "{told}");
                 }
                 Some(other) => panic!("{other:?}"),
             }
@@ -450,7 +450,7 @@ fn lists_are_taken_apart() {
         for len in 0..good.trim_end().len() {
             let cut = go(&good[..len], block_bytes);
             let Some(BatchEnd::Line { fault, .. }) = cut.stop else { panic!("{len}: {cut:?}") };
-            assert!(fault.hint.unwrap().contains("cut short"), "{fault:?}");
+            assert!(fault.hint.unwrap().contains("truncated"), "{fault:?}");
         }
     }
     assert!(go("[]", 1).stop.is_none());
@@ -459,7 +459,7 @@ fn lists_are_taken_apart() {
         ("[,", "','", "an object or ']'"),
         ("[{} {}", "'{'", "',' or ']'"),
         ("[{},]", "']'", "an object"),
-        ("[{}] x", "'x'", "nothing after the list"),
+        ("[{}] x", "'x'", "the end of the file after the list"),
         ("[{}}", "'}'", "',' or ']'"),
         ("[{\"a\":\"", "the end of the file", "the end of the element"),
     ] {
@@ -524,7 +524,7 @@ fn names_are_found() {
         assert!(told.contains(due), "{wanted:?}: {told}");
     };
     refuse(&["@/none.jsonl"], "no such file");
-    refuse(&["@/*.none"], "no file that matches");
+    refuse(&["@/*.none"], "expected at least one matching file");
     refuse(&["@/a.jsonl,@/none.jsonl"], "none.jsonl: no such file");
     check(&["@/.hidden", "@/r*"], &[".hidden/a.jsonl", "r.md"]);
     refuse(&["@/a.jsonl", "@/./a.jsonl"], "the same input twice");
@@ -555,17 +555,21 @@ fn forms_are_told_apart() {
     check("a.json", b"", "JsonLines");
     check("a.jsonl", b"[{}]", "JsonLines");
     check("a.txt", b"[1] said", "Text");
-    check("a.txt", b"{\"text\":\"a\"}", "lines of JSON");
-    check("a.txt.zst", &zstd_frame(b"\n{\"text\":\"a\"}", true), "lines of JSON");
+    check("a.txt", b"{\"text\":\"a\"}", "expected text (by file name), found JSON lines");
+    check(
+        "a.txt.zst",
+        &zstd_frame(b"\n{\"text\":\"a\"}", true),
+        "expected text (by file name), found JSON lines",
+    );
     check("a.data", b"{}", "JsonLines");
     check("a.jsonl", b"\xff\xfe{\0", "UTF-16");
     check("a.jsonl", b"\xfe\xff\0{", "UTF-16");
     check("a.jsonl", b"\x04\x22\x4d\x18\0", "lz4");
     check("a.jsonl", b"\xfd7zXZ\0\0", "JsonLines");
-    check("a.gz", b"{}", "not gzip inside");
-    check("a.jsonl.zst", b"{}", "not Zstandard inside");
+    check("a.gz", b"{}", "expected gzip data (by file name), found other data");
+    check("a.jsonl.zst", b"{}", "expected Zstandard data (by file name), found other data");
     check("a.jsonl.zst", b"", "an empty file");
-    check("a.json.gz", &gzip(b"[{}]")[..15], "cut short");
+    check("a.json.gz", &gzip(b"[{}]")[..15], "truncated");
 }
 
 /// A pipe is read once, from its first byte, compressed or not.

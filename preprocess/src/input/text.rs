@@ -28,7 +28,7 @@ impl FromStr for Separator {
             "line" | "\\n" => return Ok(Separator::Line),
             "blank-line" => return Ok(Separator::BlankLine),
             "file" => return Ok(Separator::File),
-            "" => return Err("a separator of at least one byte is due".to_owned()),
+            "" => return Err("expected a separator of at least one byte".to_owned()),
             _ => {}
         }
         unescape(text).map(Separator::Literal)
@@ -50,8 +50,8 @@ fn unescape(text: &str) -> Result<String, String> {
             Some('0') => '\0',
             Some('\\') => '\\',
             other => {
-                let got = other.map_or("its end".to_owned(), |char| format!("'{char}'"));
-                return Err(format!("'{text}': after a backslash {got}, due n, r, t, 0 or \\"));
+                let found = other.map_or("the end".to_owned(), |char| format!("'{char}'"));
+                return Err(format!("expected n, r, t, 0 or \\ after a backslash, found {found}"));
             }
         });
     }

@@ -20,8 +20,9 @@ pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result
         let (char, len) = match bytes[at + 1] {
             b'u' => char_of_escape(&bytes[at..]).map_err(|unit| {
                 let got = format!("\\u{unit:04x}, half of a surrogate pair");
-                let mut fault = fault(at, got, "both halves, for no UTF-8 can hold one");
-                fault.hint = Some("the text was cut inside a character before it was written");
+                let mut fault = fault(at, got, "a complete surrogate pair");
+                fault.hint =
+                    Some("the text may have been cut inside a character when it was written");
                 fault
             })?,
             b'b' => ('\u{8}', 2),

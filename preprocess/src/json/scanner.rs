@@ -33,7 +33,7 @@ pub(crate) struct TextFinder {
     once: bool,
 }
 
-const LAST: &str = "--last-of-duplicate-keys takes the last, as Python does";
+const LAST: &str = "--last-of-duplicate-keys uses the last one, as Python does";
 
 /// Keys that a message lists.
 const KEYS_SHOWN_MAX: usize = 8;
@@ -142,7 +142,7 @@ impl Scanner<'_> {
         match self.peek() {
             Some(b'{') => self.at += 1,
             Some(0xef) if self.line.starts_with('\u{feff}') => {
-                let hint = Some("the file begins with a byte order mark; write it without one");
+                let hint = Some("write the file without a byte order mark");
                 let fault = fault(0, "a byte order mark".to_owned(), "an object, '{'");
                 return Err(LineFault { hint, ..fault });
             }
@@ -162,7 +162,8 @@ impl Scanner<'_> {
                 let is_text = self.peek() == Some(b'"');
                 if self.is_key(name, key, scratch) {
                     if self.once && found.is_some() {
-                        let fault = fault(name.start - 1, format!("key '{key}' again"), "it once");
+                        let expected = format!("key '{key}' once");
+                        let fault = fault(name.start - 1, "it again".to_owned(), &expected);
                         return Err(LineFault { hint: Some(LAST), ..fault });
                     }
                     found = Some(if is_text {
@@ -186,7 +187,7 @@ impl Scanner<'_> {
         self.skip_space();
         if self.at < self.bytes.len() {
             let fault = self.unexpected("the end of the line after the object");
-            return Err(LineFault { hint: Some("each line holds one object"), ..fault });
+            return Err(LineFault { hint: Some("write one object per line"), ..fault });
         }
         Ok(found)
     }
@@ -347,7 +348,7 @@ impl Scanner<'_> {
     }
 
     fn bare_control(&self) -> LineFault {
-        let got = format!("the control character {:#04x} bare in a string", self.bytes[self.at]);
+        let got = format!("unescaped control character {:#04x} in a string", self.bytes[self.at]);
         fault(self.at, got, "an escape, such as \\n or \\u0000")
     }
 
@@ -375,7 +376,7 @@ impl Scanner<'_> {
             Some(char) => fault(self.at, format!("{char:?}"), due),
             None => {
                 let mut fault = fault(self.at, "the end of the line".to_owned(), due);
-                fault.hint = Some("the line may have been cut short");
+                fault.hint = Some("the line may be truncated");
                 fault
             }
         }
@@ -392,7 +393,7 @@ impl Scanner<'_> {
         let shown: Vec<_> =
             names.iter().take(KEYS_SHOWN_MAX).map(|name| format!("'{name}'")).collect();
         let mut fault = fault(0, format!("only {}{more}", shown.join(", ")), &due);
-        fault.hint = Some("--json-key names the key that holds the text");
+        fault.hint = Some("set --json-key to the key that holds the text");
         fault
     }
 

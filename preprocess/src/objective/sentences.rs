@@ -56,16 +56,19 @@ impl Splitter {
             ("newline", None) => return Splitter::at("\n", spec),
             ("chinese", None) => SentenceRule::Chinese(newlines),
             ("chinese" | "newline", Some(_)) => {
-                return Err(bad("punkt-params", format!("some, with --lang {lang}"), "none"));
+                return Err(bad(
+                    "punkt-params",
+                    "a folder".to_owned(),
+                    &format!("none with --lang {lang}"),
+                ));
             }
             (_, Some(folder)) => {
                 SentenceRule::Punkt(Box::new(Punkt::from_folder(folder, nltk, newlines)?))
             }
             ("english", None) => SentenceRule::Punkt(Box::new(Punkt::english(nltk, newlines)?)),
             (other, None) => {
-                let due = "english, chinese or newline, or --punkt-params FOLDER with what Punkt \
-                           learnt of the language";
-                return Err(bad("lang", format!("'{other}'"), due));
+                return Err(bad("lang", format!("'{other}'"), "english, chinese or newline")
+                    .with_hint("--punkt-params FOLDER adds another language"));
             }
         };
         Ok(Splitter { rule })
@@ -73,11 +76,11 @@ impl Splitter {
 
     fn at(separator: &str, spec: &SentenceSpec) -> Result<Self> {
         if separator.is_empty() {
-            return Err(bad("sentence-splitter", "nothing".to_owned(), "some text"));
+            return Err(bad("sentence-splitter", "an empty string".to_owned(), "some text"));
         }
         if spec.newlines == Newlines::Keep {
-            let got = "a separator".to_owned();
-            return Err(bad("keep-newlines", got, "a language: what separates is dropped"));
+            let got = "a separator, which is dropped".to_owned();
+            return Err(bad("keep-newlines", got, "sentences split by a language"));
         }
         Ok(Splitter { rule: SentenceRule::Separator(separator.to_owned()) })
     }
@@ -121,5 +124,5 @@ fn first_chars(text: &str, chars: usize) -> &str {
 }
 
 fn bad(name: &'static str, found: String, expected: &str) -> Error {
-    Error::BadOption { name, found, expected: expected.to_owned() }
+    Error::BadOption { name, found, expected: expected.to_owned(), hint: None }
 }

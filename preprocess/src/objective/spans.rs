@@ -105,19 +105,19 @@ impl SpanConfig {
     /// [`Error::BadOption`].
     pub fn check(&self) -> Result<()> {
         let bad = |name, found: String, expected: &str| {
-            Err(Error::BadOption { name, found, expected: expected.to_owned() })
+            Err(Error::BadOption { name, found, expected: expected.to_owned(), hint: None })
         };
         if !(self.density > 0.0 && self.density < 1.0) {
-            return bad("noisy-density", self.density.to_string(), "above 0 and below 1");
+            return bad("noisy-density", self.density.to_string(), "a number above 0 and below 1");
         }
         if !(self.mean_len >= 1.0 && self.mean_len.is_finite()) {
-            return bad("mean-noise-span-length", self.mean_len.to_string(), "1 or more");
+            return bad("mean-noise-span-length", self.mean_len.to_string(), "at least 1");
         }
         if self.spans_max == 0 {
-            return bad("max-sentinels", "0".to_owned(), "1 or more");
+            return bad("max-sentinels", "0".to_owned(), "at least 1");
         }
         if self.vocab_size > self.ids.token_max() {
-            let expected = format!("at most {} with {} ids", self.ids.token_max(), self.ids);
+            let expected = format!("at most {} for {} ids", self.ids.token_max(), self.ids);
             return bad("vocab-size", self.vocab_size.to_string(), &expected);
         }
         Ok(())
@@ -154,8 +154,8 @@ pub fn corrupt(
     if ids.len() < 2 || u32::try_from(ids.len()).is_err() {
         return Err(SpanError {
             found: format!("a document of {} tokens", ids.len()),
-            expected: "2 to 4294967295".to_owned(),
-            hint: "one token is kept and one hidden at least",
+            expected: "2 to 4294967295 tokens".to_owned(),
+            hint: "skip the document: it needs a visible and a hidden token",
         });
     }
     let mut spans = Vec::new();
@@ -214,8 +214,8 @@ pub fn lay_out(
     if let Some(id) = ids.iter().find(|&&id| id >= vocab_size) {
         return Err(SpanError {
             found: format!("token {id}"),
-            expected: format!("below {vocab_size}, from where on ids are markers"),
-            hint: "the size of the vocabulary may be of another tokenizer",
+            expected: format!("an id below {vocab_size}, the first marker"),
+            hint: "use the vocabulary size of the tokenizer",
         });
     }
     check_fits(ids.len(), spans, config)?;
@@ -243,8 +243,8 @@ fn check_fits(
     if spans.len() as u64 > markers_max {
         return Err(SpanError {
             found: format!("a document of {tokens} tokens with {} spans", spans.len()),
-            expected: format!("at most {markers_max} spans, as {} ids can mark", config.ids),
-            hint: "write ids of 32 bits, or cut the document",
+            expected: format!("at most {markers_max} spans with {} ids", config.ids),
+            hint: "use 32-bit ids, or divide the document",
         });
     }
     let (mut offset, mut largest) = (0, 0);
@@ -257,8 +257,8 @@ fn check_fits(
     if largest > u64::from(offset_max) {
         return Err(SpanError {
             found: format!("a document of {tokens} tokens with an offset of {largest}"),
-            expected: format!("at most {offset_max}, as {} offsets hold", config.offsets),
-            hint: "write offsets of 32 bits, or cut the document",
+            expected: format!("at most {offset_max} in {} offsets", config.offsets),
+            hint: "use 32-bit offsets, or divide the document",
         });
     }
     Ok(())
@@ -316,7 +316,8 @@ fn mix(mut word: u64) -> u64 {
 
 impl fmt::Display for SpanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hide spans: got {}, due {}; hint: {}", self.found, self.expected, self.hint)
+        let SpanError { found, expected, hint } = self;
+        write!(f, "cannot hide spans: expected {expected}, found {found} (hint: {hint})")
     }
 }
 

@@ -135,7 +135,7 @@ impl Classes {
 
 /// First and last code of each range of a pattern that is one class.
 pub(super) fn ranges(pattern: &str) -> Vec<(u32, u32)> {
-    let hir = regex_syntax::parse(pattern).expect("a pattern of ours");
+    let hir = regex_syntax::parse(pattern).expect("the built-in pattern is valid");
     let HirKind::Class(HirClass::Unicode(class)) = hir.kind() else {
         unreachable!("a class of Unicode characters");
     };

@@ -94,8 +94,9 @@ impl EncDec {
         let unknown = lexicon.id("<unk>").ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
             line: None,
-            found: "no '<unk>'".to_owned(),
-            expected: "a token for what is not in the vocabulary".to_owned(),
+            found: "none".to_owned(),
+            expected: "the unknown token '<unk>'".to_owned(),
+            hint: None,
         })?;
         let latin = lexicon.tokens().iter().map(|token| !token.contains(is_han)).collect();
         let space = lexicon.id(SPACE.encode_utf8(&mut [0; 4]));

@@ -84,12 +84,13 @@ impl Gpt2 {
             name: "tokenizer-special-tokens",
             found,
             expected: expected.to_owned(),
+            hint: None,
         };
         let known = self.vocab.ids();
         let mut added: Vec<AddedToken> = Vec::new();
         for token in special_tokens {
             if token.is_empty() {
-                return Err(bad("''".to_owned(), "tokens that are not empty"));
+                return Err(bad("''".to_owned(), "non-empty tokens"));
             }
             if added.iter().any(|one| one.content == *token) {
                 continue;
@@ -101,7 +102,8 @@ impl Gpt2 {
             added.push(AddedToken::special(id, token));
         }
         let spelled = added.iter().map(|one| (one, one.content.clone()));
-        self.specials = Added::new(spelled).map_err(|e| bad(e.to_string(), "fewer of them"))?;
+        self.specials = Added::new(spelled)
+            .map_err(|e| bad(format!("an error: {e}"), "fewer special tokens"))?;
         self.special_tokens = special_tokens.to_vec();
         Ok(self)
     }

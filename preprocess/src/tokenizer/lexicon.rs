@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use storage::Crc64;
 
 use super::double_array::{Base, Trie, Unit, VALUES_MAX};
+use super::read::parse_error;
 use super::vocab::read_text;
 use crate::{Error, Result};
 
@@ -80,14 +81,14 @@ impl Lexicon {
         }
         let bad = |got: String, due: &str| bad(file, None, got, due);
         if count > u32::from(u16::MAX) {
-            return Err(bad(format!("{count} different characters"), "at most 65535"));
+            return Err(bad(count.to_string(), "at most 65535 different characters"));
         }
         keys.retain(|(key, _)| key.len() > 1);
         keys.sort();
         let trie = Trie::new(keys.iter().map(|(key, value)| (key.as_slice(), *value)));
         let trie = trie.ok_or_else(|| {
             let bytes: usize = tokens.iter().map(String::len).sum();
-            bad(format!("{bytes} bytes of tokens"), "tokens with below 2^24 beginnings in sum")
+            bad(format!("{bytes} bytes of tokens"), "tokens with fewer than 2^24 prefixes in total")
         })?;
         let below = |first| trie.child(trie.root(), first).map(Unit::children);
         let (whole, inner) =
@@ -177,8 +178,13 @@ fn line_tokens(text: &str, file: &str) -> Result<Vec<String>> {
     for (line, number) in text.split('\n').zip(1..) {
         let token = line.trim_matches(is_python_space);
         if let Some(first) = lines.insert(token.to_owned(), number) {
-            let got = format!("'{token}' again, after line {first}");
-            return Err(bad(file, Some(number), got, "every token once, for its line is its id"));
+            let got = format!("'{token}' again after line {first}");
+            return Err(bad(
+                file,
+                Some(number),
+                got,
+                "every token once, because its line is its id",
+            ));
         }
         tokens.push(token.to_owned());
     }
@@ -187,13 +193,14 @@ fn line_tokens(text: &str, file: &str) -> Result<Vec<String>> {
 
 fn json_tokens(text: &str, file: &str) -> Result<Vec<String>> {
     let ids: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)
-        .map_err(|e| bad(file, None, e.to_string(), "a JSON object from token to id"))?;
+        .map_err(|e| bad(file, None, parse_error(e), "a JSON object from token to id"))?;
     let mut tokens = vec![None; ids.len()];
     let count = tokens.len();
     for (token, id) in ids {
         let place = id.as_u64().and_then(|id| tokens.get_mut(usize::try_from(id).ok()?));
         let place = place.filter(|place| place.is_none()).ok_or_else(|| {
-            let due = format!("each of 0 to {} once, for {count} tokens", count.saturating_sub(1));
+            let due =
+                format!("each id from 0 to {} once for {count} tokens", count.saturating_sub(1));
             bad(file, None, format!("id {id} for '{token}'"), &due)
         })?;
         *place = Some(token);
@@ -203,9 +210,9 @@ fn json_tokens(text: &str, file: &str) -> Result<Vec<String>> {
 
 fn checked(tokens: Vec<String>, file: &str) -> Result<Vec<String>> {
     match tokens.len() {
-        0 => Err(bad(file, None, "no token".to_owned(), "one at least")),
+        0 => Err(bad(file, None, "none".to_owned(), "at least one token")),
         VALUES_MAX.. => {
-            Err(bad(file, None, format!("{} tokens", tokens.len()), "fewer than 16777216"))
+            Err(bad(file, None, format!("{} tokens", tokens.len()), "fewer than 16777216 tokens"))
         }
         _ => Ok(tokens),
     }
@@ -217,5 +224,11 @@ pub(super) fn is_python_space(char: char) -> bool {
 }
 
 fn bad(file: &str, line: Option<u64>, found: String, expected: &str) -> Error {
-    Error::BadVocab { file: file.to_owned(), line, found, expected: expected.to_owned() }
+    Error::BadVocab {
+        file: file.to_owned(),
+        line,
+        found,
+        expected: expected.to_owned(),
+        hint: None,
+    }
 }

@@ -102,6 +102,8 @@ pub struct EncodeError {
     pub found: String,
     /// What was expected.
     pub expected: String,
+    /// A command or a setting that may help.
+    pub hint: Option<&'static str>,
 }
 
 /// Encodes one text after another. Its caches change its speed, never its ids.
@@ -195,7 +197,12 @@ pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
         let found = format!("'{}'", spec.kind);
         let expected = "gpt2, hf, tiktoken, sentencepiece, encdec, cpm-t5, yuan, cpm1, jieba, \
                    wordpiece, bert-cased or null";
-        return Err(Error::BadOption { name: "tokenizer", found, expected: expected.to_owned() });
+        return Err(Error::BadOption {
+            name: "tokenizer",
+            found,
+            expected: expected.to_owned(),
+            hint: None,
+        });
     }
     let tokenizer = match (&spec.vocab_file, &spec.merge_file) {
         (None, None) => Gpt2::built_in()?,
@@ -205,8 +212,9 @@ pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
                 Some(_) => ("vocab-file", "merge-file"),
                 None => ("merge-file", "vocab-file"),
             };
-            let (found, expected) = (format!("no {other}"), "both or neither".to_owned());
-            return Err(Error::BadOption { name, found, expected });
+            let (found, expected) =
+                (format!("no --{other}"), "both --vocab-file and --merge-file".to_owned());
+            return Err(Error::BadOption { name, found, expected, hint: None });
         }
     };
     Ok(tokenizer.with_special_tokens(&spec.special_tokens)?.with_keywords(Keywords::of(spec)))
@@ -217,7 +225,12 @@ fn refuse_special_tokens(spec: &TokenizerSpec) -> Result<()> {
     if spec.special_tokens.is_empty() {
         return Ok(());
     }
-    let found = format!("{} for the tokenizer '{}'", spec.special_tokens.join(" "), spec.kind);
-    let expected = "none; gpt2, hf and files of Megatron's for tiktoken take some".to_owned();
-    Err(Error::BadOption { name: "tokenizer-special-tokens", found, expected })
+    let found = spec.special_tokens.join(" ");
+    let expected = format!("none for the tokenizer '{}'", spec.kind);
+    Err(Error::BadOption {
+        name: "tokenizer-special-tokens",
+        found,
+        expected,
+        hint: Some("gpt2, hf and Megatron's files for tiktoken support special tokens".to_owned()),
+    })
 }

@@ -27,10 +27,10 @@ impl Null {
     /// [`Error::BadOption`] for a spec that does not say how many, or with an end that is none of
     /// them.
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
-        let bad =
-            |name, found: String, expected: String| Err(Error::BadOption { name, found, expected });
-        let expected =
-            || format!("how many ids there are, at least 1 and at most {VOCAB_SIZE_MAX}");
+        let bad = |name, found: String, expected: String| {
+            Err(Error::BadOption { name, found, expected, hint: None })
+        };
+        let expected = || format!("the number of ids, at least 1 and at most {VOCAB_SIZE_MAX}");
         let vocab_size = match spec.vocab_size {
             Some(count @ 1..=VOCAB_SIZE_MAX) => count,
             Some(count) => return bad("vocab-size", count.to_string(), expected()),
@@ -61,8 +61,8 @@ impl Tokenizer for Null {
     fn refused(&self, text: &str) -> Option<EncodeError> {
         let word = text.split_ascii_whitespace().find(|word| self.id(word).is_none())?;
         let shown: String = word.chars().take(40).collect();
-        let expected = format!("ids below {}, spaces between them", self.vocab_size);
-        Some(EncodeError { found: format!("'{shown}' in the text"), expected })
+        let expected = format!("ids below {}, separated by spaces", self.vocab_size);
+        Some(EncodeError { found: format!("'{shown}'"), expected, hint: None })
     }
 
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {

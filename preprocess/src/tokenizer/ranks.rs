@@ -25,14 +25,14 @@ pub(super) fn ids_of<'a>(tokens: impl IntoIterator<Item = (&'a [u8], u32)>) -> R
     for (token, id) in tokens {
         let bad = |found: String, expected: String| Err(Unfit { found, expected });
         if !(1..=TOKEN_BYTES_MAX).contains(&token.len()) {
-            let found = format!("{} bytes of token {id}", token.len());
-            return bad(found, format!("1 to {TOKEN_BYTES_MAX} bytes"));
+            let expected = format!("1 to {TOKEN_BYTES_MAX} bytes in token {id}");
+            return bad(format!("{} bytes", token.len()), expected);
         }
         if id as usize >= ID_LIMIT {
             return bad(format!("id {id}"), format!("ids below {ID_LIMIT}"));
         }
         if let Some(before) = ids.insert(token.into(), id) {
-            return bad(format!("ids {before} and {id} for the same bytes"), "one".to_owned());
+            return bad(format!("ids {before} and {id} for the same bytes"), "one id".to_owned());
         }
     }
     Ok(ids)
@@ -43,8 +43,8 @@ pub(super) fn merger(ids: &Ids) -> Result<Merger, Unfit> {
     let mut byte_ids = [0; 256];
     for (id, byte) in byte_ids.iter_mut().zip(0..=255_u8) {
         *id = *ids.get(&[byte] as &[u8]).ok_or_else(|| Unfit {
-            found: format!("no token for the byte {byte:#04x}"),
-            expected: "one for each of the 256".to_owned(),
+            found: format!("none for byte {byte:#04x}"),
+            expected: "a token for each byte".to_owned(),
         })?;
     }
     let mut tokens: Vec<(&[u8], u32)> = ids
@@ -56,7 +56,7 @@ pub(super) fn merger(ids: &Ids) -> Result<Merger, Unfit> {
     if let Some(two) = tokens.windows(2).find(|two| two[0].1 == two[1].1) {
         return Err(Unfit {
             found: format!("id {} twice", two[0].1),
-            expected: "one token".to_owned(),
+            expected: "every id once".to_owned(),
         });
     }
     let mut pairs = Vec::new();

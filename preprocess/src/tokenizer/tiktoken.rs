@@ -16,7 +16,7 @@ use super::bpe::{Bpe, BpeEncoder};
 use super::merge::ID_LIMIT;
 use super::python::repr_list;
 use super::ranks::Unfit;
-use super::read::{bad, read_bytes};
+use super::read::{bad, parse_error, read_bytes};
 use super::split::Pattern;
 use super::{Encoder, Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
@@ -153,7 +153,8 @@ impl Tiktoken {
         let model = spec.model.as_deref().ok_or_else(|| Error::BadOption {
             name: "tokenizer-model",
             found: "none".to_owned(),
-            expected: "a file of tiktoken's kind".to_owned(),
+            expected: "a tiktoken vocabulary".to_owned(),
+            hint: None,
         })?;
         let bytes = read_bytes(model)?;
         let asked = spec.tiktoken_pattern.as_deref().map(pattern_of).transpose()?;
@@ -177,6 +178,7 @@ impl Tiktoken {
                 name: "eod-token",
                 found: format!("'{token}'"),
                 expected: format!("a special token of {model}"),
+                hint: None,
             })
         };
         let eod = eod.map(id_of).transpose()?.or(parts.eod);
@@ -186,13 +188,13 @@ impl Tiktoken {
             let place = id as usize;
             tokens.resize(tokens.len().max(place + 1), None);
             if tokens[place].replace(token).is_some() {
-                return Err(bad(model, format!("id {id} twice"), "one token of each id"));
+                return Err(bad(model, format!("id {id} twice"), "every id once"));
             }
         }
         let looked_for = if parts.recognized { &*parts.specials } else { &[] };
         let spelled = looked_for.iter().map(|special| (special, special.content.clone()));
         let specials = Added::new(spelled)
-            .map_err(|e| bad(model, e.to_string(), "special tokens that can be looked for"))?;
+            .map_err(|e| bad(model, format!("an error: {e}"), "searchable special tokens"))?;
         Ok(Tiktoken {
             model: model.to_owned(),
             bpe,
@@ -208,7 +210,7 @@ impl Tiktoken {
 /// What OpenAI's file says: the lines, and which vocabulary they are.
 fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabParts, Pattern)> {
     let text = str::from_utf8(bytes).map_err(|e| {
-        bad(model, format!("a byte at {} that is no UTF-8", e.valid_up_to()), "text")
+        bad(model, format!("invalid UTF-8 at byte {}", e.valid_up_to()), "UTF-8 text")
     })?;
     let mut tokens = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.is_empty()) {
@@ -220,7 +222,8 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabPar
             file: model.to_owned(),
             line: Some(number),
             found: format!("'{}'", line.chars().take(80).collect::<String>()),
-            expected: format!("a token in base64, a space, and its rank below {ID_LIMIT}"),
+            expected: format!("a token in base64, a space and its rank below {ID_LIMIT}"),
+            hint: None,
         })?);
     }
     let published = PUBLISHED.iter().find(|one| {
@@ -237,9 +240,10 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabPar
             name: "tiktoken-pattern",
             found: "none".to_owned(),
             expected: format!(
-                "one of {PATTERN_NAMES}, for {model} with its {} tokens is no published vocabulary",
+                "one of {PATTERN_NAMES} for {model}, whose {} tokens are no published vocabulary",
                 parts.tokens.len(),
             ),
+            hint: None,
         });
     };
     let next = parts.tokens.iter().map(|(id, _)| id + 1).max().unwrap_or(0);
@@ -251,17 +255,16 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabPar
 /// What Megatron's list says, with the special tokens that Megatron puts before it.
 fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabParts> {
     let listed: Vec<Listed> = serde_json::from_slice(bytes)
-        .map_err(|e| bad(model, e.to_string(), "a list of rank, token_bytes and token_str"))?;
+        .map_err(|e| bad(model, parse_error(e), "a list of rank, token_bytes and token_str"))?;
     let special_count = spec.tiktoken_num_special_tokens.unwrap_or(MEGATRON_SPECIAL_COUNT);
     let vocab_size = spec.vocab_size.unwrap_or(MEGATRON_VOCAB_SIZE);
     let names = special_names(spec, special_count, vocab_size)?;
     let count = (vocab_size - special_count) as usize; // checked with the names
     if listed.len() < count {
-        let due = format!(
-            "{count} for a vocabulary of {vocab_size}; hint: --vocab-size {}",
-            listed.len() + special_count as usize
-        );
-        return Err(bad(model, format!("{} tokens", listed.len()), &due));
+        let due = format!("{count} tokens for a vocabulary of {vocab_size}");
+        let size = listed.len() + special_count as usize;
+        return Err(bad(model, listed.len().to_string(), &due)
+            .with_hint(format!("use --vocab-size {size}")));
     }
     let mut tokens = Vec::with_capacity(count);
     for (place, one) in listed.iter().take(count).enumerate() {
@@ -272,8 +275,12 @@ fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabPart
                         && token.len() == 1)
         });
         let token = token.ok_or_else(|| {
-            let due = "tokens in the order of their ranks, the 256 bytes first, in base64";
-            bad(model, format!("'{}' as rank {} at {place}", one.token_bytes, one.rank), due)
+            let due = "tokens in base64 in rank order, the 256 bytes first";
+            bad(
+                model,
+                format!("'{}' with rank {} at index {place}", one.token_bytes, one.rank),
+                due,
+            )
         })?;
         tokens.push((special_count + place as u32, token)); // fits: below vocab_size
     }
@@ -296,7 +303,7 @@ fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabPart
 /// The names of Megatron's special tokens: given ones, or its own, then numbered ones.
 fn special_names(spec: &TokenizerSpec, count: u32, vocab_size: u32) -> Result<Vec<String>> {
     let bad = |name: &'static str, found: String, expected: String| {
-        Err(Error::BadOption { name, found, expected })
+        Err(Error::BadOption { name, found, expected, hint: None })
     };
     if vocab_size as usize >= ID_LIMIT {
         return bad("vocab-size", vocab_size.to_string(), format!("less than {ID_LIMIT}"));
@@ -306,7 +313,7 @@ fn special_names(spec: &TokenizerSpec, count: u32, vocab_size: u32) -> Result<Ve
         names = MEGATRON_SPECIALS.map(str::to_owned).to_vec();
     }
     if !MEGATRON_SPECIALS.iter().all(|one| names.iter().any(|name| name == one)) {
-        let expected = format!("these among them: {}", MEGATRON_SPECIALS.join(" "));
+        let expected = format!("all of {}", MEGATRON_SPECIALS.join(" "));
         return bad("tokenizer-special-tokens", names.join(" "), expected);
     }
     if !(names.len()..vocab_size as usize).contains(&(count as usize)) {
@@ -316,7 +323,11 @@ fn special_names(spec: &TokenizerSpec, count: u32, vocab_size: u32) -> Result<Ve
     names.extend((names.len()..count as usize).map(|id| format!("<SPECIAL_{id}>")));
     let mut seen = std::collections::HashSet::new();
     match names.iter().find(|&name| name.is_empty() || !seen.insert(name)) {
-        Some(name) => bad("tokenizer-special-tokens", format!("'{name}'"), "each once".to_owned()),
+        Some(name) => bad(
+            "tokenizer-special-tokens",
+            format!("'{name}'"),
+            "non-empty tokens, each once".to_owned(),
+        ),
         None => Ok(names),
     }
 }
@@ -334,8 +345,8 @@ fn pattern_of(name: &str) -> Result<Pattern> {
         "qwen2" => Pattern::Qwen2,
         "deepseek3" => Pattern::DeepSeekV3,
         _ => {
-            let (found, expected) = (format!("'{name}'"), PATTERN_NAMES.to_owned());
-            return Err(Error::BadOption { name: "tiktoken-pattern", found, expected });
+            let (found, expected) = (format!("'{name}'"), format!("one of {PATTERN_NAMES}"));
+            return Err(Error::BadOption { name: "tiktoken-pattern", found, expected, hint: None });
         }
     })
 }

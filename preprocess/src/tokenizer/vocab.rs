@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use super::merge::{ID_LIMIT, Merge, RANK_LIMIT};
+use super::read::parse_error;
 use crate::{Error, Result};
 
 /// Ends a document in GPT-2's training data, and is no merge's result.
@@ -92,7 +93,7 @@ impl Vocab {
         let mut byte_ids = [0; 256];
         for (byte, (id, char)) in byte_ids.iter_mut().zip(chars).enumerate() {
             *id = *ids.get(char.encode_utf8(&mut [0; 4]) as &str).ok_or_else(|| {
-                files.vocab(format!("no token '{char}'"), &format!("one for byte {byte:#04x}"))
+                files.vocab("none".to_owned(), &format!("token '{char}' for byte {byte:#04x}"))
             })?;
         }
         let merges = merges(ids, &byte_ids, files)?;
@@ -137,7 +138,7 @@ fn stands_for_itself(byte: u32) -> bool {
 /// GPT-2's own: the bytes that stand for themselves, the other bytes, then what each merge makes.
 pub(super) fn built_in() -> Vocab {
     let packed = include_bytes!("../../assets/gpt2/merges.bin.zst");
-    let pairs = zstd::bulk::decompress(packed, BUILT_IN_BYTES).expect("an asset of ours");
+    let pairs = zstd::bulk::decompress(packed, BUILT_IN_BYTES).expect("the built-in file is valid");
     let (first, rest): (Vec<u8>, Vec<u8>) =
         (0..=255).partition(|&byte| stands_for_itself(byte.into()));
     let mut bytes = [first, rest].concat();
@@ -168,14 +169,14 @@ pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
     let text = read_text(merge_file)?;
     let files = VocabFiles { vocab: vocab_file, merges: merge_file, text: &text };
     let ids: HashMap<String, u32> = serde_json::from_str(&vocab)
-        .map_err(|e| files.vocab(e.to_string(), "a JSON object from token to id"))?;
+        .map_err(|e| files.vocab(parse_error(e), "a JSON object from token to id"))?;
     if ids.len() >= ID_LIMIT {
-        return Err(files.vocab(format!("{} tokens", ids.len()), "at most 2097150"));
+        return Err(files.vocab(format!("{} tokens", ids.len()), "at most 2097150 tokens"));
     }
     let mut taken = vec![false; ids.len()];
     for (token, &id) in &ids {
         let place = taken.get_mut(id as usize).filter(|taken| !**taken);
-        let due = || format!("each of 0 to {} once, for {} tokens", ids.len() - 1, ids.len());
+        let due = || format!("each id from 0 to {} once for {} tokens", ids.len() - 1, ids.len());
         *place.ok_or_else(|| files.vocab(format!("id {id} for '{token}'"), &due()))? = true;
     }
     Vocab::new(&ids, &files)
@@ -187,6 +188,7 @@ pub(super) fn read_text(file: &str) -> Result<String> {
         line: None,
         found,
         expected: expected.to_owned(),
+        hint: None,
     };
     let (store, key) = storage::locate(file)?;
     let len_bytes = store.open(&key)?.len_bytes();
@@ -195,7 +197,7 @@ pub(super) fn read_text(file: &str) -> Result<String> {
     }
     String::from_utf8(storage::read_all(store.as_ref(), &key)?).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        bad(format!("a byte at {at} that is no UTF-8"), "UTF-8")
+        bad(format!("invalid UTF-8 at byte {at}"), "UTF-8 text")
     })
 }
 
@@ -213,12 +215,13 @@ impl VocabFiles<'_> {
             line: None,
             found,
             expected: expected.to_owned(),
+            hint: None,
         }
     }
 
     fn merges(&self, line: u64, found: String, expected: &str) -> Error {
         let file = self.merges.to_owned();
-        Error::BadVocab { file, line: Some(line), found, expected: expected.to_owned() }
+        Error::BadVocab { file, line: Some(line), found, expected: expected.to_owned(), hint: None }
     }
 }
 
@@ -249,7 +252,7 @@ fn merges(
         let (left, right) = line
             .split_once(' ')
             .filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '))
-            .ok_or_else(|| bad(format!("'{line}'"), "two tokens divided by a space"))?;
+            .ok_or_else(|| bad(format!("'{line}'"), "two tokens separated by a space"))?;
         let id = |token: &str| {
             let id = ids.get(token).copied();
             id.ok_or_else(|| bad(format!("'{token}'"), "a token of the vocabulary"))
@@ -258,7 +261,7 @@ fn merges(
             Merge { left: id(left)?, right: id(right)?, merged: id(&format!("{left}{right}"))? };
         for (token, id) in [(left, merge.left), (right, merge.right)] {
             if !made[id as usize] {
-                return Err(bad(format!("'{token}'"), "a byte, or what an earlier line makes"));
+                return Err(bad(format!("'{token}'"), "a byte, or the token of an earlier merge"));
             }
         }
         if !seen.insert((merge.left, merge.right)) {
@@ -269,7 +272,7 @@ fn merges(
     }
     if merges.len() > RANK_LIMIT {
         let last = merges.len() as u64;
-        return Err(files.merges(last, format!("{last} merges"), "at most 4194304"));
+        return Err(files.merges(last, format!("{last} merges"), "at most 4194304 merges"));
     }
     Ok(merges)
 }

@@ -60,8 +60,8 @@ fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
 }
 
 fn missing(spec: &TokenizerSpec, name: &'static str) -> Error {
-    let expected = format!("the vocabulary of the tokenizer '{}'", spec.kind);
-    Error::BadOption { name, found: "none".to_owned(), expected }
+    let expected = format!("a vocabulary for the tokenizer '{}'", spec.kind);
+    Error::BadOption { name, found: "none".to_owned(), expected, hint: None }
 }
 
 fn jieba(spec: &TokenizerSpec) -> Result<Arc<Jieba>> {

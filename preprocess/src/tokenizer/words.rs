@@ -37,8 +37,9 @@ impl JiebaWords {
         let unknown = unknown.ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
             line: None,
-            found: "neither '<unk>' nor '[UNK]'".to_owned(),
-            expected: "a token for what is not in the vocabulary".to_owned(),
+            found: "neither".to_owned(),
+            expected: "the unknown token '<unk>' or '[UNK]'".to_owned(),
+            hint: None,
         })?;
         Ok(JiebaWords { jieba, lexicon, vocab_file: vocab_file.to_owned(), unknown })
     }

@@ -54,7 +54,7 @@ impl Journal {
         let mut journal = Journal { store: Arc::clone(store), key, draft, has_record: false };
         if let Err(error) = journal.append(run) {
             if let Err(error) = journal.discard() {
-                log::warn!("something of a failed run is left: {error}");
+                log::warn!("a failed run was not rolled back: {error}");
             }
             return Err(error);
         }
@@ -100,9 +100,9 @@ impl Journal {
         if there.0 == outputs && there.1 <= inputs {
             return Ok(());
         }
-        let words = |(outputs, inputs)| format!("{outputs} outputs and {inputs} inputs");
+        let words = |(outputs, inputs)| format!("{outputs} and {inputs}");
         let journal = self.store.display(&self.key);
-        Err(other_run(&journal, "last record", words(there), words((outputs, inputs))))
+        Err(other_run(&journal, "outputs and inputs", words(there), words((outputs, inputs))))
     }
 
     /// Adds a record. On return it is durable, and a resumed run starts from it.
@@ -186,7 +186,12 @@ impl<'a> Lines<'a> {
 /// Resuming with other settings would make files that no single run makes.
 fn same_run(journal: &str, there: &Value, here: &Value) -> Result<()> {
     let (Value::Object(there), Value::Object(here)) = (there, here) else {
-        return Err(other_run(journal, "", "a line that is no object".to_owned(), String::new()));
+        return Err(other_run(
+            journal,
+            "settings",
+            "an object".to_owned(),
+            "another value".to_owned(),
+        ));
     };
     // A setting with the meaning that it had before it existed is in neither.
     for key in here.keys().chain(there.keys()) {

@@ -91,9 +91,10 @@ fn check_dtype(dtype: Dtype, vocab_size: u64) -> Result<()> {
             name: "dtype",
             found: dtype.to_string(),
             expected: match dtype {
-                Dtype::U16 => format!("int32, for a vocabulary of {vocab_size}"),
+                Dtype::U16 => format!("int32 for a vocabulary of {vocab_size} tokens"),
                 _ => "uint16 or int32".to_owned(),
             },
+            hint: None,
         }),
     }
 }

@@ -101,11 +101,11 @@ impl InputCheck<'_> {
     fn compare_content(&self, end: u64) -> Result<()> {
         let InputReport { json_bytes, json_crc64, .. } = *self.before;
         let Some(crc64) = json_crc64 else {
-            let was = "the version that was read, without a checksum".to_owned();
+            let was = "the version read before, whose checksum is unknown".to_owned();
             return Err(self.changed(was, "another".to_owned()));
         };
         log::info!(
-            "{}: written, copied or replaced since it was read; {} are compared",
+            "{}: modified since it was read; comparing {} of content",
             self.input.name,
             ByteSize(json_bytes)
         );
@@ -163,7 +163,7 @@ pub(crate) fn check_drafts(
         let key = prefix.with_suffix(suffix)?;
         let draft = match store.open_partial(&key) {
             Err(storage::Error::Unsupported { .. }) => {
-                log::debug!("{}: cannot be read, and is not checked", store.display(&key));
+                log::debug!("{}: not readable in this store; not checked", store.display(&key));
                 continue;
             }
             // Finished already, by a process that ended before its run did.

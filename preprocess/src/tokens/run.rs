@@ -143,20 +143,20 @@ pub(crate) fn prepare(options: &PreprocessOptions) -> Result<Prepared> {
 
 fn check(options: &PreprocessOptions) -> Result<()> {
     let bad = |name: &'static str, found: String, expected: &str| {
-        Err(Error::BadOption { name, found, expected: expected.to_owned() })
+        Err(Error::BadOption { name, found, expected: expected.to_owned(), hint: None })
     };
     if options.inputs.is_empty() {
-        return bad("json-in", "no input".to_owned(), "at least one");
+        return bad("json-in", "none".to_owned(), "at least one input");
     }
     if !(1..=WORKERS_MAX).contains(&options.workers) {
         return bad("workers", options.workers.to_string(), "at least 1 and at most 1024");
     }
     if options.keys.is_empty() {
-        return bad("json-key", "none".to_owned(), "at least one");
+        return bad("json-key", "none".to_owned(), "at least one key");
     }
     for (number, key) in options.keys.iter().enumerate() {
         if key.is_empty() || key.contains('/') {
-            return bad("json-key", format!("'{key}'"), "a name that a file may bear");
+            return bad("json-key", format!("'{key}'"), "a non-empty key without '/'");
         }
         if options.keys[..number].contains(key) {
             return bad("json-key", format!("'{key}' twice"), "every key once");
@@ -167,9 +167,12 @@ fn check(options: &PreprocessOptions) -> Result<()> {
         return bad("out", format!("the folder '{}'", options.out_prefix), expected);
     }
     if options.out_prefix.starts_with("s3://") {
-        let expected =
-            "a place in a file system; hint: write to a disk, then copy the finished files";
-        return bad("out", options.out_prefix.clone(), expected);
+        return Err(Error::BadOption {
+            name: "out",
+            found: options.out_prefix.clone(),
+            expected: "a path in a file system".to_owned(),
+            hint: Some("write to a disk, then copy the finished files".to_owned()),
+        });
     }
     if options.block_bytes == Some(0) {
         return bad("block-bytes", "0".to_owned(), "at least 1");
@@ -187,9 +190,9 @@ fn inputs(options: &PreprocessOptions) -> Result<Vec<Input>> {
     if let Some(input) = inputs.iter().find(|input| !input.is_json())
         && options.keys.len() > 1
     {
-        let found =
-            format!("{} of them, but in {} no document has keys", options.keys.len(), input.name);
-        return Err(Error::BadOption { name: "json-key", found, expected: "one".to_owned() });
+        let found = format!("{} keys", options.keys.len());
+        let expected = format!("one key, because documents of {} have no keys", input.name);
+        return Err(Error::BadOption { name: "json-key", found, expected, hint: None });
     }
     if let Some(shard) = options.shard {
         share_out(&mut inputs, Share::new(shard.index.into(), shard.count.into())?)?;
@@ -205,8 +208,9 @@ fn eod(options: &PreprocessOptions, tokenizer: &dyn Tokenizer) -> Result<Option<
     }
     let eod = tokenizer.eod().ok_or_else(|| Error::BadOption {
         name: if spans { "objective" } else { "append-eod" },
-        found: format!("the vocabulary of {}, which has no end of document", tokenizer.name()),
-        expected: "one with a token such as <|endoftext|> or <eod>".to_owned(),
+        found: format!("none in the vocabulary of {}", tokenizer.name()),
+        expected: "an end-of-document token such as <|endoftext|> or <eod>".to_owned(),
+        hint: None,
     })?;
     Ok(Some(eod))
 }

@@ -16,7 +16,7 @@ use crate::{EmptyDocuments, EncodeError, Encoder, Lists, OnBadLine, Tokenizer};
 /// One in this many lines is timed: reading the clock for each would take longer than the shortest.
 const TIMED_EVERY: u64 = 16;
 
-const SPLIT_ALREADY: &str = "a list is of sentences already: leave out --split-sentences";
+const SPLIT_ALREADY: &str = "a list is already split into sentences; remove --split-sentences";
 
 /// Settings shared by all workers of a run.
 #[derive(Debug)]
@@ -233,7 +233,9 @@ impl<'a> TokenizeWorker<'a> {
         match &self.work.task {
             Task::Documents => {}
             Task::Sentences(_) => return Err(texts.refused(SPLIT_ALREADY)),
-            Task::Spans(_) => return Err(texts.refused("cpm2 hides spans of one text")),
+            Task::Spans(_) => {
+                return Err(texts.refused("--objective cpm2 takes one text per document"));
+            }
         }
         let (output, dtype) = (&mut documents.outputs[key], self.work.dtypes[key]);
         let first = output.lens.len();
@@ -248,8 +250,8 @@ impl<'a> TokenizeWorker<'a> {
 
     /// Writes to [`TokenizeWorker::ids`].
     fn tokenize(&mut self, text: &str) -> Result<(), LineFault> {
-        if let Some(EncodeError { found, expected }) = self.tokenizer.refused(text) {
-            return Err(LineFault { column: 0, found, expected, hint: None });
+        if let Some(EncodeError { found, expected, hint }) = self.tokenizer.refused(text) {
+            return Err(LineFault { column: 0, found, expected, hint });
         }
         self.ids.clear();
         if !long_text::encode(self.tokenizer, text, &self.work.helpers, &mut self.ids) {
@@ -375,7 +377,7 @@ fn document_number(input_idx: usize, offset: u64) -> u64 {
 pub(crate) fn not_utf8(line: &[u8], at: usize) -> LineFault {
     LineFault {
         column: at,
-        found: format!("the byte {:#04x}, which is no UTF-8", line[at]),
+        found: format!("byte {:#04x}, which is not UTF-8", line[at]),
         expected: "JSON in UTF-8".to_owned(),
         hint: Some("if the file is GBK or Latin-1, convert it: iconv -f GB18030 -t UTF-8 FILE"),
     }

@@ -69,7 +69,7 @@ impl OutputWriter {
         let Outputs { store, plans } = outputs;
         // Temporary files of killed writers; large files are resumable uploads.
         for name in store.remove_orphans(&plans[0].prefix.parent())? {
-            log::info!("removed {name}, whose writer is gone");
+            log::info!("{name}: removed; its writer no longer runs");
         }
         let journal_key = plans[0].prefix.with_suffix(".journal")?;
         let run = describe(options, &plans, tokenizer, inputs);
@@ -136,7 +136,7 @@ impl OutputWriter {
             let ours = &plans[..builders.len()];
             drop(builders);
             if let Err(error) = take_back(store.as_ref(), ours, journal) {
-                log::warn!("something of a failed run is left: {error}");
+                log::warn!("a failed run was not rolled back: {error}");
             }
             return Err(error);
         }
@@ -244,7 +244,7 @@ impl OutputWriter {
             let bad_line = self.bad_line(parcel, line, offset, fault);
             if self.bad_lines.len() < BAD_LINES_LISTED_MAX {
                 let bad_line = storage::printable_message(&bad_line.to_string());
-                log::warn!("left out: {bad_line}");
+                log::warn!("line skipped: {bad_line}");
                 self.bad_lines.push(bad_line);
             }
         }
@@ -313,7 +313,7 @@ impl OutputWriter {
         drop(builders);
         let keep = journal.has_record;
         if !keep && let Err(error) = take_back(store.as_ref(), &plans, journal) {
-            log::warn!("something of a failed run is left: {error}");
+            log::warn!("a failed run was not rolled back: {error}");
         }
         keep
     }

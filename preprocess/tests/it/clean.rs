@@ -330,10 +330,10 @@ fn bad_lines_and_inputs_are_told() {
             options.near = Some(NearOptions { two_passes, ..NearOptions::default() });
             refused(&case, &options, words);
         };
-        check("bad.jsonl", &[place, "got a number", "due a string"]);
-        check("cut.jsonl", &["cut.jsonl, line 3", "end of the line", "cut short"]);
-        check("bytes.jsonl", &["line 1", "0xff, which is no UTF-8"]);
-        check("cut.jsonl.zst", &["cut.jsonl.zst", "cut short"]);
+        check("bad.jsonl", &[place, "found a number", "expected a string"]);
+        check("cut.jsonl", &["cut.jsonl, line 3", "end of the line", "truncated"]);
+        check("bytes.jsonl", &["line 1", "0xff, which is not UTF-8"]);
+        check("cut.jsonl.zst", &["cut.jsonl.zst", "truncated"]);
         check("none.jsonl", &["none.jsonl", "no such file"]);
     }
 }
@@ -349,17 +349,23 @@ fn options_are_checked_and_nothing_is_overwritten() {
         refused(&case, &options, words);
     };
     check(&|o| o.inputs.clear(), &["--json-in"]);
-    check(&|o| o.workers = 0, &["--workers: got 0", "at most 1024"]);
-    check(&|o| o.filters.letters_min = Some(1.5), &["--min-letters: got 1.5", "from 0 to 1"]);
-    check(&|o| o.filters.one_char_max = Some(f64::NAN), &["--max-one-char: got NaN"]);
-    check(&|o| o.near.as_mut().unwrap().bands = 3000, &["--bands: got 3000"]);
-    check(&|o| o.near.as_mut().unwrap().rows = 103, &["--bands times rows: got 2060"]);
-    check(&|o| o.near.as_mut().unwrap().shingle = 0, &["--shingle: got 0"]);
+    check(&|o| o.workers = 0, &["--workers: expected", "at most 1024, found 0"]);
+    check(
+        &|o| o.filters.letters_min = Some(1.5),
+        &["--min-letters: expected", "from 0 to 1, found 1.5"],
+    );
+    check(&|o| o.filters.one_char_max = Some(f64::NAN), &["--max-one-char: expected", "found NaN"]);
+    check(&|o| o.near.as_mut().unwrap().bands = 3000, &["--bands: expected", "found 3000"]);
+    check(
+        &|o| o.near.as_mut().unwrap().rows = 103,
+        &["--bands times --rows: expected", "found 2060"],
+    );
+    check(&|o| o.near.as_mut().unwrap().shingle = 0, &["--shingle: expected", "found 0"]);
     let to_stdin = |o: &mut CleanOptions| {
         o.inputs = vec!["-".to_owned()];
         o.near.as_mut().unwrap().two_passes = true;
     };
-    check(&to_stdin, &["--two-passes: got standard input"]);
+    check(&to_stdin, &["--two-passes: expected", "found standard input"]);
     let scratch = case.path("no");
     let lost = |o: &mut CleanOptions| o.near.as_mut().unwrap().scratch = Some(scratch.clone());
     check(&lost, &["no such file", "--scratch"]);

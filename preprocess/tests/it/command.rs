@@ -92,16 +92,19 @@ fn names(folder: &Path) -> Vec<String> {
 fn bad_lines_are_placed() {
     let refusal = Refusal::new();
     refusal
-        .check_line("{\"text\":\"a", &["byte 10 of the line", "the end of the line", "cut short"]);
-    refusal.check_line("not json", &["byte 0 of the line: got 'n', due an object"]);
-    refusal.check_line("[1]", &["got a list, due an object"]);
-    refusal.check_line("{\"body\":\"a\"}", &["only 'body', due the key 'text'", "--json-key"]);
-    refusal.check_line("{\"text\":7}", &["byte 8 of the line: got a number", "due a string"]);
+        .check_line("{\"text\":\"a", &["byte 10 of the line", "the end of the line", "truncated"]);
+    refusal.check_line("not json", &["byte 0 of the line: expected an object, '{', found 'n'"]);
+    refusal.check_line("[1]", &["expected an object, '{', found a list"]);
+    refusal.check_line(
+        "{\"body\":\"a\"}",
+        &["expected the key 'text', found only 'body'", "--json-key"],
+    );
+    refusal.check_line("{\"text\":7}", &["byte 8 of the line: expected a string, found a number"]);
     refusal.check_line(b"{\"text\":\"a\0b\"}", &["byte 10 of", "control character 0x00"]);
-    refusal.check_line(b"\0\0\0\0", &["byte 0 of the line: got '\\0', due an object"]);
+    refusal.check_line(b"\0\0\0\0", &["byte 0 of the line: expected an object, '{', found '\\0'"]);
     refusal
-        .check_line(b"{\"text\":\"a\xffb\"}", &["byte 10 of", "0xff, which is no UTF-8", "iconv"]);
-    refusal.check_line(b"{\"text\":\"a\xe4\xb8", &["byte 10 of", "no UTF-8"]);
+        .check_line(b"{\"text\":\"a\xffb\"}", &["byte 10 of", "0xff, which is not UTF-8", "iconv"]);
+    refusal.check_line(b"{\"text\":\"a\xe4\xb8", &["byte 10 of", "not UTF-8"]);
     refusal.check_line("{\"text\":\"\\ud83d\"}", &["byte 9 of", "half of a surrogate pair"]);
     refusal.check_line("{\"text\":\"a\"} {", &["one object"]);
 }
@@ -111,7 +114,10 @@ fn bad_lines_are_placed() {
 fn duplicate_keys_lose_nothing_unasked() {
     let refusal = Refusal::new();
     let line = "{\"text\":\"first\",\"id\":1,\"id\":2,\"text\":\"Hello world\"}";
-    refusal.check_line(line, &["byte 30 of the line: got key 'text' again", "--last-of"]);
+    refusal.check_line(
+        line,
+        &["byte 30 of the line: expected key 'text' once, found it again", "--last-of"],
+    );
     let input = refusal.file("in.jsonl", line);
     let prefix = refusal.folder.path().join("p");
     let (input, prefix) = (input.to_str().unwrap(), prefix.to_str().unwrap());
@@ -131,7 +137,7 @@ fn faults_of_a_list_are_placed() {
     let byte = list.rfind('{').unwrap();
     let place = format!("in.json, line 8 (byte {byte} of the file)");
     for block_bytes in ["1", "20", "50", "1000"] {
-        let words = [place.as_str(), "got '{', due ',' or ']'"];
+        let words = [place.as_str(), "expected ',' or ']', found '{'"];
         refusal.check(&[&input], &["--block-bytes", block_bytes], &words);
     }
 }
@@ -156,19 +162,19 @@ fn compressed_inputs_are_placed_in_what_they_hold() {
     let json = format!("{}bad\n", GOOD.repeat(1000));
     let packed = zstd::encode_all(json.as_bytes(), 3).unwrap();
     let input = refusal.file("in.jsonl.zst", &packed);
-    let words = ["line 1001 (byte 16000 of the decompressed stream)", "got 'b'"];
+    let words = ["line 1001 (byte 16000 of the decompressed stream)", "found 'b'"];
     refusal.check(&[&input], &[], &words);
 
     let good = zstd::encode_all(GOOD.repeat(100_000).as_bytes(), 3).unwrap();
     let input = refusal.file("cut.jsonl.zst", &good[..good.len() / 2]);
-    refusal.check(&[&input], &[], &["cut.jsonl.zst", "cut short"]);
+    refusal.check(&[&input], &[], &["cut.jsonl.zst", "truncated"]);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&lines_that_differ()).unwrap();
     let whole = gzip.finish().unwrap();
     for len in [5, whole.len() / 2, whole.len() - 1] {
         let input = refusal.file("cut.jsonl.gz", &whole[..len]);
         let place = format!("at byte {len} of the file");
-        refusal.check(&[&input], &[], &["cut.jsonl.gz, after ", &place, "cut short"]);
+        refusal.check(&[&input], &[], &["cut.jsonl.gz, after ", &place, "truncated"]);
     }
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 0x55;
@@ -187,15 +193,31 @@ fn inputs_are_checked_before_any_work() {
     refusal.check(&[&bad, &missing], &[], &["missing.jsonl", "no such file"]);
     let folder = refusal.folder.path().join("folder");
     fs::create_dir(&folder).unwrap();
-    refusal.check(&[&bad, &folder], &[], &["/folder: got a folder without files, due files"]);
+    refusal.check(
+        &[&bad, &folder],
+        &[],
+        &["/folder: expected files that end in", "found a folder without files"],
+    );
     let lz4 = refusal.file("a.jsonl", b"\x04\x22\x4d\x18");
-    refusal.check(&[&bad, &lz4], &[], &["got lz4", "lz4cat"]);
+    refusal.check(&[&bad, &lz4], &[], &["found lz4", "lz4cat"]);
     let nothing = refusal.file("nothing.gz", "");
-    refusal.check(&[&bad, &nothing], &[], &["nothing.gz: got an empty file"]);
+    refusal.check(
+        &[&bad, &nothing],
+        &[],
+        &["nothing.gz: expected gzip data (by file name), found an empty file"],
+    );
     let liar = refusal.file("liar.gz", "{}");
-    refusal.check(&[&bad, &liar], &[], &["liar.gz", "not gzip"]);
+    refusal.check(
+        &[&bad, &liar],
+        &[],
+        &["liar.gz", "expected gzip data (by file name), found other data"],
+    );
     let liar = refusal.file("liar.zst", "{}");
-    refusal.check(&[&bad, &liar], &[], &["liar.zst", "not Zstandard"]);
+    refusal.check(
+        &[&bad, &liar],
+        &[],
+        &["liar.zst", "expected Zstandard data (by file name), found other data"],
+    );
 }
 
 #[test]
@@ -203,18 +225,22 @@ fn options_are_checked_before_any_work() {
     let refusal = Refusal::new();
     let bad = refusal.file("bad.jsonl", "bad\n");
     let check = |more: &[&str], words: &[&str]| refusal.check(&[&bad], more, words);
-    check(&["--tokenizer", "gpt5"], &["--tokenizer: got 'gpt5', due gpt2"]);
-    check(&["--workers", "0"], &["--workers: got 0"]);
-    check(&["--workers", "1025"], &["--workers: got 1025", "at most 1024"]);
+    check(&["--tokenizer", "gpt5"], &["--tokenizer: expected gpt2", "found 'gpt5'"]);
+    check(&["--workers", "0"], &["--workers: expected at least 1", "found 0"]);
+    check(&["--workers", "1025"], &["--workers: expected", "at most 1024, found 1025"]);
     check(&["--json-key", ""], &["--json-key"]);
     check(&["--json-key", "../x"], &["--json-key"]);
-    check(&["--line-max", "2GiB"], &["--line-max: got 2 GiB"]);
-    check(&["--vocab-file", "v.json"], &["--vocab-file: got no merge-file, due both or neither"]);
+    check(&["--line-max", "2GiB"], &["--line-max: expected", "found 2 GiB"]);
+    check(&["--vocab-file", "v.json"], &["--vocab-file: expected both", "found no --merge-file"]);
     check(&["--vocab-file", "no.json", "--merge-file", "no.txt"], &["no.json", "no such file"]);
     let taken = bad.to_str().unwrap();
     check(&["--report", taken], &["bad.jsonl", "already exists"]);
     let stdin = Path::new("-");
-    refusal.check(&[stdin, stdin], &[], &["read -: got the same input twice"]);
+    refusal.check(
+        &[stdin, stdin],
+        &[],
+        &["read -: expected each stream once, found the same input twice"],
+    );
     refusal.check(&[&bad, &bad], &[], &["the same input twice", "--allow-repeats"]);
     // Words of clap, which takes more than a line.
     for unknown in [vec!["--json-in", "x"], vec!["--json-in", "x", "--out", "y", "--shuffled"]] {
@@ -229,7 +255,7 @@ fn long_lines_are_refused() {
     let refusal = Refusal::new();
     let long = format!("{{\"text\":\"{}\"}}", "a".repeat(300_000));
     let limit = ["--line-max", "100KB"];
-    let words = ["line 3 (byte 32 of the file)", "due lines of at most 97.7 KiB"];
+    let words = ["line 3 (byte 32 of the file)", "expected a line of at most 97.7 KiB"];
     let input = refusal.file("in.jsonl", format!("{GOOD}{GOOD}{long}\n{GOOD}"));
     refusal.check(&[&input], &limit, &words);
     let endless = refusal.file("endless.jsonl", format!("{GOOD}{GOOD}{}", "a".repeat(5_000_000)));
@@ -245,7 +271,7 @@ fn what_may_not_be_read_is_told_once() {
     refusal.check(&[&input], &vocab, &[folder, "Is a directory (os error 21)"]);
     let under_a_file = input.join("p");
     let outs =
-        [(under_a_file.to_str().unwrap(), "Not a dir"), ("s3://b/p", "due a place in a file")];
+        [(under_a_file.to_str().unwrap(), "Not a dir"), ("s3://b/p", "expected a path in a file")];
     for (out, due) in outs {
         let arguments = ["--json-in", input.to_str().unwrap(), "--out", out];
         let said = stderr(&preprocess(&arguments).output().unwrap());
@@ -346,7 +372,7 @@ fn a_full_disk_is_gone_on_from() {
     let full = run(&prefix, &[]);
     let said = stderr(&full);
     assert_eq!(full.status.code(), Some(2), "{said}");
-    assert!(said.contains("no space left") && said.contains("--resume goes on"), "{said}");
+    assert!(said.contains("no space left") && said.contains("--resume continues"), "{said}");
     let still = run(&prefix, &["--resume"]);
     assert_eq!(still.status.code(), Some(2), "{}", stderr(&still));
 
@@ -410,7 +436,7 @@ fn megatron_flags_standard_input_and_report() {
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert!(stderr(&output).contains("1 documents, 3 tokens"), "{}", stderr(&output));
         let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.contains("3.0 a document"), "{said}");
+        assert!(said.contains("3.0 per document"), "{said}");
         assert!(said.contains("p_body_document.idx"), "{said}");
         let bin = fs::read(at("p_body_document.bin")).unwrap();
         assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03, 0x50, 0xc4]);

@@ -152,18 +152,22 @@ fn refused(name: &str, vocab: &str, words: &[&str]) {
 
 #[test]
 fn refuses_what_is_no_vocabulary() {
-    refused("v.txt", "", &["v.txt", "no '<unk>'"]);
-    refused("v.txt", "<unk>\na\nb\na\n", &["v.txt, line 4", "'a' again, after line 2"]);
-    refused("v.txt", "a\nb\n", &["v.txt", "no '<unk>'"]);
-    refused("v.json", "{\"<unk>\":0,\"a\":2}", &["v.json", "id 2 for 'a'", "each of 0 to 1 once"]);
+    refused("v.txt", "", &["v.txt", "expected the unknown token '<unk>', found none"]);
+    refused("v.txt", "<unk>\na\nb\na\n", &["v.txt, line 4", "'a' again after line 2"]);
+    refused("v.txt", "a\nb\n", &["v.txt", "expected the unknown token '<unk>', found none"]);
+    refused(
+        "v.json",
+        "{\"<unk>\":0,\"a\":2}",
+        &["v.json", "id 2 for 'a'", "each id from 0 to 1 once"],
+    );
     refused("v.json", "{\"<unk>\":0,\"a\":0}", &["v.json", "id 0 for 'a'"]);
-    refused("v.json", "{\"<unk>\":0.5}", &["v.json", "each of 0 to 0 once"]);
+    refused("v.json", "{\"<unk>\":0.5}", &["v.json", "each id from 0 to 0 once"]);
     refused("v.json", "{", &["v.json", "a JSON object from token to id"]);
     let every: String = ('\u{1}'..='\u{2ffff}')
         .filter(|c| !c.is_whitespace() && !c.is_control())
         .map(|c| format!("{c}\n"))
         .collect();
-    refused("v.txt", &format!("<unk>\n{every}"), &["different characters", "at most 65535"]);
+    refused("v.txt", &format!("<unk>\n{every}"), &["at most 65535 different characters"]);
     let said = open_tokenizer(&spec("encdec", "/nowhere/v.txt")).unwrap_err().to_string();
     assert!(said.contains("/nowhere/v.txt"), "{said}");
     let none = TokenizerSpec { kind: "yuan".to_owned(), ..TokenizerSpec::default() };

@@ -76,14 +76,18 @@ fn refused(dict: Option<&str>, user: Option<&str>, words: &[&str]) {
 
 #[test]
 fn refuses_what_is_no_dictionary() {
-    refused(Some(""), None, &["dict.txt, line 1", "due a word, a space, and a frequency"]);
-    refused(Some("中 0\n"), None, &["dict.txt", "no word that has a frequency"]);
+    refused(Some(""), None, &["dict.txt, line 1", "expected a word, a space and a frequency"]);
+    refused(
+        Some("中 0\n"),
+        None,
+        &["dict.txt", "expected at least one word with a frequency, found none"],
+    );
     refused(Some("中国 5\n中\n"), None, &["dict.txt, line 2", "'中'"]);
     refused(Some("中国 5\n\n"), None, &["dict.txt, line 2"]);
     refused(Some("中 -5\n"), None, &["dict.txt, line 1", "'中 -5'"]);
     refused(Some("中 1_0\n"), None, &["dict.txt, line 1"]);
-    refused(Some("中 9007199254740993\n"), None, &["line 1", "up to 2^53"]);
-    refused(None, Some("中 99999999999999999999 n\n"), &["user.txt, line 1", "up to 2^53"]);
+    refused(Some("中 9007199254740993\n"), None, &["line 1", "at most 2^53"]);
+    refused(None, Some("中 99999999999999999999 n\n"), &["user.txt, line 1", "at most 2^53"]);
     refused(None, Some(&"中".repeat(5000)), &["user.txt, line 1", "at most 4096 characters"]);
     let said = Jieba::open(Some("/nowhere/d.txt"), None).unwrap_err().to_string();
     assert!(said.contains("/nowhere/d.txt"), "{said}");

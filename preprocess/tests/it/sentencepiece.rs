@@ -171,27 +171,33 @@ fn refused(model: &[u8], words: &[&str]) {
 fn refuses_what_is_no_model() {
     let unk = piece("<unk>", 0.0, 2);
     let with = |rest: &[u8]| [&unk[..], rest].concat();
-    refused(b"", &["0 pieces", "one of type 2"]);
+    refused(b"", &["none in 0 pieces", "an unknown piece of type 2"]);
     refused(b"not a model", &["byte 0"]);
-    refused(&with(b"\x0a\x7f"), &["a value of 127 bytes", "at most the 0"]);
-    refused(&with(b"\xff"), &["cut short"]);
-    refused(&with(&[0xff; 11]), &["over ten bytes"]);
+    refused(&with(b"\x0a\x7f"), &["127 bytes", "a value of at most 0 bytes"]);
+    refused(&with(b"\xff"), &["found a truncated one"]);
+    refused(&with(&[0xff; 11]), &["a number of at most 10 bytes, found a longer one"]);
     refused(&with(&unk), &["'<unk>' as piece 0 and as piece 1"]);
-    refused(&with(&piece("<u>", 0.0, 2)), &["pieces 0 and 1 for the unknown"]);
-    refused(&with(&piece("", 0.0, 1)), &["a piece of 0 bytes"]);
+    refused(&with(&piece("<u>", 0.0, 2)), &["expected one unknown piece, found pieces 0 and 1"]);
+    refused(&with(&piece("", 0.0, 1)), &["expected a piece of 1", "found 0 bytes"]);
     refused(&with(&piece("a", f32::NAN, 1)), &["score NaN of 'a'"]);
     refused(&with(&piece("a", f32::NEG_INFINITY, 1)), &["score -inf of 'a'"]);
     refused(&with(&piece("a", 0.0, 7)), &["piece type 7"]);
     refused(&with(&[piece("a", 0.0, 1), piece("a", 1.0, 5)].concat()), &["'a' as piece 1"]);
-    refused(&with(&field(1, &field(1, b"\xff"))), &["no UTF-8", "byte 18"]);
-    refused(&with(&field(1, b"\x08\x05")), &["field 1 of another type"]);
-    refused(&with(&piece("<0x41>", 0.0, 6)), &["without byte fallback"]);
-    refused(&with(&field(2, &[0x98, 2, 1])), &["byte fallback without a piece for byte 0x00"]);
+    refused(&with(&field(1, &field(1, b"\xff"))), &["invalid UTF-8 at byte 18"]);
+    refused(&with(&field(1, b"\x08\x05")), &["in field 1, found another type"]);
+    refused(
+        &with(&piece("<0x41>", 0.0, 6)),
+        &["expected byte fallback, found byte piece '<0x41>' without it"],
+    );
+    refused(
+        &with(&field(2, &[0x98, 2, 1])),
+        &["byte pieces for byte fallback, found none for byte 0x00"],
+    );
     refused(&with(&field(2, &[0x18, 9])), &["model type 9"]);
     let charsmap = |bytes: &[u8]| with(&field(3, &field(2, bytes)));
     refused(&charsmap(&[1, 0]), &["2 bytes"]);
-    refused(&charsmap(&[9, 0, 0, 0, 0, 0, 0, 0]), &["a trie of 9 bytes", "multiple of 4"]);
-    refused(&charsmap(&[4, 0, 0, 0, 0, 1, 0, 0, 0]), &["a rule for nothing"]);
+    refused(&charsmap(&[9, 0, 0, 0, 0, 0, 0, 0]), &["found 9 bytes", "multiple of 4"]);
+    refused(&charsmap(&[4, 0, 0, 0, 0, 1, 0, 0, 0]), &["a rule for the empty string"]);
     // A unit that is its own child, by way of another.
     let circle = [&[16, 0, 0, 0][..], &[0, 4, 0, 0, 1, 8, 0, 0, 2, 4, 0, 0, 3, 4, 0, 0, 0]];
     let _ = open_bytes(&charsmap(&circle.concat()));
@@ -199,7 +205,7 @@ fn refuses_what_is_no_model() {
     assert!(said.contains("/nowhere/m.model"), "{said}");
     let none = TokenizerSpec { kind: "sentencepiece".to_owned(), ..TokenizerSpec::default() };
     let said = open_tokenizer(&none).unwrap_err().to_string();
-    assert!(said.contains("--tokenizer-model: got nothing"), "{said}");
+    assert!(said.contains("--tokenizer-model: expected") && said.contains("found none"), "{said}");
 }
 
 fn open_bytes(model: &[u8]) -> Result<Arc<dyn Tokenizer>> {

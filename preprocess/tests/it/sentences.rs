@@ -189,14 +189,25 @@ fn parameters_of_a_folder() {
 
     write("ortho_context.tab", "qux\t34\nbaz\t3");
     let error = Splitter::open(&spec).unwrap_err().to_string();
-    assert!(error.contains("ortho_context.tab, line 2: got 'baz\\t3', due a word"), "{error}");
+    assert!(
+        error.contains("ortho_context.tab, line 2: expected a word")
+            && error.contains("found 'baz\\t3'"),
+        "{error}"
+    );
     write("ortho_context.tab", "");
     write("collocations.tab", "one\n");
     let error = Splitter::open(&spec).unwrap_err().to_string();
-    assert!(error.contains("collocations.tab, line 1: got 'one', due two words"), "{error}");
+    assert!(
+        error.contains("collocations.tab, line 1: expected two words")
+            && error.contains("found 'one'"),
+        "{error}"
+    );
     std::fs::write(folder.path().join("abbrev_types.txt"), b"a\n\xff").unwrap();
     let error = Splitter::open(&spec).unwrap_err().to_string();
-    assert!(error.contains("abbrev_types.txt: got a byte at 2 that is no UTF-8"), "{error}");
+    assert!(
+        error.contains("abbrev_types.txt: expected UTF-8 text, found invalid UTF-8 at byte 2"),
+        "{error}"
+    );
     std::fs::remove_file(folder.path().join("abbrev_types.txt")).unwrap();
     assert!(Splitter::open(&spec).is_err());
 }
@@ -205,9 +216,11 @@ fn parameters_of_a_folder() {
 fn what_cannot_be_opened() {
     let refuse = |spec: &SentenceSpec| Splitter::open(spec).unwrap_err().to_string();
     let spec = SentenceSpec { lang: Some("german".into()), ..Default::default() };
-    assert!(refuse(&spec).contains("--lang: got 'german', due english, chinese or newline"));
+    assert!(refuse(&spec).contains("--lang: expected english, chinese or newline, found 'german'"));
     let spec = SentenceSpec { separator: Some(String::new()), ..Default::default() };
-    assert!(refuse(&spec).contains("--sentence-splitter: got nothing"));
+    assert!(
+        refuse(&spec).contains("--sentence-splitter: expected some text, found an empty string")
+    );
     let (lang, params) = (Some("chinese".into()), Some("x".into()));
     assert!(refuse(&SentenceSpec { lang, params, ..Default::default() }).contains("punkt-params"));
     let (separator, newlines) = (Some("<n>".into()), Newlines::Keep);

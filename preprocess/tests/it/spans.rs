@@ -171,8 +171,12 @@ fn what_does_not_fit_is_refused() {
     let wide = SpanConfig { ids: Dtype::I32, ..SpanConfig::new(26_240) };
     assert_eq!(refuse(39_297 * 20, &wide), Ok(()));
 
-    assert!(refuse(1, &wide).unwrap_err().contains("a document of 1 tokens"));
-    assert!(refuse(20, &SpanConfig::new(100)).unwrap_err().contains("got token 100, due below"));
+    assert!(refuse(1, &wide).unwrap_err().contains("found a document of 1 tokens"));
+    assert!(
+        refuse(20, &SpanConfig::new(100))
+            .unwrap_err()
+            .contains("expected an id below 100, the first marker, found token 100")
+    );
 }
 
 #[test]

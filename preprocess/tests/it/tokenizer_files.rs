@@ -259,7 +259,7 @@ fn files_that_are_no_tokenizers() {
         &["two tokens"],
     );
     let special = r#"{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0}}}"#;
-    refused(special, &["dropout of 0.5"]);
+    refused(special, &["found dropout 0.5"]);
     // Found by fuzzing: these ids come from elsewhere than the vocabulary, and went unseen into
     // the output.
     let around = r#"{"model": {"type": "BPE", "vocab": {"a": 0}}, "post_processor":
@@ -310,7 +310,7 @@ fn added_tokens_that_become_one_are_refused() {
         refused(&with(lower, ["<Name>", "<NAME>"]), &["<Name>", "<NAME>"]);
         let same_id = r#"{"model": {"type": "WordLevel", "unk_token": "a",
             "vocab": {"a": 0, "b": 1, "c": 1}}}"#;
-        refused(same_id, &["'b' and 'c' of id 1"]);
+        refused(same_id, &["'b' and 'c' with id 1"]);
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokenizer.json");
@@ -345,7 +345,12 @@ fn vocabularies_that_are_not_of_tiktoken() {
         (&list, None, Some(3_000_000), "vocab-size"),
         ("[1]", None, None, "token_bytes"),
         (r#"[{"rank": 0, "token_bytes": "AA==", "token_str": null, "x": 1}]"#, None, None, "x"),
-        (r#"[{"rank": 1, "token_bytes": "AA==", "token_str": null}]"#, None, Some(1001), "ranks"),
+        (
+            r#"[{"rank": 1, "token_bytes": "AA==", "token_str": null}]"#,
+            None,
+            Some(1001),
+            "rank order",
+        ),
     ] {
         let said = open(text, pattern, vocab_size);
         assert!(said.contains(word), "without '{word}': {said}");
@@ -368,16 +373,16 @@ fn a_file_of_another_kind_is_named() {
     let object = json!({ "config": { "default_vocab_size": 900 }, "vocab": vocab });
     std::fs::write(&published, object.to_string()).unwrap();
     let published = published.to_str().unwrap();
-    check("tiktoken", published, ["tekken.json of Mistral", "\"vocab\""]);
-    check("hf", published, ["tekken.json of Mistral", "--tokenizer tiktoken"]);
+    check("tiktoken", published, ["Mistral's published tekken.json", "\"vocab\""]);
+    check("hf", published, ["Mistral's published tekken.json", "--tokenizer tiktoken"]);
     check("hf", &format!("{GOLDEN}/tekken.json"), ["Megatron's form", "--tokenizer tiktoken"]);
     check("tiktoken", &format!("{GOLDEN}/llama3.json"), ["tokenizer.json", "--tokenizer hf"]);
     check("sentencepiece", &format!("{GOLDEN}/llama3.json"), ["tokenizer.json", "--tokenizer hf"]);
-    check("sentencepiece", &format!("{GOLDEN}/small.tiktoken"), ["vocabulary of tiktoken", "hint"]);
-    check("hf", &format!("{GOLDEN}/small.tiktoken"), ["vocabulary of tiktoken", "hint"]);
+    check("sentencepiece", &format!("{GOLDEN}/small.tiktoken"), ["a tiktoken vocabulary", "hint"]);
+    check("hf", &format!("{GOLDEN}/small.tiktoken"), ["a tiktoken vocabulary", "hint"]);
     let model = format!("{GOLDEN}/../sentencepiece/word.model");
-    check("hf", &model, ["model of SentencePiece", "--tokenizer sentencepiece"]);
-    check("tiktoken", &model, ["model of SentencePiece", "--tokenizer sentencepiece"]);
+    check("hf", &model, ["a SentencePiece model", "--tokenizer sentencepiece"]);
+    check("tiktoken", &model, ["a SentencePiece model", "--tokenizer sentencepiece"]);
     let ids = folder.path().join("vocab.json");
     std::fs::write(&ids, r#"{"a": 0, "b": 1}"#).unwrap();
     check("hf", ids.to_str().unwrap(), ["vocab.json", "--merge-file"]);

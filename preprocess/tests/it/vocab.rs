@@ -68,17 +68,17 @@ fn no_end_no_append() {
 #[test]
 fn refuses_what_is_no_vocabulary() {
     let good = vocab(&["ab", "abc", "bc"]);
-    refused("", "", &["v.json", "due a JSON object from token to id"]);
+    refused("", "", &["v.json", "expected a JSON object from token to id"]);
     refused("[1]", "", &["v.json"]);
     refused("{\"a\":-1}", "", &["v.json"]);
-    refused("{\"a\":0}", "", &["v.json", "due one for byte"]);
-    refused(&good.replace(":258", ":259"), "", &["id 259", "each of 0 to 258 once"]);
-    refused(&good.replace(":258", ":257"), "", &["id 257", "each of 0 to 258 once"]);
-    refused(&good, "a b\nab\n", &["m.txt, line 2", "'ab'", "two tokens divided by a space"]);
+    refused("{\"a\":0}", "", &["v.json", "for byte 0x00, found none"]);
+    refused(&good.replace(":258", ":259"), "", &["id 259", "each id from 0 to 258 once"]);
+    refused(&good.replace(":258", ":257"), "", &["id 257", "each id from 0 to 258 once"]);
+    refused(&good, "a b\nab\n", &["m.txt, line 2", "'ab'", "two tokens separated by a space"]);
     refused(&good, "a b c\n", &["m.txt, line 1", "two tokens"]);
     refused(&good, "a b\na  c\n", &["m.txt, line 2", "two tokens"]);
     refused(&good, "#version: 0.2\na z\n", &["m.txt, line 2", "'az'", "a token of the vocabulary"]);
-    refused(&good, "ab c\na b\n", &["m.txt, line 1", "'ab'", "what an earlier line makes"]);
+    refused(&good, "ab c\na b\n", &["m.txt, line 1", "'ab'", "the token of an earlier merge"]);
     refused(&good, "a b\na b\n", &["m.txt, line 2", "'a b' again"]);
     let said = Gpt2::from_files("/nowhere/v.json", "/nowhere/m.txt").unwrap_err().to_string();
     assert!(said.contains("/nowhere/v.json"), "{said}");

@@ -87,9 +87,12 @@ fn refusals_say_what_was_due() {
     };
     check("", &["--out"]);
     check("--out o --jaccard 0.5", &["--near-dedup"]);
-    check("--out o --near-dedup --jaccard 1.5", &["--jaccard: got 1.5, due a share"]);
+    check("--out o --near-dedup --jaccard 1.5", &["--jaccard: expected a fraction", "found 1.5"]);
     check("--out o --split 1,2", &["three weights, such as 949,50,1"]);
-    check("--out o --min-script klingon=0.5", &["--min-script: got 'klingon'"]);
+    check(
+        "--out o --min-script klingon=0.5",
+        &["--min-script: expected a Unicode script", "found 'klingon'"],
+    );
     check("--out o --json-key body", &["in.jsonl, line 1", "only 'text'", "the key 'body'"]);
     check("--out o --blacklist-urls none", &["none: no such file"]);
     check("--out o --report in.jsonl", &["in.jsonl: already exists"]);

@@ -28,7 +28,7 @@ pub(in crate::clean) struct TextSpool {
 impl TextSpool {
     pub(in crate::clean) fn create(folder: Option<&Path>) -> Result<Self> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
-        let file = unnamed(&folder).map_err(|error| failed("make", &folder, error))?;
+        let file = unnamed(&folder).map_err(|error| failed("create", &folder, error))?;
         Ok(TextSpool { file, folder, written: 0, pending: Vec::new() })
     }
 
@@ -65,7 +65,7 @@ impl TextSpool {
 }
 
 fn failed(doing: &str, folder: &Path, source: io::Error) -> crate::Error {
-    let what = format!("the temporary file in {} (--scratch names another)", folder.display());
+    let what = format!("a temporary file in {} (--scratch sets the folder)", folder.display());
     storage::Error::from_io(doing, what, source).into()
 }
 

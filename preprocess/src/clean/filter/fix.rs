@@ -38,7 +38,8 @@ fn is_word(char: char) -> bool {
     if char.is_ascii() {
         return char.is_ascii_alphanumeric() || char == '_';
     }
-    WORD.get_or_init(|| CharSet::new(r"[\p{L}\p{N}]").expect("a pattern of ours")).has(char)
+    WORD.get_or_init(|| CharSet::new(r"[\p{L}\p{N}]").expect("the built-in pattern is valid"))
+        .has(char)
 }
 
 /// A text in lower case and without white space.

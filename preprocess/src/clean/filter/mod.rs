@@ -245,7 +245,8 @@ fn script(name: &str) -> Result<CharSet> {
     set.ok_or_else(|| Error::BadOption {
         name: "min-script",
         found: format!("'{name}'"),
-        expected: "a script of Unicode, such as han, latin or cyrillic".to_owned(),
+        expected: "a Unicode script, such as han, latin or cyrillic".to_owned(),
+        hint: None,
     })
 }
 

@@ -25,7 +25,7 @@ impl UrlList {
     pub(in crate::clean) fn read(options: &UrlOptions) -> Result<Self> {
         let bad = |found: String, expected: &str| {
             let (input, expected) = (options.file.clone(), expected.to_owned());
-            Error::BadInput { input, found, expected }
+            Error::BadInput { input, found, expected, hint: None }
         };
         let (store, key) = storage::locate(&options.file)?;
         let len_bytes = store.open(&key)?.len_bytes();
@@ -35,7 +35,7 @@ impl UrlList {
         let text = String::from_utf8(storage::read_all(store.as_ref(), &key)?);
         let text = text.map_err(|error| {
             let at = error.utf8_error().valid_up_to();
-            bad(format!("a byte at {at} that is no UTF-8"), "a list of URLs in UTF-8")
+            bad(format!("invalid UTF-8 at byte {at}"), "a list of URLs in UTF-8")
         })?;
         let mut list = UrlList::default();
         for line in text.lines().map(str::trim) {

@@ -9,7 +9,7 @@ fn check(line: &str, due: Result<&str, (usize, &str)>) {
         match (finder.find(line), due) {
             (Ok(text), Ok(due)) => assert_eq!(text, due, "in {line}"),
             (Err(fault), Err((column, words))) => {
-                let said = format!("got {}, due {}", fault.found, fault.expected);
+                let said = format!("found {}, expected {}", fault.found, fault.expected);
                 assert!(said.contains(words), "of {line}: {said}");
                 assert_eq!(fault.column, column, "of {line}: {said}");
             }
@@ -55,55 +55,55 @@ fn takes_what_python_takes() {
 
 #[test]
 fn refuses_with_the_place() {
-    check("{", Err((1, "the end of the line, due a key")));
-    check(r#"{"text":"a""#, Err((11, "the end of the line, due ',' or '}'")));
-    check(r#"{"text":"a"#, Err((10, "the end of the line, due '\"'")));
-    check(r#"{"text":"a"}}"#, Err((12, "'}', due the end of the line")));
-    check(r#"{"text":"a"}{"text":"b"}"#, Err((12, "'{', due the end of the line")));
+    check("{", Err((1, "the end of the line, expected a key")));
+    check(r#"{"text":"a""#, Err((11, "the end of the line, expected ',' or '}'")));
+    check(r#"{"text":"a"#, Err((10, "the end of the line, expected '\"'")));
+    check(r#"{"text":"a"}}"#, Err((12, "'}', expected the end of the line")));
+    check(r#"{"text":"a"}{"text":"b"}"#, Err((12, "'{', expected the end of the line")));
     check(r#"{"text":"a"} x"#, Err((13, "'x'")));
-    check(r#"{"text":"a",}"#, Err((12, "'}', due a key")));
+    check(r#"{"text":"a",}"#, Err((12, "'}', expected a key")));
     check(r#"{,"text":"a"}"#, Err((1, "','")));
-    check(r#"{"text" "a"}"#, Err((8, "'\"', due ':'")));
-    check(r#"{"text":}"#, Err((8, "'}', due a value")));
-    check(r#"{'text':'a'}"#, Err((1, "'\\'', due a key in double quotes")));
-    check(r#"{"n":01,"text":"a"}"#, Err((6, "'1', due ',' or '}'")));
-    check(r#"{"n":1.,"text":"a"}"#, Err((7, "due a digit after the point")));
-    check(r#"{"n":1e,"text":"a"}"#, Err((7, "due a digit of the exponent")));
-    check(r#"{"n":-,"text":"a"}"#, Err((6, "due a value")));
-    check(r#"{"n":+1,"text":"a"}"#, Err((5, "'+', due a value")));
-    check(r#"{"n":nul,"text":"a"}"#, Err((5, "'n', due a value")));
-    check(r#"{"n":[1 2],"text":"a"}"#, Err((8, "'2', due ',' or ']'")));
-    check(r#"{"n":[1,],"text":"a"}"#, Err((8, "']', due a value")));
-    check(r#"{"n":[1},"text":"a"}"#, Err((7, "'}', due ',' or ']'")));
-    check(r#"{"text":"\x41"}"#, Err((10, "'x', due one of")));
-    check(r#"{"text":"\u12g4"}"#, Err((13, "'g', due four hexadecimal digits")));
-    check(r#"{"text":"\u+123"}"#, Err((11, "'+', due four hexadecimal digits")));
-    check("{\"text\":\"a\tb\"}", Err((10, "the control character 0x09 bare in a string")));
-    check("{\"text\":\"a\u{0}\"}", Err((10, "the control character 0x00")));
+    check(r#"{"text" "a"}"#, Err((8, "'\"', expected ':'")));
+    check(r#"{"text":}"#, Err((8, "'}', expected a value")));
+    check(r#"{'text':'a'}"#, Err((1, "'\\'', expected a key in double quotes")));
+    check(r#"{"n":01,"text":"a"}"#, Err((6, "'1', expected ',' or '}'")));
+    check(r#"{"n":1.,"text":"a"}"#, Err((7, "expected a digit after the point")));
+    check(r#"{"n":1e,"text":"a"}"#, Err((7, "expected a digit of the exponent")));
+    check(r#"{"n":-,"text":"a"}"#, Err((6, "expected a value")));
+    check(r#"{"n":+1,"text":"a"}"#, Err((5, "'+', expected a value")));
+    check(r#"{"n":nul,"text":"a"}"#, Err((5, "'n', expected a value")));
+    check(r#"{"n":[1 2],"text":"a"}"#, Err((8, "'2', expected ',' or ']'")));
+    check(r#"{"n":[1,],"text":"a"}"#, Err((8, "']', expected a value")));
+    check(r#"{"n":[1},"text":"a"}"#, Err((7, "'}', expected ',' or ']'")));
+    check(r#"{"text":"\x41"}"#, Err((10, "'x', expected one of")));
+    check(r#"{"text":"\u12g4"}"#, Err((13, "'g', expected four hexadecimal digits")));
+    check(r#"{"text":"\u+123"}"#, Err((11, "'+', expected four hexadecimal digits")));
+    check("{\"text\":\"a\tb\"}", Err((10, "unescaped control character 0x09 in a string")));
+    check("{\"text\":\"a\u{0}\"}", Err((10, "unescaped control character 0x00")));
     check(r#"{"text":"ab\ud83dc"}"#, Err((11, "\\ud83d, half of a surrogate pair")));
     check(r#"{"text":"\ude00\ud83d"}"#, Err((9, "\\ude00, half")));
     check(r#"{"text":"\ud83d\u0041"}"#, Err((9, "\\ud83d, half")));
     check(r#"{"text":"\ud83d"}"#, Err((9, "\\ud83d, half")));
-    check("[1]", Err((0, "a list, due an object")));
-    check("\"a\"", Err((0, "a string, due an object")));
-    check("12", Err((0, "a number, due an object")));
-    check("hello", Err((0, "'h', due an object")));
+    check("[1]", Err((0, "a list, expected an object")));
+    check("\"a\"", Err((0, "a string, expected an object")));
+    check("12", Err((0, "a number, expected an object")));
+    check("hello", Err((0, "'h', expected an object")));
     check("\u{feff}{\"text\":\"a\"}", Err((0, "a byte order mark")));
-    check("{\"text\":\"a\"}\u{a0}", Err((12, "due the end of the line")));
+    check("{\"text\":\"a\"}\u{a0}", Err((12, "expected the end of the line")));
 }
 
 #[test]
 fn says_what_is_there_instead() {
-    check(r#"{"text":12}"#, Err((8, "a number under the key 'text', due a string")));
+    check(r#"{"text":12}"#, Err((8, "a number under the key 'text', expected a string")));
     check(r#"{"text": null}"#, Err((9, "null under the key 'text'")));
     check(r#"{"text":["a"]}"#, Err((8, "a list under")));
     check(r#"{"text":"a","text":{}}"#, Err((19, "an object under")));
     check(r#"{"text":false}"#, Err((8, "a boolean under")));
-    check("{}", Err((0, "an object without keys, due the key 'text'")));
-    check(r#"{"a":1,"Text":"x"}"#, Err((0, "only 'a', 'Text', due the key 'text'")));
+    check("{}", Err((0, "an object without keys, expected the key 'text'")));
+    check(r#"{"a":1,"Text":"x"}"#, Err((0, "only 'a', 'Text', expected the key 'text'")));
     let many: String = (0..20).map(|i| format!("\"k{i}\":{i},")).collect();
     let many = format!("{{{}}}", many.trim_end_matches(','));
-    check(&many, Err((0, "'k7', and more, due")));
+    check(&many, Err((0, "'k7', and more, expected")));
 }
 
 /// serde_json reads the same language but for what Python adds: both agree on lines that are broken

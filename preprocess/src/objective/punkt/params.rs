@@ -37,8 +37,9 @@ impl Params {
     /// NLTK's for English.
     pub(super) fn english() -> Result<Self> {
         let packed = include_bytes!("../../../assets/punkt/english.zst");
-        let text = zstd::bulk::decompress(packed, BUILT_IN_BYTES_MAX).expect("an asset of ours");
-        let text = String::from_utf8(text).expect("an asset of ours");
+        let text =
+            zstd::bulk::decompress(packed, BUILT_IN_BYTES_MAX).expect("the built-in file is valid");
+        let text = String::from_utf8(text).expect("the built-in file is valid");
         let mut tables = text.split("\n\n");
         Params::parse(|file| Ok((file.to_owned(), tables.next().unwrap_or("").to_owned())))
     }
@@ -61,7 +62,7 @@ impl Params {
         let (file, text) = read("collocations.tab")?;
         for (number, line) in (1..).zip(text.lines()) {
             if line.bytes().filter(|&byte| byte == b'\t').count() != 1 {
-                return Err(bad(&file, Some(number), line, "two words and a tab between"));
+                return Err(bad(&file, Some(number), line, "two words separated by a tab"));
             }
             collocations.insert(line.to_owned());
         }
@@ -87,7 +88,7 @@ fn read_text(file: &str) -> Result<String> {
     }
     String::from_utf8(storage::read_all(store.as_ref(), &key)?).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        bad(file, None, &format!("a byte at {at} that is no UTF-8"), "UTF-8")
+        bad(file, None, &format!("invalid UTF-8 at byte {at}"), "UTF-8 text")
     })
 }
 
@@ -96,5 +97,11 @@ fn bad(file: &str, line: Option<u64>, found: &str, expected: &str) -> Error {
         Some(_) => format!("'{}'", found.chars().take(80).collect::<String>().escape_debug()),
         None => found.to_owned(),
     };
-    Error::BadVocab { file: file.to_owned(), line, found, expected: expected.to_owned() }
+    Error::BadVocab {
+        file: file.to_owned(),
+        line,
+        found,
+        expected: expected.to_owned(),
+        hint: None,
+    }
 }

@@ -162,7 +162,7 @@ fn contains(ranges: &[(char, char)], char: char) -> bool {
 }
 
 fn ranges(pattern: &str) -> Vec<(char, char)> {
-    let hir = regex_syntax::parse(pattern).expect("a pattern of ours");
+    let hir = regex_syntax::parse(pattern).expect("the built-in pattern is valid");
     let HirKind::Class(Class::Unicode(class)) = hir.kind() else {
         unreachable!("a class of Unicode characters");
     };

@@ -70,7 +70,7 @@ fn unfit_vocabularies_are_refused() {
     twice.extend([(b"ab".to_vec(), 300), (b"cd".to_vec(), 300)]);
     assert!(from_ranks(&twice, Pattern::Whole).unwrap_err().found.contains("id 300 twice"));
     let unfit = from_ranks(&bytes[1..], Pattern::Whole).unwrap_err();
-    assert!(unfit.found.contains("no token for the byte 0x00"), "{unfit:?}");
+    assert!(unfit.found.contains("none for byte 0x00"), "{unfit:?}");
 }
 
 /// Both parts of a text that is cut where it may be give the ids of the whole.

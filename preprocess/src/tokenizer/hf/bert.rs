@@ -25,15 +25,15 @@ const CLASSES: [&str; 2] = ["BertTokenizer", "BertTokenizerFast"];
 pub(super) fn tokenizer_json(prefix: &str, config: &Value) -> Result<String> {
     let file = format!("{prefix}{VOCAB}");
     if let Some(class) = config["tokenizer_class"].as_str().filter(|it| !CLASSES.contains(it)) {
-        let expected = "BertTokenizer, the one class whose folders need no tokenizer.json here";
-        return Err(bad(&format!("{prefix}{CONFIG}"), format!("the class {class}"), expected));
+        let expected = "BertTokenizer, the only class supported without a tokenizer.json";
+        return Err(bad(&format!("{prefix}{CONFIG}"), format!("class {class}"), expected));
     }
     let lexicon = Lexicon::read(&file)?;
     let mut added = Vec::new();
     for token in SPECIALS {
         let id = lexicon.id(token).ok_or_else(|| {
-            let expected = "BERT's [PAD], [UNK], [CLS], [SEP] and [MASK], as the vocabulary of a \
-                            folder without a tokenizer.json";
+            let expected = "[PAD], [UNK], [CLS], [SEP] and [MASK], because the folder has no \
+                            tokenizer.json";
             bad(&file, format!("no '{token}'"), expected)
         })?;
         added.push(json!({

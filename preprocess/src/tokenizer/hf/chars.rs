@@ -93,11 +93,11 @@ impl Chars {
             .iter()
             .any(|(left, right)| [left, right].into_iter().any(|one| byte_token(one).is_some()))
         {
-            return Err("a merge of single bytes".to_owned());
+            return Err("a merge of byte tokens".to_owned());
         }
         merges.extend(self::merges(ids, pairs)?);
         if merges.len() > RANK_LIMIT || first_part as usize + parts.len() > ID_LIMIT {
-            return Err(format!("{} merges and {first_part} tokens", merges.len()));
+            return Err(format!("too many merges ({}) or tokens ({first_part})", merges.len()));
         }
         let bpe = Bpe::new(byte_ids, &merges, Pattern::Whole);
         Ok(Chars { bpe, seams: Seams::new(pairs, space, words), first_part, parts })

@@ -126,7 +126,7 @@ impl<'de> Visitor<'de> for MergeVisitor {
     type Value = MergePair;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("two tokens, divided by a space or in a list")
+        f.write_str("two tokens, separated by a space or in a list")
     }
 
     fn visit_str<E: serde::de::Error>(self, line: &str) -> Result<MergePair, E> {
@@ -139,7 +139,7 @@ impl<'de> Visitor<'de> for MergeVisitor {
         let (Some(left), Some(right), None) =
             (seq.next_element()?, seq.next_element()?, seq.next_element::<Value>()?)
         else {
-            return Err(A::Error::custom("a merge is of two tokens"));
+            return Err(A::Error::custom("expected two tokens in a merge"));
         };
         Ok(MergePair(left, right))
     }

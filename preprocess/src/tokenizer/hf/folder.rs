@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::super::TokenizerSpec;
-use super::super::read::{bad, read_text, read_text_if_any};
+use super::super::read::{bad, parse_error, read_text, read_text_if_any};
 use super::bert;
 use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS};
 use crate::{Error, Result};
@@ -36,7 +36,8 @@ impl Folder {
         let model = spec.model.clone().ok_or_else(|| Error::BadOption {
             name: "tokenizer-model",
             found: "none".to_owned(),
-            expected: "a tokenizer.json or its folder".to_owned(),
+            expected: "a tokenizer.json, or the folder that holds it".to_owned(),
+            hint: None,
         })?;
         let named = model.ends_with(".json").then(|| model.clone());
         let prefix = match (&named, model.rfind('/')) {
@@ -70,14 +71,14 @@ impl Folder {
             && !self.model.contains("://")
             && self.model.trim_end_matches('/').matches('/').count() < 2;
         let hint = if is_hub_name {
-            "nothing is downloaded; `hf download NAME --exclude '*.safetensors' '*.bin' \
-             --local-dir FOLDER` fetches a model's folder from the hub, without its weights"
+            "download the model's folder, without its weights: hf download NAME --exclude \
+             '*.safetensors' '*.bin' --local-dir FOLDER"
         } else {
-            "a folder with only tokenizer.model is for --tokenizer sentencepiece, one with \
-             vocab.json and merges.txt for --vocab-file and --merge-file"
+            "use --tokenizer sentencepiece for a folder with only tokenizer.model, and \
+             --vocab-file and --merge-file for vocab.json and merges.txt"
         };
-        let expected = format!("a folder with a tokenizer.json, or BERT's vocab.txt; hint: {hint}");
-        Err(bad(&self.model, "neither there", &expected))
+        let expected = "a folder with a tokenizer.json, or BERT's vocab.txt";
+        Err(bad(&self.model, "neither", expected).with_hint(hint))
     }
 
     /// The id that ends a document: of `asked`, or of what the neighbours name, or of a usual name.
@@ -92,6 +93,7 @@ impl Folder {
                 name: "eod-token",
                 found: format!("'{token}'"),
                 expected: format!("a token of {}", self.model),
+                hint: None,
             })?;
             return Ok(Some(id));
         }
@@ -102,8 +104,9 @@ impl Folder {
         let mut named = named.filter_map(|(key, value)| Some((key, token_in(value)?)));
         if let Some((key, token)) = named.next() {
             let id = id_of(token).ok_or_else(|| {
-                let due = format!("a token of {}; hint: --eod-token names another", self.model);
+                let due = format!("a token of {}", self.model);
                 bad(&format!("{}{CONFIG}", self.prefix), format!("{key} '{token}'"), &due)
+                    .with_hint("set another with --eod-token")
             })?;
             return Ok(Some(id));
         }
@@ -141,7 +144,7 @@ impl Folder {
     fn read_neighbour(&self, name: &str) -> Result<Value> {
         let file = format!("{}{name}", self.prefix);
         let Some(text) = read_text_if_any(&file)? else { return Ok(Value::Null) };
-        serde_json::from_str(&text).map_err(|e| bad(&file, e.to_string(), "a JSON object"))
+        serde_json::from_str(&text).map_err(|e| bad(&file, parse_error(e), "a JSON object"))
     }
 }
 

@@ -8,7 +8,7 @@ use tokenizers::{NormalizedString, Normalizer as _, Tokenizer as Library};
 
 use super::super::Encoder;
 use super::super::added::AddedToken;
-use super::super::read::bad;
+use super::super::read::{bad, parse_error};
 use super::file::{TokenizerJson, Vocab};
 use super::own::twins;
 use crate::{Error, Result};
@@ -29,17 +29,18 @@ impl LibraryTokenizer {
         with_specials: bool,
     ) -> Result<Self> {
         check(parsed).map_err(|(got, due)| bad(file, got, due))?;
-        check_ids_differ(parsed).map_err(|found| bad(file, found, "an id for each token"))?;
+        check_ids_differ(parsed)
+            .map_err(|found| bad(file, found, "a different id for each token"))?;
         // The library trusts its input and may panic on what no trainer writes.
         let made = catch_unwind(|| Library::from_bytes(text.as_bytes()));
         let due = "a tokenizer that the library `tokenizers` can load";
         let mut library = match made {
-            Ok(made) => made.map_err(|e| bad(file, e.to_string(), due))?,
+            Ok(made) => made.map_err(|e| bad(file, parse_error(e), due))?,
             Err(_) => return Err(bad(file, "a panic of the library", due)),
         };
         // What a call would be cut or filled to is no part of a corpus.
         library.with_padding(None);
-        library.with_truncation(None).map_err(|e| bad(file, e.to_string(), due))?;
+        library.with_truncation(None).map_err(|e| bad(file, format!("an error: {e}"), due))?;
         let more = more.iter().map(|token| {
             tokenizers::AddedToken::from(&*token.content, true)
                 .single_word(token.single_word)
@@ -49,11 +50,10 @@ impl LibraryTokenizer {
         });
         library
             .add_special_tokens(more.collect::<Vec<_>>())
-            .map_err(|e| bad(file, e.to_string(), due))?;
+            .map_err(|e| bad(file, format!("an error: {e}"), due))?;
         check_distinct(&library).map_err(|found| {
-            let due = "added tokens that differ after normalization; hint: take one of the two \
-                       out of the file";
-            bad(file, found, due)
+            bad(file, found, "added tokens that differ after normalization")
+                .with_hint("remove one of the two from the file")
         })?;
         Ok(LibraryTokenizer { library, with_specials })
     }
@@ -84,7 +84,7 @@ fn check_ids_differ(file: &TokenizerJson) -> std::result::Result<(), String> {
     let mut seen: HashMap<u32, &str> = HashMap::new();
     for (token, id) in file.model.vocab.tokens() {
         if let Some(other) = seen.insert(id, token).filter(|other| *other != token) {
-            return Err(format!("tokens '{other}' and '{token}' of id {id}"));
+            return Err(format!("tokens '{other}' and '{token}' with id {id}"));
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ fn check_distinct(library: &Library) -> std::result::Result<(), String> {
     for (&id, token) in tokens {
         let mut text = NormalizedString::from(token.content.as_str());
         if let Some(normalizer) = library.get_normalizer() {
-            normalizer.normalize(&mut text).map_err(|error| error.to_string())?;
+            normalizer.normalize(&mut text).map_err(|error| format!("an error: {error}"))?;
         }
         if let Some((other, other_id)) = seen.insert(text.get().to_owned(), (&token.content, id)) {
             return Err(twins((other, other_id), (&token.content, id)));
@@ -127,7 +127,7 @@ fn check(file: &TokenizerJson) -> std::result::Result<(), (String, &'static str)
         },
         Vocab::Scores(scores) => model.unk_id.is_some_and(|id| id < scores.len()),
     };
-    if there { Ok(()) } else { Err(("no unknown token".to_owned(), "one in the vocabulary")) }
+    if there { Ok(()) } else { Err(("none".to_owned(), "an unknown token in the vocabulary")) }
 }
 
 impl fmt::Debug for LibraryTokenizer {

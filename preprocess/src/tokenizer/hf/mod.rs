@@ -37,7 +37,7 @@ use super::added::AddedToken;
 use super::keywords::Keywords;
 use super::merge::ID_LIMIT;
 use super::python::repr_list;
-use super::read::bad;
+use super::read::{bad, parse_error};
 use super::{EncodeError, Encoder, Tokenizer, TokenizerSpec};
 use crate::Result;
 
@@ -78,11 +78,11 @@ impl HuggingFace {
         let (name, text) = folder.read_tokenizer()?;
         let due = "a tokenizer in Hugging Face's format";
         let mut file: TokenizerJson =
-            serde_json::from_str(&text).map_err(|e| bad(&name, e.to_string(), due))?;
+            serde_json::from_str(&text).map_err(|e| bad(&name, parse_error(e), due))?;
         check_ids(&name, &file)?;
         if let Some(dropout) = file.model.dropout.filter(|&dropout| dropout != 0.0) {
-            let due = "none: the same text must always give the same ids";
-            return Err(bad(&name, format!("a dropout of {dropout}"), due));
+            let due = "no dropout, because the same text must always get the same ids";
+            return Err(bad(&name, format!("dropout {dropout}"), due));
         }
         let neighbours = folder.neighbours()?;
         let mut more = Vec::new();
@@ -103,15 +103,19 @@ impl HuggingFace {
             Ok(own) => HfEngine::Own(Box::new(own)),
             #[cfg(feature = "general")]
             Err(why) => {
-                log::info!("{name}: not for the fast engines, for {why}; by the general one");
+                log::info!(
+                    "{name}: has {why}, which the fast engines do not support; using the general \
+                     engine"
+                );
                 let general = LibraryTokenizer::new(&name, &text, &file, &more, with_specials)?;
                 HfEngine::General(Box::new(general))
             }
             #[cfg(not(feature = "general"))]
             Err(why) => {
-                let due = "a kind that the fast engines know; hint: a build with the feature \
-                           `general` of the crate preprocess knows every kind";
-                return Err(bad(&name, why, due));
+                return Err(bad(&name, why, "a tokenizer that the fast engines support").with_hint(
+                    "build the crate preprocess with the feature `general`, which supports every \
+                     tokenizer",
+                ));
             }
         };
         let mut tokenizer = HuggingFace {
@@ -217,7 +221,7 @@ impl Tokenizer for HuggingFace {
 
 /// Ids index tables, so that they must have a bound; the largest vocabularies have 2^18.
 fn check_ids(name: &str, file: &TokenizerJson) -> Result<()> {
-    let due = format!("at most {} tokens and ids below that", ID_LIMIT - 1);
+    let due = format!("1 to {} tokens, and ids below that", ID_LIMIT - 1);
     let of_vocab: Box<dyn Iterator<Item = usize>> = match &file.model.vocab {
         Vocab::Ids(ids) => Box::new(ids.iter().map(|(_, id)| *id as usize)),
         Vocab::Scores(scores) => Box::new(0..scores.len()),
@@ -237,7 +241,7 @@ fn check_around(name: &str, file: &TokenizerJson) -> Result<()> {
     match around.before.iter().chain(&around.after).find(|&&id| id >= size) {
         Some(id) => {
             let got = format!("id {id} in the post-processor");
-            Err(bad(name, got, &format!("an id below {size}, the number of tokens")))
+            Err(bad(name, got, &format!("ids below {size}, the number of tokens")))
         }
         None => Ok(()),
     }

@@ -94,7 +94,7 @@ impl Neighbours {
         });
         for value in named.chain(listed) {
             let token = special_token(value).ok_or_else(|| {
-                bad(&file, format!("the special token {value}"), "a text, or an object with one")
+                bad(&file, format!("special token {value}"), "a string, or an object with one")
             })?;
             if !tokens.iter().any(|known| known.content == token.content) {
                 tokens.push(token);
@@ -114,8 +114,8 @@ impl Neighbours {
 
     fn refuse_keys(&self, file: &str, add_prefix_space: Option<bool>) -> Result<()> {
         if self.config["split_special_tokens"] == true {
-            let expected = "false: special tokens that a text spells are one id each";
-            return Err(bad(file, "split_special_tokens = true", expected));
+            let expected = "split_special_tokens = false, because a special token is one id";
+            return Err(bad(file, "true", expected));
         }
         let asked = self.config["add_prefix_space"].as_bool();
         let class = self.config["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
@@ -124,8 +124,8 @@ impl Neighbours {
             && asked != there
             && !GENERIC.contains(&class)
         {
-            let expected = format!("{there}, as in the pre-tokenizer of tokenizer.json");
-            return Err(bad(file, format!("add_prefix_space = {asked}"), &expected));
+            let expected = format!("add_prefix_space = {there}, as in tokenizer.json");
+            return Err(bad(file, asked.to_string(), &expected));
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Neighbours {
         let mut tokens = Vec::new();
         for (content, id) in added {
             let id = id.as_u64().ok_or_else(|| {
-                bad(file, format!("the id {id} of '{content}'"), "an object of tokens and ids")
+                bad(file, format!("id {id} for '{content}'"), "an object from token to id")
             })?;
             let is_special = self.is_special(content);
             let token = NeighbourToken {
@@ -180,7 +180,7 @@ fn decoder_tokens(file: &str, decoder: &Map<String, Value>) -> Result<Vec<Neighb
         let parsed = id.parse::<u64>().ok().zip(token_of(value));
         let (id, token) = parsed.ok_or_else(|| {
             let found = format!("added_tokens_decoder[\"{id}\"] = {value}");
-            bad(file, found, "an id, and an object with the token's content")
+            bad(file, found, "an id and an object with the content of the token")
         })?;
         tokens.push((id, NeighbourToken { replaces: true, ..token }));
     }

@@ -59,16 +59,16 @@ impl NativeTokenizer {
     /// Why it is none of these kinds.
     pub(super) fn new(file: &TokenizerJson, with_specials: bool) -> Supported<Self> {
         let around = PostProcessor::new(&file.post_processor)
-            .ok_or_else(|| format!("its post-processor is {}", short(&file.post_processor)))?;
+            .ok_or_else(|| format!("post-processor {}", short(&file.post_processor)))?;
         let mut normalizer = Normalizer::new(&file.normalizer)
-            .ok_or_else(|| format!("its normalizer is {}", short(&file.normalizer)))?;
-        let tokens = TokenDecoder::new(file)
-            .ok_or_else(|| format!("its decoder is {}", short(&file.decoder)))?;
+            .ok_or_else(|| format!("normalizer {}", short(&file.normalizer)))?;
+        let tokens =
+            TokenDecoder::new(file).ok_or_else(|| format!("decoder {}", short(&file.decoder)))?;
         let (raw, normalized) = added(file, &normalizer)?;
         let plan = patterns::plan(&file.pre_tokenizer, &normalizer)
-            .ok_or_else(|| format!("its pre-tokenizer is {}", short(&file.pre_tokenizer)))?;
+            .ok_or_else(|| format!("pre-tokenizer {}", short(&file.pre_tokenizer)))?;
         if plan.prefix() == Prefix::MetaFirst && normalizer.may_drop_first() {
-            return Err("its normalizer may take away what its pre-tokenizer asks for".to_owned());
+            return Err("a normalizer that may remove the prefix of the pre-tokenizer".to_owned());
         }
         let core = match file.model.kind.as_deref() {
             Some("Unigram") => Core::Unigram(Box::new(UnigramEngine::new(&file.model, &plan)?)),
@@ -199,10 +199,10 @@ fn bpe(
     let (ids, pairs) = bpe_of(&file.model)?;
     match *plan {
         EnginePlan::Bytes { pattern, .. } => bytes(file, &ids, &pairs, pattern),
-        EnginePlan::Words => Err("its pre-tokenizer takes white space out".to_owned()),
+        EnginePlan::Words => Err("a pre-tokenizer that removes white space".to_owned()),
         EnginePlan::Chars { mut space, words, .. } => {
             if file.model.byte_fallback != Some(true) || file.model.ignore_merges == Some(true) {
-                return Err("its model has no bytes to fall back to".to_owned());
+                return Err("a model without byte fallback".to_owned());
             }
             // If nothing looks at the text between.
             if may_take && normalizer.0.last().is_some_and(NormalizeStep::is_meta) {
@@ -218,17 +218,17 @@ fn bpe(
 fn bpe_of(model: &ModelJson) -> Supported<(Ids<'_>, Pairs<'_>)> {
     let ModelJson { kind, vocab, merges, .. } = model;
     let (Some("BPE"), Vocab::Ids(vocab)) = (kind.as_deref(), vocab) else {
-        return Err(format!("its model is {}", kind.as_deref().unwrap_or("of no type")));
+        return Err(format!("model type {}", kind.as_deref().unwrap_or("none")));
     };
     let affix = |affix: &Option<String>| affix.as_ref().is_some_and(|text| !text.is_empty());
     if affix(&model.continuing_subword_prefix) || affix(&model.end_of_word_suffix) {
-        return Err("its model marks the ends of words".to_owned());
+        return Err("a model with word prefixes or suffixes".to_owned());
     }
     let ids: Ids<'_> = vocab.iter().map(|(token, id)| (token.as_str(), *id)).collect();
     let mut spelled = HashMap::with_capacity(ids.len());
     for (&token, &id) in &ids {
         if let Some(other) = spelled.insert(id, token) {
-            return Err(format!("'{other}' and '{token}' are both token {id}"));
+            return Err(format!("tokens '{other}' and '{token}' with id {id}"));
         }
     }
     let pairs = merges.iter().map(|MergePair(left, right)| (&**left, &**right)).collect();
@@ -245,7 +245,7 @@ pub(super) fn merges(ids: &Ids<'_>, pairs: &[(&str, &str)]) -> Supported<Vec<Mer
         joined.extend([*left, *right]);
         let id = |token: &str| {
             let id = ids.get(token).copied();
-            id.ok_or_else(|| format!("'{token}' of a merge is not in its vocabulary"))
+            id.ok_or_else(|| format!("a merge with '{token}', which is not in the vocabulary"))
         };
         let merge = Merge { left: id(left)?, right: id(right)?, merged: id(&joined)? };
         last.insert((merge.left, merge.right), rank);
@@ -254,7 +254,7 @@ pub(super) fn merges(ids: &Ids<'_>, pairs: &[(&str, &str)]) -> Supported<Vec<Mer
     let mut rank = 0..;
     merges.retain(|merge| Some(last[&(merge.left, merge.right)]) == rank.next());
     if merges.len() > RANK_LIMIT {
-        return Err(format!("its merges are more than {RANK_LIMIT}"));
+        return Err(format!("more than {RANK_LIMIT} merges"));
     }
     Ok(merges)
 }
@@ -269,7 +269,7 @@ fn bytes(
     let mut byte_ids = [0; 256];
     for (byte_id, char) in byte_ids.iter_mut().zip(byte_chars()) {
         let id = ids.get(char.encode_utf8(&mut [0; 4]) as &str).copied();
-        *byte_id = id.ok_or_else(|| format!("its vocabulary has no '{char}'"))?;
+        *byte_id = id.ok_or_else(|| format!("no token '{char}'"))?;
     }
     let bpe = Bpe::new(byte_ids, &merges(ids, pairs)?, pattern);
     if file.model.ignore_merges != Some(true) {
@@ -280,7 +280,7 @@ fn bytes(
         ids.iter().filter_map(|(token, &id)| Some((bytes_of(token)?, id))).collect();
     let whole = whole.iter().filter(|(token, _)| !token.is_empty());
     let with = bpe.with_whole_pieces(whole.map(|(token, id)| (token.as_slice(), *id)));
-    let bpe = with.map_err(|unfit| format!("{}, due {}", unfit.found, unfit.expected))?;
+    let bpe = with.map_err(|unfit| format!("{} instead of {}", unfit.found, unfit.expected))?;
     Ok(Core::Bytes(Box::new(bpe)))
 }
 
@@ -289,22 +289,22 @@ fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Add
     let mut ids: Ids<'_> = file.model.vocab.tokens().collect();
     let vocab_count = ids.len() as u32; // fits: below the limit that was checked
     if vocab_count as usize != file.model.vocab.len() {
-        return Err("a token is twice in its vocabulary".to_owned());
+        return Err("a repeated token in the vocabulary".to_owned());
     }
     let mut next = vocab_count;
     let (mut raw, mut normalized) = (Vec::new(), Vec::new());
     for token in &file.added_tokens {
         let AddedToken { id, content, .. } = token;
         let fresh = next;
-        let due = *ids.entry(content).or_insert(fresh);
+        let expected = *ids.entry(content).or_insert(fresh);
         // What the library does with another id is its own affair.
-        if due != *id {
-            return Err(format!("its added token '{content}' has id {id}, where {due} is due"));
+        if expected != *id {
+            return Err(format!("added token '{content}' with id {id} instead of {expected}"));
         }
         next = next.max(id + 1);
         let spelled = if token.normalized { normalizer.apply(content) } else { content.into() };
         if spelled.is_empty() {
-            return Err("an added token is empty".to_owned());
+            return Err("an empty added token".to_owned());
         }
         let set = if token.normalized { &mut normalized } else { &mut raw };
         set.push((token, spelled.into_owned()));
@@ -317,13 +317,13 @@ fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Add
             }
         }
     }
-    let build = |set| Added::new(set).map_err(|e| format!("its added tokens: {e}"));
+    let build = |set| Added::new(set).map_err(|e| format!("unsupported added tokens: {e}"));
     Ok((build(raw)?, build(normalized)?))
 }
 
 /// Names two added tokens that are looked for by one text.
 pub(super) fn twins((one, one_id): (&str, u32), (two, two_id): (&str, u32)) -> String {
-    format!("added tokens '{one}' (id {one_id}) and '{two}' (id {two_id}), found by the same text")
+    format!("added tokens '{one}' (id {one_id}) and '{two}' (id {two_id}) with the same text")
 }
 
 /// The beginning of a part of the file, for a message.

@@ -58,13 +58,13 @@ impl UnigramEngine {
             EnginePlan::Words => UnigramInput::Whitespace,
             EnginePlan::Chars { words: Words::Apart, .. } => UnigramInput::Meta,
             EnginePlan::Chars { words: Words::Joined, space, .. } => UnigramInput::Whole(*space),
-            EnginePlan::Bytes { .. } => return Err("its pre-tokenizer is of bytes".to_owned()),
+            EnginePlan::Bytes { .. } => return Err("a byte-level pre-tokenizer".to_owned()),
         };
         let Vocab::Scores(vocab) = &model.vocab else {
-            return Err("its vocabulary has no scores".to_owned());
+            return Err("a vocabulary without scores".to_owned());
         };
         let unk = model.unk_id.filter(|&id| id < vocab.len());
-        let unk = unk.ok_or("it has no unknown token")? as u32; // fits: checked with the ids
+        let unk = unk.ok_or("no unknown token")? as u32; // fits: checked with the ids
         let tokens = || vocab.iter().map(|(token, _)| token.as_str()).filter(|it| !it.is_empty());
         let pieces = vocab.iter().map(|(token, _)| token.as_bytes()).zip(0..);
         let pieces = pieces.filter(|(token, _)| !token.is_empty()).collect();

@@ -52,11 +52,11 @@ impl Dictionary {
                 let mut fields = line.split(' ');
                 words.add(fields.next()?, frequency(fields.next()?)?)
             };
-            let due = "a word, a space, and a frequency up to 2^53, below 2^63 in sum";
+            let due = "a word, a space and a frequency of at most 2^53, below 2^63 in total";
             read().ok_or_else(|| bad_line(file, number, line, due))?;
         }
         if words.total == 0 {
-            return Err(bad_file(file, "no word that has a frequency", "one at least"));
+            return Err(bad_file(file, "none", "at least one word with a frequency"));
         }
         let user_text = user.map_or_else(|| Ok(String::new()), read_text)?;
         let mut never = HashSet::new();
@@ -65,7 +65,7 @@ impl Dictionary {
         }
         words.build(never).ok_or_else(|| {
             let got = format!("{} words", words.entries.len());
-            bad_file(user.unwrap_or(file), &got, "words with below 2^24 beginnings in sum")
+            bad_file(user.unwrap_or(file), &got, "words with fewer than 2^24 prefixes in total")
         })
     }
 }
@@ -143,8 +143,9 @@ impl Logs {
 
 fn built_in() -> String {
     let packed = include_bytes!("../../../assets/jieba/dict.txt.zst");
-    let text = zstd::bulk::decompress(packed, BUILT_IN_BYTES_MAX).expect("an asset of ours");
-    String::from_utf8(text).expect("an asset of ours")
+    let text =
+        zstd::bulk::decompress(packed, BUILT_IN_BYTES_MAX).expect("the built-in file is valid");
+    String::from_utf8(text).expect("the built-in file is valid")
 }
 
 /// The lines without the white space around them, and their numbers from 1.
@@ -164,10 +165,10 @@ pub(super) fn bad_line(file: &str, number: u64, line: &str, expected: &str) -> E
     // A line may be the whole of a file that is something else.
     let shown: String = line.chars().take(80).collect();
     let (found, expected) = (format!("'{shown}'"), expected.to_owned());
-    Error::BadVocab { file: file.to_owned(), line: Some(number), found, expected }
+    Error::BadVocab { file: file.to_owned(), line: Some(number), found, expected, hint: None }
 }
 
 fn bad_file(file: &str, found: &str, expected: &str) -> Error {
     let (found, expected) = (found.to_owned(), expected.to_owned());
-    Error::BadVocab { file: file.to_owned(), line: None, found, expected }
+    Error::BadVocab { file: file.to_owned(), line: None, found, expected, hint: None }
 }

@@ -53,8 +53,9 @@ struct Tables {
 impl Hmm {
     pub(super) fn built_in() -> Self {
         let packed = include_bytes!("../../../assets/jieba/hmm.json.zst");
-        let json = zstd::bulk::decompress(packed, TABLES_BYTES_MAX).expect("an asset of ours");
-        let tables: Tables = serde_json::from_slice(&json).expect("an asset of ours");
+        let json =
+            zstd::bulk::decompress(packed, TABLES_BYTES_MAX).expect("the built-in file is valid");
+        let tables: Tables = serde_json::from_slice(&json).expect("the built-in file is valid");
         let mut emission = vec![[NEVER; 4]; HAN_COUNT];
         for (state, letter) in LETTERS.iter().enumerate() {
             for (&char, &log) in &tables.emission[letter] {

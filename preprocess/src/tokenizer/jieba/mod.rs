@@ -44,7 +44,7 @@ impl Jieba {
     #[must_use]
     pub fn built_in() -> Arc<Self> {
         static BUILT_IN: OnceLock<Arc<Jieba>> = OnceLock::new();
-        let made = || Jieba::open(None, None).expect("the assets are ours");
+        let made = || Jieba::open(None, None).expect("the built-in files are valid");
         Arc::clone(BUILT_IN.get_or_init(|| Arc::new(made())))
     }
 

@@ -32,10 +32,10 @@ pub(super) fn add<'t>(
             return Err(bad("a word of at most 4096 characters"));
         }
         let count = match given {
-            Some(digits) => frequency(digits).ok_or_else(|| bad("a frequency up to 2^53"))?,
+            Some(digits) => frequency(digits).ok_or_else(|| bad("a frequency of at most 2^53"))?,
             None => known.suggest(word, words.total),
         };
-        words.add(word, count).ok_or_else(|| bad("frequencies below 2^63 in sum"))?;
+        words.add(word, count).ok_or_else(|| bad("frequencies below 2^63 in total"))?;
         known.add(word, count);
         if count == 0 {
             never.extend(word.chars().map(code_of).collect::<Option<Vec<_>>>());

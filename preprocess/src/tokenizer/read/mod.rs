@@ -21,7 +21,7 @@ pub(super) fn read_bytes(file: &str) -> Result<Vec<u8>> {
 pub(super) fn read_text(file: &str) -> Result<String> {
     String::from_utf8(read_bytes(file)?).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        bad(file, format!("a byte at {at} that is no UTF-8"), "UTF-8")
+        bad(file, format!("invalid UTF-8 at byte {at}"), "UTF-8 text")
     })
 }
 
@@ -33,6 +33,11 @@ pub(super) fn read_text_if_any(file: &str) -> Result<Option<String>> {
     }
 }
 
+/// An error of a parser, as what was found.
+pub(super) fn parse_error(error: impl std::fmt::Display) -> String {
+    format!("a parse error: {error}")
+}
+
 /// What is wrong with a file as a whole.
 pub(super) fn bad(file: &str, found: impl Into<String>, expected: &str) -> Error {
     Error::BadVocab {
@@ -40,5 +45,6 @@ pub(super) fn bad(file: &str, found: impl Into<String>, expected: &str) -> Error
         line: None,
         found: found.into(),
         expected: expected.to_owned(),
+        hint: None,
     }
 }

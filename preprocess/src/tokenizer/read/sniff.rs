@@ -17,38 +17,38 @@ struct FileKind {
 }
 
 const TOKENIZER_JSON: FileKind = FileKind {
-    name: "a tokenizer.json of Hugging Face",
+    name: "a Hugging Face tokenizer.json",
     is_of: |kind| hf::KINDS.contains(&kind),
-    flags: "--tokenizer hf --tokenizer-model FILE",
+    flags: "use --tokenizer hf --tokenizer-model FILE",
 };
 const TEKKEN: FileKind = FileKind {
-    name: "a tekken.json of Mistral as published, an object",
+    name: "Mistral's published tekken.json",
     is_of: |_| false,
-    flags: "--tokenizer tiktoken with its list \"vocab\" in a file, as Megatron reads it, and \
+    flags: "write its list \"vocab\" to a file for --tokenizer tiktoken, and use \
             config.default_vocab_size as --vocab-size",
 };
 const MEGATRON_LIST: FileKind = FileKind {
-    name: "a list of ranks and bytes, Megatron's form of a tekken.json",
+    name: "Megatron's form of tekken.json, a list of ranks and bytes",
     is_of: |kind| tiktoken::KINDS.contains(&kind),
-    flags: "--tokenizer tiktoken --tokenizer-model FILE",
+    flags: "use --tokenizer tiktoken --tokenizer-model FILE",
 };
 const TIKTOKEN: FileKind = FileKind {
-    name: "a vocabulary of tiktoken",
+    name: "a tiktoken vocabulary",
     is_of: |kind| tiktoken::KINDS.contains(&kind),
-    flags: "--tokenizer tiktoken --tokenizer-model FILE",
+    flags: "use --tokenizer tiktoken --tokenizer-model FILE",
 };
 const SENTENCEPIECE: FileKind = FileKind {
-    name: "a model of SentencePiece",
+    name: "a SentencePiece model",
     is_of: |kind| spm::KINDS.contains(&kind) || CPM1.contains(&kind),
-    flags: "--tokenizer sentencepiece --tokenizer-model FILE",
+    flags: "use --tokenizer sentencepiece --tokenizer-model FILE",
 };
 const VOCAB_JSON: FileKind = FileKind {
-    name: "a vocab.json, tokens and their ids",
+    name: "a vocab.json of tokens and ids",
     // GPT-2's, and those of words.
     is_of: |kind| {
         ![&hf::KINDS[..], &tiktoken::KINDS, &spm::KINDS, &CPM1].iter().any(|it| it.contains(&kind))
     },
-    flags: "--vocab-file with its merges.txt as --merge-file",
+    flags: "use it as --vocab-file, and its merges.txt as --merge-file",
 };
 
 /// The error with the kind of the file, if that is another than the one that was asked for.
@@ -64,8 +64,8 @@ pub(in super::super) fn explained(spec: &TokenizerSpec, error: Error) -> Error {
     if (found.is_of)(&spec.kind) {
         return error;
     }
-    let expected = format!("a file for --tokenizer {}; hint: {}", spec.kind, found.flags);
-    bad(file, found.name, &expected)
+    let expected = format!("a file for --tokenizer {}", spec.kind);
+    bad(file, found.name, &expected).with_hint(found.flags)
 }
 
 fn kind_of(bytes: &[u8]) -> Option<FileKind> {

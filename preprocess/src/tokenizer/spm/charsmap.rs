@@ -56,34 +56,36 @@ impl Charsmap {
     /// As [`Charsmap::new`]; `key` is called with every string that is replaced.
     pub(super) fn with_keys(file: &str, bytes: &[u8], mut key: impl FnMut(&str)) -> Result<Self> {
         let bad = |found: String, expected: &str| {
-            let (file, found) = (file.to_owned(), format!("in the precompiled_charsmap, {found}"));
-            Error::BadVocab { file, line: None, found, expected: expected.to_owned() }
+            let (file, expected) =
+                (file.to_owned(), format!("precompiled_charsmap to have {expected}"));
+            Error::BadVocab { file, line: None, found, expected, hint: None }
         };
         let Some((len, rest)) = bytes.split_first_chunk() else {
             return match bytes.len() {
                 0 => Ok(Charsmap { units: Vec::new(), blob: String::new() }),
-                len => Err(bad(format!("{len} bytes"), "4 or more")),
+                len => Err(bad(format!("{len} bytes"), "at least 4 bytes")),
             };
         };
         let len = u32::from_le_bytes(*len) as usize;
         if len == 0 || !len.is_multiple_of(4) || len > rest.len() {
-            let expected = format!("a multiple of 4 from 4 to {}", rest.len());
-            return Err(bad(format!("a trie of {len} bytes"), &expected));
+            let expected =
+                format!("a trie length that is a multiple of 4 from 4 to {}", rest.len());
+            return Err(bad(format!("{len} bytes"), &expected));
         }
         let (units, blob) = rest.split_at(len);
         let blob = std::str::from_utf8(blob)
-            .map_err(|_| bad("replacements that are no UTF-8".to_owned(), "UTF-8"))?;
+            .map_err(|_| bad("invalid UTF-8".to_owned(), "replacements in UTF-8"))?;
         let words = units.chunks_exact(4);
         let units = words.map(|word| Unit(u32::from_le_bytes(word.try_into().expect("4 bytes"))));
         let charsmap = Charsmap { units: units.collect(), blob: blob.to_owned() };
         charsmap
             .each_rule(|bytes, start| {
-                let text = std::str::from_utf8(bytes).map_err(|_| "a rule that is no UTF-8")?;
-                charsmap.replacement(start).ok_or("a rule whose replacement is not there")?;
+                let text = std::str::from_utf8(bytes).map_err(|_| "a rule that is not UTF-8")?;
+                charsmap.replacement(start).ok_or("a rule without its replacement")?;
                 key(text);
                 Ok(())
             })
-            .map_err(|found| bad(found.to_owned(), "a trie of texts"))?;
+            .map_err(|found| bad(found.to_owned(), "a valid trie of UTF-8 rules"))?;
         Ok(charsmap)
     }
 
@@ -141,7 +143,7 @@ impl Charsmap {
         while let Some((at, depth, label)) = open.pop() {
             steps += 1;
             if steps > STEPS_MAX || depth > KEY_BYTES_MAX {
-                return Err("units without end");
+                return Err("an endless chain of units");
             }
             if depth > 0 {
                 key.truncate(depth - 1);
@@ -150,17 +152,17 @@ impl Charsmap {
             let unit = units[at as usize];
             let base = at ^ unit.offset();
             if unit.has_leaf() && depth == 0 {
-                return Err("a rule for nothing");
+                return Err("a rule for the empty string");
             }
             if unit.has_leaf() {
                 let leaf = units.get(base as usize).filter(|leaf| leaf.label().is_none());
-                let leaf = leaf.ok_or("a leaf that is none")?;
+                let leaf = leaf.ok_or("an invalid leaf")?;
                 each(&key, leaf.value())?;
             }
             let first = children.partition_point(|&(of, _)| of < base);
             for &(_, child) in children[first..].iter().take_while(|&&(of, _)| of == base) {
                 if child != at && child != 0 {
-                    let label = units[child as usize].label().ok_or("a leaf among units")?;
+                    let label = units[child as usize].label().ok_or("a leaf in place of a unit")?;
                     open.push((child, depth + 1, label));
                 }
             }

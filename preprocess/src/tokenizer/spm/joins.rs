@@ -89,10 +89,8 @@ fn long_part(joins: &PieceBoundaries, text: &str, bytes_max: usize) -> Option<En
         if end - start > bytes_max {
             return Some(EncodeError {
                 found: format!("a word of {} bytes at byte {start} of the text", end - start),
-                expected: format!(
-                    "words of at most {bytes_max} bytes with a unigram model (hint: divide the \
-                     text, or leave the line out with --on-error skip)"
-                ),
+                expected: format!("words of at most {bytes_max} bytes with a unigram model"),
+                hint: Some("divide the text, or skip the line with --on-error skip"),
             });
         }
         start = end;

@@ -37,16 +37,17 @@ pub(crate) fn open(spec: &TokenizerSpec) -> Result<Megatron> {
         name,
         found,
         expected: expected.to_owned(),
+        hint: None,
     };
     let model = spec.model.as_ref();
     let model = model.ok_or_else(|| {
-        bad("tokenizer-model", "nothing".to_owned(), "the .model file of SentencePiece")
+        bad("tokenizer-model", "none".to_owned(), "a .model file of SentencePiece")
     })?;
     let flavor = match (spec.legacy, spec.kind.as_str()) {
         (true, "SentencePieceTokenizer") => Flavor::Old { extra_ids: spec.vocab_extra_ids },
         _ if spec.vocab_extra_ids > 0 => {
             let found = spec.vocab_extra_ids.to_string();
-            let expected = "0, or --tokenizer SentencePieceTokenizer --legacy-tokenizer";
+            let expected = "0 without --tokenizer SentencePieceTokenizer --legacy-tokenizer";
             return Err(bad("vocab-extra-ids", found, expected));
         }
         (true, "GPTSentencePieceTokenizer") => Flavor::OldGpt,
@@ -91,6 +92,7 @@ impl Megatron {
             name,
             found,
             expected: expected.to_owned(),
+            hint: None,
         };
         let mut specials = Vec::new();
         let mut vocab_size = model.size();
@@ -99,8 +101,12 @@ impl Megatron {
             Flavor::Core | Flavor::OldGpt => {}
             Flavor::OldLlama2 if model.bos.is_some() => {}
             Flavor::OldLlama2 => {
-                let found = format!("{path}, a model without a beginning of text");
-                return Err(bad("tokenizer-model", found, "one with <s>"));
+                let found = format!("none in {path}");
+                return Err(bad(
+                    "tokenizer-model",
+                    found,
+                    "a model with the beginning-of-text token <s>",
+                ));
             }
             Flavor::Old { extra_ids } if extra_ids > EXTRA_IDS_MAX => {
                 return Err(bad("vocab-extra-ids", extra_ids.to_string(), "at most 65536"));

@@ -92,6 +92,7 @@ impl SentencePiece {
                 line: None,
                 found: format!("{len_bytes} bytes"),
                 expected: "a model of at most 256 MiB".to_owned(),
+                hint: None,
             });
         }
         SentencePiece::from_bytes(path, &storage::read_all(store.as_ref(), &key)?)

@@ -118,7 +118,7 @@ impl<'a> SpmModel<'a> {
         while let Some(field) = fields.next()? {
             match field.number {
                 1 if pieces.len() == PIECES_MAX => {
-                    return Err(field.bad("one piece more", &format!("at most {PIECES_MAX}")));
+                    return Err(field.bad("more", &format!("at most {PIECES_MAX} pieces")));
                 }
                 1 => pieces.push(read_piece(&field)?),
                 2 => trainer.read(field.message()?)?,
@@ -132,6 +132,7 @@ impl<'a> SpmModel<'a> {
             line: None,
             found,
             expected: expected.to_owned(),
+            hint: None,
         };
         let (unk, reserved) = index(&pieces, &bad)?;
         let byte_ids = byte_ids(&pieces, trainer.byte_fallback, &bad)?;
@@ -178,7 +179,7 @@ impl<'a> Trainer<'a> {
                         3 => Algorithm::Word,
                         4 => Algorithm::Char,
                         other => {
-                            let due = "1 unigram, 2 bpe, 3 word or 4 char";
+                            let due = "model type 1 (unigram), 2 (bpe), 3 (word) or 4 (char)";
                             return Err(field.bad(&format!("model type {other}"), due));
                         }
                     }
@@ -220,18 +221,22 @@ fn read_piece(field: &Field<'_>) -> Result<VocabPiece> {
                     4 => PieceKind::UserDefined,
                     5 => PieceKind::Unused,
                     6 => PieceKind::Byte,
-                    other => return Err(part.bad(&format!("piece type {other}"), "1 to 6")),
+                    other => {
+                        return Err(part.bad(&format!("piece type {other}"), "piece type 1 to 6"));
+                    }
                 }
             }
             _ => {}
         }
     }
     if piece.text.is_empty() || piece.text.len() > PIECE_BYTES_MAX {
-        let got = format!("a piece of {} bytes", piece.text.len());
-        return Err(field.bad(&got, &format!("1 to {PIECE_BYTES_MAX}")));
+        let got = format!("{} bytes", piece.text.len());
+        return Err(field.bad(&got, &format!("a piece of 1 to {PIECE_BYTES_MAX} bytes")));
     }
     if !piece.score.is_finite() {
-        return Err(field.bad(&format!("score {} of '{}'", piece.score, piece.text), "a number"));
+        return Err(
+            field.bad(&format!("score {} of '{}'", piece.score, piece.text), "a finite score")
+        );
     }
     Ok(piece)
 }
@@ -259,11 +264,11 @@ fn index(
         if *kind == PieceKind::Unknown
             && let Some(first) = unk.replace(id)
         {
-            return Err(bad(format!("pieces {first} and {id} for the unknown"), "one"));
+            return Err(bad(format!("pieces {first} and {id}"), "one unknown piece"));
         }
     }
     let unk = unk.ok_or_else(|| {
-        bad(format!("{} pieces, none for the unknown", pieces.len()), "one of type 2")
+        bad(format!("none in {} pieces", pieces.len()), "an unknown piece of type 2")
     })?;
     Ok((unk, reserved))
 }
@@ -276,11 +281,12 @@ fn byte_ids(
     let mut ids = [None; 256];
     for (piece, id) in pieces.iter().zip(0..).filter(|(piece, _)| piece.kind == PieceKind::Byte) {
         if !byte_fallback {
-            let got = format!("byte piece '{}' without byte fallback", piece.text);
-            return Err(bad(got, "none, or byte fallback"));
+            let got = format!("byte piece '{}' without it", piece.text);
+            return Err(bad(got, "byte fallback"));
         }
         let byte = byte_of(&piece.text);
-        let byte = byte.ok_or_else(|| bad(format!("byte piece '{}'", piece.text), "'<0xAB>'"))?;
+        let byte =
+            byte.ok_or_else(|| bad(format!("'{}'", piece.text), "a byte piece such as '<0xAB>'"))?;
         ids[usize::from(byte)] = Some(id);
     }
     if !byte_fallback {
@@ -288,8 +294,8 @@ fn byte_ids(
     }
     let mut found = [0; 256];
     for ((byte, id), found) in (0_u8..=255).zip(ids).zip(&mut found) {
-        let got = || format!("byte fallback without a piece for byte {byte:#04x}");
-        *found = id.ok_or_else(|| bad(got(), "256 byte pieces"))?;
+        let got = || format!("none for byte {byte:#04x}");
+        *found = id.ok_or_else(|| bad(got(), "256 byte pieces for byte fallback"))?;
     }
     Ok(found)
 }

@@ -41,7 +41,7 @@ impl<'a> Fields<'a> {
         let at = self.at;
         let tag = self.varint()?;
         let number = u32::try_from(tag >> 3).ok().filter(|&number| number > 0);
-        let number = number.ok_or_else(|| self.bad(at, &format!("tag {tag}"), "a field"))?;
+        let number = number.ok_or_else(|| self.bad(at, &format!("tag {tag}"), "a valid field"))?;
         let value = match tag & 7 {
             0 => Value::Varint(self.varint()?),
             1 => {
@@ -59,7 +59,9 @@ impl<'a> Fields<'a> {
                 self.take(4)?;
                 Value::Fixed32(self.bytes[start..self.at].try_into().expect("four bytes"))
             }
-            other => return Err(self.bad(at, &format!("wire type {other}"), "0, 1, 2 or 5")),
+            other => {
+                return Err(self.bad(at, &format!("wire type {other}"), "wire type 0, 1, 2 or 5"));
+            }
         };
         Ok(Some(Field { number, at, value, file: self.file }))
     }
@@ -69,7 +71,7 @@ impl<'a> Fields<'a> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let Some(&byte) = self.bytes[..self.end].get(self.at) else {
-                return Err(self.bad(start, "a number cut short", "a whole one"));
+                return Err(self.bad(start, "a truncated one", "a complete number"));
             };
             self.at += 1;
             value |= u64::from(byte & 0x7f) << shift;
@@ -77,7 +79,7 @@ impl<'a> Fields<'a> {
                 return Ok(value);
             }
         }
-        Err(self.bad(start, "a number of over ten bytes", "at most ten"))
+        Err(self.bad(start, "a longer one", "a number of at most 10 bytes"))
     }
 
     fn take(&mut self, len: u64) -> Result<()> {
@@ -85,8 +87,8 @@ impl<'a> Fields<'a> {
         match usize::try_from(len).ok().filter(|&len| len <= rest) {
             Some(len) => self.at += len,
             None => {
-                let got = format!("a value of {len} bytes");
-                return Err(self.bad(self.at, &got, &format!("at most the {rest} that follow")));
+                let got = format!("{len} bytes");
+                return Err(self.bad(self.at, &got, &format!("a value of at most {rest} bytes")));
             }
         }
         Ok(())
@@ -112,7 +114,7 @@ impl<'a> Field<'a> {
 
     pub(super) fn text(&self) -> Result<&'a str> {
         let bytes = self.bytes()?;
-        std::str::from_utf8(bytes).map_err(|_| self.bad("a text that is no UTF-8", "UTF-8"))
+        std::str::from_utf8(bytes).map_err(|_| self.bad("invalid UTF-8", "UTF-8 text"))
     }
 
     pub(super) fn float(&self) -> Result<f32> {
@@ -137,12 +139,12 @@ impl<'a> Field<'a> {
         bad(self.file, self.at, got, due)
     }
 
-    fn wrong(&self, due: &str) -> Error {
-        self.bad(&format!("field {} of another type", self.number), due)
+    fn wrong(&self, expected: &str) -> Error {
+        self.bad("another type", &format!("{expected} in field {}", self.number))
     }
 }
 
 fn bad(file: &str, at: usize, found: &str, expected: &str) -> Error {
     let (file, found) = (file.to_owned(), format!("{found} at byte {at}"));
-    Error::BadVocab { file, line: None, found, expected: expected.to_owned() }
+    Error::BadVocab { file, line: None, found, expected: expected.to_owned(), hint: None }
 }

@@ -90,8 +90,9 @@ impl WordPiece {
         let unknown = lexicon.id("[UNK]").ok_or_else(|| Error::BadVocab {
             file: vocab_file.to_owned(),
             line: None,
-            found: "no '[UNK]'".to_owned(),
-            expected: "a token for what is not in the vocabulary".to_owned(),
+            found: "none".to_owned(),
+            expected: "the unknown token '[UNK]'".to_owned(),
+            hint: None,
         })?;
         let sign = |byte: usize| {
             let sign = char::from(byte as u8); // fits: below 128

@@ -98,12 +98,12 @@ impl Fixture {
     fn go_on(&self, store: &FaultStore, case: &str) {
         match self.run(store, ResumePolicy::Resume) {
             Ok(_) | Err(Error::Complete { .. }) => {}
-            Err(error) => panic!("{case}: gone on with: {error}"),
+            Err(error) => panic!("{case}: resumed with: {error}"),
         }
         self.check_visible(store, case);
         assert_eq!(visible(store).len(), self.expected.len(), "{case}");
         let draft = store.raw_paths().into_iter().find(|path| path.ends_with(".draft"));
-        assert_eq!(draft, None, "{case}: left behind");
+        assert_eq!(draft, None, "{case}: leftover");
     }
 }
 
@@ -133,7 +133,7 @@ fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
             if let Err(error) = outcome {
                 let said = one_line(&error);
                 assert!(said.contains(words) && said.contains("sim:/"), "{case}: {said}");
-                let goes_on = said.contains("--resume goes on with it");
+                let goes_on = said.contains("--resume continues from it");
                 assert!(goes_on || store.raw_paths().is_empty(), "{case}: {:?}", store.raw_paths());
                 failures += 1;
             }
@@ -166,8 +166,8 @@ fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
             assert!(said.contains(&format!("of sim:/{name}: Input/output error")), "{said}");
             assert!(said.starts_with("cannot read "), "{said}");
             assert_eq!(visible(&store), [], "{case}");
-            if !said.contains("--resume goes on with it") {
-                assert_eq!(store.raw_paths(), Vec::<String>::new(), "{case}: left behind");
+            if !said.contains("--resume continues from it") {
+                assert_eq!(store.raw_paths(), Vec::<String>::new(), "{case}: leftover");
             }
             fixture.go_on(&store, &case);
         }

@@ -165,8 +165,8 @@ fn a_folder_with_berts_vocabulary() {
 #[test]
 fn nothing_is_downloaded() {
     for (name, hint) in [
-        ("gpt2-of-nobody", "nothing is downloaded"),
-        ("nobody/gpt2", "nothing is downloaded"),
+        ("gpt2-of-nobody", "hf download NAME"),
+        ("nobody/gpt2", "hf download NAME"),
         ("/nonexistent/gpt2", "--tokenizer sentencepiece"),
     ] {
         let model = Some(name.to_owned());

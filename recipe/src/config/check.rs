@@ -1,4 +1,4 @@
-//! The ranges of every value, and what values must say together.
+//! The range of every value, and the relations between values.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use super::node::KeyError;
 use super::{Budget, Config, ConfigError, LrStyle, Offload, Part};
 
-/// What a config counts (steps, samples, tokens) stays below 2^53, so that it is exact in a float,
-/// in JSON, and in every product made of it here.
+/// Counts of steps, samples and tokens are at most 2^53, so that they are exact in a float, in JSON
+/// and in every product that is computed here.
 pub(super) const COUNT_MAX: u64 = 1 << 53;
-/// Sizes of batches while they grow.
+/// Largest number of batch sizes in a ramp.
 const GROWTHS_MAX: u64 = 1 << 16;
 
 impl Config {
-    /// Checks every value. [`Config::load`] and [`Config::from_toml`] have done so; this is for a
-    /// config that was built or changed in memory.
+    /// Checks every value. [`Config::load`] and [`Config::from_toml`] call it; use it for a config
+    /// that was built or changed in memory.
     ///
     /// # Errors
     /// [`ConfigError::Key`] with the first key that is out of range.
@@ -141,7 +141,7 @@ impl Config {
         peak.map_or(Ok(()), |peak| within("log.peak_flop_per_s", peak, 1.0..=1e18))
     }
 
-    /// What the budget, the batch and the learning rate must say together.
+    /// Checks that the budget, the batch and the learning rate agree.
     fn check_lengths(&self) -> Result<(), KeyError> {
         let samples = Some(self.samples_of_budget()).filter(|samples| *samples <= COUNT_MAX);
         let tokens = samples.and_then(|n| n.checked_mul(self.model.tokens_per_sample()));

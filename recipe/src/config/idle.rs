@@ -1,9 +1,9 @@
 //! Keys that are given and have no effect.
 //!
-//! A key that says something else of the run than what will be computed is refused where it stands,
-//! in a file or behind `--set` (`check_foreign`). One that waits for a switch to be turned, as the
-//! loss scale does for `"fp16"`, is told of ([`Config::idle`]): whoever turns the switch for a day
-//! need not take it out. A value that is the default says nothing.
+//! A key of another model or objective is an error, because the run would not do what the key says
+//! (`check_foreign`). A key that depends on a switch, such as the loss scale on `"fp16"`, is only
+//! reported ([`Config::idle`]), so that a user can turn the switch off without removing the key.
+//! Keys with their default value are not reported.
 
 use super::check::refused;
 use super::node::KeyError;
@@ -12,11 +12,11 @@ use super::{
     LrConfig, LrStyle, Part, Positions, Warmup, WarmupShape, data, model,
 };
 
-/// Whether a key is given and has no effect, its name, and the reason.
+/// Whether a key is set and has no effect, its name, and the reason.
 type UnusedKey = (bool, &'static str, &'static str);
 
 impl Config {
-    /// Keys that are given and wait for another key to have an effect, each with the reason.
+    /// Keys that are set but have no effect without another key, each with the reason.
     #[must_use]
     pub fn idle(&self) -> Vec<String> {
         let (precision, checkpoint) = (&self.precision, &self.checkpoint);
@@ -39,12 +39,12 @@ impl Config {
         idle.map(|(_, key, reason)| format!("{key} has no effect: {reason}")).collect()
     }
 
-    /// As [`Config::load`] does beyond [`Config::check`].
+    /// The check that [`Config::load`] makes in addition to [`Config::check`].
     pub(crate) fn refuse_foreign(&self) -> Result<(), ConfigError> {
         Ok(self.check_foreign()?)
     }
 
-    /// Refuses keys of another model or objective than the run has.
+    /// Refuses keys of another model or objective than that of the run.
     pub(super) fn check_foreign(&self) -> Result<(), KeyError> {
         let (model, data, objective) = (&self.model, &self.data, self.objective());
         let turns = model.positions() == Positions::Rope;

@@ -1,8 +1,8 @@
 //! TOML values as serde reads them, with errors that name the key.
 //!
-//! `toml`'s own deserializer names a key and its line, but only within one file: a config is
-//! merged from several files and `--set`. So the merged table is walked here, and what serde has
-//! to say about unknown and missing keys is said with the full name and the nearest known one.
+//! The deserializer of `toml` names a key and its line, but only within one file, and a config is
+//! merged from several files and `--set`. So this module walks the merged table. It reports unknown
+//! and missing keys with their full name and the nearest known key.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use toml::Value;
 
 use crate::import::keys::key_of_other_programs;
 
-/// What is wrong with one key.
+/// Why the value of one key is refused.
 #[derive(Debug)]
 pub(super) struct KeyError {
     /// Innermost first: the walk adds the parents on its way out.
@@ -91,7 +91,7 @@ impl de::Error for KeyError {
     }
 }
 
-/// serde speaks of Rust's types; a config has numbers, texts, lists and tables.
+/// serde names types of Rust; a config has numbers, strings, lists and tables.
 fn got_text(got: Unexpected<'_>) -> String {
     match got {
         Unexpected::Bool(value) => value.to_string(),
@@ -116,7 +116,7 @@ fn due_text(due: &str) -> &str {
     }
 }
 
-/// The known key that was most likely meant, or all of them.
+/// A hint with the known key that was most likely meant, or with all known keys.
 #[must_use]
 pub fn nearest(key: &str, known: &[&str]) -> String {
     let near = known.iter().map(|name| (edits(key, name), name)).min();
@@ -128,7 +128,7 @@ pub fn nearest(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// Levenshtein distance in bytes. Keys are short: two rows of the table are all it takes.
+/// Levenshtein distance in bytes, computed with two rows of the table.
 fn edits(from: &str, to: &str) -> usize {
     let mut above: Vec<usize> = (0..=to.len()).collect();
     for (row, a) in from.bytes().enumerate() {

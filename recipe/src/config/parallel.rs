@@ -1,4 +1,4 @@
-//! `[parallel]`: how a run divides among ranks. None of it changes what the run is.
+//! `[parallel]`: how a run is divided among ranks. No key here makes it another run.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,56 +10,58 @@ use super::node::KeyError;
 use super::{ComputeOn, Config, Family, Offload, RecomputeMode, Reduce, Schedule, WallTime};
 use crate::mesh::MicroBatchShare;
 
-/// `[parallel]`: a world of `dp x tp x pp` ranks, of which `dp` is what is left over.
+/// `[parallel]`: how the run is divided among `dp x tp x pp` ranks. `dp` follows from the number of
+/// ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Ranks that share each matrix. They talk in every layer, so they belong on one node. Default:
-    /// 1. Minimum: 1. Maximum: 1024; divides `model.heads` and `model.ffn`.
+    /// Tensor parallel size: ranks that share each matrix. They communicate in every layer and
+    /// belong on one node. Must divide `model.heads` and `model.ffn`. Default: 1. Minimum: 1.
+    /// Maximum: 1024.
     pub tp: u64,
-    /// Stages of the pipeline. Default: 1. Minimum: 1. Maximum: 1024.
+    /// Pipeline parallel size: number of pipeline stages. Default: 1. Minimum: 1. Maximum: 1024.
     pub pp: u64,
-    /// Pieces of the model that each stage has, with `"interleaved"`. Default: 1. Minimum: 1.
-    /// Maximum: 64.
+    /// Virtual stages per pipeline stage. Only `schedule = "interleaved"` takes more than 1, and
+    /// needs it. Default: 1. Minimum: 1. Maximum: 64.
     pub virtual_stages: u64,
-    /// `"1f1b"`, `"interleaved"` or `"gpipe"`. Default: `"1f1b"`.
+    /// Pipeline schedule: `"1f1b"`, `"interleaved"` or `"gpipe"`. Default: `"1f1b"`.
     pub schedule: Schedule,
-    /// Whether the ranks that share matrices also share the tokens between them: less memory, the
-    /// same traffic. Default: false. Needs `tp` of 2 or more.
+    /// Whether tensor parallel ranks also divide the sequence between matrices. Saves activation
+    /// memory for the same traffic. Needs `tp` of 2 or more. Default: false.
     pub sequence_parallel: bool,
-    /// What replicas share among them: 0 nothing, 1 moments and master weights, 2 gradients too,
-    /// 3 weights too. 2 and 3 need `tp` and `pp` of 1. Default: 0. Maximum: 3.
+    /// ZeRO stage. 0 shares nothing between replicas, 1 optimizer state, 2 also gradients, 3 also
+    /// weights. 2 and 3 need `tp = 1` and `pp = 1`. Default: 0. Minimum: 0. Maximum: 3.
     pub zero: u64,
-    /// `"tree"`, the same bits for any power of two of replicas, or `"ring"`. A tree over several
-    /// replicas wants powers of two of micro-batches too, also while batches grow. Default:
-    /// `"tree"`.
+    /// Order of the gradient sum over replicas. `"tree"` gives the same bits for every number of
+    /// replicas that is a power of two; it also needs a power of two of micro-batches per replica.
+    /// `"ring"` takes any numbers. Default: `"tree"`.
     pub reduce: Reduce,
-    /// Units (layers; with `"t5"` those of the encoder, then of the decoder) of each stage, in the
-    /// order in which samples pass them. Default: [], as even as can be, the larger ones last.
+    /// Layers of each stage, in the order of the forward pass: `pp x virtual_stages` numbers. With
+    /// `"t5"` the layers of the encoder come before those of the decoder. Default: [], an even
+    /// division with the larger stages last.
     pub layers_per_stage: Vec<u64>,
-    /// Gradients are sent in pieces of this size. Smaller ones start sooner, larger ones cost fewer
+    /// Size of a gradient bucket in MiB. Smaller buckets are sent sooner, larger ones cost fewer
     /// messages. Default: 25. Minimum: 1. Maximum: 4096.
     pub bucket_mib: u64,
-    /// A peer that is silent for so long is lost. Default: `"2m"`. Minimum: `"1s"`.
+    /// Time without an answer after which a peer counts as lost. Default: `"2m"`. Minimum: `"1s"`.
     pub timeout: WallTime,
-    /// Where the inputs of layers that are computed again wait for the backward pass: `"none"`,
-    /// where they are; `"nvme:/path"`, in files without a name in a folder, which may be several
-    /// with commas between them and have the rank's number on its node, as in `optim.offload`;
-    /// `"cpu"`, of what a GPU computes, in the host's memory. Needs `recompute.mode = "full"` or
-    /// `zero = 3`. Default: `"none"`.
+    /// Where the inputs of recomputed layers are kept until the backward pass. `"none"`: in the
+    /// memory of the device. `"cpu"`: in host memory, if a GPU computes. `"nvme:/path"`: in
+    /// anonymous files in a folder. Several folders and `{local_rank}` work as in `optim.offload`.
+    /// Needs `recompute.mode = "full"` or `zero = 3`. Default: `"none"`.
     pub activation_offload: Offload,
-    /// What the backward pass computes again.
+    /// Activation recomputation.
     pub recompute: RecomputeConfig,
 }
 
-/// `[parallel.recompute]`
+/// `[parallel.recompute]`: activation recomputation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// `"none"`, or `"full"`: layers are computed again from their inputs, a third more arithmetic
-    /// for a fraction of the memory. Default: `"none"`.
+    /// `"none"`, or `"full"`, which recomputes each layer from its input in the backward pass.
+    /// `"full"` takes about a third more arithmetic and much less memory. Default: `"none"`.
     pub mode: RecomputeMode,
-    /// Layers that are kept all the same, counted from 0. Default: [].
+    /// Layers that are not recomputed, counted from 0. Default: [].
     pub except: Vec<u64>,
 }
 
@@ -82,23 +84,23 @@ impl Default for ParallelConfig {
     }
 }
 
-/// How a world of ranks divides.
+/// How the ranks of a run are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Division {
-    /// All ranks.
+    /// World size: all ranks.
     pub world: u64,
-    /// Replicas.
+    /// Data parallel size: replicas.
     pub dp: u64,
-    /// Ranks that share each matrix.
+    /// Tensor parallel size: ranks that share each matrix.
     pub tp: u64,
-    /// Stages of the pipeline.
+    /// Pipeline parallel size: pipeline stages.
     pub pp: u64,
-    /// Micro-batches of a step that each replica has.
+    /// Micro-batches of one replica in one step.
     pub micro_batches: u64,
 }
 
 impl ParallelConfig {
-    /// Whether the backward pass computes this unit again.
+    /// Whether the backward pass recomputes this layer.
     #[must_use]
     pub fn recomputes(&self, unit: u64) -> bool {
         self.recompute.mode == RecomputeMode::Full && !self.recompute.except.contains(&unit)
@@ -106,8 +108,8 @@ impl ParallelConfig {
 }
 
 impl Config {
-    /// The units of each piece of the pipeline, in the order in which samples pass them: `pp` times
-    /// `virtual_stages` of them, piece `c x pp + r` on stage `r`.
+    /// The layers of each virtual stage, in the order of the forward pass. There are
+    /// `pp x virtual_stages` ranges; range `c x pp + r` is on pipeline stage `r`.
     #[must_use]
     pub fn pieces(&self) -> Vec<Range<usize>> {
         let (units, pieces) = (self.model.units(), self.parallel.pp * self.parallel.virtual_stages);
@@ -123,7 +125,7 @@ impl Config {
         ranges.collect()
     }
 
-    /// Which micro-batches of a step each of so many replicas computes.
+    /// Which micro-batches of a step each replica computes.
     #[must_use]
     pub fn share(&self, replicas: usize) -> MicroBatchShare {
         if self.parallel.zero >= 2 && replicas > 1 {
@@ -133,10 +135,10 @@ impl Config {
         }
     }
 
-    /// Divides a world of ranks.
+    /// Divides `world` ranks.
     ///
     /// # Errors
-    /// Every reason why it cannot be.
+    /// Every reason why the ranks cannot be divided.
     pub fn divide(&self, world: u64) -> Result<Division, Vec<String>> {
         let (parallel, batch) = (&self.parallel, &self.batch);
         let (tp, pp) = (parallel.tp, parallel.pp);

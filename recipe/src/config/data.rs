@@ -237,13 +237,14 @@ impl Config {
     pub(super) fn check_data(&self) -> Result<(), KeyError> {
         let data = &self.data;
         if data.train.is_empty() || data.train.len() > CORPORA_MAX {
-            let problem = format!("got {} corpora, due 1 to {CORPORA_MAX}", data.train.len());
+            let problem =
+                format!("expected 1 to {CORPORA_MAX} corpora, found {}", data.train.len());
             return Err(refused("data.train", problem));
         }
         for (at, corpus) in data.train.iter().enumerate() {
             not_empty(&format!("data.train.{at}.path"), &corpus.path)?;
             if !(corpus.weight > 0.0 && corpus.weight.is_finite()) {
-                let problem = format!("got {}, due more than 0", corpus.weight);
+                let problem = format!("expected more than 0, found {}", corpus.weight);
                 return Err(refused(&format!("data.train.{at}.weight"), problem));
             }
         }
@@ -254,12 +255,12 @@ impl Config {
         if let Some(LocalCacheConfig { dir, limit }) = &data.local_cache {
             not_empty("data.local_cache.dir", dir)?;
             if let Some(limit) = limit.filter(|limit| limit.0 < 1 << 20) {
-                let problem = format!("got {limit}, due 1MiB or more");
+                let problem = format!("expected at least 1MiB, found {limit}");
                 return Err(refused("data.local_cache.limit", problem));
             }
         }
         if !(0.0..1.0).contains(&data.mask_prob) {
-            let problem = format!("got {}, due 0 or more, and less than 1", data.mask_prob);
+            let problem = format!("expected at least 0 and below 1, found {}", data.mask_prob);
             return Err(refused("data.mask_prob", problem));
         }
         within("data.short_seq_prob", data.short_seq_prob, 0.0..=1.0)?;
@@ -278,12 +279,12 @@ impl Config {
             Family::Bert => objective == Objective::Mlm,
         };
         if !fits {
-            let hint = "gpt learns lm, t5 span-corruption or encdec, bert mlm";
-            return Err(refused("data.objective", "is not of this family").hint(hint));
+            let hint = "gpt takes lm, t5 takes span-corruption or encdec, bert takes mlm";
+            return Err(refused("data.objective", "not supported by model.family").hint(hint));
         }
         let hides = objective.hides();
         let only = |is_given: bool, key: &str, of: &str| match is_given {
-            true => Err(refused(&format!("data.{key}"), format!("is of objective {of} alone"))),
+            true => Err(refused(&format!("data.{key}"), format!("only valid with objective {of}"))),
             false => Ok(()),
         };
         let (hiding, whole) = ("\"span-corruption\" or \"mlm\"", "\"lm\" or \"encdec\"");
@@ -307,7 +308,10 @@ impl Config {
     fn check_hiding(&self) -> Result<(), KeyError> {
         let (data, model) = (&self.data, &self.model);
         if data.mask_prob == 0.0 {
-            return Err(refused("data.mask_prob", "is 0: nothing is hidden to be learned"));
+            return Err(refused(
+                "data.mask_prob",
+                "expected more than 0 with this objective, found 0",
+            ));
         }
         within("data.mask_ngram_max", self.mask_ngram_max(), 1..=1024)?;
         within("run.seed", self.run.seed, 0..=SENTENCES_SEED_MAX)?;
@@ -320,12 +324,12 @@ impl Config {
         within("model.seq_len", model.seq_len, 4..=1 << 20)?;
         // A full sample masks at least so many tokens, in at least so many spans; BOS comes first.
         let hidden = (((model.seq_len - 2) as f64 * data.mask_prob) as u64).max(1);
-        let due = 1 + hidden + hidden.div_ceil(self.mask_ngram_max());
+        let least = 1 + hidden + hidden.div_ceil(self.mask_ngram_max());
         match model.dec_len {
-            Some(got) if got < due => {
+            Some(found) if found < least => {
                 let problem = format!(
-                    "got {got}, due {due} or more: of {} tokens {hidden} are hidden, in runs of \
-                     {} at most",
+                    "expected at least {least}, found {found}: of {} tokens {hidden} are masked, \
+                     in spans of at most {} words",
                     model.seq_len,
                     self.mask_ngram_max()
                 );

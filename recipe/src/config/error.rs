@@ -48,17 +48,20 @@ pub enum ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigError::Read { file, source } => write!(f, "read config {file}: {source}"),
+            ConfigError::Read { file, source } => write!(f, "cannot read config {file}: {source}"),
             ConfigError::Syntax { file, message } => {
-                write!(f, "read config {file}: {}", message.trim_end())
+                write!(f, "cannot read config {file}: {}", message.trim_end())
             }
             ConfigError::Extends { chain, problem } => {
-                write!(f, "read config {}: {problem}", chain.join(" -> "))
+                write!(f, "cannot read config {}: {problem}", chain.join(" -> "))
             }
-            ConfigError::Set { argument, problem } => write!(f, "--set {argument}: {problem}"),
+            ConfigError::Set { argument, problem } => {
+                write!(f, "cannot use --set {argument}: {problem}")
+            }
             ConfigError::Key { file, key, problem, hint } => {
-                write!(f, "config {file}: {key}: {problem}")?;
-                hint.as_ref().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+                let config = if file == "--set" { "" } else { "config " };
+                write!(f, "cannot use {config}{file}: {key}: {problem}")?;
+                hint.as_ref().map_or(Ok(()), |hint| write!(f, " (hint: {hint})"))
             }
         }
     }

@@ -31,7 +31,7 @@ impl Config {
             (
                 checkpoint.load_parts == [Part::Model] && !names_one,
                 "checkpoint.load_parts",
-                "checkpoint.load names no checkpoint, and a run goes on with all of its own",
+                "checkpoint.load names no checkpoint, and a resumed run loads all parts",
             ),
         ];
         let rises = self.lr_warmup_samples() > 0;
@@ -49,8 +49,8 @@ impl Config {
         let (model, data, objective) = (&self.model, &self.data, self.objective());
         let turns = model.positions() == Positions::Rope;
         let is_relative = model.positions() == Positions::RelativeBias;
-        let (rope, relative) = ("of positions \"rope\"", "of positions \"relative-bias\"");
-        let hiding = "of objective \"span-corruption\" or \"mlm\"";
+        let (rope, relative) = ("positions \"rope\"", "positions \"relative-bias\"");
+        let hiding = "objective \"span-corruption\" or \"mlm\"";
         let theta = model.rope_theta != model::default_rope_theta();
         let buckets = model.relative_buckets != model::default_relative_buckets();
         let distance = model.relative_max != model::default_relative_max();
@@ -61,12 +61,12 @@ impl Config {
             (theta && !turns, "model.rope_theta", rope),
             (buckets && !is_relative, "model.relative_buckets", relative),
             (distance && !is_relative, "model.relative_max", relative),
-            (types && model.family != Family::Bert, "model.token_types", "of family \"bert\""),
+            (types && model.family != Family::Bert, "model.token_types", "family \"bert\""),
             (part && !objective.hides(), "data.mask_prob", hiding),
             (short && !objective.hides(), "data.short_seq_prob", hiding),
         ];
         match keys.into_iter().find(|key| key.0) {
-            Some((_, key, of)) => Err(refused(key, format!("is {of} alone"))),
+            Some((_, key, of)) => Err(refused(key, format!("only valid with {of}"))),
             None => Ok(()),
         }
     }
@@ -79,7 +79,7 @@ impl LrConfig {
         let is_of = |styles: &[LrStyle]| styles.contains(&self.style);
         let is_test = self.style == RangeTest;
         let flat = if is_test { "a range test has no warm-up" } else { "there is no warm-up" };
-        let anneal = "it is of optim.lr.style \"wsd\"";
+        let anneal = "it only applies to optim.lr.style \"wsd\"";
         let is_log = self.warmup_shape == WarmupShape::Log;
         let clamps = self.floor_mode == FloorMode::Clamp;
         let has_warmup = self.warmup != Warmup::default() && !self.warmup.is_zero();
@@ -88,8 +88,8 @@ impl LrConfig {
         let anneals = is_of(&[Wsd, RangeTest]);
         let may_clamp = is_of(&[Linear, Cosine, Exponential, RangeTest]);
         let constant = "optim.lr.style \"constant\" stays at the peak";
-        let clamp = "it is of optim.lr.style \"linear\" and \"cosine\"";
-        let from_0 = "from optim.lr.floor = 0 a range test rises along a line";
+        let clamp = "it only applies to optim.lr.style \"linear\" and \"cosine\"";
+        let from_0 = "with optim.lr.floor = 0 a range test rises linearly";
         [
             (self.floor > 0.0 && is_of(&[Constant]), "optim.lr.floor", constant),
             (clamps && !may_clamp, "optim.lr.floor_mode", clamp),

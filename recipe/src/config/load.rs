@@ -72,10 +72,10 @@ fn read_with_bases(
         Err(ConfigError::Extends { chain: chain.clone(), problem: problem.to_owned() })
     };
     if seen {
-        return refuse("'extends' comes back to a file that it started from");
+        return refuse("'extends' forms a cycle");
     }
     if chain.len() > EXTENDS_MAX {
-        return refuse("'extends' goes more than 16 files deep");
+        return refuse("'extends' is nested more than 16 files deep");
     }
     let mut layer = parse(&name, &read(&name)?)?;
     match layer.table.remove("extends") {
@@ -84,7 +84,10 @@ fn read_with_bases(
             let folder = path.parent().unwrap_or(Path::new(""));
             read_with_bases(&folder.join(base), chain, layers)?;
         }
-        Some(other) => return refuse(&format!("extends is {other}, due a file name in quotes")),
+        Some(other) => {
+            let problem = format!("expected a file name in quotes after 'extends', found {other}");
+            return refuse(&problem);
+        }
     }
     layers.push(layer);
     Ok(())
@@ -148,17 +151,17 @@ fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
         Err(ConfigError::Set { argument: argument.to_owned(), problem: problem.to_owned() })
     };
     let Some((key, text)) = argument.split_once('=') else {
-        return refuse("due key=value, as optim.lr.peak=1e-3");
+        return refuse("expected key=value, such as optim.lr.peak=1e-3");
     };
     let (key, text) = (key.trim(), text.trim());
     if key.split('.').any(|part| part.trim().is_empty()) {
-        return refuse("a part of the key is empty");
+        return refuse("the key has an empty part");
     }
     if key.split('.').count() > KEY_PARTS_MAX {
-        return refuse("more than 32 tables deep");
+        return refuse("the key has more than 32 parts");
     }
     if key == "extends" {
-        return refuse("only a file can extend another");
+        return refuse("only valid in a file");
     }
     let mut value = match format!("value = {text}").parse::<Table>() {
         Ok(mut table) if table.len() == 1 => table.remove("value").expect("the one key it has"),

@@ -258,8 +258,9 @@ impl ModelConfig {
         within("model.hidden", self.hidden, 1..=1 << 17)?;
         within("model.heads", self.heads, 1..=1024)?;
         if self.head_dim.is_none() && !self.hidden.is_multiple_of(self.heads) {
-            let problem = format!("{} heads do not divide hidden {}", self.heads, self.hidden);
-            return Err(refused("model.heads", problem).hint("or give model.head_dim"));
+            let problem =
+                format!("expected a divisor of hidden {}, found {}", self.hidden, self.heads);
+            return Err(refused("model.heads", problem).hint("set model.head_dim"));
         }
         within("model.head_dim", self.head_dim(), 1..=1 << 17)?;
         within("model.ffn", self.ffn(), 1..=1 << 20)?;
@@ -273,7 +274,7 @@ impl ModelConfig {
         within("model.init.std", self.init.std, 0.0..=1.0)?;
         let drops = [("", self.dropout), ("attention_", self.attention_dropout())];
         if let Some((name, part)) = drops.iter().find(|(_, part)| !(0.0..1.0).contains(part)) {
-            let problem = format!("got {part}, due 0 or more, and less than 1");
+            let problem = format!("expected at least 0 and below 1, found {part}");
             return Err(refused(&format!("model.{name}dropout"), problem));
         }
         self.check_family()
@@ -283,17 +284,19 @@ impl ModelConfig {
         let family = self.family;
         match (family, self.dec_len) {
             (Family::T5, None) => {
-                return Err(refused("model.dec_len", "is missing, and family \"t5\" needs it"));
+                return Err(refused("model.dec_len", "required with family \"t5\" and missing"));
             }
             (Family::T5, Some(dec_len)) => within("model.dec_len", dec_len, 1..=1 << 20)?,
             (_, None) => {}
-            (_, Some(_)) => return Err(refused("model.dec_len", "is of family \"t5\" alone")),
+            (_, Some(_)) => return Err(refused("model.dec_len", "only valid with family \"t5\"")),
         }
         match self.decoder_layers {
             Some(layers) if family == Family::T5 => {
                 within("model.decoder_layers", layers, 1..=1024)?;
             }
-            Some(_) => return Err(refused("model.decoder_layers", "is of family \"t5\" alone")),
+            Some(_) => {
+                return Err(refused("model.decoder_layers", "only valid with family \"t5\""));
+            }
             None => {}
         }
         let positions = self.positions();
@@ -303,12 +306,14 @@ impl ModelConfig {
             Family::Bert => positions == Positions::Learned,
         };
         if !possible {
-            return Err(refused("model.positions", "is not of this family").hint(
-                "gpt has learned, rope or none, t5 relative-bias or learned, bert learned ones",
+            return Err(refused("model.positions", "not supported by model.family").hint(
+                "gpt takes learned, rope or none; t5 takes relative-bias or learned; bert takes \
+                 learned",
             ));
         }
         if positions == Positions::Rope && !self.head_dim().is_multiple_of(2) {
-            let problem = format!("{} is odd, and rope turns pairs", self.head_dim());
+            let problem =
+                format!("expected an even number with \"rope\", found {}", self.head_dim());
             return Err(refused("model.head_dim", problem));
         }
         Ok(())

@@ -63,7 +63,7 @@ impl de::Error for KeyError {
         let nearest = nearest(key, known);
         let hint = match key_of_other_programs(key) {
             Some(ours) if !nearest.starts_with("did you mean") => {
-                format!("'{key}' of other programs is {ours} here")
+                format!("'{key}' of other programs is called {ours} here")
             }
             _ => nearest,
         };
@@ -71,48 +71,57 @@ impl de::Error for KeyError {
     }
 
     fn missing_field(key: &'static str) -> Self {
-        KeyError::new(key, "is missing, and has no default")
+        KeyError::new(key, "required key is missing")
     }
 
     fn unknown_variant(value: &str, known: &'static [&'static str]) -> Self {
-        KeyError::custom(format!("got '{value}', due {}", known.join(" or ")))
+        KeyError::custom(format!("expected {}, found '{value}'", listed(known)))
     }
 
-    fn invalid_type(got: Unexpected<'_>, due: &dyn Expected) -> Self {
-        KeyError::custom(format!("got {}, due {}", got_text(got), due_text(&due.to_string())))
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        let (expected, found) = (expected.to_string(), found_text(found));
+        KeyError::custom(format!("expected {}, found {found}", expected_text(&expected)))
     }
 
-    fn invalid_value(got: Unexpected<'_>, due: &dyn Expected) -> Self {
-        Self::invalid_type(got, due)
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::invalid_type(found, expected)
     }
 
-    fn invalid_length(got: usize, due: &dyn Expected) -> Self {
-        KeyError::custom(format!("got a list of {got}, due {due}"))
+    fn invalid_length(found: usize, expected: &dyn Expected) -> Self {
+        KeyError::custom(format!("expected {expected}, found a list of {found}"))
     }
 }
 
 /// serde names types of Rust; a config has numbers, strings, lists and tables.
-fn got_text(got: Unexpected<'_>) -> String {
-    match got {
+fn found_text(found: Unexpected<'_>) -> String {
+    match found {
         Unexpected::Bool(value) => value.to_string(),
         Unexpected::Signed(value) => value.to_string(),
         Unexpected::Unsigned(value) => value.to_string(),
         Unexpected::Float(value) => value.to_string(),
-        Unexpected::Str(text) => format!("the text '{text}'"),
+        Unexpected::Str(text) => format!("the string '{text}'"),
         Unexpected::Seq => "a list".to_owned(),
         Unexpected::Map => "a table".to_owned(),
         other => other.to_string(),
     }
 }
 
-fn due_text(due: &str) -> &str {
-    match due {
-        "u64" => "a whole number, 0 or more",
+fn expected_text(expected: &str) -> &str {
+    match expected {
+        "u64" => "an integer of at least 0",
         "f64" => "a number",
         "a boolean" => "true or false",
-        "a string" => "a text in quotes",
-        _ if due.starts_with("struct ") => "a table",
-        _ => due,
+        "a string" => "a string in quotes",
+        _ if expected.starts_with("struct ") => "a table",
+        _ => expected,
+    }
+}
+
+/// `a, b or c`.
+fn listed(words: &[&str]) -> String {
+    match words {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        _ => words.join(", "),
     }
 }
 
@@ -124,7 +133,7 @@ pub fn nearest(key: &str, known: &[&str]) -> String {
         Some((distance, name)) if distance <= key.len().div_ceil(3) => {
             format!("did you mean '{name}'?")
         }
-        _ => format!("known here: {}", known.join(", ")),
+        _ => format!("known keys: {}", known.join(", ")),
     }
 }
 
@@ -188,7 +197,7 @@ impl<'de> Deserializer<'de> for TomlNode {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, KeyError> {
-        let due = || format!("exactly one of {}", variants.join(", "));
+        let expected = || format!("exactly one of {}", variants.join(", "));
         match self.0 {
             Value::String(text) => visitor.visit_enum(text.into_deserializer()),
             Value::Table(table) if table.len() == 1 => {
@@ -196,11 +205,11 @@ impl<'de> Deserializer<'de> for TomlNode {
                 visitor.visit_enum(one.expect("its length is 1"))
             }
             Value::Table(table) => {
-                let got: Vec<&str> = table.keys().map(String::as_str).collect();
-                let got = if got.is_empty() { "none".to_owned() } else { got.join(" and ") };
-                Err(de::Error::custom(format!("got {got}, due {}", due())))
+                let keys: Vec<&str> = table.keys().map(String::as_str).collect();
+                let found = if keys.is_empty() { "none".to_owned() } else { keys.join(" and ") };
+                Err(de::Error::custom(format!("expected {}, found {found}", expected())))
             }
-            other => Err(de::Error::invalid_type(unexpected(&other), &due().as_str())),
+            other => Err(de::Error::invalid_type(unexpected(&other), &expected().as_str())),
         }
     }
 
@@ -229,7 +238,7 @@ fn visit_list<'de, V: Visitor<'de>>(items: Vec<Value>, visitor: V) -> Result<V::
     if list.taken == count {
         Ok(value)
     } else {
-        Err(de::Error::invalid_length(count, &format!("one of {}", list.taken).as_str()))
+        Err(de::Error::invalid_length(count, &format!("a list of {}", list.taken).as_str()))
     }
 }
 
@@ -295,7 +304,7 @@ impl<'de> VariantAccess<'de> for OneKey {
     type Error = KeyError;
 
     fn unit_variant(self) -> Result<(), KeyError> {
-        Err(de::Error::invalid_type(Unexpected::Map, &"a text in quotes"))
+        Err(de::Error::invalid_type(Unexpected::Map, &"a string in quotes"))
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, KeyError> {

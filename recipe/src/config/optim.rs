@@ -158,7 +158,10 @@ impl OptimConfig {
     pub(super) fn checked(&self) -> Result<(), KeyError> {
         for (name, beta) in ["optim.betas.0", "optim.betas.1"].into_iter().zip(self.betas) {
             if !(0.0..1.0).contains(&beta) {
-                return Err(refused(name, format!("got {beta}, due 0 or more, and less than 1")));
+                return Err(refused(
+                    name,
+                    format!("expected at least 0 and below 1, found {beta}"),
+                ));
             }
         }
         within("optim.eps", self.eps, 1e-16..=1.0)?;

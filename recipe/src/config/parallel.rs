@@ -143,9 +143,9 @@ impl Config {
         let (parallel, batch) = (&self.parallel, &self.batch);
         let (tp, pp) = (parallel.tp, parallel.pp);
         if world == 0 || !world.is_multiple_of(tp * pp) {
+            let ranks = tp * pp;
             return Err(vec![format!(
-                "{world} ranks are no multiple of tp {tp} x pp {pp} = {}",
-                tp * pp
+                "expected a multiple of tp {tp} x pp {pp} = {ranks} ranks, found {world}"
             )]);
         }
         let dp = world / (tp * pp);
@@ -159,8 +159,8 @@ impl Config {
             let micro_batches = size / batch.micro;
             if !size.is_multiple_of(batch.micro * dp) {
                 refusals.push(format!(
-                    "{key} {size} is no multiple of micro {} x dp {dp} = {}: global = micro x \
-                     accumulation x dp, and dp = world / (tp x pp)",
+                    "{key}: expected a multiple of micro {} x dp {dp} = {}, found {size}: global \
+                     = micro x accumulation x dp, and dp = ranks / (tp x pp)",
                     batch.micro,
                     batch.micro * dp
                 ));
@@ -168,8 +168,8 @@ impl Config {
                 && !(micro_batches / dp).is_multiple_of(pp)
             {
                 refusals.push(format!(
-                    "{key}: {} micro-batches a replica are no multiple of pp {pp}, which \
-                     \"interleaved\" needs",
+                    "{key}: expected a multiple of pp {pp} micro-batches per replica with \
+                     \"interleaved\", found {}",
                     micro_batches / dp
                 ));
             }
@@ -183,8 +183,9 @@ impl Config {
             && let Some(size) = batch.sizes().find(is_odd)
         {
             refusals.push(format!(
-                "reduce = \"tree\" needs powers of two, got dp {dp} and {} micro-batches a \
-                 replica{}; hint: parallel.reduce = \"ring\" takes any number",
+                "parallel.reduce: expected powers of two with \"tree\", found dp {dp} and {} \
+                 micro-batches per replica{} (hint: parallel.reduce = \"ring\" takes any \
+                 number)",
                 shares(size),
                 if batch.rampup.is_some() {
                     format!(" of a batch of {size}")
@@ -195,7 +196,8 @@ impl Config {
         }
         if let Some(given) = batch.accumulation.filter(|given| *given != micro_batches) {
             refusals.push(format!(
-                "batch.accumulation: got {given}, due global / (micro x dp) = {micro_batches}"
+                "batch.accumulation: expected global / (micro x dp) = {micro_batches}, found \
+                 {given}"
             ));
         }
         let division = Division { world, dp, tp, pp, micro_batches };
@@ -210,24 +212,25 @@ impl Config {
         within("parallel.zero", parallel.zero, 0..=3)?;
         within("parallel.bucket_mib", parallel.bucket_mib, 1..=4096)?;
         if parallel.timeout.0 < Duration::from_secs(1) {
-            let problem = format!("got {}, due 1s or more", parallel.timeout);
+            let problem = format!("expected at least 1s, found {}", parallel.timeout);
             return Err(refused("parallel.timeout", problem));
         }
         if parallel.recompute.mode == RecomputeMode::None && !parallel.recompute.except.is_empty() {
-            let problem = "is of mode \"full\" alone: nothing is computed again";
+            let problem = "only valid with recompute.mode = \"full\"";
             return Err(refused("parallel.recompute.except", problem));
         }
         if let Some(layer) = parallel.recompute.except.iter().find(|at| **at >= self.model.units())
         {
-            let problem = format!("got {layer}, due layers below {}", self.model.units());
+            let problem = format!("expected layers below {}, found {layer}", self.model.units());
             return Err(refused("parallel.recompute.except", problem));
         }
         self.check_activation_offload()?;
         self.check_tensor_parallel()?;
         self.check_pipeline()?;
         if parallel.zero >= 2 && (parallel.tp > 1 || parallel.pp > 1) {
-            let problem = format!("{} needs tp = 1 and pp = 1", parallel.zero);
-            return Err(refused("parallel.zero", problem).hint("zero = 1 goes with every layout"));
+            let problem =
+                format!("expected 0 or 1 where tp or pp is above 1, found {}", parallel.zero);
+            return Err(refused("parallel.zero", problem));
         }
         Ok(())
     }
@@ -238,13 +241,12 @@ impl Config {
         match parallel.activation_offload {
             Offload::None => Ok(()),
             _ if !recomputes => {
-                let problem = "needs recompute.mode = \"full\": only layers that are computed \
-                               again keep their inputs and nothing else";
+                let problem = "expected recompute.mode = \"full\" or zero = 3, found neither";
                 Err(refused(key, problem))
             }
             Offload::Cpu if self.run.device == ComputeOn::Cpu => {
-                let problem = "is \"cpu\", where run.device has them already";
-                Err(refused(key, problem).hint("\"nvme:PATH\" moves them to a disk"))
+                let problem = "expected none or nvme:PATH with run.device = \"cpu\", found cpu";
+                Err(refused(key, problem))
             }
             _ => Ok(()),
         }
@@ -254,7 +256,7 @@ impl Config {
         let (model, tp) = (&self.model, self.parallel.tp);
         for (key, size) in [("heads", model.heads), ("ffn", model.ffn())] {
             if !size.is_multiple_of(tp) {
-                let problem = format!("{tp} does not divide model.{key} {size}");
+                let problem = format!("expected a divisor of model.{key} {size}, found {tp}");
                 return Err(refused("parallel.tp", problem));
             }
         }
@@ -262,11 +264,12 @@ impl Config {
             return Ok(());
         }
         if tp == 1 {
-            return Err(refused("parallel.sequence_parallel", "needs parallel.tp of 2 or more"));
+            let problem = "expected parallel.tp of at least 2, found 1";
+            return Err(refused("parallel.sequence_parallel", problem));
         }
         for (key, len) in [("seq_len", model.seq_len), ("dec_len", model.dec_len.unwrap_or(0))] {
             if !len.is_multiple_of(tp) {
-                let problem = format!("tp {tp} does not divide model.{key} {len}");
+                let problem = format!("expected model.{key} divisible by tp {tp}, found {len}");
                 return Err(refused("parallel.sequence_parallel", problem));
             }
         }
@@ -278,24 +281,27 @@ impl Config {
         let pieces = parallel.pp * parallel.virtual_stages;
         match (parallel.schedule, parallel.virtual_stages) {
             (Schedule::Interleaved, 1) => {
-                let problem = "is 1, and schedule \"interleaved\" needs 2 or more";
+                let problem = "expected at least 2 with schedule \"interleaved\", found 1";
                 return Err(refused("parallel.virtual_stages", problem));
             }
             (Schedule::Interleaved, _) if self.model.family != Family::Gpt => {
-                let problem = "is \"interleaved\", which only family \"gpt\" has";
+                let problem = "\"interleaved\" is only valid with family \"gpt\"";
                 return Err(refused("parallel.schedule", problem));
             }
             (Schedule::Interleaved, _) if parallel.pp == 1 => {
-                return Err(refused("parallel.pp", "is 1, and there is nothing to interleave"));
+                let problem = "expected at least 2 with schedule \"interleaved\", found 1";
+                return Err(refused("parallel.pp", problem));
             }
             (Schedule::Interleaved, _) | (_, 1) => {}
             (_, stages) => {
-                let problem = format!("is {stages}, which only schedule \"interleaved\" uses");
+                let problem =
+                    format!("expected 1 unless schedule is \"interleaved\", found {stages}");
                 return Err(refused("parallel.virtual_stages", problem));
             }
         }
         if units < pieces {
-            let problem = format!("{units} layers are fewer than pp x virtual_stages = {pieces}");
+            let problem =
+                format!("expected pp x virtual_stages of at most {units} layers, found {pieces}");
             return Err(refused("parallel.pp", problem));
         }
         let given = &parallel.layers_per_stage;
@@ -304,11 +310,11 @@ impl Config {
         }
         let sum = given.iter().fold(0_u64, |sum, layers| sum.saturating_add(*layers));
         let problem = if given.len() as u64 != pieces {
-            format!("got {} numbers, due pp x virtual_stages = {pieces}", given.len())
+            format!("expected pp x virtual_stages = {pieces} numbers, found {}", given.len())
         } else if sum != units {
-            format!("their sum is {sum}, the model has {units} layers")
+            format!("expected a sum of {units} layers, found {sum}")
         } else if given.contains(&0) {
-            "a stage without a layer".to_owned()
+            "expected at least 1 layer per stage, found 0".to_owned()
         } else {
             return Ok(());
         };

@@ -153,19 +153,19 @@ impl SplitText {
     pub fn shares(&self) -> Result<Vec<f64>, String> {
         // Megatron ignores them and reads '1,inf,1' as two shares.
         if let Some(found) = self.0.chars().find(|c| matches!(c, '-' | '+') || c.is_alphabetic()) {
-            let expected = "expected numbers of digits and points, such as '949,50,1'";
+            let expected = "expected numbers of digits and points, such as 949,50,1";
             return Err(format!("{expected}, found '{}'", found.escape_debug()));
         }
         let runs = self.0.split(|c: char| !c.is_ascii_digit() && c != '.');
         let shares = runs
             .filter(|run| !run.is_empty())
-            .map(|run| run.parse().map_err(|_| format!("'{run}' is no number")))
+            .map(|run| run.parse().map_err(|_| format!("expected a number, found '{run}'")))
             .collect::<Result<Vec<f64>, String>>()?;
         if shares.len() > 3 {
-            return Err(format!("got {} shares, due at most 3", shares.len()));
+            return Err(format!("expected at most 3 shares, found {}", shares.len()));
         }
         if !shares.iter().any(|share| *share > 0.0) {
-            return Err("no share is above 0".to_owned());
+            return Err("expected a share above 0, found none".to_owned());
         }
         Ok(shares)
     }
@@ -225,13 +225,13 @@ impl Offload {
         let folders: Vec<String> = list.split(',').map(|it| it.trim().to_owned()).collect();
         for (number, folder) in folders.iter().enumerate() {
             if folder.is_empty() {
-                return Err("a folder without a name");
+                return Err("an empty path");
             }
             if folders[..number].contains(folder) {
-                return Err("a folder twice");
+                return Err("a duplicate path");
             }
             if folder.replace(LOCAL_RANK, "").contains(['{', '}']) {
-                return Err("braces around something else than local_rank");
+                return Err("braces around another word than local_rank");
             }
         }
         Ok(Offload::Nvme(folders))
@@ -257,13 +257,13 @@ impl Serialize for Offload {
 impl<'de> Deserialize<'de> for Offload {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        let due = "due none, cpu or nvme:/path, or several paths with commas between them";
+        let expected = "expected none, cpu or nvme:/path, or several paths separated by commas";
         match (text.as_str(), text.strip_prefix("nvme:")) {
             ("none", _) => Ok(Offload::None),
             ("cpu", _) => Ok(Offload::Cpu),
             (_, Some(list)) => Offload::nvme(list)
-                .map_err(|got| de::Error::custom(format!("got '{text}', with {got}, {due}"))),
-            _ => Err(de::Error::custom(format!("got '{text}', {due}"))),
+                .map_err(|why| de::Error::custom(format!("{expected}, found '{text}' with {why}"))),
+            _ => Err(de::Error::custom(format!("{expected}, found '{text}'"))),
         }
     }
 }
@@ -343,7 +343,7 @@ impl FromStr for WallTime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("'{text}' is no time, write it as 23h50m or 90s");
+        let refuse = || format!("expected a time such as 23h50m or 90s, found '{text}'");
         let (mut seconds, mut rest, mut units) = (0_u64, text, TIME_UNITS.iter());
         while !rest.is_empty() {
             let at = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;

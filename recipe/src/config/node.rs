@@ -67,11 +67,13 @@ impl de::Error for KeyError {
             }
             _ => nearest,
         };
-        KeyError::new(key, "unknown key").hint(hint)
+        let problem = "unknown key";
+        KeyError::new(key, problem).hint(hint)
     }
 
     fn missing_field(key: &'static str) -> Self {
-        KeyError::new(key, "required key is missing")
+        let problem = "required key is missing";
+        KeyError::new(key, problem)
     }
 
     fn unknown_variant(value: &str, known: &'static [&'static str]) -> Self {
@@ -238,7 +240,8 @@ fn visit_list<'de, V: Visitor<'de>>(items: Vec<Value>, visitor: V) -> Result<V::
     if list.taken == count {
         Ok(value)
     } else {
-        Err(de::Error::invalid_length(count, &format!("a list of {}", list.taken).as_str()))
+        let expected = format!("a list of {}", list.taken);
+        Err(de::Error::invalid_length(count, &expected.as_str()))
     }
 }
 
@@ -304,7 +307,8 @@ impl<'de> VariantAccess<'de> for OneKey {
     type Error = KeyError;
 
     fn unit_variant(self) -> Result<(), KeyError> {
-        Err(de::Error::invalid_type(Unexpected::Map, &"a string in quotes"))
+        let expected = "a string in quotes";
+        Err(de::Error::invalid_type(Unexpected::Map, &expected))
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, KeyError> {

@@ -173,12 +173,12 @@ impl Build {
         let Some(hidden) = self.ours("model.hidden") else { return };
         let width = self.ours("model.heads").filter(|heads| *heads > 0).map(|heads| hidden / heads);
         let made = [("ffn", "ff", Some(4 * hidden)), ("head_dim", "kv", width)];
-        for (key, flag, due) in made {
-            let (key, Some(due)) = (format!("model.{key}"), due) else { continue };
-            if self.ours(&key).is_some_and(|given| given != due) {
-                self.set(&key, due);
+        for (key, flag, value) in made {
+            let (key, Some(value)) = (format!("model.{key}"), value) else { continue };
+            if self.ours(&key).is_some_and(|given| given != value) {
+                self.set(&key, value);
                 self.notes.push(format!(
-                    "the GPT-2 of CPM-1 ignores --{flag}-hidden-size: {key} is {due}"
+                    "the GPT-2 of CPM-1 ignores --{flag}-hidden-size: {key} is {value}"
                 ));
             }
         }

@@ -258,25 +258,29 @@ fn an_objective_has_its_own_keys() {
     for (sets, due) in [
         (
             &[][..],
-            "data.mask_ngram_max=3: data.mask_ngram_max: only valid with objective \"span-corruption\"",
+            "data.mask_ngram_max=3: data.mask_ngram_max: only valid with objective \
+             \"span-corruption\"",
         ),
         (&[], "data.mask_lengths=geometric: data.mask_lengths: only valid with objective"),
         (&triple, "data.mask_full_words=true: data.mask_full_words: only valid with objective"),
         (&t5, "data.sentence_order=false: data.sentence_order: only valid with objective \"mlm\""),
         (
             &t5,
-            "data.reset_at_document=true: data.reset_at_document: only valid with objective \"lm\" or",
+            "data.reset_at_document=true: data.reset_at_document: only valid with objective \"lm\" \
+             or \"encdec\"",
         ),
         (
             &bert,
-            "data.mask_eod_loss=true: data.mask_eod_loss: only valid with objective \"lm\" or \"encdec\"",
+            "data.mask_eod_loss=true: data.mask_eod_loss: only valid with objective \"lm\" or \
+             \"encdec\"",
         ),
         (&bert, "data.objective=encdec: data.objective: not supported by model.family"),
         (&bert, "data.mask_prob=0: data.mask_prob: expected more than 0"),
         (&bert, "data.mask_ngram_max=0: data.mask_ngram_max: expected 1 to 1024, found 0"),
         (
             &bert,
-            "data.mask_lengths=short: data.mask_lengths: expected shorter-first, longer-first or geometric, found 'short'",
+            "data.mask_lengths=short: data.mask_lengths: expected shorter-first, \
+             longer-first or geometric, found 'short'",
         ),
         (&bert, "run.seed=2147483647: run.seed: expected 0 to 2147483646, found 2147483647"),
         (&bert, "model.token_types=1: model.token_types: expected 2 to 1024, found 1"),
@@ -285,12 +289,14 @@ fn an_objective_has_its_own_keys() {
         (&bert, "data.special.msk=1: data.special.msk: unknown key (hint: did you mean 'mask'?)"),
         (
             &t5,
-            "data.special.sentinels=[9]: data.special.sentinels: expected an array of length 2, found a list of 1",
+            "data.special.sentinels=[9]: data.special.sentinels: expected an array of \
+             length 2, found a list of 1",
         ),
         // Nine of 64 tokens are hidden, in one run at least, behind BOS and a sentinel.
         (
             &t5,
-            "model.dec_len=10: model.dec_len: expected at least 11, found 10: of 64 tokens 9 are masked",
+            "model.dec_len=10: model.dec_len: expected at least 11, found 10: of 64 tokens \
+             9 are masked",
         ),
         (&triple, "model.dec_len=1: model.dec_len: expected 2 to 1048576, found 1"),
     ] {

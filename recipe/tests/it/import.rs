@@ -437,7 +437,7 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     assert!(fate(&odd, "--clip_gard").1.contains("did you mean 'clip-grad'?"));
     assert_eq!(
         fate(&odd, "--num-experts"),
-        (KeyStatus::Refused, "mixtures of experts are not there")
+        (KeyStatus::Refused, "mixture of experts is not supported")
     );
     let outside = flags("--micro-batch-size 2 --save $WHERE");
     assert!(fate(&outside, "--save").1.contains("comes from outside the script"), "{outside}");
@@ -467,7 +467,7 @@ fn what_is_said_twice_is_said_once() {
     check(&run, &[("log.every", "1")]);
     assert_eq!(
         fate(&run, "steps_per_print"),
-        (KeyStatus::Implied, "the program's own interval says it")
+        (KeyStatus::Implied, "set by the interval of the program")
     );
     let alone = read("deepspeed", &["deepspeed_zero3.json"], None);
     check(&alone, &[("log.every", "10")]);
@@ -489,7 +489,7 @@ fn what_is_said_twice_is_said_once() {
     let micro = "{\"train_micro_batch_size_per_gpu\": 8, \"gradient_clipping\": 1.0}";
     let other = both("--batch-size 4 --clip-grad 1", micro);
     check(&other, &[("batch.micro", "4")]);
-    let due = "the JSON says 8, --batch-size 4: they are to be equal";
+    let due = "expected equal values, found 8 in JSON and --batch-size 4";
     assert_eq!(fate(&other, "batch.micro"), (KeyStatus::Refused, due));
     // A whole number is that number.
     assert_eq!(refused(&other), ["batch.micro"], "{other}");

@@ -378,10 +378,10 @@ fn the_table_and_the_json_have_the_same_numbers() {
         "gpt: 4 layers, hidden 128, 4 heads of 32, ffn 512, vocabulary 50257 in 50304 rows",
         "total                        7,234,432",
         "ranks                                1  dp 1 x pp 1 x tp 1",
-        "tokens                         819,200  1,024 a step",
+        "tokens                         819,200  1,024 per step",
         "epochs                            0.86",
-        "first loss                      10.825  ln(vocabulary)",
-        "time                             3m20s  at 4,096 tokens/s, from the measured tokens/s",
+        "initial loss                    10.825  ln(vocabulary)",
+        "time                             3m20s  at 4,096 tokens/s, based on measured speed",
     ] {
         assert!(text.contains(due), "'{due}' is not in\n{text}");
     }
@@ -423,7 +423,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
     assert!((moved.disk_s_per_step.unwrap() - 12e-8 * n as f64).abs() < 1e-9);
     assert!(disk.warnings.is_empty(), "{disk}");
     assert!(
-        disk.to_string().contains("of nvme:/scratch, 0.9 s of the disk, beside 1.0 s"),
+        disk.to_string().contains("in nvme:/scratch, 0.9 s of disk time, 1.0 s of computation"),
         "{disk}"
     );
     // Of a larger state the buffers are in memory, as many as the engine has for so many disks.
@@ -431,7 +431,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
     let buffers = plan(&wide, PlanInputs::default()).memory_bytes.offload;
     assert_eq!(buffers, ckpt::offload::OffloadOptions::default().memory_bytes(2));
     let slow = plan(&sets, PlanInputs { disk_bytes_per_s: Some(8e7), ..speeds });
-    assert!(slow.warnings[0].contains("the disk takes longer for an update"), "{slow}");
+    assert!(slow.warnings[0].contains("the disk needs more time for an update"), "{slow}");
 }
 
 /// Of four layers three take an input, of 4 x 64 x 128 numbers, which a step of four micro-batches
@@ -452,8 +452,8 @@ fn inputs_of_layers_are_moved_by_each_step() {
     assert_eq!((moved.spared_bytes, away.memory_bytes.input_buffers), (0, 3 * input));
     assert_eq!(away.memory_bytes.activations, here.activations - 4 * input);
     assert!(moved.disk_s_per_step.unwrap() > moved.compute_s_per_step.unwrap());
-    assert!(away.warnings[0].contains("the disk takes longer for the inputs"), "{away}");
-    assert!(away.warnings[1].contains("spares no memory"), "{away}");
+    assert!(away.warnings[0].contains("the disk needs more time for the inputs"), "{away}");
+    assert!(away.warnings[1].contains("saves no memory"), "{away}");
 
     // All micro-batches at once, of a longer text.
     let long = ["parallel.schedule=gpipe", "model.seq_len=8192", "model.layers=13"];

@@ -284,7 +284,7 @@ fn tensors_that_do_not_fit_are_our_fault() {
     });
     for error in errors {
         assert!(matches!(error, Error::Torch { .. }), "{error}");
-        let due = "scatter rows: got 3 rows, due a multiple of the 2 ranks";
+        let due = "cannot scatter rows: expected a multiple of 2 rows, found 3";
         assert_eq!(error.to_string(), due);
     }
 }

@@ -385,7 +385,7 @@ impl Build {
                 let theirs = self.fates.iter_mut().filter(|key| key.key == "steps_per_print");
                 for key in theirs {
                     key.fate = KeyStatus::Implied;
-                    "set by the interval of the program".clone_into(&mut key.text);
+                    "the log interval of the program is used".clone_into(&mut key.text);
                 }
             }
         }

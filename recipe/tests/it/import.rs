@@ -467,7 +467,7 @@ fn what_is_said_twice_is_said_once() {
     check(&run, &[("log.every", "1")]);
     assert_eq!(
         fate(&run, "steps_per_print"),
-        (KeyStatus::Implied, "set by the interval of the program")
+        (KeyStatus::Implied, "the log interval of the program is used")
     );
     let alone = read("deepspeed", &["deepspeed_zero3.json"], None);
     check(&alone, &[("log.every", "10")]);

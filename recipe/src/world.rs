@@ -124,9 +124,10 @@ impl LaunchEnv<'_> {
     fn checked(&self, world: World) -> Result<World> {
         if world.size == 0 || world.size > RANKS_MAX || world.rank >= world.size {
             let World { rank, size, told_by, .. } = world;
-            let most = size.min(RANKS_MAX);
-            let problem = format!("expected a rank below {most}, found {rank} (from {told_by})");
-            return Err(refused(problem));
+            return Err(refused(format!(
+                "expected a rank below the world size, of at most {RANKS_MAX}; found rank {rank} \
+                 of {size}, from {told_by}"
+            )));
         }
         Ok(world)
     }

@@ -232,7 +232,7 @@ fn ranks_that_do_not_come_are_named() {
     let output = rank(1, 2, "127.0.0.1", free_port(), &config).output().unwrap();
     check_ends(&output, 3, &["error: rank 1: cannot connect to the store on 127.0.0.1:"]);
     let output = rank(2, 2, "127.0.0.1", free_port(), &config).output().unwrap();
-    check_ends(&output, 2, &["expected a rank below 2, found 2 (from RANK and WORLD_SIZE)"]);
+    check_ends(&output, 2, &["found rank 2 of 2, from RANK and WORLD_SIZE"]);
 }
 
 /// Two network namespaces that a cable joins: two nodes, as far as sockets can tell.

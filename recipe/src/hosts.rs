@@ -14,15 +14,15 @@ type Parsed<T> = Result<T, String>;
 /// For what is no list, or too long a one.
 pub fn expand(list: &str) -> Result<Vec<String>, Incompatible> {
     let refuse = |why: &str| {
-        let hint = "it comes from SLURM_STEP_NODELIST; set MASTER_ADDR to the first host instead";
-        Incompatible::new(format!("read the list of hosts {list:?}"), why, hint)
+        let hint = "set MASTER_ADDR to the first host";
+        Incompatible::new(format!("cannot parse SLURM_STEP_NODELIST={list:?}"), why, hint)
     };
     let mut hosts = Vec::new();
     for word in words(list) {
         expand_word(word, &mut hosts).map_err(|why| refuse(&why))?;
     }
     if hosts.is_empty() {
-        return Err(refuse("it names no host"));
+        return Err(refuse("no host name"));
     }
     Ok(hosts)
 }
@@ -38,15 +38,15 @@ fn words(list: &str) -> impl Iterator<Item = &str> {
 
 fn expand_word(word: &str, hosts: &mut Vec<String>) -> Parsed<()> {
     if word.is_empty() {
-        return Err("it has an empty name".to_owned());
+        return Err("empty host name".to_owned());
     }
     let mut names = vec![String::new()];
     let mut rest = word;
     while let Some((before, after)) = rest.split_once('[') {
-        let (inside, after) = after.split_once(']').ok_or("a bracket is not closed")?;
+        let (inside, after) = after.split_once(']').ok_or("unclosed bracket")?;
         let numbers = numbers(inside)?;
         if names.len() * numbers.len() + hosts.len() > HOSTS_MAX {
-            return Err(format!("it names more than {HOSTS_MAX} hosts"));
+            return Err(format!("more than {HOSTS_MAX} hosts"));
         }
         let with = |name: &String| -> Vec<String> {
             numbers.iter().map(|number| format!("{name}{before}{number}")).collect()
@@ -55,7 +55,7 @@ fn expand_word(word: &str, hosts: &mut Vec<String>) -> Parsed<()> {
         rest = after;
     }
     if rest.contains(']') {
-        return Err("a bracket was not opened".to_owned());
+        return Err("unopened bracket".to_owned());
     }
     hosts.extend(names.into_iter().map(|name| name + rest));
     Ok(())
@@ -71,10 +71,10 @@ fn numbers(inside: &str) -> Parsed<Vec<String>> {
             digits.then(|| text.parse::<usize>().ok()).flatten()
         };
         let (Some(from), Some(to)) = (parse(first), parse(last)) else {
-            return Err(format!("{range:?} is no range of numbers"));
+            return Err(format!("expected a range of numbers, found {range:?}"));
         };
         if to < from || to - from >= HOSTS_MAX {
-            return Err(format!("the range {range:?} is reversed or too long"));
+            return Err(format!("range {range:?} is reversed or too long"));
         }
         let width = first.len();
         all.extend((from..=to).map(|number| format!("{number:0width$}")));

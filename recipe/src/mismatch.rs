@@ -1,18 +1,18 @@
 use std::fmt;
 
-/// Things that do not go together: the config, the environment, the data, a checkpoint.
+/// An error of inputs that do not match: the config, the environment, the data, a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incompatible {
-    /// What was being done, and to what.
+    /// What failed, as `cannot load run/ckpt/step-000000000120`.
     pub operation: String,
-    /// What came and what was due, one item a line.
+    /// What was expected and what was found, one item each.
     pub details: Vec<String>,
-    /// What is likely to help.
+    /// The likely remedy: a command or a setting.
     pub hint: &'static str,
 }
 
 impl Incompatible {
-    /// Of two things.
+    /// An error with one detail.
     #[must_use]
     pub fn new(
         operation: impl Into<String>,
@@ -25,11 +25,12 @@ impl Incompatible {
 
 impl fmt::Display for Incompatible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (between, last) = if self.details.len() == 1 { (" ", " ") } else { ("\n  ", "\n") };
         write!(f, "{}:", self.operation)?;
         for detail in &self.details {
-            write!(f, "\n  {detail}")?;
+            write!(f, "{between}{detail}")?;
         }
-        write!(f, "\nhint: {}", self.hint)
+        write!(f, "{last}(hint: {})", self.hint)
     }
 }
 

@@ -124,7 +124,10 @@ impl LaunchEnv<'_> {
     fn checked(&self, world: World) -> Result<World> {
         if world.size == 0 || world.size > RANKS_MAX || world.rank >= world.size {
             let World { rank, size, told_by, .. } = world;
-            return Err(refused(format!("{told_by} say rank {rank} of {size}")));
+            return Err(refused(format!(
+                "expected a rank below the world size, of at most {RANKS_MAX}; found rank {rank} \
+                 of {size}, from {told_by}"
+            )));
         }
         Ok(world)
     }
@@ -136,7 +139,9 @@ impl LaunchEnv<'_> {
 
     fn number<N: std::str::FromStr>(&self, name: &str) -> Result<N> {
         let text = self.text(name)?;
-        text.trim().parse().map_err(|_| refused(format!("{name} is {text:?}, due a number")))
+        text.trim()
+            .parse()
+            .map_err(|_| refused(format!("expected a number in {name}, found {text:?}")))
     }
 
     fn number_or<N: std::str::FromStr>(&self, name: &str, absent: N) -> Result<N> {
@@ -145,9 +150,9 @@ impl LaunchEnv<'_> {
 }
 
 fn refused(detail: String) -> Incompatible {
-    let hint = "ranks are started by torchrun, by srun, or by `trainer launch -n 8 -- train ...`; \
-                unset RANK and WORLD_SIZE for a run of one process";
-    Incompatible::new("find out which rank this is", detail, hint)
+    let hint = "start ranks with torchrun, srun or `trainer launch -n 8 -- train ...`; unset RANK \
+                and WORLD_SIZE for a run of one process";
+    Incompatible::new("cannot determine the rank of this process", detail, hint)
 }
 
 impl fmt::Display for World {

@@ -19,7 +19,10 @@ const SOURCES: [&str; 7] = [
 fn main() -> Result<(), Box<dyn Error>> {
     // Printed by torch-sys, which has `links = "tch"`; seen only by its direct dependents.
     let lib = PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB")?);
-    let include = lib.parent().ok_or("the folder of libtorch has no parent")?.join("include");
+    let include = lib
+        .parent()
+        .ok_or("cannot find the headers of libtorch: its folder has no parent")?
+        .join("include");
     println!("cargo:rerun-if-changed=shim");
     let mut build = cc::Build::new();
     // The same in all profiles, so that ccache has for one what it compiled for another.
@@ -32,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if cuda {
         let nvidia = lib.join("../../nvidia");
         if !nvidia.join("nccl/include/nccl.h").exists() {
-            return Err("the feature cuda needs `scripts/setup.sh --cuda`, and LIBTORCH set to \
-                        .libtorch-cuda/torch"
+            return Err("cannot build the feature cuda: expected libtorch for CUDA (hint: run \
+                        `scripts/setup.sh --cuda` and set LIBTORCH to .libtorch-cuda/torch)"
                 .into());
         }
         build.define("USE_C10D_NCCL", None).include("shim/cuda_decl");
@@ -64,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A link argument does not reach other packages: each that makes binaries or tests prints its
     // own, from this. Resolved, because a library finds its neighbours from where it really lies.
     let real = fs::canonicalize(lib.join("libtorch_cpu.so"))?;
-    let folder = real.parent().ok_or("libtorch_cpu.so lies in no folder")?.display();
+    let folder = real.parent().ok_or("cannot find the folder of libtorch_cpu.so")?.display();
     println!("cargo:libtorch_lib={folder}");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}");
     Ok(())

@@ -21,10 +21,9 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
     if gpu >= gpus {
         let built = if cfg!(feature = "cuda") { "with" } else { "without" };
         return Err(Error::Mismatch(Incompatible::new(
-            format!("find a GPU for rank {local_rank} of this machine"),
-            format!("libtorch sees {gpus}, in a trainer built {built} the feature cuda"),
-            "see `nvidia-smi`, CUDA_VISIBLE_DEVICES and docs/guides/gpus.md, or set run.device = \
-             \"cpu\"",
+            format!("cannot find a GPU for rank {local_rank} of this node"),
+            format!("libtorch finds {gpus} GPUs in a trainer built {built} the feature cuda"),
+            "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"",
         )));
     }
     bridge::runtime::use_gpu(gpu)?;

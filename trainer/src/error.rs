@@ -79,7 +79,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Config(e) => write!(f, "{e}"),
-            Error::Torch { text } => write!(f, "compute with libtorch: {text}"),
+            Error::Torch { text } => write!(f, "cannot compute with libtorch: {text}"),
             Error::Bridge(e) => write!(f, "{e}"),
             Error::Storage(e) => write!(f, "{e}"),
             Error::Feed(e) => write!(f, "{e}"),
@@ -87,23 +87,22 @@ impl fmt::Display for Error {
             Error::Mismatch(e) => write!(f, "{e}"),
             Error::NotFinite { step, object, first_sample, samples } => write!(
                 f,
-                "step {step}: {object} is not finite, after samples {first_sample} to {} of the \
-                 training order; the weights are those of step {}\n\
-                 hint: lower optim.lr.peak, lengthen optim.lr.warmup, or look at those samples: \
-                 `feedline samples RUN.toml --show --first {first_sample} --samples {samples}`",
+                "cannot complete step {step}: {object} is not finite, at samples {first_sample} to \
+                 {} of the training order; the weights are those of step {} (hint: lower \
+                 optim.lr.peak, lengthen optim.lr.warmup, or inspect the samples: \
+                 `feedline samples RUN.toml --show --first {first_sample} --samples {samples}`)",
                 first_sample + samples - 1,
                 step - 1
             ),
             Error::Spike { step, loss, mean, first_sample, samples } => write!(
                 f,
-                "step {step}: the loss is {loss:.4}, after a mean of {mean:.4}, at samples \
-                 {first_sample} to {} of the training order\n\
-                 hint: look at those samples: `feedline samples RUN.toml --show --first \
-                 {first_sample} --samples {samples}`, or lower optim.lr.peak; run.spike says what \
-                 counts as a leap",
+                "loss spike at step {step}: loss {loss:.4} after a mean of {mean:.4}, at samples \
+                 {first_sample} to {} of the training order (hint: inspect the samples: `feedline \
+                 samples RUN.toml --show --first {first_sample} --samples {samples}`, lower \
+                 optim.lr.peak, or change run.spike)",
                 first_sample + samples - 1
             ),
-            Error::Run { operation, source } => write!(f, "{operation}: {source}"),
+            Error::Run { operation, source } => write!(f, "cannot {operation}: {source}"),
         }
     }
 }

@@ -35,9 +35,9 @@ fn main() -> ExitCode {
         Verb::Plan(args) => plan(args),
         Verb::ImportConfig(args) => cli::import_config(args),
         Verb::Launch(args) => launch(args),
-        Verb::CkptAgent => {
-            ckpt::serve_agent().map(|()| ExitCode::SUCCESS).context("save for a trainer")
-        }
+        Verb::CkptAgent => ckpt::serve_agent()
+            .map(|()| ExitCode::SUCCESS)
+            .context("cannot serve as the checkpoint agent"),
     };
     match done {
         Ok(code) => code,
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 fn train(args: &TrainArgs) -> Result<ExitCode> {
     // Before the first big block is allocated.
     if !bridge::runtime::keep_freed_memory() {
-        log::info!("memory: glibc gives freed blocks back; training is a little slower");
+        log::info!("memory: glibc returns freed blocks to the system; training is slightly slower");
     }
     let world = World::find(|name| std::env::var(name).ok())?;
     let rank = world.as_ref().map(|world| world.rank);
@@ -68,7 +68,7 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         let at_once = 128 + signal;
         flag::register_conditional_shutdown(signal, at_once, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
-            .context("watch for signals")?;
+            .context("cannot register signal handlers")?;
     }
     let agent = std::env::current_exe().map(|program| {
         let mut command = Command::new(program);
@@ -77,12 +77,12 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         command
     });
     let terminal = Box::new(io::stderr());
-    let agent = Some(agent.context("find this program")?);
+    let agent = Some(agent.context("cannot find this program")?);
     let host = Host { stop: &stop, terminal, agent, world };
     let done = trainer::train(&config, host);
-    let done = match rank {
-        // Its number before its words, for whoever reads those of many.
-        Some(rank) => done.with_context(|| format!("rank {rank}")),
+    // The number of the rank comes first, because a reader sees the errors of many ranks.
+    let done = match rank.map(|rank| format!("rank {rank}")) {
+        Some(rank) => done.context(rank),
         None => done.map_err(Into::into),
     };
     Ok(match done? {
@@ -95,10 +95,10 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
 fn launch(args: &LaunchArgs) -> Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        flag::register(signal, Arc::clone(&stop)).context("watch for signals")?;
+        flag::register(signal, Arc::clone(&stop)).context("cannot register signal handlers")?;
     }
     let code = local::launch(Launch {
-        program: std::env::current_exe().context("find the program")?,
+        program: std::env::current_exe().context("cannot find this program")?,
         arguments: args.command.clone(),
         ranks: args.ranks.into(),
         stop: &stop,
@@ -164,7 +164,7 @@ fn end_with_launcher() {
     let asked = bridge::runtime::end_with_parent();
     let is_there = launcher.parse() == Ok(std::os::unix::process::parent_id());
     if !asked || !is_there {
-        log::warn!("launch: this rank will not end with its launcher, process {launcher}");
+        log::warn!("launch: this rank does not end when its launcher, process {launcher}, ends");
     }
 }
 

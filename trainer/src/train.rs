@@ -134,7 +134,7 @@ impl<'a> TrainingLoop<'a> {
         if config.precision.deterministic.unwrap_or(device == Device::Cpu) {
             bridge::runtime::set_deterministic()?;
         }
-        log::info!("computes on {device:?}");
+        log::info!("device: {device:?}");
         let (comm, watchdog) = crew.connect(config, device)?;
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
@@ -269,7 +269,7 @@ impl<'a> TrainingLoop<'a> {
         self.data.finish_order_check(self.stop)?;
         if let Err(error) = self.lease.as_ref().map_or(Ok(()), Lease::confirm) {
             self.check_lease()?;
-            log::warn!("whether the run's folder is still its own is unknown: {error}");
+            log::warn!("checkpoint: cannot confirm the lease: {error}");
         }
         Ok(if self.saver.failures() == 0 { Outcome::Done } else { Outcome::Gaps })
     }
@@ -404,9 +404,9 @@ impl<'a> TrainingLoop<'a> {
         let failed = self.saver.failures();
         let what = match outcome {
             Outcome::Done => "done".to_owned(),
-            Outcome::Gaps => format!("done and saved, but {failed} saves or copies had failed"),
+            Outcome::Gaps => format!("done and saved, but {failed} saves or copies failed"),
             Outcome::Saved => {
-                format!("stopped, saved at step {}; start it again to go on", self.saver.step())
+                format!("stopped, saved at step {}; start again to resume", self.saver.step())
             }
         };
         let dir = self.config.checkpoint_dir();
@@ -420,8 +420,8 @@ fn warn_of_spinning(threads: u64, ranks: u64) {
     let told = WAITING.iter().any(|name| std::env::var_os(name).is_some());
     if ranks > 1 && threads > 1 && threads * ranks > cores && !told {
         log::warn!(
-            "{ranks} ranks of {threads} threads share {cores} cores, and those that wait spin; \
-             hint: export OMP_WAIT_POLICY=passive, or set run.threads"
+            "{ranks} ranks of {threads} threads share {cores} cores, and waiting threads spin \
+             (hint: export OMP_WAIT_POLICY=passive, or set run.threads)"
         );
     }
 }
@@ -450,9 +450,9 @@ fn check_plan(config: &Config, known: &PlanInputs, logs: bool) -> Result<()> {
     if plan.refusals.is_empty() {
         return Ok(());
     }
-    let hint = "`trainer plan` says what would work";
+    let hint = "`trainer plan` checks a config";
     Err(Error::Mismatch(Incompatible {
-        operation: "plan the run".to_owned(),
+        operation: "cannot run this config".to_owned(),
         details: plan.refusals,
         hint,
     }))

@@ -1,4 +1,4 @@
-//! The ranges of every value, and what values must say together.
+//! The range of every value, and the relations between values.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use super::node::KeyError;
 use super::{Budget, Config, ConfigError, LrStyle, Offload, Part};
 
-/// What a config counts (steps, samples, tokens) stays below 2^53, so that it is exact in a float,
-/// in JSON, and in every product made of it here.
+/// Counts of steps, samples and tokens are at most 2^53, so that they are exact in a float, in JSON
+/// and in every product that is computed here.
 pub(super) const COUNT_MAX: u64 = 1 << 53;
-/// Sizes of batches while they grow.
+/// Largest number of batch sizes in a ramp.
 const GROWTHS_MAX: u64 = 1 << 16;
 
 impl Config {
-    /// Checks every value. [`Config::load`] and [`Config::from_toml`] have done so; this is for a
-    /// config that was built or changed in memory.
+    /// Checks every value. [`Config::load`] and [`Config::from_toml`] call it; use it for a config
+    /// that was built or changed in memory.
     ///
     /// # Errors
     /// [`ConfigError::Key`] with the first key that is out of range.
@@ -51,7 +51,7 @@ impl Config {
         within("run.spike.window", run.spike.window, 1..=1_000_000)?;
         match run.max_wall {
             Some(wall) if wall.0 < Duration::from_secs(1) => {
-                Err(refused("run.max_wall", format!("got {wall}, due 1s or more")))
+                Err(refused("run.max_wall", format!("expected at least 1s, found {wall}")))
             }
             _ => Ok(()),
         }
@@ -62,14 +62,16 @@ impl Config {
         within("batch.global", batch.global, 1..=1 << 24)?;
         within("batch.micro", batch.micro, 1..=1 << 16)?;
         if !batch.global.is_multiple_of(batch.micro) {
-            let problem = format!("micro {} does not divide global {}", batch.micro, batch.global);
+            let problem =
+                format!("expected a divisor of global {}, found {}", batch.global, batch.micro);
             return Err(refused("batch.micro", problem));
         }
         let micro_batches = batch.micro_batches();
         match batch.accumulation {
             Some(given) if given == 0 || !micro_batches.is_multiple_of(given) => {
-                let problem =
-                    format!("got {given}, due a divisor of global / micro = {micro_batches}");
+                let problem = format!(
+                    "expected a divisor of global / micro = {micro_batches}, found {given}"
+                );
                 return Err(refused("batch.accumulation", problem));
             }
             _ => {}
@@ -80,17 +82,17 @@ impl Config {
         within("batch.rampup.samples", ramp.samples, 1..=COUNT_MAX)?;
         for (key, size) in [("start", ramp.start), ("increment", ramp.increment)] {
             if !size.is_multiple_of(batch.micro) {
-                let problem = format!("{size} is no multiple of micro {}", batch.micro);
+                let problem = format!("expected a multiple of micro {}, found {size}", batch.micro);
                 return Err(refused(&format!("batch.rampup.{key}"), problem));
             }
         }
         let whole =
             batch.global > ramp.start && (batch.global - ramp.start).is_multiple_of(ramp.increment);
         if !whole || ramp.growths(batch.global) > GROWTHS_MAX {
-            let (from, to) = (ramp.start, batch.global);
+            let (difference, increment) = (batch.global - ramp.start, ramp.increment);
             let problem = format!(
-                "steps of {} from {from} do not end at {to}, or are more than {GROWTHS_MAX}",
-                ramp.increment
+                "expected a divisor of global - start = {difference}, at least 1/{GROWTHS_MAX} of \
+                 it, found {increment}"
             );
             return Err(refused("batch.rampup.increment", problem));
         }
@@ -99,7 +101,7 @@ impl Config {
 
     fn check_offload(&self) -> Result<(), KeyError> {
         if self.optim.offload != Offload::None && self.parallel.zero > 1 {
-            let problem = format!("goes with parallel.zero 0 and 1, got {}", self.parallel.zero);
+            let problem = format!("expected parallel.zero of 0 or 1, found {}", self.parallel.zero);
             return Err(refused("optim.offload", problem));
         }
         Ok(())
@@ -117,20 +119,19 @@ impl Config {
         if let Some(steps) = checkpoint.keep.every {
             within("checkpoint.keep.every", steps, 1..=COUNT_MAX)?;
         }
-        if !checkpoint.load_parts.contains(&Part::Model) {
-            let problem = "is without \"model\": nothing would be left of the checkpoint";
-            return Err(refused("checkpoint.load_parts", problem));
-        }
         let has_all = Part::ALL.iter().all(|part| checkpoint.load_parts.contains(part));
         if checkpoint.load_parts != [Part::Model] && !has_all {
-            let problem = "is neither all nor [\"model\"]: the moments are those of a step";
+            let problem = "expected all parts or [\"model\"], found other parts";
             return Err(refused("checkpoint.load_parts", problem));
         }
         if checkpoint.agent && !checkpoint.background {
-            return Err(refused("checkpoint.agent", "needs checkpoint.async"));
+            return Err(refused(
+                "checkpoint.agent",
+                "expected checkpoint.async = true, found false",
+            ));
         }
         if checkpoint.grace.0 < Duration::from_secs(1) {
-            let problem = format!("got {}, due 1s or more", checkpoint.grace);
+            let problem = format!("expected at least 1s, found {}", checkpoint.grace);
             return Err(refused("checkpoint.grace", problem));
         }
         checkpoint.drain_to.as_ref().map_or(Ok(()), |url| not_empty("checkpoint.drain_to", url))?;
@@ -141,28 +142,32 @@ impl Config {
         peak.map_or(Ok(()), |peak| within("log.peak_flop_per_s", peak, 1.0..=1e18))
     }
 
-    /// What the budget, the batch and the learning rate must say together.
+    /// Checks that the budget, the batch and the learning rate agree.
     fn check_lengths(&self) -> Result<(), KeyError> {
         let samples = Some(self.samples_of_budget()).filter(|samples| *samples <= COUNT_MAX);
         let tokens = samples.and_then(|n| n.checked_mul(self.model.tokens_per_sample()));
         if tokens.is_none_or(|tokens| tokens > COUNT_MAX) {
-            return Err(refused("run.budget", format!("is more than {COUNT_MAX} tokens")));
+            return Err(refused(
+                "run.budget",
+                format!("expected at most {COUNT_MAX} tokens, found more"),
+            ));
         }
         if self.steps_total() == 0 {
-            let problem = format!("is less than one step of {} samples", self.batch.at(0));
+            let problem = format!("expected at least one step of {} samples", self.batch.at(0));
             return Err(refused("run.budget", problem));
         }
         let (decay, warmup) = (self.lr_decay_samples(), self.lr_warmup_samples());
         if decay > COUNT_MAX {
-            return Err(refused("optim.lr.decay", format!("is more than {COUNT_MAX} samples")));
+            let problem = format!("expected at most {COUNT_MAX} samples, found {decay}");
+            return Err(refused("optim.lr.decay", problem));
         }
         if warmup > decay {
-            let problem = format!("{warmup} samples are more than the decay's {decay}");
+            let problem = format!("expected at most the {decay} samples of decay, found {warmup}");
             return Err(refused("optim.lr.warmup", problem));
         }
         match self.optim.lr.style {
             LrStyle::InverseSqrt if warmup == 0 => {
-                let problem = "is 0, and \"inverse-sqrt\" takes its scale from it";
+                let problem = "expected at least 1 sample with \"inverse-sqrt\", found 0";
                 Err(refused("optim.lr.warmup", problem))
             }
             LrStyle::Wsd => within("optim.lr.anneal", self.lr_anneal_samples(), 1..=decay - warmup),
@@ -174,16 +179,17 @@ impl Config {
 pub(super) fn within<T: Copy + PartialOrd + Display>(
     key: &str,
     value: T,
-    due: RangeInclusive<T>,
+    range: RangeInclusive<T>,
 ) -> Result<(), KeyError> {
-    if due.contains(&value) {
+    if range.contains(&value) {
         return Ok(());
     }
-    Err(refused(key, format!("got {value}, due {} to {}", due.start(), due.end())))
+    Err(refused(key, format!("expected {} to {}, found {value}", range.start(), range.end())))
 }
 
 pub(super) fn not_empty(key: &str, text: &str) -> Result<(), KeyError> {
-    if text.is_empty() { Err(refused(key, "is empty")) } else { Ok(()) }
+    let problem = "expected a non-empty string, found \"\"";
+    if text.is_empty() { Err(refused(key, problem)) } else { Ok(()) }
 }
 
 pub(super) fn refused(key: &str, problem: impl Display) -> KeyError {

@@ -1,4 +1,4 @@
-//! `[data]`: what a run reads, and what it makes of it.
+//! `[data]`: the corpora, the objective and the special tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,125 +7,130 @@ use super::node::KeyError;
 use super::values;
 use super::{Config, Corpus, Family, MaskLengths, Objective, Size, SplitText};
 
-/// Corpora of one blend: Megatron's index of a blend has a byte for each.
+/// Corpora of one blend: the index of a blend of Megatron stores a corpus in one byte.
 const CORPORA_MAX: usize = 255;
-/// Megatron's seeds of sentences are 32 bits with a sign, and one is added to them.
+/// The sentence mapping of Megatron takes a signed 32-bit seed and adds 1 to it.
 const SENTENCES_SEED_MAX: u64 = i32::MAX as u64 - 1;
 
-/// `[data]`
+/// `[data]`: the corpora, the objective and the special tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// The corpora: the prefix of a `.bin/.idx` pair, alone (`"data/wiki_text_document"`), or
-    /// `[{ path = "...", weight = 1.0 }]` with as many as there are. With `"encdec"` a prefix is
-    /// that of three pairs, which end in `_context`, `_target` and `_target_offset`. Required.
-    /// Minimum: 1. Maximum: 255, which Megatron's blends can count.
+    /// The corpora. Either the prefix of one `.bin/.idx` pair (`"data/wiki_text_document"`), or a
+    /// list `[{ path = "...", weight = 1.0 }]`. With `"encdec"` a prefix names three pairs, which
+    /// end in `_context`, `_target` and `_target_offset`. Required. Minimum: 1. Maximum: 255, the
+    /// limit of a blend of Megatron.
     #[serde(deserialize_with = "values::corpora")]
     pub train: Vec<Corpus>,
-    /// Shares of the documents for training, validation and test, as Megatron writes them:
-    /// `"949,50,1"` or `[949, 50, 1]`. Default: `"949,50,1"`. Minimum: 1 share that is not 0.
+    /// Shares of the documents for training, validation and test, in Megatron's syntax:
+    /// `"949,50,1"` or `[949, 50, 1]`. Default: `"949,50,1"`. Minimum: one share above 0.
     #[serde(default)]
     pub split: SplitText,
-    /// The tokenizer that made the corpus; generation needs it, special tokens and the pieces of
-    /// words are known by it, and the name of the index cache depends on it. A kind, or a kind and
-    /// its file: `"hf:tokenizer.json"`, `"encdec:vocab.txt"`, `"gpt2:vocab.json,merges.txt"`;
-    /// `"null:30000"` is none, of so many ids. Default: `"gpt2"`.
+    /// Tokenizer of the corpus: a kind, or a kind and its file. Examples: `"hf:tokenizer.json"`,
+    /// `"encdec:vocab.txt"`, `"gpt2:vocab.json,merges.txt"`. `"null:30000"` means no tokenizer and
+    /// 30000 ids. Generation, special tokens and whole-word masking use it, and it is part of the
+    /// name of the index cache. Default: `"gpt2"`.
     #[serde(default = "default_tokenizer")]
     pub tokenizer: String,
-    /// What is learned from it: `"lm"`; `"span-corruption"`, of spans that are hidden as they are
-    /// read, or `"encdec"`, of those that CPM-2's three files have hidden; `"mlm"`. Default: what
-    /// the family learns, `"lm"` with `"gpt"`, `"span-corruption"` with `"t5"`, `"mlm"` with
-    /// `"bert"`.
+    /// Training objective. `"lm"` predicts the next token. `"span-corruption"` predicts spans that
+    /// are masked at run time. `"encdec"` predicts the spans in the three token files of CPM-2.
+    /// `"mlm"` predicts masked tokens. Default: `"lm"` with family `"gpt"`, `"span-corruption"`
+    /// with `"t5"`, `"mlm"` with `"bert"`.
     #[serde(default)]
     pub objective: Option<Objective>,
-    /// Part of the tokens that `"span-corruption"` and `"mlm"` hide. Default: 0.15. Minimum: 0,
-    /// with these more. Below 1.
+    /// Fraction of the tokens that are masked. Only with `"span-corruption"` and `"mlm"`. Default:
+    /// 0.15. Minimum: above 0. Maximum: below 1.
     #[serde(default = "default_mask_prob")]
     pub mask_prob: f64,
-    /// The longest run of words that `"span-corruption"` and `"mlm"` hide at once. Default: 10 and
-    /// 3, as Megatron. Minimum: 1. Maximum: 1024.
+    /// Largest number of words that are masked as one span. Only with `"span-corruption"` and
+    /// `"mlm"`. Default: 10 with `"span-corruption"`, 3 with `"mlm"`, as in Megatron. Minimum: 1.
+    /// Maximum: 1024.
     #[serde(default)]
     pub mask_ngram_max: Option<u64>,
-    /// How long such runs are: `"shorter-first"`, `"longer-first"`, or `"geometric"`. Default:
-    /// `"geometric"` with `"span-corruption"`, `"shorter-first"` with `"mlm"`, as Megatron.
+    /// Distribution of the lengths of masked spans: `"shorter-first"`, `"longer-first"` or
+    /// `"geometric"`. Only with `"span-corruption"` and `"mlm"`. Default: `"geometric"` with
+    /// `"span-corruption"`, `"shorter-first"` with `"mlm"`, as in Megatron.
     #[serde(default)]
     pub mask_lengths: Option<MaskLengths>,
-    /// Whether a word is hidden with all of its pieces. Default: true, with these two.
+    /// Whether all tokens of a word are masked together. Only with `"span-corruption"` and `"mlm"`.
+    /// Default: true.
     #[serde(default)]
     pub mask_full_words: Option<bool>,
-    /// Part of the samples of `"span-corruption"` and `"mlm"` that are made shorter. Default: 0.1.
-    /// Minimum: 0. Maximum: 1.
+    /// Fraction of the samples with a shorter target length. Only with `"span-corruption"` and
+    /// `"mlm"`. Default: 0.1. Minimum: 0. Maximum: 1.
     #[serde(default = "default_short_seq_prob")]
     pub short_seq_prob: f64,
-    /// Whether samples of `"mlm"` have two parts, of which the model also learns to say whether
-    /// they have changed places. Default: true, with this one.
+    /// Whether samples have two segments and the model also predicts whether they are swapped. Only
+    /// with `"mlm"`. Default: true.
     #[serde(default)]
     pub sentence_order: Option<bool>,
     /// Ids of special tokens.
     #[serde(default)]
     pub special: SpecialConfig,
-    /// Whether a token sees its own document alone, and positions begin anew with it. Default:
-    /// false. Of `"lm"` and `"encdec"`: samples of the others are of one document.
+    /// Whether attention and positions restart at each document in a sample. Only with `"lm"` and
+    /// `"encdec"`; samples of other objectives hold one document. Default: false.
     #[serde(default)]
     pub reset_at_document: bool,
-    /// Whether the token after the end of a document counts in the loss no more. Default: false,
-    /// but `"encdec"` never counts it. Of these two objectives.
+    /// Whether the loss leaves out the token after the end of a document. Only with `"lm"` and
+    /// `"encdec"`; `"encdec"` always leaves it out. Default: false.
     #[serde(default)]
     pub mask_eod_loss: bool,
-    /// Micro-batches read ahead of the one in use. Fewer stall on a slow store, more cost
-    /// `micro x seq_len` tokens each. Default: 8. Minimum: 1. Maximum: 1024.
+    /// Micro-batches that are read ahead of the current one. Fewer may stall on a slow store; each
+    /// takes memory for `micro x seq_len` tokens. Default: 8. Minimum: 1. Maximum: 1024.
     #[serde(default = "default_prefetch_batches")]
     pub prefetch_batches: u64,
-    /// Folder of the sample-index cache. Default: `cache/GPTDataset_indices` in a folder named as
-    /// the corpus, where Megatron has it; its name for the samples of `"span-corruption"` and
-    /// `"mlm"` with these.
+    /// Folder of the sample-index cache. Default: below the first corpus as in Megatron,
+    /// `PREFIX/cache/GPTDataset_indices`; `T5MaskedWordPieceDataset_indices` with
+    /// `"span-corruption"`, `BERTMaskedWordPieceDataset_indices` with `"mlm"`.
     #[serde(default)]
     pub cache_dir: Option<String>,
-    /// Whether tokens are compared with the checksums of their blocks as they are read, where the
-    /// corpus has a `.crc`. Default: true.
+    /// Whether tokens are checked against block checksums as they are read, if the corpus has a
+    /// `.crc` file. Default: true.
     #[serde(default = "default_verify")]
     pub verify: bool,
-    /// Samples on a disk of the node, for corpora that are far away. Default: none.
+    /// Cache on a local disk, for corpora on a remote store. Default: none.
     #[serde(default)]
     pub local_cache: Option<LocalCacheConfig>,
 }
 
-/// `[data.local_cache]`: all of the corpora if they fit, else the samples since the last
-/// checkpoint, so that a run that was killed reads again what it had read from near by. It may be
-/// deleted at any time, and shared by runs.
+/// `[data.local_cache]`: a cache of the corpora on a local disk of each node. It holds the complete
+/// corpora if they fit. Otherwise it holds the samples since the last checkpoint, so that a
+/// restarted run reads them from the local disk. Several runs may share it, and it may be deleted
+/// at any time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalCacheConfig {
-    /// Its folder, on a disk of the node's own. Required.
+    /// Folder of the cache, on a local disk of the node. Required.
     pub dir: String,
-    /// The most that it may take, as `"200GiB"`. A twentieth of what is free stays free in any
-    /// case. Default: no such limit. Minimum: `"1MiB"`.
+    /// Largest size of the cache, such as `"200GiB"`. One twentieth of the free space always stays
+    /// free. Default: no other limit. Minimum: `"1MiB"`.
     #[serde(default)]
     pub limit: Option<Size>,
 }
 
-/// `[data.special]`: ids that objectives need besides those of the text. Each is below
-/// `model.vocab`. Default: the tokenizer's, by their usual names; what a run found is recorded.
+/// `[data.special]`: ids of special tokens that objectives need. Each is below `model.vocab`.
+/// Default: those of the tokenizer, found by their usual names; the ids in use are recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpecialConfig {
-    /// Opens a sample of `"mlm"`; never hidden. Default: `[CLS]`, `<cls>`, or `bos`.
+    /// Starts a sample of `"mlm"`; never masked. Default: `[CLS]`, `<cls>`, or `bos`.
     pub cls: Option<u64>,
-    /// Ends a part of a sample of `"mlm"`; never hidden. Default: `[SEP]`, `<sep>`, or `eos`.
+    /// Ends a segment of a sample of `"mlm"`; never masked. Default: `[SEP]`, `<sep>`, or `eos`.
     pub sep: Option<u64>,
-    /// Stands for what `"mlm"` hides. Default: `[MASK]` or `<mask>`.
+    /// Replaces the masked tokens of `"mlm"`. Default: `[MASK]` or `<mask>`.
     pub mask: Option<u64>,
-    /// Fills rows up. Default: `[PAD]` or `<pad>`; none is needed but for `"encdec"`.
+    /// Fills a row to its full length. Only `"encdec"` requires it. Default: `[PAD]` or `<pad>`.
     pub pad: Option<u64>,
-    /// Begins what a decoder writes. Default: `[BOS]`, `<bos>`, `<s>`, or `cls`, or as T5 `pad`.
+    /// First input token of a decoder. Default: `[BOS]`, `<bos>`, `<s>`, or `cls`; `pad` if there
+    /// is none, as in T5.
     pub bos: Option<u64>,
-    /// Ends what a decoder writes of `"span-corruption"`. Default: `[EOS]`, `<eos>`, `</s>`, or
-    /// `sep`.
+    /// Last output token of a decoder with `"span-corruption"`. Default: `[EOS]`, `<eos>`, `</s>`,
+    /// or `sep`.
     pub eos: Option<u64>,
-    /// Ends a document. Default: the tokenizer's.
+    /// Ends a document. Default: that of the tokenizer.
     pub eod: Option<u64>,
-    /// Stand for spans, the first and the last of a run of ids that may ascend or descend. Default:
-    /// `<extra_id_0>` or `<s_0>` and those that follow.
+    /// First and last id of the sentinel tokens, which replace masked spans. The ids may ascend or
+    /// descend. Default: `<extra_id_0>` or `<s_0>` and those that follow.
     pub sentinels: Option<[u64; 2]>,
 }
 
@@ -150,7 +155,7 @@ pub(super) fn default_short_seq_prob() -> f64 {
 }
 
 impl SpecialConfig {
-    /// Every id that is given, by its key.
+    /// Every id that is set, with its key.
     pub fn given(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let SpecialConfig { cls, sep, mask, pad, bos, eos, eod, sentinels } = *self;
         let ones = [
@@ -179,7 +184,7 @@ impl SpecialConfig {
 }
 
 impl Config {
-    /// What is learned from the corpus.
+    /// The training objective.
     #[must_use]
     pub fn objective(&self) -> Objective {
         self.data.objective.unwrap_or(match self.model.family {
@@ -189,14 +194,14 @@ impl Config {
         })
     }
 
-    /// The longest run of words that is hidden at once.
+    /// Largest number of words that are masked as one span.
     #[must_use]
     pub fn mask_ngram_max(&self) -> u64 {
         let default = if self.objective() == Objective::Mlm { 3 } else { 10 };
         self.data.mask_ngram_max.unwrap_or(default)
     }
 
-    /// How long such runs are.
+    /// The distribution of the lengths of masked spans.
     #[must_use]
     pub fn mask_lengths(&self) -> MaskLengths {
         let is_mlm = self.objective() == Objective::Mlm;
@@ -204,19 +209,19 @@ impl Config {
         self.data.mask_lengths.unwrap_or(default)
     }
 
-    /// Whether a word is hidden with all of its pieces.
+    /// Whether all tokens of a word are masked together.
     #[must_use]
     pub fn mask_full_words(&self) -> bool {
         self.data.mask_full_words.unwrap_or(true)
     }
 
-    /// Whether samples have two parts, whose order is learned.
+    /// Whether samples have two segments that may be swapped.
     #[must_use]
     pub fn sentence_order(&self) -> bool {
         self.data.sentence_order.unwrap_or(self.objective() == Objective::Mlm)
     }
 
-    /// Writes the defaults of the objective down.
+    /// Fills in the defaults of the objective.
     pub(super) fn resolve_objective(&mut self) {
         self.data.objective = Some(self.objective());
         if self.objective().hides() {
@@ -232,13 +237,14 @@ impl Config {
     pub(super) fn check_data(&self) -> Result<(), KeyError> {
         let data = &self.data;
         if data.train.is_empty() || data.train.len() > CORPORA_MAX {
-            let problem = format!("got {} corpora, due 1 to {CORPORA_MAX}", data.train.len());
+            let problem =
+                format!("expected 1 to {CORPORA_MAX} corpora, found {}", data.train.len());
             return Err(refused("data.train", problem));
         }
         for (at, corpus) in data.train.iter().enumerate() {
             not_empty(&format!("data.train.{at}.path"), &corpus.path)?;
             if !(corpus.weight > 0.0 && corpus.weight.is_finite()) {
-                let problem = format!("got {}, due more than 0", corpus.weight);
+                let problem = format!("expected more than 0, found {}", corpus.weight);
                 return Err(refused(&format!("data.train.{at}.weight"), problem));
             }
         }
@@ -249,12 +255,12 @@ impl Config {
         if let Some(LocalCacheConfig { dir, limit }) = &data.local_cache {
             not_empty("data.local_cache.dir", dir)?;
             if let Some(limit) = limit.filter(|limit| limit.0 < 1 << 20) {
-                let problem = format!("got {limit}, due 1MiB or more");
+                let problem = format!("expected at least 1MiB, found {limit}");
                 return Err(refused("data.local_cache.limit", problem));
             }
         }
         if !(0.0..1.0).contains(&data.mask_prob) {
-            let problem = format!("got {}, due 0 or more, and less than 1", data.mask_prob);
+            let problem = format!("expected at least 0 and below 1, found {}", data.mask_prob);
             return Err(refused("data.mask_prob", problem));
         }
         within("data.short_seq_prob", data.short_seq_prob, 0.0..=1.0)?;
@@ -264,7 +270,7 @@ impl Config {
         self.check_objective()
     }
 
-    /// What the objective, its keys and the shape of the model must say together.
+    /// Checks that the objective, its keys and the shape of the model agree.
     fn check_objective(&self) -> Result<(), KeyError> {
         let (data, model, objective) = (&self.data, &self.model, self.objective());
         let fits = match model.family {
@@ -273,12 +279,12 @@ impl Config {
             Family::Bert => objective == Objective::Mlm,
         };
         if !fits {
-            let hint = "gpt learns lm, t5 span-corruption or encdec, bert mlm";
-            return Err(refused("data.objective", "is not of this family").hint(hint));
+            let hint = "gpt takes lm, t5 takes span-corruption or encdec, bert takes mlm";
+            return Err(refused("data.objective", "not supported by model.family").hint(hint));
         }
         let hides = objective.hides();
         let only = |is_given: bool, key: &str, of: &str| match is_given {
-            true => Err(refused(&format!("data.{key}"), format!("is of objective {of} alone"))),
+            true => Err(refused(&format!("data.{key}"), format!("only valid with objective {of}"))),
             false => Ok(()),
         };
         let (hiding, whole) = ("\"span-corruption\" or \"mlm\"", "\"lm\" or \"encdec\"");
@@ -302,7 +308,10 @@ impl Config {
     fn check_hiding(&self) -> Result<(), KeyError> {
         let (data, model) = (&self.data, &self.model);
         if data.mask_prob == 0.0 {
-            return Err(refused("data.mask_prob", "is 0: nothing is hidden to be learned"));
+            return Err(refused(
+                "data.mask_prob",
+                "expected more than 0 with this objective, found 0",
+            ));
         }
         within("data.mask_ngram_max", self.mask_ngram_max(), 1..=1024)?;
         within("run.seed", self.run.seed, 0..=SENTENCES_SEED_MAX)?;
@@ -313,14 +322,14 @@ impl Config {
             return within("model.token_types", model.token_types, types..=1024);
         }
         within("model.seq_len", model.seq_len, 4..=1 << 20)?;
-        // A full sample hides so many tokens in so many spans at least; BOS is before them.
+        // A full sample masks at least so many tokens, in at least so many spans; BOS comes first.
         let hidden = (((model.seq_len - 2) as f64 * data.mask_prob) as u64).max(1);
-        let due = 1 + hidden + hidden.div_ceil(self.mask_ngram_max());
+        let least = 1 + hidden + hidden.div_ceil(self.mask_ngram_max());
         match model.dec_len {
-            Some(got) if got < due => {
+            Some(found) if found < least => {
                 let problem = format!(
-                    "got {got}, due {due} or more: of {} tokens {hidden} are hidden, in runs of \
-                     {} at most",
+                    "expected at least {least}, found {found}: of {} tokens {hidden} are masked, \
+                     in spans of at most {} words",
                     model.seq_len,
                     self.mask_ngram_max()
                 );

@@ -1,4 +1,4 @@
-//! What follows from a config.
+//! Values that follow from a config.
 
 use std::thread::available_parallelism;
 
@@ -11,13 +11,13 @@ impl BatchConfig {
         self.global / self.micro
     }
 
-    /// Every size that a batch of the run may have, the smallest first.
+    /// Every batch size of the run, the smallest first.
     pub(super) fn sizes(&self) -> impl Iterator<Item = u64> {
         let (first, by) = self.rampup.map_or((self.global, 1), |ramp| (ramp.start, ramp.increment));
         (first..=self.global).step_by(by.max(1) as usize) // fits: at most 2^24
     }
 
-    /// Samples of the step before which so many had been consumed.
+    /// Samples of the step that starts after `samples` consumed samples.
     #[must_use]
     pub fn at(&self, samples: u64) -> u64 {
         match &self.rampup {
@@ -28,8 +28,8 @@ impl BatchConfig {
         }
     }
 
-    /// The ramp as runs of equal batches: the size, and how many steps have it. Behind them every
-    /// batch is `global`.
+    /// The ramp as runs of equal batches: the size, and the number of its steps. All later batches
+    /// have `global` samples.
     fn levels(&self) -> Vec<(u64, u64)> {
         let Some(ramp) = &self.rampup else { return Vec::new() };
         let (mut levels, mut consumed) = (Vec::new(), 0);
@@ -43,7 +43,7 @@ impl BatchConfig {
         levels
     }
 
-    /// Whole steps that so many samples make, from the start of the run.
+    /// Whole steps in the first `samples` samples of the run.
     #[must_use]
     pub fn steps_in(&self, samples: u64) -> u64 {
         let (mut steps, mut left) = (0, samples);
@@ -58,8 +58,7 @@ impl BatchConfig {
         steps + left / self.global
     }
 
-    /// Samples that so many steps consume, from the start of the run; the most that can be counted
-    /// if that is beyond counting.
+    /// Samples in the first `steps` steps of the run; saturates at `u64::MAX`.
     #[must_use]
     pub fn samples_after(&self, steps: u64) -> u64 {
         let (mut samples, mut left) = (0, steps);
@@ -73,19 +72,19 @@ impl BatchConfig {
 }
 
 impl RampupConfig {
-    /// Times that the batch grows.
+    /// How many times the batch grows.
     pub(super) fn growths(&self, global: u64) -> u64 {
         (global - self.start) / self.increment
     }
 
-    /// How often it has grown when so many samples, fewer than `self.samples`, are consumed: the
-    /// ramp is divided evenly, as Megatron does.
+    /// How many times the batch has grown after `samples` samples, which are fewer than
+    /// `self.samples`. The ramp is divided evenly, as in Megatron.
     fn level(&self, global: u64, samples: u64) -> u64 {
         let passed = u128::from(samples) * u128::from(self.growths(global));
         (passed / u128::from(self.samples)) as u64 // fits: below the number of growths
     }
 
-    /// The first sample at which it has grown so often.
+    /// The first sample at which the batch has grown `level` times.
     fn first_sample(&self, global: u64, level: u64) -> u64 {
         let scaled = u128::from(level) * u128::from(self.samples);
         scaled.div_ceil(u128::from(self.growths(global))) as u64 // fits: at most `self.samples`
@@ -93,8 +92,8 @@ impl RampupConfig {
 }
 
 impl Config {
-    /// The same run with every default written down: what is recorded. Threads are counted here,
-    /// once; paths stay as they were given, and what depends on the layout stays open.
+    /// The same run with every default filled in; this is what is recorded. Threads are counted
+    /// here, once. Paths stay as they are written, and keys that depend on the layout stay unset.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut all = self.clone();
@@ -129,8 +128,8 @@ impl Config {
         &self.data.train[0].path
     }
 
-    /// Folder of the sample-index cache: below the corpus's prefix, as Megatron has it, unless the
-    /// config says else.
+    /// Folder of the sample-index cache: `data.cache_dir`, or as in Megatron a folder below the
+    /// prefix of the corpus.
     #[must_use]
     pub fn cache_dir(&self) -> String {
         let class = match self.objective() {
@@ -154,13 +153,13 @@ impl Config {
         self.batch.samples_after(self.steps_total())
     }
 
-    /// Tokens of one step, when batches have grown to `batch.global`.
+    /// Tokens of one step of `batch.global` samples.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
         self.batch.global * self.model.tokens_per_sample()
     }
 
-    /// Samples over which the learning rate comes down, warm-up included.
+    /// Samples from the start of the run to the end of the decay of the learning rate.
     #[must_use]
     pub fn lr_decay_samples(&self) -> u64 {
         match self.optim.lr.decay {
@@ -171,7 +170,7 @@ impl Config {
         }
     }
 
-    /// Samples over which the learning rate goes up.
+    /// Samples of the warm-up.
     #[must_use]
     pub fn lr_warmup_samples(&self) -> u64 {
         match self.optim.lr.style {
@@ -180,7 +179,7 @@ impl Config {
         }
     }
 
-    /// Samples of the last fall of `"wsd"`.
+    /// Samples of the final decay of `"wsd"`.
     #[must_use]
     pub fn lr_anneal_samples(&self) -> u64 {
         self.lr_samples(self.optim.lr.anneal.unwrap_or(Warmup::Fraction(0.1)))
@@ -202,7 +201,7 @@ impl Config {
         self.eval.iters * self.batch.global
     }
 
-    /// The budget in samples; the most that can be counted if that is beyond counting.
+    /// The budget in samples; saturates at `u64::MAX`.
     pub(super) fn samples_of_budget(&self) -> u64 {
         match self.run.budget {
             Budget::Samples(samples) => samples,

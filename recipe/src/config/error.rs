@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Why a config cannot be used. Every variant names the file, or `--set`.
+/// Why a config cannot be used. Every variant names the file or `--set`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -8,37 +8,37 @@ pub enum ConfigError {
     Read {
         /// The file.
         file: String,
-        /// What the store said.
+        /// The error of the store.
         source: storage::Error,
     },
-    /// The file is no TOML.
+    /// The file is not valid TOML.
     Syntax {
         /// The file.
         file: String,
-        /// The parser's words, with line and column.
+        /// The message of the parser, with line and column.
         message: String,
     },
-    /// `extends` cannot be followed.
+    /// `extends` cannot be resolved.
     Extends {
-        /// The files, from the one that was asked for to the one that fails.
+        /// The files, from the first to the one that fails.
         chain: Vec<String>,
-        /// What is wrong with the last.
+        /// Why the last file is refused.
         problem: String,
     },
     /// A `--set` that is not `key=value`.
     Set {
-        /// As it was given.
+        /// The argument as typed.
         argument: String,
-        /// What is wrong with it.
+        /// Why it is refused.
         problem: String,
     },
     /// A key that is unknown, missing, of the wrong type or out of range.
     Key {
-        /// The file that has it, `--set`, or the file that should have it.
+        /// The file that has the key, `--set`, or the file that should have the key.
         file: String,
         /// Its full name, as `optim.lr.peak`.
         key: String,
-        /// What is wrong with it.
+        /// Why it is refused.
         problem: String,
         /// The likely cause.
         hint: Option<String>,
@@ -48,17 +48,20 @@ pub enum ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigError::Read { file, source } => write!(f, "read config {file}: {source}"),
+            ConfigError::Read { file, source } => write!(f, "cannot read config {file}: {source}"),
             ConfigError::Syntax { file, message } => {
-                write!(f, "read config {file}: {}", message.trim_end())
+                write!(f, "cannot read config {file}: {}", message.trim_end())
             }
             ConfigError::Extends { chain, problem } => {
-                write!(f, "read config {}: {problem}", chain.join(" -> "))
+                write!(f, "cannot read config {}: {problem}", chain.join(" -> "))
             }
-            ConfigError::Set { argument, problem } => write!(f, "--set {argument}: {problem}"),
+            ConfigError::Set { argument, problem } => {
+                write!(f, "cannot use --set {argument}: {problem}")
+            }
             ConfigError::Key { file, key, problem, hint } => {
-                write!(f, "config {file}: {key}: {problem}")?;
-                hint.as_ref().map_or(Ok(()), |hint| write!(f, "; hint: {hint}"))
+                let config = if file == "--set" { "" } else { "config " };
+                write!(f, "cannot use {config}{file}: {key}: {problem}")?;
+                hint.as_ref().map_or(Ok(()), |hint| write!(f, " (hint: {hint})"))
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Keys that are given and have no effect.
 //!
-//! A key that says something else of the run than what will be computed is refused where it stands,
-//! in a file or behind `--set` (`check_foreign`). One that waits for a switch to be turned, as the
-//! loss scale does for `"fp16"`, is told of ([`Config::idle`]): whoever turns the switch for a day
-//! need not take it out. A value that is the default says nothing.
+//! A key of another model or objective is an error, because the run would not do what the key says
+//! (`check_foreign`). A key that depends on a switch, such as the loss scale on `"fp16"`, is only
+//! reported ([`Config::idle`]), so that a user can turn the switch off without removing the key.
+//! Keys with their default value are not reported.
 
 use super::check::refused;
 use super::node::KeyError;
@@ -12,11 +12,11 @@ use super::{
     LrConfig, LrStyle, Part, Positions, Warmup, WarmupShape, data, model,
 };
 
-/// Whether a key is given and has no effect, its name, and the reason.
+/// Whether a key is set and has no effect, its name, and the reason.
 type UnusedKey = (bool, &'static str, &'static str);
 
 impl Config {
-    /// Keys that are given and wait for another key to have an effect, each with the reason.
+    /// Keys that are set but have no effect without another key, each with the reason.
     #[must_use]
     pub fn idle(&self) -> Vec<String> {
         let (precision, checkpoint) = (&self.precision, &self.checkpoint);
@@ -31,7 +31,7 @@ impl Config {
             (
                 checkpoint.load_parts == [Part::Model] && !names_one,
                 "checkpoint.load_parts",
-                "checkpoint.load names no checkpoint, and a run goes on with all of its own",
+                "checkpoint.load names no checkpoint, and a resumed run loads all parts",
             ),
         ];
         let rises = self.lr_warmup_samples() > 0;
@@ -39,18 +39,18 @@ impl Config {
         idle.map(|(_, key, reason)| format!("{key} has no effect: {reason}")).collect()
     }
 
-    /// As [`Config::load`] does beyond [`Config::check`].
+    /// The check that [`Config::load`] makes in addition to [`Config::check`].
     pub(crate) fn refuse_foreign(&self) -> Result<(), ConfigError> {
         Ok(self.check_foreign()?)
     }
 
-    /// Refuses keys of another model or objective than the run has.
+    /// Refuses keys of another model or objective than that of the run.
     pub(super) fn check_foreign(&self) -> Result<(), KeyError> {
         let (model, data, objective) = (&self.model, &self.data, self.objective());
         let turns = model.positions() == Positions::Rope;
         let is_relative = model.positions() == Positions::RelativeBias;
-        let (rope, relative) = ("of positions \"rope\"", "of positions \"relative-bias\"");
-        let hiding = "of objective \"span-corruption\" or \"mlm\"";
+        let (rope, relative) = ("positions \"rope\"", "positions \"relative-bias\"");
+        let hiding = "objective \"span-corruption\" or \"mlm\"";
         let theta = model.rope_theta != model::default_rope_theta();
         let buckets = model.relative_buckets != model::default_relative_buckets();
         let distance = model.relative_max != model::default_relative_max();
@@ -61,12 +61,12 @@ impl Config {
             (theta && !turns, "model.rope_theta", rope),
             (buckets && !is_relative, "model.relative_buckets", relative),
             (distance && !is_relative, "model.relative_max", relative),
-            (types && model.family != Family::Bert, "model.token_types", "of family \"bert\""),
+            (types && model.family != Family::Bert, "model.token_types", "family \"bert\""),
             (part && !objective.hides(), "data.mask_prob", hiding),
             (short && !objective.hides(), "data.short_seq_prob", hiding),
         ];
         match keys.into_iter().find(|key| key.0) {
-            Some((_, key, of)) => Err(refused(key, format!("is {of} alone"))),
+            Some((_, key, of)) => Err(refused(key, format!("only valid with {of}"))),
             None => Ok(()),
         }
     }
@@ -79,7 +79,7 @@ impl LrConfig {
         let is_of = |styles: &[LrStyle]| styles.contains(&self.style);
         let is_test = self.style == RangeTest;
         let flat = if is_test { "a range test has no warm-up" } else { "there is no warm-up" };
-        let anneal = "it is of optim.lr.style \"wsd\"";
+        let anneal = "it only applies to optim.lr.style \"wsd\"";
         let is_log = self.warmup_shape == WarmupShape::Log;
         let clamps = self.floor_mode == FloorMode::Clamp;
         let has_warmup = self.warmup != Warmup::default() && !self.warmup.is_zero();
@@ -88,8 +88,8 @@ impl LrConfig {
         let anneals = is_of(&[Wsd, RangeTest]);
         let may_clamp = is_of(&[Linear, Cosine, Exponential, RangeTest]);
         let constant = "optim.lr.style \"constant\" stays at the peak";
-        let clamp = "it is of optim.lr.style \"linear\" and \"cosine\"";
-        let from_0 = "from optim.lr.floor = 0 a range test rises along a line";
+        let clamp = "it only applies to optim.lr.style \"linear\" and \"cosine\"";
+        let from_0 = "with optim.lr.floor = 0 a range test rises linearly";
         [
             (self.floor > 0.0 && is_of(&[Constant]), "optim.lr.floor", constant),
             (clamps && !may_clamp, "optim.lr.floor_mode", clamp),

@@ -8,12 +8,12 @@ use toml::{Table, Value};
 use super::node::{KeyError, TomlNode};
 use super::{Config, ConfigError};
 
-/// A config is a page; what is larger is some other file.
+/// A config has a few kilobytes; a larger file is something else.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// A base, a size, a site, an experiment: four levels are plenty. More is a cycle in disguise.
+/// Four levels (base, size, site, experiment) are common. Symbolic links can hide a cycle.
 const EXTENDS_MAX: usize = 16;
-/// Tables that hold one of several keys. A later file replaces them whole: with a base that says
-/// `budget = { samples = .. }`, `budget = { steps = .. }` means the steps alone.
+/// Tables that hold exactly one of several keys. A later file replaces such a table: after
+/// `budget = { samples = .. }` in a base, `budget = { steps = .. }` leaves only the steps.
 const WHOLE: [&str; 4] = ["run.budget", "optim.lr.warmup", "optim.lr.decay", "optim.lr.anneal"];
 
 /// One file, or one `--set`.
@@ -23,8 +23,8 @@ struct Layer {
 }
 
 impl Config {
-    /// Reads a file, the files it extends, and `key=value` overrides from the command line, the
-    /// later over the earlier, and checks every value.
+    /// Reads a file, the files it extends, and `key=value` overrides from the command line, and
+    /// checks every value. The file overrides its bases, and the command line overrides the file.
     ///
     /// # Errors
     /// [`ConfigError`] with the file and the full name of the key.
@@ -40,8 +40,8 @@ impl Config {
         })
     }
 
-    /// Reads a config from text, as a checkpoint holds it, and checks every value; what an earlier
-    /// version let pass is let pass. `name` is what messages call it.
+    /// Reads a config from the text in a checkpoint and checks every value. Accepts keys without an
+    /// effect, which earlier versions accepted. Messages call the text `name`.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -59,7 +59,7 @@ impl Config {
     }
 }
 
-/// Pushes the bases of a file first, then the file.
+/// Pushes first the bases of a file, then the file.
 fn read_with_bases(
     path: &Path,
     chain: &mut Vec<String>,
@@ -72,10 +72,10 @@ fn read_with_bases(
         Err(ConfigError::Extends { chain: chain.clone(), problem: problem.to_owned() })
     };
     if seen {
-        return refuse("'extends' comes back to a file that it started from");
+        return refuse("'extends' forms a cycle");
     }
     if chain.len() > EXTENDS_MAX {
-        return refuse("'extends' goes more than 16 files deep");
+        return refuse("'extends' is nested more than 16 files deep");
     }
     let mut layer = parse(&name, &read(&name)?)?;
     match layer.table.remove("extends") {
@@ -84,14 +84,17 @@ fn read_with_bases(
             let folder = path.parent().unwrap_or(Path::new(""));
             read_with_bases(&folder.join(base), chain, layers)?;
         }
-        Some(other) => return refuse(&format!("extends is {other}, due a file name in quotes")),
+        Some(other) => {
+            let problem = format!("expected a file name in quotes after 'extends', found {other}");
+            return refuse(&problem);
+        }
     }
     layers.push(layer);
     Ok(())
 }
 
 /// The path without `x/..`, so that one file has one name. Symbolic links are not followed; the
-/// depth limit catches what they hide.
+/// depth limit ends a cycle through them.
 fn tidy(path: &Path) -> PathBuf {
     let mut tidy = PathBuf::new();
     for part in path.components() {
@@ -138,26 +141,27 @@ fn parse(name: &str, text: &str) -> Result<Layer, ConfigError> {
     }
 }
 
-/// Our keys have at most four parts. Deeper tables would overflow the stack of what reads them.
+/// Known keys have at most four parts. Much deeper tables would overflow the stack of the parser.
 const KEY_PARTS_MAX: usize = 32;
 
-/// `a.b=v` as a table. A value that is no TOML is a text: `--set run.dir=/tmp/x` needs no quotes.
+/// `a.b=v` as a table. A value that is not TOML is a string, so `--set run.dir=/tmp/x` needs no
+/// quotes.
 fn set_layer(argument: &str) -> Result<Layer, ConfigError> {
     let refuse = |problem: &str| {
         Err(ConfigError::Set { argument: argument.to_owned(), problem: problem.to_owned() })
     };
     let Some((key, text)) = argument.split_once('=') else {
-        return refuse("due key=value, as optim.lr.peak=1e-3");
+        return refuse("expected key=value, such as optim.lr.peak=1e-3");
     };
     let (key, text) = (key.trim(), text.trim());
     if key.split('.').any(|part| part.trim().is_empty()) {
-        return refuse("a part of the key is empty");
+        return refuse("the key has an empty part");
     }
     if key.split('.').count() > KEY_PARTS_MAX {
-        return refuse("more than 32 tables deep");
+        return refuse("the key has more than 32 parts");
     }
     if key == "extends" {
-        return refuse("only a file can extend another");
+        return refuse("only valid in a file");
     }
     let mut value = match format!("value = {text}").parse::<Table>() {
         Ok(mut table) if table.len() == 1 => table.remove("value").expect("the one key it has"),

@@ -1,15 +1,16 @@
-//! One TOML file says what a run is.
+//! The config of a run: one TOML file.
 //!
-//! A key that is misspelt and silently ignored costs a week of a cluster, so every key is known or
-//! refused, by name, with the nearest known one beside it, and every value is refused outside its
-//! range. A file may stand on another (`extends = "base.toml"`) and the command line on both
-//! (`--set optim.lr.peak=1e-3`). What is not given has a default, and [`Config::resolved`] writes
-//! all of them down; that text goes into the run's folder and into every checkpoint.
+//! A misspelt key that is silently ignored costs a week of a cluster. So an unknown key is an error
+//! that names the nearest known key, and a value outside its range is an error. A file may extend
+//! another (`extends = "base.toml"`), and the command line overrides both
+//! (`--set optim.lr.peak=1e-3`). [`Config::resolved`] fills in all defaults; its text is written to
+//! the folder of the run and into every checkpoint.
 //!
-//! In reading order: the sections below, with `data`, `model`, `parallel` and `optim` in files of
-//! their own, `words` and `values` are what keys take, `load` reads and merges files, `node` turns
-//! TOML into these types, `check` holds the ranges, `idle` says what has no effect, `derive` what
-//! follows from them, `resume` what a resumed run must share with the run that it goes on with.
+//! In reading order: the sections are below, and in the files `data`, `model`, `parallel` and
+//! `optim`. `words` and `values` are the types of values. `load` reads and merges files, `node`
+//! turns TOML into these types, `check` holds the ranges, `idle` finds keys without an effect,
+//! `derive` computes what follows from the keys, and `resume` compares the configs of a resumed
+//! run.
 
 mod check;
 mod data;
@@ -46,197 +47,212 @@ pub use words::{
     Schedule, Timers, WarmupShape,
 };
 
-/// A run, from its data to its last checkpoint. [`Config::load`] and [`Config::from_toml`] read it
-/// and check every value.
+/// The config of a run. [`Config::load`] and [`Config::from_toml`] read it and check every value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where the run lives and how long it is.
+    /// The folder, the length and the seed of the run.
     pub run: RunConfig,
     /// The shape of the network.
     pub model: ModelConfig,
-    /// What it reads.
+    /// The corpora, the objective and the special tokens.
     pub data: DataConfig,
-    /// How many samples make a step.
+    /// The number of samples in a step.
     pub batch: BatchConfig,
-    /// How it divides among ranks.
+    /// How the run is divided among ranks.
     #[serde(default)]
     pub parallel: ParallelConfig,
-    /// In what numbers it computes.
+    /// The number formats of the computation.
     #[serde(default)]
     pub precision: PrecisionConfig,
-    /// How it learns.
+    /// The optimizer and the learning rate.
     pub optim: OptimConfig,
-    /// When it saves.
+    /// When and where checkpoints are saved, and which are kept.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
-    /// When it measures itself on held-out data.
+    /// When the run is evaluated on validation data.
     #[serde(default)]
     pub eval: EvalConfig,
-    /// What it writes down.
+    /// What the run logs.
     #[serde(default)]
     pub log: LogConfig,
 }
 
-/// `[run]`
+/// `[run]`: the folder, the length and the seed of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// Folder of the run: resolved config, logs, and checkpoints unless `checkpoint.dir` says else.
-    /// Relative to the working directory. Required.
+    /// Folder of the run. It holds the resolved config, the logs, and the checkpoints unless
+    /// `checkpoint.dir` names another folder. Relative to the working directory. Required.
     pub dir: String,
-    /// Seed of the initial weights and of the sample order. Default: 1234. Minimum: 0. Maximum:
-    /// 4294967295, the seeds that numpy takes.
+    /// Seed of the initial weights, of dropout and of the sample order. Default: 1234. Minimum: 0.
+    /// Maximum: 4294967295, the largest seed of numpy; 2147483646 with `"span-corruption"` and
+    /// `"mlm"`.
     #[serde(default = "default_seed")]
     pub seed: u64,
-    /// When the run is done: `{ steps = N }`, `{ samples = N }` or `{ tokens = N }`, exactly one.
+    /// Length of the run: exactly one of `{ steps = N }`, `{ samples = N }` and `{ tokens = N }`.
     /// Rounded down to whole steps. Required. Minimum: 1 step.
     pub budget: Budget,
-    /// Save and stop after this long, as `"23h50m"`; for queues with a time limit. Default: no
-    /// limit. Minimum: `"1s"`.
+    /// Wall time after which the run saves a checkpoint and exits, such as `"23h50m"`. For job
+    /// queues with a time limit. Default: no limit. Minimum: `"1s"`.
     #[serde(default)]
     pub max_wall: Option<WallTime>,
-    /// What SIGTERM, SIGINT and SIGUSR1 do: `"save-and-exit"`. Default: `"save-and-exit"`.
+    /// Action on SIGTERM, SIGINT and SIGUSR1. `"save-and-exit"` finishes the step, saves a
+    /// checkpoint and exits with code 75. Default: `"save-and-exit"`.
     #[serde(default)]
     pub on_signal: OnSignal,
-    /// What a leap of the loss does.
+    /// Detection of loss spikes.
     #[serde(default)]
     pub spike: SpikeConfig,
-    /// Threads that compute. Another number rounds sums differently, so a resumed run ends in the
-    /// same bits only with the same number. Default: 0, all cores; the number that was found is
-    /// recorded. Minimum: 0. Maximum: 1024.
+    /// CPU threads that compute. Another number changes the order of floating-point sums, so a
+    /// resumed run reproduces the same bits only with the same number. Default: 0, one thread per
+    /// core; the detected number is recorded. Minimum: 0. Maximum: 1024.
     #[serde(default)]
     pub threads: u64,
-    /// What computes: `"auto"`, `"cpu"`, or `"cuda"`, a GPU a rank, for which the trainer must be
-    /// built with the feature `cuda`. Default: `"auto"`, a GPU if it is so built and finds one.
+    /// Device that computes: `"auto"`, `"cpu"` or `"cuda"`. `"cuda"` uses one GPU per rank and
+    /// needs a trainer built with the feature `cuda`. Default: `"auto"`, a GPU if the trainer is
+    /// built for GPUs and finds one, else the CPU.
     #[serde(default)]
     pub device: ComputeOn,
 }
 
-/// `[run.spike]`: when the loss of a step is above the mean of those before it.
+/// `[run.spike]`: detection of a loss that rises above the mean of the previous steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpikeConfig {
-    /// `"ignore"`; `"warn"`, which names the samples; or `"stop"`, which ends the run with an error
-    /// that does, at the first step of a leap, before anything of it is saved. Default: `"warn"`.
+    /// Action at the first step of a spike. `"ignore"` does nothing. `"warn"` logs the samples of
+    /// the step. `"stop"` ends the run with an error that names them, before the step is saved.
+    /// Default: `"warn"`.
     pub action: OnSpike,
-    /// How far above, in nats. Default: 1. Minimum: 0. Maximum: 1000.
+    /// Rise of the loss above the mean that counts as a spike, in nats. Default: 1. Minimum: 0.
+    /// Maximum: 1000.
     pub rise: f64,
-    /// Over how many steps the mean is. Default: 100. Minimum: 1. Maximum: 1000000.
+    /// Number of previous steps that the mean covers. Default: 100. Minimum: 1. Maximum: 1000000.
     pub window: u64,
 }
 
-/// `[batch]`: `global = micro x accumulation x dp`, in samples.
+/// `[batch]`: the number of samples in a step. `global = micro x accumulation x dp`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchConfig {
-    /// Samples of one optimizer step. Required. Minimum: 1. Maximum: 16777216.
+    /// Samples of one optimizer step, over all replicas. Required. Minimum: 1. Maximum: 16777216.
     pub global: u64,
-    /// Samples of one forward and backward pass; must divide `global`. Larger is faster until
-    /// memory ends. Required. Minimum: 1. Maximum: 65536.
+    /// Samples of one forward and backward pass. Must divide `global`. A larger value is faster and
+    /// takes more memory. Required. Minimum: 1. Maximum: 65536.
     pub micro: u64,
-    /// Passes of one step of one replica. Default: `global / (micro x dp)`; a given value is
-    /// checked against that. Minimum: 1.
+    /// Micro-batches of one replica in one step. Default: `global / (micro x dp)`; another value is
+    /// an error. Minimum: 1.
     #[serde(default)]
     pub accumulation: Option<u64>,
-    /// Smaller batches at first. Default: none.
+    /// Batch size ramp at the start of the run. Default: none.
     #[serde(default)]
     pub rampup: Option<RampupConfig>,
 }
 
-/// `[batch.rampup]`: as the samples go by, batches grow from `start` to `global`.
+/// `[batch.rampup]`: the batch size grows from `start` to `batch.global` over the first `samples`
+/// samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RampupConfig {
-    /// The first batch; a multiple of `micro`. Required. Minimum: 1. Below `global`.
+    /// Samples of the first batch. A multiple of `micro`. Required. Minimum: 1. Maximum: below
+    /// `global`.
     pub start: u64,
-    /// What it grows by, each time; a multiple of `micro`. Required. Minimum: 1. Divides
-    /// `global - start`, at most 65536 times.
+    /// Samples that the batch grows by at a time. A multiple of `micro`. Must divide `global -
+    /// start`, at most 65536 times. Required. Minimum: 1.
     pub increment: u64,
-    /// Samples until it is `global`. Required. Minimum: 1.
+    /// Samples after which the batch has `global` samples. Required. Minimum: 1. Maximum: 2^53.
     pub samples: u64,
 }
 
-/// `[checkpoint]`
+/// `[checkpoint]`: when and where checkpoints are saved, and which are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// Folder of the checkpoints. Default: `ckpt` in `run.dir`.
+    /// Folder or URL of the checkpoints. Default: `ckpt` in `run.dir`.
     pub dir: Option<String>,
-    /// When to save, besides the end of the run.
+    /// When a checkpoint is saved.
     pub every: EveryConfig,
-    /// What to keep.
+    /// Which checkpoints are kept.
     pub keep: KeepConfig,
-    /// Whether steps go on while a checkpoint is written. Default: true.
+    /// Whether training continues while a checkpoint is written. Default: true.
     #[serde(rename = "async")]
     pub background: bool,
-    /// Whether a process of its own writes the copies, which are then saved even if the trainer is
-    /// killed. Default: false. Needs `async`.
+    /// Whether a separate process writes the checkpoints. It completes a save even if the trainer
+    /// is killed. Needs `async = true`. Default: false.
     pub agent: bool,
-    /// After SIGTERM a save goes on for so long; one that does not fit is given up, and the last
-    /// stays. Default: `"25s"`, of the 30 s that Slurm and Kubernetes give. Minimum: `"1s"`.
+    /// Time for the last save after SIGTERM, SIGINT or SIGUSR1. A save that takes longer is
+    /// abandoned, and the previous checkpoint stays the newest. Default: `"25s"`, below the 30 s
+    /// that Slurm and Kubernetes allow. Minimum: `"1s"`.
     pub grace: WallTime,
-    /// A second folder, such as `"s3://bucket/run"`, that each checkpoint is copied to behind the
-    /// run; one that is not there yet is not deleted here. Default: none.
+    /// Second folder or URL, such as `"s3://bucket/run"`. Each checkpoint is copied there in the
+    /// background, and is not deleted from `dir` before its copy is complete. Default: none.
     pub drain_to: Option<String>,
-    /// Where to start: `"auto"` goes on from the newest complete checkpoint in `dir` if there is
-    /// one, `"none"` starts anew, anything else is the folder of one checkpoint. Default: `"auto"`.
+    /// Where the run starts. `"auto"` resumes from the newest complete checkpoint in `dir` or
+    /// `drain_to`, or starts from scratch if there is none. `"none"` starts from scratch, and fails
+    /// if `dir` has checkpoints. Any other value is the folder of one checkpoint. Default:
+    /// `"auto"`.
     pub load: LoadFrom,
-    /// What is taken from the checkpoint in `load`: `"model"`, `"optim"`, `"data"`, `"rng"` and
-    /// `"schedule"`; `["model"]` starts a run of its own from those weights, once: with checkpoints
-    /// of its own it goes on from them. Default: all. Either all or `["model"]`.
+    /// Parts of the checkpoint in `load` that are used: `"model"`, `"optim"`, `"data"`, `"rng"` and
+    /// `"schedule"`. Either all of them, or `["model"]`, which starts a new run from those weights.
+    /// Such a run resumes from its own checkpoints as soon as it has any. Default: all.
     pub load_parts: Vec<Part>,
 }
 
-/// `[checkpoint.every]`: whichever comes first.
+/// `[checkpoint.every]`: when a checkpoint is saved. Several conditions may hold; the earliest
+/// counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EveryConfig {
-    /// Steps from one save to the next; 0 saves at the end only. Default: 1000. Minimum: 0.
+    /// Steps between two saves; 0 saves only at the end. Default: 1000. Minimum: 0. Maximum: 2^53.
     pub steps: u64,
-    /// Minutes from one save to the next, on top of `steps`. Default: no such limit. Minimum: 1.
+    /// Minutes between two saves, in addition to `steps`. Default: no such limit. Minimum: 1.
+    /// Maximum: 1000000.
     pub minutes: Option<u64>,
-    /// Whether the end of the run is saved too. Default: true.
+    /// Whether the end of the run is saved. Default: true.
     pub end: bool,
 }
 
-/// `[checkpoint.keep]`
+/// `[checkpoint.keep]`: which checkpoints are kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeepConfig {
-    /// Newest checkpoints that stay; older ones are deleted after a save has succeeded. Default: 3.
-    /// Minimum: 1.
+    /// Number of newest checkpoints that are kept. Older ones are deleted after a successful save.
+    /// Default: 3. Minimum: 1. Maximum: 1000000.
     pub last: u64,
-    /// Steps whose multiples stay for ever. Default: none. Minimum: 1.
+    /// Checkpoints of steps that are multiples of this number are never deleted. Default: none.
+    /// Minimum: 1. Maximum: 2^53.
     pub every: Option<u64>,
 }
 
-/// `[eval]`: the mean loss over validation samples; of `"mlm"` that of the hidden tokens.
+/// `[eval]`: evaluation on the validation split. The result is the mean loss; with `"mlm"` over the
+/// masked tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Steps from one evaluation to the next; 0 never evaluates. Default: 1000. Minimum: 0.
+    /// Steps between two evaluations; 0 disables evaluation. Default: 1000. Minimum: 0. Maximum:
+    /// 2^53.
     pub every: u64,
-    /// Global batches of one evaluation, the same ones each time. Default: 10. Minimum: 1.
+    /// Global batches of one evaluation. Every evaluation uses the same samples. Default: 10.
+    /// Minimum: 1. Maximum: 1000000.
     pub iters: u64,
 }
 
-/// `[log]`
+/// `[log]`: what the run logs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
-    /// Steps from one progress line to the next. Default: 10. Minimum: 1.
+    /// Steps between two progress lines. Default: 10. Minimum: 1. Maximum: 2^53.
     pub every: u64,
-    /// Whether `log.jsonl` is written to `run.dir`, one line a logged step. Default: true.
+    /// Whether `log.jsonl` is written to `run.dir`, with one line per logged step. Default: true.
     pub jsonl: bool,
     /// Whether TensorBoard event files are written to `tb` in `run.dir`. Default: true.
     pub tensorboard: bool,
-    /// `"off"`; `"phases"`: where the time of a step went, in the log; `"trace"`: that, and every
-    /// action as a Chrome trace. Default: `"phases"`.
+    /// How a step is timed. `"off"` measures nothing. `"phases"` logs the time of each phase of a
+    /// step. `"trace"` also writes every action as a Chrome trace. Default: `"phases"`.
     pub timers: Timers,
-    /// What a rank can do at best, for the utilization in the log: floating-point operations a
-    /// second, as `989e12` of an H100 in bf16. Default: measured at the start, on the product of
-    /// two large matrices. Minimum: 1. Maximum: 1e18.
+    /// Peak rate of one rank in floating-point operations per second, such as `989e12` for an H100
+    /// in bf16. The logged utilization is relative to it. Default: measured at startup with the
+    /// product of two large matrices. Minimum: 1. Maximum: 1e18.
     pub peak_flop_per_s: Option<f64>,
 }
 

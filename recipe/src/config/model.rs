@@ -6,89 +6,94 @@ use super::check::{refused, within};
 use super::node::KeyError;
 use super::{Activation, Family, Norm, Positions};
 
-/// Rows of the word embedding come in this many: matrix units want whole tiles, and 128 is what
-/// Megatron pads to.
+/// The rows of the word embedding are padded to a multiple of this: matrix units compute whole
+/// tiles. Megatron also pads to 128.
 const VOCAB_MULTIPLE: u64 = 128;
 
-/// `[model]`
+/// `[model]`: the shape of the network.
 ///
-/// What is not given is what the family's first model had: GPT-2, T5 v1.1, BERT.
+/// The defaults are those of the first model of each family: GPT-2, T5 v1.1 and BERT.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The architecture: `"gpt"`, `"t5"` or `"bert"`. Default: `"gpt"`.
+    /// Architecture: `"gpt"`, `"t5"` or `"bert"`. Default: `"gpt"`.
     #[serde(default)]
     pub family: Family,
-    /// Transformer layers; with `"t5"` those of the encoder. Required. Minimum: 1. Maximum: 1024.
+    /// Transformer layers; with `"t5"` layers of the encoder. Required. Minimum: 1. Maximum: 1024.
     pub layers: u64,
-    /// Layers of the decoder of `"t5"`. Default: `layers`. Minimum: 1. Maximum: 1024.
+    /// Layers of the decoder. Only with `"t5"`. Default: `layers`. Minimum: 1. Maximum: 1024.
     #[serde(default)]
     pub decoder_layers: Option<u64>,
     /// Width of the residual stream. Required. Minimum: 1. Maximum: 131072.
     pub hidden: u64,
     /// Attention heads. Required. Minimum: 1. Maximum: 1024.
     pub heads: u64,
-    /// Width of one head. Default: `hidden / heads`, which must be whole then. Minimum: 1. Maximum:
-    /// 1024; even with `"rope"`.
+    /// Width of one attention head. Must be even with `"rope"`. Default: `hidden / heads`, which
+    /// must be an integer. Minimum: 1. Maximum: 131072.
     #[serde(default)]
     pub head_dim: Option<u64>,
-    /// Width inside the feed-forward block. Default: 4 x `hidden`. Minimum: 1. Maximum: 1048576.
+    /// Width of the feed-forward block. Default: `4 x hidden`. Minimum: 1. Maximum: 1048576.
     #[serde(default)]
     pub ffn: Option<u64>,
-    /// What stands between the matrices of the feed-forward block: `"gelu"`, `"gelu-tanh"`,
-    /// `"relu"`, or gated `"geglu-tanh"`, `"swiglu"`. Default: `"gelu-tanh"`; `"geglu-tanh"` with
-    /// `"t5"`, `"gelu"` with `"bert"`.
+    /// Activation function of the feed-forward block: `"gelu"`, `"gelu-tanh"`, `"relu"`, or the
+    /// gated `"geglu-tanh"` and `"swiglu"`. Default: `"gelu-tanh"`; `"geglu-tanh"` with `"t5"`,
+    /// `"gelu"` with `"bert"`.
     #[serde(default)]
     pub activation: Option<Activation>,
-    /// `"layernorm"` or `"rmsnorm"`. Default: `"layernorm"`; `"rmsnorm"` with `"t5"`.
+    /// Normalization: `"layernorm"` or `"rmsnorm"`. Default: `"layernorm"`; `"rmsnorm"` with
+    /// `"t5"`.
     #[serde(default)]
     pub norm: Option<Norm>,
-    /// What keeps the norm finite where all is 0. Default: 1e-5; 1e-6 with `"t5"`, 1e-12 with
+    /// Term that is added to the variance in the norm. Default: 1e-5; 1e-6 with `"t5"`, 1e-12 with
     /// `"bert"`. Minimum: 1e-16. Maximum: 1.
     #[serde(default)]
     pub norm_eps: Option<f64>,
-    /// `"learned"`, `"relative-bias"`, `"rope"` or `"none"`. Default: `"learned"`;
-    /// `"relative-bias"` with `"t5"`, whose other kind, `"learned"`, is that of Megatron: logits of
-    /// attention are scaled, and nothing is dropped but as in GPT-2.
+    /// Position encoding: `"learned"`, `"relative-bias"`, `"rope"` or `"none"`. `"gpt"` takes
+    /// `"learned"`, `"rope"` and `"none"`; `"t5"` takes `"relative-bias"` and `"learned"`; `"bert"`
+    /// takes `"learned"`. `"learned"` with `"t5"` is the T5 of Megatron: attention logits are
+    /// scaled, and dropout is applied as in GPT-2. Default: `"learned"`; `"relative-bias"` with
+    /// `"t5"`.
     #[serde(default)]
     pub positions: Option<Positions>,
-    /// Base of the angles of `"rope"`, and of it alone. Default: 10000. Minimum: 1. Maximum: 1e12.
+    /// Base of the rotation angles. Only with `"rope"`. Default: 10000. Minimum: 1. Maximum: 1e12.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
-    /// Distances that `"relative-bias"` tells apart. Default: 32. Minimum: 4. Maximum: 4096.
+    /// Number of distance buckets. Only with `"relative-bias"`. Default: 32. Minimum: 4. Maximum:
+    /// 4096.
     #[serde(default = "default_relative_buckets")]
     pub relative_buckets: u64,
-    /// From here on all distances share a bucket. Default: 128. Minimum: `relative_buckets`.
-    /// Maximum: 1048576.
+    /// Distance in tokens from which all distances share one bucket. Only with `"relative-bias"`.
+    /// Default: 128. Minimum: `relative_buckets`. Maximum: 1048576.
     #[serde(default = "default_relative_max")]
     pub relative_max: u64,
-    /// Whether matrices have biases. Default: true; false with `"t5"`.
+    /// Whether linear layers have biases. Default: true; false with `"t5"`.
     #[serde(default)]
     pub bias: Option<bool>,
-    /// Whether the head is the word embedding. Default: true; false with `"t5"`.
+    /// Whether the output layer shares the weights of the word embedding. Default: true; false with
+    /// `"t5"`.
     #[serde(default)]
     pub tie_embeddings: Option<bool>,
-    /// Tokens of the vocabulary, as the tokenizer counts them. Required. Minimum: 2. Maximum:
-    /// 16777216.
+    /// Tokens of the vocabulary, without padding. Required. Minimum: 2. Maximum: 16777216.
     pub vocab: u64,
-    /// Tokens that the model sees at once; with `"t5"` those of the encoder, and `enc_len` is
-    /// another name of the key. Required. Minimum: 1. Maximum: 1048576.
+    /// Sequence length in tokens; with `"t5"` that of the encoder. `enc_len` is another name of
+    /// this key. Required. Minimum: 1; 2 with `"encdec"`, 4 with `"span-corruption"`, 5 with
+    /// `"mlm"`. Maximum: 1048576.
     #[serde(alias = "enc_len")]
     pub seq_len: u64,
-    /// Tokens that the decoder of `"t5"` writes at once. Required with it. Minimum: 1. Maximum:
-    /// 1048576.
+    /// Sequence length of the decoder in tokens. Only with `"t5"`, where it is required. Minimum:
+    /// 1. Maximum: 1048576.
     #[serde(default)]
     pub dec_len: Option<u64>,
-    /// Kinds of tokens that `"bert"` tells apart. Default: 2. Minimum: 1. Maximum: 1024.
+    /// Number of token types. Only with `"bert"`. Default: 2. Minimum: 1. Maximum: 1024.
     #[serde(default = "default_token_types")]
     pub token_types: u64,
-    /// Part of the numbers that is dropped in training, in steps of 1/65536: after the embedding
-    /// and after each block; with `"t5"` also within feed-forward blocks and after the last norms.
-    /// Default: 0. Minimum: 0. Below 1.
+    /// Dropout probability, rounded to a multiple of 1/65536. Applied after the embedding and after
+    /// each block; with `"t5"` also in feed-forward blocks and after the last norms. Default: 0.
+    /// Minimum: 0. Maximum: below 1.
     #[serde(default)]
     pub dropout: f64,
-    /// The same of the weights of attention. Above 0 they are there as a matrix, which takes time
-    /// and memory. Default: `dropout`. Minimum: 0. Below 1.
+    /// Dropout probability of the attention weights. A value above 0 stores the attention matrix,
+    /// which takes time and memory. Default: `dropout`. Minimum: 0. Maximum: below 1.
     #[serde(default)]
     pub attention_dropout: Option<f64>,
     /// The initial weights.
@@ -96,15 +101,15 @@ pub struct ModelConfig {
     pub init: InitConfig,
 }
 
-/// `[model.init]`
+/// `[model.init]`: the initial weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct InitConfig {
-    /// Standard deviation of the normal distribution that weights are drawn from. Default: 0.02.
+    /// Standard deviation of the normal distribution of the initial weights. Default: 0.02.
     /// Minimum: 0. Maximum: 1.
     pub std: f64,
-    /// Whether the two matrices that write into the residual stream are drawn with
-    /// `std / sqrt(2 x layers)`, so that its variance does not grow with depth. Default: true.
+    /// Whether the two matrices that write into the residual stream start with `std / sqrt(2 x
+    /// layers)`. The variance of the stream then does not grow with depth. Default: true.
     pub scaled_output: bool,
 }
 
@@ -139,13 +144,13 @@ impl ModelConfig {
         })
     }
 
-    /// Layers of the decoder: 0 but for `"t5"`.
+    /// Layers of the decoder; 0 without one.
     #[must_use]
     pub fn decoder_layers(&self) -> u64 {
         if self.family == Family::T5 { self.decoder_layers.unwrap_or(self.layers) } else { 0 }
     }
 
-    /// Layers in all: the units that a pipeline is divided into.
+    /// Layers of the encoder and the decoder: what a pipeline divides.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.layers + self.decoder_layers()
@@ -157,7 +162,7 @@ impl ModelConfig {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
-    /// Width of the queries of all heads: `hidden` unless `head_dim` says else.
+    /// Width of the queries of all heads: `hidden` unless `head_dim` is set.
     #[must_use]
     pub fn attention_width(&self) -> u64 {
         self.heads * self.head_dim()
@@ -169,7 +174,7 @@ impl ModelConfig {
         self.ffn.unwrap_or(4 * self.hidden)
     }
 
-    /// What stands between the matrices of the feed-forward block.
+    /// The activation function of the feed-forward block.
     #[must_use]
     pub fn activation(&self) -> Activation {
         use Activation::{GegluTanh, Gelu, GeluTanh};
@@ -182,57 +187,57 @@ impl ModelConfig {
         self.of_family(self.norm, Norm::Layernorm, Norm::Rmsnorm, Norm::Layernorm)
     }
 
-    /// What keeps the norm finite.
+    /// Term that is added to the variance in the norm.
     #[must_use]
     pub fn norm_eps(&self) -> f64 {
         self.of_family(self.norm_eps, 1e-5, 1e-6, 1e-12)
     }
 
-    /// How a token knows its place.
+    /// The position encoding.
     #[must_use]
     pub fn positions(&self) -> Positions {
         use Positions::{Learned, RelativeBias};
         self.of_family(self.positions, Learned, RelativeBias, Learned)
     }
 
-    /// Whether matrices have biases.
+    /// Whether linear layers have biases.
     #[must_use]
     pub fn bias(&self) -> bool {
         self.of_family(self.bias, true, false, true)
     }
 
-    /// Whether the head is the word embedding.
+    /// Whether the output layer shares the weights of the word embedding.
     #[must_use]
     pub fn tie_embeddings(&self) -> bool {
         self.of_family(self.tie_embeddings, true, false, true)
     }
 
-    /// Part of the weights of attention that is dropped in training.
+    /// Dropout probability of the attention weights.
     #[must_use]
     pub fn attention_dropout(&self) -> f64 {
         self.attention_dropout.unwrap_or(self.dropout)
     }
 
-    /// Tokens of one sample that the model computes: with `"t5"` those of both its sides.
+    /// Tokens of one sample: with `"t5"` those of the encoder and the decoder.
     #[must_use]
     pub fn tokens_per_sample(&self) -> u64 {
         self.seq_len + self.dec_len.unwrap_or(0)
     }
 
-    /// Rows of the word embedding: `vocab`, rounded up to a multiple of 128. No token has the
-    /// rows above `vocab`; they are there for the speed of the matrix product alone.
+    /// Rows of the word embedding: `vocab`, rounded up to a multiple of 128. The rows above
+    /// `vocab` belong to no token; they only speed up the matrix product.
     #[must_use]
     pub fn padded_vocab(&self) -> u64 {
         self.vocab.next_multiple_of(VOCAB_MULTIPLE)
     }
 
-    /// Rows of the word embedding that each of `tp` ranks has, the padding among them.
+    /// Rows of the word embedding on each of `tp` ranks, padding included.
     #[must_use]
     pub fn vocab_rows(&self, tp: u64) -> u64 {
         self.vocab.next_multiple_of(VOCAB_MULTIPLE * tp) / tp
     }
 
-    /// Writes the defaults of the family down.
+    /// Fills in the defaults of the family.
     pub(super) fn resolve(&mut self) {
         if self.family == Family::T5 {
             self.decoder_layers = Some(self.decoder_layers());
@@ -253,8 +258,9 @@ impl ModelConfig {
         within("model.hidden", self.hidden, 1..=1 << 17)?;
         within("model.heads", self.heads, 1..=1024)?;
         if self.head_dim.is_none() && !self.hidden.is_multiple_of(self.heads) {
-            let problem = format!("{} heads do not divide hidden {}", self.heads, self.hidden);
-            return Err(refused("model.heads", problem).hint("or give model.head_dim"));
+            let problem =
+                format!("expected a divisor of hidden {}, found {}", self.hidden, self.heads);
+            return Err(refused("model.heads", problem).hint("set model.head_dim"));
         }
         within("model.head_dim", self.head_dim(), 1..=1 << 17)?;
         within("model.ffn", self.ffn(), 1..=1 << 20)?;
@@ -268,7 +274,7 @@ impl ModelConfig {
         within("model.init.std", self.init.std, 0.0..=1.0)?;
         let drops = [("", self.dropout), ("attention_", self.attention_dropout())];
         if let Some((name, part)) = drops.iter().find(|(_, part)| !(0.0..1.0).contains(part)) {
-            let problem = format!("got {part}, due 0 or more, and less than 1");
+            let problem = format!("expected at least 0 and below 1, found {part}");
             return Err(refused(&format!("model.{name}dropout"), problem));
         }
         self.check_family()
@@ -278,17 +284,19 @@ impl ModelConfig {
         let family = self.family;
         match (family, self.dec_len) {
             (Family::T5, None) => {
-                return Err(refused("model.dec_len", "is missing, and family \"t5\" needs it"));
+                return Err(refused("model.dec_len", "required with family \"t5\" and missing"));
             }
             (Family::T5, Some(dec_len)) => within("model.dec_len", dec_len, 1..=1 << 20)?,
             (_, None) => {}
-            (_, Some(_)) => return Err(refused("model.dec_len", "is of family \"t5\" alone")),
+            (_, Some(_)) => return Err(refused("model.dec_len", "only valid with family \"t5\"")),
         }
         match self.decoder_layers {
             Some(layers) if family == Family::T5 => {
                 within("model.decoder_layers", layers, 1..=1024)?;
             }
-            Some(_) => return Err(refused("model.decoder_layers", "is of family \"t5\" alone")),
+            Some(_) => {
+                return Err(refused("model.decoder_layers", "only valid with family \"t5\""));
+            }
             None => {}
         }
         let positions = self.positions();
@@ -298,12 +306,14 @@ impl ModelConfig {
             Family::Bert => positions == Positions::Learned,
         };
         if !possible {
-            return Err(refused("model.positions", "is not of this family").hint(
-                "gpt has learned, rope or none, t5 relative-bias or learned, bert learned ones",
+            return Err(refused("model.positions", "not supported by model.family").hint(
+                "gpt takes learned, rope or none; t5 takes relative-bias or learned; bert takes \
+                 learned",
             ));
         }
         if positions == Positions::Rope && !self.head_dim().is_multiple_of(2) {
-            let problem = format!("{} is odd, and rope turns pairs", self.head_dim());
+            let problem =
+                format!("expected an even number with \"rope\", found {}", self.head_dim());
             return Err(refused("model.head_dim", problem));
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! TOML values as serde reads them, with errors that name the key.
 //!
-//! `toml`'s own deserializer names a key and its line, but only within one file: a config is
-//! merged from several files and `--set`. So the merged table is walked here, and what serde has
-//! to say about unknown and missing keys is said with the full name and the nearest known one.
+//! The deserializer of `toml` names a key and its line, but only within one file, and a config is
+//! merged from several files and `--set`. So this module walks the merged table. It reports unknown
+//! and missing keys with their full name and the nearest known key.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use toml::Value;
 
 use crate::import::keys::key_of_other_programs;
 
-/// What is wrong with one key.
+/// Why the value of one key is refused.
 #[derive(Debug)]
 pub(super) struct KeyError {
     /// Innermost first: the walk adds the parents on its way out.
@@ -63,60 +63,71 @@ impl de::Error for KeyError {
         let nearest = nearest(key, known);
         let hint = match key_of_other_programs(key) {
             Some(ours) if !nearest.starts_with("did you mean") => {
-                format!("'{key}' of other programs is {ours} here")
+                format!("'{key}' of other programs is called {ours} here")
             }
             _ => nearest,
         };
-        KeyError::new(key, "unknown key").hint(hint)
+        let problem = "unknown key";
+        KeyError::new(key, problem).hint(hint)
     }
 
     fn missing_field(key: &'static str) -> Self {
-        KeyError::new(key, "is missing, and has no default")
+        let problem = "required key is missing";
+        KeyError::new(key, problem)
     }
 
     fn unknown_variant(value: &str, known: &'static [&'static str]) -> Self {
-        KeyError::custom(format!("got '{value}', due {}", known.join(" or ")))
+        KeyError::custom(format!("expected {}, found '{value}'", listed(known)))
     }
 
-    fn invalid_type(got: Unexpected<'_>, due: &dyn Expected) -> Self {
-        KeyError::custom(format!("got {}, due {}", got_text(got), due_text(&due.to_string())))
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        let (expected, found) = (expected.to_string(), found_text(found));
+        KeyError::custom(format!("expected {}, found {found}", expected_text(&expected)))
     }
 
-    fn invalid_value(got: Unexpected<'_>, due: &dyn Expected) -> Self {
-        Self::invalid_type(got, due)
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::invalid_type(found, expected)
     }
 
-    fn invalid_length(got: usize, due: &dyn Expected) -> Self {
-        KeyError::custom(format!("got a list of {got}, due {due}"))
+    fn invalid_length(found: usize, expected: &dyn Expected) -> Self {
+        KeyError::custom(format!("expected {expected}, found a list of {found}"))
     }
 }
 
-/// serde speaks of Rust's types; a config has numbers, texts, lists and tables.
-fn got_text(got: Unexpected<'_>) -> String {
-    match got {
+/// serde names types of Rust; a config has numbers, strings, lists and tables.
+fn found_text(found: Unexpected<'_>) -> String {
+    match found {
         Unexpected::Bool(value) => value.to_string(),
         Unexpected::Signed(value) => value.to_string(),
         Unexpected::Unsigned(value) => value.to_string(),
         Unexpected::Float(value) => value.to_string(),
-        Unexpected::Str(text) => format!("the text '{text}'"),
+        Unexpected::Str(text) => format!("the string '{text}'"),
         Unexpected::Seq => "a list".to_owned(),
         Unexpected::Map => "a table".to_owned(),
         other => other.to_string(),
     }
 }
 
-fn due_text(due: &str) -> &str {
-    match due {
-        "u64" => "a whole number, 0 or more",
+fn expected_text(expected: &str) -> &str {
+    match expected {
+        "u64" => "an integer of at least 0",
         "f64" => "a number",
         "a boolean" => "true or false",
-        "a string" => "a text in quotes",
-        _ if due.starts_with("struct ") => "a table",
-        _ => due,
+        "a string" => "a string in quotes",
+        _ if expected.starts_with("struct ") => "a table",
+        _ => expected,
     }
 }
 
-/// The known key that was most likely meant, or all of them.
+/// `a, b or c`.
+fn listed(words: &[&str]) -> String {
+    match words {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        _ => words.join(", "),
+    }
+}
+
+/// A hint with the known key that was most likely meant, or with all known keys.
 #[must_use]
 pub fn nearest(key: &str, known: &[&str]) -> String {
     let near = known.iter().map(|name| (edits(key, name), name)).min();
@@ -124,11 +135,11 @@ pub fn nearest(key: &str, known: &[&str]) -> String {
         Some((distance, name)) if distance <= key.len().div_ceil(3) => {
             format!("did you mean '{name}'?")
         }
-        _ => format!("known here: {}", known.join(", ")),
+        _ => format!("known keys: {}", known.join(", ")),
     }
 }
 
-/// Levenshtein distance in bytes. Keys are short: two rows of the table are all it takes.
+/// Levenshtein distance in bytes, computed with two rows of the table.
 fn edits(from: &str, to: &str) -> usize {
     let mut above: Vec<usize> = (0..=to.len()).collect();
     for (row, a) in from.bytes().enumerate() {
@@ -188,7 +199,7 @@ impl<'de> Deserializer<'de> for TomlNode {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, KeyError> {
-        let due = || format!("exactly one of {}", variants.join(", "));
+        let expected = || format!("exactly one of {}", variants.join(", "));
         match self.0 {
             Value::String(text) => visitor.visit_enum(text.into_deserializer()),
             Value::Table(table) if table.len() == 1 => {
@@ -196,11 +207,11 @@ impl<'de> Deserializer<'de> for TomlNode {
                 visitor.visit_enum(one.expect("its length is 1"))
             }
             Value::Table(table) => {
-                let got: Vec<&str> = table.keys().map(String::as_str).collect();
-                let got = if got.is_empty() { "none".to_owned() } else { got.join(" and ") };
-                Err(de::Error::custom(format!("got {got}, due {}", due())))
+                let keys: Vec<&str> = table.keys().map(String::as_str).collect();
+                let found = if keys.is_empty() { "none".to_owned() } else { keys.join(" and ") };
+                Err(de::Error::custom(format!("expected {}, found {found}", expected())))
             }
-            other => Err(de::Error::invalid_type(unexpected(&other), &due().as_str())),
+            other => Err(de::Error::invalid_type(unexpected(&other), &expected().as_str())),
         }
     }
 
@@ -229,7 +240,8 @@ fn visit_list<'de, V: Visitor<'de>>(items: Vec<Value>, visitor: V) -> Result<V::
     if list.taken == count {
         Ok(value)
     } else {
-        Err(de::Error::invalid_length(count, &format!("one of {}", list.taken).as_str()))
+        let expected = format!("a list of {}", list.taken);
+        Err(de::Error::invalid_length(count, &expected.as_str()))
     }
 }
 
@@ -295,7 +307,8 @@ impl<'de> VariantAccess<'de> for OneKey {
     type Error = KeyError;
 
     fn unit_variant(self) -> Result<(), KeyError> {
-        Err(de::Error::invalid_type(Unexpected::Map, &"a text in quotes"))
+        let expected = "a string in quotes";
+        Err(de::Error::invalid_type(Unexpected::Map, &expected))
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, KeyError> {

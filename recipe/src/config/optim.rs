@@ -1,4 +1,4 @@
-//! `[precision]` and `[optim]`: in what numbers a run computes, and how it learns.
+//! `[precision]` and `[optim]`: number formats, the optimizer and the learning rate.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,36 +9,37 @@ use super::{
     WarmupShape,
 };
 
-/// `[precision]`
+/// `[precision]`: the number formats of the computation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrecisionConfig {
-    /// Numbers of the matrix multiplications: `"fp32"`, or `"bf16"` or `"fp16"` with weights,
-    /// gradients and moments kept in fp32. Default: `"fp32"`.
+    /// Number format of matrix products: `"fp32"`, `"bf16"` or `"fp16"`. Master weights, gradients
+    /// and optimizer state are fp32 in all cases. Default: `"fp32"`.
     pub dtype: Dtype,
-    /// Numbers in which replicas send gradients: `"fp32"`, or `"bf16"` for half the traffic; the
-    /// bits then depend on how many replicas there are, and on `zero`. Default: `"fp32"`.
+    /// Number format in which replicas exchange gradients: `"fp32"` or `"bf16"`. `"bf16"` halves
+    /// the traffic, but the bits then depend on the number of replicas and on `parallel.zero`.
+    /// Default: `"fp32"`.
     pub reduce_dtype: ReduceDtype,
-    /// Whether a kernel that gives other bits each time is passed over for a slower one, or is an
-    /// error where there is none. Default: true on the CPU, false on a GPU.
+    /// Whether only deterministic kernels are used. They may be slower, and an operation without
+    /// one is an error. Default: true on the CPU, false on a GPU.
     pub deterministic: Option<bool>,
-    /// What keeps the gradients of `"fp16"` above its smallest number.
+    /// Loss scaling. Only with `"fp16"`.
     pub loss_scale: LossScaleConfig,
 }
 
-/// `[precision.loss_scale]`: the loss is multiplied by this, gradients are divided by it. A step
-/// whose gradients are not finite changes nothing.
+/// `[precision.loss_scale]`: dynamic loss scaling of fp16. The loss is multiplied by the scale and
+/// the gradients are divided by it. A step with gradients that are not finite is skipped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossScaleConfig {
-    /// The first scale. Default: 65536. Minimum: 1. Maximum: 2^32.
+    /// Initial scale. Default: 65536. Minimum: 1. Maximum: 2^32.
     pub init: f64,
-    /// Good steps in a row after which it doubles; 0 leaves it at `init` for ever. Default: 1000.
-    /// Minimum: 0.
+    /// Consecutive steps with finite gradients after which the scale doubles; 0 keeps the scale at
+    /// `init`. Default: 1000. Minimum: 0. Maximum: 2^53.
     pub window: u64,
-    /// Bad steps after which it halves. Default: 2. Minimum: 1. Maximum: 1000.
+    /// Skipped steps after which the scale halves. Default: 2. Minimum: 1. Maximum: 1000.
     pub hysteresis: u64,
-    /// It never falls below this. Default: 1. Minimum: 2^-24. Maximum: `init`.
+    /// Smallest scale. Default: 1. Minimum: 2^-24. Maximum: `init`.
     pub min: f64,
 }
 
@@ -58,80 +59,81 @@ impl PrecisionConfig {
     }
 }
 
-/// `[optim]`
+/// `[optim]`: the optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimConfig {
-    /// The optimizer: `"adamw"`. Default: `"adamw"`.
+    /// Optimizer: `"adamw"`. Default: `"adamw"`.
     #[serde(default)]
     pub name: OptimName,
-    /// Decay of the first and the second moment. Default: [0.9, 0.95]. Minimum: 0. Below 1.
+    /// Decay rates of the first and the second moment. Default: [0.9, 0.95]. Minimum: 0. Maximum:
+    /// below 1.
     #[serde(default = "default_betas")]
     pub betas: [f64; 2],
-    /// What keeps the update finite where the second moment is 0. Default: 1e-8. Minimum: 1e-16.
-    /// Maximum: 1.
+    /// Term that is added to the root of the second moment. Default: 1e-8. Minimum: 1e-16. Maximum:
+    /// 1.
     #[serde(default = "default_eps")]
     pub eps: f64,
-    /// Decoupled decay of matrices and embeddings; never of norms and biases. Default: 0.1.
+    /// Decoupled weight decay of matrices and embeddings. Norms and biases have none. Default: 0.1.
     /// Minimum: 0. Maximum: 10.
     #[serde(default = "default_weight_decay")]
     pub weight_decay: f64,
-    /// Gradients of a longer norm are scaled down to this one; 0 leaves them alone. Default: 1.
-    /// Minimum: 0. Maximum: 1000000.
+    /// Largest norm of the gradient; a larger gradient is scaled down to it. 0 disables clipping.
+    /// Default: 1. Minimum: 0. Maximum: 1000000.
     #[serde(default = "default_clip")]
     pub clip: f64,
-    /// Where moments and master weights lie: `"none"`, beside the weights; `"cpu"`, in the host's
-    /// memory; `"nvme:/path"`, in a folder; `"nvme:/disk0,/disk1"`, spread over folders of several
-    /// disks, the same bytes on each. Every rank has folders of its own below them. Where each is
-    /// to have a disk of its own, `"nvme:/disk{local_rank}"` has the rank's number on its node.
-    /// Default: `"none"`.
+    /// Where moments and master weights are kept. `"none"`: in the memory of the device. `"cpu"`:
+    /// in host memory. `"nvme:/path"`: in a folder on a disk. `"nvme:/disk0,/disk1"` divides the
+    /// bytes evenly between the folders. Each rank makes its own folder in them. `{local_rank}` in
+    /// a path is the number of the rank on its node, as in `"nvme:/disk{local_rank}"` for one disk
+    /// per rank. Default: `"none"`.
     #[serde(default)]
     pub offload: Offload,
-    /// The learning rate over the run.
+    /// The learning rate schedule.
     pub lr: LrConfig,
 }
 
-/// `[optim.lr]`; the formulas are in [`crate::lr`].
+/// `[optim.lr]`: the learning rate schedule. The formulas are in [`crate::lr`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LrConfig {
-    /// The way after the warm-up: `"constant"`, `"linear"`, `"cosine"`, `"inverse-sqrt"`,
+    /// Schedule after the warm-up: `"constant"`, `"linear"`, `"cosine"`, `"inverse-sqrt"`,
     /// `"exponential"`, `"wsd"` or `"range-test"`. Default: `"cosine"`.
     #[serde(default)]
     pub style: LrStyle,
-    /// The rate at the end of the warm-up; of a range test the last. Required. Minimum: 0. Maximum:
-    /// 1000.
+    /// Learning rate at the end of the warm-up; of a range test the last rate. Required. Minimum:
+    /// 0. Maximum: 1000.
     pub peak: f64,
-    /// The rate at the end of the decay and after; of a range test the first. Default: 0. Minimum:
-    /// 0. Maximum: `peak`.
+    /// Learning rate at the end of the decay and after it; of a range test the first rate. Default:
+    /// 0. Minimum: 0. Maximum: `peak`.
     #[serde(default)]
     pub floor: f64,
-    /// Whether `"linear"` and `"cosine"` end at the floor, `"rescale"`, or are cut off there and
-    /// counted as Megatron v1 and CPM-1 did, `"clamp"`. Default: `"rescale"`.
+    /// How `"linear"` and `"cosine"` reach the floor. `"rescale"` scales the curve to end at the
+    /// floor. `"clamp"` decays towards 0 and stops at the floor, as Megatron v1 and CPM-1 do.
+    /// Default: `"rescale"`.
     #[serde(default)]
     pub floor_mode: FloorMode,
-    /// The rate before the first sample, from which the warm-up rises. Default: 0. Minimum: 0.
-    /// Maximum: `peak`.
+    /// Learning rate at the start of the warm-up. Default: 0. Minimum: 0. Maximum: `peak`.
     #[serde(default)]
     pub start: f64,
-    /// The way up: `"linear"`, or `"log"` as DeepSpeed has it. Default: `"linear"`.
+    /// Curve of the warm-up: `"linear"`, or `"log"` as in DeepSpeed. Default: `"linear"`.
     #[serde(default)]
     pub warmup_shape: WarmupShape,
-    /// The last fall of `"wsd"`: `"linear"`, `"cosine"`, `"exponential"` or `"minus-sqrt"`.
-    /// Default: `"exponential"`.
+    /// Curve of the final decay of `"wsd"`: `"linear"`, `"cosine"`, `"exponential"` or
+    /// `"minus-sqrt"`. Default: `"exponential"`.
     #[serde(default)]
     pub anneal_style: AnnealStyle,
-    /// The way up from `start`: `{ steps = N }`, `{ samples = N }`, `{ tokens = N }`, or
-    /// `{ fraction = F }` of the decay. Default: `{ fraction = 0.01 }`; none for a range test.
-    /// Minimum: 0. Maximum: the length of the decay.
+    /// Length of the warm-up: `{ steps = N }`, `{ samples = N }`, `{ tokens = N }`, or `{ fraction
+    /// = F }` of the decay. A range test has none. Default: `{ fraction = 0.01 }`. Minimum: 0.
+    /// Maximum: the length of the decay.
     #[serde(default)]
     pub warmup: Warmup,
-    /// Where the rate reaches `floor`, counted from the start of the run: `{ steps = N }`,
-    /// `{ samples = N }` or `{ tokens = N }`. Default: the budget. Minimum: 1.
+    /// Length of the schedule from the start of the run, after which the rate is `floor`: `{ steps
+    /// = N }`, `{ samples = N }` or `{ tokens = N }`. Default: the budget. Minimum: 1.
     #[serde(default)]
     pub decay: Option<Length>,
-    /// How long the last fall of `"wsd"` is, of the decay: as `warmup`. Default: a tenth of the
-    /// decay. Minimum: 1 sample. Maximum: what the warm-up leaves.
+    /// Length of the final decay of `"wsd"`, in the forms of `warmup`. Default: a tenth of `decay`.
+    /// Minimum: 1 sample. Maximum: `decay` less `warmup`.
     #[serde(default)]
     pub anneal: Option<Warmup>,
 }
@@ -156,7 +158,10 @@ impl OptimConfig {
     pub(super) fn checked(&self) -> Result<(), KeyError> {
         for (name, beta) in ["optim.betas.0", "optim.betas.1"].into_iter().zip(self.betas) {
             if !(0.0..1.0).contains(&beta) {
-                return Err(refused(name, format!("got {beta}, due 0 or more, and less than 1")));
+                return Err(refused(
+                    name,
+                    format!("expected at least 0 and below 1, found {beta}"),
+                ));
             }
         }
         within("optim.eps", self.eps, 1e-16..=1.0)?;

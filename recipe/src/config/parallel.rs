@@ -1,4 +1,4 @@
-//! `[parallel]`: how a run divides among ranks. None of it changes what the run is.
+//! `[parallel]`: how a run is divided among ranks. No key here makes it another run.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,56 +10,58 @@ use super::node::KeyError;
 use super::{ComputeOn, Config, Family, Offload, RecomputeMode, Reduce, Schedule, WallTime};
 use crate::mesh::MicroBatchShare;
 
-/// `[parallel]`: a world of `dp x tp x pp` ranks, of which `dp` is what is left over.
+/// `[parallel]`: how the run is divided among `dp x tp x pp` ranks. `dp` follows from the number of
+/// ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Ranks that share each matrix. They talk in every layer, so they belong on one node. Default:
-    /// 1. Minimum: 1. Maximum: 1024; divides `model.heads` and `model.ffn`.
+    /// Tensor parallel size: ranks that share each matrix. They communicate in every layer and
+    /// belong on one node. Must divide `model.heads` and `model.ffn`. Default: 1. Minimum: 1.
+    /// Maximum: 1024.
     pub tp: u64,
-    /// Stages of the pipeline. Default: 1. Minimum: 1. Maximum: 1024.
+    /// Pipeline parallel size: number of pipeline stages. Default: 1. Minimum: 1. Maximum: 1024.
     pub pp: u64,
-    /// Pieces of the model that each stage has, with `"interleaved"`. Default: 1. Minimum: 1.
-    /// Maximum: 64.
+    /// Virtual stages per pipeline stage. Only `schedule = "interleaved"` takes more than 1, and
+    /// needs it. Default: 1. Minimum: 1. Maximum: 64.
     pub virtual_stages: u64,
-    /// `"1f1b"`, `"interleaved"` or `"gpipe"`. Default: `"1f1b"`.
+    /// Pipeline schedule: `"1f1b"`, `"interleaved"` or `"gpipe"`. Default: `"1f1b"`.
     pub schedule: Schedule,
-    /// Whether the ranks that share matrices also share the tokens between them: less memory, the
-    /// same traffic. Default: false. Needs `tp` of 2 or more.
+    /// Whether tensor parallel ranks also divide the sequence between matrices. Saves activation
+    /// memory for the same traffic. Needs `tp` of 2 or more. Default: false.
     pub sequence_parallel: bool,
-    /// What replicas share among them: 0 nothing, 1 moments and master weights, 2 gradients too,
-    /// 3 weights too. 2 and 3 need `tp` and `pp` of 1. Default: 0. Maximum: 3.
+    /// ZeRO stage. 0 shares nothing between replicas, 1 optimizer state, 2 also gradients, 3 also
+    /// weights. 2 and 3 need `tp = 1` and `pp = 1`. Default: 0. Minimum: 0. Maximum: 3.
     pub zero: u64,
-    /// `"tree"`, the same bits for any power of two of replicas, or `"ring"`. A tree over several
-    /// replicas wants powers of two of micro-batches too, also while batches grow. Default:
-    /// `"tree"`.
+    /// Order of the gradient sum over replicas. `"tree"` gives the same bits for every number of
+    /// replicas that is a power of two; it also needs a power of two of micro-batches per replica.
+    /// `"ring"` takes any numbers. Default: `"tree"`.
     pub reduce: Reduce,
-    /// Units (layers; with `"t5"` those of the encoder, then of the decoder) of each stage, in the
-    /// order in which samples pass them. Default: [], as even as can be, the larger ones last.
+    /// Layers of each stage, in the order of the forward pass: `pp x virtual_stages` numbers. With
+    /// `"t5"` the layers of the encoder come before those of the decoder. Default: [], an even
+    /// division with the larger stages last.
     pub layers_per_stage: Vec<u64>,
-    /// Gradients are sent in pieces of this size. Smaller ones start sooner, larger ones cost fewer
+    /// Size of a gradient bucket in MiB. Smaller buckets are sent sooner, larger ones cost fewer
     /// messages. Default: 25. Minimum: 1. Maximum: 4096.
     pub bucket_mib: u64,
-    /// A peer that is silent for so long is lost. Default: `"2m"`. Minimum: `"1s"`.
+    /// Time without an answer after which a peer counts as lost. Default: `"2m"`. Minimum: `"1s"`.
     pub timeout: WallTime,
-    /// Where the inputs of layers that are computed again wait for the backward pass: `"none"`,
-    /// where they are; `"nvme:/path"`, in files without a name in a folder, which may be several
-    /// with commas between them and have the rank's number on its node, as in `optim.offload`;
-    /// `"cpu"`, of what a GPU computes, in the host's memory. Needs `recompute.mode = "full"` or
-    /// `zero = 3`. Default: `"none"`.
+    /// Where the inputs of recomputed layers are kept until the backward pass. `"none"`: in the
+    /// memory of the device. `"cpu"`: in host memory, if a GPU computes. `"nvme:/path"`: in
+    /// anonymous files in a folder. Several folders and `{local_rank}` work as in `optim.offload`.
+    /// Needs `recompute.mode = "full"` or `zero = 3`. Default: `"none"`.
     pub activation_offload: Offload,
-    /// What the backward pass computes again.
+    /// Activation recomputation.
     pub recompute: RecomputeConfig,
 }
 
-/// `[parallel.recompute]`
+/// `[parallel.recompute]`: activation recomputation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// `"none"`, or `"full"`: layers are computed again from their inputs, a third more arithmetic
-    /// for a fraction of the memory. Default: `"none"`.
+    /// `"none"`, or `"full"`, which recomputes each layer from its input in the backward pass.
+    /// `"full"` takes about a third more arithmetic and much less memory. Default: `"none"`.
     pub mode: RecomputeMode,
-    /// Layers that are kept all the same, counted from 0. Default: [].
+    /// Layers that are not recomputed, counted from 0. Default: [].
     pub except: Vec<u64>,
 }
 
@@ -82,23 +84,23 @@ impl Default for ParallelConfig {
     }
 }
 
-/// How a world of ranks divides.
+/// How the ranks of a run are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Division {
-    /// All ranks.
+    /// World size: all ranks.
     pub world: u64,
-    /// Replicas.
+    /// Data parallel size: replicas.
     pub dp: u64,
-    /// Ranks that share each matrix.
+    /// Tensor parallel size: ranks that share each matrix.
     pub tp: u64,
-    /// Stages of the pipeline.
+    /// Pipeline parallel size: pipeline stages.
     pub pp: u64,
-    /// Micro-batches of a step that each replica has.
+    /// Micro-batches of one replica in one step.
     pub micro_batches: u64,
 }
 
 impl ParallelConfig {
-    /// Whether the backward pass computes this unit again.
+    /// Whether the backward pass recomputes this layer.
     #[must_use]
     pub fn recomputes(&self, unit: u64) -> bool {
         self.recompute.mode == RecomputeMode::Full && !self.recompute.except.contains(&unit)
@@ -106,8 +108,8 @@ impl ParallelConfig {
 }
 
 impl Config {
-    /// The units of each piece of the pipeline, in the order in which samples pass them: `pp` times
-    /// `virtual_stages` of them, piece `c x pp + r` on stage `r`.
+    /// The layers of each virtual stage, in the order of the forward pass. There are
+    /// `pp x virtual_stages` ranges; range `c x pp + r` is on pipeline stage `r`.
     #[must_use]
     pub fn pieces(&self) -> Vec<Range<usize>> {
         let (units, pieces) = (self.model.units(), self.parallel.pp * self.parallel.virtual_stages);
@@ -123,7 +125,7 @@ impl Config {
         ranges.collect()
     }
 
-    /// Which micro-batches of a step each of so many replicas computes.
+    /// Which micro-batches of a step each replica computes.
     #[must_use]
     pub fn share(&self, replicas: usize) -> MicroBatchShare {
         if self.parallel.zero >= 2 && replicas > 1 {
@@ -133,17 +135,17 @@ impl Config {
         }
     }
 
-    /// Divides a world of ranks.
+    /// Divides `world` ranks.
     ///
     /// # Errors
-    /// Every reason why it cannot be.
+    /// Every reason why the ranks cannot be divided.
     pub fn divide(&self, world: u64) -> Result<Division, Vec<String>> {
         let (parallel, batch) = (&self.parallel, &self.batch);
         let (tp, pp) = (parallel.tp, parallel.pp);
         if world == 0 || !world.is_multiple_of(tp * pp) {
+            let ranks = tp * pp;
             return Err(vec![format!(
-                "{world} ranks are no multiple of tp {tp} x pp {pp} = {}",
-                tp * pp
+                "expected a multiple of tp {tp} x pp {pp} = {ranks} ranks, found {world}"
             )]);
         }
         let dp = world / (tp * pp);
@@ -157,8 +159,8 @@ impl Config {
             let micro_batches = size / batch.micro;
             if !size.is_multiple_of(batch.micro * dp) {
                 refusals.push(format!(
-                    "{key} {size} is no multiple of micro {} x dp {dp} = {}: global = micro x \
-                     accumulation x dp, and dp = world / (tp x pp)",
+                    "{key}: expected a multiple of micro {} x dp {dp} = {}, found {size}: global \
+                     = micro x accumulation x dp, and dp = ranks / (tp x pp)",
                     batch.micro,
                     batch.micro * dp
                 ));
@@ -166,8 +168,8 @@ impl Config {
                 && !(micro_batches / dp).is_multiple_of(pp)
             {
                 refusals.push(format!(
-                    "{key}: {} micro-batches a replica are no multiple of pp {pp}, which \
-                     \"interleaved\" needs",
+                    "{key}: expected a multiple of pp {pp} micro-batches per replica with \
+                     \"interleaved\", found {}",
                     micro_batches / dp
                 ));
             }
@@ -181,8 +183,9 @@ impl Config {
             && let Some(size) = batch.sizes().find(is_odd)
         {
             refusals.push(format!(
-                "reduce = \"tree\" needs powers of two, got dp {dp} and {} micro-batches a \
-                 replica{}; hint: parallel.reduce = \"ring\" takes any number",
+                "parallel.reduce: expected powers of two with \"tree\", found dp {dp} and {} \
+                 micro-batches per replica{} (hint: parallel.reduce = \"ring\" takes any \
+                 number)",
                 shares(size),
                 if batch.rampup.is_some() {
                     format!(" of a batch of {size}")
@@ -193,7 +196,8 @@ impl Config {
         }
         if let Some(given) = batch.accumulation.filter(|given| *given != micro_batches) {
             refusals.push(format!(
-                "batch.accumulation: got {given}, due global / (micro x dp) = {micro_batches}"
+                "batch.accumulation: expected global / (micro x dp) = {micro_batches}, found \
+                 {given}"
             ));
         }
         let division = Division { world, dp, tp, pp, micro_batches };
@@ -208,24 +212,25 @@ impl Config {
         within("parallel.zero", parallel.zero, 0..=3)?;
         within("parallel.bucket_mib", parallel.bucket_mib, 1..=4096)?;
         if parallel.timeout.0 < Duration::from_secs(1) {
-            let problem = format!("got {}, due 1s or more", parallel.timeout);
+            let problem = format!("expected at least 1s, found {}", parallel.timeout);
             return Err(refused("parallel.timeout", problem));
         }
         if parallel.recompute.mode == RecomputeMode::None && !parallel.recompute.except.is_empty() {
-            let problem = "is of mode \"full\" alone: nothing is computed again";
+            let problem = "only valid with recompute.mode = \"full\"";
             return Err(refused("parallel.recompute.except", problem));
         }
         if let Some(layer) = parallel.recompute.except.iter().find(|at| **at >= self.model.units())
         {
-            let problem = format!("got {layer}, due layers below {}", self.model.units());
+            let problem = format!("expected layers below {}, found {layer}", self.model.units());
             return Err(refused("parallel.recompute.except", problem));
         }
         self.check_activation_offload()?;
         self.check_tensor_parallel()?;
         self.check_pipeline()?;
         if parallel.zero >= 2 && (parallel.tp > 1 || parallel.pp > 1) {
-            let problem = format!("{} needs tp = 1 and pp = 1", parallel.zero);
-            return Err(refused("parallel.zero", problem).hint("zero = 1 goes with every layout"));
+            let problem =
+                format!("expected 0 or 1 where tp or pp is above 1, found {}", parallel.zero);
+            return Err(refused("parallel.zero", problem));
         }
         Ok(())
     }
@@ -236,13 +241,12 @@ impl Config {
         match parallel.activation_offload {
             Offload::None => Ok(()),
             _ if !recomputes => {
-                let problem = "needs recompute.mode = \"full\": only layers that are computed \
-                               again keep their inputs and nothing else";
+                let problem = "expected recompute.mode = \"full\" or zero = 3, found neither";
                 Err(refused(key, problem))
             }
             Offload::Cpu if self.run.device == ComputeOn::Cpu => {
-                let problem = "is \"cpu\", where run.device has them already";
-                Err(refused(key, problem).hint("\"nvme:PATH\" moves them to a disk"))
+                let problem = "expected none or nvme:PATH with run.device = \"cpu\", found cpu";
+                Err(refused(key, problem))
             }
             _ => Ok(()),
         }
@@ -252,7 +256,7 @@ impl Config {
         let (model, tp) = (&self.model, self.parallel.tp);
         for (key, size) in [("heads", model.heads), ("ffn", model.ffn())] {
             if !size.is_multiple_of(tp) {
-                let problem = format!("{tp} does not divide model.{key} {size}");
+                let problem = format!("expected a divisor of model.{key} {size}, found {tp}");
                 return Err(refused("parallel.tp", problem));
             }
         }
@@ -260,11 +264,12 @@ impl Config {
             return Ok(());
         }
         if tp == 1 {
-            return Err(refused("parallel.sequence_parallel", "needs parallel.tp of 2 or more"));
+            let problem = "expected parallel.tp of at least 2, found 1";
+            return Err(refused("parallel.sequence_parallel", problem));
         }
         for (key, len) in [("seq_len", model.seq_len), ("dec_len", model.dec_len.unwrap_or(0))] {
             if !len.is_multiple_of(tp) {
-                let problem = format!("tp {tp} does not divide model.{key} {len}");
+                let problem = format!("expected model.{key} divisible by tp {tp}, found {len}");
                 return Err(refused("parallel.sequence_parallel", problem));
             }
         }
@@ -276,24 +281,27 @@ impl Config {
         let pieces = parallel.pp * parallel.virtual_stages;
         match (parallel.schedule, parallel.virtual_stages) {
             (Schedule::Interleaved, 1) => {
-                let problem = "is 1, and schedule \"interleaved\" needs 2 or more";
+                let problem = "expected at least 2 with schedule \"interleaved\", found 1";
                 return Err(refused("parallel.virtual_stages", problem));
             }
             (Schedule::Interleaved, _) if self.model.family != Family::Gpt => {
-                let problem = "is \"interleaved\", which only family \"gpt\" has";
+                let problem = "\"interleaved\" is only valid with family \"gpt\"";
                 return Err(refused("parallel.schedule", problem));
             }
             (Schedule::Interleaved, _) if parallel.pp == 1 => {
-                return Err(refused("parallel.pp", "is 1, and there is nothing to interleave"));
+                let problem = "expected at least 2 with schedule \"interleaved\", found 1";
+                return Err(refused("parallel.pp", problem));
             }
             (Schedule::Interleaved, _) | (_, 1) => {}
             (_, stages) => {
-                let problem = format!("is {stages}, which only schedule \"interleaved\" uses");
+                let problem =
+                    format!("expected 1 unless schedule is \"interleaved\", found {stages}");
                 return Err(refused("parallel.virtual_stages", problem));
             }
         }
         if units < pieces {
-            let problem = format!("{units} layers are fewer than pp x virtual_stages = {pieces}");
+            let problem =
+                format!("expected pp x virtual_stages of at most {units} layers, found {pieces}");
             return Err(refused("parallel.pp", problem));
         }
         let given = &parallel.layers_per_stage;
@@ -302,11 +310,11 @@ impl Config {
         }
         let sum = given.iter().fold(0_u64, |sum, layers| sum.saturating_add(*layers));
         let problem = if given.len() as u64 != pieces {
-            format!("got {} numbers, due pp x virtual_stages = {pieces}", given.len())
+            format!("expected pp x virtual_stages = {pieces} numbers, found {}", given.len())
         } else if sum != units {
-            format!("their sum is {sum}, the model has {units} layers")
+            format!("expected a sum of {units} layers, found {sum}")
         } else if given.contains(&0) {
-            "a stage without a layer".to_owned()
+            "expected at least 1 layer per stage, found 0".to_owned()
         } else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! What a run must share with the one that it goes on with.
+//! The keys that a resumed run must share with its checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use toml::{Table, Value};
 
 use super::{Budget, Config};
 
-/// What another value of a key does to a resumed run.
+/// The effect of a changed key on a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeEffect {
-    /// The state does not fit, or the samples come in another order: not the same run any more.
+    /// The state does not fit, or the order of the samples changes: it is another run.
     OtherRun,
-    /// The run goes on, but not in the bits of an uninterrupted one.
+    /// The run continues, but with other bits than an uninterrupted run.
     OtherBits,
 }
 
-/// A key on which two configs disagree.
+/// A key that differs between two configs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Its full name, as `model.hidden`.
@@ -24,14 +24,14 @@ pub struct Difference {
     pub there: String,
     /// The value in this run, as TOML.
     pub here: String,
-    /// What the difference does.
+    /// The effect of the difference.
     pub effect: ResumeEffect,
 }
 
-/// Keys, and sections ending in a point, and what another value does; the first that covers a key
-/// counts, and what none covers (folders, logs, saving, evaluation, prefetching) may differ freely.
-/// So may the layout but for tensor parallelism, which divides sums. The budget must be shared: the
-/// number of samples decides how many epochs are shuffled together, and with it their order.
+/// The effect of a changed key, or of any changed key in a section (`section.`). The first matching
+/// row counts. Keys without a row may differ freely: folders, logs, saving, evaluation, prefetching
+/// and the layout, except for tensor parallelism, which divides sums. The budget must be equal: the
+/// number of samples decides how many epochs are shuffled together.
 const EFFECTS: [(&str, Option<ResumeEffect>); 29] = [
     ("model.init.", None),
     ("model.dropout", Some(ResumeEffect::OtherBits)),
@@ -65,9 +65,9 @@ const EFFECTS: [(&str, Option<ResumeEffect>); 29] = [
 ];
 
 impl Config {
-    /// Where this run and the one that a checkpoint was written by disagree, in order of their
-    /// names. The corpora are compared by their bytes elsewhere, for they may have moved; here only
-    /// their number and weights count.
+    /// The differences between this config and that of a checkpoint, sorted by key. Of the corpora
+    /// only the number and the weights are compared, because the files may have moved; their bytes
+    /// are compared elsewhere.
     #[must_use]
     pub fn differences(&self, saved: &Config) -> Vec<Difference> {
         let (there, here) = (saved.flat(), self.flat());
@@ -88,16 +88,16 @@ impl Config {
         found
     }
 
-    /// Every key with its value; lengths in samples, so that equal ones compare equal.
+    /// Every key with its value. Lengths are in samples, so that equal lengths compare equal.
     fn flat(&self) -> BTreeMap<String, Value> {
         let mut config = self.resolved();
         config.run.budget = Budget::Samples(self.samples_total());
-        // Its file may have moved.
+        // The file may have moved.
         config.data.tokenizer = kind_of(&config.data.tokenizer).to_owned();
         let alone = config.data.train.len() == 1;
         for corpus in &mut config.data.train {
             corpus.path.clear();
-            // One corpus has all the weight, whatever its number says.
+            // The weight of a single corpus has no effect.
             corpus.weight = if alone { 1.0 } else { corpus.weight };
         }
         let table: Table = toml::from_str(&config.to_toml()).expect("what was just written");

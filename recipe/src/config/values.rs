@@ -1,4 +1,4 @@
-//! The values of a config that are more than a number or a text.
+//! The values of a config that are neither a plain number nor a plain string.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,19 +9,19 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use storage::ByteSize;
 
-/// When a run is done.
+/// The length of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Budget {
-    /// After so many optimizer steps.
+    /// In optimizer steps.
     Steps(u64),
-    /// After so many samples.
+    /// In samples.
     Samples(u64),
-    /// After so many tokens.
+    /// In tokens.
     Tokens(u64),
 }
 
-/// A stretch of the run.
+/// A part of a run, counted from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Length {
@@ -33,7 +33,7 @@ pub enum Length {
     Tokens(u64),
 }
 
-/// How long the learning rate rises.
+/// The length of the warm-up or of the final decay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Warmup {
@@ -43,7 +43,7 @@ pub enum Warmup {
     Samples(u64),
     /// In tokens; rounded down to whole samples.
     Tokens(u64),
-    /// As a part of the decay, 0 to 1; rounded down to whole samples.
+    /// As a fraction of the decay, 0 to 1; rounded down to whole samples.
     Fraction(f64),
 }
 
@@ -54,7 +54,7 @@ impl Default for Warmup {
 }
 
 impl Warmup {
-    /// Whether it is of no length.
+    /// Whether the length is 0.
     pub(super) fn is_zero(self) -> bool {
         match self {
             Warmup::Steps(count) | Warmup::Samples(count) | Warmup::Tokens(count) => count == 0,
@@ -66,9 +66,9 @@ impl Warmup {
 /// One corpus: the prefix of a `.bin/.idx` pair.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Corpus {
-    /// The prefix, as a path or URL.
+    /// The prefix, as a path or a URL. Required.
     pub path: String,
-    /// Its weight among the corpora. With one corpus any positive number says the same. Default: 1.
+    /// Its weight in the blend. Has no effect with one corpus. Default: 1. Minimum: above 0.
     pub weight: f64,
 }
 
@@ -107,7 +107,7 @@ impl<'de> Deserialize<'de> for Corpus {
     }
 }
 
-/// Reads a prefix alone as a list of one.
+/// Reads a single prefix as a list of one corpus.
 pub(super) fn corpora<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Corpus>, D::Error> {
     struct CorporaVisitor;
     impl<'de> Visitor<'de> for CorporaVisitor {
@@ -132,8 +132,8 @@ pub(super) fn corpora<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Corpus>,
     from.deserialize_any(CorporaVisitor)
 }
 
-/// Shares of the documents in Megatron's syntax, kept letter by letter: the text is part of what
-/// names the index cache.
+/// Shares of the documents in Megatron's syntax. The text is kept as it is written, because it is
+/// part of the name of the index cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct SplitText(pub String);
@@ -148,24 +148,24 @@ impl SplitText {
     /// The shares: every run of digits and points is a number.
     ///
     /// # Errors
-    /// What is wrong with the text: letters or signs, a run that is no number, more than three, or
-    /// nothing but zeros.
+    /// If the text holds letters or signs, a run that is not a number, more than three shares, or
+    /// no share above 0.
     pub fn shares(&self) -> Result<Vec<f64>, String> {
-        // Megatron overlooks them, so that '1,inf,1' is two shares to it.
+        // Megatron ignores them and reads '1,inf,1' as two shares.
         if let Some(found) = self.0.chars().find(|c| matches!(c, '-' | '+') || c.is_alphabetic()) {
-            let expected = "expected numbers of digits and points, such as '949,50,1'";
+            let expected = "expected numbers of digits and points, such as 949,50,1";
             return Err(format!("{expected}, found '{}'", found.escape_debug()));
         }
         let runs = self.0.split(|c: char| !c.is_ascii_digit() && c != '.');
         let shares = runs
             .filter(|run| !run.is_empty())
-            .map(|run| run.parse().map_err(|_| format!("'{run}' is no number")))
+            .map(|run| run.parse().map_err(|_| format!("expected a number, found '{run}'")))
             .collect::<Result<Vec<f64>, String>>()?;
         if shares.len() > 3 {
-            return Err(format!("got {} shares, due at most 3", shares.len()));
+            return Err(format!("expected at most 3 shares, found {}", shares.len()));
         }
         if !shares.iter().any(|share| *share > 0.0) {
-            return Err("no share is above 0".to_owned());
+            return Err("expected a share above 0, found none".to_owned());
         }
         Ok(shares)
     }
@@ -197,24 +197,23 @@ impl<'de> Deserialize<'de> for SplitText {
     }
 }
 
-/// Where moments and master weights lie.
+/// Where moments and master weights are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
-    /// Beside the weights.
+    /// In the memory of the device.
     #[default]
     None,
-    /// In the host's memory.
+    /// In host memory.
     Cpu,
-    /// On disks: in these folders, in which [`LOCAL_RANK`] stands for the rank's number on its
-    /// node.
+    /// On disks, in these folders. [`LOCAL_RANK`] in a path is the number of the rank on its node.
     Nvme(Vec<String>),
 }
 
-/// What a rank's number among those of its node is written as, in the name of a folder.
+/// Placeholder for the number of a rank on its node, in the path of a folder.
 pub const LOCAL_RANK: &str = "{local_rank}";
 
 impl Offload {
-    /// The folders of the rank with this number on its node; none where there is no disk.
+    /// The folders of the rank with this number on its node; empty without a disk.
     #[must_use]
     pub fn folders(&self, local_rank: usize) -> Vec<String> {
         let Offload::Nvme(folders) = self else { return Vec::new() };
@@ -226,13 +225,13 @@ impl Offload {
         let folders: Vec<String> = list.split(',').map(|it| it.trim().to_owned()).collect();
         for (number, folder) in folders.iter().enumerate() {
             if folder.is_empty() {
-                return Err("a folder without a name");
+                return Err("an empty path");
             }
             if folders[..number].contains(folder) {
-                return Err("a folder twice");
+                return Err("a duplicate path");
             }
             if folder.replace(LOCAL_RANK, "").contains(['{', '}']) {
-                return Err("braces around something else than local_rank");
+                return Err("braces around another word than local_rank");
             }
         }
         Ok(Offload::Nvme(folders))
@@ -258,13 +257,13 @@ impl Serialize for Offload {
 impl<'de> Deserialize<'de> for Offload {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        let due = "due none, cpu or nvme:/path, or several paths with commas between them";
+        let expected = "expected none, cpu or nvme:/path, or several paths separated by commas";
         match (text.as_str(), text.strip_prefix("nvme:")) {
             ("none", _) => Ok(Offload::None),
             ("cpu", _) => Ok(Offload::Cpu),
             (_, Some(list)) => Offload::nvme(list)
-                .map_err(|got| de::Error::custom(format!("got '{text}', with {got}, {due}"))),
-            _ => Err(de::Error::custom(format!("got '{text}', {due}"))),
+                .map_err(|why| de::Error::custom(format!("{expected}, found '{text}' with {why}"))),
+            _ => Err(de::Error::custom(format!("{expected}, found '{text}'"))),
         }
     }
 }
@@ -272,12 +271,12 @@ impl<'de> Deserialize<'de> for Offload {
 /// Where a run starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LoadFrom {
-    /// From the newest complete checkpoint of its own, if there is one.
+    /// From its newest complete checkpoint, or from scratch if there is none.
     #[default]
     Auto,
-    /// From new weights. Checkpoints that are there already are an error, not overwritten.
+    /// From scratch. Checkpoints in the folder are an error; they are not overwritten.
     None,
-    /// From this checkpoint's folder.
+    /// From the checkpoint in this folder.
     Path(String),
 }
 
@@ -307,7 +306,7 @@ impl<'de> Deserialize<'de> for LoadFrom {
     }
 }
 
-/// A number of bytes that reads and writes itself as `64GiB`. A bare number is refused.
+/// A number of bytes, read and written as `64GiB`. A bare number is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
@@ -333,7 +332,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// A stretch of time that reads and writes itself as `23h50m`. A bare number is refused.
+/// A duration, read and written as `23h50m`. A bare number is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WallTime(pub Duration);
 
@@ -344,7 +343,7 @@ impl FromStr for WallTime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("'{text}' is no time, write it as 23h50m or 90s");
+        let refuse = || format!("expected a time such as 23h50m or 90s, found '{text}'");
         let (mut seconds, mut rest, mut units) = (0_u64, text, TIME_UNITS.iter());
         while !rest.is_empty() {
             let at = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;

@@ -1,4 +1,4 @@
-//! The words that keys take.
+//! The values of keys that take one of a few words.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,36 +13,36 @@ macro_rules! words {
 }
 
 words! {
-    /// What computes.
+    /// The device that computes.
     ComputeOn {
-        /// A GPU where the program was built for them and there is one, else the CPU.
+        /// A GPU if the program is built for GPUs and finds one, else the CPU.
         #[default]
         Auto,
         /// The CPU.
         Cpu,
-        /// A GPU a rank, by the rank's number on its machine.
+        /// One GPU per rank: the GPU whose index is the number of the rank on its node.
         Cuda,
     }
 }
 
 words! {
-    /// What SIGTERM, SIGINT and SIGUSR1 do.
+    /// The action on SIGTERM, SIGINT and SIGUSR1.
     OnSignal {
-        /// The step is finished and saved; the exit code is 75.
+        /// Finishes the step, saves a checkpoint and exits with code 75.
         #[default]
         SaveAndExit,
     }
 }
 
 words! {
-    /// What a leap of the loss does.
+    /// The action on a loss spike.
     OnSpike {
-        /// Nothing.
+        /// No action.
         Ignore,
-        /// The log names the samples.
+        /// Logs the samples of the step.
         #[default]
         Warn,
-        /// The run ends with an error that names the samples.
+        /// Ends the run with an error that names the samples of the step.
         Stop,
     }
 }
@@ -50,35 +50,35 @@ words! {
 words! {
     /// An architecture.
     Family {
-        /// A decoder: GPT-2, and with other words for its parts what came after it.
+        /// A decoder: GPT-2 and its successors.
         #[default]
         Gpt,
         /// An encoder and a decoder: T5 v1.1, CPM-2.
         T5,
-        /// An encoder.
+        /// An encoder: BERT.
         Bert,
     }
 }
 
 words! {
-    /// What stands between the matrices of the feed-forward block.
+    /// The activation function of the feed-forward block.
     Activation {
-        /// GELU by the error function.
+        /// GELU, computed with the error function.
         Gelu,
-        /// GELU by its tanh formula.
+        /// GELU in its tanh approximation.
         #[default]
         GeluTanh,
-        /// A gate through GELU by its tanh formula: two matrices in, one out.
+        /// GEGLU with the tanh approximation of GELU: two input matrices, one output matrix.
         GegluTanh,
-        /// What is above 0.
+        /// ReLU.
         Relu,
-        /// A gate through SiLU: two matrices in, one out.
+        /// SwiGLU: two input matrices, one output matrix.
         Swiglu,
     }
 }
 
 impl Activation {
-    /// Whether a second matrix goes in, whose product gates the first.
+    /// Whether a second input matrix gates the first.
     #[must_use]
     pub fn is_gated(self) -> bool {
         matches!(self, Activation::GegluTanh | Activation::Swiglu)
@@ -86,48 +86,48 @@ impl Activation {
 }
 
 words! {
-    /// The norm before, or in BERT after, each block.
+    /// The norm before each block; in BERT after it.
     Norm {
-        /// Mean 0 and variance 1, then a gain and a bias.
+        /// LayerNorm: mean 0 and variance 1, then a gain and a bias.
         #[default]
         Layernorm,
-        /// Mean square 1, then a gain.
+        /// RMSNorm: mean square 1, then a gain.
         Rmsnorm,
     }
 }
 
 words! {
-    /// How a token knows its place.
+    /// The position encoding.
     Positions {
-        /// A learned vector for each position, added to the word's.
+        /// A learned vector per position, added to the word embedding.
         #[default]
         Learned,
-        /// A learned number for each head and distance, added to the attention's logits (T5).
+        /// A learned number per head and distance bucket, added to the attention logits (T5).
         RelativeBias,
-        /// Queries and keys are turned by an angle that grows with the position.
+        /// Rotary embedding: queries and keys are rotated by an angle that grows with the position.
         Rope,
-        /// It does not.
+        /// No position encoding.
         None,
     }
 }
 
 words! {
-    /// What a model learns to say.
+    /// The training objective.
     Objective {
-        /// The next token.
+        /// Predicts the next token.
         #[default]
         Lm,
-        /// The spans of sentences that are hidden as they are read.
+        /// Predicts spans that are masked at run time.
         SpanCorruption,
-        /// The spans that CPM-2's three token files have hidden.
+        /// Predicts the spans in the three token files of CPM-2.
         Encdec,
-        /// The masked tokens, and whether the second sentence follows the first.
+        /// Predicts masked tokens, and whether two segments are swapped.
         Mlm,
     }
 }
 
 impl Objective {
-    /// Whether it hides tokens of sentences as they are read.
+    /// Whether tokens are masked at run time.
     #[must_use]
     pub fn hides(self) -> bool {
         matches!(self, Objective::SpanCorruption | Objective::Mlm)
@@ -135,75 +135,76 @@ impl Objective {
 }
 
 words! {
-    /// How long the runs of words are that are hidden at once, of 1 to n words.
+    /// The distribution of the lengths of masked spans, from 1 to n words.
     MaskLengths {
         /// In proportion to 1/n.
         #[default]
         ShorterFirst,
-        /// The other way around.
+        /// The reverse: the longest is the most likely.
         LongerFirst,
-        /// Geometric with p = 0.2, cut at the longest.
+        /// Geometric with p = 0.2, truncated at the longest.
         Geometric,
     }
 }
 
 words! {
-    /// In what order a pipeline computes its micro-batches.
+    /// The order in which a pipeline computes its micro-batches.
     Schedule {
-        /// One forward, one backward: as few activations as stages.
+        /// One forward, one backward: a stage holds the activations of at most `pp` micro-batches.
         #[default]
         #[serde(rename = "1f1b")]
         OneForwardOneBackward,
-        /// The same over `virtual_stages` pieces a rank: a smaller bubble, more messages.
+        /// 1F1B over `virtual_stages` stages per rank: a smaller bubble, more messages.
         Interleaved,
-        /// All forwards, then all backwards: every activation is kept.
+        /// All forward passes, then all backward passes: holds the activations of all
+        /// micro-batches.
         Gpipe,
     }
 }
 
 words! {
-    /// How gradients are summed over replicas.
+    /// The order of the gradient sum over replicas.
     Reduce {
-        /// Along one tree over the micro-batches of the step: the same bits for any number of
-        /// replicas that is a power of two.
+        /// A tree over the micro-batches of the step: the same bits for every number of replicas
+        /// that is a power of two.
         #[default]
         Tree,
-        /// As the library does it: any number of replicas, each with bits of its own.
+        /// The order of the collective library: any number of replicas, other bits for each number.
         Ring,
     }
 }
 
 words! {
-    /// What the backward pass computes again instead of keeping it.
+    /// What the backward pass recomputes.
     RecomputeMode {
         /// Nothing.
         #[default]
         None,
-        /// Layers from their inputs.
+        /// Each layer, from its input.
         Full,
     }
 }
 
 words! {
-    /// The numbers of the matrix multiplications.
+    /// The number format of matrix products.
     Dtype {
-        /// 32-bit floats throughout.
+        /// 32-bit floats.
         #[default]
         Fp32,
-        /// bfloat16, from fp32 master weights.
+        /// bfloat16, with fp32 master weights.
         Bf16,
-        /// Half floats, from fp32 master weights, with a loss scale.
+        /// 16-bit floats, with fp32 master weights and a loss scale.
         Fp16,
     }
 }
 
 words! {
-    /// The numbers in which gradients are summed over replicas.
+    /// The number format in which replicas exchange gradients.
     ReduceDtype {
         /// 32-bit floats.
         #[default]
         Fp32,
-        /// bfloat16: half the traffic, fewer bits.
+        /// bfloat16: half the traffic, lower precision.
         Bf16,
     }
 }
@@ -218,59 +219,60 @@ words! {
 }
 
 words! {
-    /// The course of the learning rate after the warm-up.
+    /// The schedule of the learning rate after the warm-up.
     LrStyle {
         /// Stays at the peak.
         Constant,
-        /// Falls along a line.
+        /// Decays linearly.
         Linear,
-        /// Falls along half a period of a cosine.
+        /// Decays along half a period of a cosine.
         #[default]
         Cosine,
-        /// Falls with the root of the samples.
+        /// Decays with the inverse square root of the samples.
         InverseSqrt,
-        /// Halves over the length of the decay.
+        /// Decays exponentially to half the peak over the length of the decay.
         Exponential,
-        /// Stays at the peak and falls at the end: warm-up, stable, decay.
+        /// Warm-up, stable, decay: stays at the peak and decays at the end.
         Wsd,
-        /// Rises along a line from `floor` to `peak`: to see where training breaks.
+        /// Rises linearly from `floor` to `peak`, to find the rate at which training diverges.
         RangeTest,
     }
 }
 
 words! {
-    /// What the floor does to the way down.
+    /// How the schedule reaches the floor.
     FloorMode {
-        /// The way ends at the floor.
+        /// The curve is scaled to end at the floor.
         #[default]
         Rescale,
-        /// The way is that to 0, cut off at the floor, and counted as the first Megatron did.
+        /// The curve decays towards 0 and stops at the floor; samples are counted as in Megatron
+        /// v1.
         Clamp,
     }
 }
 
 words! {
-    /// The way up.
+    /// The curve of the warm-up.
     WarmupShape {
-        /// Along a line.
+        /// Linear.
         #[default]
         Linear,
-        /// Along a logarithm, DeepSpeed's default.
+        /// Logarithmic, the default of DeepSpeed.
         Log,
     }
 }
 
 words! {
-    /// The last fall of `wsd`.
+    /// The curve of the final decay of `wsd`.
     AnnealStyle {
-        /// Along a line.
+        /// Linear.
         Linear,
-        /// Along half a period of a cosine.
+        /// Half a period of a cosine.
         Cosine,
-        /// Along `2 · 2^(−r) − 1`.
+        /// `2 · 2^(−r) − 1`.
         #[default]
         Exponential,
-        /// Along `1 − √r`.
+        /// `1 − √r`.
         MinusSqrt,
     }
 }
@@ -283,11 +285,11 @@ words! {
         Model,
         /// The moments and the loss scale.
         Optim,
-        /// How many samples have been consumed.
+        /// The number of consumed samples.
         Data,
-        /// The streams of random numbers.
+        /// The random streams.
         Rng,
-        /// Where the learning rate is.
+        /// The position in the learning rate schedule.
         Schedule,
     }
 }
@@ -298,14 +300,14 @@ impl Part {
 }
 
 words! {
-    /// How closely a step's time is looked at.
+    /// How a step is timed.
     Timers {
-        /// Not at all.
+        /// No timing.
         Off,
-        /// By phase, in the log.
+        /// The time of each phase, in the log.
         #[default]
         Phases,
-        /// Every action, as a Chrome trace in the run's folder.
+        /// The time of each phase, and every action as a Chrome trace in the folder of the run.
         Trace,
     }
 }

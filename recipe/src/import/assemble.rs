@@ -38,7 +38,9 @@ impl Build {
             let text = shown(name);
             let last = text.rsplit('/').next().unwrap_or(&text).to_owned();
             if !names.contains(&last) {
-                self.notes.push(format!("{text} is not among the files: name it too"));
+                self.notes.push(format!(
+                    "{text} is not among the files (hint: add it to the command line)"
+                ));
             }
         }
     }
@@ -80,7 +82,7 @@ impl Build {
 
     /// A refusal that belongs to no single key.
     pub(super) fn refuse(&mut self, ours: &str, text: String) {
-        let (file, value) = ("together".to_owned(), String::new());
+        let (file, value) = ("combined".to_owned(), String::new());
         self.fates.push(KeyReport {
             file,
             key: ours.to_owned(),
@@ -113,7 +115,7 @@ impl Build {
         if family == "llama" || self.facts.contains_key("kv_heads") {
             let (heads, shared) = (self.ours("model.heads"), self.count("kv_heads"));
             if shared.is_some_and(|shared| Some(shared) != heads) {
-                self.refuse("model.heads", "queries that share keys are not there".to_owned());
+                self.refuse("model.heads", "grouped-query attention is not supported".to_owned());
             }
         }
         if get(&self.config, "model.activation").map(shown).as_deref() == Some("swiglu")
@@ -126,14 +128,18 @@ impl Build {
         if let Some(len) = self.count("seq_len").or_else(|| self.count("positions_max")) {
             self.set("model.seq_len", len);
             if self.count("positions_max").is_some_and(|known| known < len) {
-                self.refuse("model.seq_len", format!("{len} tokens are more than the positions"));
+                self.refuse(
+                    "model.seq_len",
+                    format!("{len} tokens exceed the number of positions"),
+                );
             }
         }
         if let Some(embedding) = self.number("dropout_embedding") {
             self.set_if_absent("model.dropout", embedding);
             let blocks = get(&self.config, "model.dropout").and_then(float);
             if blocks != Some(embedding) {
-                let text = format!("one number serves embedding and blocks, got {embedding} there");
+                let text =
+                    format!("expected one value for embedding and blocks, found {embedding}");
                 self.refuse("model.dropout", text);
             }
         }
@@ -167,12 +173,12 @@ impl Build {
         let Some(hidden) = self.ours("model.hidden") else { return };
         let width = self.ours("model.heads").filter(|heads| *heads > 0).map(|heads| hidden / heads);
         let made = [("ffn", "ff", Some(4 * hidden)), ("head_dim", "kv", width)];
-        for (key, flag, due) in made {
-            let (key, Some(due)) = (format!("model.{key}"), due) else { continue };
-            if self.ours(&key).is_some_and(|given| given != due) {
-                self.set(&key, due);
+        for (key, flag, value) in made {
+            let (key, Some(value)) = (format!("model.{key}"), value) else { continue };
+            if self.ours(&key).is_some_and(|given| given != value) {
+                self.set(&key, value);
                 self.notes.push(format!(
-                    "CPM-1's GPT-2 does not look at --{flag}-hidden-size: {key} is {due}"
+                    "the GPT-2 of CPM-1 ignores --{flag}-hidden-size: {key} is {value}"
                 ));
             }
         }
@@ -182,8 +188,8 @@ impl Build {
     /// Megatron's T5 is its GPT with an encoder, and its BERT has the norms of that.
     fn encoders_of_megatron(&mut self, source: ConfigFormat, family: &str) {
         if family == "bert" {
-            let text = "Megatron's BERT has norms before its blocks, this one after them, as the \
-                        original";
+            let text = "Megatron's BERT has norms before its blocks; here they come after the \
+                        blocks, as in the original BERT";
             self.refuse("model.family", text.to_owned());
         }
         if family != "t5" {
@@ -196,15 +202,15 @@ impl Build {
         self.set_if_absent("model.bias", true);
         if get(&self.config, "model.positions").map(shown).as_deref() == Some("relative-bias") {
             self.notes.push(
-                "with relative positions the logits of attention are not scaled here, and those of \
-                 a tied head are, as T5's own; Megatron has it the other way around"
+                "with relative positions attention logits are not scaled here, and logits of a \
+                 tied head are, as in the original T5; Megatron does the opposite"
                     .to_owned(),
             );
         }
         if source == ConfigFormat::Cpm {
             self.notes.push(
-                "CPM-1's decoder has one norm before what it reads and before its feed-forward \
-                 block; here each has its own"
+                "the decoder of CPM-1 has one norm for cross-attention and feed-forward; here each \
+                 has its own norm"
                     .to_owned(),
             );
         }
@@ -264,13 +270,17 @@ impl Build {
         match (place.as_str(), folder) {
             ("nvme", Some(folder)) => self.set("optim.offload", format!("nvme:{folder}")),
             ("cpu", _) => self.set("optim.offload", "cpu"),
-            ("nvme", None) => self.refuse("optim.offload", "nvme without a folder".to_owned()),
+            ("nvme", None) => {
+                self.refuse("optim.offload", "expected a folder with nvme".to_owned())
+            }
             _ => {}
         }
         match self.fact("granularity").map(shown).as_deref() {
             Some("core_attn") => self.set("parallel.recompute.mode", "none"),
             None | Some("full" | "full_attn") => {}
-            Some(other) => self.refuse("parallel.recompute", format!("'{other}' is not known")),
+            Some(other) => {
+                self.refuse("parallel.recompute", format!("unknown granularity '{other}'"))
+            }
         }
         let seconds = self.count("timeout_minutes").map(|minutes| 60 * minutes);
         if let Some(seconds) = seconds.or_else(|| self.count("timeout_seconds")) {
@@ -292,7 +302,8 @@ impl Build {
         if let (Some(engine), Some(flag)) = (self.count("micro"), self.count("micro_v1"))
             && engine != flag
         {
-            let text = format!("the JSON says {engine}, --batch-size {flag}: they are to be equal");
+            let text =
+                format!("expected equal values, found {engine} in JSON and --batch-size {flag}");
             self.refuse("batch.micro", text);
         }
         let micro = self
@@ -320,7 +331,10 @@ impl Build {
             let (passes, made) = (passes.unwrap_or(1), made(dp).unwrap_or(0));
             self.refuse(
                 "batch.global",
-                format!("{global} is not micro {micro} x accumulation {passes} x dp {dp} = {made}"),
+                format!(
+                    "expected micro {micro} x accumulation {passes} x dp {dp} = {made}, found \
+                     {global}"
+                ),
             );
         }
         if let (Some(global), Some(micro)) = (global, micro) {
@@ -329,16 +343,17 @@ impl Build {
         }
         self.reduce(micro.zip(global), dp);
         if let Some(ranks) = world.filter(|ranks| ranks % (tp * pp).max(1) != 0) {
-            self.refuse("parallel", format!("{ranks} ranks are no multiple of tp {tp} x pp {pp}"));
+            let text = format!("expected a multiple of tp {tp} x pp {pp} ranks, found {ranks}");
+            self.refuse("parallel", text);
         } else if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
             self.notes.push(format!(
-                "it ran on {ranks} ranks: dp {} x tp {tp} x pp {pp}",
+                "the run had {ranks} ranks: dp {} x tp {tp} x pp {pp}",
                 ranks / (tp * pp).max(1)
             ));
         } else if self.count("global").is_none() && global.is_some() {
             self.notes.push(
-                "no file says how many ranks there were: batch.global is that of one replica, and \
-                 --world N makes it that of all"
+                "no file sets the number of ranks: batch.global is that of one replica (hint: \
+                 --world N)"
                     .to_owned(),
             );
         }
@@ -370,7 +385,7 @@ impl Build {
                 let theirs = self.fates.iter_mut().filter(|key| key.key == "steps_per_print");
                 for key in theirs {
                     key.fate = KeyStatus::Implied;
-                    "the program's own interval says it".clone_into(&mut key.text);
+                    "the log interval of the program is used".clone_into(&mut key.text);
                 }
             }
         }
@@ -379,8 +394,7 @@ impl Build {
             (false, false) => {}
             _ => self.refuse(
                 "data.reset_at_document",
-                "positions and masks begin anew together: --reset-position-ids and \
-                 --reset-attention-mask are given both, or none"
+                "expected both or neither of --reset-position-ids and --reset-attention-mask"
                     .to_owned(),
             ),
         }
@@ -444,8 +458,8 @@ impl Build {
                     self.one("optim.lr.warmup", "steps", warmup as i64);
                     self.one("optim.lr.decay", "steps", (decay + warmup) as i64);
                     self.notes.push(format!(
-                        "CPM-2 counts its decay from the end of the warm-up on: {decay} steps \
-                         more, of which the run ends before the last {warmup}"
+                        "CPM-2 counts the {decay} steps of decay from the end of the warm-up; the \
+                         run ends before the last {warmup}"
                     ));
                 }
                 None => self.set("optim.lr.floor_mode", "clamp"),
@@ -456,7 +470,9 @@ impl Build {
         }
         if is_cpm2 && style == "exponential" {
             self.set("optim.lr.style", "constant");
-            self.notes.push("CPM-2's exponential decay does not decay: its rate stays".to_owned());
+            self.notes.push(
+                "the exponential decay of CPM-2 has no effect: its rate is constant".to_owned(),
+            );
         }
         let by_deepspeed = self.fates.iter().any(|key| key.key == "scheduler.type");
         let is_alone =
@@ -508,11 +524,11 @@ impl Build {
             (Some(lr), Some(warm)) => {
                 self.set("optim.lr.peak", lr / warm.sqrt());
                 self.notes.push(format!(
-                    "noam's --lr {lr} is the rate of step 1: after {warm} steps of warm-up it is \
-                     lr / sqrt({warm}), which is optim.lr.peak"
+                    "--lr {lr} of noam is the rate of step 1; optim.lr.peak is the rate after \
+                     {warm} steps of warm-up, lr / sqrt({warm})"
                 ));
             }
-            _ => self.refuse("optim.lr.peak", "noam needs the steps of its warm-up".to_owned()),
+            _ => self.refuse("optim.lr.peak", "noam needs the number of warm-up steps".to_owned()),
         }
     }
 
@@ -541,7 +557,8 @@ impl Build {
                 self.refuse(
                     "checkpoint.load",
                     format!(
-                        "`feedline ckpt import {path} OUT --from ...` makes a step: give its folder"
+                        "not a checkpoint of this program (hint: run `feedline ckpt import {path} \
+                         OUT --from ...` and set its folder)"
                     ),
                 );
             }
@@ -550,7 +567,8 @@ impl Build {
             self.set("checkpoint.load_parts", vec!["model"]);
         } else if self.on("no_optim") && self.fact("load").is_some() {
             self.set("checkpoint.load_parts", vec!["model"]);
-            self.notes.push("without its moments a run begins anew, with those weights".to_owned());
+            self.notes
+                .push("without optimizer state, a new run starts from the weights".to_owned());
         }
         self.set_if_absent("run.dir", "runs/imported");
     }
@@ -593,7 +611,7 @@ impl Build {
         let given = Config::from_toml("imported", &text);
         match given.and_then(|config| config.refuse_foreign().map(|()| config)) {
             Err(ConfigError::Key { key, .. }) if missing.iter().any(|it| key.starts_with(it)) => {}
-            Err(error) => self.refuse("together", error.to_string()),
+            Err(error) => self.refuse("config", error.to_string()),
             Ok(config) => self.notes.extend(config.idle()),
         }
     }

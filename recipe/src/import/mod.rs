@@ -1,10 +1,10 @@
-//! Configs of others, as ours.
+//! Import of the configs of other systems.
 //!
-//! Whoever moves a run must know what became of every knob. So each key of the input has a fate:
-//! it is mapped to a key of ours, it is so anyway, or it is refused with the reason. Keys that
-//! nobody knows are refused by name, with the nearest known one: DeepSpeed once passed over them in
-//! silence, and its own examples have such keys. Where a key is absent, the default of *its* system
-//! counts and is written down.
+//! A user who moves a run must know the effect of every key. So each key of the input has a fate:
+//! it is mapped to a key of this config, it is implied, or it is refused with the reason. Unknown
+//! keys are refused by name, with the nearest known key: DeepSpeed ignored them for a long time,
+//! and its own examples have such keys. If a key is absent, the default of *its* system is written
+//! out.
 //!
 //! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
 //! `yaml` and `python`, `assemble` makes our keys of those that belong together (the batch
@@ -62,7 +62,7 @@ impl FromStr for ConfigFormat {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = ConfigFormat::NAMES.iter().find(|(name, _)| *name == text);
         found.map(|(_, source)| *source).ok_or_else(|| {
-            format!("due one of {}", ConfigFormat::NAMES.map(|(name, _)| name).join(", "))
+            format!("expected one of {}", ConfigFormat::NAMES.map(|(name, _)| name).join(", "))
         })
     }
 }
@@ -165,9 +165,9 @@ impl Build {
         let (fate, text) = match keys.find(&given.name) {
             Some(row) => self.apply(row, &given.value),
             None if given.value == Value::Array(Vec::new()) => {
-                (KeyStatus::Implied, "nothing is in it".to_owned())
+                (KeyStatus::Implied, "empty".to_owned())
             }
-            None => (KeyStatus::Refused, format!("unknown key; {}", nearest_of(keys, &given.name))),
+            None => (KeyStatus::Refused, unknown_key(keys, &given.name)),
         };
         let (file, key, value) = (given.file.clone(), given.key.clone(), shown(&given.value));
         self.fates.push(KeyReport { file, key, value, fate, text });
@@ -178,7 +178,8 @@ impl Build {
         let off = is_off(value);
         let unset = |target: &str| {
             let text = value.to_string();
-            let from = text.contains("${").then_some("comes from outside the script; give it");
+            let from =
+                text.contains("${").then_some("comes from outside the script (hint: set it)");
             from.map(|reason| (KeyStatus::Refused, format!("{target}: {} {reason}", shown(value))))
         };
         match row.rule {
@@ -197,15 +198,15 @@ impl Build {
                 if value.as_str().is_some_and(is_null)
                     || value.as_array().is_some_and(Vec::is_empty) =>
             {
-                (KeyStatus::Implied, "not given".to_owned())
+                (KeyStatus::Implied, "not set".to_owned())
             }
             KeyRule::To { ours, words } => match translate(words, value) {
                 Ok(value) => self.put(ours, value),
-                Err(due) => (KeyStatus::Refused, format!("{ours}: due {due}")),
+                Err(expected) => (KeyStatus::Refused, format!("{ours}: expected {expected}")),
             },
             KeyRule::As { name, ours } => match self.facts.get(name) {
                 Some(other) if other != value => {
-                    (KeyStatus::Refused, format!("{ours}: another key says {}", shown(other)))
+                    (KeyStatus::Refused, format!("{ours}: another key sets {}", shown(other)))
                 }
                 _ => {
                     self.facts.insert(name, value.clone());
@@ -214,11 +215,11 @@ impl Build {
             },
             KeyRule::On { .. } if off => (KeyStatus::Implied, "off".to_owned()),
             KeyRule::On { ours, value } => self.put(ours, plain(value)),
-            KeyRule::Is { value: due, .. } if off || is_same(&plain(due), value) => {
-                (KeyStatus::Implied, "it is so anyway".to_owned())
+            KeyRule::Is { value: only, .. } if off || is_same(&plain(only), value) => {
+                (KeyStatus::Implied, "always so".to_owned())
             }
-            KeyRule::Is { value: due, reason } => {
-                (KeyStatus::Refused, format!("due {due}: {reason}"))
+            KeyRule::Is { value: only, reason } => {
+                (KeyStatus::Refused, format!("expected {only}: {reason}"))
             }
             KeyRule::Ok(reason) => (KeyStatus::Implied, reason.to_owned()),
             KeyRule::No(_) if off => (KeyStatus::Implied, "off".to_owned()),
@@ -230,7 +231,7 @@ impl Build {
         let other = get(&self.config, ours).cloned();
         match other.filter(|other| !is_same(other, &value)) {
             Some(other) => {
-                (KeyStatus::Refused, format!("{ours}: another key says {}", shown(&other)))
+                (KeyStatus::Refused, format!("{ours}: another key sets {}", shown(&other)))
             }
             None => {
                 set(&mut self.config, ours, value);
@@ -269,7 +270,7 @@ fn section_of(key: &str) -> &str {
     key.rsplit_once('.').map_or("", |(section, _)| section)
 }
 
-fn nearest_of(keys: &Keys, name: &str) -> String {
+fn unknown_key(keys: &Keys, name: &str) -> String {
     // Of dotted keys the last part is what is misspelt.
     let (section, last) = name.rsplit_once('.').map_or((None, name), |(a, b)| (Some(a), b));
     let beside = keys.names().into_iter().filter(|key| {
@@ -278,7 +279,11 @@ fn nearest_of(keys: &Keys, name: &str) -> String {
     let names: Vec<&str> =
         beside.map(|key| key.rsplit_once('.').map_or(key, |(_, last)| last)).collect();
     let hint = nearest(last, &names);
-    if hint.starts_with("did you mean") { hint } else { "no key here is like it".to_owned() }
+    if hint.starts_with("did you mean") {
+        format!("unknown key (hint: {hint})")
+    } else {
+        "unknown key".to_owned()
+    }
 }
 
 /// By the words of a table, or as it is if there are none.

@@ -83,10 +83,10 @@ impl Build {
                 self.set_if_absent("model.attention_dropout", dropped);
                 self.notes.push(format!(
                     "model.type {builder}: sizes, activation and dropout are those of titans; the \
-                     course of the learning rate is in the Python code and not in this file"
+                     learning rate schedule is in the Python code, not in this file"
                 ));
             }
-            None => self.refuse("model", format!("the sizes of '{builder}' are not known here")),
+            None => self.refuse("model", format!("unknown model '{builder}'")),
         }
     }
 }

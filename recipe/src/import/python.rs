@@ -10,21 +10,21 @@ const DEPTH_MAX: usize = 32;
 pub(super) fn read(text: &str) -> Result<Table, String> {
     let mut names = Table::new();
     let mut pending = String::new();
-    let mut begun = 0;
+    let mut first_line = 0;
     for (at, line) in text.lines().enumerate() {
         let code = without_comment(line);
         if pending.is_empty() {
             if code.trim().is_empty() {
                 continue;
             }
-            begun = at + 1;
+            first_line = at + 1;
         }
         pending.push_str(code);
         pending.push('\n');
         if balance(&pending) > 0 {
             continue;
         }
-        let refuse = |problem: String| format!("line {begun}: {problem}");
+        let refuse = |problem: String| format!("line {first_line}: {problem}");
         let statement = std::mem::take(&mut pending);
         // What is imported stands as a name where it is used.
         if statement.starts_with("import ") || statement.starts_with("from ") {
@@ -33,15 +33,17 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
         let (name, value) = statement
             .split_once('=')
             .filter(|(name, _)| is_name(name.trim()) && !statement.starts_with(' '))
-            .ok_or_else(|| refuse("due 'NAME = value': a config is read as data".to_owned()))?;
+            .ok_or_else(|| {
+                refuse("expected 'NAME = value': the file is not executed".to_owned())
+            })?;
         let mut parser = Parser { rest: value, names: &names, depth: 0 };
         let value = parser.sum().map_err(refuse)?;
         if !parser.rest.trim().is_empty() {
-            return Err(refuse(format!("'{}' after the value", parser.rest.trim())));
+            return Err(refuse(format!("unexpected '{}' after the value", parser.rest.trim())));
         }
         names.insert(name.trim().to_owned(), value);
     }
-    if pending.is_empty() { Ok(names) } else { Err(format!("line {begun}: is not closed")) }
+    if pending.is_empty() { Ok(names) } else { Err(format!("line {first_line}: unclosed bracket")) }
 }
 
 struct Parser<'a> {
@@ -73,7 +75,7 @@ impl<'a> Parser<'a> {
         while let Some(operator) = all.iter().find(|operator| self.take(operator)) {
             let right = next(self)?;
             left = compute(operator, &left, &right)
-                .ok_or_else(|| format!("{left} {operator} {right} is no number"))?;
+                .ok_or_else(|| format!("{left} {operator} {right} is not a number"))?;
         }
         Ok(left)
     }
@@ -81,7 +83,7 @@ impl<'a> Parser<'a> {
     fn one(&mut self) -> Result<Value, String> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            return Err("more than 32 values deep".to_owned());
+            return Err("values nested more than 32 deep".to_owned());
         }
         let value = self.value();
         self.depth -= 1;
@@ -90,11 +92,11 @@ impl<'a> Parser<'a> {
 
     fn value(&mut self) -> Result<Value, String> {
         self.rest = self.rest.trim_start();
-        let first = self.rest.chars().next().ok_or("a value is missing")?;
+        let first = self.rest.chars().next().ok_or("missing value")?;
         match first {
             '"' | '\'' => {
                 let inner = &self.rest[1..];
-                let end = inner.find(first).ok_or("a text is not closed")?;
+                let end = inner.find(first).ok_or("unclosed string")?;
                 self.rest = &inner[end + 1..];
                 Ok(Value::String(inner[..end].to_owned()))
             }
@@ -131,7 +133,10 @@ impl<'a> Parser<'a> {
         let end = self.rest.char_indices().find(|(at, c)| !inside(*at, *c));
         let (text, rest) = self.rest.split_at(end.map_or(self.rest.len(), |(at, _)| at));
         if text.is_empty() {
-            return Err(format!("'{}' is no literal", rest.chars().next().unwrap_or(' ')));
+            return Err(format!(
+                "expected a literal, found '{}'",
+                rest.chars().next().unwrap_or(' ')
+            ));
         }
         self.rest = rest;
         if self.rest.starts_with('(') {
@@ -144,7 +149,7 @@ impl<'a> Parser<'a> {
                 open += i32::from(c == '(') - i32::from(c == ')');
                 open == 0
             });
-            let end = end.ok_or("a call is not closed")?;
+            let end = end.ok_or("unclosed call")?;
             let call = format!("{text}({})", &self.rest[..end]);
             self.rest = &self.rest[end + 1..];
             return Ok(Value::String(call));
@@ -161,16 +166,16 @@ impl<'a> Parser<'a> {
         let mut table = Table::new();
         while !self.take(close) {
             let key = if between == ":" {
-                self.one()?.as_str().ok_or("a key is no text")?.to_owned()
+                self.one()?.as_str().ok_or("expected a string as key")?.to_owned()
             } else {
                 // A keyword of `dict`, which may also be a name that was assigned above.
-                let end = self.rest.find('=').ok_or("due name=value in 'dict'")?;
+                let end = self.rest.find('=').ok_or("expected name=value in 'dict'")?;
                 let (key, rest) = self.rest.split_at(end);
                 self.rest = rest;
                 key.trim().to_owned()
             };
             if !self.take(between) {
-                return Err(format!("due '{between}' after {key}"));
+                return Err(format!("expected '{between}' after {key}"));
             }
             let value = self.sum()?;
             table.insert(key, value);
@@ -185,7 +190,7 @@ impl<'a> Parser<'a> {
         if comma || self.rest.trim_start().starts_with(close) {
             return Ok(comma);
         }
-        Err(format!("due ',' or '{close}'"))
+        Err(format!("expected ',' or '{close}'"))
     }
 
     fn take(&mut self, token: &str) -> bool {

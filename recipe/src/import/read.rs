@@ -70,7 +70,7 @@ impl Input {
                 let json: serde_json::Value =
                     serde_json::from_str(&text).map_err(|error| error.to_string())?;
                 let Value::Table(table) = from_json(&json) else {
-                    return Err("due an object".to_owned().into());
+                    return Err("expected a JSON object".to_owned().into());
                 };
                 self.sections.extend(json_sections(source, &table));
                 self.flatten(name, "", table);
@@ -101,7 +101,7 @@ impl Input {
     fn script(&mut self, source: ConfigFormat, file: &str, text: &str) -> Result<(), Failure> {
         let script = shell::read(text)?;
         if script.command.is_empty() {
-            return Err("no command with a Python program, and no flags; due JSON, or a script"
+            return Err("expected JSON, flags, or a script that runs a Python program"
                 .to_owned()
                 .into());
         }
@@ -185,9 +185,9 @@ fn json_sections(source: ConfigFormat, table: &Table) -> Vec<&'static str> {
 fn with_bases(file: &str, text: &str, depth: usize) -> Result<Table, Failure> {
     let mut table = yaml::read(text)?;
     let Some(base) = table.remove("_base_") else { return Ok(table) };
-    let base = base.as_str().ok_or("_base_ is no file name".to_owned())?;
+    let base = base.as_str().ok_or("expected a file name after _base_".to_owned())?;
     if depth == BASES_MAX {
-        return Err("_base_ goes more than 16 files deep".to_owned().into());
+        return Err("_base_ is nested more than 16 files deep".to_owned().into());
     }
     let folder = Path::new(file).parent().unwrap_or(Path::new(""));
     let path = folder.join(base).display().to_string();

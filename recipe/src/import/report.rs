@@ -38,12 +38,12 @@ impl fmt::Display for Imported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.to_toml())?;
         if !self.missing.is_empty() {
-            writeln!(f, "\n# missing, for no file says it: {}", self.missing.join(", "))?;
+            writeln!(f, "\n# required keys that no file sets: {}", self.missing.join(", "))?;
         }
         for (fate, title) in [
             (KeyStatus::Refused, "refused"),
             (KeyStatus::Mapped, "mapped"),
-            (KeyStatus::Default, "not given: the default there, which is written down here"),
+            (KeyStatus::Default, "default of the other system"),
             (KeyStatus::Implied, "implied"),
         ] {
             let keys: Vec<_> = self.fates.iter().filter(|key| key.fate == fate).collect();

@@ -97,7 +97,9 @@ impl Script {
             "then" => return self.statement(rest, open),
             "fi" => drop(open.pop()),
             "for" | "while" | "until" | "case" | "function" | "do" | "done" | "esac" => {
-                return Err(format!("line {line}: '{first}' is not followed; write the flags out"));
+                return Err(format!(
+                    "line {line}: '{first}' is not supported (hint: write out the flags)"
+                ));
             }
             _ if runs => return self.simple(tokens, line),
             _ => {}
@@ -133,12 +135,12 @@ impl Script {
             self.command = command;
         } else if words.get(1) == Some(&"=") {
             self.notes.push(format!(
-                "line {line}: '{first} =' is a command and no assignment: the spaces around '=' \
-                 are a mistake, and bash goes on without it"
+                "line {line}: '{first} =' is a command, not an assignment: bash allows no spaces \
+                 around '=' and ignores this line"
             ));
         } else if !exported && !HARMLESS.contains(first) && first.starts_with(char::is_alphabetic) {
             self.notes
-                .push(format!("line {line}: '{first}' is run as a command, and not looked into"));
+                .push(format!("line {line}: '{first}' is a command; its effect is not examined"));
         }
         Ok(())
     }
@@ -153,7 +155,7 @@ impl Script {
             None => (name, value.to_owned()),
         };
         if appended.len() > EXPANDED_BYTES_MAX {
-            return Err(format!("'{name}' grows beyond {EXPANDED_BYTES_MAX} bytes"));
+            return Err(format!("'{name}' is longer than {EXPANDED_BYTES_MAX} bytes"));
         }
         self.variables.insert(name.to_owned(), appended);
         Ok(())
@@ -165,8 +167,8 @@ impl Script {
             let Token::Word(word, _) = token else { continue };
             if let Some(inner) = word.strip_prefix('[').filter(|inner| !["", "["].contains(inner)) {
                 self.notes.push(format!(
-                    "line {line}: '[' and '{inner}' are not apart: bash finds no such command and \
-                     takes the other branch, so the flags in this one never reach the program"
+                    "line {line}: no space between '[' and '{inner}': bash finds no such command \
+                     and takes the other branch, so the program never gets the flags in this one"
                 ));
                 return Ok(false);
             }
@@ -185,7 +187,8 @@ impl Script {
             ["-z", a] | ["!", a] => a.is_empty(),
             _ => {
                 let text = words.join(" ");
-                self.notes.push(format!("line {line}: the condition '{text}' is taken as false"));
+                self.notes
+                    .push(format!("line {line}: the condition '{text}' is assumed to be false"));
                 false
             }
         })
@@ -197,7 +200,7 @@ impl Script {
             all.extend(self.expand(word)?);
         }
         if all.iter().map(String::len).sum::<usize>() > EXPANDED_BYTES_MAX {
-            return Err(format!("a command grows beyond {EXPANDED_BYTES_MAX} bytes"));
+            return Err(format!("a command is longer than {EXPANDED_BYTES_MAX} bytes"));
         }
         Ok(all)
     }
@@ -226,7 +229,7 @@ impl Script {
                     continue;
                 }
                 ('`', None | Some('"')) => {
-                    let (command, after) = tail.split_once('`').ok_or("'`' is not closed")?;
+                    let (command, after) = tail.split_once('`').ok_or("unclosed '`'")?;
                     text.push_str(&unset(command));
                     rest = after;
                     continue;
@@ -409,7 +412,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, String> {
         line += usize::from(c == '\n');
     }
     if quote.is_some() || nested > 0 || array.is_some() {
-        return Err("a quote or a parenthesis is not closed".to_owned());
+        return Err("unclosed quote or parenthesis".to_owned());
     }
     tokens.extend((!word.is_empty()).then_some(Token::Word(word, line)));
     Ok(tokens)

@@ -20,7 +20,7 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
         let (number, body) = (at + 1, without_comment(line));
         let text = body.trim_start_matches(' ');
         if text.starts_with('\t') {
-            return Err(format!("line {number}: a tab in the indentation"));
+            return Err(format!("line {number}: tab in the indentation"));
         }
         if !text.trim().is_empty() && text.trim() != "---" {
             lines.push(Line { number, indent: body.len() - text.len(), text: text.trim_end() });
@@ -30,7 +30,7 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
     let table = mapping(&mut rest, 0, 0)?;
     match rest.first() {
         None => Ok(table),
-        Some(line) => Err(format!("line {}: its indentation is of no mapping above", line.number)),
+        Some(line) => Err(format!("line {}: indentation matches no mapping above", line.number)),
     }
 }
 
@@ -39,13 +39,13 @@ fn mapping(lines: &mut &[Line<'_>], indent: usize, depth: usize) -> Result<Table
     while let Some(line) = lines.first().filter(|line| line.indent == indent) {
         let refuse = |problem: &str| Err(format!("line {}: {problem}", line.number));
         if depth > DEPTH_MAX {
-            return refuse("more than 32 mappings deep");
+            return refuse("mappings nested more than 32 deep");
         }
         let Some((key, value)) = line.text.split_once(':') else {
-            return refuse("due 'key: value'");
+            return refuse("expected 'key: value'");
         };
         if !(value.is_empty() || value.starts_with(' ')) {
-            return refuse("due a space after ':'");
+            return refuse("expected a space after ':'");
         }
         *lines = &lines[1..];
         let value = match (value.trim(), lines.first()) {
@@ -60,7 +60,7 @@ fn mapping(lines: &mut &[Line<'_>], indent: usize, depth: usize) -> Result<Table
             }
         };
         if table.insert(key.trim().trim_matches(['"', '\'']).to_owned(), value).is_some() {
-            return refuse("the key is there twice");
+            return refuse("duplicate key");
         }
     }
     Ok(table)
@@ -72,7 +72,7 @@ fn list(lines: &mut &[Line<'_>]) -> Result<Value, String> {
     while let Some(line) = lines.first().filter(|line| line.indent == indent) {
         let Some(item) = line.text.strip_prefix("- ") else { break };
         if item.contains(": ") || item.ends_with(':') {
-            return Err(format!("line {}: a list of mappings is not read", line.number));
+            return Err(format!("line {}: lists of mappings are not supported", line.number));
         }
         items.push(scalar(item, 1).map_err(|problem| format!("line {}: {problem}", line.number))?);
         *lines = &lines[1..];
@@ -83,17 +83,17 @@ fn list(lines: &mut &[Line<'_>]) -> Result<Value, String> {
 fn scalar(text: &str, depth: usize) -> Result<Value, String> {
     let text = text.trim();
     if depth > DEPTH_MAX {
-        return Err("more than 32 lists deep".to_owned());
+        return Err("lists nested more than 32 deep".to_owned());
     }
     if let Some(inner) = text.strip_prefix('[') {
-        let inner = inner.strip_suffix(']').ok_or("a list that ends on another line")?;
+        let inner = inner.strip_suffix(']').ok_or("lists over several lines are not supported")?;
         let items = inner.split(',').filter(|item| !item.trim().is_empty());
         let items = items.map(|item| scalar(item, depth + 1));
         return Ok(Value::Array(items.collect::<Result<_, _>>()?));
     }
     if text.starts_with(['&', '*', '!', '|', '>', '{', '%', '@', '`']) {
         let text = storage::printable(text);
-        return Err(format!("'{text}' is YAML beyond mappings, lists and scalars"));
+        return Err(format!("expected a mapping, a list or a scalar, found '{text}'"));
     }
     let quoted = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);
     if let Some(inner) = quoted('"').or_else(|| quoted('\'')) {

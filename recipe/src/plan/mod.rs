@@ -197,8 +197,8 @@ impl RunPlan {
             && !config.objective().hides()
         {
             self.refusals.push(format!(
-                "the training share of the corpus has {tokens:.0} tokens, one sample takes {}; \
-                 hint: a smaller model.seq_len, or another data.split",
+                "expected at least {} tokens in the training split, found {tokens:.0} (hint: \
+                 a smaller model.seq_len, or another data.split)",
                 seq_len + 1
             ));
         }
@@ -209,16 +209,16 @@ impl RunPlan {
         if let Some(have) = known.process_memory_bytes.filter(|have| state > *have) {
             let (state, have) = (storage::ByteSize(state), storage::ByteSize(have));
             self.refusals.push(format!(
-                "the weights and moments of a rank take {state} of memory, and its process can \
-                 have {have}; hint: a smaller model, parallel.zero, tp or pp over more machines, \
-                 or optim.offload"
+                "weights and moments of a rank need {state} of memory, and its process can use \
+                 {have} (hint: a smaller model, parallel.zero, tp or pp over more machines, or \
+                 optim.offload)"
             ));
         }
         let evaluates = config.eval.every > 0 && config.eval.every <= self.run.steps;
         if evaluates && share(config, 1) == 0.0 {
             self.refusals.push(format!(
-                "eval.every is {}, and data.split '{}' has no share for validation; \
-                 hint: eval.every=0 never evaluates",
+                "eval.every is {}, but data.split '{}' has no share for validation (hint: \
+                 eval.every=0 disables evaluation)",
                 config.eval.every, config.data.split.0
             ));
         }
@@ -232,12 +232,12 @@ impl RunPlan {
         }
         let (need, have) = (storage::ByteSize(all.total), storage::ByteSize(have));
         let hint = if all.gradients > all.activations {
-            "a larger batch.micro makes fewer sums of gradients wait; then parallel.tp or pp"
+            "a larger batch.micro holds fewer gradient sums; then parallel.tp or pp"
         } else {
             "a smaller batch.micro, parallel.recompute, precision.dtype = \"bf16\", then \
              parallel.tp or pp"
         };
-        Some(format!("a rank needs about {need} of memory and has {have}; hint: {hint}"))
+        Some(format!("a rank needs about {need} of memory and has {have} (hint: {hint})"))
     }
 
     fn warn(&mut self, config: &Config, known: &PlanInputs) {
@@ -245,36 +245,37 @@ impl RunPlan {
         self.warnings.extend(known.planner_memory_bytes.and_then(|have| self.lacks_memory(have)));
         if let Some(epochs) = self.run.epochs.filter(|epochs| *epochs > EPOCHS_MANY) {
             self.warnings.push(format!(
-                "the run reads its corpus {epochs:.1} times; past {EPOCHS_MANY} times, more text \
+                "the run reads its corpus {epochs:.1} times; after {EPOCHS_MANY} times more text \
                  helps more than more steps"
             ));
         }
         if self.offload.as_ref().is_some_and(OffloadPlan::is_behind) {
             self.warnings.push(
-                "the disk takes longer for an update than the ranks for the rest of a step; hint: \
-                 a larger batch.global, parallel.zero = 1 over more replicas, or a faster disk"
+                "the disk needs more time for an update than the ranks for the rest of a step \
+                 (hint: a larger batch.global, parallel.zero = 1 over more replicas, or a faster \
+                 disk)"
                     .to_owned(),
             );
         }
         if self.inputs.as_ref().is_some_and(ActivationOffloadPlan::is_behind) {
             self.warnings.push(
-                "the disk takes longer for the inputs of layers than the ranks for all else of a \
-                 step; hint: a faster disk, or several in parallel.activation_offload"
+                "the disk needs more time for the inputs of layers than the ranks for the rest of \
+                 a step (hint: a faster disk, or several in parallel.activation_offload)"
                     .to_owned(),
             );
         }
         if self.inputs.as_ref().is_some_and(|all| all.spared_bytes == 0) {
             self.warnings.push(
-                "parallel.activation_offload spares no memory: what it would move has room in its \
-                 buffers"
+                "parallel.activation_offload saves no memory: its buffers are as large as the \
+                 inputs it moves"
                     .to_owned(),
             );
         }
         let every = config.checkpoint.every.steps;
         if config.checkpoint.every.minutes.is_none() && (every == 0 || every > self.run.steps) {
             self.warnings.push(format!(
-                "checkpoint.every.steps is {every} of {} steps: the run saves at its end only, and \
-                 a kill loses all of it",
+                "checkpoint.every.steps is {every} of {} steps: the run saves only at its end, and \
+                 a kill loses all progress",
                 self.run.steps
             ));
         }
@@ -334,10 +335,10 @@ fn time(
     division: &Division,
     bubble: f64,
 ) -> Option<Time> {
-    let measured = known.tokens_per_s.map(|speed| (speed, "the measured tokens/s".to_owned()));
+    let measured = known.tokens_per_s.map(|speed| (speed, "measured speed".to_owned()));
     let (tokens_per_s, basis) = measured.or_else(|| {
         let speed = known.flop_per_s?;
-        let text = format!("matrix products at {:.1} GFLOP/s a rank: a lower bound", speed / 1e9);
+        let text = format!("matrix products at {:.1} GFLOP/s per rank: a lower bound", speed / 1e9);
         let all = speed * division.world as f64 * (1.0 - bubble);
         Some((all / flop.per_token_6n_12lhs as f64, text))
     })?;

@@ -12,7 +12,7 @@ impl fmt::Display for RunPlan {
         for (title, rows) in [
             ("parameters", self.parameter_rows()),
             ("layout", self.layout_rows()),
-            ("memory of one rank, about", self.memory_rows()),
+            ("estimated memory of one rank", self.memory_rows()),
             ("run", self.run_rows()),
         ] {
             writeln!(f, "\n{title}")?;
@@ -40,7 +40,7 @@ type Row = (&'static str, String, String);
 impl RunPlan {
     fn parameter_rows(&self) -> Vec<Row> {
         let all = &self.parameters;
-        let tied = if all.head == 0 { "which is the head too" } else { "" };
+        let tied = if all.head == 0 { "shared with the head" } else { "" };
         let rows = [
             ("word embedding", all.word_embedding, tied),
             ("position embedding", all.position_embedding, ""),
@@ -60,11 +60,11 @@ impl RunPlan {
         let mut rows = vec![("ranks", count(all.world), mesh)];
         if self.stages.len() > 1 {
             let idle = format!("{:.1} %", 100.0 * self.bubble);
-            rows.push(("bubble", idle, "of a step a rank waits for others".to_owned()));
+            rows.push(("bubble", idle, "of a step, in which a rank waits for others".to_owned()));
             for (rank, stage) in self.stages.iter().enumerate().take(STAGES_SHOWN_MAX) {
                 let need = bytes(stage.memory_bytes.total);
                 let note = format!(
-                    "units {:?}, {} parameters, {} in flight",
+                    "layers {:?}, {} parameters, {} micro-batches in flight",
                     stage.units,
                     count(stage.parameters),
                     stage.in_flight
@@ -73,7 +73,7 @@ impl RunPlan {
             }
             if self.stages.len() > STAGES_SHOWN_MAX {
                 let rest =
-                    format!("and {} more: --json has all", self.stages.len() - STAGES_SHOWN_MAX);
+                    format!("and {} more (--json lists all)", self.stages.len() - STAGES_SHOWN_MAX);
                 rows.push(("", String::new(), rest));
             }
         }
@@ -83,16 +83,16 @@ impl RunPlan {
     fn memory_rows(&self) -> Vec<Row> {
         let all = &self.memory_bytes;
         let rows = [
-            ("weights", all.weights, "f32, of this replica's slice"),
-            ("offloaded", all.offload, "f32 weights and moments, or the buffers they pass through"),
-            ("compute copy", all.compute_copy, "weights as they compute, where that differs"),
-            ("Adam moments", all.moments, "8 B a parameter, of this replica's slice"),
-            ("gradients", all.gradients, "sums that wait in the tree over the micro-batches"),
-            ("activations", all.activations, "of the micro-batches under way"),
-            ("input buffers", all.input_buffers, "of inputs on their way to a disk"),
-            ("backward", all.backward, "512 tokens' logits, or one micro-batch's gradients"),
-            ("exchange", all.exchange, "between replicas"),
-            ("staging", all.staging, "the state that a checkpoint is written from"),
+            ("weights", all.weights, "f32, slice of one replica"),
+            ("offloaded", all.offload, "f32 weights and moments, or their staging buffers"),
+            ("compute copy", all.compute_copy, "weights in the format of the computation"),
+            ("Adam moments", all.moments, "8 B per parameter, slice of one replica"),
+            ("gradients", all.gradients, "partial sums of the tree over micro-batches"),
+            ("activations", all.activations, "of the micro-batches in flight"),
+            ("input buffers", all.input_buffers, "staging of inputs for the disk"),
+            ("backward", all.backward, "logits of 512 tokens, or gradients of one micro-batch"),
+            ("exchange", all.exchange, "buffers between replicas"),
+            ("staging", all.staging, "copy of the state for an async save"),
             ("program", all.program, "libtorch, measured"),
             ("total", all.total, ""),
         ];
@@ -102,18 +102,18 @@ impl RunPlan {
 
     fn run_rows(&self) -> Vec<Row> {
         let (run, saving) = (&self.run, &self.checkpoint);
-        let passes = format!("{} micro-batches a step and replica", run.accumulation);
+        let passes = format!("{} micro-batches per step and replica", run.accumulation);
         let kept =
-            format!("{} in all, at most {} on disk", saving.count, bytes(saving.disk_bytes_max));
+            format!("{} in total, at most {} on disk", saving.count, bytes(saving.disk_bytes_max));
         let flop = |flop: u64| scaled(flop as f64);
         let mut rows = vec![
             ("steps", count(run.steps), passes),
-            ("tokens", count(run.tokens), format!("{} a step", count(run.tokens_per_step))),
-            ("FLOP a token", flop(self.flop.per_token_6n_12lhs), "6N + 12Lhs".to_owned()),
-            ("FLOP a token", flop(self.flop.per_token_6n_6lhs), "6N + 6Lhs, causal".to_owned()),
-            ("FLOP a step", flop(self.flop.per_step), "6N + 12Lhs".to_owned()),
+            ("tokens", count(run.tokens), format!("{} per step", count(run.tokens_per_step))),
+            ("FLOP per token", flop(self.flop.per_token_6n_12lhs), "6N + 12Lhs".to_owned()),
+            ("FLOP per token", flop(self.flop.per_token_6n_6lhs), "6N + 6Lhs, causal".to_owned()),
+            ("FLOP per step", flop(self.flop.per_step), "6N + 12Lhs".to_owned()),
             ("checkpoint", bytes(saving.checkpoint_bytes), kept),
-            ("first loss", format!("{:.3}", self.loss_initial_nats), "ln(vocabulary)".to_owned()),
+            ("initial loss", format!("{:.3}", self.loss_initial_nats), "ln(vocabulary)".to_owned()),
         ];
         if let Some(epochs) = run.epochs {
             rows.insert(2, ("epochs", format!("{epochs:.2}"), String::new()));
@@ -126,28 +126,29 @@ impl RunPlan {
         }
         if let Some(all) = &self.offload {
             let moved = bytes(all.read_bytes_per_step + all.write_bytes_per_step);
-            let mut note = format!("read and written of {}", all.place);
+            let mut note = format!("read and written in {}", all.place);
             if let Some(seconds) = all.disk_s_per_step {
-                note += &format!(", {seconds:.1} s of the disk");
+                note += &format!(", {seconds:.1} s of disk time");
             }
             if let Some(seconds) = all.compute_s_per_step {
-                note += &format!(", beside {seconds:.1} s of computing");
+                note += &format!(", {seconds:.1} s of computation");
             }
-            rows.push(("an update moves", moved, note));
+            rows.push(("I/O per update", moved, note));
         }
         if let Some(all) = &self.inputs {
             let spared = bytes(all.spared_bytes);
-            let mut note = format!("to {} and back, {spared} of memory less", all.place);
+            let mut note = format!("to {} and back, saves {spared} of memory", all.place);
             if let Some(seconds) = all.disk_s_per_step {
-                note += &format!(", {seconds:.1} s of the disk");
+                note += &format!(", {seconds:.1} s of disk time");
             }
             if let Some(seconds) = all.compute_s_per_step {
-                note += &format!(", beside {seconds:.1} s of computing");
+                note += &format!(", {seconds:.1} s of computation");
             }
-            rows.push(("a step moves inputs", bytes(all.bytes_per_step), note));
+            rows.push(("input I/O per step", bytes(all.bytes_per_step), note));
         }
         if let Some(time) = &self.time {
-            let at = format!("at {} tokens/s, from {}", thousands(time.tokens_per_s), time.basis);
+            let at =
+                format!("at {} tokens/s, based on {}", thousands(time.tokens_per_s), time.basis);
             let run = Duration::try_from_secs_f64(time.run_s).unwrap_or(Duration::MAX);
             rows.push(("time", time_text(run), at));
         }

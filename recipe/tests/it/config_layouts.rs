@@ -44,20 +44,37 @@ fn a_world_divides_or_says_why_not() {
     check(&t5, 4, Ok([2, 2, 1, 16]));
     let gpt = ["batch.global=64", "parallel.tp=2", "parallel.pp=2", "batch.accumulation=16"];
     check(&gpt, 4, Ok([1, 2, 2, 16]));
-    check(&gpt, 8, Err("batch.accumulation: got 16, due global / (micro x dp) = 8"));
-    check(&gpt, 6, Err("6 ranks are no multiple of tp 2 x pp 2 = 4"));
-    check(&[], 0, Err("0 ranks are no multiple"));
-    check(&[], 8, Err("batch.global 16 is no multiple of micro 4 x dp 8 = 32: global = micro x"));
-    check(&["batch.global=24"], 3, Err("\"tree\" needs powers of two, got dp 3 and 2"));
-    check(&["batch.global=24"], 2, Err("got dp 2 and 3 micro-batches a replica; hint: parallel."));
+    check(&gpt, 8, Err("batch.accumulation: expected global / (micro x dp) = 8, found 16"));
+    check(&gpt, 6, Err("expected a multiple of tp 2 x pp 2 = 4 ranks, found 6"));
+    check(&[], 0, Err("expected a multiple of tp 1 x pp 1 = 1 ranks, found 0"));
+    check(
+        &[],
+        8,
+        Err("batch.global: expected a multiple of micro 4 x dp 8 = 32, found 16: global = micro x"),
+    );
+    check(&["batch.global=24"], 3, Err("expected powers of two with \"tree\", found dp 3 and 2"));
+    check(
+        &["batch.global=24"],
+        2,
+        Err("found dp 2 and 3 micro-batches per replica (hint: parallel."),
+    );
     check(&["batch.global=24", "parallel.reduce=ring"], 3, Ok([3, 1, 1, 2]));
     check(&["batch.global=24"], 1, Ok([1, 1, 1, 6]));
     let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=4"];
     check(&woven, 4, Ok([1, 1, 4, 4]));
-    check(&[&woven[..], &["batch.micro=8"]].concat(), 4, Err("2 micro-batches a replica are no"));
+    check(
+        &[&woven[..], &["batch.micro=8"]].concat(),
+        4,
+        Err("a multiple of pp 4 micro-batches per replica with \"interleaved\", found 2"),
+    );
     let ramp = "batch.rampup={start=4,increment=4,samples=64}";
-    check(&[ramp], 2, Err("batch.rampup.start 4 is no multiple of micro 4 x dp 2 = 8"));
-    let twelve = "got dp 2 and 3 micro-batches a replica of a batch of 12; hint: parallel.reduce";
+    check(
+        &[ramp],
+        2,
+        Err("batch.rampup.start: expected a multiple of micro 4 x dp 2 = 8, found 4"),
+    );
+    let twelve =
+        "found dp 2 and 3 micro-batches per replica of a batch of 12 (hint: parallel.reduce";
     check(&[ramp, "batch.micro=2"], 2, Err(twelve));
     check(&[ramp, "batch.micro=2"], 1, Ok([1, 1, 1, 8]));
     check(&[ramp, "batch.micro=2", "parallel.reduce=ring"], 2, Ok([2, 1, 1, 4]));
@@ -70,38 +87,65 @@ fn layouts_that_cannot_be_are_refused() {
     let t5 = ["model.family=t5", "model.dec_len=32"];
     let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=2"];
     for (sets, due) in [
-        (vec!["model.family=t5"], "model.dec_len: is missing, and family \"t5\" needs it"),
-        (vec!["parallel.tp=3"], "parallel.tp: 3 does not divide model.heads 4"),
-        (vec!["parallel.tp=4", "model.ffn=30"], "parallel.tp: 4 does not divide model.ffn 30"),
-        (vec!["parallel.sequence_parallel=true"], "needs parallel.tp of 2 or more"),
+        (vec!["model.family=t5"], "model.dec_len: required with family \"t5\" and missing"),
+        (vec!["parallel.tp=3"], "parallel.tp: expected a divisor of model.heads 4, found 3"),
+        (
+            vec!["parallel.tp=4", "model.ffn=30"],
+            "parallel.tp: expected a divisor of model.ffn 30, found 4",
+        ),
+        (vec!["parallel.sequence_parallel=true"], "expected parallel.tp of at least 2"),
         (
             vec!["parallel.sequence_parallel=true", "parallel.tp=4", "model.seq_len=66"],
-            "parallel.sequence_parallel: tp 4 does not divide model.seq_len 66",
+            "parallel.sequence_parallel: expected model.seq_len divisible by tp 4, found 66",
         ),
-        (vec!["parallel.pp=5"], "4 layers are fewer than pp x virtual_stages = 5"),
-        (vec!["parallel.zero=2", "parallel.tp=2"], "parallel.zero: 2 needs tp = 1 and pp = 1"),
-        (vec!["parallel.zero=4"], "parallel.zero: got 4, due 0 to 3"),
-        (vec!["parallel.zero=3", "optim.offload=cpu"], "optim.offload: goes with parallel.zero 0"),
-        (vec!["parallel.virtual_stages=2"], "which only schedule \"interleaved\" uses"),
-        (vec!["parallel.schedule=interleaved"], "parallel.virtual_stages: is 1, and schedule"),
-        (vec![woven[0], woven[1]], "parallel.pp: is 1, and there is nothing to interleave"),
-        ([&t5[..], &woven[..]].concat(), "which only family \"gpt\" has"),
-        (vec!["parallel.layers_per_stage=[3]"], "their sum is 3, the model has 4 layers"),
-        (vec!["parallel.layers_per_stage=[2,2]"], "got 2 numbers, due pp x virtual_stages = 1"),
-        (vec!["parallel.pp=2", "parallel.layers_per_stage=[0,4]"], "a stage without a layer"),
-        (vec!["parallel.recompute={mode='full',except=[4]}"], "got 4, due layers below 4"),
-        (vec!["parallel.recompute={except=[1]}"], "is of mode \"full\" alone"),
-        (vec!["parallel.activation_offload='nvme:/a'"], "needs recompute.mode = \"full\""),
+        (vec!["parallel.pp=5"], "expected pp x virtual_stages of at most 4 layers, found 5"),
+        (
+            vec!["parallel.zero=2", "parallel.tp=2"],
+            "parallel.zero: expected 0 or 1 where tp or pp is above 1, found 2",
+        ),
+        (vec!["parallel.zero=4"], "parallel.zero: expected 0 to 3, found 4"),
+        (
+            vec!["parallel.zero=3", "optim.offload=cpu"],
+            "optim.offload: expected parallel.zero of 0",
+        ),
+        (
+            vec!["parallel.virtual_stages=2"],
+            "expected 1 unless schedule is \"interleaved\", found 2",
+        ),
+        (
+            vec!["parallel.schedule=interleaved"],
+            "parallel.virtual_stages: expected at least 2 with schedule",
+        ),
+        (
+            vec![woven[0], woven[1]],
+            "parallel.pp: expected at least 2 with schedule \"interleaved\"",
+        ),
+        ([&t5[..], &woven[..]].concat(), "\"interleaved\" is only valid with family \"gpt\""),
+        (vec!["parallel.layers_per_stage=[3]"], "expected a sum of 4 layers, found 3"),
+        (
+            vec!["parallel.layers_per_stage=[2,2]"],
+            "expected pp x virtual_stages = 1 numbers, found 2",
+        ),
+        (
+            vec!["parallel.pp=2", "parallel.layers_per_stage=[0,4]"],
+            "expected at least 1 layer per stage, found 0",
+        ),
+        (vec!["parallel.recompute={mode='full',except=[4]}"], "expected layers below 4, found 4"),
+        (vec!["parallel.recompute={except=[1]}"], "only valid with recompute.mode = \"full\""),
+        (
+            vec!["parallel.activation_offload='nvme:/a'"],
+            "expected recompute.mode = \"full\" or zero = 3",
+        ),
         (
             vec![
                 "parallel.recompute.mode=full",
                 "parallel.activation_offload=cpu",
                 "run.device=cpu",
             ],
-            "parallel.activation_offload: is \"cpu\", where run.device has them already",
+            "parallel.activation_offload: expected none or nvme:PATH with run.device = \"cpu\"",
         ),
-        (vec!["parallel.activation_offload=disk"], "got 'disk', due none, cpu or nvme:/path"),
-        (vec!["parallel.timeout=0s"], "parallel.timeout: got 0s, due 1s or more"),
+        (vec!["parallel.activation_offload=disk"], "separated by commas, found 'disk'"),
+        (vec!["parallel.timeout=0s"], "parallel.timeout: expected at least 1s, found 0s"),
     ] {
         let refusal = set(&sets).unwrap_err();
         assert!(refusal.contains(due), "{sets:?}: {refusal}");
@@ -214,33 +258,51 @@ fn an_objective_has_its_own_keys() {
     for (sets, due) in [
         (
             &[][..],
-            "data.mask_ngram_max=3: data.mask_ngram_max: is of objective \"span-corruption\"",
+            "data.mask_ngram_max=3: data.mask_ngram_max: only valid with objective \
+             \"span-corruption\"",
         ),
-        (&[], "data.mask_lengths=geometric: data.mask_lengths: is of objective"),
-        (&triple, "data.mask_full_words=true: data.mask_full_words: is of objective"),
-        (&t5, "data.sentence_order=false: data.sentence_order: is of objective \"mlm\" alone"),
-        (&t5, "data.reset_at_document=true: data.reset_at_document: is of objective \"lm\" or"),
+        (&[], "data.mask_lengths=geometric: data.mask_lengths: only valid with objective"),
+        (&triple, "data.mask_full_words=true: data.mask_full_words: only valid with objective"),
+        (&t5, "data.sentence_order=false: data.sentence_order: only valid with objective \"mlm\""),
+        (
+            &t5,
+            "data.reset_at_document=true: data.reset_at_document: only valid with objective \"lm\" \
+             or \"encdec\"",
+        ),
         (
             &bert,
-            "data.mask_eod_loss=true: data.mask_eod_loss: is of objective \"lm\" or \"encdec\"",
+            "data.mask_eod_loss=true: data.mask_eod_loss: only valid with objective \"lm\" or \
+             \"encdec\"",
         ),
-        (&bert, "data.objective=encdec: data.objective: is not of this family"),
-        (&bert, "data.mask_prob=0: data.mask_prob: is 0: nothing is hidden"),
-        (&bert, "data.mask_ngram_max=0: data.mask_ngram_max: got 0, due 1 to 1024"),
-        (&bert, "data.mask_lengths=short: data.mask_lengths: got 'short', due shorter-first or"),
-        (&bert, "run.seed=2147483647: run.seed: got 2147483647, due 0 to 2147483646"),
-        (&bert, "model.token_types=1: model.token_types: got 1, due 2 to 1024"),
-        (&bert, "model.seq_len=4: model.seq_len: got 4, due 5 to"),
-        (&bert, "data.special.mask=50257: data.special.mask: got 50257, due 0 to 50256"),
-        (&bert, "data.special.msk=1: data.special.msk: unknown key; hint: did you mean 'mask'?"),
-        (&t5, "data.special.sentinels=[9]: data.special.sentinels: got a list of 1, due an array"),
+        (&bert, "data.objective=encdec: data.objective: not supported by model.family"),
+        (&bert, "data.mask_prob=0: data.mask_prob: expected more than 0"),
+        (&bert, "data.mask_ngram_max=0: data.mask_ngram_max: expected 1 to 1024, found 0"),
+        (
+            &bert,
+            "data.mask_lengths=short: data.mask_lengths: expected shorter-first, \
+             longer-first or geometric, found 'short'",
+        ),
+        (&bert, "run.seed=2147483647: run.seed: expected 0 to 2147483646, found 2147483647"),
+        (&bert, "model.token_types=1: model.token_types: expected 2 to 1024, found 1"),
+        (&bert, "model.seq_len=4: model.seq_len: expected 5 to 1048576, found 4"),
+        (&bert, "data.special.mask=50257: data.special.mask: expected 0 to 50256, found 50257"),
+        (&bert, "data.special.msk=1: data.special.msk: unknown key (hint: did you mean 'mask'?)"),
+        (
+            &t5,
+            "data.special.sentinels=[9]: data.special.sentinels: expected an array of \
+             length 2, found a list of 1",
+        ),
         // Nine of 64 tokens are hidden, in one run at least, behind BOS and a sentinel.
-        (&t5, "model.dec_len=10: model.dec_len: got 10, due 11 or more: of 64 tokens 9 are hidden"),
-        (&triple, "model.dec_len=1: model.dec_len: got 1, due 2 to"),
+        (
+            &t5,
+            "model.dec_len=10: model.dec_len: expected at least 11, found 10: of 64 tokens \
+             9 are masked",
+        ),
+        (&triple, "model.dec_len=1: model.dec_len: expected 2 to 1048576, found 1"),
     ] {
         let (change, due) = due.split_once(": ").expect("a change and what is due");
         let refusal = set(&[sets, &[change]].concat()).unwrap_err();
-        assert!(refusal.contains(&format!("config --set: {due}")), "{change}: {refusal}");
+        assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
     }
     for sets in [
         [&t5[..], &["model.dec_len=11"]].concat(),

@@ -210,15 +210,18 @@ fn thousands_of_ranks_are_planned_without_them() {
     assert!(used.mfu_6n_6lhs < used.mfu_6n_12lhs && used.mfu_6n_6lhs > 0.5);
     // 512 micro-batches: nine sums wait.
     assert!(plan.memory_bytes.gradients > 60 << 30, "{:?}", plan.memory_bytes);
-    assert!(plan.refusals[0].contains("a larger batch.micro makes fewer sums"), "{plan}");
-    assert!(plan.to_string().contains("and 48 more: --json has all"));
+    assert!(plan.refusals[0].contains("a larger batch.micro holds fewer gradient sums"), "{plan}");
+    assert!(plan.to_string().contains("and 48 more (--json lists all)"));
 }
 
 #[test]
 fn a_layout_that_does_not_divide_is_refused_and_still_shown() {
     let known = PlanInputs { world: Some(6), ..PlanInputs::default() };
     let plan = RunPlan::new(&config(&["parallel.tp=4"]), &known);
-    assert!(plan.refusals[0].contains("6 ranks are no multiple of tp 4 x pp 1"), "{plan}");
+    assert!(
+        plan.refusals[0].contains("expected a multiple of tp 4 x pp 1 = 4 ranks, found 6"),
+        "{plan}"
+    );
     assert_eq!((plan.layout, plan.stages.len()), (None, 1));
 }
 
@@ -257,7 +260,7 @@ fn time_comes_from_the_best_that_is_known() {
     let time = plan.time.as_ref().unwrap();
     let due = plan.flop.per_token_6n_12lhs as f64 * 819_200.0 / 1e11;
     assert!((time.run_s / due - 1.0).abs() < 1e-12, "{} {due}", time.run_s);
-    assert!(time.basis.contains("100.0 GFLOP/s a rank: a lower bound"), "{}", time.basis);
+    assert!(time.basis.contains("100.0 GFLOP/s per rank: a lower bound"), "{}", time.basis);
     for odd in [0.0, f64::NAN] {
         let known = PlanInputs { tokens_per_s: Some(odd), ..PlanInputs::default() };
         assert_eq!(RunPlan::new(&config, &known).time, None);
@@ -288,12 +291,16 @@ fn what_cannot_run_is_refused_with_the_reason() {
         }
     };
     check(&[], 1_000_000, &[]);
-    check(&["data.split=1,1"], 128, &["the corpus has 64 tokens, one sample takes 65"]);
+    check(
+        &["data.split=1,1"],
+        128,
+        &["expected at least 65 tokens in the training split, found 64"],
+    );
     check(&["data.split=1,1"], 130, &[]);
-    let no_valid = &["eval.every is 400, and data.split '100' has no share for validation"];
+    let no_valid = &["eval.every is 400, but data.split '100' has no share for validation"];
     check(&["data.split='100'", "eval.every=400"], 1_000_000, no_valid);
     check(&["data.split='100'", "eval.every=0"], 1_000_000, &[]);
-    check(&["data.split='0,1'"], 1_000_000, &["the corpus has 0 tokens"]);
+    check(&["data.split='0,1'"], 1_000_000, &["in the training split, found 0"]);
 }
 
 #[test]
@@ -306,10 +313,10 @@ fn what_will_hurt_is_a_warning() {
     let plan = RunPlan::new(&config(&["checkpoint.every.steps=801"]), &known);
     assert!(plan.refusals.is_empty(), "{:?}", plan.refusals);
     let [memory, epochs, saving] = &plan.warnings[..] else { panic!("{:?}", plan.warnings) };
-    assert!(memory.contains("and has 64 MiB; hint: a larger batch.micro"), "{memory}");
+    assert!(memory.contains("and has 64 MiB (hint: a larger batch.micro"), "{memory}");
     // 819,200 tokens over 94.9 % of 100,000.
     assert!(epochs.contains("reads its corpus 8.6 times"), "{epochs}");
-    assert!(saving.contains("saves at its end only"), "{saving}");
+    assert!(saving.contains("saves only at its end"), "{saving}");
     let text = plan.to_string();
     assert!(plan.warnings.iter().all(|warning| text.contains(&format!("warning: {warning}"))));
 
@@ -371,10 +378,10 @@ fn the_table_and_the_json_have_the_same_numbers() {
         "gpt: 4 layers, hidden 128, 4 heads of 32, ffn 512, vocabulary 50257 in 50304 rows",
         "total                        7,234,432",
         "ranks                                1  dp 1 x pp 1 x tp 1",
-        "tokens                         819,200  1,024 a step",
+        "tokens                         819,200  1,024 per step",
         "epochs                            0.86",
-        "first loss                      10.825  ln(vocabulary)",
-        "time                             3m20s  at 4,096 tokens/s, from the measured tokens/s",
+        "initial loss                    10.825  ln(vocabulary)",
+        "time                             3m20s  at 4,096 tokens/s, based on measured speed",
     ] {
         assert!(text.contains(due), "'{due}' is not in\n{text}");
     }
@@ -416,7 +423,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
     assert!((moved.disk_s_per_step.unwrap() - 12e-8 * n as f64).abs() < 1e-9);
     assert!(disk.warnings.is_empty(), "{disk}");
     assert!(
-        disk.to_string().contains("of nvme:/scratch, 0.9 s of the disk, beside 1.0 s"),
+        disk.to_string().contains("in nvme:/scratch, 0.9 s of disk time, 1.0 s of computation"),
         "{disk}"
     );
     // Of a larger state the buffers are in memory, as many as the engine has for so many disks.
@@ -424,7 +431,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
     let buffers = plan(&wide, PlanInputs::default()).memory_bytes.offload;
     assert_eq!(buffers, ckpt::offload::OffloadOptions::default().memory_bytes(2));
     let slow = plan(&sets, PlanInputs { disk_bytes_per_s: Some(8e7), ..speeds });
-    assert!(slow.warnings[0].contains("the disk takes longer for an update"), "{slow}");
+    assert!(slow.warnings[0].contains("the disk needs more time for an update"), "{slow}");
 }
 
 /// Of four layers three take an input, of 4 x 64 x 128 numbers, which a step of four micro-batches
@@ -445,8 +452,8 @@ fn inputs_of_layers_are_moved_by_each_step() {
     assert_eq!((moved.spared_bytes, away.memory_bytes.input_buffers), (0, 3 * input));
     assert_eq!(away.memory_bytes.activations, here.activations - 4 * input);
     assert!(moved.disk_s_per_step.unwrap() > moved.compute_s_per_step.unwrap());
-    assert!(away.warnings[0].contains("the disk takes longer for the inputs"), "{away}");
-    assert!(away.warnings[1].contains("spares no memory"), "{away}");
+    assert!(away.warnings[0].contains("the disk needs more time for the inputs"), "{away}");
+    assert!(away.warnings[1].contains("saves no memory"), "{away}");
 
     // All micro-batches at once, of a longer text.
     let long = ["parallel.schedule=gpipe", "model.seq_len=8192", "model.layers=13"];

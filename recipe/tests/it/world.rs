@@ -20,17 +20,17 @@ fn lists_of_hosts_are_those_of_scontrol() {
         assert_eq!(expand(list).unwrap().join(" "), due, "{list}");
     }
     for (list, due) in [
-        ("", "it has an empty name"),
-        ("a,,b", "it has an empty name"),
-        ("n[1-3", "a bracket is not closed"),
-        ("n1-3]", "a bracket was not opened"),
+        ("", "empty host name"),
+        ("a,,b", "empty host name"),
+        ("n[1-3", "unclosed bracket"),
+        ("n1-3]", "unopened bracket"),
         ("n[3-1]", "reversed"),
-        ("n[a-b]", "is no range of numbers"),
-        ("n[1-+3]", "is no range of numbers"),
-        ("n[]", "is no range of numbers"),
+        ("n[a-b]", "expected a range of numbers"),
+        ("n[1-+3]", "expected a range of numbers"),
+        ("n[]", "expected a range of numbers"),
         ("n[0-99999999]", "too long"),
         ("n[0-999]x[0-999]", "more than 65536 hosts"),
-        ("n[18446744073709551615-18446744073709551616]", "is no range of numbers"),
+        ("n[18446744073709551615-18446744073709551616]", "expected a range of numbers"),
     ] {
         let text = expand(list).unwrap_err().to_string();
         assert!(text.contains(due), "{list}: {text}");
@@ -101,12 +101,12 @@ fn variables_that_do_not_go_together_are_named() {
     for (text, due) in [
         (with("RANK", ""), "RANK is not set"),
         (with("MASTER_PORT", ""), "MASTER_PORT is not set"),
-        (with("MASTER_PORT", "70000"), "MASTER_PORT is \"70000\", due a number"),
-        (with("RANK", "-1"), "RANK is \"-1\", due a number"),
-        (with("RANK", "4"), "RANK and WORLD_SIZE say rank 4 of 4"),
-        (with("WORLD_SIZE", "0"), "say rank 3 of 0"),
+        (with("MASTER_PORT", "70000"), "expected a number in MASTER_PORT, found \"70000\""),
+        (with("RANK", "-1"), "expected a number in RANK, found \"-1\""),
+        (with("RANK", "4"), "found rank 4 of 4, from RANK and WORLD_SIZE"),
+        (with("WORLD_SIZE", "0"), "found rank 3 of 0"),
     ] {
         assert!(text.contains(due), "{text}");
-        assert!(text.contains("find out which rank this is"), "{text}");
+        assert!(text.contains("cannot determine the rank of this process"), "{text}");
     }
 }

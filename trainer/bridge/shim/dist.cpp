@@ -123,7 +123,7 @@ static c10::intrusive_ptr<c10d::Work> start_on(
     case Op::barrier:
       return backend.barrier();
   }
-  TORCH_CHECK(false, "no operation has the number ", call.op);
+  TORCH_CHECK(false, "unknown operation ", call.op);
 }
 
 Work start(const GroupPtr& group, const Call& call, const Tensor& out, const Tensor& in) {
@@ -202,11 +202,11 @@ static const Ticket* oldest(Group& group) {
 static const char* text_of(c10d::ErrorType error) {
   switch (error) {
     case c10d::ErrorType::TIMEOUT:
-      return "NCCL: it takes too long";
+      return "NCCL: operation timed out";
     case c10d::ErrorType::REMOTE_ERROR:
-      return "NCCL: the connection to another rank has failed";
+      return "NCCL: connection to another rank failed";
     default:
-      return "NCCL: it has failed (hint: NCCL_DEBUG=WARN logs the cause)";
+      return "NCCL: operation failed (hint: NCCL_DEBUG=WARN logs the cause)";
   }
 }
 
@@ -225,7 +225,7 @@ static void look_for_lost(c10::DeviceIndex gpu) {
       throw lost(*group, ticket != nullptr ? *ticket : group->waited, text_of(error));
     }
     if (ticket != nullptr && steady_clock::now() - ticket->begun > group->patience) {
-      throw lost(*group, *ticket, "the GPU still waits for it");
+      throw lost(*group, *ticket, "the GPU is still waiting for it");
     }
   }
 }

@@ -1,8 +1,9 @@
 // What every part of the shim shares: the version check, and exceptions turned into text.
 //
 // The C interface: every function that can fail returns 0, or 1 with the reason in
-// `fb_last_error()`, or 2 if another rank is the reason, and then `fb_last_lost()` has the details. Tensors cross as `at::Tensor*`, borrowed for the call; a tensor that is
-// returned is a new handle, which the caller owns. Lists are a pointer and a count.
+// `fb_last_error()`, or 2 if another rank is the reason, and then `fb_last_lost()` has the details.
+// Tensors cross as `at::Tensor*`, borrowed for the call; a tensor that is returned is a new handle,
+// which the caller owns. Lists are a pointer and a count.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -57,7 +58,7 @@ int guarded(Body body) noexcept {
   } catch (const std::exception& error) {
     remember_error(error.what());
   } catch (...) {
-    remember_error("an exception that is no std::exception");
+    remember_error("unknown C++ exception");
   }
   return 1;
 }

@@ -34,7 +34,7 @@ static Tensor scattered(const GroupPtr& group, const Tensor& x) {
   auto shape = x.sizes().vec();
   const int64_t ranks = group->backend->getSize();
   TORCH_CHECK(
-      shape[0] % ranks == 0, "got ", shape[0], " rows, due a multiple of the ", ranks, " ranks");
+      shape[0] % ranks == 0, "expected a multiple of ", ranks, " rows, found ", shape[0]);
   shape[0] /= ranks;
   Tensor own = at::empty(shape, x.options());
   feedline::run(group, call(Op::reduce_scatter), own, x.contiguous());

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// [`Error::Lengths`]; [`Error::Collective`] if a collective of the graph lost a rank; or what
 /// libtorch says, such as that a root needs no gradient.
 pub fn backward<T: AsRef<Tensor>>(roots: &[T], grads: &[T]) -> Result<()> {
-    let operation = "go backward";
+    let operation = "run backward";
     if roots.len() != grads.len() {
         return Err(Error::Lengths { operation, found: vec![roots.len(), grads.len()] });
     }

@@ -43,19 +43,19 @@ pub fn is_alone(tensor: &Tensor) -> bool {
 fn lendable_bytes(tensor: &Tensor) -> Result<usize> {
     let refuse = |reason| Err(Error::NotLendable { reason });
     if !tensor.defined() {
-        return refuse("it is undefined");
+        return refuse("tensor is undefined");
     }
     if tensor.device() != Device::Cpu {
-        return refuse("it is not in the memory of the CPU");
+        return refuse("tensor is not in CPU memory");
     }
     if tensor.kind() == Kind::Bool {
-        return refuse("not every byte is a bool");
+        return refuse("tensor has dtype bool");
     }
     if tensor.is_sparse() || tensor.is_mkldnn() || !tensor.is_contiguous() {
-        return refuse("it is not contiguous");
+        return refuse("tensor is not contiguous");
     }
     if !is_alone(tensor) {
-        return refuse("another handle, view or graph refers to its memory");
+        return refuse("another handle, view or graph shares its memory");
     }
     Ok(tensor.numel() * tensor.kind().elt_size_in_bytes())
 }

@@ -3,15 +3,15 @@ use std::time::Duration;
 
 use crate::dist::{ranks_text, seconds};
 
-/// Why libtorch, or the bridge before it, refused.
+/// An error of libtorch or of the bridge.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// A C++ exception, as text.
     Torch {
-        /// What we were doing.
+        /// What failed, as a verb.
         operation: &'static str,
-        /// What libtorch said.
+        /// The message of libtorch.
         text: String,
     },
     /// Lists that belong together have different lengths.
@@ -89,23 +89,31 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Torch { operation, text } => write!(f, "{operation}: {text}"),
+            Error::Torch { operation, text } => write!(f, "cannot {operation}: {text}"),
             Error::Lengths { operation, found } => {
-                write!(f, "{operation}: got lists of {found:?} tensors, due equal lengths")
+                write!(f, "cannot {operation}: expected lists of equal length, found {found:?}")
             }
             Error::Collective { op, group, ranks, text } => {
-                write!(f, "{op} on {group} (ranks {}): {text}", ranks_text(ranks))
+                write!(f, "cannot complete {op} on {group} (ranks {}): {text}", ranks_text(ranks))
             }
             Error::Absent { operation, missing, after } => {
                 let noun = if missing.len() == 1 { "rank" } else { "ranks" };
                 let after = seconds(after.as_secs_f64());
-                write!(f, "{operation}: {noun} {} missing after {after}", ranks_text(missing))
+                write!(
+                    f,
+                    "cannot {operation}: {noun} {} missing after {after}",
+                    ranks_text(missing)
+                )
             }
             Error::Peer { operation, text } | Error::Store { operation, text } => {
-                write!(f, "{operation}: {text}")
+                write!(f, "cannot {operation}: {text}")
             }
-            Error::Serve { address, text } => write!(f, "keep a store on {address}: {text}"),
-            Error::NotLendable { reason } => write!(f, "lend the bytes of a tensor: {reason}"),
+            Error::Serve { address, text } => {
+                write!(f, "cannot serve a store on {address}: {text}")
+            }
+            Error::NotLendable { reason } => {
+                write!(f, "cannot access the bytes of a tensor: {reason}")
+            }
         }
     }
 }

@@ -15,7 +15,9 @@ use crate::ffi::{check, fb_fake_gpus, fb_fake_gpus_hang};
 /// If libtorch refuses.
 pub fn install() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| check("make GPUs", fb_fake_gpus()).expect("libtorch has none of its own"));
+    ONCE.call_once(|| {
+        check("make simulated GPUs", fb_fake_gpus()).expect("libtorch has none of its own")
+    });
 }
 
 /// Says whether they hang: then nothing that is waited for comes to an end.

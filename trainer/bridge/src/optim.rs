@@ -42,7 +42,7 @@ pub fn fused_adamw(
     moments: &mut Moments<'_>,
     update: &AdamWStep,
 ) -> Result<()> {
-    let operation = "update by AdamW";
+    let operation = "run AdamW";
     let found = vec![params.len(), grads.len(), moments.exp_avgs.len(), moments.exp_avg_sqs.len()];
     if found.iter().any(|len| *len != params.len()) {
         return Err(Error::Lengths { operation, found });
@@ -84,5 +84,5 @@ pub fn norms<T: AsRef<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     let mut out = std::ptr::null_mut();
     // SAFETY: `list` has handles that are alive during the call, and `out` has room for one.
     let code = unsafe { fb_norms(list.as_ptr(), list.len(), &raw mut out) };
-    take("take norms", code, out)
+    take("compute norms", code, out)
 }

@@ -30,7 +30,7 @@ pub fn has_amx() -> bool {
 /// # Errors
 /// What libtorch says.
 pub fn set_deterministic() -> Result<()> {
-    check("ask for repeatable kernels", fb_set_deterministic())
+    check("enable deterministic kernels", fb_set_deterministic())
 }
 
 /// Whether [`set_deterministic`] was called.
@@ -44,7 +44,7 @@ pub fn is_deterministic() -> bool {
 /// # Errors
 /// What libtorch says, such as that there is no such GPU.
 pub fn use_gpu(index: usize) -> Result<()> {
-    check("use a GPU", fb_use_gpu(i32::try_from(index).unwrap_or(i32::MAX)))
+    check("select a GPU", fb_use_gpu(i32::try_from(index).unwrap_or(i32::MAX)))
 }
 
 /// Tells glibc to keep what is freed for the next step, rather than give it back to the system and
@@ -60,7 +60,7 @@ pub fn keep_freed_memory() -> bool {
 /// # Errors
 /// What libtorch says, such as that there is no such device.
 pub fn rng_state(device: Device) -> Result<Vec<u8>> {
-    let operation = "read the state of random numbers";
+    let operation = "read the random state";
     let mut out = ptr::null_mut();
     // SAFETY: `out` has room for one handle.
     let code = unsafe { fb_rng_get(generator(device), &raw mut out) };
@@ -77,7 +77,7 @@ pub fn set_rng_state(device: Device, state: &[u8]) -> Result<()> {
     let state = Tensor::from_slice(state);
     // SAFETY: the handle is alive during the call.
     let code = unsafe { fb_rng_set(generator(device), state.as_ptr()) };
-    check("set the state of random numbers", code)
+    check("set the random state", code)
 }
 
 fn generator(device: Device) -> i32 {

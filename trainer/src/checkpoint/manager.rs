@@ -96,7 +96,7 @@ impl CheckpointManager {
                     let (url, limits) = (config.checkpoint_dir(), CheckpointOptions::default());
                     let agent =
                         Agent::start(command, &url, "", limits, LivenessTimeouts::default())?;
-                    log::info!("checkpoint: saved by process {}", agent.pid());
+                    log::info!("checkpoint: process {} writes the checkpoints", agent.pid());
                     AsyncSaver::with_agent(steps, options, agent)?
                 }
                 None => AsyncSaver::new(steps, options)?,
@@ -178,7 +178,7 @@ impl CheckpointManager {
                 }
             };
         if let Err(error) = outcome {
-            log::error!("step {step} was not saved: {error}");
+            log::error!("checkpoint: step {step} is not saved: {error}");
             self.failures += 1;
             self.failure = Some(error);
         }
@@ -209,7 +209,7 @@ impl CheckpointManager {
             let status = draining.wait_idle(DRAIN_LOOK);
             if let Some(failure) = status.failure {
                 self.failures += 1;
-                log::error!("the second store is behind: {failure}");
+                log::error!("drain: copy to the second store failed: {failure}");
                 return Ok(());
             }
             if !status.busy {
@@ -311,7 +311,7 @@ impl PostCommit {
         match kept {
             Ok(plan) if plan.delete.is_empty() => {}
             Ok(plan) => log::debug!("checkpoint: deleted steps {:?}", plan.delete),
-            Err(error) => log::warn!("checkpoint: older steps stay for now: {error}"),
+            Err(error) => log::warn!("checkpoint: older steps are not deleted: {error}"),
         }
     }
 }

@@ -65,7 +65,7 @@ impl CheckpointFolder {
                 Err(error @ ckpt::Error::Held { .. })
                     if config.checkpoint.agent && begun.elapsed() < AGENT_MAX =>
                 {
-                    log::info!("checkpoint: waiting for the last save of the run before: {error}");
+                    log::info!("checkpoint: waiting for a save of the previous run: {error}");
                     std::thread::sleep(Duration::from_secs(1));
                 }
                 lease => break lease?,
@@ -89,9 +89,9 @@ impl CheckpointFolder {
         })?;
         let begin: ResumePoint = serde_json::from_str(&told).map_err(|error| {
             Error::Mismatch(Incompatible::new(
-                "hear from rank 0 where to begin",
-                format!("got {told}: {error}"),
-                "all ranks are to be the same version of this program",
+                "cannot read the resume point from rank 0",
+                error.to_string(),
+                "start all ranks with the same version of this program",
             ))
         })?;
         match (begin, &start.config.checkpoint.load) {
@@ -103,7 +103,7 @@ impl CheckpointFolder {
                 let (progress, checkpoint) =
                     agreed(loaded, trainer)?.map_err(|own| own.unwrap_or_else(elsewhere))?;
                 let what = if wanted.contains(&Part::Data) {
-                    "going on from"
+                    "resuming from"
                 } else {
                     "starting with the weights of"
                 };
@@ -157,13 +157,13 @@ impl CheckpointFolder {
             match agreed(loaded, trainer)? {
                 Err(own) => {
                     if let Some(error) = own {
-                        log::warn!("step {step} is damaged and is passed over: {error}");
+                        log::warn!("checkpoint: step {step} is corrupt and skipped: {error}");
                     }
                     damaged.extend(is_near.then_some(step));
-                    bad.push(format!("step {step} is damaged"));
+                    bad.push(format!("step {step} is corrupt"));
                 }
                 Ok((progress, checkpoint)) => {
-                    tell(crew, || format!("checkpoint: going on from {}", checkpoint.display()));
+                    tell(crew, || format!("checkpoint: resuming from {}", checkpoint.display()));
                     if crew.is_first() {
                         self.set_aside(&damaged, start.lease)?;
                     }
@@ -173,14 +173,14 @@ impl CheckpointFolder {
         }
         let names = self.store.list_names(&Key::root())?.into_iter();
         let named = names.filter(|name| name.starts_with("step-"));
-        bad.extend(named.map(|name| format!("{name} is damaged")));
+        bad.extend(named.map(|name| format!("{name} is corrupt")));
         if bad.is_empty() {
             return anew(start.config, crew, trainer);
         }
         Err(Error::Mismatch(Incompatible {
-            operation: format!("look for a checkpoint in {}", start.config.checkpoint_dir()),
+            operation: format!("cannot load a step of {}", start.config.checkpoint_dir()),
             details: bad,
-            hint: "restore one, or move them away to start anew",
+            hint: "restore one, or move them away to start from scratch",
         }))
     }
 
@@ -201,7 +201,7 @@ impl CheckpointFolder {
         for step in steps {
             let name = format!("step-{step:012}");
             let aside = Key::new(format!(".damaged-{name}-{}", std::process::id()))?;
-            log::warn!("{name} moves to {}", self.store.display(&aside));
+            log::warn!("checkpoint: {name} is renamed to {}", self.store.display(&aside));
             confirm()?;
             let name = Key::new(name)?;
             self.store.publish(&name, &aside)?;
@@ -219,9 +219,9 @@ impl CheckpointFolder {
         match newest.filter(|newest| start.is_none_or(|start| newest.step() > start)) {
             None => Ok(()),
             Some(newest) => Err(Error::Mismatch(Incompatible::new(
-                format!("start with checkpoint.load = \"{}\"", config.checkpoint.load),
-                format!("{} is there, and is not overwritten", newest.display()),
-                "checkpoint.load = \"auto\" goes on from it; another run.dir starts afresh",
+                format!("cannot start with checkpoint.load = \"{}\"", config.checkpoint.load),
+                format!("{} exists, and is not overwritten", newest.display()),
+                "checkpoint.load = \"auto\" resumes from it; or set another run.dir",
             ))),
         }
     }
@@ -264,7 +264,7 @@ fn agreed<T>(
 }
 
 fn elsewhere() -> Error {
-    let (operation, text) = ("load the checkpoint".to_owned(), "another rank cannot".to_owned());
+    let (operation, text) = ("load the checkpoint".to_owned(), "another rank failed".to_owned());
     Error::Bridge(bridge::Error::Peer { operation, text })
 }
 
@@ -275,7 +275,7 @@ fn tell(crew: &RankGroup, text: impl FnOnce() -> String) {
 }
 
 fn anew(config: &Config, crew: &RankGroup, trainer: &mut Trainer) -> Result<TrainingProgress> {
-    tell(crew, || format!("checkpoint: none, starting anew with seed {}", config.run.seed));
+    tell(crew, || format!("checkpoint: none; starting from scratch, seed {}", config.run.seed));
     trainer.begin_anew(config.run.seed)?;
     Ok(TrainingProgress::default())
 }

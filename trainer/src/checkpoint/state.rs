@@ -162,18 +162,18 @@ pub fn load(
     }
     let bad = |detail: String| {
         Error::Mismatch(Incompatible::new(
-            format!("load {}", checkpoint.display()),
+            format!("cannot load {}", checkpoint.display()),
             detail,
-            "it was not saved by this trainer; `feedline inspect` tells what is in it",
+            "`feedline inspect` shows what it contains",
         ))
     };
     let meta = checkpoint.meta();
     if let Some(scale) = meta.get("loss_scale").filter(|scale| !scale.is_null()) {
         let scaler = Scaler::deserialize(scale);
-        trainer.set_scaler(scaler.map_err(|e| bad(format!("its loss scale {scale}: {e}")))?);
+        trainer.set_scaler(scaler.map_err(|e| bad(format!("loss scale {scale}: {e}")))?);
     }
     let number = |key: &str| {
-        meta[key].as_u64().ok_or_else(|| bad(format!("its meta has no number '{key}'")))
+        meta[key].as_u64().ok_or_else(|| bad(format!("expected a number '{key}' in its meta")))
     };
     Ok(TrainingProgress { step: number("step")?, samples: number("samples_consumed")? })
 }
@@ -190,22 +190,22 @@ pub fn load_group(
 ) -> Result<()> {
     let mut details = Vec::new();
     for spec in specs {
-        let due = spec.shape_u64();
+        let shape = spec.shape_u64();
         match checkpoint.tensor(&spec.name, group) {
-            Ok(entry) if entry.dtype == Dtype::F32 && entry.shape == due => {}
+            Ok(entry) if entry.dtype == Dtype::F32 && entry.shape == shape => {}
             Ok(entry) => details.push(format!(
-                "{}: got {:?} {:?}, due {:?} {due:?}",
+                "{}: expected {:?} {shape:?}, found {:?} {:?}",
                 spec.name,
+                Dtype::F32,
                 entry.dtype,
-                entry.shape,
-                Dtype::F32
+                entry.shape
             )),
             Err(error) => details.push(error.to_string()),
         }
     }
     if !details.is_empty() {
-        let operation = format!("load {}", checkpoint.display());
-        let hint = "the checkpoint is of another model, or was not saved by this trainer";
+        let operation = format!("cannot load {}", checkpoint.display());
+        let hint = "use a checkpoint that this trainer saved for this model";
         return Err(Error::Mismatch(Incompatible { operation, details, hint }));
     }
     let reads = specs.iter().zip(into).map(|(spec, tensor)| {
@@ -238,7 +238,7 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
         let text = format!("{key}: {there} in the checkpoint, {here} in the config");
         match difference.effect {
             ResumeEffect::OtherRun => details.push(text),
-            ResumeEffect::OtherBits => log::warn!("resume: not bit for bit: {text}"),
+            ResumeEffect::OtherBits => log::warn!("resume: not bit-identical: {text}"),
         }
     }
     let (there, here) = (&checkpoint.meta()["data"], data);
@@ -247,15 +247,15 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
     }
     let (there, here) = (&checkpoint.meta()["libtorch"], torch_version());
     if there.as_str() != Some(&here) {
-        log::warn!("resume: not bit for bit: libtorch {there} in the checkpoint, {here} here");
+        log::warn!("resume: not bit-identical: libtorch {there} in the checkpoint, {here} here");
     }
     if details.is_empty() {
         return Ok(());
     }
     Err(Error::Mismatch(Incompatible {
-        operation: format!("resume from {}", checkpoint.display()),
+        operation: format!("cannot resume from {}", checkpoint.display()),
         details,
-        hint: "take the config of that run, or another run.dir for a new one",
+        hint: "use the config of that run, or another run.dir for a new run",
     }))
 }
 
@@ -268,9 +268,9 @@ pub fn open_folder(folder: &str) -> Result<Checkpoint> {
     let step = key.name().strip_prefix("step-").and_then(|digits| digits.parse().ok());
     let step = step.ok_or_else(|| {
         Error::Mismatch(Incompatible::new(
-            format!("open the checkpoint {folder}"),
-            format!("got a folder '{}', due one step-000000120", key.name()),
-            "name one step, as `ls` of the checkpoints' folder shows them",
+            format!("cannot open checkpoint {folder}"),
+            format!("expected a folder such as step-000000000120, found '{}'", key.name()),
+            "name the folder of one step",
         ))
     })?;
     Ok(Checkpoints::open(store, Key::root()).open_step(step)?)

@@ -152,6 +152,6 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 fn number(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {
-    let due = || format!("due a number from {} to {}", range.start(), range.end());
-    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(due)
+    let refuse = || format!("expected a number from {} to {}", range.start(), range.end());
+    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(refuse)
 }

@@ -76,5 +76,5 @@ impl ProgressPrinter {
 fn read_text(url: &str) -> Result<String> {
     let (store, key) = storage::locate(url)?;
     let bytes = storage::read_all(store.as_ref(), &key)?;
-    String::from_utf8(bytes).with_context(|| format!("read {url}"))
+    String::from_utf8(bytes).with_context(|| format!("cannot read {url}"))
 }

@@ -19,7 +19,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode> {
     let count = args.runs.len();
     ensure!(
         count <= RUNS_MAX,
-        "got {count} runs, due {RUNS_MAX} at most: more cannot be told apart"
+        "cannot draw {count} runs: expected at most {RUNS_MAX} in one report"
     );
     let runs = args.runs.iter().map(|folder| Ok(RunRecord::read(folder)?));
     let page = html(&runs.collect::<Result<Vec<_>>>()?);
@@ -39,5 +39,5 @@ pub(super) fn write_page(output: &str, page: &str) -> Result<()> {
         let (store, key) = storage::locate(output)?;
         Ok(store.replace(&key, page.as_bytes())?)
     };
-    write().with_context(|| format!("write {output}"))
+    write().with_context(|| format!("cannot write {output}"))
 }

@@ -30,7 +30,7 @@ pub(crate) struct SweepArgs {
 /// Trains at rising rates in a folder of its own, saves nothing, and tells where the loss fell.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
     let (from, to, steps) = (args.from, args.to, args.steps);
-    ensure!(0.0 < from && from < to, "got rates from {from} to {to}, due more than 0, and rising");
+    ensure!(0.0 < from && from < to, "expected 0 < --from < --to, found {from} and {to}");
     let dir = format!("{}/lr-sweep", crate::load(&args.config)?.run.dir.trim_end_matches('/'));
     let mut sets = args.config.sets.clone();
     sets.extend([
@@ -66,14 +66,14 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
     let page = format!("{dir}/report.html");
     write_page(&page, &html(std::slice::from_ref(&run)))?;
     let Some(Sweep { points, fastest, least }) = Sweep::of(&run) else {
-        bail!("the run ended too soon to tell anything; hint: a lower --from");
+        bail!("cannot compare rates: the run ended too early (hint: a lower --from)");
     };
     let mut out = io::stdout().lock();
     writeln!(out, "{:>12} {:>10}", "rate", "loss")?;
     for (rate, loss) in points.iter().step_by(points.len().div_ceil(ROWS_MAX)) {
         writeln!(out, "{rate:>12.3e} {loss:>10.4}")?;
     }
-    writeln!(out, "the loss falls fastest at {fastest:.2e} and is least at {least:.2e}")?;
-    writeln!(out, "optim.lr.peak is between them, well below the second; {page} has the curve")?;
+    writeln!(out, "loss falls fastest at {fastest:.2e}; lowest loss at {least:.2e}")?;
+    writeln!(out, "choose optim.lr.peak between them, well below the second; curve: {page}")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -58,8 +58,8 @@ pub fn wikitext(
     tokenizer.encode(&detokenize_wikitext(text), &mut ids);
     let total = ids.len() as u64;
     if words < 2 || total < 2 {
-        let got = format!("got {words} words and {total} tokens, due 2 of each");
-        return Err(refused("judge a text".to_owned(), got, "give a file of WikiText"));
+        let problem = format!("expected 2 words and 2 tokens, found {words} and {total}");
+        return Err(refused("cannot evaluate".to_owned(), problem, "use a WikiText file"));
     }
     let mut ids = ids.into_iter();
     let mut next = || Ok(ids.next());
@@ -131,9 +131,9 @@ pub fn corpus(
         end += 1;
     }
     if total < 2 {
-        let doing = format!("judge the {} split of {}", task.which.name(), corpus.display());
-        let got = format!("got {total} tokens, due 2 or more");
-        return Err(refused(doing, got, "another --split, or another corpus"));
+        let what = format!("cannot evaluate {} split of {}", task.which.name(), corpus.display());
+        let problem = format!("expected at least 2 tokens, found {total}");
+        return Err(refused(what, problem, "another --split, or another corpus"));
     }
     let mut sequences = part.start..end;
     let mut read = VecDeque::new();
@@ -172,8 +172,8 @@ fn windowed(
     let len = trained.config().model.seq_len;
     let stride = options.stride.unwrap_or(len);
     if stride == 0 || stride > len {
-        let got = format!("got a stride of {stride}, due 1 to the model's {len} tokens");
-        return Err(refused("lay windows over a text".to_owned(), got, "another --stride"));
+        let problem = format!("expected 1 to {len}, the tokens of a sequence, found {stride}");
+        return Err(refused(format!("cannot use --stride {stride}"), problem, "another --stride"));
     }
     let (mut held, mut held_from) = (VecDeque::new(), 0);
     let mut sum = 0.0;
@@ -237,15 +237,16 @@ pub fn lambada(
     let window = trained.config().model.seq_len as usize; // fits: the config bounds it
     for (number, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let pair = passage(tokenizer, line).ok_or_else(|| {
-            let got = format!("line {}: no JSON object with a 'text' of two words", number + 1);
-            refused("read LAMBADA".to_owned(), got, "a line is {\"text\": \"all of a passage\"}")
+            let what = format!("cannot read LAMBADA at line {}", number + 1);
+            let problem = "expected a JSON object with a 'text' of two words".to_owned();
+            refused(what, problem, "a line is {\"text\": \"all of a passage\"}")
         })?;
         cut += u64::from(pair[0].tokens.len() > window + 1);
         rows.push(pair.map(|row| shortened(row, window)));
     }
     if rows.is_empty() {
-        let got = "got no line".to_owned();
-        return Err(refused("read LAMBADA".to_owned(), got, "another file"));
+        let problem = "expected a line of JSON, found none".to_owned();
+        return Err(refused("cannot read LAMBADA".to_owned(), problem, "another file"));
     }
     let (mut words, mut tokens, mut loss) = (0, 0, 0.0);
     for (at, rows_now) in rows.chunks(options.batch.max(1)).enumerate() {

@@ -125,9 +125,9 @@ impl Trained {
     fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
         if prompt.is_empty() {
             return Err(Error::Mismatch(Incompatible::new(
-                "go on from the prompt",
-                "it has no token",
-                "give a text, or the end-of-document token",
+                "cannot continue the prompt",
+                "expected at least one token, found none",
+                "pass a text, or the end-of-document token",
             )));
         }
         self.check_tokens(prompt)

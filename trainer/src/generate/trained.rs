@@ -72,9 +72,9 @@ impl Trained {
     pub fn hidden(&self, micro: &Micro) -> Result<Tensor> {
         if self.config.model.family != Family::Gpt {
             return Err(Error::Mismatch(Incompatible::new(
-                "tell the probability of a running text",
-                format!("got model.family {:?}, due gpt", self.config.model.family),
-                "the loss of the others on their own task is what `eval.every` logs",
+                "cannot compute the probability of a text",
+                format!("expected model.family gpt, found {:?}", self.config.model.family),
+                "`eval.every` logs the loss of other families",
             )));
         }
         Ok(self.stage.infer(&self.leaves, micro, Vec::new())?.swap_remove(0))
@@ -97,9 +97,9 @@ impl Trained {
         match tokens.iter().find(|token| u64::from(**token) >= vocab) {
             None => Ok(()),
             Some(token) => Err(Error::Mismatch(Incompatible::new(
-                "read a text",
-                format!("got token {token}, due ids below {vocab}"),
-                "the model was trained with another tokenizer",
+                "cannot read tokens",
+                format!("expected ids below {vocab}, found token {token}"),
+                "use the tokenizer of the model",
             ))),
         }
     }
@@ -118,8 +118,8 @@ fn find(place: &str) -> Result<Checkpoint> {
         }
     }
     Err(Error::Mismatch(Incompatible::new(
-        format!("look for a checkpoint in {place}"),
-        format!("no complete step-* in it, nor in {place}/ckpt"),
+        format!("cannot find a checkpoint in {place}"),
+        format!("no complete step-* there or in {place}/ckpt"),
         "name the folder of a run, of its checkpoints, or of one step",
     )))
 }

@@ -150,7 +150,7 @@ impl Rank {
         port: u16,
         lines: &SyncSender<RankLine>,
     ) -> Result<Self> {
-        let doing = || format!("start rank {rank}, {}", launch.program.display());
+        let doing = || format!("start rank {rank} with {}", launch.program.display());
         let size = launch.ranks.to_string();
         let mut command = Command::new(&launch.program);
         command.args(&launch.arguments).stdin(Stdio::null());
@@ -202,16 +202,16 @@ impl Ranks {
                 continue;
             }
             match end {
-                RankExit::Code(code) => log::error!("launch: rank {} ended with {code}", rank.rank),
+                RankExit::Code(code) => log::error!("launch: rank {}: exit code {code}", rank.rank),
                 RankExit::Signal(by) => {
-                    log::error!("launch: rank {} was ended by signal {by}", rank.rank);
+                    log::error!("launch: rank {} was killed by signal {by}", rank.rank);
                 }
             }
             self.failed_at.get_or_insert_with(Instant::now);
         }
         if self.failed_at.is_some_and(|at| at.elapsed() >= LINGER) {
             self.for_those_that_go_on(|rank| {
-                log::error!("launch: rank {} goes on after another has failed: ended", rank.rank);
+                log::error!("launch: rank {} runs after another failed: killing it", rank.rank);
                 _ = rank.child.kill();
             });
             self.failed_at = None;
@@ -324,7 +324,7 @@ impl Outlets {
             Outlet::Err => &mut self.err,
         };
         to.write_all(&line.text).and_then(|()| to.flush()).map_err(|source: io::Error| Error::Run {
-            operation: "pass on what the ranks say".to_owned(),
+            operation: "forward the output of ranks".to_owned(),
             source,
         })
     }

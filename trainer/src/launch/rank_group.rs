@@ -128,7 +128,7 @@ impl RankGroup {
             return Ok((None, text.to_owned()));
         }
         let text = format!("rank 0: {}", text.trim_start_matches('-'));
-        Err(bridge::Error::Peer { operation: key, text }.into())
+        Err(bridge::Error::Peer { operation: "continue".to_owned(), text }.into())
     }
 
     /// The ranks of this machine, this one among them, ascending.
@@ -189,9 +189,9 @@ fn machine() -> String {
 fn mesh(config: &Config, ranks: usize) -> Result<DeviceMesh> {
     let division = config.divide(ranks as u64).map_err(|details| {
         Error::Mismatch(Incompatible {
-            operation: format!("divide the run among {ranks} ranks"),
+            operation: format!("cannot divide the run among {ranks} ranks"),
             details,
-            hint: "`trainer plan --world N` says what would work",
+            hint: "`trainer plan --world N` checks a layout",
         })
     })?;
     let [tp, pp, dp, virtual_stages] =

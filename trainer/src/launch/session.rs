@@ -61,8 +61,8 @@ const LEAVE_WAIT: Duration = Duration::from_secs(5);
 fn log_listener(address: SocketAddr, host: &str) {
     if address.ip().is_unspecified() {
         log::warn!(
-            "launch: {host} is no address of this machine: the store listens on all of its \
-             addresses, {address}; hint: set MASTER_ADDR to one of them, or close the port"
+            "launch: {host} is not an address of this machine; the store listens on all its \
+             addresses, {address} (hint: set MASTER_ADDR to one of them, or close the port)"
         );
     } else {
         log::info!("launch: the store listens on {address}");
@@ -108,7 +108,7 @@ impl Session {
         }
         session.listen = session.listen()?;
         log::info!(
-            "launch: {} ranks after {:.1} s, by {}",
+            "launch: {} ranks connected after {:.1} s (from {})",
             session.world.size,
             begun.elapsed().as_secs_f64(),
             session.world.told_by
@@ -135,10 +135,10 @@ impl Session {
         let World { rank, size, .. } = self.world;
         let refuse = |detail: String| {
             Error::Mismatch(Incompatible::new(
-                "find the other ranks",
+                "cannot find the other ranks",
                 detail,
-                "look at how the ranks were started, and whether ranks of another run have the \
-                   same MASTER_ADDR and MASTER_PORT",
+                "check how the ranks are started, and that no other run uses the same \
+                 MASTER_ADDR and MASTER_PORT",
             ))
         };
         if rank == 0 {
@@ -147,17 +147,17 @@ impl Session {
         let told = match self.store.get("size", self.timeout) {
             Ok(told) => told,
             Err(bridge::Error::Store { .. }) => {
-                let (operation, after) = ("stage/store".to_owned(), self.timeout);
+                let (operation, after) = ("pass barrier stage/store".to_owned(), self.timeout);
                 return Err(bridge::Error::Absent { operation, missing: vec![0], after }.into());
             }
             Err(error) => return Err(error.into()),
         };
-        let told = String::from_utf8_lossy(&told).into_owned();
-        if told != size.to_string() {
-            return Err(refuse(format!("rank {rank} is of {size} ranks, rank 0 of {told}")));
+        let first = String::from_utf8_lossy(&told).into_owned();
+        if first != size.to_string() {
+            return Err(refuse(format!("expected {first} ranks, found {size} on rank {rank}")));
         }
         if self.store.add(&format!("claims/{rank}"), 1)? > 1 {
-            return Err(refuse(format!("there are two ranks {rank}")));
+            return Err(refuse(format!("two processes have rank {rank}")));
         }
         let own = self.address(&self.world.host).unwrap_or(IpAddr::from([127, 0, 0, 1]));
         Ok(self.store.set(&format!("address/{rank}"), own.to_string().as_bytes())?)

@@ -61,7 +61,7 @@ impl Watchdog {
         };
         let thread = thread::Builder::new().name(name).spawn(run);
         let thread = thread.map_err(|source| crate::Error::Run {
-            operation: "start a thread that watches".to_owned(),
+            operation: "start the watchdog thread".to_owned(),
             source,
         })?;
         Ok(Watchdog { stop: Some(stop), thread: Some(thread) })
@@ -114,15 +114,15 @@ impl Watch {
         for (rank, (before, after)) in before.into_iter().zip(after).enumerate() {
             match after.as_deref().and_then(|said| said.split_once('\n')) {
                 // Our own thread is here.
-                _ if rank == self.rank => lines.push(format!("  rank {rank} {own}")),
-                Some((_, said)) if before != after => lines.push(format!("  rank {rank} {said}")),
+                _ if rank == self.rank => lines.push(format!("  rank {rank}: {own}")),
+                Some((_, said)) if before != after => lines.push(format!("  rank {rank}: {said}")),
                 Some((_, said)) => {
                     silent.push(rank);
-                    lines.push(format!("  rank {rank} gives no sign of life; last it {said}"));
+                    lines.push(format!("  rank {rank}: no heartbeat; last: {said}"));
                 }
                 None => {
                     silent.push(rank);
-                    lines.push(format!("  rank {rank} has said nothing"));
+                    lines.push(format!("  rank {rank}: no report"));
                 }
             }
         }
@@ -132,10 +132,10 @@ impl Watch {
             lines.push(format!("  and {left_out} more"));
         }
         if !silent.is_empty() {
-            lines.push(format!("  no sign of life: ranks {}", ranks_text(&silent)));
+            lines.push(format!("  no heartbeat: ranks {}", ranks_text(&silent)));
         }
         log::warn!(
-            "watch: rank {} has waited too long; what each does:\n{}",
+            "watch: rank {} has waited too long; activity of each rank:\n{}",
             self.rank,
             lines.join("\n")
         );
@@ -152,16 +152,15 @@ impl Watch {
     }
 }
 
-/// `waits Backward(micro-batch 3) from rank 6 (recv on pp[0], 31 s)`.
+/// `Backward(micro-batch 3), waiting for rank 6 (recv on pp[0], 31 s)`.
 fn describe(doing: &str, wait: Option<&Wait>) -> String {
-    let doing = if doing.is_empty() { "to start" } else { doing };
+    let doing = if doing.is_empty() { "starting" } else { doing };
     let Some(Wait { op, group, members, peer, age, .. }) = wait else {
-        return format!("is not waiting: {doing}");
+        return format!("{doing}, not waiting");
     };
     let whom = match peer {
-        Some(peer) if *op == "send" => format!("to rank {peer}"),
-        Some(peer) => format!("from rank {peer}"),
-        None => format!("with ranks {}", ranks_text(members)),
+        Some(peer) => format!("rank {peer}"),
+        None => format!("ranks {}", ranks_text(members)),
     };
-    format!("waits {doing} {whom} ({op} on {group}, {:.0} s)", age.as_secs_f64())
+    format!("{doing}, waiting for {whom} ({op} on {group}, {:.0} s)", age.as_secs_f64())
 }

@@ -44,8 +44,8 @@ impl ActivationStore {
             Offload::None => Ok(ActivationStore::Here),
             Offload::Cpu if comm.device.is_cuda() => Ok(ActivationStore::Host),
             Offload::Cpu => Err(Error::Mismatch(Incompatible::new(
-                "move the inputs of layers to the host's memory",
-                "a rank that computes on the CPU has them there already",
+                "cannot offload layer inputs to host memory",
+                "a rank that computes on the CPU already has them there",
                 "parallel.activation_offload = \"nvme:PATH\" moves them to a disk",
             ))),
             Offload::Nvme(_) => {
@@ -54,7 +54,7 @@ impl ActivationStore {
                 };
                 let folders = place.folders(comm.local_rank);
                 let folders = folders.iter().map(folder).collect::<Result<Vec<_>>>()?;
-                log::info!("inputs of layers wait in {place}");
+                log::info!("offload: layer inputs are stored in {place}");
                 Ok(ActivationStore::Disk(Arc::new(Spill::open(folders, SpillOptions::default())?)))
             }
         }

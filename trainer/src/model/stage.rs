@@ -342,9 +342,9 @@ impl Stage {
     pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let begin = self.model.family().decoder().ok_or_else(|| {
             Error::Mismatch(Incompatible::new(
-                "go on from a text",
-                "got an encoder, due a decoder",
-                "models of the families \"gpt\" and \"t5\" write",
+                "cannot generate text",
+                "expected a decoder, found an encoder",
+                "use a model of family \"gpt\" or \"t5\"",
             ))
         })?;
         let mut outs = self.pass_by(leaves, tokens, begin..self.units.end, cache)?;

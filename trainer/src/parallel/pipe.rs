@@ -147,7 +147,7 @@ impl<'a> Pipe<'a> {
     /// # Errors
     /// [`crate::Error::Bridge`].
     pub fn finish(self) -> Result<()> {
-        self.activity.set(|| "waits for what it sent to be taken".to_owned());
+        self.activity.set(|| "waits for its sends".to_owned());
         wait_all(self.sent.into_iter().flat_map(|(_, _, works)| works).collect())
     }
 }

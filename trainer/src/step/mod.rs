@@ -243,7 +243,7 @@ impl Trainer {
         let mut grads = self.join(grads)?;
         let (loss, grad_norm) = self.loss_and_norm(&losses, &grads)?;
         let (loss, grad_norm) = (loss / scale, grad_norm / scale);
-        for (what, value) in [("the loss", loss), ("the gradient's norm", grad_norm)] {
+        for (what, value) in [("the loss", loss), ("the gradient norm", grad_norm)] {
             if value.is_finite() {
                 continue;
             }
@@ -451,19 +451,16 @@ fn move_to(device: Device, tensors: &mut [Tensor]) -> Result<()> {
 /// Refuses a mesh that is not the config's.
 fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
     let mesh = comm.mesh;
-    let due = config.divide(mesh.ranks() as u64);
-    let got = config.parallel.virtual_stages == mesh.virtual_stages as u64;
-    let details = match due {
-        Ok(due) if got && (due.tp, due.pp) == (mesh.tp as u64, mesh.pp as u64) => return Ok(()),
-        Ok(due) => vec![format!("got {mesh:?}, due tp = {}, pp = {}", due.tp, due.pp)],
+    let own = config.divide(mesh.ranks() as u64);
+    let fit = config.parallel.virtual_stages == mesh.virtual_stages as u64;
+    let details = match own {
+        Ok(own) if fit && (own.tp, own.pp) == (mesh.tp as u64, mesh.pp as u64) => return Ok(()),
+        Ok(own) => vec![format!("expected tp {} and pp {}, found {mesh:?}", own.tp, own.pp)],
         Err(refusals) => refusals,
     };
-    let operation = format!("divide the run among {} ranks", mesh.ranks());
-    Err(Error::Mismatch(Incompatible {
-        operation,
-        details,
-        hint: "`trainer plan --world N` says what would work",
-    }))
+    let operation = format!("cannot divide the run among {} ranks", mesh.ranks());
+    let hint = "`trainer plan --world N` checks a layout";
+    Err(Error::Mismatch(Incompatible { operation, details, hint }))
 }
 
 impl Setup {

@@ -76,7 +76,7 @@ impl OffloadedState {
         let state = if matches!(offload, Offload::Nvme(_)) {
             let owner = owner(config)?;
             // Other nodes, and those that the run had before, have folders of these names as well.
-            log::info!("offload: states are in {offload}; `feedline offload left` finds old ones");
+            log::info!("offload: state is in {offload}; `feedline offload left` lists leftovers");
             sweep(offload, &owner, comm.mesh.ranks());
             let key = Key::new(format!("rank-{rank:05}"))?;
             let open = |url: &String| {
@@ -90,7 +90,7 @@ impl OffloadedState {
             match open() {
                 // A run goes on from its checkpoints, whatever layout they are of.
                 Err(error) if is_damage(&error) => {
-                    log::warn!("offload: {}; begins anew", storage::one_line(&error));
+                    log::warn!("offload: {}; starting from scratch", storage::one_line(&error));
                     for Folder { store, key } in &folders {
                         store.delete_folder(key)?;
                     }
@@ -204,7 +204,7 @@ fn owner(config: &Config) -> Result<String> {
     if dir.contains("://") {
         return Ok(dir);
     }
-    let failed = |e| storage::Error::from_io("find the folder", &dir, e);
+    let failed = |e| storage::Error::from_io("resolve", &dir, e);
     Ok(std::path::absolute(&dir).map_err(failed)?.display().to_string())
 }
 
@@ -220,9 +220,9 @@ fn sweep(offload: &Offload, owner: &str, ranks: usize) {
         let swept = storage::open_url(&place).map_err(ckpt::Error::from);
         match swept.and_then(|store| ckpt::offload::sweep(&store, owner, ranks)) {
             Ok(removed) => removed.iter().for_each(|folder| {
-                log::info!("offload: removed {folder}, of a rank that is gone");
+                log::info!("offload: removed {folder}, of an earlier layout");
             }),
-            Err(error) => log::warn!("offload: what ranks left in {place} stays: {error}"),
+            Err(error) => log::warn!("offload: cannot remove orphaned state in {place}: {error}"),
         }
     }
 }

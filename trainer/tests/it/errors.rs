@@ -49,7 +49,10 @@ fn a_token_beyond_the_vocabulary_is_named() {
 fn a_corpus_that_is_too_small_is_refused() {
     let lab = Lab::new();
     let config = lab.config("run", &[("model.seq_len", "100000")]);
-    check_fails(&config, &["one sample takes 100001", "model.seq_len"]);
+    check_fails(
+        &config,
+        &["expected at least 100001 tokens in the training split", "model.seq_len"],
+    );
     let config = lab.config("run", &[("data.split", "'1,0,0'")]);
     check_fails(&config, &["data.split '1,0,0' has no share for validation"]);
 }
@@ -106,7 +109,7 @@ fn other_numbers_go_on_with_a_warning() {
     let output = train(&lab.config("run", &[("optim.clip", "0.5"), ("run.threads", "2")]));
     assert_success(&output);
     let words = text(&output.stderr);
-    for due in ["warning: resume: not bit for bit: optim.clip: 1.0 in", "run.threads: 1 in"] {
+    for due in ["warning: resume: not bit-identical: optim.clip: 1.0 in", "run.threads: 1 in"] {
         assert!(words.contains(due), "{due:?} is not in: {words}");
     }
 }
@@ -130,14 +133,14 @@ fn a_damaged_checkpoint_is_passed_over_and_made_again() {
     let output = train(&config);
     assert_success(&output);
     let words = text(&output.stderr);
-    for due in ["warning: step 48 is damaged", "going on from", "step-000000000044"] {
+    for due in ["warning: checkpoint: step 48 is corrupt", "resuming from", "step-000000000044"] {
         assert!(words.contains(due), "{due:?} is not in: {words}");
     }
     lab.assert_same("run", "whole");
 
     damage("step-000000000048");
     damage("step-000000000044");
-    check_fails(&config, &["step-000000000048 is damaged", "step-000000000044 is damaged"]);
+    check_fails(&config, &["step-000000000048 is corrupt", "step-000000000044 is corrupt"]);
 }
 
 #[test]
@@ -176,7 +179,7 @@ fn a_full_disk_spares_the_last_checkpoint() {
     let output = train(&config);
     let words = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{words}");
-    for due in ["error: step 12 was not saved: ", "no space left", "step 48/48"] {
+    for due in ["error: checkpoint: step 12 is not saved: ", "no space left", "step 48/48"] {
         assert!(words.contains(due), "{due:?} is not in: {words}");
     }
     assert!(lab.final_tensors("disk/run")[0].0.starts_with("8: "), "{words}");
@@ -198,13 +201,13 @@ fn a_save_that_fails_ends_nothing() {
     let mut words = String::new();
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
-        if line.contains("was not saved") && path.join("other").exists() {
+        if line.contains("is not saved") && path.join("other").exists() {
             fs::remove_file(path.join("other")).unwrap();
         }
         words += &format!("{line}\n");
     }
     assert_eq!(child.wait().unwrap().code(), Some(4), "{words}");
-    assert!(words.contains("error: step 4 was not saved: "), "{words}");
+    assert!(words.contains("error: checkpoint: step 4 is not saved: "), "{words}");
     assert!(words.contains("done and saved, but "), "{words}");
     assert!(path.join("ckpt/step-000000000048").exists(), "{words}");
     drop(unmount);
@@ -248,6 +251,6 @@ fn a_run_that_memory_cannot_hold_is_refused() {
     let output = alone(&mut command).output().unwrap();
     let words = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains("weights and moments of a rank take"), "{words}");
+    assert!(words.contains("weights and moments of a rank need"), "{words}");
     assert!(!lab.path("run/ckpt").exists());
 }

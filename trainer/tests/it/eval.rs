@@ -73,8 +73,10 @@ fn wikitext_is_as_megatron_counts_it() {
         assert_eq!(told.last(), Some(&(report.tokens + 1, report.tokens + 1)));
     }
     let tell = &mut |_, _| Ok(());
-    for (text, stride, due) in [("word", None, "got 1 words"), ("a b c", Some(33), "stride of 33")]
-    {
+    for (text, stride, due) in [
+        ("word", None, "expected 2 words and 2 tokens, found 1 and"),
+        ("a b c", Some(33), "found 33"),
+    ] {
         let options = EvalOptions { batch: 1, stride };
         let error = wikitext(&trained, &*tokenizer, text, options, tell).unwrap_err().to_string();
         assert!(error.contains(due), "{error}");
@@ -98,9 +100,11 @@ fn lambada_tells_words_from_tokens() {
         assert!(report.last_word_correct < report.last_token_correct, "the test tells nothing");
         assert_eq!(report.cut, report.examples, "every passage is longer than the model");
     }
-    for (lines, due) in
-        [("", "got no line"), ("{\"text\": \"a b\"}\n{}", "line 2:"), ("no", "line 1:")]
-    {
+    for (lines, due) in [
+        ("", "expected a line of JSON, found none"),
+        ("{\"text\": \"a b\"}\n{}", "line 2:"),
+        ("no", "line 1:"),
+    ] {
         let error = lambada(&trained, &*tokenizer, lines, EACH, tell).unwrap_err().to_string();
         assert!(error.contains(due), "{error}");
     }
@@ -131,7 +135,7 @@ fn a_corpus_is_judged_by_its_split() {
     task.tokens_max = Some(40);
     assert_eq!(judged(&task).unwrap().tokens, 39);
     task.which = Split::Test;
-    assert!(judged(&task).unwrap_err().to_string().contains("the test split"));
+    assert!(judged(&task).unwrap_err().to_string().contains("cannot evaluate test split"));
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn padding_changes_nothing() {
         }
     }
     let strange = ScoredRow { tokens: vec![1, 401], counts_from: 1 };
-    assert!(judge(&trained, &[strange]).unwrap_err().to_string().contains("got token 401"));
+    assert!(judge(&trained, &[strange]).unwrap_err().to_string().contains("found token 401"));
 }
 
 #[test]

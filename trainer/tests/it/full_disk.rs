@@ -89,7 +89,7 @@ fn check(mib: u32, offload: &str, words: &[&str], newest: u64) {
     assert_eq!(steps(&lab.path("run/before")).last(), Some(&newest), "{told}");
     assert_success(&second);
     let told = text(&second.stderr);
-    let from = format!("going on from {}/ckpt/step-{newest:012}", disk.display());
+    let from = format!("resuming from {}/ckpt/step-{newest:012}", disk.display());
     assert!(told.contains(&from), "due {from}: {told}");
     assert_success(&train(&lab.config("whole", &SIZE)));
     lab.assert_same("run", "whole");
@@ -133,7 +133,7 @@ fn inputs_that_find_no_room_end_the_run() {
     assert_success(&second);
     let told = text(&second.stderr);
     let from = format!("ckpt/step-{:012}", before.last().unwrap());
-    assert!(told.contains("going on from") && told.contains(&from), "due {from}: {told}");
+    assert!(told.contains("resuming from") && told.contains(&from), "due {from}: {told}");
     assert_success(&train(&lab.config("whole", &size)));
     lab.assert_same("run", "whole");
 }
@@ -143,6 +143,6 @@ fn inputs_that_find_no_room_end_the_run() {
 #[test]
 fn a_checkpoint_that_finds_no_room_is_missed() {
     let words =
-        ["step 12 was not saved: ", "no space left on device (need ", " bytes, ", "step 48/48"];
+        ["step 12 is not saved: ", "no space left on device (need ", " bytes, ", "step 48/48"];
     check(12, "'none'", &words, 8);
 }

@@ -100,7 +100,7 @@ fn a_checkpoint_writes_what_it_has_learned() {
     let folder = lab.path("run/ckpt/step-000000000148").to_str().unwrap().to_owned();
     assert_eq!(Trained::open(&folder, None).unwrap().step(), 148);
     assert!(write(&[], &options).is_err());
-    assert!(write(&[500], &options).unwrap_err().to_string().contains("got token 500"));
+    assert!(write(&[500], &options).unwrap_err().to_string().contains("found token 500"));
     let error = Trained::open(lab.path("").to_str().unwrap(), None).unwrap_err().to_string();
     assert!(error.contains("no complete step-*"), "{error}");
 }

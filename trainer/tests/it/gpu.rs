@@ -218,8 +218,8 @@ fn a_rank_that_hangs_is_told_by_who_reads() {
     assert_eq!(waits.len(), 1, "who watches sees what the GPU waits for");
     assert_eq!((waits[0].op, waits[0].number), ("all_reduce", 2));
     let text = told.unwrap_err().to_string();
-    assert!(text.starts_with("all_reduce on dp[0] (ranks 0): "), "{text}");
-    assert!(text.contains("the GPU still waits for it"), "{text}");
+    assert!(text.starts_with("cannot complete all_reduce on dp[0] (ranks 0): "), "{text}");
+    assert!(text.contains("the GPU is still waiting for it"), "{text}");
     bridge::dist::settle().unwrap();
 }
 

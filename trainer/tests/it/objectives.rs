@@ -158,7 +158,7 @@ fn a_run_of_any_objective_goes_on_in_any_layout() {
         }
         let output = run(2, &task.config(&lab, &killed, &keys("{ pp = 2 }")));
         assert_success(&output);
-        assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
         lab.assert_same(&killed, &whole);
     }
 }

@@ -75,7 +75,7 @@ fn a_leap_of_the_loss_names_its_samples() {
     assert!(loss(last) > loss(before), "{said}");
     let step = last["step"].as_u64().unwrap();
     let due = format!(
-        "step {step}: the loss is {:.4}, after a mean of {:.4}, at samples {} to {} of the \
+        "loss spike at step {step}: loss {:.4} after a mean of {:.4}, at samples {} to {} of the \
          training",
         loss(last).unwrap(),
         loss(before).unwrap(),
@@ -89,7 +89,11 @@ fn a_leap_of_the_loss_names_its_samples() {
     // The run goes on from before it, if it may.
     let output = train(&lab.config("run", &[("run.spike.rise", "0"), ("run.spike.window", "1")]));
     assert_success(&output);
-    assert!(text(&output.stderr).contains("warning: step"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("warning: loss spike at step"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]
@@ -103,9 +107,9 @@ fn a_sweep_finds_the_rates_that_learn() {
     let said = text(&output.stdout);
     let after = |words: &str| -> f64 {
         let rest = said.split(words).nth(1).unwrap_or_else(|| panic!("{said}"));
-        rest.split_whitespace().next().unwrap().parse().unwrap()
+        rest.split([';', '\n']).next().unwrap().parse().unwrap()
     };
-    let (fastest, least) = (after("falls fastest at "), after("is least at "));
+    let (fastest, least) = (after("falls fastest at "), after("lowest loss at "));
     assert!(1e-4 < fastest && fastest <= least && least < 10.0, "{said}");
     let page = fs::read_to_string(lab.path("run/lr-sweep/report.html")).unwrap();
     assert!(page.contains("<b>Range test</b>"));

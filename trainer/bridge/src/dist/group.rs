@@ -87,10 +87,10 @@ impl Group {
         members: &[usize],
         options: &GroupOptions,
     ) -> Result<Self> {
-        let operation = "connect a group";
+        let operation = "connect group";
         let text = |text: &str| {
             CString::new(text)
-                .map_err(|_| Error::Torch { operation, text: format!("{text:?} has a NUL in it") })
+                .map_err(|_| Error::Torch { operation, text: format!("{text:?} contains NUL") })
         };
         let (interface, address) = match &options.listen {
             Listen::Interface(name) => (Some(text(name)?), None),
@@ -154,9 +154,9 @@ impl Group {
         options: &GroupOptions,
         create: impl FnOnce(&CString, u64, *mut *mut RawGroup) -> i32,
     ) -> Result<Self> {
-        let operation = "connect a group";
+        let operation = "connect group";
         if rank >= members.len() || i32::try_from(members.len()).is_err() {
-            let text = format!("{name}: rank {rank} of {} members", members.len());
+            let text = format!("{name}: expected a rank below {}, found {rank}", members.len());
             return Err(Error::Torch { operation, text });
         }
         let place = format!("group/{name}");
@@ -336,8 +336,8 @@ impl Group {
 
 fn tag_of(tag: u32) -> Result<i32> {
     i32::try_from(tag).map_err(|_| Error::Torch {
-        operation: "tag a message",
-        text: format!("got {tag}, due at most {}", i32::MAX),
+        operation: "send with this tag",
+        text: format!("expected at most {}, found {tag}", i32::MAX),
     })
 }
 

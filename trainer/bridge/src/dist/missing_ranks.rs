@@ -47,7 +47,7 @@ pub(crate) fn explain(lost: &LostPeer, text: &str) -> Error {
             let parts: Vec<String> = missing.into_iter().chain(elsewhere).collect();
             format!("{} ({text})", parts.join(", "))
         }
-        Err(error) => format!("failed after {after}: {text}; nobody can be asked: {error}"),
+        Err(error) => format!("failed after {after}: {text}; missing ranks unknown: {error}"),
     };
     Error::Collective {
         op: lost.op(),

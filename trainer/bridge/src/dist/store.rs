@@ -63,7 +63,7 @@ impl Store {
         let refuse = |text: String| Error::Serve { address: format!("{host}:{port}"), text };
         let listener = listen(host, port).map_err(|error| {
             let hint = if error.kind() == io::ErrorKind::AddrInUse {
-                "\nhint: another run, or what is left of one, has this port; choose another"
+                " (hint: another run uses this port; choose another)"
             } else {
                 ""
             };
@@ -88,7 +88,7 @@ impl Store {
     /// # Errors
     /// [`Error::Store`].
     pub fn again(&self) -> Result<Self> {
-        let made = self.ask("connect again", self.connection.timeout, |store| {
+        let made = self.ask("open a second connection", self.connection.timeout, |store| {
             let mut raw = std::ptr::null_mut();
             // SAFETY: the store is alive, and `raw` has room for one pointer.
             let code = unsafe { ffi::fb_store_again(store, &raw mut raw) };
@@ -141,8 +141,7 @@ impl Store {
         if self.wait(&[key], timeout)? {
             return self.value(key);
         }
-        let text =
-            format!("it is not there after {}", missing_ranks::seconds(timeout.as_secs_f64()));
+        let text = format!("key not set after {}", missing_ranks::seconds(timeout.as_secs_f64()));
         Err(Error::Store { operation: self.doing(&format!("get '{key}'")), text })
     }
 
@@ -174,7 +173,7 @@ impl Store {
     /// [`Error::Store`].
     pub fn has<K: AsRef<str>>(&self, keys: &[K]) -> Result<bool> {
         let names = self.keys(keys)?;
-        let all = self.ask("look for keys", ANSWER_MAX, move |store| {
+        let all = self.ask("check keys", ANSWER_MAX, move |store| {
             let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
             let mut all = 0;
             // SAFETY: the store and `list.len()` names are alive, and `all` has room.
@@ -229,10 +228,10 @@ impl Store {
                 return Ok(());
             }
             let text = String::from_utf8_lossy(&verdict).into_owned();
-            return Err(Error::Peer { operation: name.to_owned(), text });
+            return Err(Error::Peer { operation: format!("pass barrier {name}"), text });
         }
         let missing = place.missing(members)?;
-        Err(Error::Absent { operation: name.to_owned(), missing, after: timeout })
+        Err(Error::Absent { operation: format!("pass barrier {name}"), missing, after: timeout })
     }
 
     /// Tells all that wait at `name` that `rank` will not come.
@@ -269,8 +268,8 @@ impl Store {
     /// A key as it stands in the store.
     pub(super) fn key(&self, key: &str) -> Result<CString> {
         CString::new(format!("{}{key}", self.prefix)).map_err(|_| Error::Store {
-            operation: self.doing("name a key"),
-            text: format!("{key:?} has a NUL in it"),
+            operation: self.doing("use a key"),
+            text: format!("{key:?} contains NUL"),
         })
     }
 
@@ -307,7 +306,7 @@ impl Store {
     ) -> Result<T> {
         let refuse = |text: String| Error::Store { operation: self.doing(what), text };
         if self.connection.is_stuck.load(Ordering::Relaxed) {
-            return Err(refuse("an earlier call was not answered".to_owned()));
+            return Err(refuse("an earlier request is still unanswered".to_owned()));
         }
         let connection = Arc::clone(&self.connection);
         let (answer, answered) = mpsc::channel();
@@ -318,13 +317,13 @@ impl Store {
             // Nobody takes it if the call was given up.
             _ = answer.send(if code == 0 { Ok(value) } else { Err(ffi::last_error()) });
         });
-        asking.map_err(|error| refuse(format!("no thread can be started: {error}")))?;
+        asking.map_err(|error| refuse(format!("cannot start a thread: {error}")))?;
         match answered.recv_timeout(within) {
             Ok(answer) => answer.map_err(|text| refuse(missing_ranks::one_line(&text))),
             Err(_) => {
                 self.connection.is_stuck.store(true, Ordering::Relaxed);
                 Err(refuse(format!(
-                    "no answer after {}: its keeper hangs, or cannot be reached",
+                    "no answer after {}: its process is stuck or unreachable",
                     missing_ranks::seconds(within.as_secs_f64())
                 )))
             }
@@ -371,7 +370,7 @@ fn open(
 ) -> std::result::Result<Store, String> {
     // c10d logs what it throws, with its own frames.
     ffi::fb_quiet();
-    let name = CString::new(host).map_err(|_| "the host's name has a NUL in it".to_owned())?;
+    let name = CString::new(host).map_err(|_| "host name contains NUL".to_owned())?;
     let mut raw = std::ptr::null_mut();
     let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
     // SAFETY: the name is alive during the call, the socket is the store's, and `raw` has room.

@@ -48,11 +48,14 @@ fn errors_come_back_as_one_line() {
     let plain = Tensor::ones([2], F32);
     let error = backward(std::slice::from_ref(&plain), std::slice::from_ref(&plain)).unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("go backward: "), "{text}");
+    assert!(text.starts_with("cannot run backward: "), "{text}");
     assert!(text.contains("does not require grad"), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     let error = backward(&[plain], &[]).unwrap_err();
-    assert_eq!(error.to_string(), "go backward: got lists of [1, 0] tensors, due equal lengths");
+    assert_eq!(
+        error.to_string(),
+        "cannot run backward: expected lists of equal length, found [1, 0]"
+    );
 }
 
 /// One AdamW update as its paper writes it (Loshchilov and Hutter 2019, algorithm 2).
@@ -124,7 +127,7 @@ fn adamw_refuses_what_does_not_belong_together() {
     assert!(fused_adamw(&mut ones(2), &mut [], &mut moments, &update).is_err());
     let mut half = vec![Tensor::ones([2], (Kind::BFloat16, Device::Cpu))];
     let error = fused_adamw(&mut half, &mut ones(2), &mut moments, &update).unwrap_err();
-    assert!(error.to_string().starts_with("update by AdamW: "), "{error}");
+    assert!(error.to_string().starts_with("cannot run AdamW: "), "{error}");
 }
 
 #[test]

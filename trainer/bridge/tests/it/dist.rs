@@ -252,7 +252,7 @@ fn nothing_listens_to_other_machines() {
     // An address for documentation, which no machine has.
     let store = Store::serve("192.0.2.1", 0, Duration::from_secs(1));
     let text = store.unwrap_err().to_string();
-    assert!(text.starts_with("keep a store on 192.0.2.1:0: "), "{text}");
+    assert!(text.starts_with("cannot serve a store on 192.0.2.1:0: "), "{text}");
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_store_keeps_small_values() {
     let soon = Duration::from_millis(50);
     assert!(!store.wait(&["c"], soon).unwrap());
     let error = store.get("c", soon).unwrap_err();
-    assert!(error.to_string().contains("get 'c' in the store on 127.0.0.1:"), "{error}");
+    assert!(error.to_string().contains("cannot get 'c' in the store on 127.0.0.1:"), "{error}");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn tensors_that_do_not_fit_are_our_fault() {
     });
     for error in errors {
         assert!(matches!(error, Error::Torch { .. }), "{error}");
-        let due = "scatter rows: got 3 rows, due a multiple of the 2 ranks";
+        let due = "cannot scatter rows: expected a multiple of 2 rows, found 3";
         assert_eq!(error.to_string(), due);
     }
 }

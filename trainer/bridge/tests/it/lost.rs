@@ -63,18 +63,18 @@ fn without_the_last(
 #[test]
 fn a_rank_that_hangs_is_named() {
     let errors = without_the_last(&[12, 28], true, sum);
-    assert_names(&errors[0], "all_reduce on dp[3] (ranks 12,28)", "rank 28");
+    assert_names(&errors[0], "cannot complete all_reduce on dp[3] (ranks 12,28)", "rank 28");
     let errors = without_the_last(&[0, 1, 2, 3], true, sum);
     assert_eq!(errors.len(), 3);
     for error in errors {
-        assert_names(&error, "all_reduce on dp[3] (ranks 0-3)", "rank 3");
+        assert_names(&error, "cannot complete all_reduce on dp[3] (ranks 0-3)", "rank 3");
     }
 }
 
 #[test]
 fn a_rank_that_leaves_is_named() {
     for error in without_the_last(&[4, 5, 9], false, sum) {
-        assert_names(&error, "all_reduce on dp[3] (ranks 4,5,9)", "rank 9");
+        assert_names(&error, "cannot complete all_reduce on dp[3] (ranks 4,5,9)", "rank 9");
     }
 }
 
@@ -83,7 +83,7 @@ fn the_other_side_of_a_message_is_named() {
     let receive = |group: &Group| group.recv(&mut Tensor::ones([3], F32), 1, 4)?.wait();
     for hold in [true, false] {
         let errors = without_the_last(&[5, 6], hold, receive);
-        assert_names(&errors[0], "recv on dp[3] (ranks 5,6)", "rank 6");
+        assert_names(&errors[0], "cannot complete recv on dp[3] (ranks 5,6)", "rank 6");
     }
 }
 
@@ -93,7 +93,7 @@ fn a_backward_pass_names_who_left() {
         let x = Tensor::ones([3], F32).set_requires_grad(true);
         backward(&[autograd::copy_in(group, &x)?], &[Tensor::ones([3], F32)])
     });
-    assert_names(&errors[0], "all_reduce on dp[3] (ranks 0,7)", "rank 7");
+    assert_names(&errors[0], "cannot complete all_reduce on dp[3] (ranks 0,7)", "rank 7");
 }
 
 #[test]
@@ -155,14 +155,17 @@ fn ranks_that_never_come_are_named() {
         Group::gloo(&store, "world", rank, &members, &GroupOptions::local(SHORT)).unwrap_err()
     });
     for error in errors {
-        assert_eq!(error.to_string(), "group/world: ranks 5-7 missing after 5.0 s");
+        assert_eq!(
+            error.to_string(),
+            "cannot pass barrier group/world: ranks 5-7 missing after 5.0 s"
+        );
     }
     let errors = stores(2, |rank, store| {
         store.meet("start", rank, &[0, 1], PATIENCE).unwrap();
         store.meet("stage/data", 3 * rank, &[0, 1, 3], SHORT / 2).unwrap_err()
     });
     for error in errors {
-        assert_eq!(error.to_string(), "stage/data: rank 1 missing after 2.5 s");
+        assert_eq!(error.to_string(), "cannot pass barrier stage/data: rank 1 missing after 2.5 s");
     }
 }
 
@@ -176,7 +179,7 @@ fn who_cannot_come_says_so_and_nobody_waits() {
         Some(store.meet("stage/data", rank, &[0, 1, 2], PATIENCE).unwrap_err())
     });
     for error in errors.into_iter().flatten() {
-        assert_eq!(error.to_string(), "stage/data: rank 1: no such file");
+        assert_eq!(error.to_string(), "cannot pass barrier stage/data: rank 1: no such file");
     }
 }
 
@@ -186,13 +189,16 @@ fn a_port_in_use_and_a_store_that_is_not_there() {
     let error = Store::serve("127.0.0.1", store.port(), PATIENCE).unwrap_err();
     let text = error.to_string();
     assert!(!error.is_peer_lost(), "{text}");
-    assert!(text.starts_with(&format!("keep a store on 127.0.0.1:{}: ", store.port())), "{text}");
+    assert!(
+        text.starts_with(&format!("cannot serve a store on 127.0.0.1:{}: ", store.port())),
+        "{text}"
+    );
     assert!(text.contains("hint: another run"), "{text}");
 
     let port = free_port();
     let error = Store::connect("127.0.0.1", port, Duration::from_secs(1)).unwrap_err();
     assert!(error.is_peer_lost(), "{error}");
-    let due = format!("connect to the store on 127.0.0.1:{port}: ");
+    let due = format!("cannot connect to the store on 127.0.0.1:{port}: ");
     assert!(error.to_string().starts_with(&due), "{error}");
 }
 
@@ -271,7 +277,8 @@ fn processes_that_die_or_stop_are_named() {
         }
         for rank in [0, 2] {
             let text = ranks.wait_for(rank, "lost: ");
-            let due = "lost: all_reduce on dp[0] (ranks 0-2): rank 1 missing after ";
+            let due =
+                "lost: cannot complete all_reduce on dp[0] (ranks 0-2): rank 1 missing after ";
             assert!(text.starts_with(due), "{text}");
         }
     }

@@ -88,11 +88,13 @@ fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
             .unwrap_err();
         (error.is_peer_lost(), error.to_string(), session.abort(&error))
     });
-    assert_eq!(words[1].1, "open the corpus: entity not found");
+    assert_eq!(words[1].1, "cannot open the corpus: entity not found");
     assert!(!words[1].0);
     for rank in [0, 2] {
         assert!(words[rank].0);
-        assert_eq!(words[rank].1, "stage/data: rank 1: open the corpus: entity not found");
+        let due =
+            "cannot pass barrier stage/data: rank 1: cannot open the corpus: entity not found";
+        assert_eq!(words[rank].1, due);
     }
     let first: Vec<_> = words.iter().filter(|words| words.2.is_none()).collect();
     assert_eq!(first.len(), 1, "one was the first to fail: {words:?}");
@@ -101,7 +103,7 @@ fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
 #[test]
 fn missing_ranks_are_named_in_every_stage() {
     for text in sessions(&[(0, 4), (2, 4)], SHORT, |session| session.unwrap_err().to_string()) {
-        assert_eq!(text, "stage/store: ranks 1,3 missing after 5.0 s");
+        assert_eq!(text, "cannot pass barrier stage/store: ranks 1,3 missing after 5.0 s");
     }
     let texts = sessions(&[(0, 2), (1, 2)], SHORT, |session| {
         let session = session.unwrap();
@@ -114,30 +116,33 @@ fn missing_ranks_are_named_in_every_stage() {
         session.store().set("failed", b"").unwrap();
         error.to_string()
     });
-    assert_eq!(texts[0], "stage/first collective: rank 1 missing after 5.0 s");
+    let due = "cannot pass barrier stage/first collective: rank 1 missing after 5.0 s";
+    assert_eq!(texts[0], due);
     let text = sessions(&[(1, 2)], SHORT, |session| session.unwrap_err()).remove(0);
     assert!(text.is_peer_lost());
-    assert!(text.to_string().contains("connect to the store on 127.0.0.1:"), "{text}");
+    assert!(text.to_string().contains("cannot connect to the store on 127.0.0.1:"), "{text}");
 }
 
 #[test]
 fn a_wrong_number_of_ranks_ends_all_at_once() {
     let texts =
         sessions(&[(0, 3), (1, 2), (2, 3)], PATIENCE, |session| session.unwrap_err().to_string());
-    assert!(texts[1].contains("rank 1 is of 2 ranks, rank 0 of 3"), "{}", texts[1]);
+    assert!(texts[1].contains("expected 3 ranks, found 2 on rank 1"), "{}", texts[1]);
     for rank in [0, 2] {
-        assert!(texts[rank].contains("stage/store: rank 1: find the other ranks"), "{texts:?}");
+        let due = "cannot pass barrier stage/store: rank 1: cannot find the other ranks";
+        assert!(texts[rank].contains(due), "{texts:?}");
     }
     let texts =
         sessions(&[(0, 3), (1, 3), (1, 3)], PATIENCE, |session| session.unwrap_err().to_string());
-    assert!(texts.iter().any(|text| text.contains("there are two ranks 1")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("two processes have rank 1")), "{texts:?}");
 }
 
 #[test]
 fn a_rank_told_of_fewer_leaves_the_store_to_the_others() {
     let port = free_port();
     let begin = |rank, size| Session::begin(world(port, rank, size), PATIENCE).unwrap_err();
-    let due = "stage/store: rank 1: find the other ranks:\n  rank 1 is of 2 ranks, rank 0 of 3";
+    let due = "cannot pass barrier stage/store: rank 1: cannot find the other ranks: expected 3 \
+               ranks, found 2 on rank 1";
     thread::scope(|scope| {
         let keeper = scope.spawn(|| begin(0, 3).to_string());
         scope.spawn(|| begin(1, 2)).join().unwrap();
@@ -155,7 +160,7 @@ fn a_port_in_use_is_said() {
     let error = Session::begin(world(port, 0, 2), SHORT).unwrap_err();
     assert!(!error.is_peer_lost(), "{error}");
     let text = error.to_string();
-    assert!(text.contains(&format!("keep a store on 127.0.0.1:{port}")), "{text}");
+    assert!(text.contains(&format!("cannot serve a store on 127.0.0.1:{port}")), "{text}");
     assert!(text.contains("hint: another run"), "{text}");
 }
 
@@ -308,11 +313,11 @@ impl log::Log for Log {
 
 /// What must be said, in one report; else the rank that waits runs into its time-out.
 const DUE: [&str; 5] = [
-    "watch: rank 0 has waited too long; what each does:\n",
-    "\n  rank 0 waits Backward(micro-batch 3) from rank 1 (recv on pp[0], ",
-    "\n  rank 1 is not waiting: Forward(micro-batch 4)\n",
-    "\n  rank 2 gives no sign of life; last it is not waiting: to start\n",
-    "\n  no sign of life: ranks 2",
+    "watch: rank 0 has waited too long; activity of each rank:\n",
+    "\n  rank 0: Backward(micro-batch 3), waiting for rank 1 (recv on pp[0], ",
+    "\n  rank 1: Forward(micro-batch 4), not waiting\n",
+    "\n  rank 2: no heartbeat; last: starting, not waiting\n",
+    "\n  no heartbeat: ranks 2",
 ];
 
 #[test]

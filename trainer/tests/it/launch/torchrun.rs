@@ -75,7 +75,7 @@ fn ranks_that_are_started_anew_go_on() {
     let ends = ranks.map(|rank| rank.wait_with_output().unwrap());
     ends.iter().for_each(assert_success);
     let words = text(&ends[0].stderr);
-    assert!(words.contains("2 ranks") && words.contains("going on from"), "{words}");
+    assert!(words.contains("2 ranks") && words.contains("resuming from"), "{words}");
     lab.assert_same("run", "alone");
 }
 

@@ -285,7 +285,7 @@ fn a_step_that_is_no_number_changes_nothing() {
     poison.first_sample = 96;
     poison.loss_mask[3] = f32::INFINITY;
     let error = trainer.step(&config.optim, &[poison], 2, 1e-3).unwrap_err().to_string();
-    assert!(error.starts_with("step 2: the loss (NaN) is not finite"), "{error}");
+    assert!(error.starts_with("cannot complete step 2: the loss (NaN) is not finite"), "{error}");
     assert!(error.contains("samples 96 to 98"), "{error}");
     let after: Vec<Vec<u32>> = trainer.state().into_iter().flatten().map(bits).collect();
     assert_eq!(before, after);

@@ -70,7 +70,7 @@ fn a_run_goes_on_wherever_its_state_lay() {
     assert_eq!(names(&lab, "state"), ["rank-00000", "rank-00001"], "those of four ranks are gone");
     let output = run(1, &lab.config("run", &BATCH));
     assert_success(&output);
-    assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
     lab.assert_same("run", "whole");
 }
 
@@ -142,7 +142,7 @@ fn tensor_parallel_ranks_end_in_the_same_bits() {
     let output = run(1, &lab.config("other", &keys));
     assert_success(&output);
     let words = text(&output.stderr);
-    assert!(words.contains("going on from") && words.contains("not bit for bit"), "{words}");
+    assert!(words.contains("resuming from") && words.contains("not bit-identical"), "{words}");
     assert_eq!(names(&lab, "other-state"), ["rank-00000"]);
 }
 
@@ -190,8 +190,8 @@ fn inputs_of_layers_wait_on_a_disk() {
     let output = run(2, &lab.config("run", &[&common[..], &keys].concat()));
     assert_success(&output);
     let words = text(&output.stderr);
-    assert!(words.contains("inputs of layers wait in nvme:"), "{words}");
-    assert!(words.contains("going on from"), "{words}");
+    assert!(words.contains("offload: layer inputs are stored in nvme:"), "{words}");
+    assert!(words.contains("resuming from"), "{words}");
     lab.assert_same("run", "whole");
     assert_eq!((names(&lab, "0"), names(&lab, "1")), (vec![], vec![]));
 
@@ -199,12 +199,12 @@ fn inputs_of_layers_wait_on_a_disk() {
     let output = plan.args(["--world", "2", "--disk-per-s", "1GB"]).output().unwrap();
     assert_success(&output);
     let told = text(&output.stdout);
-    assert!(told.contains("a step moves inputs") && told.contains("s of the disk"), "{told}");
+    assert!(told.contains("input I/O per step") && told.contains("s of disk time"), "{told}");
     let host = [("parallel", "{ recompute.mode = 'full', activation_offload = 'cpu' }")];
     let output = train(&lab.config("host", &host));
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     let told = text(&output.stderr);
-    assert!(told.contains("computes on the CPU has them there already"), "{told}");
+    assert!(told.contains("computes on the CPU already has them there"), "{told}");
 }
 
 /// A state that another run holds is not touched, and one whose folder cannot be is told.
@@ -225,5 +225,5 @@ fn a_plan_tells_what_the_disk_has_to_do() {
     let mut plan = trainer("plan", &lab.config("run", &[("optim.offload", "'nvme:/scratch'")]));
     let output = plan.args(["--tokens-per-s", "1000", "--disk-per-s", "1GB"]).output().unwrap();
     assert_success(&output);
-    assert!(text(&output.stdout).contains("read and written of nvme:/scratch"));
+    assert!(text(&output.stdout).contains("read and written in nvme:/scratch"));
 }

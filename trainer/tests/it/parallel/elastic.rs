@@ -36,7 +36,7 @@ fn check(more: &[(&str, &str)], layouts: &[(usize, &str)]) {
     }
     let output = run(1, &lab.config("run", &keys(more)));
     assert_success(&output);
-    assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
     lab.assert_same("run", "whole");
 }
 
@@ -174,7 +174,7 @@ fn damage_that_one_rank_sees_is_passed_over_by_all() {
     let output = run(2, &config);
     assert_success(&output);
     let words = text(&output.stderr) + &text(&output.stdout);
-    for due in ["step 48 is damaged", "going on from", "step-000000000045"] {
+    for due in ["step 48 is corrupt", "resuming from", "step-000000000045"] {
         assert!(words.contains(due), "{due:?} is not in: {words}");
     }
     assert_eq!(lab.final_tensors("run"), before);

@@ -301,7 +301,10 @@ fn what_is_no_number_stops_all() {
         trainer.step(&config.optim, &batches, 6, 0.01).unwrap_err().to_string()
     });
     for error in errors {
-        assert!(error.starts_with("step 6: the loss (NaN) is not finite"), "{error}");
+        assert!(
+            error.starts_with("cannot complete step 6: the loss (NaN) is not finite"),
+            "{error}"
+        );
         assert!(error.contains("samples 80 to 95 of"), "{error}");
     }
 }

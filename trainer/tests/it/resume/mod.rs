@@ -141,7 +141,7 @@ fn sigterm_saves_and_says_so() {
 
     let output = train(&config);
     assert_success(&output);
-    assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
     lab.assert_same("stopped", "whole");
 }
 

@@ -101,7 +101,7 @@ fn a_run_goes_on_from_the_second_store() {
     let output = train(&config);
     assert_success(&output);
     let words = text(&output.stderr);
-    assert!(words.contains(&format!("going on from {}", far.display())), "{words}");
+    assert!(words.contains(&format!("resuming from {}", far.display())), "{words}");
     lab.assert_same("run", "whole");
     assert_eq!(steps(&far), [44, 48], "all are there when the run ends, and no more than are kept");
 }
@@ -149,7 +149,7 @@ fn a_run_begins_with_the_weights_of_another() {
     let before = lab.final_tensors("tuned");
     let output = train(&config);
     assert_success(&output);
-    assert!(text(&output.stderr).contains("going on from"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
     assert_eq!(lab.final_tensors("tuned"), before);
 
     // Of another shape it is refused, tensor by tensor.

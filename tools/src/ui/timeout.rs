@@ -108,8 +108,8 @@ impl StopSignal {
                 self.set();
                 let _ = answered.recv_timeout(STOP_WAIT);
                 bail!(
-                    "cannot {what}: not finished after {} s{story} (hint: a larger --timeout, if \
-                     the target is slow and does not hang)",
+                    "cannot {what}: not finished after {} s{story} (hint: use a larger --timeout \
+                     if the target is slow and does not hang)",
                     limit.as_secs()
                 );
             }

@@ -75,8 +75,8 @@ impl StoreVerdict {
         lines.extend(cached.map(|of| again(&of.name)));
         if method.runs < ROUNDS_MIN {
             lines.push(format!(
-                "{} rounds show no significant difference: expected at least {ROUNDS_MIN} (hint: \
-                 --runs {ROUNDS_MIN})",
+                "{} rounds are too few for a significant difference: expected at least \
+                 {ROUNDS_MIN} (hint: --runs {ROUNDS_MIN})",
                 method.runs
             ));
         }
@@ -182,7 +182,7 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
         _ => "",
     };
     if parts.is_empty() {
-        parts.push("no pattern of a verdict was measured".to_owned());
+        parts.push("no pattern was measured that a verdict uses".to_owned());
     }
     format!("{name}: {}{but}", parts.join("; "))
 }

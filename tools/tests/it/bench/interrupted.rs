@@ -82,8 +82,7 @@ fn inputs_that_would_not_leave_memory_are_refused() {
     for (more, due) in [
         (
             "--input-bytes=64MiB",
-            "cannot use --input-bytes 64 MiB: expected 0 B or at least 128 \
-                                 MiB",
+            "cannot use --input-bytes 64 MiB: expected 0 B or at least 128 MiB",
         ),
         ("--layer-bytes=0B", "cannot use --layer-bytes 0 B: expected at least 1 B"),
     ] {
@@ -144,5 +143,5 @@ fn a_mount_that_hangs_is_told_of() {
     });
     let err = said(&output);
     assert_eq!(output.status.code(), Some(2), "{err}");
-    assert!(err.contains("(hint: a larger --timeout, if"), "{err}");
+    assert!(err.contains("(hint: use a larger --timeout if"), "{err}");
 }

@@ -269,7 +269,7 @@ fn few_rounds_and_models_say_so() {
     model.simulated = Some("lustre".to_owned());
     let report = Report::new(need, method(2), vec![model]);
     let text = report.text();
-    assert!(text.starts_with("SIMULATED") && text.contains("2 rounds show no"), "{text}");
+    assert!(text.starts_with("SIMULATED") && text.contains("2 rounds are too few"), "{text}");
     assert!(html(&report).contains("<p class=\"warn\">Simulated"));
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["simulated"], true);
@@ -349,8 +349,7 @@ fn the_page_is_whole_and_needs_nothing() {
 
 #[test]
 fn a_folder_that_waits_for_its_mount_is_seen() {
-    let table = "\
-# /dev/old /lustre/old lustre
+    let table = "# /dev/old /lustre/old lustre
 /dev/vda / ext4 defaults 0 1
 10.0.0.2@tcp:/scratch /lustre lustre defaults,_netdev 0 0
 none /swap swap sw 0 0

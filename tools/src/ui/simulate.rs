@@ -51,7 +51,7 @@ fn model(asked: &str) -> Result<StoreModel> {
         Some(text) => text.to_owned(),
         None => read(name).with_context(|| {
             format!(
-                "cannot use --simulate {name}: expected {}, or a file",
+                "cannot use --simulate {name}: expected {} or a file",
                 StoreModel::NAMES.join(", ")
             )
         })?,

@@ -342,13 +342,14 @@ fn format_or_auto(name: &str) -> Result<FromFormat, String> {
 
 fn format(name: &str) -> Result<Format, String> {
     Format::from_name(name).ok_or_else(|| {
-        let names: Vec<_> = Format::ALL.iter().map(|format| format.name()).collect();
-        format!("due one of {}", names.join(", "))
+        let names = Format::ALL.map(|format| format.name());
+        let (last, others) = names.split_last().expect("there are formats");
+        format!("expected {} or {last}", others.join(", "))
     })
 }
 
 fn dtype(name: &str) -> Result<Dtype, String> {
     Dtype::from_name(name).filter(|dtype| dtype.is_integer()).ok_or_else(|| {
-        "due one of uint8, int8, int16, uint16, int32, uint32, int64, uint64".to_owned()
+        "expected uint8, int8, int16, uint16, int32, uint32, int64 or uint64".to_owned()
     })
 }

@@ -38,7 +38,10 @@ impl Need {
     /// For what is no size.
     pub fn of_size(size: &str, ranks: u64, seq_len: u64, flop_per_s: f64) -> Result<Self> {
         let parameters = parameters_of(size).with_context(|| {
-            format!("--model {size}: due a number with m, b or t, such as 350m, 1.3b or 11b")
+            format!(
+                "cannot use --model {size}: expected a number with m, b or t, such as 350m, 1.3b \
+                 or 11b"
+            )
         })?;
         let name = format!("{} parameters on {ranks} accelerators", size.to_ascii_uppercase());
         let tokens_per_s = flop_per_s / (6.0 * parameters as f64) * ranks as f64;
@@ -78,10 +81,13 @@ impl Need {
 
     fn checked(self, flop_per_s: f64) -> Result<Self> {
         let (ranks, seq_len) = (self.ranks, self.seq_len);
-        ensure!(ranks > 0, "--ranks: got 0, due at least 1");
-        ensure!((1..=1 << 20).contains(&seq_len), "--seq: got {seq_len}, due 1 to 1048576");
+        ensure!(ranks > 0, "cannot use --ranks 0: expected at least 1");
+        ensure!(
+            (1..=1 << 20).contains(&seq_len),
+            "cannot use --seq {seq_len}: expected 1 to 1048576"
+        );
         let is_rate = flop_per_s.is_finite() && flop_per_s > 0.0;
-        ensure!(is_rate, "--flops: got {flop_per_s}, due a number above 0");
+        ensure!(is_rate, "cannot use --flops {flop_per_s}: expected a number above 0");
         Ok(self)
     }
 }

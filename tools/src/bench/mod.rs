@@ -147,13 +147,13 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
     let mut places = Vec::new();
     let measured = measure(args, &settings, &crew, &stop, &mut places, line);
     let measured = measured.map_err(|error| match crew.heard() {
-        Some(why) => anyhow!("another process failed: {why}"),
+        Some(why) => anyhow!("cannot measure: another process failed: {why}"),
         None => error,
     });
     if let Err(error) = &measured {
         crew.fail(&storage::one_line(&**error));
     }
-    line.show("removing what was written");
+    line.show("removing the test files");
     crew.part();
     let removed = if crew.member == 0 { remove(&places) } else { Ok(()) };
     let ended = crew.end();
@@ -178,27 +178,41 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
 
 /// Everything that can be said before a target is touched.
 fn check(args: &BenchArgs) -> Result<()> {
-    for (name, got) in [
+    for (name, found) in [
         ("--runs", args.runs),
         ("--writers", args.writers),
         ("--files", args.files),
         ("--processes", args.processes),
     ] {
-        ensure!((1..=100_000).contains(&got), "{name}: got {got}, due 1 to 100000");
+        ensure!((1..=100_000).contains(&found), "cannot use {name} {found}: expected 1 to 100000");
     }
     let seconds = args.seconds;
-    ensure!((0.05..=3600.0).contains(&seconds), "--seconds: got {seconds}, due 0.05 to 3600");
-    ensure!(args.timeout > 0, "--timeout: got 0, due at least 1");
-    ensure!(args.bytes.0 >= 16 << 20, "--bytes: got {}, due at least 16MiB", args.bytes);
+    ensure!(
+        (0.05..=3600.0).contains(&seconds),
+        "cannot use --seconds {seconds}: expected 0.05 to 3600"
+    );
+    ensure!(args.timeout > 0, "cannot use --timeout 0: expected at least 1");
+    ensure!(args.bytes.0 >= 16 << 20, "cannot use --bytes {}: expected at least 16MiB", args.bytes);
     let is_named = args.targets.iter().all(|target| !target.is_empty());
-    ensure!(is_named, "a target has no name; hint: is the variable set that it comes from?");
+    ensure!(
+        is_named,
+        "cannot measure '': expected a folder, mount or bucket, found an empty name (hint: set the \
+         shell variable of that argument)"
+    );
     let together = args.meet.is_some() && !args.child && args.processes > 1;
     let count = args.targets.len() * args.simulate.len().max(1);
     let most = report::page::TARGETS_MAX;
-    ensure!(count <= most, "got {count} targets, each as each model, due at most {most}");
-    ensure!(!together, "--processes and --meet: due one of them; start more of the command");
+    ensure!(
+        count <= most,
+        "cannot measure {count} targets: expected at most {most}, counted once for each --simulate"
+    );
+    ensure!(
+        !together,
+        "cannot use --processes with --meet: expected one of them (hint: start the command once \
+         for each process)"
+    );
     if let Some(file) = &args.html {
-        ensure!(!file.exists(), "--html {}: exists, and is not overwritten", file.display());
+        ensure!(!file.exists(), "cannot write --html {}: file exists", file.display());
     }
     Ok(())
 }
@@ -209,7 +223,7 @@ fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     let from_srun = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let srun = from_srun("SLURM_PROCID").zip(from_srun("SLURM_NTASKS"));
     let part = args.member.or(srun);
-    part.context("--meet: due --member NTH/COUNT, or srun, which says it")
+    part.context("cannot use --meet: expected --member NTH/COUNT or srun, found neither")
 }
 
 fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
@@ -225,9 +239,9 @@ fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<Ben
         return Ok(BenchProcesses::alone());
     }
     let folder = std::env::temp_dir();
-    let folder = folder.to_str().context("the temporary folder's name is not UTF-8")?;
+    let folder = folder.to_str().context("cannot use the temporary folder: name is not UTF-8")?;
     let folder = format!("{}/{}{}", folder, target::FOLDER, drawn());
-    fs::create_dir(&folder).with_context(|| format!("make {folder}"))?;
+    fs::create_dir(&folder).with_context(|| format!("cannot create {folder}"))?;
     let mut crew = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
     crew.remove_at_end(&folder);
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -247,7 +261,7 @@ fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Setti
     };
     ensure!(
         need.sample_bytes <= args.bytes.0,
-        "--bytes: got {}, due at least a sample, {} bytes",
+        "cannot use --bytes {}: expected at least one sample of {} bytes",
         args.bytes,
         need.sample_bytes
     );
@@ -297,8 +311,9 @@ fn measure(
         let simulate = Simulate { simulate: model, simulate_seed: args.seed };
         let (simulation, id) = (simulate.start()?, format!("{id}-{nth}"));
         let limit = Duration::from_secs(args.timeout);
+        let what = format!("open {name}");
         let open = move || TargetFolder::open(&name, &url, simulation, &id);
-        places.push(Arc::new(stop.guard("open a target", limit, open)?));
+        places.push(Arc::new(stop.guard(&what, limit, open)?));
     }
     let (settings, stop) = (Arc::clone(settings), stop.clone());
     let session = Session { settings, places: places.clone(), crew, stop };
@@ -314,14 +329,18 @@ fn remove(places: &[Arc<TargetFolder>]) -> Result<()> {
     for place in places.iter().filter(|place| place.has_begun()) {
         // Also after an interruption.
         let (place, folder) = (Arc::clone(place), place.folder());
-        let removed = StopSignal::default().guard("remove", REMOVE_WAIT, move || place.remove());
+        let what = format!("remove {folder}");
+        let removed = StopSignal::default().guard(&what, REMOVE_WAIT, move || place.remove());
         if let Err(error) = removed {
-            log::debug!("{folder}: {error:#}");
+            log::debug!("{error:#}");
             left.push(folder);
         }
     }
     let left = left.join(" ");
-    ensure!(left.is_empty(), "left behind, to be removed when it answers: {left}");
+    ensure!(
+        left.is_empty(),
+        "cannot remove {left}: no response (hint: delete it when the target responds again)"
+    );
     Ok(())
 }
 
@@ -362,7 +381,7 @@ fn report(
         writers: args.writers,
         ranks_started: settings.ranks * processes,
         seed: args.seed,
-        order: order.unwrap_or_else(|| "samples from anywhere".to_owned()),
+        order: order.unwrap_or_else(|| "random samples".to_owned()),
         machine: machine(),
     };
     Report::new(settings.need.clone(), method, targets.collect())
@@ -375,8 +394,8 @@ fn model_notes(model: &Arc<Simulation>) -> Vec<String> {
     let mut notes = vec![model.about()];
     if counted.late_ops * LATE_SHARE > ops {
         notes.push(format!(
-            "{} of {ops} operations came later than the model has it: the target below it was \
-             measured too; hint: --simulate on /dev/shm",
+            "{} of {ops} operations were slower than the model: the file system below adds its own \
+             latency (hint: use --simulate on /dev/shm)",
             counted.late_ops
         ));
     }
@@ -437,12 +456,14 @@ fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 fn write_page(file: &Path, report: &Report) -> Result<()> {
-    let named = || format!("write {}", file.display());
+    let named = || format!("cannot write {}", file.display());
     let mut out = OpenOptions::new().write(true).create_new(true).open(file).with_context(named)?;
     out.write_all(report::page::html(report).as_bytes()).with_context(named)
 }
 
 fn member(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parts.filter(|(nth, count)| nth < count).ok_or_else(|| "due NTH/COUNT, such as 0/4".to_owned())
+    parts
+        .filter(|(nth, count)| nth < count)
+        .ok_or_else(|| "expected NTH/COUNT, such as 0/4".to_owned())
 }

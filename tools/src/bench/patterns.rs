@@ -84,16 +84,16 @@ impl Pattern {
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
-            Pattern::Stream => "Reading from front to back",
-            Pattern::Samples => "Shuffled samples, as many as come",
-            Pattern::Rate => "Shuffled samples at the cluster's rate",
-            Pattern::Replay => "The run's order, through the loader",
-            Pattern::Save => "Checkpoint, a file for each writer",
-            Pattern::SaveOne => "Checkpoint, all writers into one file",
-            Pattern::Restore => "Restore, every reader all of it",
-            Pattern::Names => "Small objects: make, stat, open, read, list, remove",
-            Pattern::Start => "All ranks start",
-            Pattern::Mix => "The cluster's rate beside a checkpoint",
+            Pattern::Stream => "Sequential reads",
+            Pattern::Samples => "Shuffled samples at full speed",
+            Pattern::Rate => "Shuffled samples at the rate of the cluster",
+            Pattern::Replay => "Samples in the order of the run, through the loader",
+            Pattern::Save => "Checkpoint save, one file per writer",
+            Pattern::SaveOne => "Checkpoint save, one shared file",
+            Pattern::Restore => "Checkpoint restore, each reader reads all of it",
+            Pattern::Names => "Small objects: create, stat, open, read, list, delete",
+            Pattern::Start => "Start of all ranks",
+            Pattern::Mix => "Shuffled samples at the rate of the cluster, during a checkpoint save",
         }
     }
 

@@ -75,8 +75,12 @@ impl BenchProcesses {
         timeout: Duration,
         stop: &StopSignal,
     ) -> Result<Self> {
-        ensure!(member < members, "--member: got {member} of {members}");
-        let store = storage::open_url(folder).context("--meet")?;
+        ensure!(
+            member < members,
+            "cannot use --member {member}/{members}: expected NTH below COUNT"
+        );
+        let store =
+            storage::open_url(folder).with_context(|| format!("cannot use --meet {folder}"))?;
         let folder = Key::new(format!("{}meet-{token}", super::target::FOLDER))?;
         let (is_ours, stop) = (member == 0, stop.clone());
         let (heard, is_over) = Default::default();
@@ -106,7 +110,7 @@ impl BenchProcesses {
             command.args(arguments).arg(format!("--member={member}/{}", self.members));
             // Standard input ends when we do, and the child with it.
             command.stdin(Stdio::piped()).stdout(Stdio::null());
-            self.children.push(command.spawn().context("start a process of the benchmark")?);
+            self.children.push(command.spawn().context("cannot start a process of the benchmark")?);
         }
         Ok(())
     }
@@ -124,16 +128,19 @@ impl BenchProcesses {
         while told.len() < self.members {
             let name = format!("{step}.{}", told.len());
             match meet.read(&name)? {
-                Some(bytes) => told.push(serde_json::from_slice(&bytes).context(name)?),
+                Some(bytes) => {
+                    let decoded = serde_json::from_slice(&bytes);
+                    told.push(decoded.with_context(|| format!("cannot decode {name}"))?);
+                }
                 None => {
                     meet.stop.check()?;
                     if let Some(why) = meet.failed()? {
-                        bail!("another process failed: {why}");
+                        bail!("cannot pass barrier '{step}': another process failed: {why}");
                     }
                     ensure!(
                         Instant::now() < due,
-                        "process {} of {} has not come to {step} after {} s; hint: were all \
-                         started with the same arguments?",
+                        "cannot pass barrier '{step}': process {} of {} did not arrive within {} s \
+                         (hint: start all processes with the same arguments)",
                         told.len(),
                         self.members,
                         meet.timeout.as_secs()
@@ -190,7 +197,7 @@ impl BenchProcesses {
             _ => {}
         }
         if let Some(folder) = self.made.take() {
-            std::fs::remove_dir(&folder).with_context(|| format!("remove {folder}"))?;
+            std::fs::remove_dir(&folder).with_context(|| format!("cannot remove {folder}"))?;
         }
         Ok(())
     }
@@ -235,8 +242,7 @@ impl BenchRendezvous {
     fn explained(&self, error: storage::Error) -> Error {
         match error {
             storage::Error::Exists { .. } => anyhow!(
-                "{error}; hint: a benchmark that was killed has left {}: remove it, or name \
-                 another --meet",
+                "{error} (hint: delete {}, which a killed benchmark left, or use another --meet)",
                 self.store.display(&self.folder)
             ),
             error => error.into(),

@@ -93,17 +93,19 @@ impl Session<'_> {
         let ours = || self.places.iter().filter(|_| self.crew.member == 0);
         // What is wrong with the last is told before minutes were spent on the first.
         for place in ours() {
-            line.show(&format!("looking into {}", place.name));
+            line.show(&format!("checking {}", place.name));
             let own = Arc::clone(place);
-            self.stop.guard(&place.name, *timeout, move || own.begin(need_bytes))?;
+            let what = format!("prepare {}", place.name);
+            self.stop.guard(&what, *timeout, move || own.begin(need_bytes))?;
         }
         for place in ours() {
-            line.show(&format!("writing what will be read to {}", place.name));
+            line.show(&format!("writing test data to {}", place.name));
             let (settings, own, stop) =
                 (Arc::clone(&self.settings), Arc::clone(place), self.stop.clone());
             // A store that writes 10 MB/s is slow, and does not hang.
             let limit = *timeout + Duration::from_secs(data_bytes / 10_000_000);
-            self.stop.guard(&place.name, limit, move || {
+            let what = format!("write test data to {}", place.name);
+            self.stop.guard(&what, limit, move || {
                 reads::write_data(&own, settings.data_bytes, settings.seed, &stop)?;
                 metadata::prepare_start(&own)?;
                 saves::prepare_restore(&own, &settings.state)
@@ -154,7 +156,7 @@ impl Session<'_> {
         let (settings, place) = (Arc::clone(&self.settings), Arc::clone(&self.places[at]));
         let part = (self.crew.member, self.crew.members);
         let step = format!("{round}-{}-{at}", pattern.name());
-        let what = format!("{} on {}", pattern.name(), place.name);
+        let what = format!("measure {} on {}", pattern.name(), place.name);
         if pattern == Pattern::SaveOne {
             if part.0 == 0 {
                 let bytes = settings.state.part_bytes() * (settings.writers * part.1) as u64;
@@ -189,7 +191,7 @@ impl ProcessRun<'_> {
         let Settings { state, writers, files, ranks, need, .. } = self.settings;
         let (place, (member, _)) = (self.place, self.part);
         let step = self.round as u64 + 1;
-        let sample = usize::try_from(need.sample_bytes).context("--seq")?;
+        let sample = usize::try_from(need.sample_bytes).context("cannot use --seq")?;
         match pattern {
             Pattern::Stream => self.stream(),
             Pattern::Samples => self.samples(ArrivalProcess::AsTheyCome, SAMPLES_DEPTH),
@@ -229,7 +231,7 @@ impl ProcessRun<'_> {
     /// Of tokens of two bytes, from any of them on.
     fn samples(&self, pace: ArrivalProcess, depth: usize) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
-        let len = usize::try_from(sample_bytes).context("--seq")?;
+        let len = usize::try_from(sample_bytes).context("cannot use --seq")?;
         let places = (self.settings.data_bytes - sample_bytes) / 2 + 1;
         let draw = word(self.settings.seed, (self.round * 1000 + self.part.0) as u64);
         let mut random = Random::new(draw);
@@ -241,7 +243,7 @@ impl ProcessRun<'_> {
 
     fn replay(&self) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
-        let len = usize::try_from(sample_bytes).context("--seq")?;
+        let len = usize::try_from(sample_bytes).context("cannot use --seq")?;
         let part = (self.part.0 as u32, self.part.1 as u32); // fits: processes
         let round = (self.round as u64, self.settings.runs as u64 + 2);
         let order = self.settings.order.as_ref();
@@ -257,10 +259,11 @@ impl ProcessRun<'_> {
             let place = self.place;
             let save = move || saves::save_until(place, state, self.part.0, &stops);
             let saving = std::thread::Builder::new().spawn_scoped(scope, save);
-            let saving = saving.context("start a thread that saves")?;
+            let saving = saving.context("cannot start a thread that saves")?;
             let run = self.samples(ArrivalProcess::PerSecond(self.rate()), RATE_DEPTH);
             over.set();
-            let saved = saving.join().ok().context("the writers broke off")??;
+            let saved =
+                saving.join().ok().context("cannot save during reads: a thread panicked")??;
             let mut run = run?;
             run.more.insert("saved_mb".to_owned(), saved as f64 / 1e6);
             Ok(run)

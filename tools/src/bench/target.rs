@@ -119,21 +119,21 @@ impl TargetFolder {
     /// # Errors
     /// What forbids it, or that there is no room for so many bytes.
     pub fn begin(&self, need_bytes: u64) -> Result<()> {
-        let about = b"Files of a benchmark that runs, or was killed: feedline bench.\n";
+        let about = b"Test files of `feedline bench`. Delete the folder if none is running.\n";
         let store = self.store.as_ref();
         // What cannot even be looked at is not written to, and nothing is left there.
         let looked = self.store.list_names(&self.folder);
-        looked.map_err(|error| self.told(error)).context("look into it")?;
+        looked.map_err(|error| self.told(error)).context("cannot list its folder")?;
         self.begun.store(true, Relaxed);
         let wrote = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));
-        wrote.map_err(|error| self.told(error)).context("make a folder in it")?;
+        wrote.map_err(|error| self.told(error)).context("cannot create a folder in it")?;
         if let Some(free) = self.store.free_bytes()? {
             ensure!(
                 free >= need_bytes,
-                "{} are free, {} are needed; hint: --bytes, --checkpoint and --files say how \
-                 much is written",
-                ByteSize(free),
-                ByteSize(need_bytes)
+                "expected {} of free space, found {} (hint: lower --bytes, --checkpoint or \
+                 --files)",
+                ByteSize(need_bytes),
+                ByteSize(free)
             );
         }
         Ok(())
@@ -156,16 +156,14 @@ impl TargetFolder {
     /// An error of the store, with what to do about it.
     #[must_use]
     pub fn told(&self, error: storage::Error) -> Error {
-        let may_write = "name a folder of it that you may write to";
+        let may_write = "use a folder of it that you may write to";
         let hint = match &error {
             storage::Error::Denied { .. } => may_write,
             storage::Error::Io { source, .. } if is_read_only(source) => may_write,
-            storage::Error::NoSpace { .. } => {
-                "--bytes, --checkpoint and --files say how much is written"
-            }
+            storage::Error::NoSpace { .. } => "lower --bytes, --checkpoint or --files",
             _ => return Error::new(error),
         };
-        anyhow!("{error}; hint: {hint}")
+        anyhow!("{error} (hint: {hint})")
     }
 }
 
@@ -188,14 +186,17 @@ pub fn path_of(url: &str) -> Option<PathBuf> {
 pub(crate) fn check_folder(url: &str, path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(()),
-        Ok(_) => bail!("{url}: got a file, due a folder"),
+        Ok(_) => bail!("cannot use {url}: expected a folder, found a file"),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            bail!("{url}: no such folder; hint: is it mounted? a target is made by whoever owns it")
+            bail!("cannot use {url}: no such folder (hint: mount it, or create it first)")
         }
         Err(e) if e.raw_os_error() == Some(NOT_CONNECTED) => {
-            bail!("{url}: {e}; hint: the process behind this mount is gone; unmount, mount again")
+            bail!(
+                "cannot use {url}: {e} (hint: the process of this FUSE mount has ended; unmount it \
+                 and mount it again)"
+            )
         }
-        Err(e) => Err(Error::new(storage::Error::from_io("look at", url, e))),
+        Err(e) => Err(Error::new(storage::Error::from_io("stat", url, e))),
     }
 }
 
@@ -208,8 +209,8 @@ fn check_mounted(url: &str, path: &Path, mount_point: &str) -> Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if let Some((point, kind)) = not_mounted(&table, &path, mount_point) {
         bail!(
-            "{url}: /etc/fstab has {kind} at {point}, which is not mounted: files would go to \
-             {mount_point}; hint: mount {point}"
+            "cannot use {url}: {point} ({kind} in /etc/fstab) is not mounted, so files would go to \
+             {mount_point} (hint: mount {point})"
         );
     }
     Ok(())

@@ -126,8 +126,8 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(args: &'a BenchArgs) -> Result<Self> {
-        ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
-        ensure!(args.threads > 0, "--threads: got 0, due at least 1");
+        ensure!(args.rounds > 0, "cannot use --rounds 0: expected at least 1");
+        ensure!(args.threads > 0, "cannot use --threads 0: expected at least 1");
         if args.part.is_none() {
             check_folder(&args.folder.to_string_lossy(), &args.folder)?;
         }
@@ -139,13 +139,14 @@ impl<'a> Bench<'a> {
     }
 
     fn steps(&self, options: CheckpointOptions) -> Result<Checkpoints> {
-        let url = self.folder.to_str().context("the folder's name is not UTF-8")?;
+        let url = self.folder.to_str().context("cannot use the folder: name is not UTF-8")?;
         Ok(Checkpoints::open(storage::open_url(url)?, Key::new("run")?).with_options(options))
     }
 
     fn measure(&self, line: &mut ProgressLine) -> Result<Measured> {
         let has = |row| self.args.rows.contains(&row);
-        let store = storage::open_url(self.folder.to_str().context("a name that is not UTF-8")?)?;
+        let url = self.folder.to_str().context("cannot use the folder: name is not UTF-8")?;
+        let store = storage::open_url(url)?;
         let mut measured = Measured {
             folder: self.args.folder.display().to_string(),
             file_system: store.profile().file_system.clone(),
@@ -153,7 +154,7 @@ impl<'a> Bench<'a> {
             staging_bound_bytes: self.options.staging_bytes_max,
             ..Measured::default()
         };
-        line.show("making a state");
+        line.show("generating a state");
         let mut state = SyntheticState::gpt(self.args.bytes.0);
         measured.state_bytes = state.bytes();
         if has(Row::Save) || has(Row::Load) {
@@ -199,11 +200,11 @@ impl<'a> Bench<'a> {
             let fio_turn = usize::from(round % 2 == 0);
             for turn in 0..2 {
                 if turn == fio_turn {
-                    show("fio writes")?;
+                    show("fio write")?;
                     fio_write.extend(crate::bench::fio::checkpoint::write(&file, bytes)?);
                     continue;
                 }
-                show("a save")?;
+                show("save")?;
                 let watch = MemoryWatch::start()?;
                 let report = steps.save(u64::from(round), &state.tensors(), &[], ().into())?;
                 let taken = watch.stop()?;
@@ -212,12 +213,12 @@ impl<'a> Bench<'a> {
             }
             for turn in (0..2).filter(|_| self.args.rows.contains(&Row::Load)) {
                 if turn == fio_turn {
-                    show("fio reads")?;
+                    show("fio read")?;
                     fio_read.extend(crate::bench::fio::checkpoint::read(&file, bytes)?);
                     continue;
                 }
                 drop_pages(&self.folder);
-                show("a load")?;
+                show("load")?;
                 let begun = Instant::now();
                 steps.open_step(u64::from(round))?.read_tensors(state.reads())?;
                 load.push(rate(bytes, begun.elapsed()));
@@ -242,7 +243,7 @@ impl<'a> Bench<'a> {
         let tensors = state.tensors();
         let mut ratios = Vec::new();
         for round in 0..2 * self.args.rounds {
-            line.show(&format!("files with and without checksums, {round}"));
+            line.show(&format!("round {round}: files with and without checksums"));
             self.stop.check()?;
             // Whoever comes second may find the device warmer, or tired.
             let first = round % 2 == 0;
@@ -260,7 +261,7 @@ impl<'a> Bench<'a> {
         let steps = self.steps(CheckpointOptions { shard_bytes_max, ..self.options })?;
         let mut after = Vec::new();
         for round in 0..self.args.rounds {
-            line.show(&format!("64 files, {round}"));
+            line.show(&format!("round {round}: 64 files"));
             self.stop.check()?;
             let step = u64::from(round) + 1_000_000;
             let SaveReport { sync, commit, .. } =
@@ -275,7 +276,10 @@ impl<'a> Bench<'a> {
         let steps = self.steps(self.options)?;
         let state = SyntheticState::part_of_gpt(self.args.bytes.0, part, parts);
         writeln!(io::stdout(), "ready")?;
-        ensure!(io::stdin().read_line(&mut String::new())? > 0, "standard input: no line came");
+        ensure!(
+            io::stdin().read_line(&mut String::new())? > 0,
+            "cannot read standard input: expected a line, found end of file"
+        );
         let begun = Instant::now();
         let report = steps.save(1, &state.tensors(), &[], ().into())?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -316,13 +320,13 @@ impl Measured {
             rows.push(vec![what.to_owned(), value, beside]);
         };
         if let Some(cost) = self.sums_cost_ratio {
-            add("checksums cost", format!("{:.1} %", 100.0 * cost), String::new());
+            add("cost of checksums", format!("{:.1} %", 100.0 * cost), String::new());
         }
         if let Some(ms) = self.commit_64_files_ms {
-            add("after the data of 64 files", format!("{ms:.1} ms"), String::new());
+            add("sync and commit of 64 files", format!("{ms:.1} ms"), String::new());
         }
         if let Some(peak) = self.staging_peak_bytes {
-            let bound = format!("bound {}", ByteSize(self.staging_bound_bytes));
+            let bound = format!("limit {}", ByteSize(self.staging_bound_bytes));
             add("memory of a save", ByteSize(peak).to_string(), bound);
         }
         for crate::ckpt::bench_workers::WorkersTotal { processes, median_bytes_per_s, of_one } in
@@ -332,14 +336,13 @@ impl Measured {
             add(&format!("{processes} processes"), gb(*median_bytes_per_s), beside);
         }
         let head = format!(
-            "{}, {}, in {} ({}), medians of {}\n",
-            "the state of a GPT",
+            "state of a GPT, {}, in {} ({}), medians of {} rounds\n",
             ByteSize(self.state_bytes),
             self.folder,
             self.file_system,
             self.rounds
         );
-        head + &table(&["what", "median", "beside"], &rows)
+        head + &table(&["measurement", "median", "comparison"], &rows)
     }
 }
 
@@ -370,7 +373,8 @@ impl MemoryWatch {
     /// The most that there was more than at the start.
     pub(crate) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        let most = self.looking.join().ok().context("watching the memory failed")?;
+        let most =
+            self.looking.join().ok().context("cannot measure memory: the thread panicked")?;
         Ok(most.saturating_sub(self.before))
     }
 }
@@ -380,7 +384,7 @@ fn resident_bytes() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    Ok(kib.context("/proc/self/status: no RssAnon")? << 10)
+    Ok(kib.context("cannot read /proc/self/status: no RssAnon")? << 10)
 }
 
 /// Asks the system to forget what it has of all files below, by the one tool that is everywhere.
@@ -400,7 +404,7 @@ pub(crate) fn remove_file(path: &Path) -> Result<()> {
 
 fn part(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parts.filter(|(part, parts)| part < parts).ok_or_else(|| "due PART/PARTS".to_owned())
+    parts.filter(|(part, parts)| part < parts).ok_or_else(|| "expected PART/PARTS".to_owned())
 }
 
 pub(super) fn rate(bytes: u64, took: Duration) -> f64 {

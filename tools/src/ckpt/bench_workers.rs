@@ -56,20 +56,28 @@ fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
         (0..count).map(|i| WorkerShare::start(args, &folder.join(format!("part-{i}")), i, count));
     let mut parts = parts.collect::<Result<Vec<WorkerShare>>>()?;
     for part in &mut parts {
-        let said = part.line()?;
-        ensure!(said == "ready", "a process of the benchmark said '{said}', due 'ready'");
+        let found = part.line()?;
+        ensure!(
+            found == "ready",
+            "cannot start a process of the benchmark: expected 'ready', found '{found}'"
+        );
     }
     let begun = Instant::now();
     for part in &mut parts {
-        let stdin = part.child.stdin.as_mut().context("the process has no standard input")?;
+        let stdin =
+            part.child.stdin.as_mut().context("cannot start a process: no standard input")?;
         stdin.write_all(b"go\n")?;
     }
     let mut bytes = 0;
     for part in &mut parts {
-        let said = part.line()?;
-        let told = said.strip_prefix("done ").and_then(|rest| rest.split(' ').next());
-        let told: Option<u64> = told.and_then(|told| told.parse().ok());
-        bytes += told.with_context(|| format!("a process said '{said}', due 'done BYTES ...'"))?;
+        let found = part.line()?;
+        let count = found.strip_prefix("done ").and_then(|rest| rest.split(' ').next());
+        let count: Option<u64> = count.and_then(|count| count.parse().ok());
+        bytes += count.with_context(|| {
+            format!(
+                "cannot read the result of a process: expected 'done BYTES ...', found '{found}'"
+            )
+        })?;
     }
     let took = begun.elapsed();
     Ok(crate::ckpt::bench::rate(bytes, took))
@@ -88,7 +96,7 @@ impl WorkerShare {
         command.args([format!("--bytes={bytes}B"), format!("--threads={}", args.threads)]);
         command.arg(format!("--shard-bytes={}B", args.shard_bytes.0));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let stdout = child.stdout.take().context("the process has no standard output")?;
+        let stdout = child.stdout.take().context("cannot start a process: no standard output")?;
         Ok(WorkerShare { child, stdout: BufReader::new(stdout) })
     }
 

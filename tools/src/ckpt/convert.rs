@@ -37,10 +37,14 @@ pub struct BoundArgs {
 
 impl BoundArgs {
     fn bounds(&self, max_shard: u64) -> Result<ConvertLimits> {
-        ensure!(self.memory.0 >= 1 << 20, "--memory: got {}, due at least 1MiB", self.memory);
-        ensure!(self.threads > 0, "--threads: got 0, due at least 1");
+        ensure!(
+            self.memory.0 >= 1 << 20,
+            "cannot use --memory {}: expected at least 1MiB",
+            self.memory
+        );
+        ensure!(self.threads > 0, "cannot use --threads 0: expected at least 1");
         let shard_bytes_max = self.max_shard.map_or(max_shard, |size| size.0);
-        ensure!(shard_bytes_max > 0, "--max-shard: got 0, due at least 1B");
+        ensure!(shard_bytes_max > 0, "cannot use --max-shard 0B: expected at least 1B");
         Ok(ConvertLimits { shard_bytes_max, memory_bytes: self.memory.0, threads: self.threads })
     }
 }
@@ -208,7 +212,7 @@ fn export_by(
     let model = model_of(&import);
     import.without_optimizer();
     import.dropped.clear();
-    ensure!(!import.made.is_empty(), "{}: no weights in it", args.name);
+    ensure!(!import.made.is_empty(), "cannot export {}: no weights", args.name);
     let family = import.normalize()?;
     let run = if family.is_some() { run_config(&import)? } else { None };
     if let Some(family) = family {
@@ -220,7 +224,7 @@ fn export_by(
     }
     ensure!(
         args.vocab.is_none() || family.is_some(),
-        "--vocab: got names of another architecture in {}, due those of GPT-2, T5 or BERT",
+        "cannot use --vocab with {}: expected tensor names of GPT-2, T5 or BERT, found others",
         args.name
     );
     if let Some(words) = args.vocab.or(model.vocab).filter(|_| family.is_some()) {
@@ -260,8 +264,8 @@ fn export_by(
 fn warn_of_guesses(import: &Import, family: Family) {
     if !import.source.blobs().iter().any(|(name, _)| name == "config.json") {
         log::warn!(
-            "{} has no configuration: config.json gets the activation and the epsilon of the \
-             published {}",
+            "{}: no configuration; config.json has the activation and the epsilon of the published \
+             {}",
             import.source.display(),
             family.name()
         );
@@ -289,7 +293,8 @@ fn import_by(
     };
     let rules = match &args.rename {
         Some(file) => {
-            let text = std::fs::read_to_string(file).with_context(|| format!("read {file}"))?;
+            let text =
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
             RenameRules::parse(file, &text)?
         }
         None => RenameRules::default(),
@@ -458,7 +463,7 @@ fn new_rows(args: &ImportArgs) -> NewRows {
 fn dtype(name: &str) -> Result<Dtype, String> {
     let all = [Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64];
     let found = all.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
-    found.ok_or_else(|| "due one of F32, BF16, F16, F64".to_owned())
+    found.ok_or_else(|| "expected F32, BF16, F16 or F64".to_owned())
 }
 
 impl Converted {

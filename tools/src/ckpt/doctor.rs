@@ -49,12 +49,22 @@ struct Diagnosis {
 #[derive(Debug, Serialize)]
 struct Probe {
     what: &'static str,
+    /// Its label in the text.
+    #[serde(skip)]
+    label: &'static str,
     ok: bool,
     finding: String,
 }
 
 /// Times are told as the median of so many.
 const ROUNDS: usize = 5;
+
+/// What each probe is called by `--json` and in the text.
+const ATOMIC_RENAME: (&str, &str) = ("a folder gets its name in one step", "atomic folder rename");
+const NO_OVERWRITE: (&str, &str) = ("a file is never overwritten", "files not overwritten");
+const NO_REPLACE: (&str, &str) = ("a name that is taken is refused", "existing name refused");
+const SPACE_CHECK: (&str, &str) =
+    ("a disk too small is found before the first byte", "space check before a save");
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<CkptOutput> {
     let store = not_a_step(&args.folder, "examine")?;
@@ -90,21 +100,20 @@ impl Diagnosis {
             Ok(true) => self.probe_folders(store, scratch),
             Ok(false) => self.probe_objects(store, scratch),
             Err(error) => {
-                self.add("a folder gets its name in one step", Err(error), |()| String::new());
+                self.add(&ATOMIC_RENAME, Err(error), |()| String::new());
             }
         }
         let again = || write_all(store, &scratch.join("done-0/a")?, &[0]).map(drop);
-        self.add("a file is never overwritten", exists(again()), |()| "yes".to_owned());
+        self.add(&NO_OVERWRITE, exists(again()), |()| "yes".to_owned());
         if let Some(free) = self.free_bytes {
             let wanted = free.saturating_add(1 << 30);
             let outcome = match scratch.join("large").and_then(|key| store.create(&key, wanted)) {
                 Err(Error::NoSpace { .. }) => Ok("yes"),
                 // Thin volumes and quotas do not tell.
-                Ok(_) => Ok("no: the space is looked for before a save begins, and not reserved"),
+                Ok(_) => Ok("no; a save checks the free space first, and reserves none"),
                 Err(error) => Err(error),
             };
-            let what = "a disk too small is found before the first byte";
-            self.add(what, outcome, str::to_owned);
+            self.add(&SPACE_CHECK, outcome, str::to_owned);
         }
     }
 
@@ -117,8 +126,8 @@ impl Diagnosis {
             commits.push(millis(begun));
             Ok(())
         });
-        let finding = |()| "no: a step is there when its commit object is".to_owned();
-        self.add("a folder gets its name in one step", outcome, finding);
+        let finding = |()| "no; a step exists when its commit object does".to_owned();
+        self.add(&ATOMIC_RENAME, outcome, finding);
         self.commit_ms = median(commits);
     }
 
@@ -135,19 +144,19 @@ impl Diagnosis {
             publishes.push(millis(begun));
             Ok(())
         });
-        self.add("a folder gets its name in one step", outcome, |()| "yes".to_owned());
+        self.add(&ATOMIC_RENAME, outcome, |()| "yes".to_owned());
         (self.commit_ms, self.publish_ms) = (median(commits), median(publishes));
 
         let refused = || {
             write_all(store, &scratch.join("staged/a")?, &page)?;
             store.publish(&scratch.join("staged")?, &scratch.join("done-0")?)
         };
-        self.add("a name that is taken is refused", exists(refused()), |()| "yes".to_owned());
+        self.add(&NO_REPLACE, exists(refused()), |()| "yes".to_owned());
     }
 
     fn add<T>(
         &mut self,
-        what: &'static str,
+        &(what, label): &(&'static str, &'static str),
         outcome: storage::Result<T>,
         text: impl FnOnce(T) -> String,
     ) {
@@ -155,25 +164,23 @@ impl Diagnosis {
             Ok(found) => (true, text(found)),
             Err(error) => (false, storage::one_line(&error)),
         };
-        self.probes.push(Probe { what, ok, finding });
+        self.probes.push(Probe { what, label, ok, finding });
     }
 
     fn text(&self) -> String {
         let mut facts = FactTable::default();
         facts.add("file system", &self.file_system);
         facts.add("engine", format!("{}: {}", self.engine, self.engine_why));
-        let direct = if self.direct_io { "direct" } else { "through the page cache" };
-        facts.add("large writes", format!("{direct}, aligned to {}", self.align_bytes));
+        let direct = if self.direct_io { "direct I/O" } else { "buffered I/O" };
+        facts.add("large writes", format!("{direct}, aligned to {} bytes", self.align_bytes));
         if let Some(free) = self.free_bytes {
-            facts.add("free", ByteSize(free));
+            facts.add("free space", ByteSize(free));
         }
-        for (label, ms) in
-            [("a durable file", self.commit_ms), ("a folder's name", self.publish_ms)]
-        {
+        for (label, ms) in [("file commit", self.commit_ms), ("folder rename", self.publish_ms)] {
             facts.add(label, ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.2} ms")));
         }
         for probe in &self.probes {
-            facts.add(probe.what, &probe.finding);
+            facts.add(probe.label, &probe.finding);
         }
         facts.add("steps", self.steps);
         let mut text = format!("{}\n{}", self.folder, facts.text());
@@ -188,11 +195,9 @@ impl Diagnosis {
 fn exists(outcome: storage::Result<()>) -> storage::Result<()> {
     match outcome {
         Err(Error::Exists { .. }) => Ok(()),
-        Ok(()) => Err(Error::Corrupt {
-            object: "a second write of one name".to_owned(),
-            offset: 0,
-            found: "it was taken".to_owned(),
-            expected: "it refused".to_owned(),
+        Ok(()) => Err(Error::Unsupported {
+            operation: "refuse to overwrite",
+            object: "an existing name".to_owned(),
         }),
         Err(error) => Err(error),
     }

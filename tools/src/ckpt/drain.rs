@@ -75,7 +75,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
     let bytes_per_s = match args.rate {
         Some(rate) => {
             let rate = NonZeroU64::new(rate.0);
-            ensure!(rate.is_some(), "--rate: expected at least 1 B a second, found 0 B");
+            ensure!(rate.is_some(), "cannot use --rate 0B: expected at least 1 B a second");
             rate
         }
         None => None,
@@ -101,8 +101,8 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
         let is_done = pass.as_ref().is_ok_and(|pass| pass.failed.is_empty());
         // A step that was given up is not one that failed.
         let went_on = if is_done { Ok(()) } else { work.check() };
-        let went_on =
-            went_on.context("what was copied stays, and the next drain continues from it");
+        let went_on = went_on
+            .context("cannot complete the drain (what was copied is kept; the next drain resumes)");
         let pass = work.end(went_on.and_then(|()| Ok(pass?)))?;
         for step in &pass.drained {
             report.lines.push(step.to_string());
@@ -144,7 +144,7 @@ impl Drained {
             text += &format!("FAILED  step {}: {}\n", failed.step, failed.why);
         }
         if !self.deleted.is_empty() {
-            text += &format!("deleted there: {}\n", list(&self.deleted));
+            text += &format!("deleted in the target: {}\n", list(&self.deleted));
         }
         if self.pending.is_empty() {
             // A step that is damaged cannot be copied, and is not there either.

@@ -93,7 +93,7 @@ pub(crate) fn faults_now(
     let text = |(step, error): (u64, ckpt::Error)| match error {
         error if damaged.contains(&step) => (step, error.to_string()),
         error @ ckpt::Error::Uncommitted { .. } => (step, error.to_string()),
-        _ => (step, "it is being deleted".to_owned()),
+        _ => (step, "being deleted".to_owned()),
     };
     Ok(faults.into_iter().map(text).collect())
 }

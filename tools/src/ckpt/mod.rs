@@ -133,10 +133,15 @@ pub(crate) fn open_step(name: &str) -> Result<Checkpoint> {
         InspectTarget::Checkpoint { store, step } => Ok(checkpoints(&store).open_step(step)?),
         InspectTarget::Checkpoints { store } => {
             let newest = checkpoints(&store).newest()?;
-            newest.with_context(|| format!("{name}: no step in it is complete"))
+            newest.with_context(|| {
+                format!("cannot open {name}: expected a complete step, found none")
+            })
         }
         InspectTarget::Tokens { .. } | InspectTarget::Foreign { .. } => {
-            anyhow::bail!("{name}: got token files, due a step-* folder or one that holds such")
+            anyhow::bail!(
+                "cannot open {name}: expected a step (step-*) or a folder that holds steps, found \
+                 token files"
+            )
         }
     }
 }

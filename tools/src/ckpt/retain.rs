@@ -48,7 +48,7 @@ pub(crate) struct PolicyArgs {
 
 impl PolicyArgs {
     pub(crate) fn retention(&self) -> Result<Retention> {
-        ensure!(self.keep_last > 0, "--keep-last: got 0, due at least 1");
+        ensure!(self.keep_last > 0, "cannot use --keep-last 0: expected at least 1");
         let check = match (self.verify, self.lengths) {
             (true, _) => Check::Anew,
             (_, true) => Check::Lengths,
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &RetainArgs) -> Result<CkptOutput> {
     if keep.is_empty() {
         bail!(
             "cannot delete old steps of {}: expected a complete step, found {} damaged (hint: \
-             feedline ckpt verify says what is wrong with them)",
+             feedline ckpt verify reports what is damaged)",
             args.folder,
             damaged.len()
         );

@@ -27,7 +27,7 @@ pub struct ScrubArgs {
 }
 
 pub(crate) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
-    ensure!(args.rate.0 > 0, "--rate: expected at least 1 B a second, found 0 B");
+    ensure!(args.rate.0 > 0, "cannot use --rate 0B: expected at least 1 B a second");
     let verified = verify(&InspectTarget::find(&args.folder)?, |steps, open| {
         let begun = Instant::now();
         verify_bytes(steps, open, line, &mut |done| {

@@ -93,7 +93,7 @@ pub fn verify(
 
 /// Why nothing was verified.
 pub(crate) const NONE_LEFT: &str =
-    "expected a committed step, found that each was removed meanwhile or is not committed yet";
+    "expected a committed step, found none: each was removed meanwhile, or is not committed yet";
 
 /// Opens each step of a target and passes it to `visit`, or the error. The folder is listed once.
 ///
@@ -196,17 +196,17 @@ impl Verified {
 
     pub(crate) fn text(&self) -> String {
         let line = |step: &StepVerdict| match &step.fault {
-            Some(fault) => format!("DAMAGED  step {}: {fault}\n", step.step),
+            Some(fault) => format!("DAMAGED   step {}: {fault}\n", step.step),
             None if step.verified_bytes == 0 => {
-                format!("whole    step {}: manifest and lengths agree\n", step.step)
+                format!("complete  step {}: manifest and lengths agree\n", step.step)
             }
             None => {
                 let size = ByteSize(step.verified_bytes);
-                format!("whole    step {}: {size}, all checksums agree\n", step.step)
+                format!("complete  step {}: {size}, all checksums agree\n", step.step)
             }
         };
         let skipped = self.skipped.iter();
-        let skipped = skipped.map(|step| format!("skipped  step {step}: {SKIPPED}\n"));
+        let skipped = skipped.map(|step| format!("skipped   step {step}: {SKIPPED}\n"));
         self.steps.iter().map(line).chain(skipped).collect()
     }
 }

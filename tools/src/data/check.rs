@@ -116,7 +116,7 @@ pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
     let files = match BlockChecksums::open(&**store, prefix)? {
         None => indexed::write_checksums(store, prefix)?,
         Some(_) if manifest.is_some() => {
-            bail!("cannot add checksums: {} is there already", store.display(&key));
+            bail!("cannot add checksums: {} exists", store.display(&key));
         }
         // Of a run that was killed before it wrote the manifest, or of another program.
         Some(_) => {
@@ -133,7 +133,7 @@ pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
         };
         if let Some(file) = files.iter().find(is_other) {
             store.delete(&key)?;
-            bail!("{}: it changed after it was checked; no checksums were written", file.path);
+            bail!("cannot add checksums: {} changed after it was checked", file.path);
         }
         return Ok(vec![Output::new(store.display(&key), &files[2])]);
     }
@@ -159,12 +159,12 @@ impl CheckVerdict {
     #[must_use]
     pub fn text(&self) -> String {
         let line = |finding: &Finding| {
-            let word = if finding.ok { "whole  " } else { "DAMAGED" };
+            let word = if finding.ok { "complete" } else { "DAMAGED " };
             format!("{word}  {}: {}\n", finding.what, finding.finding)
         };
-        let added = self.added.iter().map(|output| format!("added    {}\n", output.name));
+        let added = self.added.iter().map(|output| format!("added     {}\n", output.name));
         let skipped = self.skipped.iter();
-        let skipped = skipped.map(|step| format!("skipped  step {step}: {SKIPPED}\n"));
+        let skipped = skipped.map(|step| format!("skipped   step {step}: {SKIPPED}\n"));
         self.checked.iter().map(line).chain(skipped).chain(added).collect()
     }
 }
@@ -222,12 +222,13 @@ fn tokens(
         }
         ensure!(
             (source.token_bytes(), report.tokens_crc64) == (file.bytes, file.crc64),
-            "{}: got {} bytes with CRC-64 {:016x}, due {} bytes with {:016x} by the manifest",
+            "cannot verify {}: expected {} bytes with CRC-64 {:016x} by the manifest, found {} \
+             bytes with {:016x}",
             file.path,
-            source.token_bytes(),
-            report.tokens_crc64,
             file.bytes,
-            file.crc64
+            file.crc64,
+            source.token_bytes(),
+            report.tokens_crc64
         );
     }
     if format == Format::Mmididx
@@ -239,8 +240,8 @@ fn tokens(
     check_vocab(&source, &report, &meta, vocab_size)?;
     let _ = write!(text, ", {}", ByteSize(bytes));
     text += match (&manifest, compared) {
-        (None, _) => "; no manifest, so no checksums to compare with",
-        (Some(_), 0) => bail!("the manifest lists no files"),
+        (None, _) => "; no manifest, so no checksums compared",
+        (Some(_), 0) => bail!("cannot verify checksums: the manifest lists no files"),
         (Some(_), _) => ", all checksums agree",
     };
     let eod = eod.map(|id| Eod {
@@ -251,7 +252,8 @@ fn tokens(
     });
     if let Some(Eod { id, tokens, documents_ended, .. }) = &eod {
         let (ended, tokens) = (thousands(*documents_ended), thousands(*tokens));
-        let _ = write!(text, "; {ended} documents end with {id}, which stands {tokens} times");
+        let _ =
+            write!(text, "; {ended} documents end with token {id}, which occurs {tokens} times");
     }
     Ok((bytes, text, eod))
 }
@@ -267,7 +269,8 @@ fn check_vocab(
     if let Some(first) = source.cpm2_vocab_size()? {
         ensure!(
             first == i64::try_from(vocab_size)?,
-            "{}: markers begin at {first}, due {vocab_size}, the size of the vocabulary",
+            "cannot check {}: expected markers from {vocab_size}, the size of the vocabulary, \
+             found markers from {first}",
             source.display()
         );
     }
@@ -277,7 +280,7 @@ fn check_vocab(
     if let (Some((least, most)), false) = (report.token_range, is_part) {
         ensure!(
             least >= 0 && most.unsigned_abs() < vocab_size,
-            "{}: ids from {least} to {most}, due 0 to {} by the vocabulary",
+            "cannot check {}: expected ids from 0 to {}, found {least} to {most}",
             source.display(),
             vocab_size.saturating_sub(1)
         );

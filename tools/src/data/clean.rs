@@ -205,10 +205,10 @@ pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
         Err(preprocess::Error::Stopped) => bail!("interrupted"),
         result => result?,
     };
-    let json = serde_json::to_string_pretty(&report).context("serialize the report")? + "\n";
+    let json = serde_json::to_string_pretty(&report).context("cannot serialize the report")? + "\n";
     if let Some((store, key)) = report_to {
         storage::write_all(store.as_ref(), &key, json.as_bytes())
-            .context("the lines stand, but the report does not")?;
+            .context("cannot write the report (the lines are written)")?;
     }
     match (args.json, args.quiet) {
         (true, _) => out.write_all(json.as_bytes())?,
@@ -296,8 +296,8 @@ fn text(report: &CleanReport) -> String {
     let rate = format!("{:.1} MB/s, {} workers", report.json_mb_per_s, report.workers);
     facts.add("time", format!("{:.1} s, {rate}", report.elapsed_s));
     let counts = [
-        ("blank lines passed over", report.blank_lines),
-        ("lines written anew", report.rewritten),
+        ("blank lines skipped", report.blank_lines),
+        ("lines rewritten", report.rewritten),
         ("documents without a URL", report.without_url),
     ];
     for (label, count) in counts.into_iter().filter(|(_, count)| *count > 0) {

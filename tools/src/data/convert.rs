@@ -78,8 +78,8 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
             let near = similar_prefixes(store.as_ref(), &key).join(", ");
             let near = if near.is_empty() { near } else { format!("there is {near}; ") };
             bail!(
-                "{}: no token files of a known format are there; hint: {near}a .bin of bare tokens \
-                 beside a manifest is taken with --from nanogpt alone",
+                "cannot convert {}: no token files of a known format (hint: {near}a .bin of bare \
+                 tokens beside a manifest needs --from nanogpt)",
                 request.source
             )
         }
@@ -95,7 +95,7 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
     let options =
         ReadOptions { dtype: request.source_dtype, eod: request.eod, ..ReadOptions::default() };
     let source = TokenSource::open(&store, &prefix, format, &options)
-        .with_context(|| format!("read {} as {format}", request.source))?;
+        .with_context(|| format!("cannot read {} as {format}", request.source))?;
     let manifest = verified_manifest(store.as_ref(), &prefix, format, work)?;
     let tokenizer = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
     let options = WriteOptions { dtype: request.dtype };

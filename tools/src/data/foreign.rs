@@ -88,21 +88,21 @@ impl Foreign {
         facts.add("tokens", thousands(self.tokens));
         if let Some(range) = self.sequence_tokens_min_max {
             let [least, most] = range.map(thousands);
-            facts.add("tokens a sequence", format!("{least} to {most}"));
+            facts.add("tokens per sequence", format!("{least} to {most}"));
         }
         if let Some([least, most]) = self.ids_min_max {
             facts.add("ids", format!("{least} to {most}"));
         }
         if let Some(vocab_size) = self.cpm2_vocab_size {
-            facts.add("vocabulary", format!("{vocab_size}, by the markers"));
+            facts.add("vocabulary", format!("{vocab_size}, from the markers"));
         }
         if let Some(ended) = self.documents_ended {
-            facts.add("ended by --eod", thousands(ended));
+            facts.add("documents with --eod", thousands(ended));
         }
         facts.add("type on disk", &self.dtype);
         facts.add("size of tokens", ByteSize(self.token_bytes));
         if !self.first_ids.is_empty() {
-            facts.add("begins", format!("{:?}", self.first_ids));
+            facts.add("first ids", format!("{:?}", self.first_ids));
         }
         format!("token files {}\n{}", self.prefix, facts.text())
     }

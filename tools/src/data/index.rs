@@ -138,8 +138,9 @@ pub fn build(args: &IndexBuild, work: &Arc<CancellableJob>) -> Result<Indexes> {
     match built {
         Ok(()) => Ok(Indexes { orders: run.orders }),
         Err(error) if kept == 0 => Err(error),
-        Err(error) if kept == 1 => Err(error.context("one order is finished, and stays")),
-        Err(error) => Err(error.context(format!("{kept} orders are finished, and stay"))),
+        Err(error) => {
+            Err(error.context(format!("cannot build all orders ({kept} finished and kept)")))
+        }
     }
 }
 
@@ -203,7 +204,7 @@ impl IndexRun<'_> {
                 let (shares, size) = blend_sizes(weights, samples);
                 (shares.into_iter().map(Some).collect(), size)
             }
-            (Some(_), None) => bail!("--samples: due with weights, as Megatron has it"),
+            (Some(_), None) => bail!("cannot blend by weights: expected --samples, as in Megatron"),
             (None, _) => (vec![None; blend.prefixes.len()], 0),
         };
         let (mut datasets, mut available) = (Vec::new(), Vec::new());
@@ -355,8 +356,11 @@ impl Blend {
         if words.len() % 2 == 1 || !is_number.contains(&true) {
             return Ok(Blend { prefixes: prefixes(1), weights: None });
         }
-        let got = words.join(" ");
-        ensure!(!is_number.contains(&false), "{got}: got some prefixes without a weight");
+        ensure!(
+            !is_number.contains(&false),
+            "cannot blend {}: expected a weight for each prefix, found some without",
+            words.join(" ")
+        );
         let weights = numbers.collect::<std::result::Result<_, _>>()?;
         Ok(Blend { prefixes: prefixes(2), weights: Some(weights) })
     }
@@ -367,7 +371,7 @@ pub(crate) fn tokenizer_of(file: &str) -> Result<Value> {
     let (store, key) = storage::locate(file)?;
     let bytes = storage::read_all(store.as_ref(), &key)?;
     let value: Value = serde_json::from_slice(&bytes)
-        .with_context(|| format!("read {}", Path::new(file).display()))?;
+        .with_context(|| format!("cannot read {}", Path::new(file).display()))?;
     let inside = value.get("tokenizer").or_else(|| value.pointer("/datasets/0/tokenizer"));
     Ok(inside.cloned().unwrap_or(value))
 }

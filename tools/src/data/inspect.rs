@@ -250,7 +250,7 @@ impl Inspection {
                 text += &table(&["step", "size", "state"], &rows);
                 match newest {
                     Some(step) => text + "\n" + &step.text(),
-                    None => text + "\n  no step is complete: a run would start from nothing\n",
+                    None => text + "\n  no complete step; a run would start from scratch\n",
                 }
             }
         }
@@ -274,7 +274,7 @@ impl Tokens {
         if let Some([min, median, max]) = self.sequence_tokens_min_median_max {
             let [min, median, max] = [min, median, max].map(|n| thousands(n.into()));
             let spread = format!("{min} / {median} / {max}");
-            facts.add("tokens a sequence", format!("{spread} (shortest / median / longest)"));
+            facts.add("tokens per sequence", format!("{spread} (shortest / median / longest)"));
         }
         if self.sequences_empty > 0 {
             facts.add("empty sequences", thousands(self.sequences_empty));
@@ -282,7 +282,7 @@ impl Tokens {
         facts.add("type on disk", &self.dtype);
         facts.add("size of .bin", ByteSize(self.bin_bytes));
         if self.modes {
-            facts.add("modes", "yes: a multimodal set");
+            facts.add("modes", "yes (multimodal)");
         }
         match &self.manifest {
             Some(meta) => {
@@ -290,13 +290,13 @@ impl Tokens {
                 let name = tokenizer["name"].as_str().unwrap_or("unknown");
                 facts.add("tokenizer", format!("{name}, vocabulary {}", tokenizer["vocab_size"]));
             }
-            None => facts.add("manifest", "none: written by another tool"),
+            None => facts.add("manifest", "none (written by another tool)"),
         }
         if !self.first_ids.is_empty() {
-            facts.add("begins", format!("{:?}", self.first_ids));
+            facts.add("first ids", format!("{:?}", self.first_ids));
         }
         if let Some(text) = &self.first_text {
-            facts.add("as text", format!("{text:?}"));
+            facts.add("first text", format!("{text:?}"));
         }
         format!("token files {}\n{}", self.prefix, facts.text())
     }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use storage::{ByteSize, Key, RangeRead, rate_text};
 
 use crate::data::index::tokenizer_of;
-use crate::data::materialize_resume::MaterializeResume;
+use crate::data::materialize_resume::{MaterializeResume, kept_text};
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{Output, TOOL, no_manifest_yet, verified_manifest, write_manifest_only};
 use crate::ui::terminal::{FactTable, thousands};
@@ -124,7 +124,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
     let (index, config, kept_in) = order_of(args, work, (name, &dataset), (&store, &prefix))?;
     work.check()?;
     let samples = args.samples.unwrap_or(index.sample_count());
-    ensure!(samples > 0, "{name}: the {} part has no sample to write", args.part);
+    ensure!(samples > 0, "cannot materialize {name}: the {} split has no samples", args.part);
     let order = config.description(args.part)?;
     let mut run = order.clone();
     (run["samples"], run["tokens"]) = (samples.into(), dataset.token_count().into());
@@ -143,11 +143,11 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         Err(error) => {
             let is_all = unfinished.samples() == 0 && work.check().is_err();
             let error = unfinished.fail(error);
-            let order = format!("the order stays in {kept_in}");
+            let order = format!("cannot complete {} (order kept in {kept_in})", args.output_prefix);
             return Err(if is_all { error.context(order) } else { error });
         }
     };
-    let stay = || format!("{samples} samples stay for the same command to go on");
+    let stay = || kept_text(&out.display(&out_key), samples);
     let built = unfinished.finish().with_context(stay)?;
     let mut meta = manifest.map_or(json!({}), |old| old.meta);
     meta["tool"] = TOOL.into();
@@ -354,7 +354,7 @@ fn stage_end(pieces: &[CopyPiece], from: usize) -> usize {
 
 fn part(name: &str) -> std::result::Result<Split, String> {
     let is = |which: &Split| which.name() == name;
-    Split::ALL.into_iter().find(is).ok_or_else(|| "due train, valid or test".to_owned())
+    Split::ALL.into_iter().find(is).ok_or_else(|| "expected train, valid or test".to_owned())
 }
 
 impl Materialized {
@@ -365,7 +365,7 @@ impl Materialized {
         let mut facts = FactTable::default();
         facts.add("samples", thousands(self.samples));
         if self.samples_before > 0 {
-            facts.add("of an interrupted run", thousands(self.samples_before));
+            facts.add("resumed samples", thousands(self.samples_before));
         }
         facts.add("tokens", thousands(self.tokens));
         facts.add("read", ByteSize(self.read_bytes));

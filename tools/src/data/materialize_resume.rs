@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use indexed::{Builder, Built, Dtype};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -60,8 +60,12 @@ impl MaterializeResume {
                     {
                         Builder::create_tokens(store, prefix, dtype)?
                     }
-                    resumed => resumed
-                        .with_context(|| format!("go on with {name} (--restart begins anew)"))?,
+                    resumed => resumed.map_err(|error| {
+                        let error = storage::one_line(&error);
+                        anyhow!(
+                            "cannot resume {name}: {error} (hint: --restart starts from scratch)"
+                        )
+                    })?,
                 };
                 (record, builder)
             }
@@ -86,25 +90,25 @@ impl MaterializeResume {
         samples: u64,
         tokens_of: impl Fn(u64) -> Result<u64>,
     ) -> Result<()> {
-        let mut told = 0;
-        while told < samples && self.builder.present_bytes() > 0 {
-            let tokens = tokens_of(told)?;
+        let mut present = 0;
+        while present < samples && self.builder.present_bytes() > 0 {
+            let tokens = tokens_of(present)?;
             if tokens * self.builder.dtype().item_bytes() > self.builder.present_bytes() {
                 break;
             }
             self.builder.add_present(tokens)?;
             self.builder.end_document()?;
-            told += 1;
+            present += 1;
         }
         let left = self.builder.present_bytes();
-        let is_whole = if told < samples { !self.builder.is_finished() } else { left == 0 };
+        let is_whole = if present < samples { !self.builder.is_finished() } else { left == 0 };
         ensure!(
             is_whole,
-            "go on with {}.bin: it has {told} samples and {left} bytes, due {samples} samples; \
-             hint: --restart begins anew",
+            "cannot resume {}.bin: expected {samples} samples, found {present} and {left} bytes \
+             (hint: --restart starts from scratch)",
             self.store.display(&self.prefix)
         );
-        self.record.samples = told;
+        self.record.samples = present;
         Ok(())
     }
 
@@ -122,7 +126,7 @@ impl MaterializeResume {
     /// The same, of an output that is complete.
     pub(super) fn discard_or_warn(store: &dyn Storage, prefix: &Key) {
         if let Err(error) = MaterializeResume::discard(store, prefix) {
-            log::warn!("{}: what is not needed any more stays: {error}", store.display(prefix));
+            log::warn!("{}: unfinished files cannot be removed: {error}", store.display(prefix));
         }
     }
 
@@ -169,14 +173,18 @@ impl MaterializeResume {
         let MaterializeResume { store, prefix, record, builder, .. } = self;
         drop(builder);
         if record.samples > 0 {
-            let samples = record.samples;
-            return error.context(format!("{samples} samples stay for the same command to go on"));
+            return error.context(kept_text(&store.display(&prefix), record.samples));
         }
         match MaterializeResume::discard(store.as_ref(), &prefix) {
             Ok(()) => error,
-            Err(left) => error.context(format!("something of it is left ({left})")),
+            Err(left) => error.context(format!("cannot remove the unfinished files ({left})")),
         }
     }
+}
+
+/// The context of an error after which the same command resumes.
+pub(super) fn kept_text(output: &str, samples: u64) -> String {
+    format!("cannot complete {output} ({samples} samples are kept; the same command resumes)")
 }
 
 impl Record {
@@ -192,8 +200,10 @@ fn read(store: &dyn Storage, key: &Key) -> Result<Option<Record>> {
         bytes => bytes?,
     };
     let name = store.display(key);
-    let record = serde_json::from_slice(&bytes);
-    Ok(Some(record.with_context(|| format!("read {name}; hint: --restart begins anew"))?))
+    let record = serde_json::from_slice(&bytes).map_err(|error| {
+        anyhow!("cannot read {name}: {error} (hint: --restart starts from scratch)")
+    })?;
+    Ok(Some(record))
 }
 
 /// Going on with other settings would make files that no single run makes.
@@ -202,9 +212,9 @@ fn same_run(name: &str, there: &Value, here: &Value) -> Result<()> {
     let Some(key) = keys.find(|key| there[key.as_str()] != here[key.as_str()]) else {
         return Ok(());
     };
-    let (got, due) = (&there[key.as_str()], &here[key.as_str()]);
+    let (there, here) = (&there[key.as_str()], &here[key.as_str()]);
     bail!(
-        "go on with {name}: {key} was {got}, is {due}; hint: --restart throws away what an \
-         interrupted run has left"
+        "cannot resume {name}: expected {key} = {there}, found {here} (hint: --restart starts from \
+         scratch)"
     );
 }

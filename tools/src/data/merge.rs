@@ -140,7 +140,7 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
         }
         let folder = work.open_url(bare)?;
         let names =
-            folder.list_names(&Key::root()).with_context(|| format!("look into {input}"))?;
+            folder.list_names(&Key::root()).with_context(|| format!("cannot list {input}"))?;
         let with =
             |stem: &str, suffix: &str| names.binary_search(&format!("{stem}{suffix}")).is_ok();
         let stems = names.iter().filter_map(|name| name.strip_suffix(".idx"));
@@ -162,7 +162,7 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
         }
     }
     if sources.is_empty() {
-        bail!("merge of nothing: give prefixes, or folders that hold some");
+        bail!("cannot merge: expected prefixes, or folders that hold some, found none");
     }
     Ok(sources)
 }
@@ -202,7 +202,11 @@ impl MergeInput {
     fn part(&self, request: &MergeRequest) -> Result<DocumentRange> {
         if request.multimodal {
             let has_modes = IndexedDataset::open(&self.store, &self.prefix)?.has_modes();
-            ensure!(has_modes, "{}: no modes, due one a sequence by --multimodal", self.name);
+            ensure!(
+                has_modes,
+                "cannot merge {} with --multimodal: expected a mode per sequence, found no modes",
+                self.name
+            );
         }
         let mut bin_crc64 = None;
         if let Some((_, files)) = &self.manifest {
@@ -210,13 +214,13 @@ impl MergeInput {
             for suffix in [".bin", ".idx"] {
                 let name = format!("{}{suffix}", self.prefix.name());
                 let Some(entry) = files.iter().find(|file| file.path == name) else {
-                    bail!("{}: {name} is not in its manifest", self.name);
+                    bail!("cannot merge {}: {name} is not in its manifest", self.name);
                 };
                 let folder = self.prefix.parent();
                 let bytes = self.store.open(&folder.join(&name)?)?.len_bytes();
                 ensure!(
                     bytes == entry.bytes,
-                    "{}: {name} has {bytes} bytes, due {} by its manifest",
+                    "cannot merge {}: expected {} bytes of {name} by its manifest, found {bytes}",
                     self.name,
                     entry.bytes
                 );
@@ -238,37 +242,37 @@ impl MergeInput {
 /// Shards are of use in their order, and together: a task of an array that failed is not missed
 /// otherwise. They are shards of the same only if the inputs had as many bytes for each.
 fn all_shards(sources: &[MergeInput]) -> Result<()> {
-    let mut due = 0;
+    let mut next = 0;
     let mut last: Option<(&MergeInput, (u64, Option<u64>))> = None;
     for source in sources {
         let Some((index, of)) = source.shard() else { continue };
         let (count, bytes) = of;
         ensure!(
-            index == due && last.is_none_or(|(_, (due, _))| due == count),
-            "{}: is shard {index} of {count}, due shard {due}; hint: a task of the array may have \
-             failed: run it again, give the shards in their order, or say --partial",
+            index == next && last.is_none_or(|(_, (of, _))| of == count),
+            "cannot merge {}: expected shard {next}, found shard {index} of {count} (hint: run \
+             failed tasks of the array again, give the shards in order, or use --partial)",
             source.name
         );
-        if let Some((before, (_, due))) = last.filter(|(_, (_, due))| *due != bytes) {
+        if let Some((before, (_, expected))) = last.filter(|(_, (_, of))| *of != bytes) {
             bail!(
-                "{}: is a shard of inputs of {} bytes, due {} as for {}; hint: an input has \
-                 changed between them, and where shards begin with it",
+                "cannot merge {} with {}: expected shards of inputs of {} bytes, found {} (hint: \
+                 an input changed between the shards; make them again from one version)",
+                before.name,
                 source.name,
-                bytes.unwrap_or_default(),
-                due.unwrap_or_default(),
-                before.name
+                expected.unwrap_or_default(),
+                bytes.unwrap_or_default()
             );
         }
         if let Some((before, _)) = last {
             same_settings(before, source)?;
         }
-        due = (due + 1) % count;
-        last = (due != 0).then_some((source, of));
+        next = (next + 1) % count;
+        last = (next != 0).then_some((source, of));
     }
     if let Some((source, (count, _))) = last {
         bail!(
-            "{}: is the last of the shards, due {count} of them; hint: a task of the array may \
-             have failed: run it again, or say --partial",
+            "cannot merge {}: expected {count} shards, found {next} (hint: run failed tasks of the \
+             array again, or use --partial)",
             source.name
         );
     }
@@ -327,7 +331,7 @@ fn same_inputs(sources: &[MergeInput]) -> Result<()> {
 
 /// Ids of two tokenizers in one file are ids of none.
 fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
-    let told = |source: &MergeInput| {
+    let tokenizer_of = |source: &MergeInput| {
         let (meta, _) = source.manifest.as_ref()?;
         let tokenizer = &meta["tokenizer"];
         let facts = json!([tokenizer["name"], tokenizer["fingerprint"], tokenizer["vocab_size"]]);
@@ -335,15 +339,15 @@ fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
     };
     let mut first: Option<(&MergeInput, Value)> = None;
     for source in sources {
-        let Some(facts) = told(source) else { continue };
+        let Some(facts) = tokenizer_of(source) else { continue };
         match &first {
             None => first = Some((source, facts)),
-            Some((other, due)) => ensure!(
-                *due == facts,
-                "merge {} with {}: got tokenizer {facts}, due {due}; hint: their ids mean \
-                 different text, so tokenize one of them again",
-                source.name,
-                other.name
+            Some((other, expected)) => ensure!(
+                *expected == facts,
+                "cannot merge {} with {}: expected tokenizer {expected}, found {facts} (hint: \
+                 tokenize one of them again, as their ids mean different text)",
+                other.name,
+                source.name
             ),
         }
     }
@@ -411,11 +415,11 @@ impl Merged {
             facts.add("", &output.name);
         }
         if !self.verified {
-            let how = "of tokens: carried over where the kernel copied them; --verify reads all";
+            let how = "not verified for tokens that the kernel copied (--verify reads all)";
             facts.add("checksums", how);
         }
         for name in &self.sources_without_manifest {
-            facts.add("no manifest", format!("{name}: its tokenizer is not known"));
+            facts.add("no manifest", format!("{name}: tokenizer unknown"));
         }
         format!("merged {} datasets\n{}", self.sources.len(), facts.text())
     }

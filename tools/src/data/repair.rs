@@ -104,7 +104,7 @@ impl Repaired {
     #[must_use]
     pub fn text(&self) -> String {
         if self.faults.is_empty() {
-            return format!("{}: nothing to repair, so nothing was written\n", self.source);
+            return format!("{}: nothing to repair; nothing written\n", self.source);
         }
         let mut facts = FactTable::default();
         for fault in &self.faults {

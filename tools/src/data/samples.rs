@@ -160,7 +160,7 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
     options.window_bytes = args.window.saturating_mul(1 << 20);
     options.timeout = Duration::from_secs(args.timeout);
     options.verify = !args.no_verify;
-    let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
+    let seq_len = usize::try_from(args.seq_length).context("cannot use --seq-length")?;
     let name = order.name();
     let mut sum = args.hash.then(Sha256::new);
     let begun = Instant::now();
@@ -222,7 +222,7 @@ fn order_of(
     dataset: &Arc<IndexedDataset>,
     work: &Arc<CancellableJob>,
 ) -> Result<Arc<dyn SampleOrder>> {
-    let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;
+    let seq_len = usize::try_from(args.seq_length).context("cannot use --seq-length")?;
     Ok(match args.order {
         OrderKind::Megatron => {
             let index = Arc::new(megatron_index(args, dataset, work)?);
@@ -294,17 +294,17 @@ impl Samples {
         facts.add("order", &self.order);
         let of = thousands(self.samples_of_order);
         facts.add("samples", format!("{} of {of}", thousands(self.samples)));
-        facts.add("opened and indexed in", format!("{:.3} s", self.index_seconds));
-        facts.add("first batch after", format!("{:.3} s", self.first_batch_seconds));
-        facts.add("samples a second", thousands(self.samples_per_second as u64));
-        facts.add("bytes a second", ByteSize(self.bytes_per_second as u64));
-        facts.add("moved for each wanted byte", format!("{:.3}", metrics.moved_per_wanted));
+        facts.add("time to open and index", format!("{:.3} s", self.index_seconds));
+        facts.add("time to first batch", format!("{:.3} s", self.first_batch_seconds));
+        facts.add("samples per second", thousands(self.samples_per_second as u64));
+        facts.add("bytes per second", ByteSize(self.bytes_per_second as u64));
+        facts.add("bytes moved per byte wanted", format!("{:.3}", metrics.moved_per_wanted));
         let reads = thousands(metrics.reads);
-        facts.add("requests", format!("{reads}, {} at once at the end", metrics.depth));
+        facts.add("requests", format!("{reads}, queue depth {} at the end", metrics.depth));
         let (p50, p99) = (metrics.read_p50_us, metrics.read_p99_us);
-        facts.add("a request took", format!("p50 {p50} us, p99 {p99} us"));
+        facts.add("request latency", format!("p50 {p50} us, p99 {p99} us"));
         let stalled = metrics.stalled_us / 1000;
-        facts.add("waits over 1 ms", format!("{}, together {stalled} ms", metrics.stalls));
+        facts.add("waits over 1 ms", format!("{}, {stalled} ms in total", metrics.stalls));
         if let Some(sum) = &self.sha256 {
             facts.add("sha256 of the tokens", sum);
         }

@@ -66,7 +66,8 @@ pub fn show(args: &SamplesArgs) -> Result<Shown> {
     let end = args.first.saturating_add(count);
     ensure!(
         args.first < end && end <= total && count <= SHOWN_MAX,
-        "--first {} --samples {count}: due some of the run's {total} samples, {SHOWN_MAX} at most",
+        "cannot show --first {} --samples {count}: expected samples below {total}, the end of the \
+         run, at most {SHOWN_MAX} at once",
         args.first
     );
     let files = order.sources().iter().map(|source| {
@@ -76,7 +77,7 @@ pub fn show(args: &SamplesArgs) -> Result<Shown> {
     let files = files.collect::<indexed::Result<Vec<_>>>()?;
     let tokenizer = feed::open_tokenizer(&config.data.tokenizer);
     if let Err(error) = &tokenizer {
-        log::warn!("samples without their text: {}", storage::one_line(error));
+        log::warn!("samples: shown without text: {}", storage::one_line(error));
     }
     let shelf = SampleReader { order, files, tokenizer: tokenizer.ok() };
     let samples = (args.first..end).map(|sample| shelf.sample(sample)).collect::<Result<_>>()?;
@@ -100,7 +101,8 @@ impl SampleReader {
             !self.files[piece.file as usize].prefix().name().ends_with("_target_offset")
         };
         let parts = pieces.iter().filter(is_text).map(|piece| self.part(piece));
-        let parts = parts.collect::<Result<_>>().with_context(|| format!("sample {sample}"))?;
+        let parts =
+            parts.collect::<Result<_>>().with_context(|| format!("cannot read sample {sample}"))?;
         Ok(Sample { sample, parts })
     }
 

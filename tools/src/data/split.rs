@@ -65,7 +65,7 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
     let documents = IndexedDataset::open(&store, &prefix)?.document_count();
-    ensure!(documents > 0, "{name}: no documents to split");
+    ensure!(documents > 0, "cannot split {name}: no documents");
     let mut targets = Vec::new();
     for which in Split::ALL {
         let Some(range) = shares.range(which, documents) else { continue };
@@ -143,7 +143,7 @@ fn remove(out: &dyn Storage, key: &Key) {
     for suffix in [".manifest.json", ".idx", ".crc", ".bin"] {
         // The error that ended the others is the one to tell.
         if let Err(left) = key.with_suffix(suffix).and_then(|key| out.delete(&key)) {
-            log::warn!("{}{suffix} is left: {left}", out.display(key));
+            log::warn!("{}{suffix}: cannot be deleted: {left}", out.display(key));
         }
     }
 }
@@ -157,7 +157,7 @@ impl SplitReport {
             let prefix = part
                 .outputs
                 .first()
-                .map_or("not written: no document", |first| first.name.trim_end_matches(".bin"));
+                .map_or("not written: no documents", |first| first.name.trim_end_matches(".bin"));
             let counts = [end - start, part.sequences, part.tokens].map(thousands);
             let mut row = vec![part.part.to_owned()];
             row.extend(counts);

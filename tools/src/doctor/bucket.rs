@@ -14,7 +14,7 @@ const SKEW_S_MAX: i64 = 900;
 /// What is worth a word.
 const SKEW_S_NOTED: i64 = 5;
 
-/// What it has to come to its end when it is told to.
+/// How long a probe may take to end after an interruption.
 const GRACE: Duration = Duration::from_secs(10);
 
 const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET \
@@ -24,7 +24,7 @@ const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET
 pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Finding> {
     // Without its options: nothing of them is for a report.
     let mut found = Findings::of(url.split('?').next().unwrap_or(url));
-    let step = Arc::new(Mutex::new("begin"));
+    let step = Arc::new(Mutex::new("start"));
     let (named, asked) = (Arc::clone(&step), url.to_owned());
     let trial = if purpose == Purpose::Data { ProbeDepth::Look } else { ProbeDepth::Write };
     let work = move || {
@@ -32,18 +32,18 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Find
         BucketInfo::of(&asked, trial, &doing)
     };
     // It takes a dozen requests, of which the last removes what was written.
-    let stage = Stage::begin("look at the bucket", patience.limit.saturating_mul(4));
+    let stage = Stage::begin("probe the bucket", patience.limit.saturating_mul(4));
     match stage.or_when(&patience.stop.0, GRACE).run(work) {
         Ok(Ok(facts)) => judge(&facts, &mut found),
-        Ok(Err(error)) => found.breaks("address", error.to_string(), "no run can start", ""),
+        Ok(Err(error)) => found.breaks("address", error.to_string(), "a run cannot start", ""),
         Err(error) => {
             let step = *step.lock().unwrap_or_else(PoisonError::into_inner);
-            let cost = "a run that starts waits as long, and ends";
+            let cost = "a run waits as long and then fails";
             let stays = match trial {
                 ProbeDepth::Look => "",
-                ProbeDepth::Write => "; an object .tmp-doctor-... may stay",
+                ProbeDepth::Write => "; it may leave an object .tmp-doctor-...",
             };
-            found.breaks(ANSWERS, format!("{error}, at: {step}{stays}"), cost, "");
+            found.breaks(ANSWERS, format!("{error}; stuck at: {step}{stays}"), cost, "");
         }
     }
     found.all
@@ -57,9 +57,9 @@ pub(super) fn judge(facts: &BucketInfo, found: &mut Findings) {
             Ok(()) => found.fine(what, "allowed"),
             Err(error) => {
                 let cost = match (reads, *what) {
-                    (true, _) => "no run can read here",
-                    (_, "delete") => "old checkpoints stay, and cost space",
-                    _ => "no run can save here",
+                    (true, _) => "a run cannot read here",
+                    (_, "delete") => "old checkpoints are not deleted and take space",
+                    _ => "a run cannot save here",
                 };
                 let fix = "allow s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject and \
                            s3:AbortMultipartUpload to these credentials";
@@ -69,44 +69,45 @@ pub(super) fn judge(facts: &BucketInfo, found: &mut Findings) {
     }
     clock(facts.clock_ahead_s, found);
     match facts.conditional_put {
-        Some(true) => found.fine("If-None-Match", "a name that is taken is refused"),
+        Some(true) => found.fine("If-None-Match", "honored: no object is overwritten"),
         Some(false) => found.breaks(
             "If-None-Match",
-            "ignored: an object that is there is overwritten",
-            "two runs that save one step overwrite each other's commit, and neither hears of it",
-            "checkpoint.dir on a file system or on AWS, RGW or MinIO; here checkpoint.drain_to of \
-             one run at a time",
+            "ignored: an existing object is overwritten",
+            "two runs that save the same step overwrite each other's commit without an error",
+            "set checkpoint.dir to a file system, AWS, RGW or MinIO, and checkpoint.drain_to to \
+             this bucket for one run at a time",
         ),
         None => {}
     }
     if facts.conditional_put == Some(true) && facts.conditional_complete == Some(false) {
         found.note(
             "If-None-Match of parts",
-            "ignored for uploads in parts, as Ceph RGW does",
-            "one request more for each file above 16 MiB, which is looked for before and after; a \
+            "ignored for multipart uploads, as in Ceph RGW",
+            "each file above 16 MiB takes one more request, to check its name before and after; a \
              commit is smaller and exclusive",
             "",
         );
     }
     if let Some(why) = &facts.multipart {
-        let cost = "no file above 16 MiB can be written: no checkpoint";
+        let cost = "files above 16 MiB, and so checkpoints, cannot be written";
         found.breaks("parts", why, cost, "allow s3:PutObject and s3:AbortMultipartUpload");
     }
     match facts.checks_sums {
         Some(true) => found.fine("checksums", "bytes that differ from their CRC-64 are refused"),
         Some(false) => found.note(
             "checksums",
-            "the server does not compare what it gets with a CRC-64/NVME",
-            "what is damaged on its way there is found when it is read: every block has its sum",
-            "feedline ckpt verify after a drain",
+            "the server does not verify the CRC-64/NVME of uploads",
+            "bytes corrupted in transit are found only when they are read, by the checksum of \
+             their block",
+            "run feedline ckpt verify after a drain",
         ),
         None => {}
     }
     match facts.aborts_parts {
         Some(false) => found.note(
             "life cycle",
-            "no rule removes parts of uploads that were never finished",
-            "saves that were killed keep costing space that no listing shows",
+            "no rule removes the parts of unfinished uploads",
+            "killed saves leave parts that take space and appear in no listing",
             RULE,
         ),
         Some(true) => found.fine("life cycle", "parts of unfinished uploads are removed"),
@@ -117,17 +118,18 @@ pub(super) fn judge(facts: &BucketInfo, found: &mut Findings) {
 fn clock(ahead_s: Option<i64>, found: &mut Findings) {
     let Some(ahead_s) = ahead_s else { return };
     let word = if ahead_s < 0 { "behind" } else { "ahead of" };
-    let told = match ahead_s {
-        0 => "the server's shows the same second".to_owned(),
-        _ => format!("the server's is {} s {word} ours", ahead_s.abs()),
+    let fact = match ahead_s {
+        0 => "the server's clock shows the same second".to_owned(),
+        _ => format!("the server's clock is {} s {word} that of this machine", ahead_s.abs()),
     };
-    let fix = "chronyc tracking, on both";
+    let fix = "run chronyc tracking on both";
     match ahead_s.abs() {
-        SKEW_S_MAX.. => found.breaks("clocks", told, "every request is refused", fix),
+        SKEW_S_MAX.. => found.breaks("clocks", fact, "the server refuses every request", fix),
         SKEW_S_NOTED.. => {
-            let cost = "requests are refused when it is 15 minutes; life cycle rules count by it";
-            found.note("clocks", told, cost, fix);
+            let cost = "the server refuses requests from 15 minutes on, and applies lifecycle \
+                        rules by its clock";
+            found.note("clocks", fact, cost, fix);
         }
-        _ => found.fine("clocks", told),
+        _ => found.fine("clocks", fact),
     }
 }

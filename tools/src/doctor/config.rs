@@ -62,7 +62,12 @@ impl ConfigProbe<'_> {
             self.all.extend(super::look(place, purpose, made, self.patience));
         } else if nearest != place {
             let mut found = Findings::of(place);
-            found.fine("place", format!("not there yet; it will be below {nearest}, as above"));
+            found.fine(
+                "place",
+                format!(
+                    "does not exist yet; will be created below {nearest}, which is checked above"
+                ),
+            );
             self.all.extend(found.all);
         }
     }
@@ -102,7 +107,7 @@ fn places(offload: &Offload) -> Vec<String> {
 fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(place);
     let asked = place.to_owned();
-    let looked = patience.stage("look what ranks left").run(move || -> ckpt::Result<_> {
+    let looked = patience.stage("list offloaded state").run(move || -> ckpt::Result<_> {
         let store = storage::open_url(&asked)?;
         Ok((ckpt::offload::marked(&store)?, store.free_bytes()?))
     });
@@ -123,32 +128,35 @@ fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
         let (count, bytes) = (left.len(), ByteSize(left_bytes));
         found.note(
             "states",
-            format!("{bytes} of {count} ranks that no process has, such as of {}", first.owner),
-            "their space: a run that goes on here takes its own again, and removes those of ranks \
-             that it has no more; one that goes on elsewhere does not",
-            &format!("feedline offload left {place}, and --remove RUN"),
+            format!(
+                "orphaned optimizer state of {count} ranks, {bytes}, such as of {}",
+                first.owner
+            ),
+            "it takes space: a run that resumes here reuses its own and removes that of ranks it \
+             no longer has; a run that resumes elsewhere does not",
+            &format!("run feedline offload left {place}, then again with --remove RUN"),
         );
     } else {
-        found.fine("states", format!("none that no process has, {} in use", all.len()));
+        found.fine("states", format!("no orphaned optimizer state; {} in use", all.len()));
     }
-    let told = format!("two generations of one rank take {}", ByteSize(need_bytes));
+    let fact = format!("two generations of one rank take {}", ByteSize(need_bytes));
     match free {
         // What was left may be its own.
         Some(free) if free.saturating_add(left_bytes) < need_bytes => {
-            let told = format!("{told}: {} are free", ByteSize(free));
-            let fix = "optim.offload on a larger disk, or on several";
-            found.breaks("room", told, "the first update fails", fix);
+            let fact = format!("{fact}; {} free", ByteSize(free));
+            let fix = "set optim.offload to a larger disk, or to several";
+            found.breaks("room", fact, "the first update fails", fix);
         }
-        Some(free) => found.fine("room", format!("{told}: {} are free", ByteSize(free))),
-        None => found.fine("room", format!("{told}; the store has no limit that it tells")),
+        Some(free) => found.fine("room", format!("{fact}; {} free", ByteSize(free))),
+        None => found.fine("room", format!("{fact}; the store reports no limit")),
     }
     found.all
 }
 
-/// The nearest folder of a path that is there; `None` if that cannot be told.
+/// The nearest folder of a path that is there; `None` if it cannot be found.
 fn nearest(place: &str, patience: &Patience) -> Option<String> {
     let path = path_of(place);
-    let looked = patience.stage("look where it is").run(move || MountInfo::of(&path));
+    let looked = patience.stage("find the mount").run(move || MountInfo::of(&path));
     looked.and_then(|facts| facts).ok().map(|facts| facts.nearest)
 }
 
@@ -159,24 +167,24 @@ fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
     }
     let mut found = Findings::of(dir);
     let path = path_of(dir);
-    let tried = patience.stage("write to it").run(move || {
+    let tried = patience.stage("write a test file").run(move || {
         let facts = MountInfo::of(&path)?;
         ProbeFolder::new(Path::new(&facts.nearest))?.remove()?;
         storage::Result::Ok(facts)
     });
     match tried {
-        Ok(Ok(facts)) if facts.is_there => found.fine("index cache", "can be written to"),
+        Ok(Ok(facts)) if facts.is_there => found.fine("index cache", "writable"),
         Ok(Ok(facts)) => {
-            let told = format!("not there yet; {} can be written to", facts.nearest);
-            found.fine("index cache", told);
+            let fact = format!("does not exist yet; {} is writable", facts.nearest);
+            found.fine("index cache", fact);
         }
         Ok(Err(error)) => found.hurts(
             "index cache",
-            format!("nothing can be written: {error}"),
-            "the order of the samples is built anew at every start: seconds for ten million \
-             documents, minutes for a billion",
-            "data.cache_dir = \"FOLDER\" that the run may write to, or `feedline index build` \
-             before",
+            format!("not writable: {error}"),
+            "every start builds the sample order again: seconds for ten million documents, minutes \
+             for a billion",
+            "set data.cache_dir to a folder that the run may write to, or run feedline index build \
+             first",
         ),
         Err(error) => found.breaks(ANSWERS, error.to_string(), "the run waits as long", ""),
     }
@@ -236,29 +244,28 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
                 files.iter().map(|(bytes, share)| share.unwrap_or(0.0) * *bytes as f64).sum();
             let all: u64 = files.iter().map(|(bytes, _)| bytes).sum();
             let share = cached / all.max(1) as f64;
-            let told = format!("{:.0} % is in this machine's page cache", share * 100.0);
+            let fact = format!("{:.0} % is in this machine's page cache", share * 100.0);
             if share >= CACHED_SHARE_MIN {
                 found.note(
                     "cache",
-                    told,
-                    "nothing for a run; whatever is measured now is memory and not the store",
-                    "feedline bench, which says what was cached",
+                    fact,
+                    "no effect on a run; a measurement now shows memory, not the store",
+                    "measure with feedline bench, which reports what was cached",
                 );
             } else if files.iter().any(|(_, share)| share.is_some()) {
-                found.fine("cache", told);
+                found.fine("cache", fact);
             }
         }
         Ok(Err(AbsentDataset { error, near })) => {
             let fix = match near {
-                Some(near) => format!("data.train = \"{near}\", which is there"),
-                None => "data.train = \"PREFIX\" of a .bin and .idx, as `preprocess` names it at \
-                         its end"
+                Some(near) => format!("set data.train = \"{near}\", which exists"),
+                None => "set data.train = \"PREFIX\" of a .bin and .idx, as preprocess prints it"
                     .to_owned(),
             };
             found.breaks("dataset", error.to_string(), "the run does not start", &fix);
         }
         Err(error) => {
-            found.breaks("dataset", error.to_string(), "the run waits as long, and ends", "");
+            found.breaks("dataset", error.to_string(), "the run waits as long and then fails", "");
         }
     }
     found.all
@@ -273,8 +280,8 @@ fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     };
     let asked = spec.to_owned();
     let stage = patience.stage(&format!("open the tokenizer {spec}"));
-    let cost = "the run starts without text, or not at all";
-    let fix = "data.tokenizer = \"KIND:FILE\"";
+    let cost = "the run does not start, or prints no text";
+    let fix = "set data.tokenizer = \"KIND:FILE\"";
     match stage.run(move || feed::open_tokenizer(&asked).map(|tokenizer| tokenizer.vocab_size())) {
         Ok(Ok(ids)) => found.fine(kind, format!("{files}, {ids} tokens")),
         Ok(Err(error)) => found.breaks(kind, error.to_string(), cost, fix),
@@ -288,14 +295,14 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
     let plan = RunPlan::new(config, &PlanInputs::default());
     let (one, due) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
-    let told = format!(
-        "a checkpoint of {} parameters is {}; up to {} lie here at once",
+    let fact = format!(
+        "a checkpoint of {} parameters takes {}; up to {} are stored here at once",
         plan.parameters.total,
         ByteSize(one),
         ByteSize(due)
     );
     let asked = dir.to_owned();
-    let free = patience.stage("ask for the space that is free").run(move || {
+    let free = patience.stage("query the free space").run(move || {
         let store = storage::open_url(&asked)?;
         let there = store.list(&Key::root()).map(|all| all.iter().map(|entry| entry.bytes).sum());
         Ok((store.free_bytes()?, there.unwrap_or(0_u64)))
@@ -304,21 +311,23 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
         // What lies there already is of the steps that make room.
         Ok((Some(free), there)) if free.saturating_add(there) < due => {
             let fits = free.saturating_add(there) / one.max(1);
-            let told = format!("{told}: {} are free, for {fits}", ByteSize(free));
+            let fact = format!("{fact}; {} free, enough for {fits}", ByteSize(free));
             if fits < 2 {
-                let cost = "a save fails, as the old step stays until the new one is complete";
-                let fix = "checkpoint.dir on a larger disk";
-                found.breaks("room", told, cost, fix);
+                let cost = "a save fails, as the old step is kept until the new one is complete";
+                let fix = "set checkpoint.dir to a larger disk";
+                found.breaks("room", fact, cost, fix);
             } else {
-                let fix = format!("checkpoint.keep.last = {}, or a larger disk", fits - 1);
-                found.breaks("room", told, "a later save fails", &fix);
+                let fix = format!("set checkpoint.keep.last = {}, or use a larger disk", fits - 1);
+                found.breaks("room", fact, "a later save fails", &fix);
             }
         }
-        Ok((Some(free), _)) => found.fine("room", format!("{told}: {} are free", ByteSize(free))),
+        Ok((Some(free), _)) => found.fine("room", format!("{fact}; {} free", ByteSize(free))),
         Ok((None, _)) => {
-            found.fine("room", format!("{told}; the store has no limit that it tells"));
+            found.fine("room", format!("{fact}; the store reports no limit"));
         }
-        Err(error) => found.hurts("room", format!("{told}: {error}"), "it may not fit", ""),
+        Err(error) => {
+            found.hurts("room", format!("{fact}; {error}"), "the checkpoints may not fit", "")
+        }
     }
     found.all
 }
@@ -327,23 +336,24 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
 fn is_near(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir);
     let asked = path_of(dir);
-    let looked = patience.stage("look where it is").run(move || MountInfo::of(&asked));
+    let looked = patience.stage("find the mount").run(move || MountInfo::of(&asked));
     if let Ok(Ok(facts)) = looked
         && !LOCAL.contains(&facts.file_system.as_str())
     {
         let (cost, fix) = match what {
             "offload" => (
-                "each step waits for the network: 24 bytes a parameter, or all inputs both ways",
-                "nvme:FOLDER on a disk of the node",
+                "each step waits for the network: 24 bytes per parameter, or all activations \
+                 written and read",
+                "use nvme:FOLDER on a disk of the node",
             ),
             _ => (
                 "every sample is written once and read twice over the network",
-                "data.local_cache.dir on a disk of the node, as /local or /tmp",
+                "set data.local_cache.dir to a disk of the node, such as /local or /tmp",
             ),
         };
         found.hurts(
             what,
-            format!("on {}, which is not of this node", facts.file_system),
+            format!("on {}, not on a disk of this node", facts.file_system),
             cost,
             fix,
         );

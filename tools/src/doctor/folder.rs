@@ -14,7 +14,7 @@ use crate::ui::unfinished_files::{FileTotal, UnfinishedFiles};
 const COMMIT_MS_NOTED: f64 = 50.0;
 const COMMIT_MS_MAX: f64 = 500.0;
 
-/// Seconds by which the clock of a server may differ: what is less is told apart from nothing.
+/// Clock differences of a server that are worth a note, in seconds: smaller ones are noise.
 const SKEW_S_NOTED: f64 = 1.0;
 const SKEW_S_MAX: f64 = 60.0;
 
@@ -24,26 +24,26 @@ const UNFINISHED: [UnfinishedKind; 5] = [
     (
         |files| &files.orphans,
         "temporary files of dead processes",
-        "the next feedline convert, merge, split, repair or materialize into that folder; in a \
-         folder of checkpoints, the next run that saves there",
+        "run feedline convert, merge, split, repair or materialize into that folder, which removes \
+         them; in a folder of checkpoints, the next save removes them",
     ),
     (
         |files| &files.debris,
         "outputs of killed runs without a manifest",
-        "the same feedline convert, merge, split or repair again",
+        "run the same feedline convert, merge, split or repair again",
     ),
     (
         |files| &files.drafts,
-        "drafts of runs that were killed or are at work",
-        "the same command again, which resumes; with --restart, preprocess and feedline \
-         materialize remove them",
+        "drafts of killed or running processes",
+        "run the same command again, which resumes them; preprocess and feedline materialize \
+         remove them with --restart",
     ),
     (
         |files| &files.unknown,
         "temporary files of processes on other machines or in other containers",
-        "rm, if those processes are gone",
+        "rm, if those processes have ended",
     ),
-    (|files| &files.live, "temporary files of processes at work", ""),
+    (|files| &files.live, "temporary files of running processes", ""),
 ];
 
 pub(super) fn look(
@@ -58,8 +58,9 @@ pub(super) fn look(
         visit.found.breaks(
             ANSWERS,
             what,
-            "a run that starts here waits as long, and may not be killed",
-            "lfs check servers, ceph health detail, or the log of the NFS server; dmesg here",
+            "a run here waits as long, and may ignore signals meanwhile",
+            "check the server with lfs check servers, ceph health detail or the log of the NFS \
+             server, and this machine with dmesg",
         );
     }
     visit.found.all
@@ -91,10 +92,10 @@ struct FolderProbe {
 impl FolderProbe {
     fn all(&mut self) -> Result<(), ProbeEnd> {
         let path = self.path.clone();
-        let facts = match self.step("look where it is", move || MountInfo::of(&path))? {
+        let facts = match self.step("find the mount", move || MountInfo::of(&path))? {
             Ok(facts) => facts,
             Err(error) => {
-                self.found.breaks("place", error.to_string(), "no run can start here", "");
+                self.found.breaks("place", error.to_string(), "a run cannot start here", "");
                 return Ok(());
             }
         };
@@ -118,7 +119,7 @@ impl FolderProbe {
             return Ok(());
         }
         let search = move || UnfinishedFiles::find(&folder);
-        let files = match self.step("look for unfinished files", search)? {
+        let files = match self.step("search for unfinished files", search)? {
             Ok(files) => files,
             Err(error) => {
                 self.found.note("unfinished files", error.to_string(), "", "");
@@ -129,13 +130,18 @@ impl FolderProbe {
             let FileTotal { files, bytes, example } = total(&files);
             if *files > 0 {
                 let size = ByteSize(*bytes);
-                let size_text = format!("{meaning}: {size} in {files}, such as {example}");
+                let size_text = format!("{meaning}: {files}, {size} in total, such as {example}");
                 self.found.note("unfinished files", size_text, "they take space", fix);
             }
         }
         if files.is_partial {
-            let reason = "the folder has more files than are searched";
-            self.found.note("unfinished files", reason, "", "feedline doctor on its subfolders");
+            let reason = "the folder has too many files to search all of them";
+            self.found.note(
+                "unfinished files",
+                reason,
+                "",
+                "run feedline doctor on its subfolders",
+            );
         } else if files.is_empty() {
             self.found.fine("unfinished files", "none");
         }
@@ -143,19 +149,24 @@ impl FolderProbe {
     }
 
     fn is_there(&mut self, facts: &MountInfo) -> bool {
-        let told = || format!("not there; the nearest is {}, on {}", facts.nearest, facts.point);
+        let fact = || {
+            format!(
+                "does not exist; nearest existing folder: {}, on {}",
+                facts.nearest, facts.point
+            )
+        };
         match self.made {
             _ if facts.is_there => {}
             FolderOrigin::ByRun => self.found.note(
                 "place",
-                told(),
-                "nothing, if that is where it should be: the run makes it",
-                "if a file system should be mounted there, mount it first",
+                fact(),
+                "no effect if the path is as intended: the run creates it",
+                "mount the file system first, if one belongs there",
             ),
             FolderOrigin::ByNobody => self.found.breaks(
                 "place",
-                told(),
-                "a run ends with 'no such file', or fills the disk of the system",
+                fact(),
+                "a run fails with 'no such file', or fills the system disk",
                 "mount it, or correct the path",
             ),
         }
@@ -180,10 +191,10 @@ impl FolderProbe {
             Ok(Some(striping)) => self.found.fine("striping", striping.to_string()),
             Ok(None) => self.found.note(
                 "striping",
-                "that of the file system, which is usually one stripe",
-                "nothing for shards that feedline writes, which it stripes by their size; a file \
-                 that is copied here has the rate of one target",
-                "feedline stripe recommend --bytes SIZE --for data, then feedline stripe set",
+                "default of the file system, usually one stripe",
+                "no effect on shards, which feedline stripes by their size; a file copied here is \
+                 as fast as one target",
+                "run feedline stripe recommend --bytes SIZE --for data, then feedline stripe set",
             ),
             Err(error) => self.found.note("striping", error.to_string(), "", ""),
         }
@@ -196,7 +207,7 @@ impl FolderProbe {
             Some(folder) if !nearest.is_dir() => ProbeFolder::new(folder),
             _ => ProbeFolder::new(&nearest),
         };
-        let scratch = match self.step("make a folder", make)? {
+        let scratch = match self.step("create a folder", make)? {
             Ok(scratch) => scratch,
             Err(error) => {
                 self.refused(&error);
@@ -206,14 +217,14 @@ impl FolderProbe {
         let tried = self.probes(&scratch, facts);
         if let Err(ProbeEnd::Hangs(what)) = tried {
             // Whoever removes it now would hang as well.
-            return Err(ProbeEnd::Hangs(format!("{what}; {} stays", scratch.name())));
+            return Err(ProbeEnd::Hangs(format!("{what}; {} is left there", scratch.name())));
         }
         let removing = scratch.clone();
-        let stage = Stage::begin("remove what was tried", self.patience.limit);
+        let stage = Stage::begin("remove the test folder", self.patience.limit);
         let removed = stage.run(move || removing.remove());
-        match removed
-            .map_err(|error| ProbeEnd::Hangs(format!("{error}; {} stays", scratch.name())))?
-        {
+        match removed.map_err(|error| {
+            ProbeEnd::Hangs(format!("{error}; {} is left there", scratch.name()))
+        })? {
             Ok(()) => tried,
             Err(error) => {
                 let cost = "old checkpoints cannot be deleted either";
@@ -224,15 +235,17 @@ impl FolderProbe {
     }
 
     fn refused(&mut self, error: &Error) {
-        let told = format!("nothing can be written: {error}");
+        let fact = format!("not writable: {error}");
         let (cost, fix) = match error {
-            Error::Denied { .. } => ("a save fails", "chown or chmod u+rwx, as the run's user"),
-            Error::NoSpace { .. } => ("a save fails", "delete something, or ask for more quota"),
-            _ => ("a save fails", "mount -o remount,rw, or another folder"),
+            Error::Denied { .. } => {
+                ("a save fails", "chown, or chmod u+rwx, for the user of the run")
+            }
+            Error::NoSpace { .. } => ("a save fails", "delete files, or raise the quota"),
+            _ => ("a save fails", "mount -o remount,rw, or use another folder"),
         };
         match self.purpose {
-            Purpose::Checkpoint => self.found.breaks("writing", told, cost, fix),
-            _ => self.found.hurts("writing", told, "good for data; a save would fail", fix),
+            Purpose::Checkpoint => self.found.breaks("writing", fact, cost, fix),
+            _ => self.found.hurts("writing", fact, "usable for data; a save would fail", fix),
         }
     }
 
@@ -240,27 +253,35 @@ impl FolderProbe {
         self.names(scratch)?;
         let own = scratch.clone();
         match self.step("lock a file", move || own.lock())? {
-            Ok(true) => self.found.fine("locks", "one keeps a second out"),
+            Ok(true) => self.found.fine("locks", "a second lock is refused"),
             outcome => self.found.note(
                 "locks",
-                outcome.map_or_else(|e| e.to_string(), |_| "they keep nobody out".to_owned()),
-                "training takes none; a second `preprocess` of one output is not kept out",
-                "on Lustre mount -o flock; on NFS vers=4",
+                outcome.map_or_else(
+                    |e| e.to_string(),
+                    |_| "a second lock is granted, so locks have no effect".to_owned(),
+                ),
+                "no effect on training; a second preprocess of the same output is not refused",
+                "mount -o flock on Lustre, mount -o vers=4 on NFS",
             ),
         }
         let own = scratch.clone();
-        match self.step("share blocks", move || own.reflink())? {
-            Ok(()) => self.found.fine("shared blocks", "copies of datasets copy nothing"),
-            Err(_) => self.found.fine("shared blocks", "none: merging a dataset copies it"),
+        match self.step("clone a file", move || own.reflink())? {
+            Ok(()) => {
+                self.found.fine("shared blocks", "available: merging a dataset copies no bytes")
+            }
+            Err(_) => {
+                self.found.fine("shared blocks", "not available: merging a dataset copies it")
+            }
         }
         let own = scratch.clone();
         match self.step("reserve space", move || own.allocate())? {
-            Ok(()) => self.found.fine("reserved space", "a full disk is found before a save"),
+            Ok(()) => self
+                .found
+                .fine("reserved space", "available: a full disk is detected before a save"),
             Err(error) => self.found.note(
                 "reserved space",
                 error.to_string(),
-                "a disk that fills up meanwhile is found in the middle of a save, which is then \
-                 given up",
+                "a disk that fills up during a save makes that save fail midway",
                 "",
             ),
         }
@@ -271,30 +292,33 @@ impl FolderProbe {
     /// Whether names are given once.
     fn names(&mut self, scratch: &ProbeFolder) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
-        let created = self.step("make a file", move || own.exclusive_create())?;
+        let created = self.step("create a file", move || own.exclusive_create())?;
         let own = scratch.clone();
         let renamed = self.step("rename a file", move || own.exclusive_rename())?;
         let own = scratch.clone();
         let linked = self.step("link a file", move || own.hard_link())?;
-        let lost = "two runs that save one step can overwrite each other's, and neither hears";
+        let lost = "two runs that save the same step can overwrite each other without an error";
         match created {
-            Ok(true) => self.found.fine("new files", "a name that is taken is refused"),
+            Ok(true) => self.found.fine("new files", "an existing name is refused"),
             Ok(false) => self.found.breaks("new files", "O_EXCL is ignored", lost, ""),
             Err(error) => self.found.breaks("new files", error.to_string(), "a save fails", ""),
         }
         match (renamed, linked) {
-            (Ok(true), _) => self.found.fine("new names", "a rename over another is refused"),
+            (Ok(true), _) => {
+                self.found.fine("new names", "a rename to an existing name is refused")
+            }
             (Ok(false), _) => {
                 self.found.breaks("new names", "RENAME_NOREPLACE is ignored", lost, "");
             }
-            (Err(error), Ok(())) => self
-                .found
-                .fine("new names", format!("given by links, for RENAME_NOREPLACE says: {error}")),
+            (Err(error), Ok(())) => self.found.fine(
+                "new names",
+                format!("by hard links; RENAME_NOREPLACE is not available: {error}"),
+            ),
             (Err(error), Err(link)) => self.found.breaks(
                 "new names",
-                format!("neither RENAME_NOREPLACE ({error}) nor links ({link})"),
-                "no object can be made visible in one step: no save",
-                "another file system",
+                format!("neither by RENAME_NOREPLACE ({error}) nor by hard links ({link})"),
+                "no object can be published atomically, so a save fails",
+                "use another file system",
             ),
         }
         Ok(())
@@ -303,22 +327,27 @@ impl FolderProbe {
     fn direct(&mut self, scratch: &ProbeFolder, facts: &MountInfo) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
         let in_memory = matches!(facts.file_system.as_str(), "tmpfs" | "ramfs");
-        match self.step("read and write around the page cache", move || own.direct())? {
+        match self.step("use direct I/O", move || own.direct())? {
             Ok(direct) => {
                 let memory = match direct.memory_align {
-                    Some(bytes) => format!("memory to {bytes}"),
-                    None => "of memory it does not tell".to_owned(),
+                    Some(bytes) => format!("{bytes} bytes"),
+                    None => "not reported".to_owned(),
                 };
-                let told = format!("offsets aligned to {} bytes, {memory}", direct.offset_align);
-                self.found.fine("direct IO", told);
+                let fact = format!(
+                    "alignment of offsets {} bytes, of memory {memory}",
+                    direct.offset_align
+                );
+                self.found.fine("direct IO", fact);
             }
-            Err(error) if in_memory => self.found.fine("direct IO", format!("none: {error}")),
+            Err(error) if in_memory => {
+                self.found.fine("direct IO", format!("not available: {error}"))
+            }
             Err(error) => self.found.hurts(
                 "direct IO",
                 is_refused(&error),
-                "every byte is copied once more and pushes others out of the page cache; a save \
-                 writes at a fraction of the disk's rate, in bursts",
-                "another file system, or on Lustre and NFS a client that has it",
+                "every byte is copied once more and evicts others from the page cache; a save \
+                 writes in bursts, at a fraction of the disk's throughput",
+                "use another file system; on Lustre and NFS, a client that supports direct I/O",
             ),
         }
         Ok(())
@@ -326,39 +355,44 @@ impl FolderProbe {
 
     fn times(&mut self, scratch: &ProbeFolder) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
-        match self.step("make a file durable", move || own.commit_ms())? {
+        match self.step("write and fsync a file", move || own.commit_ms())? {
             Ok(ms) if ms < COMMIT_MS_NOTED => {
-                self.found.fine("a durable file", format!("takes {ms:.1} ms"));
+                self.found.fine("a durable file", format!("{ms:.1} ms"));
             }
             Ok(ms) if ms < COMMIT_MS_MAX => self.found.note(
                 "a durable file",
-                format!("takes {ms:.0} ms"),
-                "a commit is about five of them in a row: behind a run it is not felt",
+                format!("{ms:.0} ms"),
+                "a commit takes about five in a row, which an async save hides",
                 "",
             ),
             Ok(ms) => self.found.hurts(
                 "a durable file",
-                format!("takes {ms:.0} ms"),
-                "a commit is about five of them in a row, and so is the log before each save",
-                "checkpoint.dir on a nearer disk, and checkpoint.drain_to for this one",
+                format!("{ms:.0} ms"),
+                "a commit takes about five in a row, and so does the log before each save",
+                "set checkpoint.dir to a closer disk, and checkpoint.drain_to to this one",
             ),
-            Err(error) => self.found.breaks("a durable file", error.to_string(), "no save", ""),
+            Err(error) => {
+                self.found.breaks("a durable file", error.to_string(), "a save fails", "")
+            }
         }
         let own = scratch.clone();
-        if let Ok(ahead) = self.step("date a file", move || own.clock_ahead_s())? {
+        if let Ok(ahead) = self.step("read the time of a new file", move || own.clock_ahead_s())? {
             let word = if ahead < 0.0 { "behind" } else { "ahead of" };
-            let told = format!("files are dated {:.1} s {word} this machine", ahead.abs());
-            let fix = "chronyc tracking, on both";
+            let fact =
+                format!("times of files are {:.1} s {word} the clock of this machine", ahead.abs());
+            let fix = "run chronyc tracking on both";
             match ahead.abs() {
                 SKEW_S_MAX.. => {
-                    let cost = "what goes by the age of files (rsync, make, clean-up jobs) takes \
-                                the wrong ones; leases here do not";
-                    self.found.hurts("clocks", told, cost, fix);
+                    let cost = "programs that use the age of files (rsync, make, clean-up jobs) \
+                                choose wrong ones; leases are not affected";
+                    self.found.hurts("clocks", fact, cost, fix);
                 }
                 SKEW_S_NOTED.. => {
-                    self.found.note("clocks", told, "logs and files do not line up", fix);
+                    self.found.note("clocks", fact, "times of logs and files differ", fix);
                 }
-                _ => self.found.fine("clocks", "files are dated as this machine has it"),
+                _ => {
+                    self.found.fine("clocks", "times of files agree with the clock of this machine")
+                }
             }
         }
         Ok(())

@@ -14,9 +14,9 @@ const OPEN_FILES_MIN: u64 = 4096;
 pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {
     let mut found = Findings::of("this machine");
     match (&facts.ring_refused, facts.ring_disabled) {
-        (None, _) => found.fine("io_uring", "it works"),
+        (None, _) => found.fine("io_uring", "available"),
         (Some(why), disabled) => {
-            let (told, fix) = match disabled {
+            let (fact, fix) = match disabled {
                 Some(level @ (1 | 2)) => (
                     format!("{why} (kernel.io_uring_disabled is {level})"),
                     "sysctl -w kernel.io_uring_disabled=0",
@@ -27,16 +27,17 @@ pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {
                      profile of the container",
                 ),
             };
-            let cost = "samples and shards are read and written by threads: the same bytes, on a \
-                        local disk at about half the requests a second and twice the CPU time";
-            found.hurts("io_uring", told, cost, fix);
+            let cost = "reads and writes use threads: on a local disk about half the requests per \
+                        second, at twice the CPU time";
+            found.hurts("io_uring", fact, cost, fix);
         }
     }
     match facts.memlock_bytes {
         Some(bytes) if bytes < MEMLOCK_BYTES_MIN => found.note(
             "locked memory",
-            format!("a process may lock {}", ByteSize(bytes)),
-            "kernels before 5.12 charge rings to it, and NCCL's network transports pin more",
+            format!("at most {} per process", ByteSize(bytes)),
+            "kernels before 5.12 charge io_uring memory to it, and network transports of NCCL pin \
+             more",
             "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit of slurmd or containerd",
         ),
         Some(bytes) => found.fine("locked memory", format!("up to {}", ByteSize(bytes))),
@@ -45,8 +46,8 @@ pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {
     match facts.open_files {
         Some(count) if count < OPEN_FILES_MIN => found.hurts(
             "open files",
-            format!("a process may have {count} open"),
-            "a run over many shards, or a save of many files, ends with 'too many open files'",
+            format!("at most {count} per process"),
+            "a run over many shards, or a save of many files, fails with 'too many open files'",
             "ulimit -n 65536, or LimitNOFILE=65536 in the unit of slurmd or containerd",
         ),
         Some(count) => found.fine("open files", format!("up to {count}")),
@@ -55,11 +56,11 @@ pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {
     match facts.clock_is_kept {
         Some(false) => found.note(
             "clock",
-            "the kernel says that nothing keeps it",
-            "logs of nodes do not line up; S3 refuses requests that are 15 minutes off",
-            "systemctl enable --now chronyd (a container has its host's clock: look there)",
+            "not synchronized, according to the kernel",
+            "log times of nodes differ; S3 refuses requests that are 15 minutes off",
+            "systemctl enable --now chronyd (for a container: on its host)",
         ),
-        Some(true) => found.fine("clock", "it is kept"),
+        Some(true) => found.fine("clock", "synchronized"),
         None => {}
     }
     found.all

@@ -47,7 +47,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     count
         .filter(|count| (1..=3600).contains(count))
         .map(Duration::from_secs)
-        .ok_or_else(|| "due 1s to 3600s".to_owned())
+        .ok_or_else(|| "expected 1s to 3600s".to_owned())
 }
 
 /// What a place is for.
@@ -215,6 +215,31 @@ pub fn of_bucket(place: &str, facts: &BucketInfo) -> Vec<Finding> {
     found.all
 }
 
+/// Labels of findings in the text, where they are not the name that `--json` prints.
+const LABELS: [(&str, &str); 17] = [
+    (ANSWERS, "response"),
+    ("a durable file", "fsync latency"),
+    ("cache", "page cache"),
+    ("direct IO", "direct I/O"),
+    ("errors", "error handling"),
+    ("If-None-Match of parts", "multipart If-None-Match"),
+    ("life cycle", "lifecycle rules"),
+    ("locks", "file locks"),
+    ("new files", "exclusive create"),
+    ("new names", "exclusive rename"),
+    ("parts", "multipart uploads"),
+    ("place", "location"),
+    ("removing", "delete access"),
+    ("reserved space", "preallocation"),
+    ("room", "needed space"),
+    ("shared blocks", "reflinks"),
+    ("writing", "write access"),
+];
+
+fn label(what: &str) -> &str {
+    LABELS.iter().find(|(name, _)| *name == what).map_or(what, |(_, label)| label)
+}
+
 impl Diagnosis {
     fn new(findings: Vec<Finding>) -> Self {
         let ok = findings.iter().all(|finding| finding.severity < Severity::Hurts);
@@ -224,7 +249,7 @@ impl Diagnosis {
     /// As a person reads it: by places, what is worse first.
     #[must_use]
     pub fn text(&self) -> String {
-        let width = self.findings.iter().map(|f| f.what.chars().count()).max().unwrap_or(0);
+        let width = self.findings.iter().map(|f| label(&f.what).len()).max().unwrap_or(0);
         let mut text = String::new();
         let mut places: Vec<&str> = Vec::new();
         for finding in &self.findings {
@@ -243,21 +268,21 @@ impl Diagnosis {
                     Severity::Hurts => "HURTS ",
                     Severity::Breaks => "BREAKS",
                 };
-                text += &format!("  {word}  {what:<width$}  {found}\n");
+                text += &format!("  {word}  {:<width$}  {found}", label(what));
                 let indent = " ".repeat(width + 12);
-                for (label, line) in [("costs", cost), ("mend", fix)] {
-                    if let Some(line) = line {
-                        text += &format!("{indent}{label}: {line}\n");
-                    }
+                let fix = fix.as_ref().map(|fix| format!("fix: {fix}"));
+                for line in cost.iter().chain(&fix) {
+                    text += &format!(";\n{indent}{line}");
                 }
+                text += "\n";
             }
         }
         let of = |severity| self.findings.iter().filter(|f| f.severity == severity).count();
         let (breaks, hurts) = (of(Severity::Breaks), of(Severity::Hurts));
         let all = self.findings.len();
         text + &match breaks + hurts {
-            0 => format!("{all} things looked at: none will hurt\n"),
-            _ => format!("{all} things looked at: {breaks} will break a run, {hurts} will hurt\n"),
+            0 => format!("{all} checks: no problem found\n"),
+            _ => format!("{all} checks: {breaks} will break a run, {hurts} will hurt it\n"),
         }
     }
 }

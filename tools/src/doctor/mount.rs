@@ -16,7 +16,7 @@ const NFS_REQUEST_BYTES_MIN: u64 = 1 << 20;
 
 pub(super) fn judge(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     let MountInfo { file_system, point, source, .. } = facts;
-    found.fine("file system", format!("{file_system} at {point}, of {source}"));
+    found.fine("file system", format!("{file_system} at {point}, from {source}"));
     match file_system.as_str() {
         "lustre" => lustre(facts, found),
         "nfs" | "nfs4" => nfs(facts, purpose, found),
@@ -24,28 +24,29 @@ pub(super) fn judge(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
         "fuse.ceph-fuse" | "fuse.ceph" => found.hurts(
             "client",
             "CephFS through ceph-fuse",
-            "one process copies every byte and caches 200 MB: 4 to 16 requests at once are what \
-             it carries, of a mount of the kernel's 64",
-            "mount -t ceph MONITORS:/PATH POINT -o name=USER,ro (for data), or s3:// of its RGW",
+            "one process copies every byte and caches 200 MB: it serves 4 to 16 requests at once, \
+             a kernel mount 64",
+            "mount -t ceph MONITORS:/PATH POINT -o name=USER,ro (for data), or use s3:// of its \
+             RGW",
         ),
         "overlay" => found.hurts(
             "place",
-            "a layer of a container",
-            "it is gone with the container, and a file that is changed is copied first",
-            "a volume: -v /data:/data",
+            "the writable layer of a container",
+            "files are lost with the container, and changing a file copies it first",
+            "use a volume: -v /data:/data",
         ),
         "tmpfs" | "ramfs" if purpose != Purpose::Data => found.hurts(
             "place",
-            "memory",
-            "checkpoints here are gone with the machine, and take memory from the run",
-            "checkpoint.dir on a disk; a fast first copy and a lasting second one are \
-             checkpoint.drain_to",
+            "a file system in memory",
+            "checkpoints are lost when the machine stops, and take memory from the run",
+            "set checkpoint.dir to a disk, or add checkpoint.drain_to for a durable second copy",
         ),
         kind if kind.starts_with("fuse") => found.note(
             "client",
-            format!("{kind}: a process that answers, often one request at a time"),
-            "more than 4 requests at once are slower, and a save may find no exclusive rename",
-            "the store's own client, or its s3:// address",
+            format!("{kind}: a user-space process serves requests, often one at a time"),
+            "more than 4 requests at once are slower, and exclusive rename may be missing for a \
+             save",
+            "use the kernel client of the store, or its s3:// address",
         ),
         _ => {}
     }
@@ -58,36 +59,36 @@ fn lustre(facts: &MountInfo, found: &mut Findings) {
     if facts.has("localflock") {
         found.hurts(
             "locks",
-            "mounted with localflock: they hold on this node alone",
-            "two `preprocess` on two nodes that resume one output are not kept apart",
-            "umount and mount -o flock",
+            "mounted with localflock: locks hold on this node only",
+            "two preprocess on two nodes that resume the same output do not exclude each other",
+            "umount, then mount -o flock",
         );
     } else if facts.has("noflock") {
         found.note(
             "locks",
             "mounted with noflock",
-            "training takes none; a second `preprocess` of one output is not kept out",
-            "umount and mount -o flock",
+            "no effect on training; a second preprocess of the same output is not refused",
+            "umount, then mount -o flock",
         );
     }
 }
 
 fn nfs(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
-    let connections = facts.value("nconnect").and_then(|told| told.parse::<u32>().ok());
+    let connections = facts.value("nconnect").and_then(|fact| fact.parse::<u32>().ok());
     match connections {
         Some(count @ 2..) => found.fine("connections", format!("nconnect={count}")),
         _ => found.hurts(
             "connections",
             "one TCP connection",
-            "all reads and writes of a node share what one connection carries, 1 to 2 GB/s at best",
+            "all reads and writes of a node share its throughput, 1 to 2 GB/s at best",
             "mount -o vers=4.2,nconnect=8",
         ),
     }
-    if facts.value("vers").is_some_and(|told| told.starts_with(['2', '3'])) {
+    if facts.value("vers").is_some_and(|fact| fact.starts_with(['2', '3'])) {
         found.note(
             "version",
             format!("NFS {}", facts.value("vers").unwrap_or_default()),
-            "locks need a daemon of their own, and copies pass through this machine",
+            "locks need a separate daemon, and copies pass through this machine",
             "mount -o vers=4.2,nconnect=8",
         );
     }
@@ -95,16 +96,16 @@ fn nfs(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
         (true, Purpose::Checkpoint | Purpose::Both) => found.hurts(
             "errors",
             "mounted soft",
-            "a save fails when the server is away for longer than timeo times retrans, where \
-             hard would wait",
-            "mount checkpoints -o hard; token files may be soft,timeo=100,retrans=3",
+            "a save fails when the server does not respond for timeo times retrans; a hard mount \
+             waits",
+            "mount checkpoints with -o hard; token files may use soft,timeo=100,retrans=3",
         ),
         (false, Purpose::Data) => found.note(
             "errors",
             "mounted hard",
-            "what reads through the page cache (maps of indexes, other programs) of a server that \
-             is gone cannot be killed; reads of samples, around it, end with an error",
-            "mount token files -o soft,timeo=100,retrans=3",
+            "a process in a buffered read (a mapped index, other programs) cannot be killed while \
+             the server is down; direct reads of samples end with an error",
+            "mount token files with -o soft,timeo=100,retrans=3",
         ),
         _ => {}
     }
@@ -117,27 +118,26 @@ fn nfs_promises(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if let Some(which @ ("all" | "flock")) = facts.value("local_lock") {
         found.hurts(
             "locks",
-            format!("local_lock={which}: they hold on this node alone"),
-            "two `preprocess` on two nodes that resume one output are not kept apart",
-            "umount and mount -o vers=4.2, without nolock",
+            format!("local_lock={which}: locks hold on this node only"),
+            "two preprocess on two nodes that resume the same output do not exclude each other",
+            "umount, then mount -o vers=4.2 without nolock",
         );
     }
     if facts.has("nocto") && purpose != Purpose::Data {
         found.hurts(
             "consistency",
-            "mounted with nocto: opening a file or folder does not ask the server",
-            "what other nodes write, a new checkpoint or the sign that a save is whole, is seen \
-             up to a minute late",
-            "umount and mount without nocto; token files may have it",
+            "mounted with nocto: opening a file or folder does not query the server",
+            "writes of other nodes, such as a new checkpoint or its commit, are seen up to a \
+             minute late",
+            "umount, then mount without nocto; token files may use it",
         );
     }
-    if facts.value("proto").is_some_and(|told| told.starts_with("udp")) {
+    if facts.value("proto").is_some_and(|fact| fact.starts_with("udp")) {
         found.breaks(
             "transport",
             "UDP",
-            "at today's rates parts of two requests are put together as one, and the bytes are \
-             wrong",
-            "umount and mount -o proto=tcp",
+            "at high rates fragments of two requests are joined into one, which corrupts data",
+            "umount, then mount -o proto=tcp",
         );
     }
 }
@@ -148,19 +148,19 @@ fn nfs_requests(facts: &MountInfo, found: &mut Findings) {
     if facts.has("noac") || is_off("acregmax") || is_off("acdirmax") {
         found.hurts(
             "attributes",
-            "not remembered (noac, or actimeo=0)",
-            "every look at a file is a request, and with noac every write waits for the server's \
-             disk by itself",
-            "umount and mount without noac and actimeo; nothing here needs them",
+            "not cached (noac, or actimeo=0)",
+            "every stat of a file is a request, and with noac every write waits for the server's \
+             disk",
+            "umount, then mount without noac and actimeo, which feedline does not need",
         );
     }
     let sizes = ["rsize", "wsize"].map(|option| facts.value(option)?.parse::<u64>().ok());
     match sizes.into_iter().flatten().min() {
         Some(bytes) if bytes < NFS_REQUEST_BYTES_MIN => found.note(
             "request size",
-            format!("{} at most", ByteSize(bytes)),
-            "a save is so many more requests, each with its own wait for the server",
-            "mount -o rsize=1048576,wsize=1048576; on a server of Linux the limit is \
+            format!("at most {}", ByteSize(bytes)),
+            "a save takes more requests, each of which waits for the server",
+            "mount -o rsize=1048576,wsize=1048576; a Linux server limits them by \
              /proc/fs/nfsd/max_block_size, set before nfsd starts",
         ),
         Some(bytes) => found.fine("request size", format!("up to {}", ByteSize(bytes))),
@@ -173,18 +173,18 @@ fn ceph(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
         found.note(
             "recovery",
             "recover_session is not clean",
-            "a client that the cluster gave up stays out until it is mounted again: every read \
-             of the run fails",
+            "an evicted client stays out until it is mounted again, and every read of the run \
+             fails",
             "mount -o recover_session=clean",
         );
     }
     if purpose == Purpose::Data && !facts.has("ro") {
         found.note(
             "capabilities",
-            "mounted for writing",
-            "one writer anywhere takes the right to cache away from all, and each read waits for \
+            "mounted read-write",
+            "one writer on any node revokes the cache capability of all, and each read waits for \
              the server",
-            "mount data -o ro on trainers",
+            "mount data with -o ro on trainers",
         );
     }
 }
@@ -192,7 +192,7 @@ fn ceph(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
 fn options(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if facts.has("ro") {
         match purpose {
-            Purpose::Data => found.fine("writing", "mounted read-only, as data should be"),
+            Purpose::Data => found.fine("writing", "mounted read-only, as recommended for data"),
             Purpose::Checkpoint => found.breaks(
                 "writing",
                 "mounted read-only",
@@ -202,7 +202,7 @@ fn options(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
             Purpose::Both => found.hurts(
                 "writing",
                 "mounted read-only",
-                "good for data; a save would fail",
+                "usable for data; a save would fail",
                 &format!("mount -o remount,rw {}, or --for data", facts.point),
             ),
         }
@@ -211,15 +211,15 @@ fn options(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
         found.hurts(
             "writes",
             "mounted with sync",
-            "every write of a save waits for the disk by itself",
-            &format!("mount {} -o remount,async: a save syncs what it must", facts.point),
+            "each write of a save waits for the disk",
+            &format!("mount {} -o remount,async; a save syncs its files itself", facts.point),
         );
     }
     if facts.has("nobarrier") || facts.value("barrier") == Some("0") {
         found.breaks(
             "durability",
             "mounted without barriers",
-            "a power cut can take checkpoints that were said to be committed",
+            "a power cut can lose checkpoints that were reported as committed",
             &format!("mount -o remount,barrier=1 {}", facts.point),
         );
     }
@@ -227,7 +227,7 @@ fn options(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
         found.note(
             "access times",
             "strictatime",
-            "every read of a file is a write of its time",
+            "every read of a file also writes its access time",
             &format!("mount -o remount,noatime {}", facts.point),
         );
     }
@@ -238,9 +238,9 @@ fn read_ahead(facts: &MountInfo, found: &mut Findings) {
         Some(kib) if kib > READ_AHEAD_KIB_MAX => found.note(
             "read-ahead",
             format!("{kib} KiB"),
-            "nothing here, which reads around the page cache; readers that map token files move \
-             up to 240 bytes for each they want at 8192 KiB",
-            "blockdev --setra 256 DEVICE, or read_ahead_kb of /sys/class/bdi",
+            "no effect on feedline, which uses direct I/O; programs that map token files move up \
+             to 240 bytes per byte wanted at 8192 KiB",
+            "blockdev --setra 256 DEVICE, or read_ahead_kb in /sys/class/bdi",
         ),
         Some(kib) => found.fine("read-ahead", format!("{kib} KiB")),
         None => {}
@@ -252,32 +252,37 @@ fn space(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
         return;
     }
     if let (Some(free), Some(total)) = (facts.free_bytes, facts.total_bytes) {
-        let told = format!("{} free of {}", ByteSize(free), ByteSize(total));
+        let fact = format!("{} free of {}", ByteSize(free), ByteSize(total));
         let share = free as f64 / total.max(1) as f64;
         if free == 0 {
             let cost = "the first save fails";
-            found.breaks("space", told, cost, "checkpoint.keep.last lower, or another disk");
+            found.breaks("space", fact, cost, "lower checkpoint.keep.last, or use another disk");
         } else if share < FREE_SHARE_MIN {
-            let cost = "file systems slow down when they are nearly full; of Lustre's targets \
-                        one may be full already, and writes to it wait or fail";
-            found.hurts("space", told, cost, "delete, checkpoint.keep.last lower, or another disk");
+            let cost = "a nearly full file system is slow; on Lustre one target may already be \
+                        full, and writes to it wait or fail";
+            found.hurts(
+                "space",
+                fact,
+                cost,
+                "delete files, lower checkpoint.keep.last, or use another disk",
+            );
         } else {
-            found.fine("space", told);
+            found.fine("space", fact);
         }
     }
     if let (Some(free), Some(total)) = (facts.free_files, facts.total_files) {
-        let told = format!("{free} of {total} left");
+        let fact = format!("{free} free of {total}");
         // A step of a thousand ranks has a few thousand files.
         if free < 10_000 {
-            let cost = "a save ends with 'no space left' while bytes are free";
+            let cost = "a save fails with 'no space left' while bytes are free";
             found.hurts(
                 "inodes",
-                told,
+                fact,
                 cost,
-                "delete small files, or a file system made with more",
+                "delete small files, or make the file system with more inodes",
             );
         } else {
-            found.fine("inodes", told);
+            found.fine("inodes", fact);
         }
     }
 }

@@ -102,16 +102,16 @@ pub struct RecommendArgs {
 fn count(text: &str) -> Result<u16, String> {
     match text {
         "all" => Ok(LayoutComponent::ALL),
-        _ => text.parse().map_err(|_| "due a number of targets, or all".to_owned()),
+        _ => text.parse().map_err(|_| "expected a number of targets, or all".to_owned()),
     }
 }
 
 fn part(text: &str) -> Result<(u64, u16, u32), String> {
-    let due = || "due END:COUNT:SIZE, such as 1GiB:4:4MiB or end:all:4MiB".to_owned();
+    let expected = || "expected END:COUNT:SIZE, such as 1GiB:4:4MiB or end:all:4MiB".to_owned();
     let [end, stripes, size] =
-        <[&str; 3]>::try_from(text.split(':').collect::<Vec<_>>()).map_err(|_| due())?;
+        <[&str; 3]>::try_from(text.split(':').collect::<Vec<_>>()).map_err(|_| expected())?;
     let end = if end == "end" { u64::MAX } else { end.parse::<ByteSize>()?.0 };
-    let size = u32::try_from(size.parse::<ByteSize>()?.0).map_err(|_| due())?;
+    let size = u32::try_from(size.parse::<ByteSize>()?.0).map_err(|_| expected())?;
     Ok((end, count(stripes)?, size))
 }
 
@@ -183,7 +183,8 @@ impl StripeVerb {
 impl Answer {
     fn of(path: &Path, striping: Option<&Striping>) -> Self {
         let name = path.display().to_string();
-        let told = striping.map_or("the layout of the file system".to_owned(), ToString::to_string);
+        let fact =
+            striping.map_or("default layout of the file system".to_owned(), ToString::to_string);
         let targets = striping.into_iter().flat_map(|s| &s.parts).flat_map(|part| &part.targets);
         let targets: Vec<String> = targets.map(|target| format!("OST{target:04x}")).collect();
         let on =
@@ -194,7 +195,7 @@ impl Answer {
             why: None,
             set: None,
             ok: true,
-            text: format!("{name}: {told}{on}\n"),
+            text: format!("{name}: {fact}{on}\n"),
         }
     }
 
@@ -223,8 +224,8 @@ fn set(args: &SetArgs) -> Result<Answer> {
     let mut answer = Answer::of(&args.path, came.as_ref());
     if !came.is_some_and(|came| came.grants(&wish)) {
         let why = format!(
-            "asked for {wish}; hint: a site may let lfs alone set layouts \
-             (llite.*.enable_setstripe_gid), and there may be fewer targets"
+            "cannot set the layout: expected {wish} (hint: allow other programs than lfs by \
+             llite.*.enable_setstripe_gid, or set fewer targets)"
         );
         answer.text += &format!("{why}\n");
         (answer.ok, answer.why) = (false, Some(why));
@@ -235,7 +236,10 @@ fn set(args: &SetArgs) -> Result<Answer> {
 impl SetArgs {
     fn wish(&self) -> Result<Striping> {
         let given = !self.part.is_empty() || self.count > 0 || self.size.is_some();
-        ensure!(given || !self.pool.is_empty(), "nothing to set: due --count, --size or --part");
+        ensure!(
+            given || !self.pool.is_empty(),
+            "cannot set a layout: expected --count, --size, --pool or --part, found none"
+        );
         let size = self.size.map_or(0, |size| size.0);
         let whole = (u64::MAX, self.count, u32::try_from(size)?);
         let mut parts = Vec::new();

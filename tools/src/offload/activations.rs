@@ -46,10 +46,11 @@ struct TransferDirection {
 pub(super) fn check(args: &BenchArgs) -> Result<()> {
     let (all, layer) = (args.input_bytes, args.layer_bytes);
     let least = ByteSize(2 * SpillOptions::default().memory_bytes());
-    ensure!(layer.0 > 0, "--layer-bytes: expected at least 1 B, found {layer}");
+    ensure!(layer.0 > 0, "cannot use --layer-bytes {layer}: expected at least 1 B");
     ensure!(
         all.0 == 0 || all.0 >= least.0,
-        "--input-bytes: got {all}, due 0 B or at least {least}: most of less stays in the buffers"
+        "cannot use --input-bytes {all}: expected 0 B or at least {least}, as less stays in the \
+         buffers"
     );
     Ok(())
 }
@@ -71,7 +72,7 @@ pub(super) fn run(
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     // The first round makes all files, as the first step of a run does.
     for round in 0..=args.rounds {
-        line.show(&format!("round {round}: inputs of layers"));
+        line.show(&format!("round {round}: activations"));
         stop.check()?;
         // Each is first as often as the other.
         let before = if round % 2 == 1 { in_place(&files, bytes)? } else { None };
@@ -167,20 +168,20 @@ impl MovedInputs {
     pub(super) fn rows(&self) -> Vec<Vec<String>> {
         let gb = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
         let ways = [
-            ("inputs of layers, written", &self.there),
+            ("activations written", &self.there),
             ("  read back", &self.back),
-            ("  both, one after the other", &self.both),
+            ("  both, in turn", &self.both),
         ];
         let mut rows = Vec::new();
         for (what, TransferDirection { bytes_per_s, fio_bytes_per_s, of_fio }) in ways {
             let beside = of_fio.zip(*fio_bytes_per_s);
-            let beside = beside.map(|(share, rate)| format!("{share:.3} of fio's {}", gb(rate)));
+            let beside = beside.map(|(share, rate)| format!("{share:.3} of fio, {}", gb(rate)));
             rows.push(vec![what.to_owned(), gb(*bytes_per_s), beside.unwrap_or_default()]);
         }
         let late = format!("{:.1} %", 100.0 * self.late_share);
-        rows.push(vec!["  not read ahead".to_owned(), late, String::new()]);
+        rows.push(vec!["  not prefetched".to_owned(), late, String::new()]);
         let memory = ByteSize(self.memory_bytes).to_string();
-        let of = format!("for {} a step", ByteSize(self.bytes_per_step));
+        let of = format!("for {} per step", ByteSize(self.bytes_per_step));
         rows.push(vec!["  buffers".to_owned(), memory, of]);
         rows
     }

@@ -44,10 +44,7 @@ pub(super) fn run(args: &LeftArgs) -> Result<CkptOutput> {
     let stores: Vec<Arc<dyn Storage>> = args.folders.iter().map(open).collect::<Result<_, _>>()?;
     for (name, store) in args.folders.iter().zip(&stores) {
         let folder = store.display(&Key::root());
-        ensure!(
-            Path::new(&folder).is_dir(),
-            "cannot look into {name}: expected a folder, found none"
-        );
+        ensure!(Path::new(&folder).is_dir(), "cannot list {name}: expected a folder, found none");
     }
     let (mut states, mut removed) = (Vec::new(), Vec::new());
     for store in &stores {
@@ -69,7 +66,7 @@ impl Found {
             let now = match is_open {
                 true => "in use",
                 false if self.removed.contains(folder) => "removed",
-                false => "left",
+                false => "orphaned",
             };
             vec![
                 folder.clone(),
@@ -81,12 +78,8 @@ impl Found {
             ]
         };
         let rows: Vec<_> = self.states.iter().map(row).collect();
-        let head = ["folder", "of", "rank", "disk", "bytes", "is"];
-        let sum = format!("{} that no process has\n", ByteSize(self.left_bytes));
-        if rows.is_empty() {
-            "no rank has anything there\n".to_owned()
-        } else {
-            table(&head, &rows) + &sum
-        }
+        let head = ["folder", "run", "rank", "disk", "size", "state"];
+        let sum = format!("{} orphaned\n", ByteSize(self.left_bytes));
+        if rows.is_empty() { "no offloaded state\n".to_owned() } else { table(&head, &rows) + &sum }
     }
 }

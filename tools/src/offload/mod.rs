@@ -123,7 +123,7 @@ pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
 }
 
 fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
-    ensure!(args.rounds > 0, "--rounds: got 0, due at least 1");
+    ensure!(args.rounds > 0, "cannot use --rounds 0: expected at least 1");
     activations::check(args)?;
     for folder in &args.folders {
         check_folder(&folder.to_string_lossy(), folder)?;
@@ -132,7 +132,7 @@ fn measure(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     let own = format!(".bench-offload-{}", std::process::id());
     let folders: Vec<PathBuf> = args.folders.iter().map(|folder| folder.join(&own)).collect();
     let open = |folder: &PathBuf| {
-        let url = folder.to_str().context("the folder's name is not UTF-8")?;
+        let url = folder.to_str().context("cannot use the folder: name is not UTF-8")?;
         Ok(storage::open_url(url)?)
     };
     let stores = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
@@ -232,7 +232,7 @@ fn disk(
     let homes = stores.into_iter().map(|store| Folder { store, key: key.clone() }).collect();
     let mut state = Offload::on_disks(homes, "bench", plan, &layout, 0, options)?;
     let (given, state_bytes) = (SyntheticInputs::new(&state), state.state_bytes());
-    line.show("filling the state");
+    line.show("initializing the state");
     state.fill(&given.weights(&state), 0, ().into())?;
     let step = |state: &mut Offload, number: u64| -> Result<StepReport> {
         let updates = given.updates(state, std::iter::empty());
@@ -241,14 +241,14 @@ fn disk(
     // New files, then one of each depth, of which the quickest stays.
     const WARM: u64 = 5;
     for number in 1..=WARM {
-        line.show(&format!("finding the depth: {number} of {WARM}"));
+        line.show(&format!("tuning the queue depth: {number} of {WARM}"));
         stop.check()?;
         step(&mut state, number)?;
     }
     // Files of fio stay until the end: a disk may be busy with removed ones.
     let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-    line.show("making the files of fio");
+    line.show("creating the fio files");
     stop.check()?;
     let fio = || -> Result<[Option<f64>; 2]> {
         Ok([checkpoint::mixed(&paths, state_bytes)?, checkpoint::mixed_anew(&paths, state_bytes)?])
@@ -257,7 +257,7 @@ fn disk(
     let (mut rates, mut times) = (vec![], vec![]);
     let (mut fios, mut shares) = ([vec![], vec![]], [vec![], vec![]]);
     for round in 1..=args.rounds {
-        line.show(&format!("round {round}: the disks"));
+        line.show(&format!("round {round}: disks"));
         stop.check()?;
         // Each is first as often as the other.
         let before = if round % 2 == 1 { Some(fio()?) } else { None };
@@ -281,7 +281,7 @@ fn disk(
     let of = |all: &Vec<f64>| (!all.is_empty()).then(|| median(all));
     [measured.fio_bytes_per_s, measured.fio_anew_bytes_per_s] = fios.each_ref().map(of);
     [measured.disk_step_of_fio, measured.disk_step_of_fio_anew] = shares.each_ref().map(of);
-    line.show("a checkpoint");
+    line.show("checkpoint");
     let began = Instant::now();
     let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
     measured.checkpoint_ms = began.elapsed().as_secs_f64() * 1e3;
@@ -373,7 +373,7 @@ impl Measured {
                 share(Some(self.host_step_of_triad), "the triad"),
             ),
             row(
-                "  f32 gradients, no copies",
+                "  f32 gradients, no weight copies",
                 gb(self.host_f32_step_bytes_per_s),
                 share(Some(self.host_f32_step_of_triad), "the triad"),
             ),
@@ -384,31 +384,31 @@ impl Measured {
         );
         rows.extend(
             self.fio_anew_bytes_per_s
-                .map(|rate| row("  of data made anew", gb(rate), String::new())),
+                .map(|rate| row("  with new data in each write", gb(rate), String::new())),
         );
         let shares = self.disk_step_of_fio.zip(self.disk_step_of_fio_anew);
-        let of_fio = shares.map_or_else(String::new, |(fio, anew)| {
-            format!("{fio:.3} of fio, {anew:.3} of fio with data made anew")
+        let of_fio = shares.map_or_else(String::new, |(fio, refilled)| {
+            format!("{fio:.3} of fio, {refilled:.3} of fio with new data")
         });
         let disk = [
-            row("update on the disk, durable", gb(self.disk_step_bytes_per_s), of_fio),
-            row("  of all parameters", format!("{:.2} s", self.disk_step_s), String::new()),
+            row("update on disk, durable", gb(self.disk_step_bytes_per_s), of_fio),
+            row("  time of one update", format!("{:.2} s", self.disk_step_s), String::new()),
             row(
-                "checkpoint of it",
+                "checkpoint",
                 format!("{:.1} ms", self.checkpoint_ms),
                 format!("by {}", self.checkpoint_way),
             ),
             row(
-                "update into new files",
+                "update after a checkpoint",
                 format!("{:.2} s", self.disk_step_s * self.step_after_checkpoint_ratio),
-                format!("{:.2} of the others", self.step_after_checkpoint_ratio),
+                format!("{:.2} of other updates", self.step_after_checkpoint_ratio),
             ),
             row("memory", ByteSize(self.memory_peak_bytes).to_string(), String::new()),
         ];
         rows.extend(disk.into_iter().filter(|_| self.parameters > 0));
         rows.extend(self.inputs.iter().flat_map(MovedInputs::rows));
         let head = format!(
-            "{} parameters in {} ({}), {} in memory, {}, {} threads, depth {}\n",
+            "{} parameters in {} ({}), {} in memory, {}, {} threads, queue depth {}\n",
             self.parameters,
             self.folders.join(", "),
             self.file_systems.join(", "),
@@ -417,6 +417,6 @@ impl Measured {
             self.threads,
             self.disk_depth
         );
-        head + &table(&["what", "median", "beside"], &rows)
+        head + &table(&["measurement", "median", "comparison"], &rows)
     }
 }

@@ -84,9 +84,9 @@ impl InspectTarget {
         }
         let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
         let (parent, key) = storage::locate(if name.is_empty() { "/" } else { name })
-            .with_context(|| format!("look for {name}"))?;
+            .with_context(|| format!("cannot find {name}"))?;
         let beside =
-            parent.list_names(&key.parent()).with_context(|| format!("look for {name}"))?;
+            parent.list_names(&key.parent()).with_context(|| format!("cannot find {name}"))?;
         let has =
             |suffix: &str| beside.iter().any(|other| *other == format!("{}{suffix}", key.name()));
         if has(".idx") || has(".bin") {
@@ -104,8 +104,8 @@ impl InspectTarget {
         };
         if !has("") {
             bail!(
-                "{name}: neither {name}.idx, nor token files of another format, nor a folder of \
-                 that name is there{}",
+                "cannot find {name}: expected {name}.idx, token files of another format or a \
+                 folder, found none{}",
                 near()
             );
         }
@@ -116,6 +116,9 @@ impl InspectTarget {
             Some(steps) => format!(" (hint: the steps of this run are in {steps})"),
             None => near(),
         };
-        bail!("{name}: a folder without checkpoints (step-*), and no {name}.idx beside it{hint}")
+        bail!(
+            "cannot find {name}: expected {name}.idx or a folder with steps (step-*), found a \
+             folder without steps{hint}"
+        )
     }
 }

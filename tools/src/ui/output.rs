@@ -69,7 +69,7 @@ pub(crate) fn write_manifest(
         for file in files.iter().rev() {
             // The first error is the one to tell.
             if let Err(left) = folder.join(&file.path).and_then(|key| store.delete(&key)) {
-                log::warn!("{}, which is without a manifest, is left: {left}", file.path);
+                log::warn!("{}: has no manifest and cannot be deleted: {left}", file.path);
             }
         }
     }

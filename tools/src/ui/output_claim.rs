@@ -201,7 +201,7 @@ impl ClaimTarget<'_> {
             return Ok((own, commit));
         }
         bail!(
-            "cannot write {}: expected one writer, found one process after another",
+            "cannot write {}: expected one writer, found another at each of {CLAIMS_MAX} attempts",
             self.store.display(self.prefix)
         );
     }
@@ -249,13 +249,13 @@ impl ClaimTarget<'_> {
             Liveness::Dead => Ok(()),
             Liveness::Unknown if self.takeover == Takeover::DeadOrUnknown => Ok(()),
             Liveness::Unknown => bail!(
-                "cannot write {output}: expected no unfinished run, found one of {label}, which \
-                 cannot be checked from here (hint: if that process is gone, --restart removes \
-                 its files; its marker is {marker})"
+                "cannot write {output}: expected no unfinished run, found one of {label}, whose \
+                 process cannot be checked from here (hint: if it has ended, --restart removes its \
+                 files; its marker is {marker})"
             ),
             Liveness::Ours | Liveness::Alive => bail!(
-                "cannot write {output}: expected one writer, found {label} at work (hint: wait \
-                 for it, or write another output; its marker is {marker})"
+                "cannot write {output}: expected one writer, found {label} at work (hint: wait for \
+                 it, or write another output; its marker is {marker})"
             ),
         }
     }
@@ -297,7 +297,10 @@ impl ClaimTarget<'_> {
             for suffix in &record.drafts {
                 self.store.discard(&self.key(suffix, "")?)?;
             }
-            log::info!("{}: removed what its process left", self.store.display(key));
+            log::info!(
+                "{}: removed the unfinished outputs of its dead process",
+                self.store.display(key)
+            );
             self.delete(key)?;
         }
         Ok(())
@@ -355,12 +358,18 @@ impl ClaimRecord {
             Format::ALL.into_iter().any(|format| of(format).contains(&suffix))
         };
         for suffix in &record.suffixes {
-            ensure!(is_known(Format::written_suffixes, suffix), "unknown output {suffix}");
+            ensure!(
+                is_known(Format::written_suffixes, suffix),
+                "expected an output of token files, found {suffix}"
+            );
         }
         for suffix in &record.drafts {
-            ensure!(is_known(Format::draft_suffixes, suffix), "unknown draft {suffix}");
+            ensure!(
+                is_known(Format::draft_suffixes, suffix),
+                "expected a draft of token files, found {suffix}"
+            );
         }
-        ensure!(!record.manifests.is_empty(), "no manifest");
+        ensure!(!record.manifests.is_empty(), "expected a manifest, found none");
         Ok(record)
     }
 
@@ -402,7 +411,9 @@ impl Drop for OwnMarker {
         match self.store.delete(&self.key) {
             // The second marker is not created by a run that fails early.
             Ok(()) | Err(storage::Error::NotFound { .. }) => {}
-            Err(error) => log::warn!("{}: not deleted: {error}", self.store.display(&self.key)),
+            Err(error) => {
+                log::warn!("{}: cannot be deleted: {error}", self.store.display(&self.key))
+            }
         }
     }
 }

@@ -50,14 +50,17 @@ fn model(asked: &str) -> Result<StoreModel> {
     let text = match StoreModel::built_in(name) {
         Some(text) => text.to_owned(),
         None => read(name).with_context(|| {
-            format!("--simulate {name}: due {}, or a file", StoreModel::NAMES.join(", "))
+            format!(
+                "cannot use --simulate {name}: expected {} or a file",
+                StoreModel::NAMES.join(", ")
+            )
         })?,
     };
-    StoreModel::parse(&text, &overrides).with_context(|| format!("--simulate {name}"))
+    StoreModel::parse(&text, &overrides).with_context(|| format!("cannot use --simulate {name}"))
 }
 
 fn read(name: &str) -> Result<String> {
     let (store, key) = storage::locate(name)?;
     let text = storage::read_small(&*store, &key, FILE_BYTES_MAX)?;
-    String::from_utf8(text).context("it is no text")
+    String::from_utf8(text).context("expected UTF-8 text")
 }

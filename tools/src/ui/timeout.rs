@@ -47,7 +47,7 @@ impl StopSignal {
         thread::Builder::new()
             .name("signals".to_owned())
             .spawn(listen)
-            .context("start a thread")?;
+            .context("cannot start a thread")?;
         Ok(stop)
     }
 
@@ -73,11 +73,12 @@ impl StopSignal {
         Ok(())
     }
 
-    /// Does the work on a thread of its own, and gives what it gives.
+    /// Does the work on a thread of its own, and returns its result. `what` follows "cannot" in
+    /// errors.
     ///
     /// # Errors
-    /// What the work says; that it was told to stop; or that the limit is past, with the oldest
-    /// read that hangs. The thread is then left to its wait.
+    /// Errors of the work; an interruption; or a timeout, with the oldest read that hangs. The
+    /// thread then continues to wait.
     pub fn guard<T: Send + 'static>(
         &self,
         what: &str,
@@ -86,12 +87,15 @@ impl StopSignal {
     ) -> Result<T> {
         let (answer, answered) = sync_channel(1);
         let act = move || drop(answer.send(work()));
-        thread::Builder::new().name("bench".to_owned()).spawn(act).context("start a thread")?;
+        thread::Builder::new()
+            .name("bench".to_owned())
+            .spawn(act)
+            .context("cannot start a thread")?;
         let until = Instant::now() + limit;
         loop {
             match answered.recv_timeout(LOOK) {
-                Ok(given) => return given.with_context(|| what.to_owned()),
-                Err(RecvTimeoutError::Disconnected) => bail!("{what}: the work broke off"),
+                Ok(result) => return result.with_context(|| format!("cannot {what}")),
+                Err(RecvTimeoutError::Disconnected) => bail!("cannot {what}: its thread panicked"),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if self.is_set() {
@@ -104,8 +108,8 @@ impl StopSignal {
                 self.set();
                 let _ = answered.recv_timeout(STOP_WAIT);
                 bail!(
-                    "{what}: no end after {} s{story}; hint: the target hangs, or is too slow for \
-                     --timeout",
+                    "cannot {what}: not finished after {} s{story} (hint: use a larger --timeout \
+                     if the target is slow and does not hang)",
                     limit.as_secs()
                 );
             }

@@ -91,7 +91,7 @@ fn damaged_token_files_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokens(folder.path());
     let said = feedline("check", &prefix, &[]);
-    assert_eq!((said.code, said.out.starts_with("whole")), (0, true), "{}", said.out);
+    assert_eq!((said.code, said.out.starts_with("complete")), (0, true), "{}", said.out);
 
     flip(&format!("{prefix}.bin"), 1);
     let said = feedline("check", &prefix, &["--json"]);
@@ -118,7 +118,7 @@ fn checkpoints_are_told_and_damage_is_found() {
         assert!(said.out.contains(due), "no {due:?} in:\n{}", said.out);
     }
     let said = feedline("check", &root, &[]);
-    assert_eq!((said.code, said.out.matches("whole").count()), (0, 2), "{}", said.out);
+    assert_eq!((said.code, said.out.matches("complete").count()), (0, 2), "{}", said.out);
 
     let newest = format!("{root}/step-000000000020");
     let one = feedline("inspect", &newest, &["--json"]);

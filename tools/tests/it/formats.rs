@@ -73,7 +73,7 @@ fn what_cannot_be_converted_says_why_and_leaves_nothing() {
             vec!["convert", &context, &out, "--to", "dolma"],
             "--to: expected a format that can be written",
         ),
-        (vec!["convert", &context, &out, "--to", "numpy"], "due one of mmididx"),
+        (vec!["convert", &context, &out, "--to", "numpy"], "expected mmididx"),
         (vec!["convert", &context, &out, "--from", "paddle"], "_ids.npz"),
     ] {
         let said = feedline(&args);
@@ -159,7 +159,7 @@ fn what_does_not_belong_together_is_not_merged() {
     changed.meta["tokenizer"]["fingerprint"] = "another".into();
     store.delete(&key).unwrap();
     changed.write(store.as_ref(), &key).unwrap();
-    refused(&[&a, &b], "got tokenizer");
+    refused(&[&a, &b], "expected tokenizer");
 
     // A changed byte is found by reading.
     let mut bytes = read(&format!("{a}.bin"));
@@ -222,8 +222,15 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     }
     let shards = [0, 1, 2].map(|n| format!("{array}/p_{n:05}-of-00003_text_document"));
     let other = path(folder.path(), "other");
-    for (some, due) in [(&[0, 2][..], "due shard 1"), (&[0, 1], "last of the shards"), (&[1], "0")]
-    {
+    for (some, due) in [
+        (&[0, 2][..], "expected shard 1"),
+        (
+            &[0, 1],
+            "expected 3 shards, found \
+                                                                      2",
+        ),
+        (&[1], "0"),
+    ] {
         let mut args = vec!["merge", "--output-prefix", &other, "--input"];
         args.extend(some.iter().map(|&n| shards[n].as_str()));
         let said = feedline(&args);
@@ -239,7 +246,7 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     let late = path(folder.path(), "late");
     let said =
         feedline(&["merge", "--output-prefix", &late, "--input", &shards[0], &grown, &shards[2]]);
-    assert!(said.code == 2 && said.err.contains("an input has changed"), "{}", said.err);
+    assert!(said.code == 2 && said.err.contains("an input changed"), "{}", said.err);
 }
 
 /// A shard of a corpus that changed is not merged with one of what it was, though nothing moved.
@@ -303,7 +310,7 @@ fn every_format_is_looked_into_and_checked() {
         assert_eq!(told["checked"][0]["eod"]["documents_ended"], 5, "{told}");
         let said = feedline(&["check", &file, "--vocab-size", "50256"]);
         assert_eq!(said.code, 1, "{}", said.out);
-        assert!(said.out.contains("expected 0 to 50255"), "{}", said.out);
+        assert!(said.out.contains("expected ids from 0 to 50255"), "{}", said.out);
     }
     let told = json(&["check", &whole]);
     assert_eq!(told["checked"][0]["eod"]["id"], 50256, "the manifest says it: {told}");
@@ -323,7 +330,7 @@ fn the_three_files_of_cpm2_are_held_against_each_other() {
     assert_eq!(json(&["inspect", &prefix])["cpm2_vocab_size"], 26240);
     assert_eq!(feedline(&["check", &prefix, "--vocab-size", "26240"]).code, 0);
     let said = feedline(&["check", &prefix, "--vocab-size", "30000"]);
-    assert!(said.code == 1 && said.out.contains("markers begin at 26240"), "{}", said.out);
+    assert!(said.code == 1 && said.out.contains("found markers from 26240"), "{}", said.out);
     let offsets = path(folder.path(), "demo_document_target_offset.bin");
     let mut bytes = read(&offsets);
     bytes[2] += 1;

@@ -104,14 +104,14 @@ fn a_masked_cache_is_megatrons() {
 fn what_cannot_be_is_refused() {
     let copy = corpora("gpt_cache", &["corpus_a", "corpus_b"]);
     for (args, due) in [
-        ("30 corpus_a 70 corpus_b", "--samples: due with weights"),
+        ("30 corpus_a 70 corpus_b", "cannot blend by weights: expected --samples"),
         (
             "0 corpus_a 1 corpus_b --samples 9",
             "weights: expected finite numbers above 0, one for each dataset, found [0.0, 1.0]",
         ),
         ("-1 corpus_a 1 corpus_b --samples 9", "unexpected argument"),
         ("nan corpus_a 1 corpus_b --samples 9", "one for each dataset, found [NaN, 1.0]"),
-        ("3 corpus_a corpus_b corpus_b --samples 9", "some prefixes without a weight"),
+        ("3 corpus_a corpus_b corpus_b --samples 9", "expected a weight for each prefix"),
         ("corpus_c", "corpus_c.idx"),
         ("corpus_a --samples 5,5,5 --split 949,50,1", "or ask for none of it: eval.every = 0"),
         ("corpus_a --train corpus_a corpus_b --samples 1", "cannot be used with"),

@@ -301,7 +301,7 @@ fn a_materialized_order_is_gone_on_with() {
             continue;
         }
         let left = fs::read_dir(folder.path().join("out")).map_or(0, Iterator::count);
-        if told(&output).contains("samples stay for the same command to go on") {
+        if told(&output).contains("samples are kept; the same command resumes") {
             assert!(left > 0, "{}", told(&output));
             kept += 1;
         } else {

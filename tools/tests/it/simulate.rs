@@ -22,7 +22,7 @@ fn models_are_named_or_read_from_files_and_changed() {
     assert!(about.starts_with("simulated: ours"), "{about}");
 
     for (asked, due) in [
-        ("tape", "due lustre, ceph, s3, nfs, or a file"),
+        ("tape", "expected lustre, ceph, s3, nfs or a file"),
         ("lustre,servers.stripes=99", "servers.stripes"),
         ("lustre,stripes", "no '='"),
         ("", "or a file"),

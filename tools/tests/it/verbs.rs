@@ -112,7 +112,7 @@ const ABSENT: &[Row] = &[
     ("ckpt bench absent", 2, "absent: no such folder"),
     ("offload bench absent", 2, "absent: no such folder"),
     ("stripe get absent", 2, "absent"),
-    ("offload left absent", 2, "cannot look into absent"),
+    ("offload left absent", 2, "cannot list absent"),
     ("ckpt ls absent", 2, "cannot list absent: expected a folder with steps"),
     ("ckpt inspect absent", 2, "absent"),
     ("ckpt verify absent", 2, "absent"),
@@ -143,7 +143,7 @@ const EMPTY: &[Row] = &[
     ("ckpt reshard empty out", 2, "empty"),
     ("ckpt retain empty", 2, "found none in it"),
     ("ckpt drain empty out", 2, "found none in it"),
-    ("offload left empty", 0, "no rank has anything there"),
+    ("offload left empty", 0, "no offloaded state"),
 ];
 
 const OTHER_KIND: &[Row] = &[
@@ -155,9 +155,9 @@ const OTHER_KIND: &[Row] = &[
     ("index build run/ckpt --seq-length 8", 2, "ckpt.idx"),
     ("samples run/ckpt --seq-length 8", 2, "ckpt.idx"),
     ("clean --json-in run --out out", 2, "run"),
-    ("bench file", 2, "due a folder"),
-    ("ckpt bench file", 2, "due a folder"),
-    ("offload bench file", 2, "due a folder"),
+    ("bench file", 2, "expected a folder"),
+    ("ckpt bench file", 2, "expected a folder"),
+    ("offload bench file", 2, "expected a folder"),
     ("offload left file", 2, "found none"),
     ("ckpt ls file", 2, "found a file"),
     ("ckpt ls run/ckpt/step-000000000010", 2, "found a step (hint"),
@@ -212,8 +212,8 @@ const DAMAGED: &[Row] = &[
     ("ckpt drain broken run/other", 1, "FAILED  step 10"),
     ("ckpt retain damaged --dry-run", 0, "not touched: 20"),
     ("ckpt retain broken", 2, "expected a complete step"),
-    ("ckpt inspect broken", 2, "no step in it is complete"),
-    ("ckpt export broken out", 2, "no step in it is complete"),
+    ("ckpt inspect broken", 2, "expected a complete step, found none"),
+    ("ckpt export broken out", 2, "expected a complete step, found none"),
 ];
 
 /// Nobody creates anything in `/proc`, root neither.
@@ -337,7 +337,7 @@ fn the_right_name_is_in_the_hint() {
         ("samples plain.bin --seq-length 8", 2, "(hint: there is ./plain)"),
         ("index build plain.idx --seq-length 8", 2, "(hint: there is ./plain)"),
         ("inspect plain.bin", 0, "documents"),
-        ("check plain.idx", 0, "whole"),
+        ("check plain.idx", 0, "complete"),
         ("samples run/../plain --seq-length 8 --samples 2", 0, "samples"),
         // A value of --samples is one argument, and what follows is a prefix.
         ("index build --seq-length 8 --split 80,10,10 --samples 3,1,1 plain", 0, "train"),

@@ -72,7 +72,7 @@ impl Agreement {
         match self {
             Agreement::Yes => "yes",
             Agreement::No => "no",
-            Agreement::Open => "open: more --runs",
+            Agreement::Open => "undecided (needs more --runs)",
         }
     }
 }
@@ -89,7 +89,7 @@ impl FioPairs {
     /// Why fio could not go on.
     #[must_use]
     pub fn failed(&self) -> Option<String> {
-        self.failed.as_ref().map(|why| format!("without fio beside it: {why}"))
+        self.failed.as_ref().map(|why| format!("no comparison with fio: {why}"))
     }
 
     /// What they say.
@@ -141,7 +141,8 @@ impl FioPairs {
                 let (settings, place) = (Arc::clone(settings), Arc::clone(place));
                 let told = stop.clone();
                 let limit = settings.timeout + Duration::from_secs_f64(4.0 * settings.seconds);
-                let rate = stop.guard("beside fio", limit, move || match turn {
+                let what = format!("compare {} with fio", place.name);
+                let rate = stop.guard(&what, limit, move || match turn {
                     0 => shared.ours(&settings, &place, &told).map(Ok),
                     _ => shared.fios(&settings, &place),
                 })?;
@@ -196,12 +197,12 @@ impl FioWorkload {
     fn name(&self) -> String {
         match *self {
             FioWorkload::Reads(Reads { in_order, bytes, depth, .. }) => {
-                let what = if in_order { "from front to back" } else { "aligned, from anywhere" };
-                format!("{what}, {} KiB, {depth} at once", bytes >> 10)
+                let what = if in_order { "sequential reads" } else { "random aligned reads" };
+                format!("{what}, {} KiB, queue depth {depth}", bytes >> 10)
             }
             FioWorkload::Writes(Writes { apart, writers, bytes, .. }) => {
-                let into = if apart { "into a file each" } else { "into one file" };
-                format!("{into}, {} MiB, {writers} writers, synced", bytes >> 20)
+                let into = if apart { "one file per writer" } else { "one shared file" };
+                format!("writes, {into}, {} MiB, {writers} writers, fsync", bytes >> 20)
             }
         }
     }
@@ -231,7 +232,8 @@ impl FioWorkload {
         let profile = place.store.profile();
         Ok(match self {
             FioWorkload::Reads(reads) => {
-                let file = reads::data_path(place).context("a file")?;
+                let file = reads::data_path(place)
+                    .context("cannot compare with fio: the target has no file")?;
                 requests::read(&file, reads, profile)
             }
             FioWorkload::Writes(writes) => {
@@ -240,7 +242,11 @@ impl FioWorkload {
                     true => saves::apart_path(place),
                     false => saves::one_path(place),
                 };
-                requests::write(&file.context("a file")?, writes, profile.direct)
+                requests::write(
+                    &file.context("cannot compare with fio: the target has no file")?,
+                    writes,
+                    profile.direct,
+                )
             }
         })
     }

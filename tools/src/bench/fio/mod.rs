@@ -30,7 +30,7 @@ pub fn is_there() -> bool {
 pub fn job(files: &[&Path]) -> Result<Command> {
     let named = |file: &&Path| Some(file.to_str()?.replace(':', "\\:"));
     let names: Option<Vec<String>> = files.iter().map(named).collect();
-    let names = names.context("a name that is not UTF-8")?;
+    let names = names.context("cannot run fio: file name is not UTF-8")?;
     let mut fio = bare();
     // A colon divides the names of several files.
     fio.arg(format!("--filename={}", names.join(":")));
@@ -86,21 +86,23 @@ pub fn rate(fio: Command, what: &str) -> Result<f64> {
 /// # Errors
 /// If fio fails, or tells nothing.
 pub fn run(mut fio: Command, what: &str) -> Result<FioResult> {
-    let done = fio.stdin(Stdio::null()).output().context("start fio")?;
+    let done = fio.stdin(Stdio::null()).output().context("cannot start fio")?;
     if !done.status.success() {
         let told = String::from_utf8_lossy(&done.stderr);
-        bail!("{what} by fio: {}: {}", done.status, told.lines().next().unwrap_or(""));
+        bail!("cannot run fio for {what}: {}: {}", done.status, told.lines().next().unwrap_or(""));
     }
     let text = String::from_utf8_lossy(&done.stdout);
     // Notes may come before the object.
     let json = text.find('{').map_or("", |at| &text[at..]);
-    let told: Value = serde_json::from_str(json).context("what fio printed is no JSON")?;
+    let told: Value =
+        serde_json::from_str(json).context("cannot read the output of fio: expected JSON")?;
     let rate = |what: &str| told["jobs"][0][what]["bw_bytes"].as_f64();
     let rate = match what {
         "rw" => rate("read").zip(rate("write")).map(|(read, write)| read + write),
         _ => rate(what),
     };
-    let bytes_per_s = rate.with_context(|| format!("fio told no bw_bytes of its {what}"))?;
+    let bytes_per_s =
+        rate.with_context(|| format!("cannot read the output of fio: no bw_bytes for {what}"))?;
     let per_cent = |whose: &str| told["jobs"][0][whose].as_f64();
     let both = per_cent("usr_cpu").zip(per_cent("sys_cpu"));
     Ok(FioResult { bytes_per_s, cores: both.map(|(own, kernel)| (own + kernel) / 100.0) })

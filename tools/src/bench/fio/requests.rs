@@ -62,7 +62,7 @@ pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<FioResult> 
 pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<FioResult> {
     let part = writes.part_bytes;
     let mut job = if writes.apart {
-        let name = file.to_str().context("a name that is not UTF-8")?;
+        let name = file.to_str().context("cannot run fio: file name is not UTF-8")?;
         let mut job = fio::bare();
         job.arg(format!("--filename_format={name}$jobnum"));
         job

@@ -224,18 +224,20 @@ impl TargetReport {
     pub fn note(&mut self) {
         let mut notes = std::mem::take(&mut self.notes);
         if let Some(label) = &self.simulated {
-            notes.insert(0, format!("{label}: a model, not a measurement of one"));
+            notes.insert(0, format!("{label}: results of a model, not of a real store"));
         }
         match self.witness {
             CounterSource::Memory => {
-                notes.push("its files are in memory: no device was measured".into());
+                notes.push("the file system is in memory: no device was measured".into());
             }
             CounterSource::Requests => notes.push(
-                "what happens below our requests is not seen: caches of the mount or of its \
-                 servers may have answered some"
+                "only requests are counted, not device I/O: caches of the mount or of its servers \
+                 may have served some"
                     .into(),
             ),
-            CounterSource::Kernel if !self.direct => notes.push("reads pass the page cache".into()),
+            CounterSource::Kernel if !self.direct => {
+                notes.push("reads go through the page cache".into())
+            }
             CounterSource::Kernel => {}
         }
         notes.extend(self.patterns.iter().filter_map(PatternReport::doubt));
@@ -252,20 +254,20 @@ impl TargetReport {
                 let (all, kernel) = (core_s_per_gb, of.own.kernel_core_s_per_gb);
                 let [all, kernel] = [all, kernel].map(|cores| cores.unwrap_or(0.0));
                 let said =
-                    format!("{} {all:.2}, {kernel:.2} of it the kernel's", of.pattern.name());
+                    format!("{} {all:.2}, of which {kernel:.2} in the kernel", of.pattern.name());
                 // Of small requests that is the figure that one can do something about.
                 if us_per_op < 100.0 {
-                    format!("{said} ({us_per_op:.1} µs a request)")
+                    format!("{said} ({us_per_op:.1} µs per request)")
                 } else {
                     said
                 }
             })
             .collect();
-        let http = if self.file_system == "s3" { " (HTTP is in both)" } else { "" };
+        let http = if self.file_system == "s3" { " (HTTP included)" } else { "" };
         (!each.is_empty()).then(|| {
             format!(
-                "of cores the benchmark itself took more than {OWN_CORE_S_PER_GB_MAX} for each \
-                 GB/s{http}: {}",
+                "the benchmark itself used more than {OWN_CORE_S_PER_GB_MAX} cores per GB/s{http}: \
+                 {}",
                 each.join("; ")
             )
         })
@@ -280,13 +282,15 @@ impl PatternReport {
         let mut why = match flag {
             // It is told once of the whole target.
             ValidityFlag::Memory => return None,
-            ValidityFlag::Cached => format!("the device moved {moved:.2} of what was delivered"),
-            ValidityFlag::Amplified => format!("{moved:.2} bytes were moved for each delivered"),
+            ValidityFlag::Cached | ValidityFlag::Amplified => {
+                format!("the device moved {moved:.2} bytes for each byte delivered")
+            }
         };
         if let Some(share) = self.more.get(RESIDENT).filter(|_| flag == ValidityFlag::Cached) {
-            let lay = format!("{:.0} % of the file lay in the page cache before", share * 100.0);
+            let cached = share * 100.0;
+            let cached = format!("{cached:.0} % of the file was in the page cache before the run");
             // Who counts requests saw all of them.
-            why = if moved < 1.0 { format!("{why}; {lay}") } else { lay };
+            why = if moved < 1.0 { format!("{why}; {cached}") } else { cached };
         }
         Some(format!("{name} is {}: {why}", flag.name()))
     }
@@ -330,7 +334,7 @@ impl Report {
     pub fn text(&self) -> String {
         let mut text = String::new();
         if self.simulated {
-            text += "SIMULATED: these are numbers of models of stores\n\n";
+            text += "SIMULATED: results of models of stores, not of real stores\n\n";
         }
         text += &self.verdict.text();
         text += "\n";
@@ -343,11 +347,11 @@ impl Report {
         }
         let Method { runs, seconds, processes, machine, .. } = &self.method;
         text += &format!(
-            "\n  medians of {runs} rounds with 95 % intervals, targets in turn; runs of \
-             {seconds} s by {processes} processes; {machine}\n"
+            "\n  medians of {runs} rounds with 95 % intervals, targets in turn; {seconds} s a run; \
+             {processes} processes; {machine}\n"
         );
         if let Some(page) = &self.page {
-            text += &format!("  as a page: {}\n", page.display());
+            text += &format!("  HTML page: {}\n", page.display());
         }
         text
     }

@@ -20,7 +20,7 @@ pub const TARGETS_MAX: usize = 8;
 /// The page.
 #[must_use]
 pub fn html(report: &Report) -> String {
-    let title = if report.simulated { "Which store? (simulated)" } else { "Which store?" };
+    let title = if report.simulated { "Store comparison (simulated)" } else { "Store comparison" };
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -30,8 +30,7 @@ pub fn html(report: &Report) -> String {
     );
     if report.simulated {
         page.push_str(
-            "<p class=\"warn\">Simulated: these are numbers of models of stores, not of \
-             stores.</p>\n",
+            "<p class=\"warn\">Simulated: results of models of stores, not of real stores.</p>\n",
         );
     }
     legend(&mut page, &report.targets);
@@ -43,7 +42,8 @@ pub fn html(report: &Report) -> String {
     let need = &report.need;
     _ = writeln!(
         page,
-        "<p class=\"about\">For {}: {} samples of {} tokens a second, checkpoints of {} GB.</p>",
+        "<p class=\"about\">Training run: {}. It reads {} samples of {} tokens per second and \
+         saves checkpoints of {} GB.</p>",
         escaped(&need.name),
         short(need.samples_per_s),
         need.seq_len,
@@ -51,9 +51,9 @@ pub fn html(report: &Report) -> String {
     );
     numbers(&mut page, report);
     own(&mut page, report);
-    figures(&mut page, report, "How much, with 95 % intervals", bar_chart);
-    figures(&mut page, report, "How long each operation took", distribution);
-    figures(&mut page, report, "The last round, as it went", timeline);
+    figures(&mut page, report, "Throughput or latency, with 95 % intervals", bar_chart);
+    figures(&mut page, report, "Latency of single operations", distribution);
+    figures(&mut page, report, "Throughput over time, last round", timeline);
     notes(&mut page, report);
     page.push_str("</body>\n</html>\n");
     page
@@ -76,11 +76,11 @@ fn legend(page: &mut String, targets: &[TargetReport]) {
 
 /// One row a pattern, one column a target.
 fn numbers(page: &mut String, report: &Report) {
-    page.push_str("<div class=\"wide\"><table>\n<tr><th></th>");
+    page.push_str("<div class=\"wide\"><table>\n<tr><th>pattern</th>");
     for target in &report.targets {
         _ = write!(page, "<th>{}</th>", escaped(&target.name));
     }
-    page.push_str("<th>told apart</th></tr>\n");
+    page.push_str("<th>significant differences</th></tr>\n");
     for pattern in measured(report) {
         _ = write!(page, "<tr><th>{}</th>", pattern.title());
         for target in &report.targets {
@@ -90,7 +90,7 @@ fn numbers(page: &mut String, report: &Report) {
         let pairs = report.comparisons.iter().filter(|of| of.pattern == pattern);
         let apart: Vec<String> = pairs
             .filter(|of| of.beside.told_apart)
-            .map(|of| format!("{} : {} = {:.2}", of.first, of.second, of.beside.ratio))
+            .map(|of| format!("{} to {}: ratio {:.2}", of.first, of.second, of.beside.ratio))
             .collect();
         let apart = if apart.is_empty() { "none".to_owned() } else { apart.join("; ") };
         _ = writeln!(page, "<td>{}</td></tr>", escaped(&apart));
@@ -106,7 +106,7 @@ fn cell(of: &PatternReport) -> String {
         _ = write!(cell, "; p99 {} ms", short(of.latency_ms.p99));
     }
     if let Some(moved) = of.moved_per_delivered {
-        _ = write!(cell, "; moved {moved:.2}");
+        _ = write!(cell, "; {moved:.2} device bytes per byte");
     }
     cell.push_str("</small>");
     if let Some(flag) = of.flag {
@@ -130,28 +130,28 @@ fn own(page: &mut String, report: &Report) {
         return;
     }
     page.push_str(
-        "<h2>What the benchmark itself took of the cores</h2>\n\
-         <div class=\"wide\"><table>\n<tr><th></th>",
+        "<h2>CPU use of the benchmark itself</h2>\n\
+         <div class=\"wide\"><table>\n<tr><th>pattern</th>",
     );
     for target in &report.targets {
         _ = write!(page, "<th>{}</th>", escaped(&target.name));
     }
     _ = write!(
         page,
-        "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores for each gigabyte a second; above \
-         {OWN_CORE_S_PER_GB_MAX} it may be what was measured, unless cores were left. The kernel's \
-         part carries the requests, whoever makes them.</p>\n"
+        "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores per GB/s. Above \
+         {OWN_CORE_S_PER_GB_MAX} the CPU may limit the result, unless cores were idle. The share \
+         in the kernel is the cost of the requests in any program.</p>\n"
     );
 }
 
 fn own_cell(of: &PatternReport) -> String {
     let ClientOverhead { cores, core_s_per_gb, kernel_core_s_per_gb, us_per_op, is_over } = of.own;
     let per_gb = core_s_per_gb.map_or_else(|| "–".to_owned(), |s| format!("{s:.2}"));
-    let kernel = kernel_core_s_per_gb.map(|s| format!("{s:.2} the kernel's; "));
+    let kernel = kernel_core_s_per_gb.map(|s| format!("{s:.2} in the kernel; "));
     let kernel = kernel.unwrap_or_default();
     let over = if is_over { " <b class=\"warn\">OVER</b>" } else { "" };
     let us = short(us_per_op);
-    format!("{per_gb}{over}<br><small>{kernel}{cores:.2} cores; {us} µs an operation</small>")
+    format!("{per_gb}{over}<br><small>{kernel}{cores:.2} cores; {us} µs per operation</small>")
 }
 
 fn measured(report: &Report) -> impl Iterator<Item = Pattern> {
@@ -183,7 +183,7 @@ fn figures(page: &mut String, report: &Report, title: &str, draw: Draw) {
 
 fn bar_chart(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
     let figure = of.first()?.1.figure;
-    let better = if figure.more_is_better() { "more is better" } else { "less is better" };
+    let better = if figure.more_is_better() { "higher is better" } else { "lower is better" };
     let values: Vec<_> = of.iter().map(|(place, of)| (*place, of.estimate)).collect();
     Some((format!("{}; {better}", figure.unit()), bars(&values, figure.unit())))
 }
@@ -195,7 +195,7 @@ fn distribution(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
     let many = of.iter().filter(|(_, of)| of.ops >= OPS_MIN);
     let lines: Vec<_> = many.map(|(place, of)| (*place, &of.distribution_ms[..])).collect();
     let svg = Lines { x_name: "ms", x_log: true, lines }.svg()?;
-    Some(("share that took no longer".to_owned(), svg))
+    Some(("share of operations at or below a latency".to_owned(), svg))
 }
 
 fn timeline(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
@@ -206,15 +206,19 @@ fn timeline(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
 }
 
 fn notes(page: &mut String, report: &Report) {
-    page.push_str("<h2>What to know of these numbers</h2>\n<ul>\n");
+    page.push_str("<h2>Notes</h2>\n<ul>\n");
     for target in &report.targets {
+        let mount = match target.mount_point.as_str() {
+            "" => "no mount point".to_owned(),
+            point => format!("mounted at {point}"),
+        };
         let about = format!(
-            "{}: {} at {}, engine {}, {} the page cache",
+            "{}: {}, {}, I/O engine {}, {}",
             target.url,
             target.file_system,
-            if target.mount_point.is_empty() { "no mount" } else { &target.mount_point },
+            mount,
             target.engine,
-            if target.direct { "around" } else { "not around" }
+            if target.direct { "direct I/O" } else { "buffered I/O" }
         );
         _ = writeln!(page, "<li>{}</li>", escaped(&about));
         for note in &target.notes {
@@ -222,7 +226,7 @@ fn notes(page: &mut String, report: &Report) {
         }
         for peer in &target.peers {
             let said = format!(
-                "{}: {}: ours {} MB/s, fio {} MB/s, ours by fio {:.3} ({:.3} to {:.3}); \
+                "{}: {}: feedline {} MB/s, fio {} MB/s, feedline/fio {:.3} ({:.3} to {:.3}); \
                  within 5 %: {}",
                 target.name,
                 peer.what,
@@ -238,8 +242,8 @@ fn notes(page: &mut String, report: &Report) {
     }
     let method = &report.method;
     let how = format!(
-        "medians of {} rounds after one to warm up, targets in turn, by {} processes; {}; order: \
-         {}",
+        "medians of {} rounds after one warm-up round, targets in turn; {} processes; {}; sample \
+         order: {}",
         method.runs, method.processes, method.machine, method.order
     );
     _ = writeln!(page, "<li>{}</li>", escaped(&how));

@@ -19,15 +19,15 @@ pub fn rows(targets: &[TargetReport]) -> String {
         "pattern",
         "target",
         "median",
-        "95 %",
-        "",
+        "95 % interval",
+        "unit",
         "p50 ms",
         "p99 ms",
         "max ms",
-        "moved",
-        "own cores",
+        "device bytes per byte",
+        "client cores",
         "per GB/s",
-        "kernel's",
+        "in kernel",
     ];
     table(&head, &rows)
 }
@@ -77,15 +77,15 @@ pub fn peers(targets: &[TargetReport]) -> String {
         return String::new();
     }
     let head = [
-        "beside fio",
-        "",
-        "ours MB/s",
+        "compared with fio",
+        "workload",
+        "feedline MB/s",
         "fio MB/s",
-        "ours by fio",
-        "95 %",
+        "feedline/fio",
+        "95 % interval",
         "within 5 %",
-        "cores per GB/s",
-        "fio's",
+        "feedline cores per GB/s",
+        "fio cores per GB/s",
     ];
     format!("\n{}", table(&head, &rows))
 }

@@ -75,7 +75,8 @@ impl StoreVerdict {
         lines.extend(cached.map(|of| again(&of.name)));
         if method.runs < ROUNDS_MIN {
             lines.push(format!(
-                "{} rounds tell nothing apart: due at least {ROUNDS_MIN}",
+                "{} rounds are too few for a significant difference: expected at least \
+                 {ROUNDS_MIN} (hint: --runs {ROUNDS_MIN})",
                 method.runs
             ));
         }
@@ -155,33 +156,33 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
     let mut parts = Vec::new();
     if let Some(Estimate { median, low, high }) = standing.feeds_clusters {
         let (median, low, high) = (short(median), short(low), short(high));
-        parts.push(format!("feeds {median} clusters of this kind ({low} to {high})"));
+        parts.push(format!("feeds {median} clusters of this size ({low} to {high})"));
     }
     if let Some(Estimate { median, low, high }) = standing.checkpoint_s {
         let size = short(need.checkpoint_bytes as f64 / 1e9);
         let (median, low, high) = (short(median), short(low), short(high));
-        parts.push(format!("a checkpoint of {size} GB blocks {median} s ({low} to {high})"));
+        parts.push(format!("saves a checkpoint of {size} GB in {median} s ({low} to {high})"));
     }
     if let Some(seconds) = standing.checkpoint_one_file_s {
-        parts.push(format!("in one file {} s", short(seconds)));
+        parts.push(format!("saves a checkpoint into one shared file in {} s", short(seconds)));
     }
     if let Some(seconds) = standing.restore_s {
-        parts.push(format!("is read back in {} s", short(seconds)));
+        parts.push(format!("restores a checkpoint in {} s", short(seconds)));
     }
     if let Some(seconds) = standing.start_s {
         let ranks = method.ranks_started;
-        parts.push(format!("{ranks} ranks start in {} s", short(seconds)));
+        parts.push(format!("starts {ranks} ranks in {} s", short(seconds)));
     }
     if let Some(seconds) = standing.look_ahead_s {
-        parts.push(format!("a look-ahead of {} s hides its longest wait", short(seconds)));
+        parts.push(format!("needs {} s of prefetch to hide its longest latency", short(seconds)));
     }
     let but = match (standing.in_memory, standing.cached) {
-        (true, _) => "; but MEMORY: there is no device",
-        (_, true) => "; but CACHED: not what the device does",
+        (true, _) => "; MEMORY: no device was measured",
+        (_, true) => "; CACHED: a cache was measured, not the device",
         _ => "",
     };
     if parts.is_empty() {
-        parts.push("nothing was measured that a verdict rests on".to_owned());
+        parts.push("no pattern was measured that a verdict uses".to_owned());
     }
     format!("{name}: {}{but}", parts.join("; "))
 }
@@ -189,8 +190,8 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
 /// What to do about a number that is a cache's.
 fn again(name: &str) -> String {
     format!(
-        "{name} was measured from a cache that the data of a run is too large for: measure again \
-         with ?direct=on behind its file: URL, or with --bytes beyond the memory"
+        "{name}: results are of a cache, and the data of a run does not fit in it; measure again \
+         with ?direct=on at the end of its file: URL, or with --bytes above the memory size"
     )
 }
 
@@ -206,7 +207,7 @@ fn choice(what: &str, by: Pattern, leaders: &[String], comparisons: &[Comparison
         [only] => format!("{what}: {only} ({name}: {})", said.join(", ")),
         several => {
             let names = several.join(" or ");
-            format!("{what}: {names}, which are not told apart ({name}: {})", said.join(", "))
+            format!("{what}: {names}: difference not significant ({name}: {})", said.join(", "))
         }
     }
 }
@@ -220,7 +221,7 @@ fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
         true => (1.0 / of.beside.ratio, 1.0 / of.beside.high, 1.0 / of.beside.low),
     };
     let other = if is_first { &of.second } else { &of.first };
-    format!("{ratio:.2} times {other} [{low:.2} to {high:.2}]")
+    format!("{ratio:.2} times as fast as {other} [{low:.2} to {high:.2}]")
 }
 
 /// What to set.
@@ -242,8 +243,8 @@ fn settings(
         let feeds = feeds.and_then(|of| of.feeds_clusters).map(|feeds| feeds.median);
         if feeds.is_some_and(|feeds| feeds < 1.0) {
             lines.push(
-                "set data.local_cache.dir to a disk of each node: no target feeds this cluster \
-                 from here"
+                "set data.local_cache.dir to a local disk of each node: no target feeds this \
+                 cluster"
                     .to_owned(),
             );
         }
@@ -254,8 +255,8 @@ fn settings(
             && let Some((shared, _)) = shared
         {
             lines.push(format!(
-                "keep the token files on {}, which feeds {} clusters, and set \
-                 data.local_cache.dir on {}: a disk of one node serves that node alone",
+                "store the token files on {}, which feeds {} clusters, and set \
+                 data.local_cache.dir on {}: a local disk serves only its own node",
                 shared.name,
                 short(clusters(shared)),
                 target.name
@@ -263,7 +264,7 @@ fn settings(
         }
         if kind(target).contains("lustre") {
             lines.push(format!(
-                "set stripes for token files: lfs setstripe -c 8 -S 4M FOLDER on {}",
+                "set stripes for token files on {}: lfs setstripe -c 8 -S 4M FOLDER",
                 target.name
             ));
         }
@@ -274,15 +275,15 @@ fn settings(
             && let Some(shared) = shared
         {
             lines.push(format!(
-                "set checkpoint.dir on {} and checkpoint.drain_to on {}: saves at the speed of \
-                 the one, kept by the other",
+                "set checkpoint.dir on {} and checkpoint.drain_to on {}: saves are as fast as the \
+                 first store, and the second keeps the steps",
                 target.name, shared.name
             ));
         }
         if kind(target).contains("lustre") {
             lines.push(format!(
-                "set stripes for checkpoints: lfs setstripe -c 1 FOLDER on {}, a file a rank \
-                 spreads by itself",
+                "set stripes for checkpoints on {}: lfs setstripe -c 1 FOLDER (one file per rank \
+                 already spreads over the servers)",
                 target.name
             ));
         }
@@ -299,8 +300,8 @@ fn disturbed(target: &TargetReport) -> Option<String> {
     let (alone, beside) = (p99(Pattern::Rate)?, p99(Pattern::Mix)?);
     (beside > DISTURBED * alone).then(|| {
         format!(
-            "{}: beside a checkpoint a sample takes {} ms where it takes {} ms alone (p99): keep \
-             data and checkpoints apart, or a look-ahead of seconds",
+            "{}: p99 latency of a sample is {} ms during a checkpoint save, {} ms otherwise; put \
+             data and checkpoints on different stores, or prefetch seconds ahead",
             target.name,
             short(beside),
             short(alone)

@@ -39,7 +39,7 @@ pub fn all_at_once(
             begins.wait();
             watch(&so_far, &over)
         });
-        let watching = watching.context("start a thread that watches the others")?;
+        let watching = watching.context("cannot start the progress thread")?;
         let done = on_threads(count, one);
         begins.get_or_init(|| ()); // none may have begun
         over.get_or_init(Instant::now);
@@ -75,15 +75,17 @@ pub fn on_threads<T: Send>(
     work: impl Fn(usize) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     let all_started = OnceLock::new();
-    let run = |nth| if *all_started.wait() { work(nth) } else { Err(anyhow!("not all started")) };
+    let run = |nth| {
+        if *all_started.wait() { work(nth) } else { Err(anyhow!("cannot start all threads")) }
+    };
     thread::scope(|scope| {
         let run = &run;
         let start = |nth| thread::Builder::new().spawn_scoped(scope, move || run(nth));
         let threads: io::Result<Vec<_>> = (0..count).map(start).collect();
         all_started.get_or_init(|| threads.is_ok());
-        let threads = threads.with_context(|| format!("start {count} threads"))?;
+        let threads = threads.with_context(|| format!("cannot start {count} threads"))?;
         let join = |thread: thread::ScopedJoinHandle<'_, Result<T>>| {
-            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread of the benchmark panicked")))
+            thread.join().unwrap_or_else(|_| Err(anyhow!("cannot measure: a thread panicked")))
         };
         threads.into_iter().map(join).collect()
     })

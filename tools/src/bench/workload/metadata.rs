@@ -114,7 +114,7 @@ fn stat(place: &TargetFolder, name: &Key) -> storage::Result<()> {
     match place.path_of(name) {
         Some(path) => {
             let looked = std::fs::metadata(&path).map(drop);
-            looked.map_err(|e| storage::Error::from_io("look at", path.display().to_string(), e))
+            looked.map_err(|e| storage::Error::from_io("stat", path.display().to_string(), e))
         }
         None => place.store.open(name).map(drop),
     }

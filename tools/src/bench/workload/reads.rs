@@ -122,10 +122,11 @@ pub fn fill(piece: &mut [u8], seed: u64, at: u64) {
 fn check(bytes: &[u8], cut: BenchRead, seed: u64, object: &dyn Object) -> Result<()> {
     let nth = cut.offset.div_ceil(8);
     let at = (nth * 8 - cut.offset) as usize; // fits: below 8
-    let Some(got) = bytes.get(at..at + 8) else { return Ok(()) };
+    let Some(found) = bytes.get(at..at + 8) else { return Ok(()) };
     ensure!(
-        got == word(seed, nth).to_le_bytes(),
-        "{}, at byte {}: other bytes came than were written; hint: the target is broken",
+        found == word(seed, nth).to_le_bytes(),
+        "cannot read {}: expected the bytes that were written, found others at byte {} (hint: the \
+         store corrupts data; check its disks and memory)",
         object.display(),
         nth * 8
     );
@@ -154,7 +155,9 @@ pub fn drive(
     let depth = load.depth.min(reader.depth_max());
     // A buffer for each request in flight, for as long as it lasts.
     let spare = std::iter::repeat_with(|| pool.take(load.len_max)).take(depth);
-    let spare = spare.collect::<Option<Vec<_>>>().context("a pool has room for its buffers")?;
+    let spare = spare
+        .collect::<Option<Vec<_>>>()
+        .with_context(|| format!("cannot allocate {depth} buffers"))?;
     let resident = resident(load.place, object.as_ref());
     let before = Counters::now();
     let begun = Instant::now();
@@ -265,7 +268,7 @@ impl BenchInFlight {
             }
             let Some(slot) = self.free.pop() else { return Ok((wake, false)) };
             let cut = next();
-            let buf = self.spare.pop().context("a buffer for each request in flight")?;
+            let buf = self.spare.pop().context("cannot submit a read: no free buffer")?;
             self.waiting[slot] = (due, cut);
             let (object, tag) = (Arc::clone(object), slot as u64);
             reader.submit(ReadRequest {

@@ -43,8 +43,9 @@ impl WriterBuffers {
     pub fn new(bytes: u64, writers: usize, seed: u64) -> Result<Self> {
         let each = (bytes / writers.max(1) as u64 / ROW_BYTES).max(1) * ROW_BYTES;
         let part = |nth: u64| -> Result<RwLock<Zeros>> {
-            let len = usize::try_from(each).context("--checkpoint")?;
-            let mut memory = Zeros::try_new(len).context("memory for --checkpoint")?;
+            let len = usize::try_from(each).context("cannot use --checkpoint")?;
+            let mut memory =
+                Zeros::try_new(len).context("cannot allocate memory for --checkpoint")?;
             fill(&mut memory, seed ^ (nth + 1), 0);
             Ok(RwLock::new(memory))
         };
@@ -221,7 +222,7 @@ pub fn prepare_one(place: &TargetFolder, bytes: u64) -> Result<()> {
 
 /// An empty file of so many bytes, in place of what was there.
 fn make(path: &Path, bytes: u64) -> Result<()> {
-    let named = || format!("make {}", path.display());
+    let named = || format!("cannot create {}", path.display());
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).with_context(named),
         _ => {}
@@ -241,7 +242,10 @@ pub fn apart_path(place: &TargetFolder) -> Option<PathBuf> {
 
 fn apart_paths(place: &TargetFolder, writers: usize) -> Result<Vec<PathBuf>> {
     let path = |nth| place.path(&format!("{APART}{nth}"));
-    (0..writers).map(path).collect::<Option<_>>().context("a target without paths")
+    (0..writers)
+        .map(path)
+        .collect::<Option<_>>()
+        .context("cannot write files: the target has no file paths")
 }
 
 /// Makes the files that writers have for themselves, anew.
@@ -263,7 +267,7 @@ pub fn save_apart(place: &TargetFolder, state: &WriterBuffers) -> Result<Pattern
     state.renew();
     all_at_once(state.writers(), place, false, &|nth, wrote| {
         write_range(&paths[nth], &state.part(nth), 0, direct, wrote)
-            .with_context(|| format!("write {}", paths[nth].display()))?;
+            .with_context(|| format!("cannot write {}", paths[nth].display()))?;
         Ok(state.part_bytes())
     })
 }
@@ -290,7 +294,7 @@ pub fn save_one(place: &TargetFolder, state: &WriterBuffers, member: usize) -> R
             all_at_once(state.writers(), place, false, &|nth, wrote| {
                 let first = (member * state.writers() + nth) as u64 * state.part_bytes();
                 write_range(&path, &state.part(nth), first, direct, wrote)
-                    .with_context(|| format!("write {}", path.display()))?;
+                    .with_context(|| format!("cannot write {}", path.display()))?;
                 Ok(state.part_bytes())
             })
         }

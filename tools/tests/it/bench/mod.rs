@@ -107,10 +107,10 @@ fn every_pattern_is_measured_and_nothing_stays() {
     assert_eq!(report["targets"][1]["direct"], false);
     assert_eq!(report["comparisons"].as_array().unwrap().len(), PATTERNS.len());
     let written = fs::read_to_string(&page).unwrap();
-    assert!(written.ends_with("</html>\n") && written.contains("Which store?"));
+    assert!(written.ends_with("</html>\n") && written.contains("Store comparison"));
     // A page is not overwritten, and that is said before anything is measured.
     let again = bench(&[name(a.path())], &[&html]);
-    refused(&again, "exists, and is not overwritten", a.path());
+    refused(&again, "file exists", a.path());
 }
 
 /// Documents, tokenized as a user does, and the config of a run over them; gives its name.
@@ -172,20 +172,25 @@ fn what_cannot_be_measured_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let missing = at.join("no/such");
-    refused(&bench(&[name(&missing)], &[]), "no such folder; hint: is it mounted?", at);
-    refused(&bench(&[name(at)], &["--bytes=8000000TiB"]), "are needed; hint: --bytes", at);
+    refused(&bench(&[name(&missing)], &[]), "no such folder (hint: mount it", at);
+    refused(&bench(&[name(at)], &["--bytes=8000000TiB"]), "(hint: lower --bytes", at);
     // Root may not make folders there either; in a container it is read-only.
-    refused(&bench(&["/sys/kernel"], &[]), "hint: name a folder of it that you may write", at);
-    refused(&bench(&[name(at)], &["--model=huge"]), "--model huge: due a number with m", at);
-    refused(&bench(&[name(at)], &["--runs=0"]), "--runs: got 0", at);
-    refused(&bench(&[name(at), ""], &[]), "a target has no name; hint: is the variable", at);
-    refused(&bench(&[name(at)], &["--bytes=1MiB"]), "--bytes: got 1 MiB", at);
+    refused(&bench(&["/sys/kernel"], &[]), "(hint: use a folder of it that you may write", at);
+    refused(
+        &bench(&[name(at)], &["--model=huge"]),
+        "cannot use --model huge: expected a number \
+                                                     with m",
+        at,
+    );
+    refused(&bench(&[name(at)], &["--runs=0"]), "cannot use --runs 0: expected 1", at);
+    refused(&bench(&[name(at), ""], &[]), "found an empty name (hint: set the shell variable", at);
+    refused(&bench(&[name(at)], &["--bytes=1MiB"]), "cannot use --bytes 1 MiB", at);
     refused(&bench(&[name(at)], &["--from=/no/such.toml"]), "/no/such.toml", at);
     refused(&bench(&["ftp://x/y"], &[]), "found scheme 'ftp'", at);
     let file = at.join("file");
     fs::write(&file, "x").unwrap();
     let output = bench(&[name(&file)], &[]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("got a file, due a folder"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("expected a folder, found a file"));
 }
 
 #[test]
@@ -203,7 +208,7 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
     refused(&output, "hint: check the access key", nowhere.path());
     // Nothing was written there or, before it was looked into, to the first.
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!said.contains("left behind"), "{said}");
+    assert!(!said.contains("cannot remove"), "{said}");
     let both = bench(&[name(nowhere.path()), &server.url_of("other", "bench")], &[]);
     refused(&both, "no such bucket", nowhere.path());
     let output = bench(&[&server.url_of("other", "bench")], &[]);
@@ -278,7 +283,7 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     nothing_in(folder.path());
     nothing_in(meet.path());
     let output = bench(&[name(folder.path())], &[&at]);
-    refused(&output, "due --member NTH/COUNT, or srun", folder.path());
+    refused(&output, "expected --member NTH/COUNT or srun", folder.path());
 }
 
 /// Whichever of two hosts is told to stop, both end, and nothing stays where they measured or met.
@@ -315,7 +320,7 @@ fn remains_where_hosts_meet_are_told() {
     fs::write(remains.join("id.1"), "\"old\"").unwrap();
     let at = format!("--meet={}", name(meet.path()));
     let output = bench(&[name(folder.path())], &[&at, "--member=1/2", "--patterns=samples"]);
-    refused(&output, "hint: a benchmark that was killed has left", folder.path());
+    refused(&output, ", which a killed benchmark left", folder.path());
 }
 
 #[test]
@@ -325,13 +330,13 @@ fn a_target_that_gets_full_is_told_of() {
     };
     let at = mount.path();
     let output = bench(&[name(at)], &["--patterns=names", "--files=100"]);
-    refused(&output, "hint: --bytes, --checkpoint and --files say how much", at);
+    refused(&output, "(hint: lower --bytes, --checkpoint or --files)", at);
     let output = bench(&[name(at)], &["--bytes=64MiB"]);
-    refused(&output, "are needed; hint: --bytes, --checkpoint", at);
+    refused(&output, "of free space, found ", at);
     fs::write(at.join("filler"), vec![7; 65 << 20]).unwrap_err();
     let output = bench(&[name(at)], &[]);
     fs::remove_file(at.join("filler")).unwrap();
-    refused(&output, "hint: --bytes, --checkpoint", at);
+    refused(&output, "(hint: lower --bytes, --checkpoint", at);
 }
 
 #[test]
@@ -414,5 +419,5 @@ fn a_target_that_hangs_is_told_of_and_nothing_stays() {
     refused(&output, "no completion for ", folder.path());
     let more = [&simulate, "--patterns=start", "--timeout=5"];
     let output = bench(&[name(folder.path())], &more);
-    refused(&output, "no end after 5 s", folder.path());
+    refused(&output, "not finished after 5 s", folder.path());
 }

@@ -117,7 +117,7 @@ fn method(runs: usize) -> Method {
         writers: 4,
         ranks_started: 64,
         seed: 1,
-        order: "samples from anywhere".to_owned(),
+        order: "random samples".to_owned(),
         machine: "2 cores".to_owned(),
     }
 }
@@ -147,11 +147,11 @@ fn a_verdict_is_in_terms_of_training() {
     let report = report(vec![quick, shared]);
     let text = report.text();
     for due in [
-        "/nvme: feeds 3.12 clusters of this kind",
-        "a checkpoint of 154 GB blocks 76.8 s",
+        "/nvme: feeds 3.12 clusters of this size",
+        "saves a checkpoint of 154 GB in 76.8 s",
         "/ceph: feeds 10.0 clusters",
         "data: /ceph (samples: 3.2",
-        "checkpoints: /nvme (save: 2.00 times /ceph",
+        "checkpoints: /nvme (save: 2.00 times as fast as /ceph",
         "set checkpoint.dir on /nvme and checkpoint.drain_to on /ceph",
     ] {
         assert!(text.contains(due), "no {due:?} in\n{text}");
@@ -167,7 +167,7 @@ fn equal_targets_are_both_named() {
         target("/b", "xfs", both(1000, 1_000_000_000)),
     ]);
     assert_eq!(report.verdict.data, ["/a", "/b"]);
-    assert!(report.text().contains("/a or /b, which are not told apart"), "{}", report.text());
+    assert!(report.text().contains("/a or /b: difference not significant"), "{}", report.text());
     assert!(report.comparisons.iter().all(|of| of.better.is_none()));
 }
 
@@ -181,8 +181,8 @@ fn a_cache_is_exposed() {
     let flags: Vec<_> = report.targets.iter().map(|of| of.patterns[0].flag).collect();
     assert_eq!(flags, [Some(ValidityFlag::Cached), None, Some(ValidityFlag::Amplified)]);
     let text = report.text();
-    assert!(text.contains("/a: stream is CACHED: the device moved 0.02 of what"), "{text}");
-    assert!(text.contains("/c: stream is AMPLIFIED: 3.99 bytes were moved"), "{text}");
+    assert!(text.contains("/a: stream is CACHED: the device moved 0.02 bytes for each"), "{text}");
+    assert!(text.contains("/c: stream is AMPLIFIED: the device moved 3.99 bytes"), "{text}");
     assert!(html(&report).contains("CACHED"));
 }
 
@@ -233,9 +233,9 @@ fn what_the_benchmark_takes_itself_is_told() {
     assert!((own(1, 0).us_per_op - 0.35e6 / 900.0).abs() < 2.0 && own(1, 0).is_over);
     assert!(!own(1, 1).is_over);
     let text = report.text();
-    let said = "/busy: of cores the benchmark itself took more than 0.1 for each GB/s: stream 0.3";
-    assert!(text.contains("stream 0.35, 0.07 of it the kernel's"), "{text}");
-    assert!(text.contains(said) && !text.contains("/lean: of cores"), "{text}");
+    let said = "/busy: the benchmark itself used more than 0.1 cores per GB/s: stream 0.3";
+    assert!(text.contains("stream 0.35, of which 0.07 in the kernel"), "{text}");
+    assert!(text.contains(said) && !text.contains("/lean: the benchmark itself"), "{text}");
     assert!(text.contains("0.35 OVER") && !text.contains("0.05 OVER"), "{text}");
     let page = html(&report);
     assert_eq!(page.matches("<b class=\"warn\">OVER</b>").count(), 1, "{page}");
@@ -269,7 +269,7 @@ fn few_rounds_and_models_say_so() {
     model.simulated = Some("lustre".to_owned());
     let report = Report::new(need, method(2), vec![model]);
     let text = report.text();
-    assert!(text.starts_with("SIMULATED") && text.contains("2 rounds tell nothing"), "{text}");
+    assert!(text.starts_with("SIMULATED") && text.contains("2 rounds are too few"), "{text}");
     assert!(html(&report).contains("<p class=\"warn\">Simulated"));
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["simulated"], true);
@@ -326,7 +326,7 @@ fn the_page_is_whole_and_needs_nothing() {
     let nasty = "s3://a/<script>alert('x')</script>&\"b";
     let mut first = target(nasty, "s3", both(900, 1_000_000_000));
     first.peers.push(Peer {
-        what: "from front to back".to_owned(),
+        what: "sequential reads".to_owned(),
         ours_mb_per_s: 100.0,
         fio_mb_per_s: 101.0,
         ours_by_fio: 0.99,
@@ -342,15 +342,14 @@ fn the_page_is_whole_and_needs_nothing() {
     assert!(figures(&page) >= 5, "{} figures", figures(&page));
     assert!(!page.contains("http") && !page.contains("<script"), "{page}");
     assert!(page.contains("&lt;script&gt;") && page.contains("class=\"bar s1\""));
-    assert!(page.contains("ours by fio 0.990 (0.970 to 1.010); within 5 %: yes"));
+    assert!(page.contains("feedline/fio 0.990 (0.970 to 1.010); within 5 %: yes"));
     let empty = html(&self::report(vec![target("/a", "ext4", Vec::new())]));
     assert_eq!(figures(&empty), 0);
 }
 
 #[test]
 fn a_folder_that_waits_for_its_mount_is_seen() {
-    let table = "\
-# /dev/old /lustre/old lustre
+    let table = "# /dev/old /lustre/old lustre
 /dev/vda / ext4 defaults 0 1
 10.0.0.2@tcp:/scratch /lustre lustre defaults,_netdev 0 0
 none /swap swap sw 0 0

@@ -83,7 +83,7 @@ fn a_run_from_the_page_cache_is_exposed() {
     let cached = pattern(through, "stream");
     assert!(cached["more"]["page_cache_share_before"].as_f64().unwrap() > 0.9, "{cached}");
     assert!(notes(through).contains("stream is CACHED: "), "{}", notes(through));
-    assert!(notes(through).contains("% of the file lay in the page cache before"));
+    assert!(notes(through).contains("% of the file was in the page cache before"));
     assert!(!notes(around).contains("CACHED"), "{}", notes(around));
     let standing = |nth: usize| &report["verdict"]["targets"][nth];
     assert_eq!((&standing(0)["cached"], &standing(1)["cached"]), (&false.into(), &true.into()));
@@ -93,7 +93,7 @@ fn a_run_from_the_page_cache_is_exposed() {
     let through = format!("file:{}?direct=off", b.display());
     let text = bench(&[&through], &["--patterns=stream", "--no-fio"]).stdout;
     let text = String::from_utf8(text).unwrap();
-    assert!(text.contains("but CACHED: not what the device does"), "{text}");
+    assert!(text.contains("; CACHED: a cache was measured, not the device"), "{text}");
     assert!(text.contains("measure again with ?direct=on"), "{text}");
     let row = text.lines().find(|line| line.trim_start().starts_with("stream")).unwrap();
     assert!(row.contains(" CACHED"), "{row}");
@@ -115,7 +115,7 @@ fn memory_is_called_memory() {
     }
     assert!(notes(target).contains("no device was measured"));
     let text = String::from_utf8(bench(&[name], &more).stdout).unwrap();
-    assert!(text.contains("but MEMORY: there is no device"), "{text}");
+    assert!(text.contains("; MEMORY: no device was measured"), "{text}");
     assert!(text.contains("- MEMORY"), "{text}");
     assert!(is_empty(folder.path()));
 }
@@ -143,7 +143,7 @@ fn saves_and_restores_have_a_timeline_too() {
         assert!((12.0..21.0).contains(&megabytes), "{megabytes} of 16.8: {of}");
     }
     let page = fs::read_to_string(&page).unwrap();
-    let timelines = page.split("The last round, as it went").nth(1).unwrap();
+    let timelines = page.split("Throughput over time, last round").nth(1).unwrap();
     assert_eq!(timelines.matches("<figure>").count(), 3, "{timelines}");
     assert!(is_empty(folder.path()));
 }
@@ -169,8 +169,8 @@ fn fio_stands_beside_us_with_an_interval() {
         assert!(of("low") <= of("ours_by_fio") && of("ours_by_fio") <= of("high"), "{peer}");
         assert!(["yes", "no", "open"].contains(&peer["agreement"].as_str().unwrap()), "{peer}");
     }
-    for (peer, due) in peers[2..].iter().zip(["a file each", "one file"]) {
-        let due = format!("into {due}, 8 MiB, 2 writers, synced");
+    for (peer, due) in peers[2..].iter().zip(["one file per writer", "one shared file"]) {
+        let due = format!("writes, {due}, 8 MiB, 2 writers, fsync");
         assert_eq!(peer["what"], *due);
     }
     assert!(is_empty(folder.path()));
@@ -236,7 +236,7 @@ fn a_fio_that_cannot_is_left_out() {
     let (report, asked) = beside("echo 'io_uring: Operation not permitted' >&2; exit 1");
     let target = &report["targets"][0];
     assert_eq!(target["peers"].as_array().unwrap().len(), 0);
-    assert!(notes(target).contains("without fio beside it: "), "{}", notes(target));
+    assert!(notes(target).contains("no comparison with fio: "), "{}", notes(target));
     assert!(notes(target).contains("Operation not permitted"), "{}", notes(target));
     assert_eq!(asked.len(), 1, "{asked:?}");
 }

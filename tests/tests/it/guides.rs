@@ -71,7 +71,7 @@ fn every_block_is_marked() {
         match blocks(&text) {
             Err(problem) => broken.push(format!("{page}:{problem}")),
             Ok(blocks) => {
-                let is_run = blocks.iter().any(|block| block.mark == Mark::Run);
+                let is_run = blocks.iter().any(|block| block.mark == BlockMark::Run);
                 if is_run && page != SETUP && !PAGES.contains(&page.as_str()) {
                     broken.push(format!("{page}: has commands to run, and is not in PAGES"));
                 }
@@ -134,7 +134,7 @@ fn excerpts_are_compared() {
 }
 
 #[derive(Debug, PartialEq)]
-enum Mark {
+enum BlockMark {
     Run,
     NotRun,
     Output,
@@ -144,7 +144,7 @@ enum Mark {
 
 #[derive(Debug)]
 struct GuideBlock {
-    mark: Mark,
+    mark: BlockMark,
     /// Of its first line in the page.
     line: usize,
     text: String,
@@ -167,7 +167,9 @@ fn blocks(page: &str) -> Result<Vec<GuideBlock>, String> {
             return Err(place("the block is indented"));
         }
         let mark = mark(language, comment.take()).map_err(|problem| place(&problem))?;
-        if mark == Mark::Output && !found.last().is_some_and(|last| last.mark == Mark::Run) {
+        if mark == BlockMark::Output
+            && !found.last().is_some_and(|last| last.mark == BlockMark::Run)
+        {
             return Err(place("output of no commands that run"));
         }
         let mut text = String::new();
@@ -183,16 +185,16 @@ fn blocks(page: &str) -> Result<Vec<GuideBlock>, String> {
     Ok(found)
 }
 
-fn mark(language: &str, comment: Option<&str>) -> Result<Mark, String> {
+fn mark(language: &str, comment: Option<&str>) -> Result<BlockMark, String> {
     let has_reason = |reason: &str| !reason.trim().is_empty();
     match (language, comment) {
-        ("sh", Some("run")) => Ok(Mark::Run),
+        ("sh", Some("run")) => Ok(BlockMark::Run),
         ("sh", Some(text)) if text.strip_prefix("not run: ").is_some_and(has_reason) => {
-            Ok(Mark::NotRun)
+            Ok(BlockMark::NotRun)
         }
         ("sh", _) => Err("expected <!-- run --> or <!-- not run: REASON --> above it".to_owned()),
-        ("text", Some("output")) => Ok(Mark::Output),
-        ("text" | "toml" | "json", _) => Ok(Mark::Shown),
+        ("text", Some("output")) => Ok(BlockMark::Output),
+        ("text" | "toml" | "json", _) => Ok(BlockMark::Shown),
         (other, _) => Err(format!("expected sh, text, toml or json, found '{other}'")),
     }
 }
@@ -218,12 +220,12 @@ fn run_page(page: &str) {
     let read = |page: &str| fs::read_to_string(tests::root().join(page)).unwrap();
     let setup = blocks(&read(SETUP)).unwrap();
     let all = blocks(&read(page)).unwrap();
-    assert!(all.iter().any(|block| block.mark == Mark::Run), "{page} has nothing to run");
+    assert!(all.iter().any(|block| block.mark == BlockMark::Run), "{page} has nothing to run");
 
     let mut script = "set -euo pipefail\nexec 2>&1\n".to_owned();
-    let of_setup = setup.iter().filter(|block| block.mark == Mark::Run);
+    let of_setup = setup.iter().filter(|block| block.mark == BlockMark::Run);
     of_setup.for_each(|block| script += &block.text);
-    for block in all.iter().filter(|block| block.mark == Mark::Run) {
+    for block in all.iter().filter(|block| block.mark == BlockMark::Run) {
         write!(script, "echo '{}'\n{}", header(page, block), block.text).unwrap();
     }
     let printed = run_script(page, &script);
@@ -232,11 +234,11 @@ fn run_page(page: &str) {
     let mut last = "";
     for block in &all {
         match block.mark {
-            Mark::Run => {
+            BlockMark::Run => {
                 let (_, rest) = printed.split_once(&format!("{}\n", header(page, block))).unwrap();
                 last = rest.split("== of ").next().unwrap();
             }
-            Mark::Output => {
+            BlockMark::Output => {
                 if let Some(line) = missing_line(&block.text, last) {
                     writeln!(
                         differences,
@@ -246,7 +248,7 @@ fn run_page(page: &str) {
                     .unwrap();
                 }
             }
-            Mark::NotRun | Mark::Shown => {}
+            BlockMark::NotRun | BlockMark::Shown => {}
         }
     }
     assert!(differences.is_empty(), "{differences}");

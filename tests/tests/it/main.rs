@@ -1,4 +1,4 @@
-//! The whole: tidy rules, readers of others, real services.
+//! The whole: tidy rules, commands of the guides, readers of others, real services.
 //!
 //! One binary, because each is linked with all that the crate needs.
 
@@ -6,6 +6,7 @@
 
 mod clean;
 mod cpm;
+mod guides;
 mod names;
 mod nfs;
 #[path = "../../../storage/tests/it/nfs_server/mod.rs"]

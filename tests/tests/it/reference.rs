@@ -175,7 +175,8 @@ fn doc_of(attributes: &[Attribute]) -> String {
 /// Names of environment variables in the code of programs that a page does not have.
 fn undocumented(code: &[Source], page: &str) -> Vec<String> {
     let known = ["FEEDLINE_", "SLURM_", "AWS_", "TORCH", "OMP_", "GOMP_", "GLOO_", "MASTER_"];
-    let alone = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR", "XDG_CACHE_HOME"];
+    let alone =
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR", "XDG_CACHE_HOME"];
     let is_name = |text: &str| {
         let starts = known.iter().any(|start| text.starts_with(start) && text.len() > start.len());
         let upper = |char: char| char.is_ascii_uppercase() || char.is_ascii_digit() || char == '_';
@@ -187,7 +188,8 @@ fn undocumented(code: &[Source], page: &str) -> Vec<String> {
         if is_program && !path.starts_with("tests/") && !path.contains("/testing/") {
             for name in text.split('"').skip(1).step_by(2).filter(|text| is_name(text)) {
                 if !page.contains(&format!("`{name}`")) {
-                    broken.insert(format!("{path}: {name} is not in docs/reference/environment.md"));
+                    broken
+                        .insert(format!("{path}: {name} is not in docs/reference/environment.md"));
                 }
             }
         }

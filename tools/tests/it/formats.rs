@@ -244,8 +244,7 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     run("grown/p", Some(preprocess::Shard { index: 1, count: 3 }));
     let grown = path(folder.path(), "grown/p_00001-of-00003_text_document");
     let late = path(folder.path(), "late");
-    let said =
-        feedline(&["merge", "--out", &late, "--input", &shards[0], &grown, &shards[2]]);
+    let said = feedline(&["merge", "--out", &late, "--input", &shards[0], &grown, &shards[2]]);
     assert!(said.code == 2 && said.err.contains("an input changed"), "{}", said.err);
 }
 

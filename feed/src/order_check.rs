@@ -52,7 +52,7 @@ impl OrderCheck {
         match std::thread::Builder::new().name("order-check".to_owned()).spawn(check) {
             Ok(_) => *state = State::Running(receiver),
             Err(error) => {
-                log::warn!("cannot check the cached sample orders: {error}")
+                log::warn!("cannot check the cached sample orders: {error}");
             }
         }
     }

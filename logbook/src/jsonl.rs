@@ -127,11 +127,8 @@ fn kept(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
                 return Err(Error::Corrupt {
                     object: path.display().to_string(),
                     offset,
-                    found: format!(
-                        "a line to remove before lines up to step {step} (hint: rename the log to \
-                         start a new one)"
-                    ),
-                    expected: "lines with ascending steps".into(),
+                    found: format!("a line to remove before lines up to step {step}"),
+                    expected: "ascending steps (rename the log to start a new one)".into(),
                 });
             }
             _ => {}

@@ -298,7 +298,7 @@ fn a_turned_bit() {
         let mut away: Vec<SpillHandle> = (0..8).map(|_| spill.put(&bytes).unwrap()).collect();
         wait_until(&spill, "all is written", |now| now.write_bytes == 8 * len as u64);
         let files = unnamed(&root);
-        assert!(!files.is_empty(), "a file without a name in {}", root.display());
+        assert!(!files.is_empty(), "an unnamed file in {}", root.display());
         for file in files {
             let mut byte = [0];
             file.read_exact_at(&mut byte, 100).unwrap();

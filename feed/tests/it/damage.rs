@@ -146,5 +146,5 @@ fn a_manifest() {
     let key = Key::new("corpus.manifest.json").expect("a key");
     manifest.write(&*store, &key).expect("room");
     let error = train(&config, 1).expect_err("another file").to_string();
-    assert!(error.contains("expected 7 by its manifest"), "{error}");
+    assert!(error.contains("expected a .bin of 7 bytes as listed in its manifest"), "{error}");
 }

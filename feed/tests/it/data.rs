@@ -161,7 +161,7 @@ fn another_tokenizer_than_the_corpus_has_is_told() {
         data.doubts().to_vec()
     };
     assert_eq!(doubts("'null:500'"), [""; 0]);
-    let due = "data.tokenizer 'gpt2' has 50,257 tokens, model.vocab is 500: those above it can";
+    let due = "data.tokenizer 'gpt2' has 50,257 tokens, model.vocab is 500; the model can";
     assert!(doubts("'gpt2'")[0].starts_with(due), "{:?}", doubts("'gpt2'"));
     let made_by = |fingerprint: &str| {
         let tokenizer = json!({

@@ -65,7 +65,7 @@ fn objects_that_are_not_there_are_errors() {
     for (name, word) in [
         (server.url("a.jsonl"), "no such"),
         (server.url_of("other", "a.jsonl"), "no such bucket"),
-        (server.url("a.jsonl") + "&fast=on", "fast: not known"),
+        (server.url("a.jsonl") + "&fast=on", "option fast: expected endpoint=URL"),
     ] {
         let error = expand(&[name], &InputOptions::default(), "text").unwrap_err();
         assert!(error.to_string().contains(word), "{error}");

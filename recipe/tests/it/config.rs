@@ -432,7 +432,7 @@ fn files_that_are_no_config_are_refused() {
     let huge = folder.path().join("huge.toml");
     fs::write(&huge, vec![b'#'; (1 << 20) + 1]).unwrap();
     let refusal = Config::load(huge.to_str().unwrap(), &[]).unwrap_err().to_string();
-    assert!(refusal.contains("got 1048577 bytes, due at most 1 MiB"), "{refusal}");
+    assert!(refusal.contains("expected at most 1 MiB, found 1048577 bytes"), "{refusal}");
     let binary = folder.path().join("binary.toml");
     fs::write(&binary, b"a = \xff\n").unwrap();
     let refusal = Config::load(binary.to_str().unwrap(), &[]).unwrap_err().to_string();

@@ -165,7 +165,7 @@ fn what_does_not_belong_together_is_not_merged() {
     let mut bytes = read(&format!("{a}.bin"));
     bytes[3] ^= 1;
     std::fs::write(format!("{a}.bin"), bytes).unwrap();
-    refused(&[&a, "--verify"], "by the manifest");
+    refused(&[&a, "--verify"], "as listed in the manifest");
 }
 
 #[test]

@@ -256,7 +256,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
             &[("data.train", &plain)],
             "a sequence for each sentence, found 300 sequences in 300 documents",
         ),
-        (SPANS, &[("data.train", &plain)], "`preprocess --split-sentences` makes"),
+        (SPANS, &[("data.train", &plain)], "again with `preprocess --split-sentences`"),
         (MLM, built_in, "data.special.mask is not set, and no token below model.vocab = 50257"),
         (SPANS, built_in, "data.special.sentinels is not set"),
         (ENCDEC, built_in, "data.special.pad is not set"),

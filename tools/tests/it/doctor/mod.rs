@@ -539,7 +539,10 @@ fn stripes_are_recommended_and_refused_where_there_are_none() {
     for (args, due) in [
         (&["stripe", "set", path] as &[&str], "expected --count, --size, --pool or --part"),
         (&["stripe", "set", path, "--size", "1000B"], "64 KiB"),
-        (&["stripe", "set", path, "--part", "1GiB:1:1MiB"], "the last part ends"),
+        (
+            &["stripe", "set", path, "--part", "1GiB:1:1MiB"],
+            "a last component to the end of the file",
+        ),
         (&["stripe", "set", path, "--part", "1GiB"], "END:COUNT:SIZE"),
         (&["stripe", "set", path, "--count", "some"], "or all"),
     ] {

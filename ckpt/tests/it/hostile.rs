@@ -81,7 +81,7 @@ fn manifests_that_lie_about_themselves() {
     victim.check_meta(
         "/block_bytes",
         &json!(8192),
-        "expected 2 block checksums for 12000 bytes, found 3",
+        "expected 2 block checksums for 9000 bytes, found 3",
     );
 }
 

@@ -235,7 +235,7 @@ fn what_comes_out_is_checked() {
     check(&|chunk| chunk["packed"]["codec"] = json!("zip"), "unknown variant");
     check(
         &|chunk| chunk["packed"]["blocks"] = json!(""),
-        "packed blocks for 1000000 bytes, found 0",
+        "expected 1 packed blocks for 2800 bytes, found 0",
     );
     check(&|chunk| chunk["packed"]["blocks"] = json!("0"), "24 hexadecimal digits");
     check(&|chunk| chunk["packed"]["blocks"] = json!(format!("00000001{zero}")), "");

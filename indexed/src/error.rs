@@ -276,6 +276,11 @@ impl Error {
     /// What is wrong with an order, in words.
     fn fmt_of_order(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Error::EmptySplit { split, which } => write!(
+                f,
+                "cannot index the {which} part: expected a share above 0 in split '{split}', \
+                 found 0"
+            ),
             Error::NoTokens { file, which, sequences, sequences_all, samples } => write!(
                 f,
                 "cannot index the {which} part of {file}: expected tokens for {samples} samples, \
@@ -384,12 +389,8 @@ impl fmt::Display for Error {
             Error::BadSetting { name, found, expected } => {
                 write!(f, "cannot use {name}: expected {expected}, found {found}")
             }
-            Error::EmptySplit { split, which } => write!(
-                f,
-                "cannot index the {which} part: expected a share above 0 in split '{split}', \
-                 found 0"
-            ),
-            Error::NoTokens { .. }
+            Error::EmptySplit { .. }
+            | Error::NoTokens { .. }
             | Error::NoSamples { .. }
             | Error::TooFewSamples { .. }
             | Error::BadPlace { .. }

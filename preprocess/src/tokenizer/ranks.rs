@@ -25,8 +25,8 @@ pub(super) fn ids_of<'a>(tokens: impl IntoIterator<Item = (&'a [u8], u32)>) -> R
     for (token, id) in tokens {
         let bad = |found: String, expected: String| Err(Unfit { found, expected });
         if !(1..=TOKEN_BYTES_MAX).contains(&token.len()) {
-            let expected = format!("1 to {TOKEN_BYTES_MAX} bytes in token {id}");
-            return bad(format!("{} bytes", token.len()), expected);
+            let found = format!("{} bytes of token {id}", token.len());
+            return bad(found, format!("1 to {TOKEN_BYTES_MAX} bytes"));
         }
         if id as usize >= ID_LIMIT {
             return bad(format!("id {id}"), format!("ids below {ID_LIMIT}"));

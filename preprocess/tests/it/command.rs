@@ -174,7 +174,7 @@ fn compressed_inputs_are_placed_in_what_they_hold() {
     for len in [5, whole.len() / 2, whole.len() - 1] {
         let input = refusal.file("cut.jsonl.gz", &whole[..len]);
         let place = format!("at byte {len} of the file");
-        refusal.check(&[&input], &[], &["cut.jsonl.gz, after ", &place, "truncated"]);
+        refusal.check(&[&input], &[], &["cut.jsonl.gz after ", &place, "truncated"]);
     }
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 0x55;

@@ -327,7 +327,8 @@ mod tests {
         for unknown in ["L=0.1", "nothing=0.1", "han}|[=0.1", "=0.1"] {
             let filters = Filters { scripts_min: min(unknown), ..Filters::default() };
             let error = FilterRules::new(&filters).unwrap_err().to_string();
-            assert!(error.starts_with("--min-script: got '"), "{error}");
+            let starts = "cannot use --min-script: expected a Unicode script";
+            assert!(error.starts_with(starts) && error.contains("found '"), "{error}");
         }
     }
 

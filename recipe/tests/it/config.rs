@@ -253,7 +253,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         ),
         (
             "precision.loss_scale.min=1e9",
-            "precision.loss_scale.min: expected 0.000000059604644775390625 to 65536, \
+            "precision.loss_scale.min: expected 0.00000005960464477539063 to 65536, \
              found 1000000000",
         ),
         ("optim.lr.anneal={samples=0}", "optim.lr.anneal: expected 1 to 12672, found 0"),

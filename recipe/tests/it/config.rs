@@ -200,7 +200,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("run.seed=4294967296", "run.seed: expected 0 to 4294967295, found 4294967296"),
         ("run.threads=9999", "run.threads: expected 0 to 1024, found 9999"),
         ("run.dir=''", "run.dir: expected a non-empty string, found"),
-        ("run.max_wall=0s", "run.max_wall: expected 1s or more, found 0s"),
+        ("run.max_wall=0s", "run.max_wall: expected at least 1s, found 0s"),
         ("run.budget={samples=15}", "run.budget: expected at least one step of 16 samples"),
         ("run.budget={tokens=1023}", "run.budget: expected at least one step of 16 samples"),
         ("run.budget={steps=0}", "run.budget.steps: expected 1 to 9007199254740992, found 0"),
@@ -219,7 +219,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         ("data.local_cache={dir=''}", "data.local_cache.dir: "),
         (
             "data.local_cache={dir='x',limit='1023KiB'}",
-            "data.local_cache.limit: expected 1MiB or more, found 1023KiB",
+            "data.local_cache.limit: expected at least 1MiB, found 1023KiB",
         ),
         ("data.local_cache={dir='x',limit='64'}", "data.local_cache.limit: expected a size"),
         ("batch.micro=3", "batch.micro: expected a divisor of global 16, found 3"),
@@ -253,7 +253,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         ),
         (
             "precision.loss_scale.min=1e9",
-            "precision.loss_scale.min: expected 0.000000059604644775390625 to 65536, \
+            "precision.loss_scale.min: expected 0.00000005960464477539063 to 65536, \
              found 1000000000",
         ),
         ("optim.lr.anneal={samples=0}", "optim.lr.anneal: expected 1 to 12672, found 0"),

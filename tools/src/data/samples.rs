@@ -95,6 +95,7 @@ pub struct SamplesArgs {
     /// Deliver the bytes of the samples without making tensors, as the node reader does.
     #[arg(long, conflicts_with = "hash", help_heading = "Reading")]
     pub raw: bool,
+    /// The simulated store, if there is one.
     #[command(flatten)]
     pub simulate: Simulate,
     /// Print the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.

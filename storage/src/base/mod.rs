@@ -8,4 +8,5 @@ pub(crate) mod process_identity;
 pub(crate) mod remote_error;
 pub(crate) mod rng;
 pub(crate) mod temp_names;
+pub(crate) mod time_span;
 pub(crate) mod units;

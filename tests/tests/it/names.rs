@@ -130,9 +130,13 @@ impl<'ast> Visit<'ast> for Names {
                 let kebab = cased(&variant.ident.to_string(), "kebab-case");
                 let given = |of| argument(&variant.attrs, of, "name").flatten();
                 let given = given("command").or_else(|| given("value"));
+                let mut name = given.unwrap_or(kebab);
+                if let Some(alias) = argument(&variant.attrs, "command", "alias").flatten() {
+                    name += &format!("|{alias}");
+                }
                 match flags(&variant.fields) {
-                    inner if inner.is_empty() => given.unwrap_or(kebab),
-                    inner => format!("{}({})", given.unwrap_or(kebab), inner.join(" ")),
+                    inner if inner.is_empty() => name,
+                    inner => format!("{name}({})", inner.join(" ")),
                 }
             });
             self.push("words", None, &variants.collect::<Vec<_>>());
@@ -267,8 +271,11 @@ fn flags(fields: &Fields) -> Vec<String> {
         let ident = field.ident.as_ref()?.to_string();
         let long = argument(&field.attrs, "arg", "long")?;
         let name = long.unwrap_or_else(|| ident.trim_start_matches("r#").replace('_', "-"));
-        let alias = argument(&field.attrs, "arg", "alias").flatten();
-        Some(alias.into_iter().fold(format!("--{name}"), |name, alias| name + "|--" + &alias))
+        let mut aliases: Vec<String> =
+            argument(&field.attrs, "arg", "alias").flatten().into_iter().collect();
+        let list = argument(&field.attrs, "arg", "aliases").flatten().unwrap_or_default();
+        aliases.extend(list.split_whitespace().map(str::to_owned));
+        Some(aliases.iter().fold(format!("--{name}"), |name, alias| name + "|--" + alias))
     };
     fields.iter().filter_map(flag).collect()
 }
@@ -279,7 +286,8 @@ fn argument(attributes: &[Attribute], of: &str, name: &str) -> Option<Option<Str
     all.find(|(found, _)| found == name).map(|(_, value)| value)
 }
 
-/// The settings of an attribute of this name, and their texts.
+/// The settings of an attribute of this name, and their texts; of a list, its texts with spaces
+/// between them.
 fn settings(attribute: &Attribute, of: &str) -> Vec<(String, Option<String>)> {
     if !attribute.path().is_ident(of) {
         return Vec::new();
@@ -290,17 +298,26 @@ fn settings(attribute: &Attribute, of: &str) -> Vec<(String, Option<String>)> {
         let name = meta.path().get_ident()?.to_string();
         let value = match meta {
             Meta::NameValue(pair) => match pair.value {
-                Expr::Lit(lit) => match lit.lit {
-                    Lit::Str(text) => Some(text.value()),
-                    _ => None,
-                },
-                _ => None,
+                Expr::Array(list) => {
+                    Some(list.elems.iter().filter_map(text_of).collect::<Vec<_>>().join(" "))
+                }
+                expr => text_of(&expr),
             },
             _ => None,
         };
         Some((name, value))
     };
     all.into_iter().filter_map(setting).collect()
+}
+
+fn text_of(expr: &Expr) -> Option<String> {
+    match expr {
+        Expr::Lit(lit) => match &lit.lit {
+            Lit::Str(text) => Some(text.value()),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 fn derives(attributes: &[Attribute], any: &[&str]) -> bool {
@@ -381,7 +398,10 @@ fn a_renamed_field_is_found_and_a_renamed_type_is_not() {
         #[serde(tag = "kind", rename_all = "snake_case")]
         enum Event { ReadLate { path: String }, Done }
         #[derive(Args)]
-        struct Options { #[arg(long)] in_flight: u64, #[arg(long = "dir")] at: String, last: u64 }
+        struct Options { #[arg(long)] in_flight: u64, #[arg(long = "dir")] at: String, last: u64,
+            #[arg(long, aliases = ["from", "input"])] name: String }
+        #[derive(Subcommand)]
+        enum Verb { #[command(name = "ls", alias = "left")] Left }
         fn as_json() -> Value { json!({ "rows": 3, "of": { "step": [1] } }) }
         impl S { fn metrics(&self) -> Vec<(String, u64)> { vec![("reads".into(), 1)] } }
         #[cfg(test)]
@@ -390,7 +410,8 @@ fn a_renamed_field_is_found_and_a_renamed_type_is_not() {
     let expected = [
         "serde offset crc64|crc",
         "serde kind: read_late(path) done",
-        "flags --in-flight --dir",
+        "flags --in-flight --dir --name|--from|--input",
+        "words ls|left",
         "json rows of step",
         "counters reads",
     ];

@@ -9,282 +9,334 @@ use preprocess::{
     EmptyDocuments, Lists, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard,
     SpanOptions, TokenizerSpec,
 };
-use storage::ByteSize;
+use storage::{ByteSize, TimeSpan};
 
-/// JSON lines to the token files that Megatron reads.
+/// Tokenize JSON lines into the token files that Megatron reads.
 ///
-/// Writes PREFIX_KEY_document.bin, .idx and .manifest.json. The documents are in the order of the
-/// input, and the files are the same bytes for every number of workers, however often the run was
-/// interrupted. The first bad line ends the run, with its file, line and byte. The command lines of
-/// Megatron's, CPM-2's, Paddle's and GPT-NeoX's programs are understood too.
+/// Writes PREFIX_KEY_document.bin, .idx and .manifest.json. Documents keep the order of the input.
+/// The files have the same bytes for any number of workers and after any number of interruptions.
+/// The first bad line ends the run with an error that names its file, line and byte.
+///
+/// The flags of Megatron's, CPM-2's, Yuan's, Paddle's and GPT-NeoX's programs are accepted too.
+/// Sizes are written as `64MiB`, times as `30s`.
+///
+/// Exit code 0: written, or already complete. 2: failed. 75: stopped by SIGTERM or SIGINT, continue
+/// with --resume.
 #[derive(Debug, Parser)]
-#[command(name = "preprocess", version, max_term_width = 100)]
+#[command(
+    name = "preprocess",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  preprocess --json-in my.jsonl --out data/my --tokenizer gpt2 --append-eod
+  preprocess --json-in 'raw/**/*.jsonl.zst' --out s3://bucket/corpus --tokenizer hf \\
+    --tokenizer-model tokenizer.json --append-eod --resume
+  preprocess --json-in raw/ --out data/my --tokenizer gpt2 --shard 3/16 --workers 8
+  preprocess --input my.jsonl --output-prefix my --tokenizer-type GPT2BPETokenizer \\
+    --vocab-file vocab.json --merge-file merges.txt --append-eod --workers 8"
+)]
 pub(crate) struct Cli {
-    /// In order: files (.jsonl, .json, .txt, plain or .zst, .gz, .bz2 or .xz), folders of them,
-    /// patterns such as 'data/**/*.jsonl.zst', pipes; - is standard input
+    /// Files, folders, patterns or pipes to read, in order; - is standard input
+    ///
+    /// Files are .jsonl, .json, .txt or .parquet, plain or compressed (.zst, .gz, .bz2, .xz).
+    /// A pattern such as 'data/**/*.jsonl.zst' is quoted, so that the shell does not expand it.
     #[arg(long, aliases = ["input", "input-path"], value_name = "FILE", num_args = 1..)]
-    #[arg(required_unless_present_any = ["export_vocab", "completions"])]
+    #[arg(required_unless_present_any = ["export_vocab", "completions"], help_heading = "Input")]
     json_in: Vec<String>,
 
-    #[command(flatten)]
-    input: crate::cli::input::InputArgs,
-
-    /// Folder of the outputs, and how their names begin, such as data/wiki
-    #[arg(long, alias = "output-prefix", value_name = "PREFIX")]
-    #[arg(required_unless_present_any = ["export_vocab", "completions"])]
-    out: Option<String>,
-
-    /// Folder of the outputs, if --out is only how their names begin
-    #[arg(long, value_name = "DIR", hide = true)]
-    output_path: Option<String>,
-
-    /// The keys that hold texts; each is a dataset of its own
+    /// Keys that hold texts; each gives a dataset of its own
     #[arg(long, aliases = ["json-keys", "jsonl-keys"], value_name = "KEY", num_args = 1..)]
-    #[arg(default_value = "text", value_delimiter = ',')]
+    #[arg(default_value = "text", value_delimiter = ',', help_heading = "Input")]
     json_key: Vec<String>,
 
-    /// gpt2 with its own vocabulary or vocab.json and merges.txt; hf, a tokenizer.json or a folder
-    /// of BERT; tiktoken; sentencepiece; encdec, yuan and cpm-t5 of the CPM line; cpm1; jieba;
-    /// wordpiece or bert-cased; BertWordPieceLowerCase or BertWordPieceCase; null, where texts are
-    /// ids; and Megatron's, Paddle's and GPT-NeoX's names of these
-    #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
-    #[arg(default_value = "gpt2")]
-    tokenizer: String,
+    #[command(flatten, next_help_heading = "Input")]
+    input: crate::cli::input::InputArgs,
 
-    /// The vocabulary: vocab.json, vocab.txt, or the folder that has it
-    #[arg(long, aliases = ["tokenizer-path", "vocab-path"], value_name = "FILE")]
-    vocab_file: Option<String>,
-
-    /// merges.txt, which belongs to vocab.json
-    #[arg(long, value_name = "FILE")]
-    merge_file: Option<String>,
-
-    /// The one file of tokenizers that have one, or its folder
-    #[arg(long, alias = "tokenizer-name-or-path", value_name = "FILE")]
-    tokenizer_model: Option<String>,
-
-    /// Put no special tokens around the documents, whatever tokenizer.json says
-    #[arg(long)]
-    tokenizer_hf_no_include_special_tokens: bool,
-
-    /// Say in the manifest, of which Megatron's index caches are named, that Hugging Face's slow
-    /// tokenizer was asked for; ids are the same
-    #[arg(long)]
-    tokenizer_hf_no_use_fast: bool,
-
-    /// Say there, too, that code of the model may be run; none is ever
-    #[arg(long)]
-    trust_remote_code: bool,
-
-    /// More special tokens: of gpt2 and hf with ids behind the others, of Megatron's files for
-    /// tiktoken in the place of its own
-    #[arg(long, aliases = ["special-tokens", "tiktoken-special-tokens"])]
-    #[arg(value_name = "TOKEN", num_args = 1..)]
-    tokenizer_special_tokens: Vec<String>,
-
-    /// The token that ends documents [default: what the files of hf and tiktoken say]
-    #[arg(long, value_name = "TOKEN")]
-    eod_token: Option<String>,
-
-    /// Pre-tokenizer of tiktoken: v1 or v2, which are Megatron's, r50k, cl100k, o200k ...
-    /// [default: told by the vocabulary; v2 for Megatron's files]
-    #[arg(long, value_name = "NAME")]
-    tiktoken_pattern: Option<String>,
-
-    /// Ids before the vocabulary of a file of Megatron's for tiktoken [default: 1000]
-    #[arg(long, value_name = "N")]
-    tiktoken_num_special_tokens: Option<u32>,
-
-    /// Ids in all: of null, and of a file of Megatron's for tiktoken [default: 131072]; others know
-    /// theirs
-    #[arg(long, value_name = "N")]
-    vocab_size: Option<u32>,
-
-    /// The id that ends documents of null [default: the last]
-    #[arg(long, value_name = "ID")]
-    null_tokenizer_eod_id: Option<u32>,
-
-    /// SentencePiece's tokenizers as Megatron had them before core 0.15: SentencePieceTokenizer
-    /// with tokens of its own, Llama2Tokenizer with a beginning before every text
-    #[arg(long)]
-    legacy_tokenizer: bool,
-
-    /// How many <extra_id_0>, <extra_id_1> ... the older SentencePieceTokenizer has
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    vocab_extra_ids: u32,
-
-    /// Words with frequencies, in the place of jieba's own dictionary
-    #[arg(long, value_name = "FILE")]
-    jieba_dict: Option<String>,
-
-    /// More words for jieba: a word, its frequency, a tag; the last two may be missing
-    #[arg(long, value_name = "FILE")]
-    user_dict: Option<String>,
-
-    /// Drop spaces as CPM-2 meant to, not as it does: other ids than the published tokenizer's
-    #[arg(long)]
-    cpm_spaces_meant: bool,
-
-    /// What a document becomes: a sequence, or CPM-2's context, target and target_offset
-    #[arg(long, value_enum, default_value_t, conflicts_with = "split_sentences")]
-    objective: CliObjective,
-
-    /// Every sentence is a sequence, by Punkt or by --lang's own rules
-    #[arg(long)]
-    split_sentences: bool,
-
-    /// Of the sentences: english; chinese; newline, where each line is one; or another, with
-    /// --punkt-params
-    #[arg(long, value_name = "LANGUAGE", default_value = "english")]
-    lang: String,
-
-    /// Paddle's way to say --lang newline
-    #[arg(long, hide = true)]
-    chinese: bool,
-
-    /// White space between sentences belongs to the one before
-    #[arg(long)]
-    keep_newlines: bool,
-
-    /// Folder of NLTK's punkt_tab for a language, in place of the English that is built in
-    #[arg(long, value_name = "DIR")]
-    punkt_params: Option<String>,
-
-    /// Split sentences as this version of NLTK does: 3.10, or 3.9, to which only ASCII quotes close
-    #[arg(long, value_name = "VERSION", default_value = "3.10", value_parser = ["3.9", "3.10"])]
-    punkt_version: String,
-
-    /// Sentences end at this text, as Yuan's program has it
-    #[arg(long, value_name = "TEXT")]
-    sentence_splitter: Option<String>,
-
-    /// The share of the tokens that cpm2 hides
-    #[arg(long, alias = "noisy-density", value_name = "SHARE", default_value_t = 0.15)]
-    noise_density: f64,
-
-    /// The mean length of the spans that cpm2 hides, in tokens
-    #[arg(long, value_name = "TOKENS", default_value_t = 3.0)]
-    mean_noise_span_length: f64,
-
-    /// With which cpm2 chooses spans, together with a document's place in the input
-    #[arg(long, value_name = "N", default_value_t = 233)]
-    seed: u64,
-
-    /// Write for CPM-2's own programs: 16-bit offsets, and no document index
-    #[arg(long)]
-    cpm_compat: bool,
-
-    /// End every document that is not empty with <|endoftext|>
-    #[arg(long, alias = "append-eos")]
-    append_eod: bool,
-
-    /// A list of texts under a key is a document with a sequence for each (sequences, as Megatron
-    /// has it), or one text with blank lines between them (joined, as GPT-NeoX has it)
-    #[arg(long, value_enum, default_value_t)]
-    lists: CliLists,
-
-    /// An empty document is an entry without a sequence (megatron), an empty sequence or its end
-    /// alone (sequence, as preprocess_data_fast.py has it), or nothing (skip)
-    #[arg(long, value_enum, default_value_t)]
-    empty_docs: CliEmpty,
-
-    /// uint16 or int32 [default: uint16 below 65,500 ids, as Megatron's writer]
-    #[arg(long, value_name = "TYPE", value_parser = dtype)]
-    dtype: Option<Dtype>,
-
-    /// What a bad line does: end the run, or be left out, counted and told of. One over --line-max
-    /// ends it always
-    #[arg(long, value_enum, default_value_t)]
+    /// Effect of a bad line; one longer than --line-max always ends the run
+    #[arg(long, value_enum, default_value_t, help_heading = "Input")]
     on_error: CliOnError,
 
-    /// Of texts under equal keys of one object take the last, as Python does; without it such a
-    /// line is a bad one
-    #[arg(long)]
+    /// Take the last of several texts with the same key in one object, as Python does
+    ///
+    /// Without this, such a line is a bad line.
+    #[arg(long, help_heading = "Input")]
     last_of_duplicate_keys: bool,
 
-    /// Continue an interrupted run of these outputs; without one, start. What was read of the
-    /// inputs must be unchanged: an input that was written or copied since is read again to compare
-    #[arg(long)]
-    pub(crate) resume: bool,
-
-    /// Throw away what an interrupted run of these outputs has left
-    #[arg(long, conflicts_with = "resume")]
-    restart: bool,
-
-    /// The most time between commits, which is the most work that a kill costs
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
-    commit_interval: Duration,
-
-    /// Write share I of N, from 0, such as 3/16; slurm: this task of a job array. feedline merge
-    /// makes one of them
-    #[arg(long, value_name = "I/N")]
-    shard: Option<Shard>,
-
-    /// Threads that tokenize; more than there are cores is slower [default: one a core]
-    #[arg(long, value_name = "N")]
-    workers: Option<usize>,
-
     /// Refuse longer lines; a line takes three to ten times its length in memory
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Input")]
     line_max: ByteSize,
 
     /// Bytes that are read and cut at a time; the outputs do not depend on it
     #[arg(long, value_name = "N", hide = true)]
     block_bytes: Option<usize>,
 
-    /// Between progress lines: a time such as 30s, or Megatron's bare number of documents
-    /// [default: 60s; 200ms on a terminal]
-    #[arg(long, value_name = "TIME")]
-    pub(crate) log_interval: Option<Interval>,
+    /// Folder and common start of the output names, such as data/wiki
+    #[arg(short, long, alias = "output-prefix", value_name = "PREFIX")]
+    #[arg(required_unless_present_any = ["export_vocab", "completions"], help_heading = "Output")]
+    out: Option<String>,
 
-    /// No progress and no summary
-    #[arg(long)]
-    pub(crate) quiet: bool,
+    /// Folder of the outputs, if --out is only the start of their names
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    output_path: Option<String>,
 
-    /// Write what the summary says, and more, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<String>,
+    /// Type of the token ids: uint16 or int32 [default: uint16 below 65,500 ids, as in Megatron]
+    #[arg(long, value_name = "TYPE", value_parser = dtype, help_heading = "Output")]
+    dtype: Option<Dtype>,
 
-    /// Tokenize a sample, write nothing, and say how large the outputs will be and how long it will
-    /// take
-    #[arg(long)]
+    /// Tokenize a sample, write nothing, and print the expected sizes and time as JSON
+    #[arg(long, help_heading = "Output")]
     pub(crate) dry_run: bool,
 
-    /// Only write the tokenizer's vocab.json and merges.txt into this folder
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["json_in", "out"])]
+    /// Write only the tokenizer's vocab.json and merges.txt to this folder
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["json_in", "out"])]
+    #[arg(help_heading = "Output")]
     pub(crate) export_vocab: Option<String>,
 
-    /// Only print the completions of a shell
+    /// Kind of tokenizer: gpt2, hf, tiktoken, sentencepiece, wordpiece, jieba, null and others
+    ///
+    /// gpt2 has a built-in vocabulary, or takes vocab.json and merges.txt. hf takes a
+    /// tokenizer.json or a folder of BERT. null is for texts that are ids. The others are encdec,
+    /// yuan and cpm-t5 of the CPM models, cpm1, bert-cased, BertWordPieceLowerCase and
+    /// BertWordPieceCase. Megatron's, Paddle's and GPT-NeoX's names of these are accepted too.
+    #[arg(long, aliases = ["tokenizer-type", "tokenizer-name"], value_name = "KIND")]
+    #[arg(default_value = "gpt2", help_heading = "Tokenizer")]
+    tokenizer: String,
+
+    /// Vocabulary: vocab.json, vocab.txt, or the folder that contains it
+    #[arg(long, aliases = ["tokenizer-path", "vocab-path"], value_name = "FILE")]
+    #[arg(help_heading = "Tokenizer")]
+    vocab_file: Option<String>,
+
+    /// merges.txt that belongs to vocab.json
+    #[arg(long, value_name = "FILE", help_heading = "Tokenizer")]
+    merge_file: Option<String>,
+
+    /// File of a tokenizer that has a single file, or its folder
+    #[arg(long, alias = "tokenizer-name-or-path", value_name = "FILE")]
+    #[arg(help_heading = "Tokenizer")]
+    tokenizer_model: Option<String>,
+
+    /// More special tokens
+    ///
+    /// For gpt2 and hf they have the ids after the vocabulary. For Megatron's tiktoken files they
+    /// replace the built-in special tokens.
+    #[arg(long, aliases = ["special-tokens", "tiktoken-special-tokens"])]
+    #[arg(value_name = "TOKEN", num_args = 1.., help_heading = "Tokenizer")]
+    tokenizer_special_tokens: Vec<String>,
+
+    /// Token that ends documents [default: from the files of hf and tiktoken]
+    #[arg(long, value_name = "TOKEN", help_heading = "Tokenizer")]
+    eod_token: Option<String>,
+
+    /// Number of ids of null, or of a Megatron tiktoken file [default: 131072]
+    ///
+    /// Other tokenizers know their size.
+    #[arg(long, value_name = "N", help_heading = "Tokenizer")]
+    vocab_size: Option<u32>,
+
+    /// Id that ends documents of null [default: the last id]
+    #[arg(long, value_name = "ID", help_heading = "Tokenizer")]
+    null_tokenizer_eod_id: Option<u32>,
+
+    /// Add no special tokens around documents, even if tokenizer.json does
+    #[arg(long, help_heading = "Tokenizer")]
+    tokenizer_hf_no_include_special_tokens: bool,
+
+    /// Record in the manifest that the slow Hugging Face tokenizer was requested
+    ///
+    /// Megatron names its index caches by this. The ids are the same.
+    #[arg(long, help_heading = "Tokenizer")]
+    tokenizer_hf_no_use_fast: bool,
+
+    /// Record in the manifest that code of the model may run
+    ///
+    /// Megatron names its index caches by this. No such code runs here.
+    #[arg(long, help_heading = "Tokenizer")]
+    trust_remote_code: bool,
+
+    /// Pre-tokenizer of tiktoken: v1 or v2 (Megatron's), r50k, cl100k, o200k and others
+    ///
+    /// Default: detected by the vocabulary; v2 for Megatron's files.
+    #[arg(long, value_name = "NAME", help_heading = "Tokenizer")]
+    tiktoken_pattern: Option<String>,
+
+    /// Ids before the vocabulary of a Megatron tiktoken file [default: 1000]
+    #[arg(long, value_name = "N", help_heading = "Tokenizer")]
+    tiktoken_num_special_tokens: Option<u32>,
+
+    /// Use the SentencePiece tokenizers of Megatron before core 0.15
+    ///
+    /// SentencePieceTokenizer then has special tokens of its own, and Llama2Tokenizer puts a
+    /// beginning-of-sequence token before every text.
+    #[arg(long, help_heading = "Tokenizer")]
+    legacy_tokenizer: bool,
+
+    /// Number of tokens <extra_id_0>, <extra_id_1> ... of the older SentencePieceTokenizer
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Tokenizer")]
+    vocab_extra_ids: u32,
+
+    /// Dictionary of words and frequencies that replaces jieba's own
+    #[arg(long, value_name = "FILE", help_heading = "Tokenizer")]
+    jieba_dict: Option<String>,
+
+    /// More words for jieba, one per line: word, frequency, tag; the last two are optional
+    #[arg(long, value_name = "FILE", help_heading = "Tokenizer")]
+    user_dict: Option<String>,
+
+    /// Drop spaces as CPM-2 intended; the ids then differ from those of its published tokenizer
+    #[arg(long, help_heading = "Tokenizer")]
+    cpm_spaces_meant: bool,
+
+    /// Append <|endoftext|> to every document that is not empty
+    #[arg(long, alias = "append-eos", help_heading = "Documents")]
+    append_eod: bool,
+
+    /// How a list of texts under a key becomes a document
+    #[arg(long, value_enum, default_value_t, help_heading = "Documents")]
+    lists: CliLists,
+
+    /// How an empty document is written
+    #[arg(long, value_enum, default_value_t, help_heading = "Documents")]
+    empty_docs: CliEmpty,
+
+    /// What a document becomes
+    #[arg(long, value_enum, default_value_t, conflicts_with = "split_sentences")]
+    #[arg(help_heading = "Documents")]
+    objective: CliObjective,
+
+    /// Write every sentence as a sequence, split by Punkt or by the rules of --lang
+    #[arg(long, help_heading = "Sentences")]
+    split_sentences: bool,
+
+    /// Language of the sentences: english, chinese, newline, or another with --punkt-params
+    ///
+    /// With newline, every line is a sentence.
+    #[arg(long, value_name = "LANGUAGE", default_value = "english", help_heading = "Sentences")]
+    lang: String,
+
+    /// Paddle's spelling of --lang newline
+    #[arg(long, hide = true)]
+    chinese: bool,
+
+    /// Keep the white space between sentences, as part of the sentence before it
+    #[arg(long, help_heading = "Sentences")]
+    keep_newlines: bool,
+
+    /// Folder of NLTK's punkt_tab for a language, in place of the built-in English
+    #[arg(long, value_name = "FOLDER", help_heading = "Sentences")]
+    punkt_params: Option<String>,
+
+    /// Version of NLTK whose sentences to reproduce: 3.9 or 3.10
+    ///
+    /// In 3.9 only ASCII quotes close a sentence.
+    #[arg(long, value_name = "VERSION", default_value = "3.10", value_parser = ["3.9", "3.10"])]
+    #[arg(help_heading = "Sentences", hide_possible_values = true)]
+    punkt_version: String,
+
+    /// Text that ends a sentence, as in Yuan's program
+    #[arg(long, value_name = "TEXT", help_heading = "Sentences")]
+    sentence_splitter: Option<String>,
+
+    /// Share of the tokens that are masked
+    #[arg(long, alias = "noisy-density", value_name = "SHARE", default_value_t = 0.15)]
+    #[arg(help_heading = "Objective cpm2")]
+    noise_density: f64,
+
+    /// Mean length of masked spans, in tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 3.0, help_heading = "Objective cpm2")]
+    mean_noise_span_length: f64,
+
+    /// Seed of the spans, together with the index of the document in the input
+    #[arg(long, value_name = "N", default_value_t = 233, help_heading = "Objective cpm2")]
+    seed: u64,
+
+    /// Write the format of CPM-2's own programs: 16-bit offsets, no document index
+    #[arg(long, help_heading = "Objective cpm2")]
+    cpm_compat: bool,
+
+    /// Resume an interrupted run of these outputs; start from scratch if there is none
+    ///
+    /// The part of the inputs that was read must be unchanged. An input with a new modification
+    /// time is read again to compare.
+    #[arg(long, help_heading = "Resume and sharding")]
+    pub(crate) resume: bool,
+
+    /// Discard an interrupted run of these outputs
+    #[arg(long, conflicts_with = "resume", help_heading = "Resume and sharding")]
+    restart: bool,
+
+    /// Maximum time between commits: the most work that a kill loses
+    ///
+    /// Each commit waits for the disk, so small values are slow.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(help_heading = "Resume and sharding")]
+    commit_interval: Duration,
+
+    /// Write shard I of N, from 0, such as 3/16; slurm: the shard of this task of a job array
+    ///
+    /// `feedline merge` joins the shards.
+    #[arg(long, value_name = "I/N", help_heading = "Resume and sharding")]
+    shard: Option<Shard>,
+
+    /// Threads that tokenize; more than the number of cores is slower [default: one per core]
+    #[arg(long, alias = "threads", value_name = "N", help_heading = "Process")]
+    workers: Option<usize>,
+
+    /// Time between progress lines [default: 60s; 200ms on a terminal]
+    ///
+    /// A bare number counts documents, as in Megatron.
+    #[arg(long, value_name = "TIME", help_heading = "Process")]
+    pub(crate) log_interval: Option<Interval>,
+
+    /// Print neither progress nor summary
+    #[arg(long, help_heading = "Process")]
+    pub(crate) quiet: bool,
+
+    /// Write a detailed summary to this file, as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Process")]
+    pub(crate) report: Option<String>,
+
+    /// Print a shell completion script; `preprocess completions SHELL` is the same
     #[arg(long, value_name = "SHELL", conflicts_with_all = ["json_in", "out"])]
     pub(crate) completions: Option<clap_complete::Shell>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum CliObjective {
+    /// A sequence of tokens.
     #[default]
     Document,
+    /// CPM-2's context, target and target_offset.
     Cpm2,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum CliEmpty {
+    /// A document without a sequence.
     #[default]
     Megatron,
+    /// An empty sequence, or the end of document alone, as preprocess_data_fast.py does.
     Sequence,
+    /// Not at all.
     Skip,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum CliLists {
+    /// One sequence per text, as in Megatron.
     #[default]
     Sequences,
+    /// One text, with blank lines between the texts, as in GPT-NeoX.
     Joined,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum CliOnError {
+    /// End the run.
     #[default]
     Fail,
+    /// Omit the line, count it and report it.
     Skip,
 }
 
@@ -314,17 +366,13 @@ impl std::str::FromStr for Interval {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse =
-            || format!("'{text}' is no time: write a number and ms, s or min, such as 30s");
-        let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
-        let count: u64 = digits.parse().map_err(|_| refuse())?;
-        match &text[digits.len()..] {
-            _ if count == 0 => Err("at least 1 is due".to_owned()),
-            "ms" => Ok(Interval::Time(Duration::from_millis(count))),
-            "s" => Ok(Interval::Time(Duration::from_secs(count))),
-            "min" => Ok(Interval::Time(Duration::from_secs(count.saturating_mul(60)))),
-            "" => Ok(Interval::Documents(count)),
-            _ => Err(refuse()),
+        match text.parse::<u64>() {
+            Ok(0) => Err("expected at least 1, found 0".to_owned()),
+            Ok(count) => Ok(Interval::Documents(count)),
+            Err(_) => match text.parse()? {
+                TimeSpan(Duration::ZERO) => Err(format!("expected at least 1ms, found {text}")),
+                TimeSpan(time) => Ok(Interval::Time(time)),
+            },
         }
     }
 }
@@ -410,5 +458,43 @@ impl Cli {
         options.block_bytes = self.block_bytes;
         options.commit_every = self.commit_interval;
         options
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../tests/include/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::cli::compat::translate;
+
+    fn parse(words: Vec<String>) -> Result<(), String> {
+        let words = translate(words.into_iter().map(Into::into))?.arguments;
+        Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn reference_page() {
+        command_page::check_page(Cli::command(), "preprocess", &parse);
+    }
+
+    #[test]
+    fn other_spellings_are_accepted() {
+        for line in [
+            "completions bash",
+            "--completions zsh",
+            "--json-in a --out b --threads 2 --commit-interval 2m --log-interval 1h",
+            "-o b --json-in a --log-interval 1000",
+            "--input_path a --output_prefix b --commit_interval 2min",
+        ] {
+            let words = format!("preprocess {line}").split(' ').map(str::to_owned).collect();
+            parse(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        let words = ["preprocess", "--json-in", "a", "--out", "b", "--commit-interval", "30"];
+        assert!(parse(words.map(str::to_owned).to_vec()).is_err(), "a time without a unit");
     }
 }

@@ -121,6 +121,10 @@ pub(crate) fn translate(
         argument.to_str().is_some_and(|text| text.starts_with("--") && text.len() > 2)
     };
     out.arguments.extend(rest.next());
+    // As `feedline completions SHELL`; no other word can be first here.
+    if rest.next_if(|word| word == "completions").is_some() {
+        out.arguments.push("--completions".into());
+    }
     while let Some(argument) = rest.next() {
         let Some(text) = argument.to_str().filter(|_| is_flag(&argument)) else {
             out.arguments.push(argument);

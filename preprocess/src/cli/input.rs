@@ -4,30 +4,31 @@ use preprocess::{Format, InputOptions, Separator, TextRules};
 /// How inputs are read.
 #[derive(Args, Debug)]
 pub(crate) struct InputArgs {
-    /// What the inputs are: jsonl, json (one list of objects), txt or parquet; auto goes by their
-    /// names and first bytes
+    /// Format of the inputs: auto, jsonl, json (one list of objects), txt or parquet
+    ///
+    /// `auto` detects it by the names and the first bytes.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     input_format: Format,
 
-    /// What ends a document of plain text: line, blank-line, file, or these bytes, with \n and \t
-    /// as in C
+    /// End of a document in plain text: line, blank-line, file, or a text with \n and \t as in C
     #[arg(long, value_name = "TEXT", default_value = "line")]
     txt_separator: Separator,
 
-    /// What stands for a newline in a document of plain text, such as <n> [default: <n> for cpm2]
+    /// Text that replaces newlines in documents of plain text, such as <n> [default: <n> for cpm2]
     #[arg(long, value_name = "TEXT")]
     txt_newline: Option<String>,
 
-    /// Take white space from both ends of documents of plain text
+    /// Remove white space at both ends of documents of plain text
     #[arg(long)]
     txt_trim: bool,
 
-    /// Take an input that is named twice twice
+    /// Read an input twice if it is named twice
     #[arg(long)]
     allow_repeats: bool,
 
-    /// Refuse compressed inputs that are more than so many times longer than they are stored, from
-    /// 1GiB on; 0 refuses none, and may fill a disk
+    /// Refuse compressed inputs that expand more than this many times, from 1GiB on
+    ///
+    /// 0 refuses none, and a malicious file may then fill the disk.
     #[arg(long, value_name = "RATIO", default_value_t = 256)]
     expand_max: u64,
 }

@@ -1,4 +1,5 @@
-//! What the command line may say.
+//! The command line of `feedline`: its commands, and the arguments of those that read and write
+//! token files.
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -13,8 +14,10 @@ use tools::ui::output::FormatHints;
 use tools::ui::output_claim::Takeover;
 use tools::{bench, doctor};
 
-/// Looks into token files and checkpoints, says whether they are whole, and converts, merges,
-/// splits and repairs token files.
+/// Inspect, check and convert token files and checkpoints, and benchmark the stores that hold them.
+///
+/// Sizes are written as `64MiB` or `3GB`, times as `30s`. A file or folder may be a path or a URL
+/// such as `s3://bucket/key`. Results go to standard output, everything else to standard error.
 #[derive(Debug, Parser)]
 #[command(name = "feedline", version, max_term_width = 100)]
 pub struct Cli {
@@ -24,122 +27,199 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Tells what is in token files, a checkpoint or a folder of checkpoints.
+    /// Print what token files, a checkpoint or a folder of checkpoints contain.
     ///
-    /// Exit 0: told. 2: it cannot be opened.
+    /// Exit code 0: printed. 2: the target cannot be opened.
+    #[command(after_help = "\
+Examples:
+  feedline inspect data/wiki_text_document
+  feedline inspect s3://bucket/run/ckpt --json")]
     Inspect(Subject),
-    /// Reads everything and compares it with every checksum and rule of its format.
+    /// Read every byte and compare it with its checksums and with the rules of its format.
     ///
-    /// Exit 0: whole. 1: damaged, and the output says where. 2: it cannot be found.
+    /// Exit code 0: intact. 1: damaged, and the output names the place. 2: not found.
+    #[command(after_help = "\
+Examples:
+  feedline check data/wiki_text_document
+  feedline check data/wiki_text_document --add-checksums
+  feedline check run/ckpt --json")]
     Check(CheckArgs),
-    /// Writes token files of one format as another.
+    /// Convert token files from one format to another.
     ///
-    /// Memory does not grow with the files. Nothing is overwritten, and a run that fails, or is
-    /// ended by Ctrl-C, leaves nothing. After a kill the same command removes what is left and
-    /// starts from scratch. Exit 0: written. 2: it could not be.
+    /// Memory use does not grow with the files. No file is overwritten. A run that fails or is
+    /// interrupted by Ctrl-C removes its output; after a kill, the same command removes the
+    /// unfinished output and starts from scratch.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline convert nanogpt/train.bin data/train --from nanogpt --eod 50256
+  feedline convert data/wiki_text_document paddle/wiki --to paddle")]
     Convert(Convert),
-    /// Joins datasets (.bin and .idx) to one, byte for byte as Megatron's merge_datasets.py does.
+    /// Concatenate datasets (.bin and .idx), with the same bytes as Megatron's merge_datasets.py.
     ///
-    /// Refuses different token types, and different tokenizers where manifests tell them. Memory
-    /// does not grow. The .bin of a source with a manifest is copied within the kernel, and not at
-    /// all where the file system shares blocks, for the first source and for others that happen to
-    /// begin at a block; one without is read. Ctrl-C leaves nothing, and after a kill the same
-    /// command removes what is left. Exit 0: merged. 2: it could not be.
+    /// Datasets with different token types are refused, as are different tokenizers if manifests
+    /// record them. Memory use does not grow with the files. The .bin of a source with a manifest
+    /// is copied by the kernel, or shared where the file system supports reflinks; a source without
+    /// one is read. After a kill, the same command removes the unfinished output.
+    ///
+    /// Exit code 0: merged. 2: not merged.
+    #[command(after_help = "\
+Examples:
+  feedline merge --input data/a_text_document data/b_text_document --out data/all
+  feedline merge --input shards/ --order numeric --out data/all --verify")]
     Merge(Merge),
-    /// Divides a dataset's documents into one for training, one for validation and one for test.
+    /// Split the documents of a dataset into training, validation and test datasets.
     ///
-    /// Writes P_train, P_valid and P_test. The documents keep their order. A run that fails, or is
-    /// ended by Ctrl-C, leaves none of them. After a kill the same command removes what is left and
-    /// starts from scratch. Exit 0: written. 2: it could not be.
+    /// Writes OUT_train, OUT_valid and OUT_test; documents keep their order. A run that fails or is
+    /// interrupted by Ctrl-C removes its output; after a kill, the same command removes the
+    /// unfinished output and starts from scratch.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline split data/wiki_text_document --split 949,50,1 --out data/wiki")]
     Split(SplitArgs),
-    /// Writes what can be saved of a damaged dataset under another name.
+    /// Write the intact part of a damaged dataset under another name.
     ///
-    /// A document index that was never written (CPM-2, Yuan) or is broken becomes one document a
-    /// sequence; wrong pointers are made anew; of a .bin that was cut off the whole documents stay.
-    /// The source is not touched. Ctrl-C leaves nothing, and after a kill the same command removes
-    /// what is left. Exit 0: written, or nothing to repair. 2: not even its header can be read.
+    /// A document index that is missing (CPM-2, Yuan) or damaged is replaced by one document per
+    /// sequence. Wrong pointers are computed again. Of a truncated .bin, the complete documents are
+    /// retained. The source is not changed. After a kill, the same command removes the unfinished
+    /// output.
+    ///
+    /// Exit code 0: written, or nothing to repair. 2: the header of the .idx cannot be read.
+    #[command(after_help = "\
+Examples:
+  feedline repair data/wiki_text_document --out data/wiki_repaired")]
     Repair(Repair),
-    /// Builds or checks the sample orders of a run before it.
+    /// Build or check the sample indexes of a run before it starts.
     #[command(subcommand)]
     Index(IndexVerb),
-    /// Writes the samples of a run in their order as a dataset: one sequence a sample.
+    /// Write the samples of a run, in their order, as a dataset with one sequence per sample.
     ///
-    /// Training then reads one file from front to back. Memory is bounded. What a run had committed
-    /// when it failed, or was ended by Ctrl-C, stays, and the same command goes on with it; of one
-    /// that had committed nothing nothing does. Exit 0: written. 2: it could not be.
+    /// Training then reads one file sequentially. Memory use is bounded by --memory. An interrupted
+    /// run keeps the samples that it has committed, and the same command resumes it.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline materialize data/wiki_text_document --seq-length 2048 --out data/wiki_samples
+  feedline materialize data/wiki_text_document --seq-length 2048 --samples 1000000 \\
+    --split 969,30,1 --part train --memory 8GiB --out data/wiki_samples")]
     Materialize(Box<Materialize>),
-    /// Reads the samples of a GPT dataset as a training run would, and tells how quickly they came.
+    /// Read the samples of a GPT dataset as a training run does, and report the rate.
     ///
-    /// With --hash the sum of all tokens, which is the same on every store, from every restart and
-    /// for Megatron's own GPTDataset. With --show it prints what samples of a run were, as
-    /// `feedline samples run.toml --show --first 96 --samples 12` after a leap of the loss. Exit 0:
-    /// read. 2: a read or the index failed.
+    /// With --hash, also print a SHA-256 of all tokens: it is the same on every store, after every
+    /// resume, and for Megatron's own GPTDataset. With --show, print the text of samples of a run
+    /// instead, for example those before a spike of the loss.
+    ///
+    /// Exit code 0: read. 2: a read or the index failed.
+    #[command(after_help = "\
+Examples:
+  feedline samples data/wiki_text_document --seq-length 2048 --samples 10000
+  feedline samples s3://bucket/wiki_text_document --hash --window 1GiB --timeout 2min
+  feedline samples run.toml --show --first 96 --samples 12
+  feedline samples data/wiki_text_document --simulate lustre,servers.stripes=8")]
     Samples(Box<samples::SamplesArgs>),
-    /// Looks after checkpoints: lists, checks, compares, rewrites, imports, exports and deletes
-    /// them.
+    /// List, check, compare, rewrite, import, export and delete checkpoints.
     #[command(subcommand)]
     Ckpt(CkptVerb),
-    /// Measures folders, mounts and buckets by what a training run does to them, and says which to
-    /// use for data, which for checkpoints, and what to set.
+    /// Measure stores with the reads and writes of a training run, and compare them.
     ///
-    /// Targets are measured in turn, in rounds, around the page cache where there is a way. Nothing
-    /// stays: also after Ctrl-C. Exit 0: measured. 2: it could not be.
+    /// Targets are measured in turn, in rounds, with direct I/O where the store supports it. All
+    /// files that are written are removed, also after Ctrl-C.
+    ///
+    /// Exit code 0: measured. 2: not measured.
+    #[command(after_help = "\
+Examples:
+  feedline bench /data /mnt/cephfs --parameters 11b --ranks 64 --html store.html
+  feedline bench /data s3://bucket/bench --config run.toml --duration 1s
+  feedline bench /dev/shm --simulate lustre --simulate s3 --no-fio
+  srun -N 4 feedline bench /lustre/scratch --rendezvous /lustre/scratch --json")]
     Bench(Box<bench::BenchArgs>),
-    /// Tells what keeping the optimizer's state in host memory or on a disk would cost here.
+    /// Measure offloaded optimizer state, and list the state that ranks keep on a node.
     #[command(subcommand)]
     Offload(OffloadVerb),
-    /// Says what will hurt a training run here, what it costs, and the line that mends it.
+    /// Find what will slow down or stop a training run here, with its effect and its fix.
     ///
-    /// Of a folder: its mount, space, promises and clock, tried in a folder of our own that is gone
-    /// afterwards. Of a bucket: what may be done, and which promises of S3 it keeps. Of a config:
-    /// every path in it, whether the data is there and the checkpoints fit. What hangs is named
-    /// when its time is up. Exit 0: nothing will hurt. 1: something will, and the output says what.
-    /// 2: the config cannot be read.
+    /// Of a folder: its mount, free space, file system behavior and clock, tested in a temporary
+    /// folder. Of a bucket: permissions, and the consistency rules of S3. Of a config: every path
+    /// in it, whether the data exists, and whether the checkpoints fit. A check that exceeds
+    /// --timeout is reported by name.
+    ///
+    /// Exit code 0: nothing found. 1: something found. 2: the config cannot be read.
+    #[command(after_help = "\
+Examples:
+  feedline doctor run.toml --set data.train=data/wiki_text_document
+  feedline doctor /lustre/run/ckpt --for checkpoint
+  feedline doctor s3://bucket/corpus --for data --timeout 1min")]
     Doctor(doctor::DoctorArgs),
-    /// Reads, sets and recommends how files are spread over the targets of a Lustre.
+    /// Print, set and recommend the striping layout of files on Lustre.
     #[command(subcommand)]
     Stripe(stripe::StripeVerb),
-    /// Prints a script that completes this command's words in a shell.
+    /// Print a shell completion script.
+    #[command(after_help = "\
+Examples:
+  feedline completions bash > /etc/bash_completion.d/feedline
+  feedline completions zsh > ~/.zfunc/_feedline
+  feedline completions fish > ~/.config/fish/completions/feedline.fish")]
     Completions {
-        /// The shell: bash, zsh, fish, elvish or powershell.
+        /// The shell.
         shell: Shell,
     },
-    /// Copies JSON lines without those that are bad, short, foreign, or there already.
+    /// Filter and deduplicate JSON lines.
     ///
-    /// Lines are kept byte for byte and in order, whatever the number of workers. The first bad
-    /// line ends the run, and nothing is left under the names of the outputs, nor after Ctrl-C.
-    /// Exit 0: done. 2: it could not.
+    /// Retained lines keep their bytes and their order for any number of workers. The first line
+    /// that cannot be read ends the run. A run that fails or is interrupted by Ctrl-C writes no
+    /// output.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline clean --json-in raw.jsonl --out data/clean --exact-dedup --min-chars 200
+  feedline clean --json-in a.jsonl.zst b.jsonl.zst --out data/clean.jsonl.zst --near-dedup \\
+    --jaccard 0.8 --two-passes --dropped data/dropped.jsonl
+  feedline clean --json-in raw.jsonl --out data/clean --min-tokens 128 --split 949,50,1")]
     Clean(Box<clean::CleanArgs>),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum IndexVerb {
-    /// Builds them under Megatron's names, where it and `trainer` find them; or checks those there.
+    /// Build sample indexes under Megatron's file names, where Megatron and `trainer` find them.
     ///
-    /// Needs no torch and no GPU. What is found is checked whole, and rebuilt with a warning if it
-    /// is not of this data; what was checked before and has not changed is not read again. After
-    /// Ctrl-C the orders that are finished stay. Exit 0: all are there. 2: one cannot be built.
+    /// Needs neither torch nor a GPU. Existing indexes are checked; one that does not belong to
+    /// this data is rebuilt with a warning. An index that was checked before and is unchanged is
+    /// not read again. After Ctrl-C, finished indexes are retained.
+    ///
+    /// Exit code 0: all indexes exist. 2: one cannot be built.
+    #[command(after_help = "\
+Examples:
+  feedline index build data/wiki_text_document --seq-length 2048 --samples 1000000,2560,0
+  feedline index build 0.7 data/a_text_document 0.3 data/b_text_document --seq-length 2048 \\
+    --data-cache-path cache --tokenizer-from description.txt
+  feedline index build data/wiki_text_sentence --seq-length 512 --masked bert")]
     Build(Box<IndexBuild>),
 }
 
 #[derive(Debug, Args)]
 pub struct Subject {
-    /// Prefix of a .bin and .idx or of token files of another format, a step-* folder, or the
-    /// folder that holds such.
+    /// Prefix of a .bin and .idx or of token files of another format; a step-* folder; or a folder
+    /// of steps.
     #[arg(value_name = "PREFIX|CKPT")]
     pub name: String,
-    /// The size of the vocabulary that token ids must be below. Default: the manifest's, if there
-    /// is one.
-    #[arg(long, value_name = "IDS")]
+    /// Size of the vocabulary, which every token id must be below [default: from the manifest]
+    #[arg(long, value_name = "N")]
     pub vocab_size: Option<u64>,
-    /// The id that ends documents: counted, and where no file says where a document ends, it is
-    /// there. Default: the manifest's, if there is one.
+    /// Token id that ends documents [default: from the manifest]
+    ///
+    /// Its occurrences are counted. In formats whose files do not record where documents end, it
+    /// marks those ends.
     #[arg(long, value_name = "ID")]
     pub eod: Option<u32>,
-    /// The type of tokens, where the files do not say it. Default: uint16.
+    /// Type of the tokens, if the files do not record it [default: uint16]
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub source_dtype: Option<Dtype>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -148,8 +228,9 @@ pub struct Subject {
 pub struct CheckArgs {
     #[command(flatten)]
     pub subject: Subject,
-    /// Writes PREFIX.crc, the checksums by which training verifies what it reads, for a .bin and
-    /// .idx that have none and are whole; and a manifest, if there is none.
+    /// Write PREFIX.crc and a manifest for an intact .bin and .idx that lack them.
+    ///
+    /// Training compares the blocks that it reads with the checksums in PREFIX.crc.
     #[arg(long)]
     pub add_checksums: bool,
 }
@@ -160,12 +241,13 @@ impl Subject {
     }
 }
 
-/// What becomes of the output of an earlier run that was not finished.
+/// What happens to the unfinished output of an earlier run.
 #[derive(Debug, Args)]
 pub struct RestartArg {
-    /// Also removes the unfinished output of a run on another machine or in another container,
-    /// whose process cannot be checked from here: make sure that it is gone. What a killed run of
-    /// this machine left is removed without it.
+    /// Also remove unfinished output of a run on another machine or in another container.
+    ///
+    /// Whether such a run still writes cannot be checked from here: make sure that it has ended.
+    /// Unfinished output of a killed run on this machine is always removed.
     #[arg(long)]
     pub restart: bool,
 }
@@ -178,33 +260,37 @@ impl RestartArg {
 
 #[derive(Debug, Args)]
 pub struct Convert {
-    /// What to read: a prefix, one of its files, or a folder of Dolma's parts.
+    /// Input: a prefix, one of its files, or a folder of Dolma's parts.
     #[arg(value_name = "SOURCE")]
     pub source: String,
-    /// Prefix of what to write.
+    /// Prefix of the output.
     #[arg(value_name = "OUT")]
     pub out: String,
-    /// The format of SOURCE: mmididx, tntidx, paddle, nanogpt, yuan, datatrove, dolma or cpm2.
-    /// Default: found by the names of the files and how they begin.
+    /// Format of SOURCE: auto, mmididx, tntidx, paddle, nanogpt, yuan, datatrove, dolma or cpm2.
+    ///
+    /// `auto` detects it by the names of the files and by their first bytes.
     #[arg(long, value_name = "FORMAT", value_parser = format_or_auto, default_value = "auto")]
     pub from: FromFormat,
-    /// The format of OUT: mmididx, paddle, nanogpt, yuan or datatrove.
+    /// Format of OUT: mmididx, paddle, nanogpt, yuan or datatrove.
     #[arg(long, value_name = "FORMAT", value_parser = format, default_value = "mmididx")]
     pub to: Format,
-    /// The type of the tokens in OUT, such as uint16 or int32. An id that does not fit is an error.
-    /// Default: as in SOURCE, or the nearest that the format has.
+    /// Type of the tokens in OUT, such as uint16 or int32 [default: as in SOURCE, or the nearest
+    /// type of the format]
+    ///
+    /// A token id that does not fit is an error.
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub dtype: Option<Dtype>,
-    /// The type of the tokens in SOURCE, where its files do not say it. Default: uint16.
+    /// Type of the tokens in SOURCE, if its files do not record it [default: uint16]
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub source_dtype: Option<Dtype>,
-    /// The id that ends documents, for formats whose files do not say where one ends (nanogpt, and
-    /// yuan of one row). Default: none, and all of the file is one document.
+    /// Token id that ends documents, if the files of SOURCE do not record document ends.
+    ///
+    /// Used by nanogpt, and by yuan with one row. Without it, the entire file is one document.
     #[arg(long, value_name = "ID")]
     pub eod: Option<u32>,
     #[command(flatten)]
     pub restart: RestartArg,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -226,30 +312,32 @@ impl Convert {
 
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// Prefixes in their order, or folders: all prefixes in a folder are merged.
+    /// Prefixes, in order, or folders, of which all prefixes are merged.
     #[arg(long, required = true, num_args = 1.., value_name = "PREFIX|FOLDER")]
     pub input: Vec<String>,
-    /// Prefix of what to write.
-    #[arg(long, required = true, value_name = "OUT")]
+    /// Prefix of the output.
+    #[arg(short = 'o', long = "out", alias = "output-prefix", required = true, value_name = "OUT")]
     pub output_prefix: String,
-    /// The order of the prefixes of a folder: name, which puts _10 before _2 as Megatron does, or
-    /// numeric.
+    /// Order of the prefixes of a folder.
     #[arg(long, value_enum, default_value = "name")]
     pub order: OrderArg,
-    /// Requires a mode for each sequence. Sets that have modes keep them with and without it.
+    /// Require a mode for each sequence. Datasets with modes keep them in any case.
     #[arg(long)]
     pub multimodal: bool,
-    /// Merges some shards of a dataset though others are missing. Shards of an input that changed
-    /// between them are refused nevertheless.
+    /// Merge the shards of a dataset although some are missing.
+    ///
+    /// Shards whose input changed between them are refused in any case.
     #[arg(long)]
     pub partial: bool,
-    /// Reads the sources and compares them with their manifests first. Default: their sums are
-    /// trusted, and a source that was damaged makes a result that `check` finds damaged.
+    /// Read the sources and compare them with their manifests before merging.
+    ///
+    /// Without this, the recorded checksums are trusted: a damaged source gives a damaged output,
+    /// which `feedline check` then reports.
     #[arg(long)]
     pub verify: bool,
     #[command(flatten)]
     pub restart: RestartArg,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -257,7 +345,9 @@ pub struct Merge {
 /// As on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum OrderArg {
+    /// By name, as Megatron does: _10 is before _2.
     Name,
+    /// By number: _2 is before _10.
     Numeric,
 }
 
@@ -283,15 +373,15 @@ pub struct SplitArgs {
     /// Prefix of the dataset to split.
     #[arg(value_name = "PREFIX")]
     pub source: String,
-    /// Shares of training, validation and test, such as 949,50,1; rounded as Megatron does.
+    /// Shares of training, validation and test, such as 949,50,1, rounded as Megatron does.
     #[arg(long, value_name = "SHARES")]
     pub split: String,
-    /// What the prefixes to write begin with.
-    #[arg(long, value_name = "OUT")]
+    /// Common start of the three output prefixes.
+    #[arg(short = 'o', long = "out", alias = "output-prefix", value_name = "OUT")]
     pub output_prefix: String,
     #[command(flatten)]
     pub restart: RestartArg,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -312,12 +402,12 @@ pub struct Repair {
     /// Prefix of the damaged dataset.
     #[arg(value_name = "PREFIX")]
     pub source: String,
-    /// Prefix of what to write.
-    #[arg(short, long = "output-prefix", value_name = "OUT")]
+    /// Prefix of the output.
+    #[arg(short, long, alias = "output-prefix", value_name = "OUT")]
     pub out: String,
     #[command(flatten)]
     pub restart: RestartArg,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -351,4 +441,54 @@ fn dtype(name: &str) -> Result<Dtype, String> {
     Dtype::from_name(name).filter(|dtype| dtype.is_integer()).ok_or_else(|| {
         "due one of uint8, int8, int16, uint16, int32, uint32, int64, uint64".to_owned()
     })
+}
+
+#[cfg(test)]
+#[path = "../../tests/include/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(words: Vec<String>) -> Result<(), String> {
+        Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn reference_page() {
+        command_page::check_page(Cli::command(), "tools", &parse);
+    }
+
+    #[test]
+    fn definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    /// Scripts that were written for earlier versions keep working.
+    #[test]
+    fn earlier_spellings_are_accepted() {
+        for line in [
+            "merge --input a b --output-prefix c",
+            "split a --split 9,1,0 --output-prefix c",
+            "repair a --output-prefix c",
+            "repair a -o c",
+            "materialize a --output-prefix c --seq-length 8",
+            "clean --input a --output b",
+            "samples a --cache c --window 512 --timeout 300",
+            "bench a --from run.toml --runs 1 --seconds 0.5 --timeout 60",
+            "bench a --model 11b --seq 2048 --meet f --member 0/4",
+            "ckpt bench a --shard-bytes 1GiB",
+            "ckpt export a b --vocab 50257",
+            "ckpt retain a --lengths",
+            "ckpt drain a b --lengths",
+            "offload bench a --buffer-bytes 256MiB --host-parameters 0",
+            "offload left a --remove run",
+        ] {
+            let words = format!("feedline {line}").split(' ').map(str::to_owned).collect();
+            parse(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
 }

@@ -86,7 +86,7 @@ impl Need {
     }
 }
 
-fn parameters_of(size: &str) -> Option<u64> {
+pub(crate) fn parameters_of(size: &str) -> Option<u64> {
     let size = size.to_ascii_lowercase();
     let units = [("m", 1e6), ("b", 1e9), ("t", 1e12)];
     let (digits, unit) =

@@ -32,12 +32,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::Args;
 use recipe::config::Config;
-use storage::ByteSize;
 use storage::simulate::Simulation;
+use storage::{ByteSize, TimeSpan};
 
 use crate::ui::simulate::Simulate;
 use crate::ui::terminal::ProgressLine;
-use crate::ui::timeout::StopSignal;
+use crate::ui::timeout::{StopSignal, timeout_seconds};
 use demand::Need;
 use fio::comparison::FioPairs;
 use patterns::Pattern;
@@ -50,80 +50,94 @@ use workload::saves::WriterBuffers;
 /// Where to measure, and what for.
 #[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
-    /// Folders, mounts or s3:// URLs that are there. All that is written lies in one new folder of
-    /// each, which is removed at the end.
+    /// Folders, mounts or s3:// URLs that exist.
+    ///
+    /// All files are written to one new folder of each target, which is removed at the end.
     #[arg(value_name = "TARGET", required = true, num_args = 1..=report::page::TARGETS_MAX)]
     pub targets: Vec<String>,
-    /// The config of a run: its model is the measure, and the real order of its samples is
-    /// replayed. Its .idx files are read.
-    #[arg(long, value_name = "CONFIG.toml", conflicts_with_all = ["model", "seq"])]
+    /// Config of a run, in place of --parameters and --seq-length.
+    ///
+    /// The run's real sample order is then replayed, for which its .idx files are read.
+    #[arg(long = "config", alias = "from", value_name = "CONFIG.toml", help_heading = "Workload")]
+    #[arg(conflicts_with_all = ["model", "seq"])]
     pub from: Option<String>,
     /// Parameters of the model, such as 350m or 11b.
-    #[arg(long, value_name = "SIZE", default_value = "1b")]
+    #[arg(long = "parameters", alias = "model", value_name = "N", default_value = "1b")]
+    #[arg(help_heading = "Workload")]
     pub model: String,
-    /// Accelerators of the cluster.
-    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    /// Accelerators of the cluster. More need a higher sample rate.
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Workload")]
     pub ranks: u64,
-    /// Tokens of a sample.
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    /// Tokens per sample.
+    #[arg(long = "seq-length", alias = "seq", value_name = "TOKENS", default_value_t = 2048)]
+    #[arg(help_heading = "Workload")]
     pub seq: u64,
-    /// Floating-point operations a second that one accelerator reaches in training. More need more
-    /// samples.
-    #[arg(long, value_name = "PER-SECOND", default_value_t = 4e14)]
+    /// Floating-point operations per second that one accelerator reaches in training.
+    ///
+    /// More need a higher sample rate.
+    #[arg(long, value_name = "RATE", default_value_t = 4e14, help_heading = "Workload")]
     pub flops: f64,
-    /// What is measured. Default: all.
+    /// Patterns to measure, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PATTERN")]
+    #[arg(help_heading = "Measurement")]
     pub patterns: Vec<Pattern>,
-    /// Rounds that count, after one to warm up. Fewer than 5 tell nothing apart.
-    #[arg(long, default_value_t = 5)]
+    /// Rounds, after one to warm up. With fewer than 5, no difference is significant.
+    #[arg(long = "rounds", alias = "runs", value_name = "N", default_value_t = 5)]
+    #[arg(help_heading = "Measurement")]
     pub runs: usize,
-    /// Seconds of a run whose length can be chosen. Shorter ones say less of stalls.
-    #[arg(long, default_value_t = 5.0)]
+    /// Length of one measurement, where it can be chosen. Shorter ones miss stalls.
+    #[arg(long = "duration", alias = "seconds", value_name = "TIME", default_value = "5s")]
+    #[arg(value_parser = duration_seconds, help_heading = "Measurement")]
     pub seconds: f64,
-    /// Bytes to read from. What fits into the caches of servers measures them.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    /// Size of the file to read. What fits into the caches of the servers measures the caches.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Measurement")]
     pub bytes: ByteSize,
-    /// Bytes of a checkpoint, over all processes, kept in memory.
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    /// Size of a checkpoint over all processes, held in memory.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Measurement")]
     pub checkpoint: ByteSize,
     /// Writers, and readers of checkpoints, in each process.
-    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Measurement")]
     pub writers: usize,
-    /// Small objects that are made, opened and removed.
-    #[arg(long, value_name = "COUNT", default_value_t = 400)]
+    /// Small objects that are created, opened and removed.
+    #[arg(long, value_name = "N", default_value_t = 400, help_heading = "Measurement")]
     pub files: usize,
-    /// Processes of this machine that measure at the same time.
-    #[arg(long, value_name = "COUNT", default_value_t = 1)]
-    pub processes: usize,
-    /// A folder that all hosts share, in which they meet; start the same command on each, with
-    /// --member, or all by srun, which says it.
-    #[arg(long, value_name = "FOLDER")]
-    pub meet: Option<String>,
-    /// Which of the processes that meet this is, `0/4` the first of four. Default: what srun says.
-    #[arg(long, value_name = "NTH/COUNT", value_parser = member, requires = "meet")]
-    pub member: Option<(usize, usize)>,
-    /// Lets the targets answer as another kind of store would: lustre, ceph, s3, nfs, or the file
-    /// of a model, with other values behind commas, as lustre,servers.stripes=8. Given several
-    /// times, each target is measured as each of them. What is measured then follows from the
-    /// model's figures, and every output says so. A target should be quick, such as /dev/shm.
-    #[arg(long, value_name = "lustre|ceph|s3|nfs|FILE[,KEY=VALUE]...")]
-    pub simulate: Vec<String>,
-    /// The seed of all that is drawn.
-    #[arg(long, default_value_t = 1)]
+    /// Seed of everything random.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Measurement")]
     pub seed: u64,
-    /// Seconds after which a request, or a run beyond its length, hangs.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    /// Time after which a request, or a measurement beyond its length, counts as stuck.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = timeout_seconds)]
+    #[arg(help_heading = "Measurement")]
     pub timeout: u64,
-    /// Leaves out fio, which is else asked for the same reads where it is installed.
-    #[arg(long)]
+    /// Do not run fio, which otherwise performs the same reads and writes if it is installed.
+    #[arg(long, help_heading = "Measurement")]
     pub no_fio: bool,
-    /// Writes the report as a page, which needs nothing else, to a file that is not there yet.
-    #[arg(long, value_name = "FILE")]
+    /// Processes of this machine that measure at the same time.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Several clients")]
+    pub processes: usize,
+    /// Folder that all hosts share, in which processes of several hosts find each other.
+    ///
+    /// Start the same command on each host with --process, or on all of them with srun.
+    #[arg(long = "rendezvous", alias = "meet", value_name = "FOLDER")]
+    #[arg(help_heading = "Several clients")]
+    pub meet: Option<String>,
+    /// Index and count of this process, `0/4` for the first of four [default: from srun]
+    #[arg(long = "process", alias = "member", value_name = "I/N", value_parser = member)]
+    #[arg(requires = "meet", help_heading = "Several clients")]
+    pub member: Option<(usize, usize)>,
+    /// Simulate another store: lustre, ceph, s3, nfs or the file of a model.
+    ///
+    /// Values of the model may follow, as lustre,servers.stripes=8. Given several times, each
+    /// target is measured as each of them. Results then follow from the figures of the model, and
+    /// every output is marked as simulated. A target should be fast, such as /dev/shm.
+    #[arg(long, value_name = "MODEL[,KEY=VALUE]...", help_heading = "Simulation")]
+    pub simulate: Vec<String>,
+    /// Write the report as a self-contained HTML page to a new file.
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub html: Option<PathBuf>,
-    /// Prints JSON, with units in the keys.
-    #[arg(long)]
+    /// Print JSON, with units in the keys.
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
-    /// Was started by another process of the benchmark, and ends with it.
+    /// Run as a child of another process of the benchmark, and end with it.
     #[arg(long, hide = true)]
     pub child: bool,
 }
@@ -231,7 +245,7 @@ fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<Ben
     let mut crew = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
     crew.remove_at_end(&folder);
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    arguments.extend([format!("--meet={folder}"), "--child".to_owned()]);
+    arguments.extend([format!("--rendezvous={folder}"), "--child".to_owned()]);
     crew.start_others(&arguments)?;
     Ok(crew)
 }
@@ -445,4 +459,9 @@ fn write_page(file: &Path, report: &Report) -> Result<()> {
 fn member(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     parts.filter(|(nth, count)| nth < count).ok_or_else(|| "due NTH/COUNT, such as 0/4".to_owned())
+}
+
+/// A time such as `500ms`; a bare number is seconds.
+fn duration_seconds(text: &str) -> Result<f64, String> {
+    text.parse().or_else(|_| text.parse().map(|TimeSpan(time)| time.as_secs_f64()))
 }

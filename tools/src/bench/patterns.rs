@@ -12,25 +12,26 @@ use super::measure::counters::Counters;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// A file from front to back, in requests of 1 MiB.
+    /// Sequential reads of a file, in requests of 1 MiB.
     Stream,
-    /// Samples of the model's length from anywhere, as many at once as pay.
+    /// Random reads of samples, with as many in flight as raise the rate.
     Samples,
-    /// The same at the rate of the whole cluster, timed from when each was due.
+    /// Random reads of samples at the rate of the whole cluster, with latencies that count from
+    /// when each was scheduled.
     Rate,
-    /// The order of a run through the loader, as fast as it comes.
+    /// The sample order of a run through the loader, at full speed.
     Replay,
-    /// A checkpoint, a file for each writer, durable.
+    /// A durable checkpoint with one file for each writer.
     Save,
-    /// A checkpoint, all writers into one file, durable.
+    /// A durable checkpoint with one file that all writers write to.
     SaveOne,
-    /// A checkpoint read by all, verified.
+    /// A verified read of a checkpoint by all processes.
     Restore,
-    /// Small objects made, looked at, opened, read, listed and removed.
+    /// Small objects that are created, queried, opened, read, listed and removed.
     Names,
-    /// All ranks open index and data at once and read their first sample.
+    /// All ranks open index and data at the same time and read their first sample.
     Start,
-    /// The rate of the cluster while checkpoints are saved.
+    /// Samples at the rate of the cluster while checkpoints are saved.
     Mix,
 }
 

@@ -103,7 +103,7 @@ impl BenchProcesses {
     pub fn start_others(&mut self, arguments: &[String]) -> Result<()> {
         for member in 1..self.members {
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(arguments).arg(format!("--member={member}/{}", self.members));
+            command.args(arguments).arg(format!("--process={member}/{}", self.members));
             // Standard input ends when we do, and the child with it.
             command.stdin(Stdio::piped()).stdout(Stdio::null());
             self.children.push(command.spawn().context("start a process of the benchmark")?);

@@ -23,32 +23,34 @@ use crate::ui::timeout::StopSignal;
 /// Where to measure, and what.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A folder of the file system to be measured; what is written there is removed.
+    /// A folder on the file system to measure. Files that are written there are removed.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
-    /// Bytes of the state: the weights of a GPT and its Adam, kept in memory.
+    /// Size of the state: the weights of a GPT and its Adam state, held in memory.
+    ///
+    /// A state that fits into a cache of the store measures that cache.
     #[arg(long, value_name = "SIZE", default_value = "8GB")]
     pub bytes: ByteSize,
-    /// Times that everything is done; the medians are told. Fewer are sooner, and say less.
-    #[arg(long, default_value_t = 5)]
+    /// Number of rounds; medians are reported. Fewer rounds make the result less certain.
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: u32,
     /// Files written, or batches read, at the same time.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, alias = "workers", value_name = "N", default_value_t = 2)]
     pub threads: usize,
-    /// Bytes of tensors in one file.
-    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    /// Maximum size of one file.
+    #[arg(long = "max-shard", alias = "shard-bytes", value_name = "SIZE", default_value = "4GiB")]
     pub shard_bytes: ByteSize,
-    /// What is measured.
+    /// Measurements to make, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Row::ALL)]
     pub rows: Vec<Row>,
-    /// Numbers of processes that save at the same time, each its part.
-    #[arg(long, value_delimiter = ',', default_values_t = [2, 4, 8])]
+    /// Numbers of processes that save at the same time, each its part, separated by commas.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2, 4, 8])]
     pub processes: Vec<usize>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
-    /// Is one of several processes, `1/4` the second of four: saves its part of the state once,
-    /// when a line comes on standard input.
+    /// Run as one of several processes, `1/4` as the second of four: save this part of the state
+    /// once, when a line arrives on standard input.
     #[arg(long, hide = true, value_parser = part)]
     pub part: Option<(usize, usize)>,
 }
@@ -56,15 +58,15 @@ pub struct BenchArgs {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Row {
-    /// A save, durable and summed, beside fio's sequential write.
+    /// A durable save with checksums, compared with fio's sequential write.
     Save,
-    /// A load, verified, beside fio's sequential read.
+    /// A verified load, compared with fio's sequential read.
     Load,
-    /// The files of a save with and without checksums.
+    /// Writing the files of a save with checksums and without.
     Sums,
-    /// What 64 files cost after their data.
+    /// The commit of 64 files after their data is written.
     Commit,
-    /// Several processes.
+    /// Saves by several processes at the same time.
     Processes,
 }
 

@@ -86,7 +86,7 @@ impl WorkerShare {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["ckpt", "bench"]).arg(folder).arg(format!("--part={part}/{count}"));
         command.args([format!("--bytes={bytes}B"), format!("--threads={}", args.threads)]);
-        command.arg(format!("--shard-bytes={}B", args.shard_bytes.0));
+        command.arg(format!("--max-shard={}B", args.shard_bytes.0));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().context("the process has no standard output")?;
         Ok(WorkerShare { child, stdout: BufReader::new(stdout) })

@@ -22,16 +22,19 @@ use crate::ui::terminal::{Bar, FactTable, ProgressLine, thousands};
 /// What bounds a conversion.
 #[derive(Debug, Args)]
 pub struct BoundArgs {
-    /// The most that one file holds; a larger tensor has a file of its own. Default: 5GB with
-    /// export, 4GiB else.
-    #[arg(long, value_name = "SIZE")]
+    /// Maximum size of one file [default: 5GB for export, else 4GiB]
+    ///
+    /// A larger tensor has a file of its own.
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     pub max_shard: Option<ByteSize>,
-    /// Memory for buffers. With less, large matrices that are transposed are read more than once.
-    /// Minimum: 1MiB.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    /// Memory for buffers; at least 1MiB.
+    ///
+    /// With less, large matrices that are transposed are read more than once.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Limits")]
     pub memory: ByteSize,
-    /// Files written side by side. Minimum: 1.
-    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    /// Files written at the same time; at least 1. More need more memory bandwidth.
+    #[arg(long, alias = "workers", value_name = "N", default_value_t = 2)]
+    #[arg(help_heading = "Limits")]
     pub threads: usize,
 }
 
@@ -48,24 +51,24 @@ impl BoundArgs {
 /// What to export.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// A step-* folder; or the folder that holds such, for the newest.
+    /// A step-* folder, or a folder of steps for the newest complete one.
     #[arg(value_name = "CKPT")]
     pub name: String,
-    /// The folder to write, which is not there yet.
+    /// Folder to write; it must not exist.
     #[arg(value_name = "OUT")]
     pub out: String,
-    /// The type of the weights: F32, BF16, F16 or F64. Default: as they are.
+    /// Type of the weights: F32, BF16, F16 or F64 [default: unchanged]
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub dtype: Option<Dtype>,
-    /// Rows of the word embedding. Default: `model.vocab` of the run's config, without its padding.
-    #[arg(long, value_name = "WORDS")]
+    /// Rows of the word embedding [default: `model.vocab` of the run's config, without padding]
+    #[arg(long = "vocab-size", alias = "vocab", value_name = "N")]
     pub vocab: Option<u64>,
-    /// Attention heads, for config.json. Default: `model.heads` of the run's config.
-    #[arg(long, value_name = "COUNT")]
+    /// Attention heads, for config.json [default: `model.heads` of the run's config]
+    #[arg(long, value_name = "N")]
     pub heads: Option<u64>,
     #[command(flatten)]
     bounds: BoundArgs,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -73,50 +76,52 @@ pub struct ExportArgs {
 /// What to import, and as what.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// The checkpoint: a folder, or a file.
+    /// Checkpoint to import: a folder or a file.
     #[arg(value_name = "SOURCE")]
     pub source: String,
-    /// The folder of steps to write into.
+    /// Folder of steps to write to.
     #[arg(value_name = "OUT")]
     pub out: String,
-    /// Whose it is.
+    /// Program that wrote SOURCE.
     #[arg(long, value_enum)]
     pub from: FromArg,
-    /// The step to save it as. Default: the one that SOURCE says, else 0.
-    #[arg(long, value_name = "STEP")]
+    /// Number of the step to write [default: the step that SOURCE records, else 0]
+    #[arg(long, value_name = "N")]
     pub step: Option<u64>,
-    /// Keeps the names of SOURCE. Default: those of GPT-2, T5 and BERT become the ones that
-    /// `transformers` gives the model with its head, without buffers and copies.
-    #[arg(long)]
+    /// Keep the tensor names of SOURCE.
+    ///
+    /// Without this, tensors of GPT-2, T5 and BERT are renamed as `transformers` names those of the
+    /// model with its head, and buffers and copies are dropped.
+    #[arg(long, help_heading = "Tensors")]
     pub keep_names: bool,
-    /// A file of rules: `rename P -> NAME`, `drop P`, `transpose P`,
+    /// File of rules: `rename P -> NAME`, `drop P`, `transpose P`,
     /// `split P axis N -> NAME, NAME`.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Tensors")]
     pub rename: Option<String>,
-    /// Gives the word embedding, and what else has a row a word, so many rows.
-    #[arg(long, value_name = "WORDS")]
+    /// New number of rows of the word embedding and of other tensors with one row per token.
+    #[arg(long, value_name = "N", help_heading = "Tensors")]
     pub extend_vocab: Option<u64>,
-    /// How new rows begin.
-    #[arg(long, value_enum, default_value = "mean")]
+    /// Initial values of rows that --extend-vocab adds.
+    #[arg(long, value_enum, default_value = "mean", help_heading = "Tensors")]
     pub new_rows: NewRowsArg,
-    /// The seed of --new-rows normal.
-    #[arg(long, value_name = "N", default_value_t = 1234)]
+    /// Seed of `--new-rows normal`.
+    #[arg(long, value_name = "N", default_value_t = 1234, help_heading = "Tensors")]
     pub seed: u64,
-    /// The standard deviation of --new-rows normal.
-    #[arg(long, value_name = "STD", default_value_t = 0.02)]
+    /// Standard deviation of `--new-rows normal`.
+    #[arg(long, value_name = "STD", default_value_t = 0.02, help_heading = "Tensors")]
     pub std: f64,
-    /// Leaves Adam's moments and master weights out.
-    #[arg(long)]
+    /// Omit Adam's moments and the master weights.
+    #[arg(long, help_heading = "Tensors")]
     pub without_optimizer: bool,
-    /// The type of the weights: F32, BF16, F16 or F64. Default: as they are.
-    #[arg(long, value_name = "TYPE", value_parser = dtype)]
+    /// Type of the weights: F32, BF16, F16 or F64 [default: unchanged]
+    #[arg(long, value_name = "TYPE", value_parser = dtype, help_heading = "Tensors")]
     pub dtype: Option<Dtype>,
-    /// Packs tensors without loss: smaller files, which only this command and the library read.
-    #[arg(long)]
+    /// Compress tensors without loss. Only feedline reads such files.
+    #[arg(long, help_heading = "Tensors")]
     pub compress: bool,
     #[command(flatten)]
     bounds: BoundArgs,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -124,22 +129,23 @@ pub struct ImportArgs {
 /// What to write anew.
 #[derive(Debug, Args)]
 pub struct ReshardArgs {
-    /// A step-* folder; or the folder that holds such, for the newest.
+    /// A step-* folder, or a folder of steps for the newest complete one.
     #[arg(value_name = "CKPT")]
     pub name: String,
-    /// The folder of steps to write into; another than the one it is in.
+    /// Folder of steps to write to; not the folder of CKPT.
     #[arg(value_name = "OUT")]
     pub out: String,
-    /// Leaves Adam's moments and master weights out.
+    /// Omit Adam's moments and the master weights.
     #[arg(long)]
     pub without_optimizer: bool,
-    /// Packs tensors without loss: smaller files, which only this command and the library read.
-    /// Without this a packed step is unpacked.
+    /// Compress tensors without loss. Only feedline reads such files.
+    ///
+    /// Without this, a compressed step is decompressed.
     #[arg(long)]
     pub compress: bool,
     #[command(flatten)]
     bounds: BoundArgs,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -147,11 +153,11 @@ pub struct ReshardArgs {
 /// As on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FromArg {
-    /// A folder of Hugging Face: safetensors, or pytorch_model.bin; or a file of safetensors.
+    /// A Hugging Face folder with safetensors or pytorch_model.bin, or a safetensors file.
     Hf,
-    /// A file of torch.save, or a folder with pytorch_model.bin.
+    /// A torch.save file, or a folder with pytorch_model.bin.
     Torch,
-    /// A folder of torch.distributed.checkpoint.
+    /// A torch.distributed.checkpoint folder.
     Dcp,
     /// Megatron-LM's mp_rank_* folders.
     Megatron,
@@ -162,11 +168,11 @@ pub enum FromArg {
 /// As on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NewRowsArg {
-    /// All zeros.
+    /// Zeros.
     Zeros,
-    /// Each the mean of the old rows.
+    /// The mean of the existing rows.
     Mean,
-    /// Normal about zero.
+    /// Random, from a normal distribution around zero.
     Normal,
 }
 

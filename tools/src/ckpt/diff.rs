@@ -13,17 +13,19 @@ use crate::ui::terminal::{Bar, ProgressLine, table, thousands};
 /// Which steps to compare, and how.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// A step-* folder; or the folder that holds such, for the newest.
+    /// A step-* folder, or a folder of steps for the newest complete one.
     #[arg(value_name = "A")]
     pub a: String,
-    /// The other.
+    /// The other step.
     #[arg(value_name = "B")]
     pub b: String,
-    /// Reads every byte of both. Default: tensors that are cut alike and have equal CRC-64s in both
-    /// manifests are equal, and only the others are read.
+    /// Read every byte of both steps.
+    ///
+    /// Without this, tensors with the same chunks and equal CRC-64 values in both manifests count
+    /// as equal, and only the others are read.
     #[arg(long)]
     pub read: bool,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

@@ -17,11 +17,10 @@ use crate::ui::terminal::FactTable;
 /// Which folder.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// The folder that holds steps, or is to hold some. A few small files are written into it, and
-    /// removed.
+    /// Folder of steps, existing or planned. A few small files are written to it and removed.
     #[arg(value_name = "FOLDER")]
     pub folder: String,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

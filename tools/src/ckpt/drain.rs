@@ -20,25 +20,24 @@ use crate::ui::step_folder::{holding_steps, is_same_folder, not_a_step};
 /// From where, to where, and how.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
-    /// The folder of steps that saves go to.
+    /// Folder of steps to copy from.
     #[arg(value_name = "FROM")]
     pub from: String,
-    /// The folder that is to have them too, usually in another store.
+    /// Folder to copy to, usually in another store.
     #[arg(value_name = "TO")]
     pub to: String,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// The most that is copied in a second, on average. Default: no limit.
+    /// Maximum average rate in bytes per second [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub rate: Option<ByteSize>,
-    /// Packs tensors without loss on their way: fewer bytes for a slow network, which only this
-    /// command and the library read.
+    /// Compress tensors without loss while they are copied. Only feedline reads such files.
     #[arg(long)]
     pub compress: bool,
-    /// Prints what would be copied, and copies nothing.
+    /// Print what would be copied; copy nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

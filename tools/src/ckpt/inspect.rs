@@ -13,16 +13,16 @@ use crate::ui::terminal::table;
 /// Which step, and how much of it.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A step-* folder; or the folder that holds such, for the newest.
+    /// A step-* folder, or a folder of steps for the newest complete one.
     #[arg(value_name = "CKPT")]
     pub name: String,
-    /// Lists every tensor. With --json always.
+    /// List every tensor; --json always does.
     #[arg(long)]
     pub tensors: bool,
-    /// Lists only tensors whose name has this in it.
+    /// List only tensors whose name contains TEXT.
     #[arg(long, value_name = "TEXT")]
     pub name_has: Option<String>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

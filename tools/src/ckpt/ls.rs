@@ -17,10 +17,10 @@ use crate::ui::terminal::{table, thousands};
 /// Which folder.
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// The folder that holds the steps.
+    /// Folder of steps.
     #[arg(value_name = "FOLDER")]
     pub folder: String,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

@@ -27,63 +27,122 @@ use crate::ui::terminal::ProgressLine;
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub enum CkptVerb {
-    /// Lists the steps of a folder and what else lies there.
+    /// List the steps of a folder, and its leftover files.
     ///
-    /// Steps that retention deletes meanwhile are left out. Exit 0: listed. 2: the folder is
-    /// absent, is not one that holds steps, or cannot be read.
+    /// Steps that retention deletes while this runs are omitted.
+    ///
+    /// Exit code 0: listed. 2: the folder does not exist, holds no steps, or cannot be read.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt ls run/ckpt
+  feedline ckpt ls s3://bucket/run/ckpt --json")]
     Ls(ls::LsArgs),
-    /// Tells what is in a step: groups, tensors, where their bytes are, blobs.
+    /// Print what a step contains: groups, tensors, the files with their bytes, and blobs.
     ///
-    /// Exit 0: told. 2: it cannot be opened.
+    /// Exit code 0: printed. 2: the step cannot be opened.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt inspect run/ckpt
+  feedline ckpt inspect run/ckpt/step-000000001000 --name-has embedding")]
     Inspect(inspect::InspectArgs),
-    /// Reads every byte of a step, or of all steps, and compares it with every checksum and rule.
+    /// Read every byte of a step, or of all steps, and compare it with the recorded checksums.
     ///
-    /// Steps that retention deletes meanwhile are reported and are not damage. Exit 0: whole. 1:
-    /// damaged, and the output says where. 2: it cannot be found.
+    /// Steps that retention deletes while this runs are reported, and do not count as damage.
+    ///
+    /// Exit code 0: intact. 1: damaged, and the output names the place. 2: not found.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt verify run/ckpt
+  feedline ckpt verify run/ckpt/step-000000001000 --quick")]
     Verify(verify::VerifyArgs),
-    /// Compares two steps tensor by tensor and blob by blob.
+    /// Compare two steps, tensor by tensor and blob by blob.
     ///
-    /// Exit 0: the same. 1: they differ, and the output says where. 2: one cannot be read.
+    /// Exit code 0: equal. 1: different, and the output names the differences. 2: one of them
+    /// cannot be read.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt diff run/ckpt/step-000000001000 run/ckpt/step-000000002000
+  feedline ckpt diff run/ckpt s3://bucket/run/ckpt --read")]
     Diff(diff::DiffArgs),
-    /// Writes the weights of a step as a folder that `transformers` opens.
+    /// Write the weights of a step as a folder that `transformers` opens.
     ///
-    /// Each tensor passes through bounded buffers, so memory does not grow with the model. The
-    /// folder appears when it is whole. Exit 0: written. 2: it could not be.
+    /// Tensors are copied through buffers of --memory, so memory use does not grow with the model.
+    /// The folder appears under its name when it is complete.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt export run/ckpt hf-model
+  feedline ckpt export run/ckpt/step-000000001000 hf-model --dtype BF16 --max-shard 10GB")]
     Export(Box<convert::ExportArgs>),
-    /// Writes another program's checkpoint as a step: of Hugging Face, Megatron-LM, DeepSpeed, or
-    /// torch.
+    /// Import a checkpoint of Hugging Face, torch, Megatron-LM or DeepSpeed as a step.
     ///
-    /// Needs neither Python nor torch, and executes nothing: pickles are read as data, and tensors
-    /// from where they lie. Memory does not grow with the model. Exit 0: written. 2: it could not
-    /// be.
+    /// Needs neither Python nor torch. Pickles are parsed as data: no code in them runs. Memory use
+    /// does not grow with the model.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt import gpt2/ run/ckpt --from hf
+  feedline ckpt import megatron/iter_0001000 run/ckpt --from megatron --step 1000
+  feedline ckpt import model.pt run/ckpt --from torch --rename rules.txt --extend-vocab 50304")]
     Import(Box<convert::ImportArgs>),
-    /// Writes a step anew with whole tensors in files of another size.
+    /// Rewrite a step with complete tensors, in files of another size.
     ///
-    /// A step can be loaded into any layout as it is; this is for other tools, which want whole
-    /// tensors, and for stores that want larger or smaller files. Exit 0: written. 2: it could not
-    /// be.
+    /// A step loads into any layout without this. It is for other programs, which expect complete
+    /// tensors, and for stores that work better with larger or smaller files.
+    ///
+    /// Exit code 0: written. 2: not written.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt reshard run/ckpt/step-000000001000 resharded --max-shard 10GB
+  feedline ckpt reshard run/ckpt archive --without-optimizer --compress")]
     Reshard(Box<convert::ReshardArgs>),
-    /// Deletes old steps, never the newest.
+    /// Delete old steps; the newest complete step is always retained.
     ///
-    /// Exit 0: done. 2: it could not be, or no step is complete.
+    /// Exit code 0: done. 2: not done, or no step is complete.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt retain run/ckpt --keep-last 5 --keep-every 10000 --dry-run
+  feedline ckpt retain run/ckpt --keep-last 5 --keep-every 10000")]
     Retain(retain::RetainArgs),
-    /// Copies steps from a fast store to a lasting one, each checked on its way.
+    /// Copy steps to a second store, and verify each of them while it is copied.
     ///
-    /// An interrupted drain is resumed. Exit 0: all are there. 1: a step could not be copied, such
-    /// as a damaged one, and the output says why. 2: a store cannot be read, or FROM holds no step.
+    /// An interrupted copy is resumed.
+    ///
+    /// Exit code 0: all steps are copied. 1: a step cannot be copied, for example a damaged one,
+    /// and the output says why. 2: a store cannot be read, or FROM holds no step.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt drain /nvme/run/ckpt s3://bucket/run/ckpt
+  feedline ckpt drain /nvme/run/ckpt /lustre/run/ckpt --rate 500MB --keep-last 10")]
     Drain(drain::DrainArgs),
-    /// Tells what a store offers to checkpoints, and what each thing in a folder of them is.
+    /// Test what a store supports for checkpoints, and classify the files of a folder of steps.
     ///
-    /// Exit 0: all that checkpoints rely on is there. 1: something is not. 2: it cannot be told.
+    /// Exit code 0: everything that checkpoints need is supported. 1: something is not. 2: it
+    /// cannot be tested.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt doctor run/ckpt
+  feedline ckpt doctor s3://bucket/run/ckpt --json")]
     Doctor(doctor::DoctorArgs),
-    /// Verifies all steps at a bounded rate, beside a run that trains.
+    /// Verify all steps at a limited rate, next to a run that trains.
     ///
-    /// Exit 0: all are whole. 1: one is damaged. 2: the folder cannot be read.
+    /// Exit code 0: all are intact. 1: one is damaged. 2: the folder cannot be read.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt scrub run/ckpt --rate 100MiB")]
     Scrub(scrub::ScrubArgs),
-    /// Measures how quickly a state is saved into a folder and loaded from it, beside fio.
+    /// Measure how fast a state is saved to a folder and loaded from it, compared with fio.
     ///
-    /// What fio wrote and read is kept in the user's cache folder: saves to the same mount then say
-    /// which share of it they reached. Exit 0: measured. 2: it could not be.
+    /// The rates of fio are stored in the user's cache folder: later saves to the same mount report
+    /// which share of them they reach.
+    ///
+    /// Exit code 0: measured. 2: not measured.
+    #[command(after_help = "\
+Examples:
+  feedline ckpt bench /lustre/scratch --bytes 8GB
+  feedline ckpt bench /nvme --rows save,load --rounds 3 --json")]
     Bench(bench::BenchArgs),
 }
 

@@ -14,15 +14,15 @@ use crate::ui::step_folder::holding_steps;
 /// Which steps stay.
 #[derive(Debug, Args)]
 pub struct RetainArgs {
-    /// The folder that holds the steps.
+    /// Folder of steps.
     #[arg(value_name = "FOLDER")]
     pub folder: String,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Tells what would be deleted, and deletes nothing.
+    /// Print what would be deleted; delete nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -30,19 +30,21 @@ pub struct RetainArgs {
 /// The policy.
 #[derive(Debug, Args)]
 pub(crate) struct PolicyArgs {
-    /// The newest complete steps that stay. Minimum: 1.
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    /// Number of newest complete steps to retain; at least 1.
+    #[arg(long, value_name = "N", default_value_t = 3)]
     keep_last: usize,
-    /// Steps that are a multiple of this stay for good. Default: none.
-    #[arg(long, value_name = "STEPS")]
+    /// Always retain steps whose number is a multiple of N [default: none]
+    #[arg(long, value_name = "N")]
     keep_every: Option<NonZeroU64>,
-    /// Reads the newest step whole before any is deleted, even if one that stays was read and found
-    /// good before. Without this a step is read only if none that stays is remembered to be good.
+    /// Verify every byte of the newest step before deleting any.
+    ///
+    /// Without this, a step is read only if no retained step is recorded as verified.
     #[arg(long)]
     verify: bool,
-    /// Reads none: a step whose files have their lengths counts as good. Quicker, and takes a disk
-    /// at its word.
-    #[arg(long, conflicts_with = "verify")]
+    /// Compare only the lengths of the files with the manifest.
+    ///
+    /// Faster, but damaged bytes are not noticed, and the last intact step may be deleted.
+    #[arg(long = "quick", alias = "lengths", conflicts_with = "verify")]
     lengths: bool,
 }
 

@@ -15,13 +15,15 @@ use crate::ui::terminal::ProgressLine;
 /// What to scrub, and how fast.
 #[derive(Debug, Args)]
 pub struct ScrubArgs {
-    /// The folder that holds the steps, or one step.
+    /// Folder of steps, or one step.
     #[arg(value_name = "FOLDER")]
     pub folder: String,
-    /// The most that is read in a second, on average. Minimum: 1 B.
+    /// Maximum average rate in bytes per second; at least 1B.
+    ///
+    /// A higher rate takes more of the bandwidth of the run.
     #[arg(long, value_name = "SIZE", default_value = "200MiB")]
     pub rate: ByteSize,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

@@ -21,67 +21,70 @@ use crate::ui::timeout::StopSignal;
 pub struct CleanArgs {
     /// Files of JSON lines, plain or compressed, in order; - is standard input
     #[arg(long, alias = "input", value_name = "FILE", num_args = 1.., required = true)]
+    #[arg(help_heading = "Input")]
     json_in: Vec<String>,
 
-    /// Where to: a prefix, or a name that ends in .jsonl, .jsonl.zst or .json
-    #[arg(long, alias = "output", value_name = "PREFIX")]
-    out: String,
-
     /// The key that holds the text
-    #[arg(long, value_name = "KEY", default_value = "text")]
+    #[arg(long, value_name = "KEY", default_value = "text", help_heading = "Input")]
     json_key: String,
 
-    #[command(flatten)]
-    duplicates: Duplicates,
-
-    #[command(flatten)]
-    rules: FilterArgs,
-
-    /// Collapse runs of spaces and join lines broken after a word, as Megatron's general_cleaning
-    #[arg(long)]
-    fix_spaces: bool,
-
-    /// Divide what is kept into PREFIX_train, _valid and _test by these weights, such as 949,50,1;
-    /// by a hash of the text, so that equal texts stay together
-    #[arg(long, value_name = "WEIGHTS")]
-    split: Option<SplitOptions>,
-
-    /// Another seed divides otherwise
-    #[arg(long, value_name = "N", default_value_t = 1234, requires = "split")]
-    seed: u64,
-
-    /// Write the dropped lines here, each with its cause
-    #[arg(long, value_name = "FILE")]
-    dropped: Option<String>,
-
-    /// Write what the summary says, and more, as JSON
-    #[arg(long, value_name = "FILE")]
-    report: Option<String>,
-
-    /// Threads that judge [default: one a core]
-    #[arg(long, value_name = "N")]
-    workers: Option<usize>,
-
-    /// Refuse longer lines
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    /// Refuse longer lines; a line takes several times its length in memory
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Input")]
     line_max: ByteSize,
 
-    /// No progress and no summary
-    #[arg(long)]
+    #[command(flatten, next_help_heading = "Duplicates")]
+    duplicates: Duplicates,
+
+    #[command(flatten, next_help_heading = "Filters")]
+    rules: FilterArgs,
+
+    /// Output: a prefix, or a name that ends in .jsonl, .jsonl.zst or .json
+    #[arg(short, long, alias = "output", value_name = "PREFIX", help_heading = "Output")]
+    out: String,
+
+    /// Collapse runs of spaces and join broken lines, as Megatron's general_cleaning does
+    #[arg(long, help_heading = "Output")]
+    fix_spaces: bool,
+
+    /// Divide the output into PREFIX_train, _valid and _test by these weights, such as 949,50,1
+    ///
+    /// The part follows from a hash of the text, so equal texts are in the same part.
+    #[arg(long, value_name = "WEIGHTS", help_heading = "Output")]
+    split: Option<SplitOptions>,
+
+    /// Seed of --split
+    #[arg(long, value_name = "N", default_value_t = 1234, requires = "split")]
+    #[arg(help_heading = "Output")]
+    seed: u64,
+
+    /// Write the dropped lines to this file, each with its cause
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    dropped: Option<String>,
+
+    /// Write a detailed summary to this file, as JSON
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    report: Option<String>,
+
+    /// Print the content of --report in place of the summary
+    #[arg(long, conflicts_with = "quiet", help_heading = "Output")]
+    json: bool,
+
+    /// Print neither progress nor summary
+    #[arg(long, help_heading = "Output")]
     quiet: bool,
 
-    /// Print what --report writes in place of the summary
-    #[arg(long, conflicts_with = "quiet")]
-    json: bool,
+    /// Threads that filter [default: one per core]
+    #[arg(long, alias = "threads", value_name = "N")]
+    workers: Option<usize>,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 struct Duplicates {
-    /// Drop a document whose text was there before
+    /// Drop a document whose text equals that of an earlier one
     #[arg(long)]
     exact_dedup: bool,
 
-    /// Drop a document that is much like one before; the first of a cluster is kept
+    /// Drop a document that is a near-duplicate of an earlier one
     #[arg(long)]
     near_dedup: bool,
 
@@ -89,57 +92,60 @@ struct Duplicates {
     #[arg(long)]
     fold: bool,
 
-    /// Much alike is this share of common shingles [default: 0.7]
+    /// Smallest share of common shingles of near-duplicates; lower drops more [default: 0.7]
     #[arg(long, value_name = "SHARE", requires = "near_dedup")]
     jaccard: Option<f64>,
 
-    /// Of what it is a share: union (of both), min (of the smaller) or max (of the larger)
+    /// What the share refers to: union (of both), min (the smaller) or max (the larger)
     /// [default: union]
     #[arg(long, value_name = "WHAT", requires = "near_dedup")]
     measure: Option<Measure>,
 
-    /// Characters or words of a shingle [default: 5]
+    /// Characters or words per shingle [default: 5]
     #[arg(long, value_name = "N", requires = "near_dedup")]
     shingle: Option<usize>,
 
-    /// What shingles are made of: char or word [default: char]
+    /// Unit of shingles: char or word [default: char]
     #[arg(long, value_name = "UNIT", requires = "near_dedup")]
     shingle_unit: Option<ShingleUnit>,
 
-    /// Documents are compared if they agree in one of so many bands: more find more, in more memory
-    /// [default: 20]
+    /// Number of bands [default: 20]
+    ///
+    /// Documents that agree in one band are compared. More bands find more near-duplicates and need
+    /// more memory.
     #[arg(long, alias = "num-bands", value_name = "N", requires = "near_dedup")]
     bands: Option<usize>,
 
-    /// MinHash values in each band: fewer find more, and compare more [default: 5]
+    /// MinHash values per band [default: 5]
+    ///
+    /// Fewer values find more near-duplicates and compare more documents.
     #[arg(long, value_name = "N", requires = "near_dedup")]
     rows: Option<usize>,
 
-    /// Read the inputs twice to keep only what has a fellow in memory: about 20 bytes a document in
-    /// place of 400
+    /// Read the inputs twice: about 20 bytes of memory per document in place of 400
     #[arg(long, requires = "near_dedup")]
     two_passes: bool,
 
-    /// Folder of a temporary file as large as what is kept [default: that of the system]
-    #[arg(long, value_name = "DIR", requires = "near_dedup")]
+    /// Folder of a temporary file as large as the retained text [default: the system's]
+    #[arg(long, value_name = "FOLDER", requires = "near_dedup")]
     scratch: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 struct FilterArgs {
-    /// Drop texts of fewer characters
+    /// Drop texts with fewer characters
     #[arg(long, value_name = "N")]
     min_chars: Option<u64>,
 
-    /// Drop texts of more characters
+    /// Drop texts with more characters
     #[arg(long, value_name = "N")]
     max_chars: Option<u64>,
 
-    /// Drop texts of fewer tokens
+    /// Drop texts with fewer tokens
     #[arg(long, value_name = "N")]
     min_tokens: Option<u64>,
 
-    /// The tokenizer that counts them
+    /// Tokenizer that counts tokens for --min-tokens
     #[arg(long, value_name = "KIND", default_value = "gpt2")]
     tokenizer: String,
 
@@ -151,37 +157,40 @@ struct FilterArgs {
     #[arg(long, value_name = "FILE", requires = "min_tokens")]
     merge_file: Option<String>,
 
-    /// The file of a tokenizer that has one
+    /// File of a tokenizer that has a single file
     #[arg(long, value_name = "FILE", requires = "min_tokens")]
     tokenizer_model: Option<String>,
 
-    /// Drop texts of which a smaller share are letters; shares leave out white space
+    /// Drop texts with a smaller share of letters; white space does not count
     #[arg(long, value_name = "SHARE")]
     min_letters: Option<f64>,
 
-    /// Drop texts of which a larger share is U+FFFD, left where a character could not be read
+    /// Drop texts with a larger share of U+FFFD, which replaces undecodable characters
     #[arg(long, value_name = "SHARE")]
     max_replacement: Option<f64>,
 
-    /// Drop texts of which one character is a larger share
+    /// Drop texts in which one character has a larger share
     #[arg(long, value_name = "SHARE")]
     max_one_char: Option<f64>,
 
-    /// Drop texts of which a larger share are lines that the text has already
+    /// Drop texts with a larger share of repeated lines
     #[arg(long, value_name = "SHARE")]
     max_repeated_lines: Option<f64>,
 
-    /// Drop texts of whose letters a smaller share is of a script, such as han=0.3
+    /// Drop texts with a smaller share of letters of a script, such as han=0.3
     #[arg(long, value_name = "SCRIPT=SHARE")]
     min_script: Vec<ScriptMin>,
 
-    /// Drop texts with these words, in any case; with a number only texts of fewer characters, such
-    /// as javascript=256
+    /// Drop texts that contain these words, in any case
+    ///
+    /// With a number, such as javascript=256, only texts with fewer characters are dropped.
     #[arg(long, value_name = "WORDS[=CHARS]")]
     reject: Vec<Reject>,
 
-    /// Drop documents whose URL is on this list: of domains (example.com), names without a dot
-    /// (example), endings (.jpg) and addresses (example.com/a)
+    /// Drop documents whose URL is on the list in this file
+    ///
+    /// A line is a domain (example.com), a name without a dot (example), an ending (.jpg) or an
+    /// address with a path (example.com/a).
     #[arg(long, value_name = "FILE")]
     blacklist_urls: Option<String>,
 

@@ -22,54 +22,59 @@ use crate::ui::terminal::{table, thousands};
 /// What to build.
 #[derive(Debug, Args)]
 pub struct IndexBuild {
-    /// Prefixes of .bin and .idx, or weights and prefixes in turn, as Megatron's --data-path.
+    /// Prefixes of .bin and .idx, or weights and prefixes in turn, as in Megatron's --data-path.
     #[arg(value_name = "[WEIGHT] PREFIX", required_unless_present_any = ["train", "valid", "test"])]
     pub data: Vec<String>,
-    /// The same for training alone, as --train-data-path. --split is not used then.
+    /// Data of training alone, as in Megatron's --train-data-path; --split is not used then.
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
+    #[arg(help_heading = "Data")]
     pub train: Vec<String>,
-    /// The same for validation alone.
+    /// Data of validation alone, as in Megatron's --valid-data-path.
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
+    #[arg(help_heading = "Data")]
     pub valid: Vec<String>,
-    /// The same for the test alone.
+    /// Data of the test alone, as in Megatron's --test-data-path.
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
+    #[arg(help_heading = "Data")]
     pub test: Vec<String>,
-    /// Tokens of a sample.
-    #[arg(long, value_name = "TOKENS")]
-    pub seq_length: u64,
-    /// Samples of training, validation and test, such as 1000000,2560,0. Default: one epoch each.
-    #[arg(long, value_name = "COUNTS", value_parser = sample_counts)]
-    pub samples: Option<SampleCounts>,
-    /// The seed of all shuffles.
-    #[arg(long, default_value_t = 1234)]
-    pub seed: u32,
     /// Shares of training, validation and test.
-    #[arg(long, value_name = "SHARES", default_value = "969,30,1")]
+    #[arg(long, value_name = "SHARES", default_value = "969,30,1", help_heading = "Data")]
     pub split: String,
-    /// The folder of the files. Default: PREFIX/cache/..., and blends are then not kept, as with
-    /// Megatron.
-    #[arg(long, value_name = "FOLDER")]
-    pub data_cache_path: Option<String>,
-    /// A description.txt of an earlier run, or a JSON file with what the tokenizer says of itself.
-    /// It is part of the files' names: without it, a run does not find them.
-    #[arg(long, value_name = "FILE")]
-    pub tokenizer_from: Option<String>,
-    /// Samples without the extra token, the label of the last.
-    #[arg(long)]
+    /// Tokens per sample.
+    #[arg(long, value_name = "TOKENS", help_heading = "Samples")]
+    pub seq_length: u64,
+    /// Samples of training, validation and test, such as 1000000,2560,0 [default: one epoch each]
+    #[arg(long, value_name = "COUNTS", value_parser = sample_counts, help_heading = "Samples")]
+    pub samples: Option<SampleCounts>,
+    /// Seed of all shuffles.
+    #[arg(long, value_name = "N", default_value_t = 1234, help_heading = "Samples")]
+    pub seed: u32,
+    /// Omit the extra token of each sample, which is the label of its last token.
+    #[arg(long, help_heading = "Samples")]
     pub no_extra_token: bool,
-    /// Samples of sentences for BERT or T5 in place of GPT's.
-    #[arg(long, value_enum)]
+    /// Build samples of sentences for BERT or T5 in place of GPT samples.
+    #[arg(long, value_enum, help_heading = "Samples")]
     pub masked: Option<Masked>,
     /// Tokens of T5's decoder.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, help_heading = "Samples")]
     pub decoder_seq_length: u64,
-    /// The share of tokens that is masked.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.15)]
+    /// Share of tokens that are masked.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.15, help_heading = "Samples")]
     pub mask_prob: f64,
-    /// The share of samples with a shorter target.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    /// Share of samples with a shorter target length.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, help_heading = "Samples")]
     pub short_seq_prob: f64,
-    /// Prints JSON, with units in the keys.
+    /// Folder of the index files [default: PREFIX/cache/...]
+    ///
+    /// Without it, the indexes of blends are not stored, as with Megatron.
+    #[arg(long, value_name = "FOLDER", help_heading = "Files")]
+    pub data_cache_path: Option<String>,
+    /// A description.txt of an earlier run, or a JSON file with the tokenizer's description.
+    ///
+    /// The description is part of the file names: without it, a run does not find the files.
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    pub tokenizer_from: Option<String>,
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -90,11 +95,11 @@ fn sample_counts(text: &str) -> Result<SampleCounts, String> {
 /// pretrain_t5.py.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Masked {
-    /// BERT's, of pairs whose order it is asked for.
+    /// BERT, with pairs for next sentence prediction.
     Bert,
-    /// BERT's without a head for that.
+    /// BERT without next sentence prediction.
     BertNoHead,
-    /// T5's.
+    /// T5.
     T5,
 }
 

@@ -24,45 +24,49 @@ use crate::ui::terminal::{FactTable, thousands};
 /// What to write.
 #[derive(Debug, Args)]
 pub struct Materialize {
-    /// Prefix of the dataset.
+    /// Prefix of the dataset to read.
     #[arg(value_name = "PREFIX")]
     pub source: String,
-    /// Prefix of what to write.
-    #[arg(long, value_name = "OUT")]
+    /// Prefix of the output.
+    #[arg(short = 'o', long = "out", alias = "output-prefix", value_name = "OUT")]
+    #[arg(help_heading = "Output")]
     pub output_prefix: String,
-    /// Tokens of a sample; one more is written, the label of the last.
-    #[arg(long, value_name = "TOKENS")]
+    /// Tokens per sample; one more is written, the label of the last token.
+    #[arg(long, value_name = "TOKENS", help_heading = "Samples")]
     pub seq_length: u64,
-    /// Samples to write. Default: one epoch.
-    #[arg(long, value_name = "COUNT")]
+    /// Samples to write [default: one epoch]
+    #[arg(long, value_name = "N", help_heading = "Samples")]
     pub samples: Option<u64>,
-    /// The seed of the order.
-    #[arg(long, default_value_t = 1234)]
+    /// Seed of the order.
+    #[arg(long, value_name = "N", default_value_t = 1234, help_heading = "Samples")]
     pub seed: u32,
     /// Shares of training, validation and test.
-    #[arg(long, value_name = "SHARES", default_value = "1,0,0")]
+    #[arg(long, value_name = "SHARES", default_value = "1,0,0", help_heading = "Samples")]
     pub split: String,
-    /// The part: train, valid or test.
-    #[arg(long, value_parser = part, default_value = "train")]
+    /// Part to write: train, valid or test.
+    #[arg(long, value_parser = part, default_value = "train", help_heading = "Samples")]
     pub part: Split,
-    /// The folder of the order's files. Default: PREFIX/cache/GPTDataset_indices.
-    #[arg(long, value_name = "FOLDER")]
+    /// Folder of the index files [default: PREFIX/cache/GPTDataset_indices]
+    #[arg(long, value_name = "FOLDER", help_heading = "Samples")]
     pub data_cache_path: Option<String>,
-    /// As with `index build`.
-    #[arg(long, value_name = "FILE")]
+    /// A description.txt or a JSON file of the tokenizer, as for `feedline index build`.
+    #[arg(long, value_name = "FILE", help_heading = "Samples")]
     pub tokenizer_from: Option<String>,
-    /// Memory for samples. With less, the source is gone over more often. Minimum: one sample.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    /// Memory for samples; at least one sample. With less, the source is read more often.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Limits")]
     pub memory: ByteSize,
-    /// Bytes written between commits, which are what a kill costs; a commit waits for the disk.
-    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    /// Bytes written between two commits: the most that a kill loses.
+    ///
+    /// Each commit waits for the disk, so small values are slow.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", help_heading = "Limits")]
     pub commit_every: ByteSize,
-    /// Throws away what an interrupted run of this output has left. Default: go on with it, if its
-    /// settings are these.
-    #[arg(long)]
+    /// Discard the committed samples of an interrupted run [default: resume it]
+    ///
+    /// A run with other settings is not resumed: it is an error without --restart.
+    #[arg(long, help_heading = "Output")]
     pub restart: bool,
-    /// Prints JSON, with units in the keys.
-    #[arg(long)]
+    /// Print JSON, with units in the keys.
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
 

@@ -18,93 +18,106 @@ use storage::{ByteSize, Key};
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::simulate::Simulate;
 use crate::ui::terminal::{FactTable, thousands};
+use crate::ui::timeout::timeout_seconds;
 
 pub use crate::data::samples_show::{Shown, show};
 
 /// The order in which samples are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OrderKind {
-    /// Megatron's full shuffle of documents and samples.
+    /// Megatron's shuffle of all documents and samples.
     Megatron,
-    /// The block shuffle, for stores that are paid by the args.
+    /// A shuffle of blocks, which needs fewer and larger requests.
     Block,
-    /// The sequences as they lie in the file, each a sample: what `feedline materialize` wrote.
+    /// The order of the file, one sample per sequence, as `feedline materialize` writes it.
     File,
 }
 
 /// What is to be read.
 #[derive(Args, Clone, Debug)]
 pub struct SamplesArgs {
-    /// Prefix of a GPT dataset: a path or a URL. With --show the config of a run.
+    /// Prefix of a GPT dataset: a path or a URL. With --show, the config of a run.
     #[arg(value_name = "PREFIX")]
     pub prefix: String,
-    /// Tokens a row.
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
+    /// Tokens per sample.
+    #[arg(long, default_value_t = 2048, value_name = "TOKENS", help_heading = "Samples")]
     pub seq_length: u64,
-    /// Samples to read. Default: to the end of the order.
-    #[arg(long, value_name = "COUNT")]
+    /// Samples to read [default: to the end of the order]
+    #[arg(long, value_name = "N", help_heading = "Samples")]
     pub samples: Option<u64>,
-    /// The first of them: the samples that a run has consumed.
-    #[arg(long, default_value_t = 0, value_name = "SAMPLE")]
+    /// First sample to read: the number of samples that a run has consumed.
+    #[arg(long, default_value_t = 0, value_name = "N", help_heading = "Samples")]
     pub first: u64,
-    /// Samples that Megatron's order is made for, which decides its epochs. Default: as far as is
-    /// read; of a whole order, one epoch.
-    #[arg(long, value_name = "COUNT")]
+    /// Samples that Megatron's order is built for, which decides its number of epochs.
+    ///
+    /// Default: the last sample to read; with the entire order, one epoch.
+    #[arg(long, value_name = "N", help_heading = "Samples")]
     pub built_for: Option<u64>,
-    /// The seed of the shuffles.
-    #[arg(long, default_value_t = 1234)]
+    /// Seed of the shuffles.
+    #[arg(long, value_name = "N", default_value_t = 1234, help_heading = "Samples")]
     pub seed: u32,
-    /// Shares of train, valid and test, of which train is read.
-    #[arg(long, default_value = "1,0,0", value_name = "SHARES")]
+    /// Shares of training, validation and test; the samples of training are read.
+    #[arg(long, default_value = "1,0,0", value_name = "SHARES", help_heading = "Samples")]
     pub split: String,
-    /// The order.
-    #[arg(long, value_enum, default_value = "megatron")]
+    /// Order of the samples.
+    #[arg(long, value_enum, default_value = "megatron", help_heading = "Samples")]
     pub order: OrderKind,
-    /// Rows a batch.
-    #[arg(long, default_value_t = 8, value_name = "ROWS")]
+    /// Samples per batch.
+    #[arg(long, default_value_t = 8, value_name = "N", help_heading = "Samples")]
     pub micro_batch: usize,
-    /// The data-parallel rank whose samples are read.
-    #[arg(long, default_value_t = 0)]
+    /// Data-parallel rank whose samples are read.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Samples")]
     pub rank: u32,
-    /// How many data-parallel ranks there are.
-    #[arg(long, default_value_t = 1, value_name = "RANKS")]
+    /// Number of data-parallel ranks.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Samples")]
     pub ranks: u32,
-    /// A folder for Megatron's index caches. Default: nothing is kept.
-    #[arg(long, value_name = "FOLDER")]
+    /// Folder of Megatron's index files [default: none, and the index is not stored]
+    #[arg(long = "data-cache-path", alias = "cache", value_name = "FOLDER")]
+    #[arg(help_heading = "Samples")]
     pub cache: Option<String>,
-    /// Takes no more samples a second than this, as training would.
-    #[arg(long, value_name = "PER-SECOND")]
+    /// Maximum samples per second, to read as slowly as training does [default: no limit]
+    #[arg(long, value_name = "N", help_heading = "Reading")]
     pub rate: Option<f64>,
-    /// Requests in flight at once. Default: found by trying.
-    #[arg(long, value_name = "REQUESTS")]
+    /// Requests in flight [default: found by measuring]
+    #[arg(long, value_name = "N", help_heading = "Reading")]
     pub depth: Option<usize>,
-    /// MiB that are read ahead at most.
-    #[arg(long, default_value_t = 512, value_name = "MIB")]
-    pub window: u64,
-    /// Seconds that a batch or a request is waited for.
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    /// Maximum size of the data that is read ahead. A small window stalls on slow requests.
+    #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = window)]
+    #[arg(help_heading = "Reading")]
+    pub window: ByteSize,
+    /// Maximum wait for a batch or a request. With less, a slow store fails the run.
+    #[arg(long, default_value = "300s", value_name = "TIME", value_parser = timeout_seconds)]
+    #[arg(help_heading = "Reading")]
     pub timeout: u64,
-    /// Does not compare what is read with the checksums of its blocks (PREFIX.crc).
-    #[arg(long)]
+    /// Do not compare the data with its checksums (PREFIX.crc). Damaged tokens are not noticed.
+    #[arg(long, help_heading = "Reading")]
     pub no_verify: bool,
-    /// Takes the bytes of the samples as they are, as the reader of a node does, and makes no
-    /// tensors of them.
-    #[arg(long, conflicts_with = "hash")]
+    /// Deliver the bytes of the samples without making tensors, as the node reader does.
+    #[arg(long, conflicts_with = "hash", help_heading = "Reading")]
     pub raw: bool,
-    /// Prints the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
-    #[arg(long)]
-    pub hash: bool,
-    /// Shows samples of a run, of whatever objective, by their places in its order, as a message of
-    /// the trainer names them: file, sequence and text of each part. --first and --samples say
-    /// which. Default: those of one step.
-    #[arg(long, conflicts_with_all = ["hash", "raw"])]
-    pub show: bool,
-    /// Whether the store is a model.
+    /// The simulated store, if there is one.
     #[command(flatten)]
     pub simulate: Simulate,
-    /// Prints JSON, with units in the keys.
-    #[arg(long)]
+    /// Print the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
+    #[arg(long, help_heading = "Output")]
+    pub hash: bool,
+    /// Print samples of a run with file, sequence and text of each part.
+    ///
+    /// PREFIX is then the config of a run with any objective. --first and --samples choose the
+    /// samples by their index in the run's order. Default: the samples of one step.
+    #[arg(long, conflicts_with_all = ["hash", "raw"], help_heading = "Output")]
+    pub show: bool,
+    /// Print JSON, with units in the keys.
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
+}
+
+/// A size; a bare number is MiB.
+fn window(text: &str) -> Result<ByteSize, String> {
+    match text.parse::<u64>() {
+        Ok(mebibytes) => Ok(ByteSize(mebibytes.saturating_mul(1 << 20))),
+        Err(_) => text.parse(),
+    }
 }
 
 /// What was read; `--json` prints it as it is.
@@ -157,7 +170,7 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
     let mut options = LoaderOptions::new(args.micro_batch, args.first..end);
     options.ranks = Ranks::one(args.rank, args.ranks);
     options.depth = args.depth;
-    options.window_bytes = args.window.saturating_mul(1 << 20);
+    options.window_bytes = args.window.0;
     options.timeout = Duration::from_secs(args.timeout);
     options.verify = !args.no_verify;
     let seq_len = usize::try_from(args.seq_length).context("--seq-length")?;

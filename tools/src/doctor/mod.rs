@@ -16,8 +16,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use storage::Stage;
 use storage::probe::{BucketInfo, HostInfo, MountInfo};
+use storage::{Stage, TimeSpan};
 
 use crate::ui::timeout::StopSignal;
 
@@ -27,37 +27,34 @@ pub struct DoctorArgs {
     /// A folder or file, a URL, or the config of a run: a name that ends in .toml.
     #[arg(value_name = "PATH|URL|CONFIG.toml")]
     pub target: String,
-    /// What PATH is for: data is looked at and never written to; for checkpoints a few small files
-    /// or objects are written below it, and removed. A config says it itself.
+    /// Use of PATH; a config gives the use of each of its paths.
     #[arg(long = "for", value_enum, default_value = "both")]
     pub purpose: Purpose,
-    /// How long each step may take before the target counts as hanging.
-    #[arg(long, value_name = "SECONDS", default_value = "20s", value_parser = seconds)]
+    /// Maximum time of each check, from 1s to 1h. With less, a slow store counts as stuck.
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = seconds)]
     pub timeout: Duration,
-    /// Other values of a config's keys, as `trainer` takes them.
+    /// Override a key of the config, as with `trainer`. May be given several times.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let count = text.strip_suffix('s').and_then(|digits| digits.parse().ok());
-    count
-        .filter(|count| (1..=3600).contains(count))
-        .map(Duration::from_secs)
-        .ok_or_else(|| "due 1s to 3600s".to_owned())
+    let TimeSpan(time) = text.parse()?;
+    let is_within = (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&time);
+    if is_within { Ok(time) } else { Err(format!("expected 1s to 1h, found {text}")) }
 }
 
 /// What a place is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Purpose {
-    /// Tokens, which are read.
+    /// Token files: the path is read, and never written to.
     Data,
-    /// Checkpoints, which are written.
+    /// Checkpoints: a few small files or objects are written below the path and removed.
     Checkpoint,
-    /// Either.
+    /// Both.
     Both,
 }
 

@@ -11,28 +11,41 @@ use storage::fs::lustre::{LayoutComponent, Purpose, Recommendation, Striping, ta
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub enum StripeVerb {
-    /// Tells the layout of a file, or what is made in a folder gets.
+    /// Print the layout of a file, or the default layout of a folder.
     ///
-    /// Exit 0: told. 2: it is not on Lustre, or cannot be read.
+    /// Exit code 0: printed. 2: the path is not on Lustre, or cannot be read.
+    #[command(after_help = "\
+Examples:
+  feedline stripe get /lustre/corpus
+  feedline stripe get /lustre/corpus/wiki_text_document.bin --json")]
     Get(GetArgs),
-    /// Gives a folder a layout for what will be made in it, or makes an empty file that has it.
+    /// Set the default layout of a folder, or create an empty file with a layout.
     ///
-    /// The layout is read back: sites may let `lfs` alone set it, and then say that all went well.
-    /// What is in the folder already stays as it is. Exit 0: it is as asked. 1: Lustre made
-    /// something else of it. 2: it could not be set.
+    /// The layout is read back and compared, because some sites ignore layouts that programs other
+    /// than `lfs` set. Files that are already in the folder keep their layout.
+    ///
+    /// Exit code 0: set. 1: Lustre chose another layout. 2: it cannot be set.
+    #[command(after_help = "\
+Examples:
+  feedline stripe set /lustre/run/ckpt --count 4 --size 4MiB
+  feedline stripe set /lustre/corpus --part 1GiB:4:4MiB --part end:all:4MiB")]
     Set(SetArgs),
-    /// Says which layout suits a file, why, and the line that sets it.
+    /// Print which layout suits a file, the reason, and the command that sets it.
     ///
-    /// Exit 0.
+    /// Exit code 0.
+    #[command(after_help = "\
+Examples:
+  feedline stripe recommend --bytes 2TB --for data --nodes 64
+  feedline stripe recommend --bytes 4GiB --for checkpoint --nodes 512 --targets 96")]
     Recommend(RecommendArgs),
 }
 
 /// What is asked for.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// A file or folder.
+    /// File or folder.
     pub path: PathBuf,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -40,20 +53,21 @@ pub struct GetArgs {
 /// What is to be set.
 #[derive(Debug, Args)]
 pub struct SetArgs {
-    /// A folder, or a file that is not there yet.
+    /// A folder, or a file that does not exist yet.
     pub path: PathBuf,
-    /// Targets: a number, or `all`. Default: as the file system has it.
-    #[arg(long, value_name = "COUNT|all", value_parser = count, default_value = "0")]
+    /// Stripe count: a number, `all`, or 0 for the default of the file system.
+    #[arg(long, value_name = "N|all", value_parser = count, default_value = "0")]
     pub count: u16,
-    /// Bytes on a target before the next has its turn: a multiple of 64KiB. Default: as the file
-    /// system has it.
+    /// Stripe size, a multiple of 64KiB [default: that of the file system]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
-    /// The pool that targets are taken from. Default: any.
-    #[arg(long, default_value = "")]
+    /// Pool of targets [default: any]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub pool: String,
-    /// A part of a layout that grows with the file, as 1GiB:4:4MiB for 4 stripes of 4 MiB up to
-    /// 1 GiB; the last ends at `end`. Given several times, in order, instead of --count and --size.
+    /// A component of a progressive layout, in place of --count and --size.
+    ///
+    /// `1GiB:4:4MiB` means 4 stripes of 4 MiB up to 1 GiB of the file; the last component ends at
+    /// `end`. Given several times, in order.
     #[arg(
         long,
         value_name = "END:COUNT:SIZE",
@@ -61,7 +75,7 @@ pub struct SetArgs {
         conflicts_with_all = ["count", "size"]
     )]
     pub part: Vec<(u64, u16, u32)>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -69,32 +83,33 @@ pub struct SetArgs {
 /// What a file is for.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum For {
-    /// .idx files, manifests and the like.
+    /// .idx files, manifests and other small files.
     Index,
-    /// Tokens that all nodes read in small pieces.
+    /// Token files, which all nodes read in small requests.
     Data,
-    /// Shards of a checkpoint, of which each writer has its own.
+    /// Checkpoint files with one writer each.
     Checkpoint,
-    /// One file that all writers write into.
+    /// A file that all processes write to.
     Shared,
 }
 
 /// Of what, and for whom.
 #[derive(Debug, Args)]
 pub struct RecommendArgs {
-    /// The length of a file.
+    /// Size of the file.
     #[arg(long, value_name = "SIZE")]
     pub bytes: ByteSize,
-    /// What it is for.
+    /// Use of the file.
     #[arg(long = "for", value_enum)]
     pub purpose: For,
-    /// Nodes that read it, or processes that write.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Nodes that read it, or processes that write it.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub nodes: u32,
-    /// Targets of the file system. Default: those that this client shows, if it is one.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Targets of the file system [default: as this Lustre client reports]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub targets: Option<u32>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

@@ -1,4 +1,4 @@
-//! `feedline offload left`: what ranks keep in folders, or have left there. A run that goes on with
+//! `feedline offload ls`: what ranks keep in folders, or have left there. A run that goes on with
 //! fewer ranks removes what its ranks reach; what is on a node that has none of them stays.
 
 use std::path::Path;
@@ -16,14 +16,16 @@ use crate::ui::terminal::table;
 /// Where to look.
 #[derive(Debug, Args)]
 pub struct LeftArgs {
-    /// Folders of this node, as optim.offload has them.
+    /// Folders of this node, as optim.offload names them.
     #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
     pub folders: Vec<String>,
-    /// Removes what ranks of this run left, as it is told under 'of', unless a process has it. Its
-    /// checkpoints stay whole, those that share files with it too.
+    /// Remove orphaned state of this run, named as in the column 'of'.
+    ///
+    /// State that a process uses is not removed. Checkpoints of the run stay intact, also those
+    /// that share files with it.
     #[arg(long, value_name = "RUN")]
     pub remove: Option<String>,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 use storage::{ByteSize, Key, Storage, Width};
 
 use self::activations::MovedInputs;
+use crate::bench::demand::parameters_of;
 use crate::bench::fio::checkpoint;
 use crate::bench::target::check_folder;
 use crate::ckpt::CkptOutput;
@@ -28,51 +29,68 @@ use crate::ui::timeout::StopSignal;
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub enum OffloadVerb {
-    /// Measures updates of a state in host memory and on a disk, beside the memory's own rate and
-    /// fio, a checkpoint of it, and how fast inputs of layers go to the disk and come back.
+    /// Measure updates of optimizer state in host memory and on disks, compared with fio.
     ///
-    /// Exit 0: measured. 2: it could not be.
+    /// Also measures the memory bandwidth, a checkpoint of the state, and how fast layer inputs are
+    /// written to the disks and read back.
+    ///
+    /// Exit code 0: measured. 2: not measured.
+    #[command(after_help = "\
+Examples:
+  feedline offload bench /nvme0 /nvme1 --parameters 1b
+  feedline offload bench /nvme0 --parameters 0 --input-bytes 0B --json")]
     Bench(BenchArgs),
-    /// Tells what ranks keep in folders of this node, or have left there, and removes that.
+    /// List the offloaded state that ranks keep in folders of this node, and remove orphans.
     ///
-    /// A run that goes on with fewer ranks removes what the others left where its own reach it;
-    /// what is on a node that it has left stays there. Exit 0: done. 2: it could not be.
+    /// A run that resumes with fewer ranks removes the state of the other ranks where its own ranks
+    /// reach it. State on a node without ranks remains until --remove deletes it.
+    ///
+    /// Exit code 0: done. 2: not done.
+    #[command(name = "ls", alias = "left")]
+    #[command(after_help = "\
+Examples:
+  feedline offload ls /nvme0 /nvme1
+  feedline offload ls /nvme0 --remove /lustre/run/ckpt")]
     Left(leftovers::LeftArgs),
 }
 
 /// Where to measure, and what.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A folder of the file system to be measured, or one on each of several disks that a state is
-    /// to be spread over; what is written there is removed. The checkpoint is made in the first.
+    /// Folder on the file system to measure, or one on each disk that the state is spread over.
+    ///
+    /// Files that are written there are removed. The checkpoint is written to the first folder.
     #[arg(value_name = "FOLDER", required = true, num_args = 1..)]
     pub folders: Vec<PathBuf>,
-    /// Parameters of the model, of 12 bytes each, twice on the disks. 0 leaves updates there out.
-    #[arg(long, default_value_t = 250_000_000)]
+    /// Parameters of the model, such as 250m or 1.3b; 0 omits updates on the disks.
+    ///
+    /// Each needs 12 bytes, twice on the disks.
+    #[arg(long, value_name = "N", default_value = "250m", value_parser = parameters)]
     pub parameters: u64,
-    /// Parameters that are updated in memory. Fewer than the caches hold say nothing of memory; 0
-    /// leaves memory out.
-    #[arg(long, default_value_t = 64 << 20)]
+    /// Parameters that are updated in host memory; 0 omits the measurement.
+    ///
+    /// A number that fits into the CPU caches measures the caches.
+    #[arg(long, value_name = "N", default_value = "67108864", value_parser = parameters)]
     pub host_parameters: u64,
-    /// Inputs of layers that a step moves to the disks and takes back, as
-    /// parallel.activation_offload has it; fio's files are as large. 0B leaves them out, and less
-    /// than 128MiB would stay in the buffers.
+    /// Layer inputs that a step writes and reads back, as with parallel.activation_offload.
+    ///
+    /// The files of fio are as large. 0B omits the measurement; less than 128MiB would remain in
+    /// the buffers.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub input_bytes: ByteSize,
-    /// One of them: sequences of a micro-batch times their length times the hidden size, in 2 or 4
-    /// bytes.
+    /// Size of one layer input: micro-batch x sequence length x hidden size x 2 or 4 bytes.
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     pub layer_bytes: ByteSize,
-    /// Times that everything is done; the medians are told.
-    #[arg(long, default_value_t = 5)]
+    /// Number of rounds; medians are reported. Fewer rounds make the result less certain.
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: u64,
-    /// Threads that compute. Default: as many as there are processors.
-    #[arg(long)]
+    /// Threads that compute [default: one per core]
+    #[arg(long, alias = "workers", value_name = "N")]
     pub threads: Option<usize>,
-    /// Memory for what is on its way from and to the disks.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    /// Memory for data in flight to and from the disks. With less, the disks wait.
+    #[arg(long = "memory", alias = "buffer-bytes", value_name = "SIZE", default_value = "256MiB")]
     pub buffer_bytes: ByteSize,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub json: bool,
 }
@@ -109,6 +127,12 @@ struct Measured {
     memory_peak_bytes: u64,
     /// `None` if they were left out.
     inputs: Option<MovedInputs>,
+}
+
+/// A number of parameters, as `250000000` or `250m`.
+fn parameters(text: &str) -> Result<u64, String> {
+    let count = text.parse().ok().or_else(|| parameters_of(text));
+    count.ok_or_else(|| format!("expected a number, or one with m, b or t as 1.3b, found '{text}'"))
 }
 
 /// Does what is asked.

@@ -9,14 +9,16 @@ use storage::simulate::{Simulation, StoreModel};
 /// Whether, and what.
 #[derive(Clone, Debug, Args)]
 pub struct Simulate {
-    /// Lets the target answer as another kind of store would: lustre, ceph, s3, nfs, or the file of
-    /// a model, with other values behind commas, as lustre,servers.stripes=8. What is measured then
-    /// follows from the model's figures, and every output says so. The target itself should be
-    /// quick, such as a memory file system.
-    #[arg(long, value_name = "lustre|ceph|s3|nfs|FILE[,KEY=VALUE]...")]
+    /// Simulate another store: lustre, ceph, s3, nfs or the file of a model.
+    ///
+    /// Values of the model may follow, as lustre,servers.stripes=8. Results then follow from the
+    /// figures of the model, and every output is marked as simulated. The target should be fast,
+    /// such as /dev/shm.
+    #[arg(long, value_name = "MODEL[,KEY=VALUE]...", help_heading = "Simulation")]
     pub simulate: Option<String>,
-    /// What decides which requests of a simulated store are slow, stall or fail.
+    /// Seed that chooses which requests of a simulated store are slow, stall or fail.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "simulate")]
+    #[arg(help_heading = "Simulation")]
     pub simulate_seed: u64,
 }
 

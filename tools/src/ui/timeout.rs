@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
-use storage::StuckReads;
+use storage::{StuckReads, TimeSpan};
 
 /// How often the watcher looks at the flag.
 const LOOK: Duration = Duration::from_millis(50);
@@ -22,6 +22,15 @@ const STOP_WAIT: Duration = Duration::from_secs(20);
 /// Signals that come together are one: `timeout` sends to the process and then to its group, and so
 /// do launchers of jobs. No hand is so quick.
 const SAME_SIGNAL: Duration = Duration::from_millis(100);
+
+/// The whole seconds of a time such as `60s` or `5min`; a bare number is seconds.
+pub(crate) fn timeout_seconds(text: &str) -> Result<u64, String> {
+    text.parse().or_else(|_| {
+        let TimeSpan(time) = text.parse()?;
+        let is_whole = time.subsec_nanos() == 0;
+        is_whole.then_some(time.as_secs()).ok_or_else(|| format!("expected seconds, found {text}"))
+    })
+}
 
 /// Whether all is to stop: by a signal, or because another process has failed.
 #[derive(Clone, Debug, Default)]

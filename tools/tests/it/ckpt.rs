@@ -131,8 +131,8 @@ fn old_steps_go_but_never_the_newest() {
     assert_eq!(said.json()["deleted"], json!([1]), "{}", said.err);
     let listed = feedline(&["ls", &root, "--json"]).json();
     assert_eq!(listed["steps"][1]["verified"], true, "it was read before any was deleted");
-    assert_eq!(feedline(&["retain", &root, "--lengths", "--verify"]).code, 2);
-    assert_eq!(feedline(&["retain", &root, "--lengths"]).code, 0);
+    assert_eq!(feedline(&["retain", &root, "--quick", "--verify"]).code, 2);
+    assert_eq!(feedline(&["retain", &root, "--quick"]).code, 0);
     assert_eq!(feedline(&["retain", &root, "--keep-last", "0"]).code, 2);
     assert_eq!(feedline(&["ls", &root, "--json"]).json()["steps"][0]["step"], 2);
 }
@@ -305,7 +305,7 @@ fn steps_are_converted() {
     assert_eq!(bytes[bytes.len() - 2..], [0xd0, 0x40], "6.5");
 
     // Of a model that we do not know it is not known what has a row for each word.
-    let said = feedline(&["export", &path("steps"), &path("words"), "--vocab", "2"]);
+    let said = feedline(&["export", &path("steps"), &path("words"), "--vocab-size", "2"]);
     assert_eq!(said.code, 2, "{}", said.out);
     assert!(said.err.contains("--vocab: got names of another architecture"), "{}", said.err);
     assert!(!folder.path().join("words").exists());

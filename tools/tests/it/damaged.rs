@@ -62,10 +62,10 @@ fn every_flipped_bit_is_found_and_its_file_named() {
     for _ in 0..13 {
         for suffix in [".bin", ".idx"] {
             for args in [
-                vec!["split", &prefix, "--split", "8,1,1", "--output-prefix", &made],
+                vec!["split", &prefix, "--split", "8,1,1", "--out", &made],
                 vec!["convert", &prefix, &made, "--to", "paddle"],
-                vec!["materialize", &prefix, "--output-prefix", &made, "--seq-length", "8"],
-                vec!["merge", "--verify", "--output-prefix", &made, "--input", &other, &prefix],
+                vec!["materialize", &prefix, "--out", &made, "--seq-length", "8"],
+                vec!["merge", "--verify", "--out", &made, "--input", &other, &prefix],
             ] {
                 bit += 7919;
                 with_flip(&format!("{prefix}{suffix}"), bit, |context| {
@@ -89,7 +89,7 @@ fn a_merge_carries_checksums_over() {
     let other = tokens(folder.path(), "b", |_| {});
     for nth in 0..10 {
         let made = path(folder.path(), &format!("made-{nth}"));
-        let args = ["merge", "--output-prefix", &made, "--input", &other, &prefix];
+        let args = ["merge", "--out", &made, "--input", &other, &prefix];
         with_flip(&format!("{prefix}.idx"), 104_729 * nth, |context| {
             let said = feedline(&args);
             assert_eq!(said.code, Some(2), "{context}: {}", said.out);
@@ -124,9 +124,9 @@ fn shards_of_other_settings_are_refused() {
     };
     let (first, second, other) = (shard("p", 0, true), shard("p", 1, true), shard("q", 1, false));
     let made = path(folder.path(), "made");
-    let said = feedline(&["merge", "--output-prefix", &made, "--input", &first, &other]);
+    let said = feedline(&["merge", "--out", &made, "--input", &first, &other]);
     assert_eq!(said.code, Some(2), "{}", said.out);
     assert!(said.err.contains("append_eod true, found false"), "{}", said.err);
-    let said = feedline(&["merge", "--output-prefix", &made, "--input", &first, &second]);
+    let said = feedline(&["merge", "--out", &made, "--input", &first, &second]);
     assert_eq!(said.code, Some(0), "{}", said.err);
 }

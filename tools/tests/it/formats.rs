@@ -104,7 +104,7 @@ fn shards_merge_to_the_whole_and_split_again() {
     let whole = tokens(folder.path(), "whole", &LINES);
     let input = shards.to_str().unwrap();
     let merged = path(folder.path(), "merged");
-    let args = ["merge", "--input", input, "--output-prefix", &merged, "--order", "numeric"];
+    let args = ["merge", "--input", input, "--out", &merged, "--order", "numeric"];
     let told = json(&[&args[..], &["--verify"]].concat());
     assert_eq!(told["documents"], 5, "{told}");
     for suffix in [".bin", ".idx"] {
@@ -116,18 +116,18 @@ fn shards_merge_to_the_whole_and_split_again() {
 
     // As Megatron sorts them, the tenth comes first.
     let by_name = path(folder.path(), "by_name");
-    json(&["merge", "--input", input, "--output-prefix", &by_name]);
+    json(&["merge", "--input", input, "--out", &by_name]);
     assert_ne!(read(&format!("{by_name}.idx")), read(&format!("{whole}.idx")));
 
     let part = path(folder.path(), "part");
-    let told = json(&["split", &merged, "--split", "3,1,1", "--output-prefix", &part]);
+    let told = json(&["split", &merged, "--split", "3,1,1", "--out", &part]);
     let documents: Vec<_> = [0, 1, 2].iter().map(|&n| &told["parts"][n]["documents"]).collect();
     assert_eq!(documents, [&serde_json::json!([0, 3]), &[3, 4].into(), &[4, 5].into()]);
     let parts = ["train", "valid", "test"].map(|name| format!("{part}_{name}"));
     let again = path(folder.path(), "again");
     let mut args = vec!["merge", "--input"];
     args.extend(parts.iter().map(String::as_str));
-    json(&[&args[..], &["--output-prefix", &again]].concat());
+    json(&[&args[..], &["--out", &again]].concat());
     for suffix in [".bin", ".idx"] {
         assert_eq!(read(&format!("{again}{suffix}")), read(&format!("{whole}{suffix}")));
     }
@@ -139,7 +139,7 @@ fn what_does_not_belong_together_is_not_merged() {
     let [a, b] = ["a", "b"].map(|name| tokens(folder.path(), name, &LINES));
     let out = path(folder.path(), "out");
     let refused = |inputs: &[&str], due: &str| {
-        let args = [&["merge", "--output-prefix", &out, "--input"], inputs].concat();
+        let args = [&["merge", "--out", &out, "--input"], inputs].concat();
         let said = feedline(&args);
         assert_eq!(said.code, 2, "{}", said.out);
         assert!(said.err.contains(due), "{}, due {due}", said.err);
@@ -212,7 +212,7 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     }
     let array = path(folder.path(), "array");
     let out = path(folder.path(), "out");
-    json(&["merge", "--input", &array, "--output-prefix", &out]);
+    json(&["merge", "--input", &array, "--out", &out]);
     for suffix in [".bin", ".idx"] {
         let whole = path(folder.path(), "whole_text_document");
         assert_eq!(read(&format!("{out}{suffix}")), read(&format!("{whole}{suffix}")));
@@ -221,21 +221,20 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     let other = path(folder.path(), "other");
     for (some, due) in [(&[0, 2][..], "due shard 1"), (&[0, 1], "last of the shards"), (&[1], "0")]
     {
-        let mut args = vec!["merge", "--output-prefix", &other, "--input"];
+        let mut args = vec!["merge", "--out", &other, "--input"];
         args.extend(some.iter().map(|&n| shards[n].as_str()));
         let said = feedline(&args);
         assert_eq!(said.code, 2, "{}", said.out);
         assert!(said.err.contains(due) && said.err.contains("--partial"), "{}", said.err);
     }
-    json(&["merge", "--partial", "--input", &shards[1], "--output-prefix", &other]);
+    json(&["merge", "--partial", "--input", &shards[1], "--out", &other]);
 
     // An input that grew between two tasks has other places at which shards begin.
     std::fs::write(&input, [&lines.concat(), "{\"text\":\"more\"}\n"].concat()).unwrap();
     run("grown/p", Some(preprocess::Shard { index: 1, count: 3 }));
     let grown = path(folder.path(), "grown/p_00001-of-00003_text_document");
     let late = path(folder.path(), "late");
-    let said =
-        feedline(&["merge", "--output-prefix", &late, "--input", &shards[0], &grown, &shards[2]]);
+    let said = feedline(&["merge", "--out", &late, "--input", &shards[0], &grown, &shards[2]]);
     assert!(said.code == 2 && said.err.contains("an input has changed"), "{}", said.err);
 }
 
@@ -258,7 +257,7 @@ fn shards_of_a_changed_input_are_refused() {
     let changed = shard("q", 1);
     let made = path(folder.path(), "made");
     for more in [&[][..], &["--partial"]] {
-        let args = ["merge", "--output-prefix", &made, "--input", &first, &changed];
+        let args = ["merge", "--out", &made, "--input", &first, &changed];
         let said = feedline(&[&args[..], more].concat());
         assert_eq!(said.code, 2, "{}", said.out);
         for word in [&input, &first, &changed] {
@@ -268,7 +267,7 @@ fn shards_of_a_changed_input_are_refused() {
     // A copy of the input, as another node may have it, is the same.
     std::fs::write(&input, &lines).unwrap();
     let second = shard("r", 1);
-    json(&["merge", "--output-prefix", &made, "--input", &first, &second]);
+    json(&["merge", "--out", &made, "--input", &first, &second]);
 }
 
 #[test]

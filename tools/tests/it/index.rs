@@ -125,7 +125,7 @@ fn a_materialized_order_is_the_order() {
     let copy = corpora("gpt_cache", &["corpus_a"]);
     for (memory, samples) in [("1GiB", None), ("1B", Some(190)), ("200B", Some(50))] {
         let out = format!("out-{memory}");
-        let mut args = vec!["materialize", "corpus_a", "--output-prefix", &out, "--seq-length"];
+        let mut args = vec!["materialize", "corpus_a", "--out", &out, "--seq-length"];
         args.extend(["16", "--memory", memory, "--json", "--data-cache-path", "cache"]);
         let count = samples.map(|count: u64| count.to_string());
         if let Some(count) = &count {
@@ -174,7 +174,7 @@ fn a_materialized_order_is_the_order() {
 fn a_failed_run_leaves_nothing() {
     let copy = corpora("gpt_cache", &["corpus_a"]);
     let bin = copy.path().join("corpus_a.bin");
-    let args = "materialize corpus_a --output-prefix out --seq-length 16 --data-cache-path cache";
+    let args = "materialize corpus_a --out out --seq-length 16 --data-cache-path cache";
     let args: Vec<_> = args.split_whitespace().collect();
     let file = fs::File::options().write(true).open(&bin).unwrap();
     file.set_len(file.metadata().unwrap().len() - 1).unwrap();

@@ -164,12 +164,12 @@ fn check(server: &S3Server, verb: &[&str], place: &str, more: &[&str]) {
 #[test]
 fn a_merge_leaves_nothing() {
     let server = bucket();
-    check(&server, &["merge", "--output-prefix", "out", "--input"], "in/corpus", &[]);
+    check(&server, &["merge", "--out", "out", "--input"], "in/corpus", &[]);
 }
 
 #[test]
 fn a_split_leaves_no_part() {
-    let more = ["--split", "60,30,10", "--output-prefix", "out"];
+    let more = ["--split", "60,30,10", "--out", "out"];
     check(&bucket(), &["split"], "in/corpus", &more);
 }
 
@@ -224,8 +224,8 @@ fn check_killed(server: &S3Server, verb: &[&str], more: &[&str]) {
 #[test]
 fn a_killed_run_is_repeated() {
     let server = bucket();
-    check_killed(&server, &["merge", "--output-prefix", "out", "--input"], &[]);
-    let more = ["--split", "60,30,10", "--output-prefix", "out"];
+    check_killed(&server, &["merge", "--out", "out", "--input"], &[]);
+    let more = ["--split", "60,30,10", "--out", "out"];
     check_killed(&server, &["split"], &more);
     for format in ["mmididx", "paddle"] {
         check_killed(&server, &["convert", "--to", format], &["out"]);
@@ -260,7 +260,7 @@ fn a_bucket_is_left_as_it_was() {
     let server = S3Server::start().unwrap();
     answer_after(&server, LATE);
     let out = server.url("out/corpus");
-    let merge = ["merge", "--input", "corpus", "--output-prefix", &out];
+    let merge = ["merge", "--input", "corpus", "--out", &out];
     let mut seen = 0;
     for (nth, signal) in ["-INT", "-TERM", "-INT"].into_iter().enumerate() {
         let merge = feedline(&merge, folder.path());
@@ -281,7 +281,7 @@ fn a_materialized_order_is_gone_on_with() {
     let server = bucket();
     let source = server.url("in/corpus");
     let args = "--seq-length 127 --memory 4MiB --commit-every 8MiB --data-cache-path cache \
-                --output-prefix out/o --json";
+                --out out/o --json";
     let args: Vec<&str> = ["materialize", &source].into_iter().chain(args.split(' ')).collect();
     let args: Vec<&str> = args.into_iter().filter(|arg| !arg.is_empty()).collect();
     let whole = tempfile::tempdir().unwrap();
@@ -368,7 +368,7 @@ fn what_hangs_does_not_keep_it() {
     let folder = tempfile::tempdir().unwrap();
     let source = server.url("in/corpus") + "&stall=600s";
     let first = server.request_count();
-    let merge = ["merge", "--input", &source, "--output-prefix", "out"];
+    let merge = ["merge", "--input", &source, "--out", "out"];
     let mut child = feedline(&merge, folder.path()).spawn().unwrap();
     let until = Instant::now() + PATIENCE;
     while server.request_count() < first + 2 && Instant::now() < until {

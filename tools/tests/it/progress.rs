@@ -35,15 +35,15 @@ fn data(folder: &Path) {
 
 /// Each verb, and what its line begins with.
 const VERBS: [(&str, &str); 9] = [
-    ("merge --input a a --output-prefix m", "merge [----"),
-    ("split a --split 60,30,10 --output-prefix s", "split [----"),
+    ("merge --input a a --out m", "merge [----"),
+    ("split a --split 60,30,10 --out s", "split [----"),
     ("convert nano.bin c", "convert [----"),
     ("repair short -o r", "repair [----"),
     ("check a", "check [----"),
     ("inspect nano.bin", "inspect [----"),
     ("samples a --seq-length 16", "samples [----"),
     ("index build a --seq-length 16 --data-cache-path i", "order 1, train of a: 0 B"),
-    ("materialize a --seq-length 16 --output-prefix x", "materialize [----"),
+    ("materialize a --seq-length 16 --out x", "materialize [----"),
 ];
 
 #[test]

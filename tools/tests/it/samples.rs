@@ -27,7 +27,7 @@ fn the_stream_is_that_of_megatrons_dataset() {
     let whole = ["corpus_a", "--seq-length", "16", "--samples", "190"];
     let theirs = "c2988c0606f049df80f5dffeafdf3e3cdc71e8e3c96304cd39d69b198570c46a";
     let manners: [&[&str]; 4] =
-        [&[], &["--depth", "1"], &["--micro-batch", "3"], &["--window", "1"]];
+        [&[], &["--depth", "1"], &["--micro-batch", "3"], &["--window", "1MiB"]];
     for manner in manners {
         let read = read(&[&whole[..], manner].concat());
         assert_eq!(

@@ -21,8 +21,8 @@ use tools::bench::target::TargetFolder;
 
 /// As little of everything as there can be.
 const SMALL: [&str; 9] = [
-    "--runs=1",
-    "--seconds=0.05",
+    "--rounds=1",
+    "--duration=50ms",
     "--bytes=16MiB",
     "--checkpoint=1MiB",
     "--writers=2",
@@ -136,7 +136,7 @@ fn config(folder: &Path) -> String {
 #[test]
 fn the_order_of_a_run_is_replayed_and_its_folder_is_as_it_was() {
     let (run, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let from = format!("--from={}", config(run.path()));
+    let from = format!("--config={}", config(run.path()));
     let there = || {
         let names = fs::read_dir(run.path()).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<_> = names.collect();
@@ -177,10 +177,10 @@ fn what_cannot_be_measured_says_why() {
     // Root may not make folders there either; in a container it is read-only.
     refused(&bench(&["/sys/kernel"], &[]), "hint: name a folder of it that you may write", at);
     refused(&bench(&[name(at)], &["--model=huge"]), "--model huge: due a number with m", at);
-    refused(&bench(&[name(at)], &["--runs=0"]), "--runs: got 0", at);
+    refused(&bench(&[name(at)], &["--rounds=0"]), "--runs: got 0", at);
     refused(&bench(&[name(at), ""], &[]), "a target has no name; hint: is the variable", at);
     refused(&bench(&[name(at)], &["--bytes=1MiB"]), "--bytes: got 1 MiB", at);
-    refused(&bench(&[name(at)], &["--from=/no/such.toml"]), "/no/such.toml", at);
+    refused(&bench(&[name(at)], &["--config=/no/such.toml"]), "/no/such.toml", at);
     refused(&bench(&["ftp://x/y"], &[]), "the scheme 'ftp' is not known", at);
     let file = at.join("file");
     fs::write(&file, "x").unwrap();
@@ -235,7 +235,7 @@ fn an_interrupted_one_leaves_nothing() {
     for (signal, more) in [("-INT", "--processes=1"), ("-TERM", "--processes=2")] {
         let folder = tempfile::tempdir().unwrap();
         let temporary = tempfile::tempdir().unwrap();
-        let more = ["--patterns=stream,save", "--seconds=20", more];
+        let more = ["--patterns=stream,save", "--duration=20s", more];
         let mut command = command(&[name(folder.path())], &more);
         command.env("TMPDIR", temporary.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
@@ -265,12 +265,12 @@ fn several_processes_measure_together() {
 #[test]
 fn hosts_meet_in_a_folder_and_one_tells() {
     let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let at = format!("--meet={}", name(meet.path()));
+    let at = format!("--rendezvous={}", name(meet.path()));
     let start = |member: &str| {
         let mut command = command(&[name(folder.path())], &[&at, member, "--patterns=samples"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let (first, second) = (start("--member=0/2"), start("--member=1/2"));
+    let (first, second) = (start("--process=0/2"), start("--process=1/2"));
     let (first, second) = (first.wait_with_output().unwrap(), second.wait_with_output().unwrap());
     assert_eq!(told(&first)["method"]["processes"], 2);
     assert_eq!(second.status.code(), Some(0), "{}", String::from_utf8_lossy(&second.stderr));
@@ -286,10 +286,10 @@ fn hosts_meet_in_a_folder_and_one_tells() {
 fn an_interrupted_host_ends_all() {
     for told in [0, 1] {
         let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let at = format!("--meet={}", name(meet.path()));
+        let at = format!("--rendezvous={}", name(meet.path()));
         let hosts = [0, 1].map(|nth| {
-            let member = format!("--member={nth}/2");
-            let more = [&at, &member, "--patterns=stream,save", "--seconds=60"];
+            let member = format!("--process={nth}/2");
+            let more = [&at, &member, "--patterns=stream,save", "--duration=60s"];
             let mut command = command(&[name(folder.path())], &more);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         });
@@ -313,8 +313,8 @@ fn remains_where_hosts_meet_are_told() {
     let remains = meet.path().join("feedline-bench-meet-0-0");
     fs::create_dir(&remains).unwrap();
     fs::write(remains.join("id.1"), "\"old\"").unwrap();
-    let at = format!("--meet={}", name(meet.path()));
-    let output = bench(&[name(folder.path())], &[&at, "--member=1/2", "--patterns=samples"]);
+    let at = format!("--rendezvous={}", name(meet.path()));
+    let output = bench(&[name(folder.path())], &[&at, "--process=1/2", "--patterns=samples"]);
     refused(&output, "hint: a benchmark that was killed has left", folder.path());
 }
 
@@ -365,7 +365,7 @@ pub fn quick_folder() -> tempfile::TempDir {
 fn two_links(first: u32, second: u32) -> Value {
     let folder = quick_folder();
     let links = [first, second].map(|link| format!("--simulate=lustre,client.mb_per_s={link}"));
-    let more = [&links[0], &links[1], "--patterns=stream", "--runs=5", "--seconds=0.4"];
+    let more = [&links[0], &links[1], "--patterns=stream", "--rounds=5", "--duration=400ms"];
     let report = told(&bench(&[name(folder.path())], &more));
     nothing_in(folder.path());
     assert_eq!(report["simulated"], true);
@@ -390,7 +390,7 @@ fn models_that_differ_are_told_apart() {
 fn requests_are_timed_from_when_they_were_due() {
     let folder = quick_folder();
     let model = "--simulate=nfs,latency_us.read=[20000, 20000]";
-    let more = [model, "--patterns=rate", "--ranks=1000", "--seconds=0.2"];
+    let more = [model, "--patterns=rate", "--ranks=1000", "--duration=200ms"];
     let report = told(&bench(&[name(folder.path())], &more));
     let rate = &report["targets"][0]["patterns"][0];
     assert!(rate["latency_ms"]["p50"].as_f64().unwrap() > 200.0, "{rate}");
@@ -409,7 +409,7 @@ fn a_target_that_hangs_is_told_of_and_nothing_stays() {
     let simulate = format!("--simulate={}", model.display());
     // A run has as long as a request and four times its seconds, so that of the two the request is
     // the first to be given up.
-    let more = [&simulate, "--patterns=samples", "--timeout=5", "--seconds=3"];
+    let more = [&simulate, "--patterns=samples", "--timeout=5", "--duration=3s"];
     let output = bench(&[name(folder.path())], &more);
     refused(&output, "no answer for ", folder.path());
     let more = [&simulate, "--patterns=start", "--timeout=5"];

@@ -234,8 +234,14 @@ fn t5_and_bert_are_replayed() {
         let train = format!("'{}'", folder.path().join("one").display());
         let (_, name) = config(folder.path(), &train, keys);
         let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
-        command.args(["bench", target.path().to_str().unwrap(), "--json", "--no-fio", "--runs=1"]);
-        command.args(["--patterns=replay", "--seconds=0.05", "--bytes=16MiB", "--from", &name]);
+        command.args([
+            "bench",
+            target.path().to_str().unwrap(),
+            "--json",
+            "--no-fio",
+            "--rounds=1",
+        ]);
+        command.args(["--patterns=replay", "--duration=50ms", "--bytes=16MiB", "--config", &name]);
         let output = command.stdin(Stdio::null()).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{err}");

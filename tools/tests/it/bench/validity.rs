@@ -12,9 +12,9 @@ use storage::probe::{HostInfo, MountInfo, ProbeFolder};
 fn bench(targets: &[&str], more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     command.arg("bench").args(targets);
-    command.args(["--seconds=0.2", "--bytes=16MiB", "--writers=2", "--ranks=4"]);
-    let is_told = more.iter().any(|argument| argument.starts_with("--runs"));
-    command.args((!is_told).then_some("--runs=1"));
+    command.args(["--duration=200ms", "--bytes=16MiB", "--writers=2", "--ranks=4"]);
+    let is_told = more.iter().any(|argument| argument.starts_with("--rounds"));
+    command.args((!is_told).then_some("--rounds=1"));
     command.args(more).stdin(Stdio::null());
     let output = command.output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
@@ -157,7 +157,7 @@ fn fio_stands_beside_us_with_an_interval() {
         return eprintln!("SKIPPED: fio is asked for io_uring, which does not work here: {why}");
     }
     let folder = tempfile::tempdir().unwrap();
-    let more = ["--patterns=stream,samples,save,save-one", "--checkpoint=32MiB", "--runs=2"];
+    let more = ["--patterns=stream,samples,save,save-one", "--checkpoint=32MiB", "--rounds=2"];
     let report = json(&[folder.path().to_str().unwrap()], &more);
     let peers = report["targets"][0]["peers"].as_array().unwrap();
     assert_eq!(peers.len(), 4, "{peers:?}");
@@ -190,8 +190,8 @@ fn beside(answer: &str) -> (Value, Vec<String>) {
     fs::set_permissions(&fio, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
-    command.args(["bench", folder.path().to_str().unwrap(), "--json", "--runs=2"]);
-    command.args(["--seconds=0.05", "--bytes=16MiB", "--checkpoint=16MiB", "--writers=2"]);
+    command.args(["bench", folder.path().to_str().unwrap(), "--json", "--rounds=2"]);
+    command.args(["--duration=50ms", "--bytes=16MiB", "--checkpoint=16MiB", "--writers=2"]);
     command.args(["--patterns=stream,samples,save,save-one"]).env("PATH", path);
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));

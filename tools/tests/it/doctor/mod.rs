@@ -573,7 +573,7 @@ fn what_ranks_left_is_found_and_removed() {
     std::fs::create_dir(folder.join("mine")).unwrap();
     let place = folder.to_str().unwrap();
     let left = |more: &[&str]| -> Value {
-        let said = feedline(&[&["offload", "left", place, "--json"], more].concat());
+        let said = feedline(&[&["offload", "ls", place, "--json"], more].concat());
         assert_eq!(said.code, 0, "{}", said.err);
         serde_json::from_str(&said.out).unwrap()
     };
@@ -611,7 +611,7 @@ fn what_ranks_left_is_found_and_removed() {
     assert_eq!(removed(left(&["--remove", "/run/ckpt"])), 1);
     assert_eq!(names(), ["mine", "rank-00000", "rank-00002"]);
     drop(held);
-    let said = feedline(&["offload", "left", place, "--remove", "/run/ckpt"]);
+    let said = feedline(&["offload", "ls", place, "--remove", "/run/ckpt"]);
     assert!(said.out.contains("removed") && said.out.contains("left"), "{}", said.out);
     assert_eq!(names(), ["mine", "rank-00002"]);
 }

@@ -146,7 +146,7 @@ fn services_bad_credentials_on_rgw() {
         let (severity, found) = told.of("list");
         assert_eq!((told.0, severity), (1, "breaks"), "{found}");
         assert!(found.contains(due), "no {due:?} in {found}");
-        let output = feedline(&["bench", &url, "--runs=1", "--bytes=16MiB", "--patterns=stream"]);
+        let output = feedline(&["bench", &url, "--rounds=1", "--bytes=16MiB", "--patterns=stream"]);
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{err}");
         assert!(err.contains(due), "no {due:?} in {err}");
@@ -208,7 +208,8 @@ fn services_nfs_that_hangs() {
     let name = folder.path().to_str().unwrap();
     nfs.server("hang");
     let told = doctor(&[name, "--for", "checkpoint", "--timeout", "2s"]);
-    let output = feedline(&["bench", name, "--timeout=2", "--bytes=16MiB", "--runs=1", "--no-fio"]);
+    let output =
+        feedline(&["bench", name, "--timeout=2", "--bytes=16MiB", "--rounds=1", "--no-fio"]);
     nfs.server("answer");
     let (severity, found) = told.of("answers");
     assert_eq!((told.0, severity), (1, "breaks"), "{found}");
@@ -232,8 +233,8 @@ fn services_nfs_bench() {
     let small = [
         "bench",
         name,
-        "--runs=1",
-        "--seconds=0.3",
+        "--rounds=1",
+        "--duration=300ms",
         "--bytes=16MiB",
         "--checkpoint=4MiB",
         "--writers=2",

@@ -37,7 +37,7 @@ fn corpus() -> tempfile::TempDir {
 /// Windows of few samples, each of which is committed.
 fn materialize(folder: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
-    let args = "materialize corpus --output-prefix out --seq-length 64 --memory 32KiB \
+    let args = "materialize corpus --out out --seq-length 64 --memory 32KiB \
                 --commit-every 1B --data-cache-path cache --json";
     command.current_dir(folder).args(args.split_whitespace()).args(more);
     command

@@ -38,7 +38,7 @@ fn corpus() -> (tempfile::TempDir, [Vec<u8>; 4]) {
 fn materialize(folder: &Path, out: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     let args = "materialize corpus --seq-length 2047 --memory 1MiB --commit-every 1MiB \
-                --data-cache-path cache --json --output-prefix";
+                --data-cache-path cache --json --out";
     command.current_dir(folder).args(args.split_whitespace()).arg(out);
     command
 }

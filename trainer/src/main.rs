@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use trainer::config::Config;
@@ -29,12 +29,13 @@ fn main() -> ExitCode {
     let done = match &Cli::parse().verb {
         Verb::Train(args) => train(args),
         Verb::Generate(args) => cli::generate(args),
-        Verb::Eval(args) => cli::eval(args),
+        Verb::Eval(task) => cli::eval(task),
         Verb::Report(args) => cli::report(args),
         Verb::LrSweep(args) => cli::sweep(args),
         Verb::Plan(args) => plan(args),
         Verb::ImportConfig(args) => cli::import_config(args),
         Verb::Launch(args) => launch(args),
+        Verb::Completions { shell } => completions(*shell),
         Verb::CkptAgent => {
             ckpt::serve_agent().map(|()| ExitCode::SUCCESS).context("save for a trainer")
         }
@@ -140,6 +141,13 @@ fn plan(args: &PlanArgs) -> Result<ExitCode> {
     Ok(if plan.refusals.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
+fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "trainer", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn load(args: &ConfigArgs) -> Result<Config> {
     Ok(Config::load(&args.config, &args.sets)?)
 }
@@ -173,4 +181,36 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
         cause.downcast_ref::<io::Error>().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe)
     };
     error.chain().any(io_error)
+}
+
+#[cfg(test)]
+#[path = "../../tests/include/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: Vec<String>) -> std::result::Result<(), String> {
+        Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn reference_page() {
+        command_page::check_page(Cli::command(), "trainer", &parse);
+    }
+
+    #[test]
+    fn earlier_spellings_are_accepted() {
+        for line in [
+            "plan run.toml --world 8",
+            "import-config --from hf config.json --world 8",
+            "report run --output a.html",
+            "report run -o a.html",
+            "generate --ckpt run --tokens-min 4",
+        ] {
+            let words = format!("trainer {line}").split(' ').map(str::to_owned).collect();
+            parse(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
 }

@@ -1,10 +1,14 @@
 use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
-use crate::cli::{EvalArgs, GenerateArgs, ImportArgs, ReportArgs, SweepArgs};
+use crate::cli::{EvalTask, GenerateArgs, ImportArgs, ReportArgs, SweepArgs};
 
-/// Trains GPT on token files, plans such a run, and writes text with what it has learned.
+/// Train GPT, T5 and BERT on token files, plan such runs, and use the trained models.
+///
+/// Sizes are written as `64MiB` or `3GB`. A file or folder may be a path or a URL such as
+/// `s3://bucket/key`.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -14,49 +18,63 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Trains. Goes on from the newest complete checkpoint of the run, if there is one.
+    /// Train a model; resume from the newest complete checkpoint of the run, if there is one.
     ///
-    /// SIGTERM, SIGINT or SIGUSR1: finishes the step, saves what fits into checkpoint.grace, and
-    /// exits with 75; a second one ends at once.
-    /// One of the processes that torchrun, srun or `trainer launch` start is a rank of the run.
+    /// A process that torchrun, srun or `trainer launch` starts is a rank of the run. After
+    /// SIGTERM, SIGINT or SIGUSR1 the run finishes its step, saves what checkpoint.grace allows,
+    /// and exits with 75. A second signal ends it at once.
     ///
-    /// Exit 0: all steps done. 75: stopped and saved, start it again. 2: could not. 3: another rank
-    /// is lost or failed; start all of them again. 4: done and saved, but a save on the way, or a
-    /// copy to the second store, had failed.
+    /// Exit code 0: all steps done. 2: failed. 3: another rank is lost or failed, start all ranks
+    /// again. 4: done and saved, but an earlier save or a copy to the second store failed. 75:
+    /// stopped and saved, start the same command again.
+    #[command(after_help = include_str!("examples/train.txt"))]
     Train(TrainArgs),
-    /// Writes text from a checkpoint.
+    /// Generate text with a checkpoint.
+    #[command(after_help = include_str!("examples/generate.txt"))]
     Generate(GenerateArgs),
-    /// Measures a checkpoint: WikiText, LAMBADA, or a corpus.
-    Eval(EvalArgs),
-    /// Writes a page about runs: loss, speed, stalls, layout, as one HTML file.
+    /// Measure a checkpoint with WikiText, LAMBADA or a corpus.
+    #[command(subcommand)]
+    Eval(EvalTask),
+    /// Write an HTML page about one run or several: loss, speed, stalls and layout.
+    #[command(after_help = include_str!("examples/report.txt"))]
     Report(ReportArgs),
-    /// Trains at rising rates in a folder of its own, and tells at which the loss falls.
+    /// Train at rising learning rates, and report at which rates the loss falls.
+    ///
+    /// The sweep has a folder of its own below that of the run, and saves no checkpoints.
+    #[command(after_help = include_str!("examples/lr-sweep.txt"))]
     LrSweep(SweepArgs),
-    /// Tells what a run will take: parameters, memory, steps, disk, time.
+    /// Print what a run needs: parameters, memory, steps, disk space and time.
     ///
-    /// Exit 0: it can run. 1: it cannot, and the plan says why. 2: the config cannot be read.
+    /// Exit code 0: the run can start. 1: it cannot, and the plan says why. 2: the config cannot be
+    /// read.
+    #[command(after_help = include_str!("examples/plan.txt"))]
     Plan(PlanArgs),
-    /// Prints a run of another system as a config of ours, with the fate of every key.
+    /// Convert the configuration of another system to a config, with the status of every key.
     ///
-    /// Exit 0: every key was followed. 1: some were not, or a key of ours is missing; the output
-    /// says which. 2: a file cannot be read.
+    /// Exit code 0: every key was converted. 1: some were not, or a required key is missing, and
+    /// the output names them. 2: a file cannot be read.
+    #[command(after_help = include_str!("examples/import-config.txt"))]
     ImportConfig(ImportArgs),
-    /// Starts the ranks of a run on this machine, as in `trainer launch -n 8 -- train run.toml`.
+    /// Start several ranks of a run on this machine.
     ///
-    /// What they print has their number before it. SIGTERM or SIGINT: asks all of them to stop; a
-    /// second one ends them. When one fails, the others are ended too. Exits with the worst code of
-    /// a rank; who was killed counts as 3.
+    /// Each line that a rank prints starts with its number. SIGTERM or SIGINT stops all ranks; a
+    /// second one kills them. When one rank fails, the others are stopped too. The exit code is the
+    /// worst of all ranks; a killed rank counts as 3.
+    #[command(after_help = include_str!("examples/launch.txt"))]
     Launch(LaunchArgs),
-    /// Saves in a trainer's stead, which starts it.
+    /// Print a completion script for SHELL: bash, zsh, fish, elvish or powershell.
+    #[command(after_help = include_str!("examples/completions.txt"))]
+    Completions { shell: Shell },
+    /// Save checkpoints for a trainer, which starts this process.
     #[command(hide = true)]
     CkptAgent,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
-    /// The run, as a TOML file.
+    /// Config of the run, a TOML file.
     pub(crate) config: String,
-    /// Sets a key over the file, as `--set optim.lr.peak=1e-3`. May be given often.
+    /// Override a key of the config, as `--set optim.lr.peak=1e-3`. May be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) sets: Vec<String>,
 }
@@ -71,40 +89,47 @@ pub(crate) struct TrainArgs {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    /// Prints JSON, with units in the keys.
+    /// Print JSON, with units in the keys.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Ranks that it is to run on. Default: as few as parallel.tp and parallel.pp ask for.
-    #[arg(long, value_name = "N")]
-    pub(crate) world: Option<u64>,
-    /// Speed of training of all ranks, for the time that the run takes, as `log.jsonl` of a run
-    /// like it has it.
-    #[arg(long, value_name = "N")]
-    pub(crate) tokens_per_s: Option<f64>,
-    /// Speed of one rank's large matrix products, in 10^12 operations a second, as 989 of an H100
-    /// in bf16: for the efficiency, or without --tokens-per-s for the time at best.
-    #[arg(long, value_name = "N")]
-    pub(crate) tflop_per_s: Option<f64>,
-    /// What the disks of one rank read and write together in a second, as 3GB, for optim.offload
-    /// and parallel.activation_offload on disks; `feedline offload bench` measures both.
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) disk_per_s: Option<storage::ByteSize>,
-    /// Memory of one rank, as 80GiB: exit 1 if the run needs more. Without it, a run that needs
-    /// more than this machine has gets a warning.
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Option<storage::ByteSize>,
-    /// Plans without the corpus and the tokenizer, which may be made later. Else a run without them
-    /// cannot start: exit 1.
+    /// Plan without the corpus and the tokenizer.
+    ///
+    /// Without this, a run whose corpus or tokenizer does not exist cannot start: exit code 1.
     #[arg(long)]
     pub(crate) no_data: bool,
+    /// Number of ranks [default: the fewest that parallel.tp and parallel.pp allow]
+    #[arg(long = "ranks", alias = "world", value_name = "N", help_heading = "Cluster")]
+    pub(crate) world: Option<u64>,
+    /// Memory of one rank: exit code 1 if the run needs more.
+    ///
+    /// Without this, a run that needs more memory than this machine has gets a warning.
+    #[arg(long, value_name = "SIZE", help_heading = "Cluster")]
+    pub(crate) memory: Option<storage::ByteSize>,
+    /// Training speed of all ranks in tokens per second, to estimate the time of the run.
+    ///
+    /// `log.jsonl` of a similar run contains it.
+    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    pub(crate) tokens_per_s: Option<f64>,
+    /// Speed of large matrix products on one rank, in 10^12 operations per second.
+    ///
+    /// For an H100 in bf16 it is 989. With --tokens-per-s it gives the efficiency, without it the
+    /// shortest possible time.
+    #[arg(long, value_name = "N", help_heading = "Cluster")]
+    pub(crate) tflop_per_s: Option<f64>,
+    /// Bytes per second that the disks of one rank read and write together, such as 3GB.
+    ///
+    /// Used for optim.offload and parallel.activation_offload on disks. `feedline offload bench`
+    /// measures it.
+    #[arg(long, value_name = "SIZE", help_heading = "Cluster")]
+    pub(crate) disk_per_s: Option<storage::ByteSize>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LaunchArgs {
-    /// How many ranks.
+    /// Number of ranks.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) ranks: u16,
-    /// What each of them does: a verb of this command and its arguments.
+    /// Command of each rank, without the name of this program: `train run.toml`.
     #[arg(last = true, required = true, value_name = "ARGS")]
     pub(crate) command: Vec<OsString>,
 }

@@ -11,114 +11,99 @@ use trainer::generate::Trained;
 
 use super::{ProgressPrinter, TrainedArgs, read_text};
 
-#[derive(Debug, Args)]
-pub(crate) struct EvalArgs {
-    #[command(subcommand)]
-    task: Task,
-}
-
 #[derive(Debug, Subcommand)]
-enum Task {
-    /// Perplexity of a WikiText file, per token and, adjusted, per word.
+pub(crate) enum EvalTask {
+    /// Compute the perplexity of a WikiText file per token and, adjusted, per word.
+    #[command(after_help = include_str!("examples/wikitext.txt"))]
     Wikitext {
-        /// The file, as it was published: `wiki.test.tokens`.
+        /// The published file, wiki.test.tokens.
         file: String,
         #[command(flatten)]
         how: EvalSettings,
-        /// Tokens from one window to the next, Megatron's --overlapping-eval: fewer give every
-        /// token a longer past, and take longer. Default: the model's length.
+        /// Tokens between the starts of two windows [default: the sequence length of the model]
+        ///
+        /// As Megatron's --overlapping-eval: with fewer, every token has a longer context and the
+        /// evaluation takes longer.
         #[arg(long, value_name = "N")]
         stride: Option<u64>,
     },
-    /// How often the last word of a passage is guessed, and its last token.
+    /// Measure how often the last word of a passage, and its last token, is predicted.
+    #[command(after_help = include_str!("examples/lambada.txt"))]
     Lambada {
-        /// Lines of JSON, each with a passage under `text`.
+        /// JSON lines, each with a passage under `text`.
         file: String,
         #[command(flatten)]
         how: EvalSettings,
     },
-    /// Perplexity of a split of a corpus, per token.
+    /// Compute the perplexity of a part of a corpus per token.
+    #[command(after_help = include_str!("examples/corpus.txt"))]
     Corpus {
-        /// Prefix of its .bin and .idx. Default: the run's own first corpus.
+        /// Prefix of its .bin and .idx [default: the first corpus of the run]
         prefix: Option<String>,
         #[command(flatten)]
         how: EvalSettings,
-        /// Which part.
+        /// Part to measure.
         #[arg(long, value_enum, default_value = "valid")]
         part: SplitArg,
-        /// Shares of training, validation and test. Default: the run's own.
-        #[arg(long, value_name = "A,B,C")]
+        /// Shares of training, validation and test [default: those of the run]
+        #[arg(long, value_name = "SHARES")]
         split: Option<String>,
-        /// Tokens at most. Default: all.
+        /// Maximum number of tokens [default: all]
         #[arg(long, value_name = "N")]
         tokens: Option<u64>,
-        /// Tokens from one window to the next. Default: the model's length.
+        /// Tokens between the starts of two windows [default: the sequence length of the model]
         #[arg(long, value_name = "N")]
         stride: Option<u64>,
     },
 }
 
 #[derive(Debug, Args)]
-struct EvalSettings {
-    #[command(flatten)]
+pub(crate) struct EvalSettings {
+    #[command(flatten, next_help_heading = "Model")]
     trained: TrainedArgs,
-    /// Windows in one pass.
-    #[arg(long, default_value_t = 8, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    /// Windows per forward pass. More are faster and need more memory.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Prints JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum SplitArg {
+pub(crate) enum SplitArg {
     Train,
     Valid,
     Test,
 }
 
-pub(crate) fn eval(args: &EvalArgs) -> Result<ExitCode> {
+pub(crate) fn eval(task: &EvalTask) -> Result<ExitCode> {
     let mut pace = ProgressPrinter::new();
-    match &args.task {
-        Task::Wikitext { file, how, stride } => {
+    match task {
+        EvalTask::Wikitext { file, how, stride } => {
             let (trained, options) = how.open(*stride)?;
             let tokenizer = how.trained.tokenizer(&trained)?;
             let text = read_text(file)?;
-            let tell = &mut |done, total| {
-                pace.tell(done, total, "tokens");
-                Ok(())
-            };
+            let tell = &mut pace.tell("tokens");
             let report = eval::wikitext(&trained, &*tokenizer, &text, options, tell)?;
             how.print("wikitext", &trained, &report)
         }
-        Task::Lambada { file, how } => {
+        EvalTask::Lambada { file, how } => {
             let (trained, options) = how.open(None)?;
             let tokenizer = how.trained.tokenizer(&trained)?;
             let lines = read_text(file)?;
-            let tell = &mut |done, total| {
-                pace.tell(done, total, "passages");
-                Ok(())
-            };
+            let tell = &mut pace.tell("passages");
             let report = eval::lambada(&trained, &*tokenizer, &lines, options, tell)?;
             how.print("lambada", &trained, &report)
         }
-        Task::Corpus { prefix, how, part, split, tokens, stride } => {
+        EvalTask::Corpus { prefix, how, part, split, tokens, stride } => {
             let (trained, options) = how.open(*stride)?;
             let config = trained.config();
             let (store, prefix) = storage::locate(prefix.as_deref().unwrap_or(config.corpus()))?;
             let corpus = IndexedDataset::open(&store, &prefix)?;
-            let which = match part {
-                SplitArg::Train => Split::Train,
-                SplitArg::Valid => Split::Valid,
-                SplitArg::Test => Split::Test,
-            };
+            let which = Split::ALL[*part as usize];
             let split = split.clone().unwrap_or_else(|| config.data.split.0.clone());
             let task = CorpusTask { split, which, tokens_max: *tokens };
-            let tell = &mut |done, total| {
-                pace.tell(done, total, "tokens");
-                Ok(())
-            };
+            let tell = &mut pace.tell("tokens");
             let report = eval::corpus(&trained, &corpus, &task, options, tell)?;
             how.print("corpus", &trained, &report)
         }

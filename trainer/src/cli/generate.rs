@@ -13,46 +13,49 @@ use super::{TrainedArgs, read_text};
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Model")]
     trained: TrainedArgs,
-    /// The text to go on from. Empty: the start of a document.
+    /// Text to continue; an empty text is the start of a document.
     #[arg(long, default_value = "", conflicts_with_all = ["prompts", "interactive"])]
     prompt: String,
-    /// Goes on from each line of a file.
+    /// Continue each line of a file.
     #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
     prompts: Option<String>,
-    /// Goes on from each line of standard input, as it comes.
+    /// Continue each line of standard input as soon as it arrives.
     #[arg(long)]
     interactive: bool,
-    /// Texts for each prompt.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
-    samples: u16,
-    /// Tokens to write at most; the end of a document ends it sooner.
-    #[arg(long, default_value_t = 100, value_name = "N")]
-    tokens: usize,
-    /// Tokens before which the document does not end.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    tokens_min: usize,
-    /// 0 takes the likeliest token always, 1 the model's own probabilities; more is wilder.
-    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = temperature)]
-    temperature: f64,
-    /// Chooses among this many of the likeliest tokens; 0 among all.
-    #[arg(long, default_value_t = 50, value_name = "N")]
-    top_k: usize,
-    /// Chooses among the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = probability)]
-    top_p: f64,
-    /// The token that an answer begins with, of a model with an encoder and a decoder: 0 is T5's, 1
-    /// is CPM-2's. Default: the run's own.
-    #[arg(long, value_name = "ID")]
-    start_token: Option<u32>,
-    /// The same seed gives the same text.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    seed: u64,
-    /// Prints a JSON object for each text, on a line of its own.
+    /// Print a JSON object for each text, on a line of its own.
     #[arg(long)]
     json: bool,
+    /// Texts per prompt.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    samples: u16,
+    /// Maximum number of tokens; the end of a document ends a text earlier.
+    #[arg(long, default_value_t = 100, value_name = "N", help_heading = "Sampling")]
+    tokens: usize,
+    /// Minimum number of tokens: the end of a document is not chosen before.
+    #[arg(long = "min-tokens", alias = "tokens-min", default_value_t = 0, value_name = "N")]
+    #[arg(help_heading = "Sampling")]
+    tokens_min: usize,
+    /// Temperature: 0 always takes the most likely token, 1 samples from the model's
+    /// probabilities, more makes unlikely tokens more frequent.
+    #[arg(long, default_value_t = 0.8, value_parser = |text: &str| number(text, 0.0..=100.0))]
+    #[arg(help_heading = "Sampling")]
+    temperature: f64,
+    /// Sample from this many most likely tokens; 0 from all.
+    #[arg(long, default_value_t = 50, value_name = "N", help_heading = "Sampling")]
+    top_k: usize,
+    /// Sample from the most likely tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_parser = |text: &str| number(text, 0.0..=1.0))]
+    #[arg(help_heading = "Sampling")]
+    top_p: f64,
+    /// First token of an answer of an encoder-decoder model: 0 for T5, 1 for CPM-2
+    /// [default: that of the run]
+    #[arg(long, value_name = "ID", help_heading = "Sampling")]
+    start_token: Option<u32>,
+    /// Seed; the same seed generates the same text.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Sampling")]
+    seed: u64,
 }
 
 pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
@@ -141,14 +144,6 @@ impl Writer<'_> {
         }
         Ok(())
     }
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    number(text, 0.0..=100.0)
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    number(text, 0.0..=1.0)
 }
 
 fn number(text: &str, range: RangeInclusive<f64>) -> Result<f64, String> {

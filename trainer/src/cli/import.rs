@@ -8,14 +8,15 @@ use trainer::exit;
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
-    /// megatron, cpm, deepspeed, paddle, colossal or hf.
+    /// System: megatron, cpm, deepspeed, paddle, colossal or hf.
     #[arg(long, value_name = "SYSTEM")]
     from: ConfigFormat,
-    /// Ranks that it ran on, where no file says it: with the batch of one replica they give that
-    /// of all.
-    #[arg(long, value_name = "N")]
+    /// Number of ranks that the run used, if no file records it.
+    ///
+    /// Together with the batch of one replica it gives the global batch.
+    #[arg(long = "ranks", alias = "world", value_name = "N")]
     world: Option<u64>,
-    /// The files of one run: a launch script with its JSON, a YAML, a Python config.
+    /// Files of one run: a launch script with its JSON, a YAML file, a Python config.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
 }

@@ -19,7 +19,7 @@ use preprocess::Tokenizer;
 use trainer::config::Config;
 use trainer::generate::Trained;
 
-pub(crate) use eval::{EvalArgs, eval};
+pub(crate) use eval::{EvalTask, eval};
 pub(crate) use generate::{GenerateArgs, generate};
 pub(crate) use import::{ImportArgs, import_config};
 pub(crate) use report::{ReportArgs, report};
@@ -31,11 +31,13 @@ pub(crate) struct TrainedArgs {
     /// Folder of a run, of its checkpoints, or of one step.
     #[arg(long, value_name = "FOLDER")]
     ckpt: String,
-    /// Config of the model, in the place of the checkpoint's own: one that was imported has none.
+    /// Config of the model, in place of the one in the checkpoint.
+    ///
+    /// An imported checkpoint has none.
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
-    /// Tokenizer: a kind, or a kind and its file, as `hf:tokenizer.json`. Default: the one in the
-    /// run's config.
+    /// Tokenizer: a kind, or a kind and its file, as `hf:tokenizer.json`
+    /// [default: that of the run's config]
     #[arg(long, value_name = "KIND[:FILE]")]
     tokenizer: Option<String>,
 }
@@ -47,8 +49,7 @@ impl TrainedArgs {
     }
 
     fn tokenizer(&self, trained: &Trained) -> Result<Arc<dyn Tokenizer>> {
-        let kind = self.tokenizer.as_ref().unwrap_or(&trained.config().data.tokenizer);
-        Ok(open_tokenizer(kind)?)
+        Ok(open_tokenizer(self.tokenizer.as_ref().unwrap_or(&trained.config().data.tokenizer))?)
     }
 }
 
@@ -63,11 +64,14 @@ impl ProgressPrinter {
         ProgressPrinter { begun: Instant::now(), printed: Instant::now() }
     }
 
-    fn tell(&mut self, done: u64, total: u64, what: &str) {
-        if self.printed.elapsed() >= Duration::from_secs(10) {
-            self.printed = Instant::now();
-            let seconds = self.begun.elapsed().as_secs();
-            _ = writeln!(io::stderr(), "{done} of {total} {what} in {seconds}s");
+    fn tell(&mut self, what: &'static str) -> impl FnMut(u64, u64) -> trainer::Result<()> {
+        move |done, total| {
+            if self.printed.elapsed() >= Duration::from_secs(10) {
+                self.printed = Instant::now();
+                let seconds = self.begun.elapsed().as_secs();
+                _ = writeln!(io::stderr(), "{done} of {total} {what} in {seconds}s");
+            }
+            Ok(())
         }
     }
 }

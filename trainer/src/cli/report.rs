@@ -7,11 +7,11 @@ use logbook::report::{RUNS_MAX, RunRecord, html};
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// Folders of runs, drawn over one another.
+    /// Folders of runs, which are drawn in the same charts.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<String>,
-    /// The page. Default: report.html in the folder of the first run.
-    #[arg(long, short, value_name = "FILE")]
+    /// File to write [default: report.html in the folder of the first run]
+    #[arg(short, long = "out", alias = "output", value_name = "FILE")]
     output: Option<String>,
 }
 

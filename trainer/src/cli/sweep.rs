@@ -15,15 +15,14 @@ const ROWS_MAX: usize = 24;
 pub(crate) struct SweepArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// The first rate.
+    /// First learning rate.
     #[arg(long, default_value_t = 1e-6, value_name = "RATE")]
     from: f64,
-    /// The last one. Each is the one before times the same number.
+    /// Last learning rate; the rate grows by the same factor in each step.
     #[arg(long, default_value_t = 1.0, value_name = "RATE")]
     to: f64,
-    /// Steps. More tell the rates better apart, and take longer.
-    #[arg(long, default_value_t = 200, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u64).range(10..))]
+    /// Number of steps. More separate the rates better, and take longer.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..))]
     steps: u64,
 }
 

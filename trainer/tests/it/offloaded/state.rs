@@ -196,7 +196,7 @@ fn inputs_of_layers_wait_on_a_disk() {
     assert_eq!((names(&lab, "0"), names(&lab, "1")), (vec![], vec![]));
 
     let mut plan = trainer("plan", &config);
-    let output = plan.args(["--world", "2", "--disk-per-s", "1GB"]).output().unwrap();
+    let output = plan.args(["--ranks", "2", "--disk-per-s", "1GB"]).output().unwrap();
     assert_success(&output);
     let told = text(&output.stdout);
     assert!(told.contains("a step moves inputs") && told.contains("s of the disk"), "{told}");

@@ -39,7 +39,7 @@ impl Need {
     pub fn of_size(size: &str, ranks: u64, seq_len: u64, flop_per_s: f64) -> Result<Self> {
         let parameters = parameters_of(size).with_context(|| {
             format!(
-                "cannot use --model {size}: expected a number with m, b or t, such as 350m, 1.3b \
+                "cannot use --parameters {size}: expected a number with m, b or t, such as 350m, 1.3b \
                  or 11b"
             )
         })?;
@@ -84,7 +84,7 @@ impl Need {
         ensure!(ranks > 0, "cannot use --ranks 0: expected at least 1");
         ensure!(
             (1..=1 << 20).contains(&seq_len),
-            "cannot use --seq {seq_len}: expected 1 to 1048576"
+            "cannot use --seq-length {seq_len}: expected 1 to 1048576"
         );
         let is_rate = flop_per_s.is_finite() && flop_per_s > 0.0;
         ensure!(is_rate, "cannot use --flops {flop_per_s}: expected a number above 0");

@@ -193,7 +193,7 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
 /// Everything that can be said before a target is touched.
 fn check(args: &BenchArgs) -> Result<()> {
     for (name, found) in [
-        ("--runs", args.runs),
+        ("--rounds", args.runs),
         ("--writers", args.writers),
         ("--files", args.files),
         ("--processes", args.processes),
@@ -203,7 +203,7 @@ fn check(args: &BenchArgs) -> Result<()> {
     let seconds = args.seconds;
     ensure!(
         (0.05..=3600.0).contains(&seconds),
-        "cannot use --seconds {seconds}: expected 0.05 to 3600"
+        "cannot use --duration {seconds}: expected 0.05s to 1h"
     );
     ensure!(args.timeout > 0, "cannot use --timeout 0: expected at least 1");
     ensure!(args.bytes.0 >= 16 << 20, "cannot use --bytes {}: expected at least 16MiB", args.bytes);
@@ -222,7 +222,7 @@ fn check(args: &BenchArgs) -> Result<()> {
     );
     ensure!(
         !together,
-        "cannot use --processes with --meet: expected one of them (hint: start the command once \
+        "cannot use --processes with --rendezvous: expected one of them (hint: start the command once \
          for each process)"
     );
     if let Some(file) = &args.html {
@@ -237,7 +237,7 @@ fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     let from_srun = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let srun = from_srun("SLURM_PROCID").zip(from_srun("SLURM_NTASKS"));
     let part = args.member.or(srun);
-    part.context("cannot use --meet: expected --member NTH/COUNT or srun, found neither")
+    part.context("cannot use --rendezvous: expected --process NTH/COUNT or srun, found neither")
 }
 
 fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {

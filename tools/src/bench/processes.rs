@@ -77,10 +77,10 @@ impl BenchProcesses {
     ) -> Result<Self> {
         ensure!(
             member < members,
-            "cannot use --member {member}/{members}: expected NTH below COUNT"
+            "cannot use --process {member}/{members}: expected NTH below COUNT"
         );
-        let store =
-            storage::open_url(folder).with_context(|| format!("cannot use --meet {folder}"))?;
+        let store = storage::open_url(folder)
+            .with_context(|| format!("cannot use --rendezvous {folder}"))?;
         let folder = Key::new(format!("{}meet-{token}", super::target::FOLDER))?;
         let (is_ours, stop) = (member == 0, stop.clone());
         let (heard, is_over) = Default::default();
@@ -242,7 +242,7 @@ impl BenchRendezvous {
     fn explained(&self, error: storage::Error) -> Error {
         match error {
             storage::Error::Exists { .. } => anyhow!(
-                "{error} (hint: delete {}, which a killed benchmark left, or use another --meet)",
+                "{error} (hint: delete {}, which a killed benchmark left, or use another --rendezvous)",
                 self.store.display(&self.folder)
             ),
             error => error.into(),

@@ -191,7 +191,7 @@ impl ProcessRun<'_> {
         let Settings { state, writers, files, ranks, need, .. } = self.settings;
         let (place, (member, _)) = (self.place, self.part);
         let step = self.round as u64 + 1;
-        let sample = usize::try_from(need.sample_bytes).context("cannot use --seq")?;
+        let sample = usize::try_from(need.sample_bytes).context("cannot use --seq-length")?;
         match pattern {
             Pattern::Stream => self.stream(),
             Pattern::Samples => self.samples(ArrivalProcess::AsTheyCome, SAMPLES_DEPTH),
@@ -231,7 +231,7 @@ impl ProcessRun<'_> {
     /// Of tokens of two bytes, from any of them on.
     fn samples(&self, pace: ArrivalProcess, depth: usize) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
-        let len = usize::try_from(sample_bytes).context("cannot use --seq")?;
+        let len = usize::try_from(sample_bytes).context("cannot use --seq-length")?;
         let places = (self.settings.data_bytes - sample_bytes) / 2 + 1;
         let draw = word(self.settings.seed, (self.round * 1000 + self.part.0) as u64);
         let mut random = Random::new(draw);
@@ -243,7 +243,7 @@ impl ProcessRun<'_> {
 
     fn replay(&self) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
-        let len = usize::try_from(sample_bytes).context("cannot use --seq")?;
+        let len = usize::try_from(sample_bytes).context("cannot use --seq-length")?;
         let part = (self.part.0 as u32, self.part.1 as u32); // fits: processes
         let round = (self.round as u64, self.settings.runs as u64 + 2);
         let order = self.settings.order.as_ref();

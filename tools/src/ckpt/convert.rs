@@ -230,7 +230,7 @@ fn export_by(
     }
     ensure!(
         args.vocab.is_none() || family.is_some(),
-        "cannot use --vocab with {}: expected tensor names of GPT-2, T5 or BERT, found others",
+        "cannot use --vocab-size with {}: expected tensor names of GPT-2, T5 or BERT, found others",
         args.name
     );
     if let Some(words) = args.vocab.or(model.vocab).filter(|_| family.is_some()) {

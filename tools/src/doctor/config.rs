@@ -134,7 +134,7 @@ fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
             ),
             "it takes space: a run that resumes here reuses its own and removes that of ranks it \
              no longer has; a run that resumes elsewhere does not",
-            &format!("run feedline offload left {place}, then again with --remove RUN"),
+            &format!("run feedline offload ls {place}, then again with --remove RUN"),
         );
     } else {
         found.fine("states", format!("no orphaned optimizer state; {} in use", all.len()));

@@ -191,7 +191,7 @@ fn mesh(config: &Config, ranks: usize) -> Result<DeviceMesh> {
         Error::Mismatch(Incompatible {
             operation: format!("cannot divide the run among {ranks} ranks"),
             details,
-            hint: "`trainer plan --world N` checks a layout",
+            hint: "`trainer plan --ranks N` checks a layout",
         })
     })?;
     let [tp, pp, dp, virtual_stages] =

@@ -459,7 +459,7 @@ fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
         Err(refusals) => refusals,
     };
     let operation = format!("cannot divide the run among {} ranks", mesh.ranks());
-    let hint = "`trainer plan --world N` checks a layout";
+    let hint = "`trainer plan --ranks N` checks a layout";
     Err(Error::Mismatch(Incompatible { operation, details, hint }))
 }
 

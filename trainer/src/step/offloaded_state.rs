@@ -76,7 +76,7 @@ impl OffloadedState {
         let state = if matches!(offload, Offload::Nvme(_)) {
             let owner = owner(config)?;
             // Other nodes, and those that the run had before, have folders of these names as well.
-            log::info!("offload: state is in {offload}; `feedline offload left` lists leftovers");
+            log::info!("offload: state is in {offload}; `feedline offload ls` lists leftovers");
             sweep(offload, &owner, comm.mesh.ranks());
             let key = Key::new(format!("rank-{rank:05}"))?;
             let open = |url: &String| {

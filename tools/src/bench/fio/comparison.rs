@@ -72,7 +72,7 @@ impl Agreement {
         match self {
             Agreement::Yes => "yes",
             Agreement::No => "no",
-            Agreement::Open => "undecided (needs more --runs)",
+            Agreement::Open => "undecided (needs more --rounds)",
         }
     }
 }

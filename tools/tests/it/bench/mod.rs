@@ -178,11 +178,11 @@ fn what_cannot_be_measured_says_why() {
     refused(&bench(&["/sys/kernel"], &[]), "(hint: use a folder of it that you may write", at);
     refused(
         &bench(&[name(at)], &["--model=huge"]),
-        "cannot use --model huge: expected a number \
+        "cannot use --parameters huge: expected a number \
                                                      with m",
         at,
     );
-    refused(&bench(&[name(at)], &["--rounds=0"]), "cannot use --runs 0: expected 1", at);
+    refused(&bench(&[name(at)], &["--rounds=0"]), "cannot use --rounds 0: expected 1", at);
     refused(&bench(&[name(at), ""], &[]), "found an empty name (hint: set the shell variable", at);
     refused(&bench(&[name(at)], &["--bytes=1MiB"]), "cannot use --bytes 1 MiB", at);
     refused(&bench(&[name(at)], &["--config=/no/such.toml"]), "/no/such.toml", at);
@@ -283,7 +283,7 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     nothing_in(folder.path());
     nothing_in(meet.path());
     let output = bench(&[name(folder.path())], &[&at]);
-    refused(&output, "expected --member NTH/COUNT or srun", folder.path());
+    refused(&output, "expected --process NTH/COUNT or srun", folder.path());
 }
 
 /// Whichever of two hosts is told to stop, both end, and nothing stays where they measured or met.

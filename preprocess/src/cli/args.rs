@@ -299,6 +299,7 @@ pub(crate) struct Cli {
 
     /// Print a shell completion script; `preprocess completions SHELL` is the same
     #[arg(long, value_name = "SHELL", conflicts_with_all = ["json_in", "out"])]
+    #[arg(help_heading = "Process")]
     pub(crate) completions: Option<clap_complete::Shell>,
 }
 

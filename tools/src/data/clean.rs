@@ -74,7 +74,7 @@ pub struct CleanArgs {
     quiet: bool,
 
     /// Threads that filter [default: one per core]
-    #[arg(long, alias = "threads", value_name = "N")]
+    #[arg(long, alias = "threads", value_name = "N", help_heading = "Process")]
     workers: Option<usize>,
 }
 

@@ -18,14 +18,14 @@ pub(crate) enum EvalTask {
     Wikitext {
         /// The published file, wiki.test.tokens.
         file: String,
-        #[command(flatten)]
-        how: EvalSettings,
         /// Tokens between the starts of two windows [default: the sequence length of the model]
         ///
         /// As Megatron's --overlapping-eval: with fewer, every token has a longer context and the
         /// evaluation takes longer.
         #[arg(long, value_name = "N")]
         stride: Option<u64>,
+        #[command(flatten)]
+        how: EvalSettings,
     },
     /// Measure how often the last word of a passage, and its last token, is predicted.
     #[command(after_help = include_str!("examples/lambada.txt"))]
@@ -40,8 +40,6 @@ pub(crate) enum EvalTask {
     Corpus {
         /// Prefix of its .bin and .idx [default: the first corpus of the run]
         prefix: Option<String>,
-        #[command(flatten)]
-        how: EvalSettings,
         /// Part to measure.
         #[arg(long, value_enum, default_value = "valid")]
         part: SplitArg,
@@ -54,19 +52,21 @@ pub(crate) enum EvalTask {
         /// Tokens between the starts of two windows [default: the sequence length of the model]
         #[arg(long, value_name = "N")]
         stride: Option<u64>,
+        #[command(flatten)]
+        how: EvalSettings,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalSettings {
-    #[command(flatten, next_help_heading = "Model")]
-    trained: TrainedArgs,
     /// Windows per forward pass. More are faster and need more memory.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "Model")]
+    trained: TrainedArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

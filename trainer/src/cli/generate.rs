@@ -13,8 +13,6 @@ use super::{TrainedArgs, read_text};
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
-    #[command(flatten, next_help_heading = "Model")]
-    trained: TrainedArgs,
     /// Text to continue; an empty text is the start of a document.
     #[arg(long, default_value = "", conflicts_with_all = ["prompts", "interactive"])]
     prompt: String,
@@ -56,6 +54,8 @@ pub(crate) struct GenerateArgs {
     /// Seed; the same seed generates the same text.
     #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Sampling")]
     seed: u64,
+    #[command(flatten, next_help_heading = "Model")]
+    trained: TrainedArgs,
 }
 
 pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {

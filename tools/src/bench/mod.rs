@@ -237,7 +237,7 @@ fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     let from_srun = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let srun = from_srun("SLURM_PROCID").zip(from_srun("SLURM_NTASKS"));
     let part = args.member.or(srun);
-    part.context("cannot use --rendezvous: expected --process NTH/COUNT or srun, found neither")
+    part.context("cannot use --rendezvous: expected --process I/N or srun, found neither")
 }
 
 fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
@@ -479,7 +479,7 @@ fn member(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     parts
         .filter(|(nth, count)| nth < count)
-        .ok_or_else(|| "expected NTH/COUNT, such as 0/4".to_owned())
+        .ok_or_else(|| "expected I/N, such as 0/4".to_owned())
 }
 
 /// A time such as `500ms`; a bare number is seconds.

@@ -77,7 +77,7 @@ impl BenchProcesses {
     ) -> Result<Self> {
         ensure!(
             member < members,
-            "cannot use --process {member}/{members}: expected NTH below COUNT"
+            "cannot use --process {member}/{members}: expected I below N"
         );
         let store = storage::open_url(folder)
             .with_context(|| format!("cannot use --rendezvous {folder}"))?;

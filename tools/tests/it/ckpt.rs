@@ -307,7 +307,7 @@ fn steps_are_converted() {
     // Of a model that we do not know it is not known what has a row for each word.
     let said = feedline(&["export", &path("steps"), &path("words"), "--vocab-size", "2"]);
     assert_eq!(said.code, 2, "{}", said.out);
-    assert!(said.err.contains("cannot use --vocab with "), "{}", said.err);
+    assert!(said.err.contains("cannot use --vocab-size with "), "{}", said.err);
     assert!(!folder.path().join("words").exists());
 }
 

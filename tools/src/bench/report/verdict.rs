@@ -76,7 +76,7 @@ impl StoreVerdict {
         if method.runs < ROUNDS_MIN {
             lines.push(format!(
                 "{} rounds are too few for a significant difference: expected at least \
-                 {ROUNDS_MIN} (hint: --runs {ROUNDS_MIN})",
+                 {ROUNDS_MIN} (hint: --rounds {ROUNDS_MIN})",
                 method.runs
             ));
         }

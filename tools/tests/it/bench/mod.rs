@@ -177,7 +177,7 @@ fn what_cannot_be_measured_says_why() {
     // Root may not make folders there either; in a container it is read-only.
     refused(&bench(&["/sys/kernel"], &[]), "(hint: use a folder of it that you may write", at);
     refused(
-        &bench(&[name(at)], &["--model=huge"]),
+        &bench(&[name(at)], &["--parameters=huge"]),
         "cannot use --parameters huge: expected a number \
                                                      with m",
         at,
@@ -283,7 +283,7 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     nothing_in(folder.path());
     nothing_in(meet.path());
     let output = bench(&[name(folder.path())], &[&at]);
-    refused(&output, "expected --process NTH/COUNT or srun", folder.path());
+    refused(&output, "expected --process I/N or srun", folder.path());
 }
 
 /// Whichever of two hosts is told to stop, both end, and nothing stays where they measured or met.

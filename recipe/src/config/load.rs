@@ -113,21 +113,21 @@ pub(crate) fn read(file: &str) -> Result<String, ConfigError> {
     let refuse = |source| ConfigError::Read { file: file.to_owned(), source };
     let (store, key) = storage::locate(file).map_err(refuse)?;
     let object = store.open(&key).map_err(refuse)?;
-    let corrupt = |found: String, expected: &str| {
-        let what = object.display();
+    let corrupt = |offset: u64, found: String, expected: &str| {
         refuse(storage::Error::Corrupt {
-            object: what,
-            offset: 0,
+            object: object.display(),
+            offset,
             found,
             expected: expected.to_owned(),
         })
     };
     if object.len_bytes() > FILE_BYTES_MAX {
-        return Err(corrupt(format!("{} bytes", object.len_bytes()), "at most 1 MiB"));
+        return Err(corrupt(0, format!("{} bytes", object.len_bytes()), "at most 1 MiB"));
     }
     let bytes = storage::read_all(store.as_ref(), &key).map_err(refuse)?;
     String::from_utf8(bytes).map_err(|bad| {
-        corrupt(format!("invalid UTF-8 at byte {}", bad.utf8_error().valid_up_to()), "text")
+        let offset = bad.utf8_error().valid_up_to() as u64; // fits: at most FILE_BYTES_MAX
+        corrupt(offset, "invalid UTF-8".to_owned(), "text")
     })
 }
 

@@ -353,7 +353,7 @@ impl Build {
         } else if self.count("global").is_none() && global.is_some() {
             self.notes.push(
                 "no file sets the number of ranks: batch.global is that of one replica (hint: \
-                 --world N)"
+                 --ranks N)"
                     .to_owned(),
             );
         }

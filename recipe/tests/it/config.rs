@@ -436,7 +436,7 @@ fn files_that_are_no_config_are_refused() {
     let binary = folder.path().join("binary.toml");
     fs::write(&binary, b"a = \xff\n").unwrap();
     let refusal = Config::load(binary.to_str().unwrap(), &[]).unwrap_err().to_string();
-    assert!(refusal.contains("got invalid UTF-8 at byte 4, due text"), "{refusal}");
+    assert!(refusal.contains("expected text, found invalid UTF-8 at byte 4"), "{refusal}");
 }
 
 #[test]

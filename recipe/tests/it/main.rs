@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod coming_from;
 mod config;
 mod config_layouts;
 mod import;

@@ -1,7 +1,7 @@
-//! `docs/reference` says what the code says. The page of config keys is generated from doc comments;
-//! those written by hand must name every environment variable and every exit code.
+//! `docs/reference` agrees with the code. The page of config keys is generated from doc comments.
+//! The pages that are written by hand must name every environment variable and every exit code.
 //!
-//! `FEEDLINE_BLESS=1 cargo nextest run -p tests reference` writes the generated page anew.
+//! `FEEDLINE_BLESS=1 cargo nextest run -p tests reference` updates the generated page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -17,11 +17,14 @@ const CONFIG_PAGE: &str = "docs/reference/config.md";
 const CONFIG_HEAD: &str = "\
 # Configuration keys
 
-Generated from the doc comments of `recipe/src/config`; `FEEDLINE_BLESS=1 cargo nextest run -p tests reference` updates it.
+Generated from the doc comments of `recipe/src/config`; update it with
+`FEEDLINE_BLESS=1 cargo nextest run -p tests reference`.
 
-A run is one TOML file. `extends = \"base.toml\"` inherits the keys of another file, and `--set section.key=value` on the
-command line overrides both. An unknown key is refused, with the nearest known key. So is a key that the chosen model does not
-use. `config.toml` in the folder of a run and in each checkpoint has all keys with their values. A size is written as `\"64MiB\"`, a time as `\"30s\"`.
+A run is one TOML file. `extends = \"base.toml\"` inherits the keys of another file, and
+`--set section.key=value` on the command line overrides both. An unknown key is refused, with the
+nearest known key. So is a key that the chosen model does not use. `config.toml` in the folder of a
+run and in each checkpoint has all keys with their values. A size is written as `\"64MiB\"`, a time as
+`\"30s\"`.
 ";
 
 #[test]
@@ -55,7 +58,8 @@ fn a_changed_doc_comment_changes_the_page() {
     let expected = "\n## `async`\n\n`\"a\" | \"b\"`. Default: 3.\n\
         \n## `[run]`\n\nWhere it is.\n\n| key | meaning |\n|---|---|\n\
         | `seed` | Seed of the order. Default: 1. |\n\
-        \n### `[run.spike]`\n\nHow it stops.\n\n| key | meaning |\n|---|---|\n| `rise` | In nats. |\n";
+        \n### `[run.spike]`\n\nHow it stops.\n\n| key | meaning |\n|---|---|\n\
+        | `rise` | In nats. |\n";
     assert_eq!(page(code), expected);
     assert_ne!(page(&code.replace("Default: 1.", "Default: 2.")), expected);
 }

@@ -394,8 +394,9 @@ fn titles(documents: &[Source]) -> Vec<String> {
             code ^= line.starts_with("```");
             count += usize::from(!code && line.starts_with("# "));
         }
-        if count != 1 {
-            broken.push(format!("{path}: {count} titles, one due"));
+        // The table of contents of the site has a title for each part.
+        if count != 1 && path != "docs/site/SUMMARY.md" {
+            broken.push(format!("{path}: {count} titles, expected one"));
         }
     }
     broken

@@ -39,8 +39,8 @@ impl Need {
     pub fn of_size(size: &str, ranks: u64, seq_len: u64, flop_per_s: f64) -> Result<Self> {
         let parameters = parameters_of(size).with_context(|| {
             format!(
-                "cannot use --parameters {size}: expected a number with m, b or t, such as 350m, 1.3b \
-                 or 11b"
+                "cannot use --parameters {size}: expected a number with m, b or t, such as 350m, \
+                 1.3b or 11b"
             )
         })?;
         let name = format!("{} parameters on {ranks} accelerators", size.to_ascii_uppercase());

@@ -222,8 +222,8 @@ fn check(args: &BenchArgs) -> Result<()> {
     );
     ensure!(
         !together,
-        "cannot use --processes with --rendezvous: expected one of them (hint: start the command once \
-         for each process)"
+        "cannot use --processes with --rendezvous: expected one of them (hint: start the command \
+         once for each process)"
     );
     if let Some(file) = &args.html {
         ensure!(!file.exists(), "cannot write --html {}: file exists", file.display());
@@ -477,9 +477,7 @@ fn write_page(file: &Path, report: &Report) -> Result<()> {
 
 fn member(text: &str) -> Result<(usize, usize), String> {
     let parts = text.split_once('/').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parts
-        .filter(|(nth, count)| nth < count)
-        .ok_or_else(|| "expected I/N, such as 0/4".to_owned())
+    parts.filter(|(nth, count)| nth < count).ok_or_else(|| "expected I/N, such as 0/4".to_owned())
 }
 
 /// A time such as `500ms`; a bare number is seconds.

@@ -75,10 +75,7 @@ impl BenchProcesses {
         timeout: Duration,
         stop: &StopSignal,
     ) -> Result<Self> {
-        ensure!(
-            member < members,
-            "cannot use --process {member}/{members}: expected I below N"
-        );
+        ensure!(member < members, "cannot use --process {member}/{members}: expected I below N");
         let store = storage::open_url(folder)
             .with_context(|| format!("cannot use --rendezvous {folder}"))?;
         let folder = Key::new(format!("{}meet-{token}", super::target::FOLDER))?;
@@ -242,7 +239,8 @@ impl BenchRendezvous {
     fn explained(&self, error: storage::Error) -> Error {
         match error {
             storage::Error::Exists { .. } => anyhow!(
-                "{error} (hint: delete {}, which a killed benchmark left, or use another --rendezvous)",
+                "{error} (hint: delete {}, which a killed benchmark left, or use another \
+                 --rendezvous)",
                 self.store.display(&self.folder)
             ),
             error => error.into(),

@@ -130,7 +130,7 @@ pub struct ImportArgs {
     pub json: bool,
 }
 
-/// What to write anew.
+/// The step to rewrite, and how.
 #[derive(Debug, Args)]
 pub struct ReshardArgs {
     /// A step-* folder, or a folder of steps for the newest complete one.

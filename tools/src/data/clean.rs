@@ -16,7 +16,7 @@ use storage::{ByteSize, Key, Storage};
 use crate::ui::terminal::{FactTable, table, thousands};
 use crate::ui::timeout::StopSignal;
 
-/// What `feedline clean` can be told.
+/// Options of `feedline clean`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CleanArgs {
     /// Files of JSON lines, plain or compressed, in order; - is standard input

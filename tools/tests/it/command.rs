@@ -76,7 +76,7 @@ fn token_files_are_told() {
     for name in [prefix.clone(), format!("{prefix}.bin"), format!("{prefix}.idx")] {
         let said = feedline("inspect", &name, &[]);
         assert_eq!(said.code, 0, "{}", said.err);
-        assert!(said.out.contains("documents          3"), "{}", said.out);
+        assert!(said.out.contains("documents            3"), "{}", said.out);
         assert!(said.out.contains("\"Hello world<|endoftext|>\""), "{}", said.out);
     }
     let value: Value =

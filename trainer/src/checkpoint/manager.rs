@@ -178,7 +178,7 @@ impl CheckpointManager {
                 }
             };
         if let Err(error) = outcome {
-            log::error!("checkpoint: step {step} is not saved: {error}");
+            log::error!("step {step} was not saved: {error}");
             self.failures += 1;
             self.failure = Some(error);
         }

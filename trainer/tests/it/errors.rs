@@ -179,7 +179,7 @@ fn a_full_disk_spares_the_last_checkpoint() {
     let output = train(&config);
     let words = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{words}");
-    for due in ["error: checkpoint: step 12 is not saved: ", "no space left", "step 48/48"] {
+    for due in ["error: step 12 was not saved: ", "no space left", "step 48/48"] {
         assert!(words.contains(due), "{due:?} is not in: {words}");
     }
     assert!(lab.final_tensors("disk/run")[0].0.starts_with("8: "), "{words}");
@@ -201,13 +201,13 @@ fn a_save_that_fails_ends_nothing() {
     let mut words = String::new();
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
-        if line.contains("is not saved") && path.join("other").exists() {
+        if line.contains("was not saved") && path.join("other").exists() {
             fs::remove_file(path.join("other")).unwrap();
         }
         words += &format!("{line}\n");
     }
     assert_eq!(child.wait().unwrap().code(), Some(4), "{words}");
-    assert!(words.contains("error: checkpoint: step 4 is not saved: "), "{words}");
+    assert!(words.contains("error: step 4 was not saved: "), "{words}");
     assert!(words.contains("done and saved, but "), "{words}");
     assert!(path.join("ckpt/step-000000000048").exists(), "{words}");
     drop(unmount);

@@ -143,6 +143,6 @@ fn inputs_that_find_no_room_end_the_run() {
 #[test]
 fn a_checkpoint_that_finds_no_room_is_missed() {
     let words =
-        ["step 12 is not saved: ", "no space left on device (need ", " bytes, ", "step 48/48"];
+        ["step 12 was not saved: ", "no space left on device (need ", " bytes, ", "step 48/48"];
     check(12, "'none'", &words, 8);
 }

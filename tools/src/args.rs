@@ -432,7 +432,7 @@ fn format_or_auto(name: &str) -> Result<FromFormat, String> {
 
 fn format(name: &str) -> Result<Format, String> {
     Format::from_name(name).ok_or_else(|| {
-        let names = Format::ALL.map(|format| format.name());
+        let names = Format::ALL.map(Format::name);
         let (last, others) = names.split_last().expect("there are formats");
         format!("expected {} or {last}", others.join(", "))
     })

@@ -34,7 +34,7 @@ impl Checkpoints {
         match noted {
             Ok(_) | Err(storage::Error::Exists { .. }) => {}
             Err(error) => {
-                log::warn!("{}: verified, but its mark is not written: {error}", open.display())
+                log::warn!("{}: verified, but its mark is not written: {error}", open.display());
             }
         }
     }

@@ -158,7 +158,7 @@ impl JointSave<'_> {
                 Ok(None) => {}
                 // The others may still commit: a failed poll decides nothing.
                 Err(error) if !is_late => {
-                    log::warn!("{}: poll failed; retrying: {error}", self.what())
+                    log::warn!("{}: poll failed; retrying: {error}", self.what());
                 }
                 Err(error) => return Err(error),
             }

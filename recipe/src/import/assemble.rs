@@ -271,7 +271,7 @@ impl Build {
             ("nvme", Some(folder)) => self.set("optim.offload", format!("nvme:{folder}")),
             ("cpu", _) => self.set("optim.offload", "cpu"),
             ("nvme", None) => {
-                self.refuse("optim.offload", "expected a folder with nvme".to_owned())
+                self.refuse("optim.offload", "expected a folder with nvme".to_owned());
             }
             _ => {}
         }
@@ -279,7 +279,7 @@ impl Build {
             Some("core_attn") => self.set("parallel.recompute.mode", "none"),
             None | Some("full" | "full_attn") => {}
             Some(other) => {
-                self.refuse("parallel.recompute", format!("unknown granularity '{other}'"))
+                self.refuse("parallel.recompute", format!("unknown granularity '{other}'"));
             }
         }
         let seconds = self.count("timeout_minutes").map(|minutes| 60 * minutes);

@@ -113,172 +113,163 @@ fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
     }
 }
 
+/// Changes of a key to a value of another type, and what the error says.
+const WRONG_TYPES: &[(&str, &str)] = &[
+    (
+        "model.hidden=wide",
+        "model.hidden: expected an integer of at least 0, found the string 'wide'",
+    ),
+    ("model.hidden=12.5", "model.hidden: expected an integer of at least 0, found 12.5"),
+    ("model.layers=-1", "model.layers: expected an integer of at least 0, found -1"),
+    ("optim.clip=tight", "optim.clip: expected a number, found the string 'tight'"),
+    ("optim.betas=[0.9]", "optim.betas: expected an array of length 2, found a list of 1"),
+    ("optim.betas=[0.9,0.95,1]", "optim.betas: expected a list of 2, found a list of 3"),
+    ("optim.betas=[0.9,true]", "optim.betas.1: expected a number, found true"),
+    ("optim.lr=1e-3", "optim.lr: expected a table, found 0.001"),
+    ("log.jsonl=1", "log.jsonl: expected true or false, found 1"),
+    ("precision.dtype=fp8", "precision.dtype: expected fp32, bf16 or fp16, found 'fp8'"),
+    (
+        "optim.offload=disk",
+        "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
+             commas, found 'disk'",
+    ),
+    (
+        "optim.offload='nvme:'",
+        "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
+             commas, found 'nvme:' with an empty path",
+    ),
+    (
+        "optim.offload='nvme:/a,,/b'",
+        "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
+             commas, found 'nvme:/a,,/b' with an empty path",
+    ),
+    (
+        "optim.offload='nvme:/a,/b,/a'",
+        "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
+             commas, found 'nvme:/a,/b,/a' with a duplicate path",
+    ),
+    (
+        "optim.offload='nvme:/a{rank}'",
+        "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
+             commas, found 'nvme:/a{rank}' with braces around another word than local_rank",
+    ),
+    (
+        "parallel.schedule=zigzag",
+        "parallel.schedule: expected 1f1b, interleaved or gpipe, found 'zigzag'",
+    ),
+    ("precision.dtype=16", "precision.dtype: expected exactly one of fp32, bf16, fp16, found 16"),
+    (
+        "model.activation=gleu",
+        "model.activation: expected gelu, gelu-tanh, geglu-tanh, relu or swiglu, found 'gleu'",
+    ),
+    ("run.budget=800", "run.budget: expected exactly one of steps, samples, tokens, found 800"),
+    ("run.budget={}", "run.budget: expected exactly one of steps, samples, tokens, found none"),
+    (
+        "run.budget={steps=1,tokens=2}",
+        "run.budget: expected exactly one of steps, samples, tokens, found steps and tokens",
+    ),
+    ("run.budget={steps=1.5}", "run.budget.steps: expected an integer of at least 0, found 1.5"),
+    ("run.max_wall=90", "run.max_wall: expected a string in quotes, found 90"),
+    ("run.max_wall=90x", "run.max_wall: expected a time such as 23h50m or 90s, found '90x'"),
+    ("data.train=5", "data.train: expected a prefix, or [{ path = \"...\" }], found 5"),
+    ("data.train=[{path=1}]", "data.train.0.path: expected a string in quotes, found 1"),
+    ("data.train=[{paht=\"x\"}]", "data.train.0.paht: unknown key (hint: did you mean 'path'?)"),
+];
+
 #[test]
 fn wrong_types_are_refused_by_name() {
-    for (change, due) in [
-        (
-            "model.hidden=wide",
-            "model.hidden: expected an integer of at least 0, found the string 'wide'",
-        ),
-        ("model.hidden=12.5", "model.hidden: expected an integer of at least 0, found 12.5"),
-        ("model.layers=-1", "model.layers: expected an integer of at least 0, found -1"),
-        ("optim.clip=tight", "optim.clip: expected a number, found the string 'tight'"),
-        ("optim.betas=[0.9]", "optim.betas: expected an array of length 2, found a list of 1"),
-        ("optim.betas=[0.9,0.95,1]", "optim.betas: expected a list of 2, found a list of 3"),
-        ("optim.betas=[0.9,true]", "optim.betas.1: expected a number, found true"),
-        ("optim.lr=1e-3", "optim.lr: expected a table, found 0.001"),
-        ("log.jsonl=1", "log.jsonl: expected true or false, found 1"),
-        ("precision.dtype=fp8", "precision.dtype: expected fp32, bf16 or fp16, found 'fp8'"),
-        (
-            "optim.offload=disk",
-            "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
-             commas, found 'disk'",
-        ),
-        (
-            "optim.offload='nvme:'",
-            "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
-             commas, found 'nvme:' with an empty path",
-        ),
-        (
-            "optim.offload='nvme:/a,,/b'",
-            "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
-             commas, found 'nvme:/a,,/b' with an empty path",
-        ),
-        (
-            "optim.offload='nvme:/a,/b,/a'",
-            "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
-             commas, found 'nvme:/a,/b,/a' with a duplicate path",
-        ),
-        (
-            "optim.offload='nvme:/a{rank}'",
-            "optim.offload: expected none, cpu or nvme:/path, or several paths separated by \
-             commas, found 'nvme:/a{rank}' with braces around another word than local_rank",
-        ),
-        (
-            "parallel.schedule=zigzag",
-            "parallel.schedule: expected 1f1b, interleaved or gpipe, found 'zigzag'",
-        ),
-        (
-            "precision.dtype=16",
-            "precision.dtype: expected exactly one of fp32, bf16, fp16, found 16",
-        ),
-        (
-            "model.activation=gleu",
-            "model.activation: expected gelu, gelu-tanh, geglu-tanh, relu or swiglu, found 'gleu'",
-        ),
-        ("run.budget=800", "run.budget: expected exactly one of steps, samples, tokens, found 800"),
-        ("run.budget={}", "run.budget: expected exactly one of steps, samples, tokens, found none"),
-        (
-            "run.budget={steps=1,tokens=2}",
-            "run.budget: expected exactly one of steps, samples, tokens, found steps and tokens",
-        ),
-        (
-            "run.budget={steps=1.5}",
-            "run.budget.steps: expected an integer of at least 0, found 1.5",
-        ),
-        ("run.max_wall=90", "run.max_wall: expected a string in quotes, found 90"),
-        ("run.max_wall=90x", "run.max_wall: expected a time such as 23h50m or 90s, found '90x'"),
-        ("data.train=5", "data.train: expected a prefix, or [{ path = \"...\" }], found 5"),
-        ("data.train=[{path=1}]", "data.train.0.path: expected a string in quotes, found 1"),
-        (
-            "data.train=[{paht=\"x\"}]",
-            "data.train.0.paht: unknown key (hint: did you mean 'path'?)",
-        ),
-    ] {
+    for (change, due) in WRONG_TYPES {
         let refusal = set(&[change]).unwrap_err();
         assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
     }
 }
 
+/// Changes of a key to a value out of its range, and what the error says.
+const OUT_OF_RANGE: &[(&str, &str)] = &[
+    ("model.layers=0", "model.layers: expected 1 to 1024, found 0"),
+    ("model.heads=5", "model.heads: expected a divisor of hidden 128, found 5"),
+    ("model.vocab=1", "model.vocab: expected 2 to 16777216, found 1"),
+    ("model.init.std=nan", "model.init.std: expected 0 to 1, found NaN"),
+    ("run.seed=4294967296", "run.seed: expected 0 to 4294967295, found 4294967296"),
+    ("run.threads=9999", "run.threads: expected 0 to 1024, found 9999"),
+    ("run.dir=''", "run.dir: expected a non-empty string, found"),
+    ("run.max_wall=0s", "run.max_wall: expected at least 1s, found 0s"),
+    ("run.budget={samples=15}", "run.budget: expected at least one step of 16 samples"),
+    ("run.budget={tokens=1023}", "run.budget: expected at least one step of 16 samples"),
+    ("run.budget={steps=0}", "run.budget.steps: expected 1 to 9007199254740992, found 0"),
+    ("run.budget={steps=9007199254740992}", "run.budget: expected at most 9007199254740992 tokens"),
+    ("data.train=[]", "data.train: expected 1 to 255 corpora, found 0"),
+    ("data.train=['a',{path=''}]", "data.train.1.path: expected a non-empty string, found"),
+    ("data.objective=mlm", "data.objective: not supported by model.family (hint: gpt takes lm"),
+    ("data.train=[{path='a',weight=0}]", "data.train.0.weight: expected more than 0, found 0"),
+    ("data.split='1,2,3,4'", "data.split: expected at most 3 shares, found 4"),
+    ("data.split=[0,0]", "data.split: expected a share above 0, found none"),
+    ("data.split='1.2.3'", "data.split: expected a number, found '1.2.3'"),
+    ("data.prefetch_batches=0", "data.prefetch_batches: expected 1 to 1024, found 0"),
+    ("data.local_cache={dir=''}", "data.local_cache.dir: "),
+    (
+        "data.local_cache={dir='x',limit='1023KiB'}",
+        "data.local_cache.limit: expected at least 1MiB, found 1023KiB",
+    ),
+    ("data.local_cache={dir='x',limit='64'}", "data.local_cache.limit: expected a size"),
+    ("batch.micro=3", "batch.micro: expected a divisor of global 16, found 3"),
+    ("batch.micro=0", "batch.micro: expected 1 to 65536, found 0"),
+    (
+        "batch.accumulation=3",
+        "batch.accumulation: expected a divisor of global / micro = 4, found 3",
+    ),
+    (
+        "batch.rampup={start=4,increment=5,samples=9}",
+        "batch.rampup.increment: expected a multiple of micro 4, found 5",
+    ),
+    (
+        "batch.rampup={start=4,increment=8,samples=9}",
+        "batch.rampup.increment: expected a divisor of global - start = 12",
+    ),
+    (
+        "batch.rampup={start=16,increment=4,samples=9}",
+        "batch.rampup.start: expected 1 to 15, found 16",
+    ),
+    ("model.head_dim=0", "model.head_dim: expected 1 to 131072, found 0"),
+    ("model.dropout=1", "model.dropout: expected at least 0 and below 1, found 1"),
+    (
+        "model.attention_dropout=-0.1",
+        "model.attention_dropout: expected at least 0 and below 1, found -0.1",
+    ),
+    ("model.dec_len=8", "model.dec_len: only valid with family \"t5\""),
+    (
+        "model.positions=relative-bias",
+        "model.positions: not supported by model.family (hint: gpt takes",
+    ),
+    (
+        "precision.loss_scale.min=1e9",
+        "precision.loss_scale.min: expected 0.00000005960464477539063 to 65536, \
+             found 1000000000",
+    ),
+    ("optim.lr.anneal={samples=0}", "optim.lr.anneal: expected 1 to 12672, found 0"),
+    (
+        "checkpoint.load_parts=['optim']",
+        "checkpoint.load_parts: expected all parts or [\"model\"], found",
+    ),
+    ("checkpoint.keep.every=0", "checkpoint.keep.every: expected 1 to 9007199254740992, found 0"),
+    ("optim.betas=[0.9,1.0]", "optim.betas.1: expected at least 0 and below 1, found 1"),
+    ("optim.lr.floor=1", "optim.lr.floor: expected 0 to 0.001, found 1"),
+    ("optim.lr.peak=inf", "optim.lr.peak: expected 0 to 1000, found inf"),
+    ("optim.lr.warmup={fraction=1.5}", "optim.lr.warmup.fraction: expected 0 to 1, found 1.5"),
+    (
+        "optim.lr.warmup={steps=801}",
+        "optim.lr.warmup: expected at most the 12800 samples of decay, found 12816",
+    ),
+    ("checkpoint.keep.last=0", "checkpoint.keep.last: expected 1 to 1000000, found 0"),
+    ("checkpoint.every.minutes=0", "checkpoint.every.minutes: expected 1 to 1000000, found 0"),
+    ("checkpoint.load=''", "checkpoint.load: expected a non-empty string, found"),
+    ("eval.iters=0", "eval.iters: expected 1 to 1000000, found 0"),
+    ("log.every=0", "log.every: expected 1 to 9007199254740992, found 0"),
+];
+
 #[test]
 fn values_out_of_range_are_refused_with_the_range() {
-    for (change, due) in [
-        ("model.layers=0", "model.layers: expected 1 to 1024, found 0"),
-        ("model.heads=5", "model.heads: expected a divisor of hidden 128, found 5"),
-        ("model.vocab=1", "model.vocab: expected 2 to 16777216, found 1"),
-        ("model.init.std=nan", "model.init.std: expected 0 to 1, found NaN"),
-        ("run.seed=4294967296", "run.seed: expected 0 to 4294967295, found 4294967296"),
-        ("run.threads=9999", "run.threads: expected 0 to 1024, found 9999"),
-        ("run.dir=''", "run.dir: expected a non-empty string, found"),
-        ("run.max_wall=0s", "run.max_wall: expected at least 1s, found 0s"),
-        ("run.budget={samples=15}", "run.budget: expected at least one step of 16 samples"),
-        ("run.budget={tokens=1023}", "run.budget: expected at least one step of 16 samples"),
-        ("run.budget={steps=0}", "run.budget.steps: expected 1 to 9007199254740992, found 0"),
-        (
-            "run.budget={steps=9007199254740992}",
-            "run.budget: expected at most 9007199254740992 tokens",
-        ),
-        ("data.train=[]", "data.train: expected 1 to 255 corpora, found 0"),
-        ("data.train=['a',{path=''}]", "data.train.1.path: expected a non-empty string, found"),
-        ("data.objective=mlm", "data.objective: not supported by model.family (hint: gpt takes lm"),
-        ("data.train=[{path='a',weight=0}]", "data.train.0.weight: expected more than 0, found 0"),
-        ("data.split='1,2,3,4'", "data.split: expected at most 3 shares, found 4"),
-        ("data.split=[0,0]", "data.split: expected a share above 0, found none"),
-        ("data.split='1.2.3'", "data.split: expected a number, found '1.2.3'"),
-        ("data.prefetch_batches=0", "data.prefetch_batches: expected 1 to 1024, found 0"),
-        ("data.local_cache={dir=''}", "data.local_cache.dir: "),
-        (
-            "data.local_cache={dir='x',limit='1023KiB'}",
-            "data.local_cache.limit: expected at least 1MiB, found 1023KiB",
-        ),
-        ("data.local_cache={dir='x',limit='64'}", "data.local_cache.limit: expected a size"),
-        ("batch.micro=3", "batch.micro: expected a divisor of global 16, found 3"),
-        ("batch.micro=0", "batch.micro: expected 1 to 65536, found 0"),
-        (
-            "batch.accumulation=3",
-            "batch.accumulation: expected a divisor of global / micro = 4, found 3",
-        ),
-        (
-            "batch.rampup={start=4,increment=5,samples=9}",
-            "batch.rampup.increment: expected a multiple of micro 4, found 5",
-        ),
-        (
-            "batch.rampup={start=4,increment=8,samples=9}",
-            "batch.rampup.increment: expected a divisor of global - start = 12",
-        ),
-        (
-            "batch.rampup={start=16,increment=4,samples=9}",
-            "batch.rampup.start: expected 1 to 15, found 16",
-        ),
-        ("model.head_dim=0", "model.head_dim: expected 1 to 131072, found 0"),
-        ("model.dropout=1", "model.dropout: expected at least 0 and below 1, found 1"),
-        (
-            "model.attention_dropout=-0.1",
-            "model.attention_dropout: expected at least 0 and below 1, found -0.1",
-        ),
-        ("model.dec_len=8", "model.dec_len: only valid with family \"t5\""),
-        (
-            "model.positions=relative-bias",
-            "model.positions: not supported by model.family (hint: gpt takes",
-        ),
-        (
-            "precision.loss_scale.min=1e9",
-            "precision.loss_scale.min: expected 0.00000005960464477539063 to 65536, \
-             found 1000000000",
-        ),
-        ("optim.lr.anneal={samples=0}", "optim.lr.anneal: expected 1 to 12672, found 0"),
-        (
-            "checkpoint.load_parts=['optim']",
-            "checkpoint.load_parts: expected all parts or [\"model\"], found",
-        ),
-        (
-            "checkpoint.keep.every=0",
-            "checkpoint.keep.every: expected 1 to 9007199254740992, found 0",
-        ),
-        ("optim.betas=[0.9,1.0]", "optim.betas.1: expected at least 0 and below 1, found 1"),
-        ("optim.lr.floor=1", "optim.lr.floor: expected 0 to 0.001, found 1"),
-        ("optim.lr.peak=inf", "optim.lr.peak: expected 0 to 1000, found inf"),
-        ("optim.lr.warmup={fraction=1.5}", "optim.lr.warmup.fraction: expected 0 to 1, found 1.5"),
-        (
-            "optim.lr.warmup={steps=801}",
-            "optim.lr.warmup: expected at most the 12800 samples of decay, found 12816",
-        ),
-        ("checkpoint.keep.last=0", "checkpoint.keep.last: expected 1 to 1000000, found 0"),
-        ("checkpoint.every.minutes=0", "checkpoint.every.minutes: expected 1 to 1000000, found 0"),
-        ("checkpoint.load=''", "checkpoint.load: expected a non-empty string, found"),
-        ("eval.iters=0", "eval.iters: expected 1 to 1000000, found 0"),
-        ("log.every=0", "log.every: expected 1 to 9007199254740992, found 0"),
-    ] {
+    for (change, due) in OUT_OF_RANGE {
         let wsd = if change.contains("anneal") { "wsd" } else { "cosine" };
         let refusal = set(&[&format!("optim.lr.style={wsd}"), change]).unwrap_err();
         assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");

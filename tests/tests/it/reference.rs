@@ -23,8 +23,8 @@ Generated from the doc comments of `recipe/src/config`; update it with
 A run is one TOML file. `extends = \"base.toml\"` inherits the keys of another file, and
 `--set section.key=value` on the command line overrides both. An unknown key is refused, with the
 nearest known key. So is a key that the chosen model does not use. `config.toml` in the folder of a
-run and in each checkpoint has all keys with their values. A size is written as `\"64MiB\"`, a time as
-`\"30s\"`.
+run and in each checkpoint has all keys with their values. A size is written as `\"64MiB\"`, a time
+as `\"30s\"`.
 ";
 
 #[test]

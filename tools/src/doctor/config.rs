@@ -326,7 +326,7 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
             found.fine("room", format!("{fact}; the store reports no limit"));
         }
         Err(error) => {
-            found.hurts("room", format!("{fact}; {error}"), "the checkpoints may not fit", "")
+            found.hurts("room", format!("{fact}; {error}"), "the checkpoints may not fit", "");
         }
     }
     found.all

@@ -267,10 +267,10 @@ impl FolderProbe {
         let own = scratch.clone();
         match self.step("clone a file", move || own.reflink())? {
             Ok(()) => {
-                self.found.fine("shared blocks", "available: merging a dataset copies no bytes")
+                self.found.fine("shared blocks", "available: merging a dataset copies no bytes");
             }
             Err(_) => {
-                self.found.fine("shared blocks", "not available: merging a dataset copies it")
+                self.found.fine("shared blocks", "not available: merging a dataset copies it");
             }
         }
         let own = scratch.clone();
@@ -305,7 +305,7 @@ impl FolderProbe {
         }
         match (renamed, linked) {
             (Ok(true), _) => {
-                self.found.fine("new names", "a rename to an existing name is refused")
+                self.found.fine("new names", "a rename to an existing name is refused");
             }
             (Ok(false), _) => {
                 self.found.breaks("new names", "RENAME_NOREPLACE is ignored", lost, "");
@@ -340,7 +340,7 @@ impl FolderProbe {
                 self.found.fine("direct IO", fact);
             }
             Err(error) if in_memory => {
-                self.found.fine("direct IO", format!("not available: {error}"))
+                self.found.fine("direct IO", format!("not available: {error}"));
             }
             Err(error) => self.found.hurts(
                 "direct IO",
@@ -372,7 +372,7 @@ impl FolderProbe {
                 "set checkpoint.dir to a closer disk, and checkpoint.drain_to to this one",
             ),
             Err(error) => {
-                self.found.breaks("a durable file", error.to_string(), "a save fails", "")
+                self.found.breaks("a durable file", error.to_string(), "a save fails", "");
             }
         }
         let own = scratch.clone();
@@ -391,7 +391,8 @@ impl FolderProbe {
                     self.found.note("clocks", fact, "times of logs and files differ", fix);
                 }
                 _ => {
-                    self.found.fine("clocks", "times of files agree with the clock of this machine")
+                    self.found
+                        .fine("clocks", "times of files agree with the clock of this machine");
                 }
             }
         }

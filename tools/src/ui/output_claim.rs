@@ -412,7 +412,7 @@ impl Drop for OwnMarker {
             // The second marker is not created by a run that fails early.
             Ok(()) | Err(storage::Error::NotFound { .. }) => {}
             Err(error) => {
-                log::warn!("{}: cannot be deleted: {error}", self.store.display(&self.key))
+                log::warn!("{}: cannot be deleted: {error}", self.store.display(&self.key));
             }
         }
     }

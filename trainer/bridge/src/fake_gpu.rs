@@ -16,7 +16,7 @@ use crate::ffi::{check, fb_fake_gpus, fb_fake_gpus_hang};
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        check("make simulated GPUs", fb_fake_gpus()).expect("libtorch has none of its own")
+        check("make simulated GPUs", fb_fake_gpus()).expect("libtorch has none of its own");
     });
 }
 

@@ -236,7 +236,7 @@ impl TargetReport {
                     .into(),
             ),
             CounterSource::Kernel if !self.direct => {
-                notes.push("reads go through the page cache".into())
+                notes.push("reads go through the page cache".into());
             }
             CounterSource::Kernel => {}
         }

@@ -143,13 +143,9 @@ fn the_newest_whole_step_is_found() {
             fs::write(&path, &bad).unwrap();
             let newest = steps.newest().unwrap().unwrap();
             assert_eq!(newest.step(), 4, "{name} of {} bytes", bad.len());
-            let names_file = |text: &String| {
-                let error = text.strip_prefix("step 5 is incomplete; skipped: ");
-                let object = error.map(|error| error.trim_start_matches("cannot read "));
-                object.is_some_and(|object| object.starts_with(path.to_str().unwrap()))
-            };
+            let why = format!("step 5 is incomplete; skipped: cannot read {}", path.display());
             let mut warnings = WARNINGS.lock().unwrap();
-            assert!(warnings.iter().any(names_file), "{}: {warnings:?}", path.display());
+            assert!(warnings.iter().any(|text| text.starts_with(&why)), "{why}: {warnings:?}");
             warnings.clear();
             drop(warnings);
             older.check(&newest);

@@ -146,7 +146,8 @@ fn another_model_is_refused() {
     refused(
         "two-rows",
         Format::Megatron,
-        "expected a positive multiple of 3, at most 786432, found ",
+        "expected a positive multiple of 3, at most 786432, found \
+         'transformer.h.0.attn.c_attn.weight' of 2 rows",
     );
     refused("endless", Format::Megatron, "at most 786432");
     refused("shapes", Format::DeepSpeed, "no object that contains itself");

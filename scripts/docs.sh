@@ -16,7 +16,9 @@ fi
 
 rm -rf "$OUT"
 mkdir -p "$OUT/src"
-git ls-files -z '*.md' 'docs/pictures/*' | xargs -0 cp --parents -t "$OUT/src"
+git ls-files -z '*.md' 'docs/pictures/*' 'docs/site/site.css' | xargs -0 cp --parents -t "$OUT/src"
+# mdbook writes each README.md as index.html.
+find "$OUT/src" -name '*.md' -exec sed -i -E 's/\]\(([^):]*)README\.md/](\1index.md/g' {} +
 cp docs/site/SUMMARY.md "$OUT/src/SUMMARY.md"
 cp docs/site/book.toml "$OUT/src/book.toml"
 rm "$OUT/src/docs/site/SUMMARY.md"

@@ -91,14 +91,7 @@ struct Names {
 
 impl<'ast> Visit<'ast> for Names {
     fn visit_item(&mut self, item: &'ast Item) {
-        let attributes = match item {
-            Item::Mod(item) => &item.attrs,
-            Item::Fn(item) => &item.attrs,
-            Item::Struct(item) => &item.attrs,
-            Item::Enum(item) => &item.attrs,
-            _ => &Vec::new(),
-        };
-        if !attributes.iter().any(is_for_tests) {
+        if !is_test(item) {
             visit::visit_item(self, item);
         }
     }
@@ -327,6 +320,19 @@ fn derives(attributes: &[Attribute], any: &[&str]) -> bool {
         let last = path.segments.last().map(|last| last.ident.to_string());
         last.is_some_and(|last| any.contains(&last.as_str()))
     })
+}
+
+/// Whether an item is compiled for tests alone.
+pub(crate) fn is_test(item: &Item) -> bool {
+    let attributes = match item {
+        Item::Mod(item) => &item.attrs,
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Struct(item) => &item.attrs,
+        Item::Enum(item) => &item.attrs,
+        _ => return false,
+    };
+    attributes.iter().any(is_for_tests)
 }
 
 fn is_for_tests(attribute: &Attribute) -> bool {

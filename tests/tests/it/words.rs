@@ -5,6 +5,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, Item, Lit, Meta};
 
+use crate::names::is_test;
 use crate::tidy::{Source, assert_caught, assert_none, sources};
 
 /// Words that no message, help text or document may have, a line each. `GLOSSARY` of the style has
@@ -220,17 +221,14 @@ impl Messages {
 
 impl<'ast> Visit<'ast> for Messages {
     fn visit_item(&mut self, item: &'ast Item) {
+        if is_test(item) {
+            return;
+        }
         let attributes = match item {
-            Item::Mod(item) => &item.attrs,
-            Item::Fn(item) => &item.attrs,
-            Item::Impl(item) => &item.attrs,
             Item::Struct(item) => &item.attrs,
             Item::Enum(item) => &item.attrs,
             _ => &Vec::new(),
         };
-        if attributes.iter().any(is_for_tests) {
-            return;
-        }
         let is_help = attributes.iter().any(|attribute| {
             let derived = ["Parser", "Args", "Subcommand", "ValueEnum"];
             let Meta::List(list) = &attribute.meta else { return false };
@@ -346,11 +344,6 @@ fn text_of(expression: &Expr) -> Option<String> {
         },
         _ => None,
     }
-}
-
-fn is_for_tests(attribute: &Attribute) -> bool {
-    let is_cfg = attribute.path().is_ident("cfg");
-    is_cfg && attribute.parse_args::<syn::Ident>().is_ok_and(|ident| ident == "test")
 }
 
 fn long_sentences(documents: &[Source]) -> Vec<String> {

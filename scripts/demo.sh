@@ -76,7 +76,7 @@ main() {
 introduction() {
   cat <<TXT
 Feedline demo: from text to a trained model and back to text, with a crash on the way.
-It takes about ten minutes on two cores; most of that is the build and the training. Output: $OUT/
+On two cores it takes ten to fifteen minutes, most of it for the first build and the training. Output: $OUT/
 TXT
 }
 
@@ -174,7 +174,7 @@ closing() {
 
    Next:
    export PATH=\$PWD/target/$PROFILE:\$PATH
-   trainer report $RUN --html $OUT/report.html     loss, rate and times as one HTML page
+   trainer report $RUN --out $OUT/report.html     loss, rate and times as one HTML page
    trainer generate --ckpt $RUN/ckpt --prompt "fn main() {"
    preprocess --json-in YOUR.jsonl --out DIR/name --tokenizer gpt2 --append-eod
    README.md and docs/guides say what else the programs do.

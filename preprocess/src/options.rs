@@ -195,7 +195,8 @@ impl FromStr for Shard {
             let shard = Shard { index: index.parse().ok()?, count: count.parse().ok()? };
             (shard.index < shard.count).then_some(shard)
         };
-        parse().ok_or_else(|| "expected a shard such as 0/4, or slurm".to_owned())
+        parse()
+            .ok_or_else(|| "expected I/N with I from 0 to N - 1, such as 0/4, or slurm".to_owned())
     }
 }
 

@@ -19,11 +19,15 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
     // One that is seen may be another for each rank, as `srun --gpus-per-task=1` has it.
     let gpu = if gpus == 1 { 0 } else { local_rank };
     if gpu >= gpus {
-        let built = if cfg!(feature = "cuda") { "with" } else { "without" };
+        let (built, hint) = if cfg!(feature = "cuda") {
+            ("with", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"")
+        } else {
+            ("without", "build it with --features cuda, or set run.device = \"cpu\"")
+        };
         return Err(Error::Mismatch(Incompatible::new(
             format!("cannot find a GPU for rank {local_rank} of this node"),
             format!("libtorch finds {gpus} GPUs in a trainer built {built} the feature cuda"),
-            "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set run.device = \"cpu\"",
+            hint,
         )));
     }
     bridge::runtime::use_gpu(gpu)?;

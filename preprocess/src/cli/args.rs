@@ -30,7 +30,7 @@ use storage::{ByteSize, TimeSpan};
     after_help = "\
 Examples:
   preprocess --json-in my.jsonl --out data/my --tokenizer gpt2 --append-eod
-  preprocess --json-in 'raw/**/*.jsonl.zst' --out s3://bucket/corpus --tokenizer hf \\
+  preprocess --json-in 'raw/**/*.jsonl.zst' --out data/corpus --tokenizer hf \\
     --tokenizer-model tokenizer.json --append-eod --resume
   preprocess --json-in raw/ --out data/my --tokenizer gpt2 --shard 3/16 --workers 8
   preprocess --input my.jsonl --output-prefix my --tokenizer-type GPT2BPETokenizer \\

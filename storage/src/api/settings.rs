@@ -37,9 +37,9 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     }
     let Some(rest) = url.strip_prefix("file:") else {
         return match url.split_once("://") {
-            Some((scheme, _)) => {
-                Err(bad(format!("expected file: or a plain path, found scheme '{scheme}'")))
-            }
+            Some((scheme, _)) => Err(bad(format!(
+                "expected a path or a URL with file: or s3:, found scheme '{scheme}'"
+            ))),
             None => Ok(Location { path: url.into(), wishes: IoSettings::default() }),
         };
     };

@@ -255,7 +255,7 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
     Err(Error::Mismatch(Incompatible {
         operation: format!("cannot resume from {}", checkpoint.display()),
         details,
-        hint: "use the config of that run, or another run.dir for a new run",
+        hint: "use that run's config, or a new run.dir with checkpoint.load_parts = [\"model\"]",
     }))
 }
 

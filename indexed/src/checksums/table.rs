@@ -298,7 +298,11 @@ impl BlockChecksums {
                     object: object.display(),
                     offset: found.min(expected),
                     found: end_at(found.into(), expected.into()),
-                    expected: format!("{expected} bytes as in {}", self.file),
+                    expected: format!(
+                        "{expected} bytes as in {0} (hint: delete {0} if another program rewrote \
+                         the dataset)",
+                        self.file
+                    ),
                 }));
             }
         }

@@ -4,8 +4,9 @@
 
 RUST_DOC_HTML is usr/share/doc/rust-doc/html of Debian's package rust-doc, CHINESE_POETRY the
 folder `package` of the npm package chinese-poetry. One document a line: {"text", "source"}.
-Documents of the two languages alternate in a fixed order, so that a split by document number
-has both in every part.
+Of the English pages only prose is kept: paragraphs and list items that end like a sentence, one a
+line, without headings, tables and code blocks. Documents of the two languages alternate in a fixed
+order, so that a split by document number has both in every part.
 """
 
 import hashlib
@@ -18,48 +19,43 @@ import sys
 BOOKS = ["book", "reference", "nomicon", "rust-by-example", "edition-guide", "rustc"]
 # Collections of a thousand poems each, the first ones.
 POETRY_FILES = 3
-BLOCKS = {"p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "pre", "tr", "blockquote", "dt", "dd"}
+BLOCKS = {"p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "blockquote", "dt", "dd"}
+SKIPPED = {"script", "style", "button", "svg", "pre", "table"}
+# Characters of the shortest paragraph.
+PARAGRAPH_MIN = 40
 
 
 class Chapter(html.parser.HTMLParser):
-    """The text of <main>, a blank line between blocks, code as it stands."""
+    """The prose of <main>, a line a block."""
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
-        self.parts, self.depth, self.pre, self.skip = [], 0, 0, 0
+        self.parts, self.depth, self.skip = [], 0, 0
 
     def handle_starttag(self, tag, attributes):
         if tag == "main":
             self.depth += 1
-        if tag in ("script", "style", "button", "svg"):
+        if tag in SKIPPED:
             self.skip += 1
-        if tag == "pre":
-            self.pre += 1
         if tag in BLOCKS:
-            self.parts.append("\n\n" if tag != "li" else "\n- ")
-        if tag == "br":
             self.parts.append("\n")
 
     def handle_endtag(self, tag):
         if tag == "main":
             self.depth -= 1
-        if tag in ("script", "style", "button", "svg"):
+        if tag in SKIPPED:
             self.skip -= 1
-        if tag == "pre":
-            self.pre -= 1
         if tag in BLOCKS:
             self.parts.append("\n")
 
     def handle_data(self, data):
         if self.depth and not self.skip:
-            self.parts.append(data if self.pre else re.sub(r"\s+", " ", data))
+            self.parts.append(re.sub(r"\s+", " ", data))
 
     def text(self):
-        text = "".join(self.parts)
-        text = re.sub(r"[ \t]+\n", "\n", text)
-        # Links of the navigation bar leave their bullets.
-        text = re.sub(r"(?m)^[ \t]*-\n", "", text)
-        return re.sub(r"\n{3,}", "\n\n", text).strip()
+        lines = (re.sub(r"\s+", " ", line).strip() for line in "".join(self.parts).split("\n"))
+        return "\n".join(line for line in lines
+                         if len(line) >= PARAGRAPH_MIN and line.endswith((".", ":", "!", "?", ")")))
 
 
 def chapters(root):

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes demo/tokenizer.json: byte-level BPE of 4,096 tokens, trained on the demo corpus.
+"""Makes demo/tokenizer.json: byte-level BPE of 2,048 tokens, trained on the English part of the demo corpus.
 
-    zstd -dc demo/data/corpus.jsonl.zst | demo/data/make_tokenizer.py demo/tokenizer.json
+    feedline clean --json-in demo/data/corpus.jsonl.zst --out english.jsonl --min-script latin=0.8
+    demo/data/make_tokenizer.py demo/tokenizer.json < english.jsonl
 
 Needs tokenizers 0.22.1 of the Python package index.
 """
@@ -16,7 +17,7 @@ def main():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=4096,
+        vocab_size=2048,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

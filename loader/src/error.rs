@@ -128,8 +128,8 @@ impl fmt::Display for Error {
             ),
             Error::SampleLength { dataset, sample, found, expected } => write!(
                 f,
-                "cannot load sample {sample} of {dataset}: expected at most {expected} tokens in \
-                 its index, found {found} (hint: build the index for this sequence length)"
+                "cannot load sample {sample} of {dataset}: expected the {expected} tokens of the \
+                 sequence length, found {found} (hint: build the index for this sequence length)"
             ),
             Error::BlendSample { blend, dataset, sample, found } => write!(
                 f,

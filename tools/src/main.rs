@@ -26,8 +26,8 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where stderr is closed there is nobody left to tell.
-            _ = writeln!(io::stderr(), "feedline: {}", storage::one_line(&*error));
+            // A closed stderr is no reason to fail otherwise.
+            _ = writeln!(io::stderr(), "error: {}", storage::one_line(&*error));
             ExitCode::from(2)
         }
     }

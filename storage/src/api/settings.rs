@@ -40,6 +40,9 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
             Some((scheme, _)) => Err(bad(format!(
                 "expected a path or a URL with file: or s3:, found scheme '{scheme}'"
             ))),
+            None if url.starts_with("s3:") => Err(bad(
+                "expected s3://BUCKET/PREFIX (hint: a folder of this name is ./s3:)".to_owned(),
+            )),
             None => Ok(Location { path: url.into(), wishes: IoSettings::default() }),
         };
     };
@@ -83,7 +86,9 @@ mod tests {
         let wishes =
             IoSettings { engine: Setting::Only(IoEngine::Ring), direct: Setting::Only(true) };
         assert_eq!(parse("file:/a?direct=on&engine=ring").unwrap().wishes, wishes);
-        for bad in ["", "file:", "file://", "s3://a/b", "file:/a?engine=fast", "file:/a?depth=4"] {
+        for bad in
+            ["", "file:", "file://", "s3:/a", "s3://a/b", "file:/a?engine=fast", "file:/a?depth=4"]
+        {
             assert!(parse(bad).is_err(), "{bad:?} was accepted");
         }
     }

@@ -186,7 +186,9 @@ impl fmt::Display for Error {
             Error::NotFound { object } => {
                 write!(f, "cannot access {object}: no such file or folder")
             }
-            Error::Exists { object } => write!(f, "cannot create {object}: already exists"),
+            Error::Exists { object } => {
+                write!(f, "cannot create {object}: already exists (hint: choose another name)")
+            }
             Error::NoSpace { object, need_bytes, free_bytes } => {
                 write!(f, "cannot write {object}: no space left on device")?;
                 match (need_bytes, free_bytes) {

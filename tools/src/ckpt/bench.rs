@@ -338,7 +338,7 @@ impl Measured {
             add(&format!("{processes} processes"), gb(*median_bytes_per_s), beside);
         }
         let head = format!(
-            "state of a GPT, {}, in {} ({}), medians of {} rounds\n",
+            "state of a GPT, {}, in {} ({}), rounds: {}; values are medians\n",
             ByteSize(self.state_bytes),
             self.folder,
             self.file_system,

@@ -279,7 +279,7 @@ impl Tokens {
         if self.sequences_empty > 0 {
             facts.add("empty sequences", thousands(self.sequences_empty));
         }
-        facts.add("type on disk", &self.dtype);
+        facts.add("type on disk", type_name(&self.dtype));
         facts.add("size of .bin", ByteSize(self.bin_bytes));
         if self.modes {
             facts.add("modes", "yes (multimodal)");
@@ -300,6 +300,18 @@ impl Tokens {
         }
         format!("token files {}\n{}", self.prefix, facts.text())
     }
+}
+
+/// The name that numpy and the other verbs use for a type whose JSON name is `u16`, say.
+fn type_name(short: &str) -> String {
+    let bits = short.trim_start_matches(char::is_alphabetic);
+    let kind = match short.strip_suffix(bits) {
+        Some("u") => "uint",
+        Some("i") => "int",
+        Some("f") => "float",
+        _ => return short.to_owned(),
+    };
+    format!("{kind}{bits}")
 }
 
 impl StepSummary {

@@ -150,7 +150,7 @@ fn what_is_not_there_is_said() {
         for verb in ["inspect", "check"] {
             let said = feedline(verb, name.to_str().unwrap(), &[]);
             assert_eq!((said.code, said.out.as_str()), (2, ""), "{name:?}");
-            assert!(said.err.starts_with("feedline: "), "{}", said.err);
+            assert!(said.err.starts_with("error: "), "{}", said.err);
         }
     }
 }

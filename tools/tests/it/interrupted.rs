@@ -75,7 +75,7 @@ fn told(output: &Output) -> String {
 /// Whether it was in time. To be too late is no failure, but to die of the signal is.
 fn is_interrupted(output: &Output) -> bool {
     let err = told(output);
-    let is_it = output.status.code() == Some(2) && err.starts_with("feedline: interrupted");
+    let is_it = output.status.code() == Some(2) && err.starts_with("error: interrupted");
     assert!(is_it || output.status.code() == Some(0), "{:?}: {err}", output.status);
     assert!(!is_it || output.stdout.is_empty());
     is_it

@@ -1,5 +1,7 @@
 //! The files beside a `tokenizer.json`, and what they say of the end of a document.
 
+use std::io;
+
 use serde_json::Value;
 
 use super::super::TokenizerSpec;
@@ -58,7 +60,16 @@ impl Folder {
         if self.file.is_some() {
             return Ok((file.clone(), read_text(&file)?));
         }
-        if let Some(text) = read_text_if_any(&file)? {
+        let text = match read_text_if_any(&file) {
+            Err(Error::Storage(storage::Error::Io { source, .. }))
+                if source.kind() == io::ErrorKind::NotADirectory =>
+            {
+                let expected = "a folder with a tokenizer.json, or a file named *.json";
+                return Err(bad(&self.model, "another file", expected));
+            }
+            read => read?,
+        };
+        if let Some(text) = text {
             return Ok((file, text));
         }
         let vocab = format!("{}{}", self.prefix, bert::VOCAB);

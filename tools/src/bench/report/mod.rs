@@ -347,8 +347,8 @@ impl Report {
         }
         let Method { runs, seconds, processes, machine, .. } = &self.method;
         text += &format!(
-            "\n  medians of {runs} rounds with 95 % intervals, targets in turn; {seconds} s a run; \
-             {processes} processes; {machine}\n"
+            "\n  medians with 95 % intervals, targets in turn; rounds: {runs} of {seconds} s each; \
+             processes: {processes}; {machine}\n"
         );
         if let Some(page) = &self.page {
             text += &format!("  HTML page: {}\n", page.display());

@@ -242,7 +242,7 @@ fn notes(page: &mut String, report: &Report) {
     }
     let method = &report.method;
     let how = format!(
-        "medians of {} rounds after one warm-up round, targets in turn; {} processes; {}; sample \
+        "medians, rounds: {} after one warm-up round, targets in turn; processes: {}; {}; sample \
          order: {}",
         method.runs, method.processes, method.machine, method.order
     );

@@ -156,7 +156,10 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
     let mut parts = Vec::new();
     if let Some(Estimate { median, low, high }) = standing.feeds_clusters {
         let (median, low, high) = (short(median), short(low), short(high));
-        parts.push(format!("feeds {median} clusters of this size ({low} to {high})"));
+        parts.push(format!(
+            "feeds {median} clusters of {} accelerators ({low} to {high})",
+            need.ranks
+        ));
     }
     if let Some(Estimate { median, low, high }) = standing.checkpoint_s {
         let size = short(need.checkpoint_bytes as f64 / 1e9);

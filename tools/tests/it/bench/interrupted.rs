@@ -115,7 +115,7 @@ fn nothing_stays_of_an_interrupted_one() {
         assert!(signals::send(&child, signal));
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
-        let is_told = output.status.code() == Some(2) && err.contains("feedline: interrupted");
+        let is_told = output.status.code() == Some(2) && err.contains("error: interrupted");
         assert!(is_told, "{verb}: {:?}: {err}", output.status);
         assert!(output.stdout.is_empty() && is_empty(folder.path()), "{verb} leaves files");
     }

@@ -147,7 +147,7 @@ fn a_verdict_is_in_terms_of_training() {
     let report = report(vec![quick, shared]);
     let text = report.text();
     for due in [
-        "/nvme: feeds 3.12 clusters of this size",
+        "/nvme: feeds 3.12 clusters of 64 accelerators",
         "saves a checkpoint of 154 GB in 76.8 s",
         "/ceph: feeds 10.0 clusters",
         "data: /ceph (samples: 3.2",

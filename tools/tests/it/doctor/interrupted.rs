@@ -26,7 +26,7 @@ fn interrupt(mut child: Child, signal: &str, has_begun: &dyn Fn() -> bool) -> Ou
 
 fn is_interrupted(output: &Output) -> bool {
     let err = String::from_utf8_lossy(&output.stderr);
-    let is_it = output.status.code() == Some(2) && err.contains("feedline: interrupted");
+    let is_it = output.status.code() == Some(2) && err.contains("error: interrupted");
     // Too late is no failure, but to die of the signal is.
     assert!(is_it || matches!(output.status.code(), Some(0 | 1)), "{:?}: {err}", output.status);
     assert!(!is_it || output.stdout.is_empty());

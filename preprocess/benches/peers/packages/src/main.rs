@@ -1,0 +1,155 @@
+//! Packages beside our engines, in one process and in turn; medians of five rounds.
+//!
+//! ```text
+//! cd preprocess/benches/peers/packages && cargo run --release -- WHAT CORPUS.jsonl
+//! ```
+//!
+//! WHAT `jieba` cuts the texts into words with jieba-rs, and with [`Jieba`], on one core.
+//! WHAT `rayon` writes a dataset of GPT-2 tokens from the lines, read whole before. Lines are
+//! encoded in batches by `par_iter` and written in order, on one thread and on two. The peer is
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use indexed::{Dtype, IndexedDatasetBuilder};
+use preprocess::{Jieba, TokenizerSpec, open_tokenizer};
+use rayon::prelude::*;
+
+/// The median is the least disturbed.
+const ROUNDS: usize = 5;
+
+/// Bytes of lines that rayon's threads share before they wait for one another.
+const BATCH_BYTES: usize = 8 << 20;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args[..] {
+        [what, corpus] if what == "jieba" => jieba(corpus),
+        [what, corpus] if what == "rayon" => rayon(corpus),
+        _ => println!("give jieba or rayon, and a corpus of JSON lines"),
+    }
+}
+
+fn jieba(corpus: &str) {
+    let lines = fs::read_to_string(corpus).expect("a corpus in UTF-8");
+    let texts: Vec<String> = lines.lines().map(text).collect();
+    let bytes: usize = texts.iter().map(String::len).sum();
+    let ours = Jieba::built_in();
+    let peer = jieba_rs::Jieba::new();
+    let (mut rates, mut words) = ([const { Vec::new() }; 2], [0, 0]);
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        words[0] = texts.iter().map(|text| ours.cut(text).len()).sum();
+        rates[0].push(bytes as f64 / 1e6 / start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        words[1] = texts.iter().map(|text| peer.cut(text, true).len()).sum();
+        rates[1].push(bytes as f64 / 1e6 / start.elapsed().as_secs_f64());
+    }
+    let same = texts.iter().filter(|text| ours.cut(text) == peer.cut(text, true)).count();
+    let [ours, peer] = rates.map(median);
+    println!(
+        "{:.1} MB: ours {ours:.1} MB/s, {} words; jieba-rs {peer:.1} MB/s, {} words; ratio {:.2}; \
+         {same} of {} texts are cut alike",
+        bytes as f64 / 1e6,
+        words[0],
+        words[1],
+        ours / peer,
+        texts.len()
+    );
+}
+
+fn rayon(corpus: &str) {
+    let bytes = fs::metadata(corpus).expect("a corpus").len() as f64 / 1e6;
+    let folder = std::env::temp_dir().join(format!("packages-{}", std::process::id()));
+    let mut rates = [const { Vec::new() }; 4];
+    for _ in 0..ROUNDS {
+        for threads in [1, 2] {
+            let seconds = of_program(corpus, &folder, threads);
+            rates[threads - 1].push(bytes / seconds);
+            let seconds = of_rayon(corpus, &folder, threads);
+            rates[threads + 1].push(bytes / seconds);
+        }
+    }
+    let [ours, ours_2, peer, peer_2] = rates.map(median);
+    println!(
+        "{bytes:.1} MB: ours {ours:.0} MB/s, on two threads {ours_2:.0} ({:.2}); rayon {peer:.0}, \
+         {peer_2:.0} ({:.2}); ratio {:.2}, {:.2}",
+        ours_2 / ours,
+        peer_2 / peer,
+        ours / peer,
+        ours_2 / peer_2
+    );
+}
+
+/// Seconds from start to finished files.
+fn of_program(corpus: &str, folder: &Path, threads: usize) -> f64 {
+    let start = Instant::now();
+    let done = Command::new("preprocess")
+        .args(["--json-in", corpus, "--tokenizer", "gpt2", "--out"])
+        .arg(folder.join("ours"))
+        .args(["--workers", &threads.to_string()])
+        .output()
+        .expect("preprocess is in PATH");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let seconds = start.elapsed().as_secs_f64();
+    fs::remove_dir_all(folder).expect("it was made above");
+    seconds
+}
+
+fn of_rayon(corpus: &str, folder: &Path, threads: usize) -> f64 {
+    let start = Instant::now();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+    let spec = TokenizerSpec { kind: "gpt2".to_owned(), ..TokenizerSpec::default() };
+    let tokenizer = open_tokenizer(&spec).expect("it is built in");
+    fs::create_dir_all(folder).expect("a temporary folder");
+    let (store, key) = storage::locate(folder.join("peer").to_str().unwrap()).expect("a path");
+    let mut builder = IndexedDatasetBuilder::create(&store, &key, Dtype::U16).expect("room");
+    let bytes = fs::read_to_string(corpus).expect("a corpus in UTF-8");
+    let lines: Vec<&str> = bytes.lines().collect();
+    let mut rest = &lines[..];
+    while !rest.is_empty() {
+        let mut size = 0;
+        let fits = rest.iter().take_while(|line| {
+            size += line.len();
+            size <= BATCH_BYTES
+        });
+        let (batch, after) = rest.split_at(fits.count().max(1));
+        rest = after;
+        let encoded: Vec<Vec<u32>> = pool.install(|| {
+            batch
+                .par_iter()
+                .map_init(
+                    || tokenizer.encoder(),
+                    |encoder, line| {
+                        let mut ids = Vec::new();
+                        encoder.encode(&text(line), &mut ids);
+                        ids
+                    },
+                )
+                .collect()
+        });
+        for ids in encoded {
+            builder.add_sequence(&ids).expect("room");
+            builder.end_document().expect("room");
+        }
+    }
+    builder.finish().expect("room");
+    let seconds = start.elapsed().as_secs_f64();
+    fs::remove_dir_all(folder).expect("it was made above");
+    seconds
+}
+
+fn text(line: &str) -> String {
+    let mut document: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    match document["text"].take() {
+        serde_json::Value::String(text) => text,
+        other => panic!("expected a text, found {other}"),
+    }
+}
+
+fn median(mut rates: Vec<f64>) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}

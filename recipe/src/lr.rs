@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{AnnealStyle, Config, FloorMode, LrStyle, WarmupShape};
+use crate::config::{AnnealStyle, Config, FloorMode, Lag, LrStyle, WarmupShape};
 
 /// The course of the learning rate over a run. With `n` samples consumed, `w` samples of warm-up
 /// and `d` of decay, counted from the start of the run, `b` of a step, and the mean
@@ -34,6 +34,9 @@ use crate::config::{AnnealStyle, Config, FloorMode, LrStyle, WarmupShape};
 /// range test are DeepSpeed's. `n` had been consumed *before* the step, so that the first step of a
 /// warm-up has the rate `start`. For example `peak = 1, w = 4, d = 12`, cosine to a floor of 0: the
 /// rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
+///
+/// With a lag the rates of the warm-up, or all rates, are those of the step before, because the
+/// engine of DeepSpeed sets a rate after a step. Its cosine counts one step more, and so is on time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearningRate {
     /// The way after the warm-up.
@@ -52,11 +55,13 @@ pub struct LearningRate {
     pub warmup_samples: u64,
     /// Samples from the start of the run to the end of the decay.
     pub decay_samples: u64,
+    /// The part that is a step late.
+    pub lag: Lag,
     /// The last fall of `wsd`.
     pub anneal_style: AnnealStyle,
     /// Samples of that.
     pub anneal_samples: u64,
-    /// Samples of a step, in which the logarithm of a `log` warm-up counts.
+    /// Samples of a step, in which the logarithm of a `log` warm-up and a lag count.
     pub batch_samples: u64,
 }
 
@@ -74,6 +79,7 @@ impl LearningRate {
             warmup_shape: lr.warmup_shape,
             warmup_samples: config.lr_warmup_samples(),
             decay_samples: config.lr_decay_samples(),
+            lag: lr.lag,
             anneal_style: lr.anneal_style,
             anneal_samples: config.lr_anneal_samples(),
             batch_samples: config.batch.global,
@@ -83,6 +89,16 @@ impl LearningRate {
     /// The rate of the step before which `samples` had been consumed.
     #[must_use]
     pub fn at(&self, samples: u64) -> f64 {
+        let late = samples.saturating_sub(self.batch_samples);
+        match self.lag {
+            Lag::All => self.on_time(late),
+            Lag::Warmup if self.warmup_samples > 0 && samples < self.batch_samples => 0.0,
+            Lag::Warmup if late < self.warmup_samples => self.on_time(late),
+            Lag::Warmup | Lag::None => self.on_time(samples),
+        }
+    }
+
+    fn on_time(&self, samples: u64) -> f64 {
         if samples < self.warmup_samples {
             return self.warming(samples as f64);
         }

@@ -14,7 +14,7 @@ use crate::config::LossScaleConfig;
 pub struct Scaler {
     /// What the loss is multiplied by: a power of two, if it began as one.
     pub scale: f64,
-    /// Good steps since the scale changed or a step was bad.
+    /// Good steps since a step was bad; less the window for each doubling since.
     pub good_steps: u64,
     /// Bad steps until it is halved.
     pub hysteresis_left: u64,
@@ -44,8 +44,8 @@ impl Scaler {
             return;
         }
         self.good_steps += 1;
-        if self.good_steps == config.window {
-            self.good_steps = 0;
+        if self.good_steps == config.window + config.window_delay {
+            self.good_steps = config.window_delay;
             self.hysteresis_left = config.hysteresis;
             self.scale *= 2.0;
         }

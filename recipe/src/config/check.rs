@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::node::KeyError;
-use super::{Budget, Config, ConfigError, LrStyle, Offload, Part};
+use super::{Budget, Config, ConfigError, Lag, LrStyle, Offload, Part};
 
 /// Counts of steps, samples and tokens are at most 2^53, so that they are exact in a float, in JSON
 /// and in every product that is computed here.
@@ -164,6 +164,11 @@ impl Config {
         if warmup > decay {
             let problem = format!("expected at most the {decay} samples of decay, found {warmup}");
             return Err(refused("optim.lr.warmup", problem));
+        }
+        let lags = self.optim.lr.lag != Lag::None;
+        if lags && (self.batch.rampup.is_some() || self.optim.lr.style == LrStyle::RangeTest) {
+            let problem = "not valid with batch.rampup or optim.lr.style \"range-test\"";
+            return Err(refused("optim.lr.lag", problem));
         }
         match self.optim.lr.style {
             LrStyle::InverseSqrt if warmup == 0 => {

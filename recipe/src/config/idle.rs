@@ -8,7 +8,7 @@
 use super::check::refused;
 use super::node::KeyError;
 use super::{
-    AnnealStyle, Config, ConfigError, Dtype, Family, FloorMode, LoadFrom, LossScaleConfig,
+    AnnealStyle, Config, ConfigError, Dtype, Family, FloorMode, Lag, LoadFrom, LossScaleConfig,
     LrConfig, LrStyle, Part, Positions, Warmup, WarmupShape, data, model,
 };
 
@@ -74,7 +74,7 @@ impl Config {
 
 impl LrConfig {
     /// `rises` if there is a warm-up.
-    fn idle(&self, rises: bool) -> [UnusedKey; 8] {
+    fn idle(&self, rises: bool) -> [UnusedKey; 9] {
         use LrStyle::{Constant, Cosine, Exponential, Linear, RangeTest, Wsd};
         let is_of = |styles: &[LrStyle]| styles.contains(&self.style);
         let is_test = self.style == RangeTest;
@@ -97,6 +97,7 @@ impl LrConfig {
             (is_log && !rises && !is_test, "optim.lr.warmup_shape", flat),
             (is_log && is_test && self.floor == 0.0, "optim.lr.warmup_shape", from_0),
             (has_warmup && is_test, "optim.lr.warmup", flat),
+            (self.lag == Lag::Warmup && !rises, "optim.lr.lag", flat),
             (self.anneal.is_some() && !anneals, "optim.lr.anneal", anneal),
             (has_style && !anneals, "optim.lr.anneal_style", anneal),
         ]

@@ -42,7 +42,7 @@ pub use values::{
     Budget, Corpus, LOCAL_RANK, Length, LoadFrom, Offload, Size, SplitText, WallTime, Warmup,
 };
 pub use words::{
-    Activation, AnnealStyle, ComputeOn, Dtype, Family, FloorMode, LrStyle, MaskLengths, Norm,
+    Activation, AnnealStyle, ComputeOn, Dtype, Family, FloorMode, Lag, LrStyle, MaskLengths, Norm,
     Objective, OnSignal, OnSpike, OptimName, Part, Positions, RecomputeMode, Reduce, ReduceDtype,
     Schedule, Timers, WarmupShape,
 };

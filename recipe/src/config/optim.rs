@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::check::{COUNT_MAX, refused, within};
 use super::node::KeyError;
 use super::{
-    AnnealStyle, Dtype, FloorMode, Length, LrStyle, Offload, OptimName, ReduceDtype, Warmup,
+    AnnealStyle, Dtype, FloorMode, Lag, Length, LrStyle, Offload, OptimName, ReduceDtype, Warmup,
     WarmupShape,
 };
 
@@ -37,6 +37,9 @@ pub struct LossScaleConfig {
     /// Consecutive steps with finite gradients after which the scale doubles; 0 keeps the scale at
     /// `init`. Default: 1000. Minimum: 0. Maximum: 2^53.
     pub window: u64,
+    /// Steps with finite gradients that do not count for `window`, at the start and after a skipped
+    /// step. DeepSpeed has 1. Default: 0. Minimum: 0. Maximum: 1000.
+    pub window_delay: u64,
     /// Skipped steps after which the scale halves. Default: 2. Minimum: 1. Maximum: 1000.
     pub hysteresis: u64,
     /// Smallest scale. Default: 1. Minimum: 2^-24. Maximum: `init`.
@@ -45,7 +48,7 @@ pub struct LossScaleConfig {
 
 impl Default for LossScaleConfig {
     fn default() -> Self {
-        LossScaleConfig { init: 65_536.0, window: 1000, hysteresis: 2, min: 1.0 }
+        LossScaleConfig { init: 65_536.0, window: 1000, window_delay: 0, hysteresis: 2, min: 1.0 }
     }
 }
 
@@ -54,6 +57,7 @@ impl PrecisionConfig {
         let scale = &self.loss_scale;
         within("precision.loss_scale.init", scale.init, 1.0..=f64::from(2_u32.pow(31)) * 2.0)?;
         within("precision.loss_scale.window", scale.window, 0..=COUNT_MAX)?;
+        within("precision.loss_scale.window_delay", scale.window_delay, 0..=1000)?;
         within("precision.loss_scale.hysteresis", scale.hysteresis, 1..=1000)?;
         within("precision.loss_scale.min", scale.min, 2.0_f64.powi(-24)..=scale.init)
     }
@@ -119,6 +123,12 @@ pub struct LrConfig {
     /// Curve of the warm-up: `"linear"`, or `"log"` as in DeepSpeed. Default: `"linear"`.
     #[serde(default)]
     pub warmup_shape: WarmupShape,
+    /// Part of the schedule that is one step late: `"none"`, `"warmup"` or `"all"`. DeepSpeed sets
+    /// the rate after a step: `"all"` follows its `WarmupLR` and `WarmupDecayLR`. `"warmup"` follows
+    /// `WarmupCosineLR`, whose first rate is 0. Not with `batch.rampup` or a range test. Default:
+    /// `"none"`.
+    #[serde(default)]
+    pub lag: Lag,
     /// Curve of the final decay of `"wsd"`: `"linear"`, `"cosine"`, `"exponential"` or
     /// `"minus-sqrt"`. Default: `"exponential"`.
     #[serde(default)]

@@ -263,6 +263,19 @@ words! {
 }
 
 words! {
+    /// The part of the schedule that is one step late.
+    Lag {
+        /// None: a step runs with its own rate.
+        #[default]
+        None,
+        /// The warm-up, and the first rate is 0, as with `WarmupCosineLR` of DeepSpeed.
+        Warmup,
+        /// All of it, as with `WarmupLR` and `WarmupDecayLR` of DeepSpeed.
+        All,
+    }
+}
+
+words! {
     /// The curve of the final decay of `wsd`.
     AnnealStyle {
         /// Linear.

@@ -3,7 +3,7 @@
     python make.py megatron|transformers|deepspeed FILE.json
 
 Each needs its own package: megatron-core, transformers, or deepspeed. A case has the settings in
-our words, lengths counted in steps of one sample, and pairs of steps done and the rate after them.
+our words, lengths counted in steps of one sample, and pairs of a step and its rate.
 """
 
 import json
@@ -11,8 +11,6 @@ import sys
 
 STEPS = [0, 1, 2, 7, 19, 20, 21, 35, 60, 79, 80, 81, 90, 99, 100]
 PEAK, FLOOR, WARMUP, DECAY, ANNEAL = 3e-4, 2e-5, 20, 100, 30
-
-
 
 
 def megatron():
@@ -66,24 +64,30 @@ def deepspeed():
     import torch
     from deepspeed.runtime import lr_schedules as ds
 
-    def points(make, ahead=0, **options):
+    def points(make, **options):
+        """As the engine: the scheduler is made, and then steps after each step of the optimizer."""
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK)
         schedule = make(optimizer, **options)
-        found = []
-        for step in STEPS:
-            schedule.last_batch_iteration = step - ahead
-            found.append([step, schedule.get_lr()[0]])
-        return found
+        rates = []
+        for _ in range(STEPS[-1] + 1):
+            rates.append(optimizer.param_groups[0]["lr"])
+            schedule.step()
+        return [[step, rates[step]] for step in STEPS]
 
     for shape in ("linear", "log"):
         warm = {"warmup_min_lr": 1e-5, "warmup_max_lr": PEAK, "warmup_num_steps": WARMUP}
-        keys = {"start": 1e-5, "warmup_shape": shape}
+        keys = {"start": 1e-5, "warmup_shape": shape, "lag": "all"}
         yield {"style": "constant", **keys}, points(ds.WarmupLR, warmup_type=shape, **warm)
         made = points(ds.WarmupDecayLR, total_num_steps=DECAY, warmup_type=shape, **warm)
         yield {"style": "linear", "floor": 1e-5, **keys}, made
-    # It counts the step that is to come.
+        made = points(
+            ds.WarmupCosineLR, total_num_steps=DECAY, warmup_num_steps=WARMUP, warmup_type=shape,
+            warmup_min_ratio=0.1, cos_min_ratio=0.01,
+        )
+        keys = {"start": 0.1 * PEAK, "floor": 0.01 * PEAK, "warmup_shape": shape}
+        yield {"style": "cosine", **keys, "lag": "warmup"}, made
     test = {"lr_range_test_min_lr": 1e-5, "lr_range_test_step_size": 10}
-    made = points(ds.LRRangeTest, 1, lr_range_test_step_rate=2.9, **test)
+    made = points(ds.LRRangeTest, lr_range_test_step_rate=2.9, **test)
     yield {"style": "range-test", "floor": 1e-5, "warmup": 0}, made
 
 

@@ -2,8 +2,29 @@
 
 use toml::{Table, Value};
 
-use super::{Build, ConfigFormat, Imported, KeyReport, KeyStatus, float, get, is_off, set, shown};
+use super::read::Input;
+use super::{Build, ConfigFormat, Imported, KeyReport, KeyStatus, float, get, set, shown};
 use crate::config::{Config, ConfigError};
+
+/// `torch.amp.GradScaler`. It has no smallest scale, and ours is at least 2^-24.
+const TORCH: &[(&str, f64)] =
+    &[("init", 65_536.0), ("window", 2000.0), ("hysteresis", 1.0), ("min", 1.0 / 16_777_216.0)];
+
+/// Facts of programs that name more than they use.
+const BENIGN: [&str; 12] = [
+    "vocab_file",
+    "merge_file",
+    "tokenizer_model",
+    "token_types",
+    "sharding_stage",
+    "gpus",
+    "nodes",
+    "amp_dtype",
+    "no_optim",
+    "accumulation",
+    "local_micro_batches",
+    "fused_gelu",
+];
 
 /// Our keys without a default.
 const REQUIRED: [&str; 10] = [
@@ -20,24 +41,28 @@ const REQUIRED: [&str; 10] = [
 ];
 
 impl Build {
-    pub(super) fn assemble(
-        &mut self,
-        source: ConfigFormat,
-        program: Option<&str>,
-        names: &[String],
-    ) {
+    pub(super) fn assemble(&mut self, source: ConfigFormat, input: &Input) {
+        let program = input.program.as_deref();
         self.model(source, program.unwrap_or(""));
+        if input.sections.contains(&"megatron") && source != ConfigFormat::Cpm {
+            self.width_of_swiglu();
+        }
         self.precision();
+        self.loss_scale(source, &input.sections);
+        self.optimizer(source);
         self.layout();
         self.batch();
         self.told_twice();
-        self.lengths();
-        self.learning_rate(source, program.is_some());
+        self.evaluation();
+        self.schedule(source, program.is_some());
+        self.saves(source, &input.sections);
         self.state();
+        self.corpus(source);
+        self.unused();
         for name in ["file", "model_file"].iter().filter_map(|name| self.facts.get(name)) {
             let text = shown(name);
             let last = text.rsplit('/').next().unwrap_or(&text).to_owned();
-            if !names.contains(&last) {
+            if !input.names.contains(&last) {
                 self.notes.push(format!(
                     "{text} is not among the files (hint: add it to the command line)"
                 ));
@@ -46,10 +71,11 @@ impl Build {
     }
 
     pub(super) fn fact(&self, name: &str) -> Option<&Value> {
-        self.facts.get(name).filter(|value| value.as_str() != Some("null"))
+        self.used.borrow_mut().insert(name.to_owned());
+        self.facts.get(name)
     }
 
-    fn number(&self, name: &str) -> Option<f64> {
+    pub(super) fn number(&self, name: &str) -> Option<f64> {
         self.fact(name).and_then(float)
     }
 
@@ -58,11 +84,11 @@ impl Build {
         self.number(name).filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map(|n| n as i64)
     }
 
-    fn on(&self, name: &str) -> bool {
-        self.facts.get(name).is_some_and(|value| !is_off(value))
+    pub(super) fn on(&self, name: &str) -> bool {
+        self.fact(name).and_then(Value::as_bool) == Some(true)
     }
 
-    fn ours(&self, key: &str) -> Option<i64> {
+    pub(super) fn ours(&self, key: &str) -> Option<i64> {
         get(&self.config, key).and_then(Value::as_integer)
     }
 
@@ -76,7 +102,7 @@ impl Build {
         }
     }
 
-    fn one(&mut self, key: &str, unit: &str, value: impl Into<Value>) {
+    pub(super) fn one(&mut self, key: &str, unit: &str, value: impl Into<Value>) {
         self.set(key, Table::from_iter([(unit.to_owned(), value.into())]));
     }
 
@@ -216,21 +242,91 @@ impl Build {
         }
     }
 
+    /// Megatron's SwiGLU is as wide as makes its three matrices as large as the two of others.
+    fn width_of_swiglu(&mut self) {
+        let activation = get(&self.config, "model.activation").map(shown);
+        if activation.as_deref() != Some("swiglu") || self.ours("model.ffn").is_some() {
+            return;
+        }
+        if let Some(hidden) = self.ours("model.hidden") {
+            let width = (4.0 * hidden as f64 * 2.0 / 3.0 / 64.0) as i64 * 64;
+            self.set("model.ffn", width);
+            self.default_of("ffn-hidden-size", &width.to_string(), "model.ffn");
+        }
+    }
+
+    /// What the scalers of others are where their keys are absent.
+    fn loss_scale(&mut self, source: ConfigFormat, sections: &[&str]) {
+        if get(&self.config, "precision.dtype").map(shown).as_deref() != Some("fp16") {
+            return;
+        }
+        let by_deepspeed = self.fates.iter().any(|key| key.key.starts_with("fp16."));
+        let (theirs, defaults): (_, &[(&str, f64)]) = match source {
+            ConfigFormat::Colossal if self.is_scaled_by_torch() => ("GradScaler", TORCH),
+            ConfigFormat::Paddle | ConfigFormat::Colossal => ("", &[]),
+            _ if by_deepspeed => ("DynamicLossScaler", &[("window_delay", 1.0)]),
+            _ if self.training => ("GradScaler", TORCH),
+            _ if sections.contains(&"megatron") => {
+                ("initial-loss-scale", &[("init", 4_294_967_296.0)])
+            }
+            _ => ("", &[]),
+        };
+        let is_fixed = self.ours("precision.loss_scale.window") == Some(0);
+        for (key, value) in defaults.iter().filter(|_| !is_fixed) {
+            let ours = format!("precision.loss_scale.{key}");
+            if get(&self.config, &ours).is_some() {
+                continue;
+            }
+            let whole = value.fract() == 0.0;
+            let value = if whole { Value::Integer(*value as i64) } else { Value::Float(*value) };
+            self.default_of(theirs, &value.to_string(), &ours);
+            self.set(&ours, value);
+        }
+        if source == ConfigFormat::Paddle {
+            let text = "Paddle halves the loss scale after decr_every_n_nan_or_inf consecutive \
+                        overflows and doubles it after incr_every_n_steps; both depend on its \
+                        version (hint: check precision.loss_scale)";
+            self.notes.push(text.to_owned());
+        }
+    }
+
+    fn is_scaled_by_torch(&self) -> bool {
+        let mut modes = self.fates.iter().filter(|key| key.key == "fp16.mode");
+        modes.any(|key| key.value.ends_with("TORCH") || key.value.ends_with("APEX"))
+    }
+
+    /// What optimizers of others do without a key.
+    fn optimizer(&mut self, source: ConfigFormat) {
+        if source == ConfigFormat::Paddle && get(&self.config, "optim.clip").is_none() {
+            self.set("optim.clip", 0.0);
+            self.default_of("Optimizer.grad_clip", "none", "optim.clip");
+        }
+        let is_torch = self.fates.iter().any(|key| {
+            key.key == "optimizer.type"
+                && ["Adam", "torch.optim.Adam"].contains(&key.value.as_str())
+        });
+        let decays = get(&self.config, "optim.weight_decay").and_then(float) > Some(0.0);
+        if source == ConfigFormat::Colossal && is_torch && decays {
+            let text = "torch.optim.Adam adds the weight decay to the gradient; AdamW decays the \
+                        weights (hint: compare the loss, or set optim.weight_decay = 0)";
+            self.notes.push(text.to_owned());
+        }
+    }
+
     fn precision(&mut self) {
         if self.on("amp") {
             let name = self.fact("amp_dtype").map_or("float16".to_owned(), shown);
             let ours = if name == "bfloat16" { "bf16" } else { "fp16" };
             self.set_if_absent("precision.dtype", ours);
         }
+        let power = self.count("scale_power").filter(|power| (0..63).contains(power));
         match self.number("loss_scale") {
             Some(scale) if scale > 0.0 => {
                 self.set("precision.loss_scale.init", scale);
                 self.set("precision.loss_scale.window", 0);
             }
             _ => {
-                if let Some(power) =
-                    self.count("scale_power").filter(|power| (0..63).contains(power))
-                {
+                if let Some(power) = power {
                     self.set("precision.loss_scale.init", 1_i64 << power);
                 }
             }
@@ -242,6 +338,15 @@ impl Build {
             precision.remove("loss_scale");
         }
         if let (Some(a), Some(b)) = (self.number("beta1"), self.number("beta2")) {
+            let other = get(&self.config, "optim.betas").and_then(Value::as_array).cloned();
+            let ours = [a, b];
+            let differs = other.is_some_and(|other| {
+                other.iter().zip(ours).any(|(other, own)| float(other) != Some(own))
+            });
+            if differs && self.training {
+                let text = format!("expected [{a}, {b}] as in the training arguments");
+                self.refuse("optimizer.params.betas", text);
+            }
             self.set("optim.betas", vec![a, b]);
         }
     }
@@ -262,7 +367,11 @@ impl Build {
         if self.count("sharding").is_some_and(|degree| degree > 1) {
             self.set("parallel.zero", self.count("sharding_stage").unwrap_or(1));
         }
-        if let Some(elements) = self.number("bucket_elements").filter(|elements| *elements > 0.0) {
+        let by_width = self.fact("bucket_elements").and_then(Value::as_str) == Some("auto");
+        let width = self.ours("model.hidden").filter(|_| by_width).map(|n| (n * n) as f64);
+        if let Some(elements) =
+            width.or_else(|| self.number("bucket_elements")).filter(|elements| *elements > 0.0)
+        {
             self.set("parallel.bucket_mib", (elements * 4.0 / 1048576.0).clamp(1.0, 4096.0) as i64);
         }
         let place = self.fact("offload").map(shown).unwrap_or_default();
@@ -282,98 +391,16 @@ impl Build {
                 self.refuse("parallel.recompute", format!("unknown granularity '{other}'"));
             }
         }
+        if self.ours("parallel.tp").unwrap_or(1) == 1
+            && get(&self.config, "parallel.sequence_parallel").is_some()
+        {
+            self.remove("parallel.sequence_parallel");
+            let text = "off, because no matrix is divided (parallel.tp = 1)";
+            self.correct_ours("parallel.sequence_parallel", KeyStatus::Implied, text);
+        }
         let seconds = self.count("timeout_minutes").map(|minutes| 60 * minutes);
         if let Some(seconds) = seconds.or_else(|| self.count("timeout_seconds")) {
             self.set("parallel.timeout", format!("{seconds}s"));
-        }
-    }
-
-    /// `global = micro x accumulation x dp`, with `dp = ranks / (tp x pp)`.
-    fn batch(&mut self) {
-        let (tp, pp) =
-            (self.ours("parallel.tp").unwrap_or(1), self.ours("parallel.pp").unwrap_or(1));
-        let world = self
-            .count("world")
-            .or_else(|| Some(self.count("gpus")? * self.count("nodes").unwrap_or(1)));
-        let named = self.count("dp").map(|dp| dp * self.count("sharding").unwrap_or(1));
-        let dp = named.or_else(|| world.map(|world| world / (tp * pp).max(1)));
-        let local = self.count("local");
-        // The program's own loader takes the flag.
-        if let (Some(engine), Some(flag)) = (self.count("micro"), self.count("micro_v1"))
-            && engine != flag
-        {
-            let text =
-                format!("expected equal values, found {engine} in JSON and --batch-size {flag}");
-            self.refuse("batch.micro", text);
-        }
-        let micro = self
-            .count("micro_v1")
-            .or_else(|| self.count("micro"))
-            .or_else(|| Some(local? / self.count("local_micro_batches").unwrap_or(1).max(1)));
-        let passes = match (local, micro) {
-            (Some(local), Some(micro)) if micro > 0 => {
-                Some(local / micro * self.count("accumulation").unwrap_or(1).max(1))
-            }
-            _ => self.count("accumulation"),
-        };
-        // Paddle's accumulation is the local batch in micro-batches, said again.
-        let passes = if self.facts.contains_key("sharding") && local.is_some() {
-            local.zip(micro).map(|(local, micro)| local / micro.max(1))
-        } else {
-            passes
-        };
-        let made = |dp: i64| Some(micro? * passes.unwrap_or(1) * dp);
-        let global = self.count("global").or_else(|| made(dp.unwrap_or(1)));
-        if let Some(dp) = dp.filter(|_| passes.is_some())
-            && made(dp) != global
-            && let (Some(global), Some(micro)) = (global, micro)
-        {
-            let (passes, made) = (passes.unwrap_or(1), made(dp).unwrap_or(0));
-            self.refuse(
-                "batch.global",
-                format!(
-                    "expected micro {micro} x accumulation {passes} x dp {dp} = {made}, found \
-                     {global}"
-                ),
-            );
-        }
-        if let (Some(global), Some(micro)) = (global, micro) {
-            self.set("batch.global", global);
-            self.set("batch.micro", micro);
-        }
-        self.reduce(micro.zip(global), dp);
-        if let Some(ranks) = world.filter(|ranks| ranks % (tp * pp).max(1) != 0) {
-            let text = format!("expected a multiple of tp {tp} x pp {pp} ranks, found {ranks}");
-            self.refuse("parallel", text);
-        } else if let Some(ranks) = world.or_else(|| dp.map(|dp| dp * tp * pp)) {
-            self.notes.push(format!(
-                "the run had {ranks} ranks: dp {} x tp {tp} x pp {pp}",
-                ranks / (tp * pp).max(1)
-            ));
-        } else if self.count("global").is_none() && global.is_some() {
-            self.notes.push(
-                "no file sets the number of ranks: batch.global is that of one replica (hint: \
-                 --ranks N)"
-                    .to_owned(),
-            );
-        }
-        if let Some(Value::Array(ramp)) = self.fact("rampup").cloned() {
-            let keys = ["start", "increment", "samples"].map(str::to_owned);
-            self.set("batch.rampup", Table::from_iter(keys.into_iter().zip(ramp)));
-        }
-    }
-
-    /// Sums over replicas that no tree of powers of two takes.
-    fn reduce(&mut self, batch: Option<(i64, i64)>, dp: Option<i64>) {
-        let powers = |count: i64| u64::try_from(count).is_ok_and(u64::is_power_of_two);
-        let shares = batch.zip(dp).map(|((micro, global), dp)| global / (micro * dp).max(1));
-        // Of batches that grow, some are of no power of two.
-        let grows = self.fact("rampup").is_some() && dp.is_some_and(|dp| dp > 1);
-        if grows
-            || dp.is_some_and(|dp| dp > 1 && !powers(dp))
-            || shares.is_some_and(|count| !powers(count))
-        {
-            self.set("parallel.reduce", "ring");
         }
     }
 
@@ -400,184 +427,42 @@ impl Build {
         }
     }
 
-    fn lengths(&mut self) {
-        for unit in ["samples", "tokens", "steps"] {
-            if let Some(count) = self.count(unit).filter(|count| *count > 0) {
-                self.one("run.budget", unit, count);
-                break;
-            }
-        }
-        // Megatron evaluates nothing for so long as that.
-        if self.ours("eval.iters").is_some_and(|iters| iters < 1) {
-            self.set("eval", Table::from_iter([("every".to_owned(), Value::Integer(0))]));
-        }
-        if let Some(minutes) = self.count("wall_minutes") {
-            self.set("run.max_wall", format!("{minutes}m"));
-        }
-        let decay = if self.on("in_samples") { "decay_samples" } else { "decay_steps" };
-        if let (Some(value), true) = (self.fact("decay_steps").cloned(), self.on("in_samples")) {
-            self.facts.insert("decay_samples", value);
-        }
-        for (fact, unit) in
-            [("decay_samples", "samples"), ("decay_tokens", "tokens"), (decay, "steps")]
-        {
-            if let Some(count) = self.count(fact).filter(|count| *count > 0) {
-                self.one("optim.lr.decay", unit, count);
-                break;
-            }
-        }
-        for (fact, unit) in [("anneal_samples", "samples"), ("anneal_steps", "steps")] {
-            if let Some(count) = self.count(fact) {
-                self.one("optim.lr.anneal", unit, count);
-            }
-        }
-        let warm = ["warmup_samples", "warmup_steps"].into_iter().find_map(|fact| {
-            Some((fact.trim_start_matches("warmup_"), self.count(fact).filter(|n| *n > 0)?))
-        });
-        match (warm, self.number("warmup_fraction")) {
-            (Some((unit, count)), _) => self.one("optim.lr.warmup", unit, count),
-            (None, Some(part)) => self.one("optim.lr.warmup", "fraction", part),
-            (None, None) if self.number("peak").or(self.number("peak_optimizer")).is_none() => {}
-            (None, None) => self.one("optim.lr.warmup", "steps", 0),
-        }
-    }
-
-    /// `scripted` if flags of a program say most of it.
-    fn learning_rate(&mut self, source: ConfigFormat, scripted: bool) {
-        let peak = self.number("peak").or_else(|| self.number("peak_optimizer"));
-        if let Some(peak) = peak {
-            self.set("optim.lr.peak", peak);
-        }
-        let style = get(&self.config, "optim.lr.style").map(shown).unwrap_or_default();
-        let first_megatron = source == ConfigFormat::Cpm || self.facts.contains_key("micro_v1");
-        let is_cpm2 = self.facts.contains_key("model_file");
-        if first_megatron && ["linear", "cosine"].contains(&style.as_str()) {
-            match self.warmup_and_decay().filter(|_| is_cpm2) {
-                // The whole way from the end of the warm-up, of which the end is never seen.
-                Some((warmup, decay)) => {
-                    self.one("optim.lr.warmup", "steps", warmup as i64);
-                    self.one("optim.lr.decay", "steps", (decay + warmup) as i64);
-                    self.notes.push(format!(
-                        "CPM-2 counts the {decay} steps of decay from the end of the warm-up; the \
-                         run ends before the last {warmup}"
-                    ));
+    /// No key is mapped that nothing uses.
+    fn unused(&mut self) {
+        let used = self.used.borrow().clone();
+        let idle: Vec<_> = self.keys.keys().copied().filter(|name| !used.contains(*name)).collect();
+        for name in idle {
+            for at in self.keys.get(name).into_iter().flatten() {
+                let key = &mut self.fates[*at];
+                match key.fate {
+                    KeyStatus::Mapped if !BENIGN.contains(&name) => key.fate = KeyStatus::Refused,
+                    KeyStatus::Mapped | KeyStatus::Default => key.fate = KeyStatus::Implied,
+                    _ => continue,
                 }
-                None => self.set("optim.lr.floor_mode", "clamp"),
+                key.text = format!("{}: no effect with the other keys", key.text);
             }
-        }
-        if first_megatron && style == "inverse-sqrt" {
-            self.noam(peak);
-        }
-        if is_cpm2 && style == "exponential" {
-            self.set("optim.lr.style", "constant");
-            self.notes.push(
-                "the exponential decay of CPM-2 has no effect: its rate is constant".to_owned(),
-            );
-        }
-        let by_deepspeed = self.fates.iter().any(|key| key.key == "scheduler.type");
-        let is_alone =
-            source == ConfigFormat::Deepspeed || self.facts.contains_key("peak_optimizer");
-        if !by_deepspeed && (scripted || !is_alone) {
-            return;
-        }
-        let scheduled = style != "range-test" && !style.is_empty();
-        if style.is_empty() && source == ConfigFormat::Deepspeed {
-            self.set("optim.lr.style", "constant");
-        }
-        if scheduled && self.fact("warm_from").or(self.fact("decay_steps")).is_some()
-            || self.fact("start_ratio").is_some()
-        {
-            self.set_if_absent("optim.lr.warmup_shape", "log");
-            if self.fact("warmup_steps").is_none() {
-                self.one("optim.lr.warmup", "steps", 1000);
-            }
-        }
-        if let Some(from) = self.number("warm_from") {
-            self.set("optim.lr.start", from);
-            if style != "constant" {
-                self.set("optim.lr.floor", from);
-            }
-        }
-        // DeepSpeed's own ratios where none are given.
-        for (fact, key, ratio) in [("start_ratio", "start", 0.0), ("floor_ratio", "floor", 1e-4)] {
-            if let (Some(peak), "cosine") = (peak, style.as_str()) {
-                let ratio = self.number(fact).unwrap_or(ratio);
-                self.set(&format!("optim.lr.{key}"), ratio * peak);
-            }
-        }
-        if style == "range-test" {
-            self.range_test();
         }
     }
 
-    /// Steps of both, as the first Megatron counts them.
-    fn warmup_and_decay(&self) -> Option<(f64, f64)> {
-        let decay = self.number("decay_steps").or_else(|| self.number("steps"))?;
-        let by_part = || Some((decay * self.number("warmup_fraction")?).floor());
-        Some((self.number("warmup_steps").or_else(by_part)?, decay))
-    }
-
-    /// `lr / sqrt(step)`, whose peak is where the warm-up ends.
-    fn noam(&mut self, lr: Option<f64>) {
-        let warm = self.warmup_and_decay().map(|(warm, _)| warm).filter(|steps| *steps > 0.0);
-        match (lr, warm) {
-            (Some(lr), Some(warm)) => {
-                self.set("optim.lr.peak", lr / warm.sqrt());
-                self.notes.push(format!(
-                    "--lr {lr} of noam is the rate of step 1; optim.lr.peak is the rate after \
-                     {warm} steps of warm-up, lr / sqrt({warm})"
-                ));
-            }
-            _ => self.refuse("optim.lr.peak", "noam needs the number of warm-up steps".to_owned()),
-        }
-    }
-
-    /// DeepSpeed's rises for ever, ours over its decay: to where it is at the end of the run.
-    fn range_test(&mut self) {
-        let floor = get(&self.config, "optim.lr.floor").and_then(float).unwrap_or(1e-3);
-        let size = self.number("range_steps").unwrap_or(2000.0);
-        let rate = self.number("range_rate").unwrap_or(1.0);
-        let steps = self.number("steps").unwrap_or(size);
-        self.set("optim.lr.floor", floor);
-        self.set("optim.lr.peak", floor * (1.0 + rate * steps / size));
-        self.one("optim.lr.decay", "steps", steps as i64);
-    }
-
-    fn state(&mut self) {
-        if let Some(data) = self.fact("data").cloned() {
-            let corpora = corpora(&data);
-            self.set("data.train", corpora);
-        }
-        if self.fact("load").is_some() {
-            let path = self.fact("load").map(shown).unwrap_or_default();
-            let own = get(&self.config, "run.dir").map(shown).as_deref() == Some(path.as_str());
-            if own {
-                self.set("checkpoint.load", "auto");
-            } else {
-                self.refuse(
-                    "checkpoint.load",
-                    format!(
-                        "not a checkpoint of this program (hint: run `feedline ckpt import {path} \
-                         OUT --from ...` and set its folder)"
-                    ),
-                );
+    /// A key that was mapped to one of ours that another key took out again.
+    fn absent(&mut self) {
+        for key in &mut self.fates {
+            let is_key = key.text.contains('.') && !key.text.contains(' ');
+            let is_mapped = matches!(key.fate, KeyStatus::Mapped | KeyStatus::Default);
+            if is_mapped && is_key && get(&self.config, &key.text).is_none() {
+                key.fate = KeyStatus::Implied;
+                key.text = format!("{}: no effect with the other keys", key.text);
             }
         }
-        if self.on("only_weights") {
-            self.set("checkpoint.load_parts", vec!["model"]);
-        } else if self.on("no_optim") && self.fact("load").is_some() {
-            self.set("checkpoint.load_parts", vec!["model"]);
-            self.notes
-                .push("without optimizer state, a new run starts from the weights".to_owned());
-        }
-        self.set_if_absent("run.dir", "runs/imported");
     }
 
     pub(super) fn finish(mut self) -> Imported {
         self.config.retain(|_, value| value.as_table().is_none_or(|table| !table.is_empty()));
+        self.absent();
         let missing: Vec<_> =
             REQUIRED.into_iter().filter(|key| get(&self.config, key).is_none()).collect();
         self.check(&missing);
+        self.hints(&missing);
         self.fates.sort_by_key(|key| key.fate);
         Imported { config: self.config, fates: self.fates, missing, notes: self.notes }
     }
@@ -615,22 +500,18 @@ impl Build {
             Ok(config) => self.notes.extend(config.idle()),
         }
     }
-}
 
-/// A prefix, prefixes, or weights and prefixes in turn.
-fn corpora(data: &Value) -> Value {
-    let Value::Array(items) = data else { return data.clone() };
-    let weighted =
-        items.len() % 2 == 0 && items.iter().step_by(2).all(|weight| float(weight).is_some());
-    if !weighted {
-        return data.clone();
+    /// How to find what is missing.
+    fn hints(&mut self, missing: &[&str]) {
+        let tokenizer = get(&self.config, "data.tokenizer").map(shown);
+        if missing.contains(&"model.vocab") {
+            let of = tokenizer.map_or_else(String::new, |name| format!(" ({name})"));
+            let data = get(&self.config, "data.train").filter(|data| data.is_str()).map(shown);
+            let data = data.unwrap_or_else(|| "DATASET".to_owned());
+            self.notes.push(format!(
+                "model.vocab is the number of tokens of the tokenizer{of}: `feedline inspect \
+                 {data}` prints it"
+            ));
+        }
     }
-    let pairs = items.chunks_exact(2).map(|pair| {
-        let weight = float(&pair[0]).unwrap_or(1.0);
-        Value::Table(Table::from_iter([
-            ("path".to_owned(), pair[1].clone()),
-            ("weight".to_owned(), Value::Float(weight)),
-        ]))
-    });
-    Value::Array(pairs.collect())
 }

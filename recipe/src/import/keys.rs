@@ -1,12 +1,14 @@
 //! What becomes of each key of the others: tables, as text.
 //!
-//! A line has the key, its default there (`-` if it has none), and its fate:
+//! A line has the key, its default there (`-` if it has none), and its fate. A key that ends in `*`
+//! stands for all that start so and have no line of their own.
 //!
 //! | | |
 //! |---|---|
 //! | `to OURS [theirs=ours ...]` | the value goes to our key, by the words if there are any |
 //! | `as NAME OURS` | the value is one of several that make our key |
-//! | `on OURS=VALUE` | if it is on, our key gets this value |
+//! | `on OURS=VALUE` | it is a boolean; if it is on, our key gets this value |
+//! | `if OURS=VALUE` | if it has a value, our key gets this value |
 //! | `is VALUE reason` | no other value can be followed |
 //! | `ok reason` | it is so anyway |
 //! | `no reason` | it cannot be followed, unless it is off |
@@ -28,9 +30,28 @@ pub(super) enum KeyRule {
     To { ours: &'static str, words: &'static str },
     As { name: &'static str, ours: &'static str },
     On { ours: &'static str, value: &'static str },
+    If { ours: &'static str, value: &'static str },
     Is { value: &'static str, reason: &'static str },
     Ok(&'static str),
     No(&'static str),
+}
+
+impl KeyRule {
+    /// Our key, or the part of one.
+    pub(super) fn ours(self) -> Option<&'static str> {
+        match self {
+            KeyRule::To { ours, .. }
+            | KeyRule::As { ours, .. }
+            | KeyRule::On { ours, .. }
+            | KeyRule::If { ours, .. } => Some(ours),
+            _ => None,
+        }
+    }
+
+    /// Whether the value is the name of a file with more keys.
+    pub(super) fn is_file(self) -> bool {
+        matches!(self, KeyRule::As { name: "file" | "model_file", .. })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,20 +66,23 @@ pub(super) struct KeyRow {
 pub(super) struct Keys {
     pub(super) rows: Vec<KeyRow>,
     places: HashMap<&'static str, usize>,
+    /// Rows of many keys: what is before the `*`.
+    prefixes: Vec<(&'static str, usize)>,
 }
 
 impl Keys {
     pub(super) fn of(sections: &[&str]) -> Self {
-        let (mut rows, mut places) = (Vec::new(), HashMap::new());
+        let (mut rows, mut places, mut prefixes) = (Vec::new(), HashMap::new(), Vec::new());
         for section in sections {
             for row in section_rows(section) {
                 if let std::collections::hash_map::Entry::Vacant(place) = places.entry(row.key) {
                     place.insert(rows.len());
+                    prefixes.extend(row.key.strip_suffix('*').map(|prefix| (prefix, rows.len())));
                     rows.push(row);
                 }
             }
         }
-        Keys { rows, places }
+        Keys { rows, places, prefixes }
     }
 
     /// The row of a key, or of a section above it that is followed or refused whole.
@@ -70,7 +94,9 @@ impl Keys {
             let parents = key.match_indices('.').filter_map(|(at, _)| self.places.get(&key[..at]));
             parents.rev().find(|place| whole(place))
         };
-        exact.or_else(above).map(|place| &self.rows[*place])
+        let many = || self.prefixes.iter().find(|(prefix, _)| key.starts_with(prefix));
+        let many = || many().map(|(_, place)| place);
+        exact.or_else(many).or_else(above).map(|place| &self.rows[*place])
     }
 
     pub(super) fn names(&self) -> Vec<&'static str> {
@@ -107,9 +133,9 @@ fn row(line: &'static str) -> Option<KeyRow> {
     let rule = match verb {
         "to" => KeyRule::To { ours: first, words: after },
         "as" => KeyRule::As { name: first, ours: after },
-        "on" => {
+        "on" | "if" => {
             let (ours, value) = first.split_once('=')?;
-            KeyRule::On { ours, value }
+            if verb == "on" { KeyRule::On { ours, value } } else { KeyRule::If { ours, value } }
         }
         "is" => KeyRule::Is { value: first, reason: after },
         "ok" => KeyRule::Ok(rest),

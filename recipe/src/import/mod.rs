@@ -7,25 +7,35 @@
 //! out.
 //!
 //! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
-//! `yaml` and `python`, `assemble` makes our keys of those that belong together (the batch
-//! identity, the course of the learning rate) with `names`, `report` writes it all down.
+//! `json`, `yaml` and `python`, and `kind` checks that a value is what its program expects.
+//! `assemble` makes our keys of those that belong together: `batch` the batch identity, `schedule`
+//! the learning rate with the `schedulers` of DeepSpeed and transformers, `data` what is read and
+//! written, and `names` what files only name. `report` writes it all down.
 
 mod assemble;
+mod batch;
+mod data;
+mod json;
 pub(crate) mod keys;
+mod kind;
 mod names;
 mod python;
 mod read;
 mod report;
+mod schedule;
+mod schedulers;
 mod shell;
 mod yaml;
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use toml::{Table, Value};
 
 use crate::config::{ConfigError, nearest};
 use keys::{KeyRow, KeyRule, Keys};
+use kind::{Kind, Notation, boolean, is_off};
 
 /// Whose config it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,20 +135,37 @@ pub fn import(
     files: &[String],
     world: Option<u64>,
 ) -> Result<Imported, ConfigError> {
-    let input = read::read(source, files)?;
-    let mut build = Build { notes: input.notes, ..Build::default() };
+    let mut input = read::read(source, files)?;
+    let mut build = Build { notes: std::mem::take(&mut input.notes), ..Build::default() };
+    build.unexecuted(&input.blocks);
+    build.training = source == ConfigFormat::Hf && input.sections.contains(&"training");
     let own = Keys::of(&input.sections);
     for (keys, given) in [(&Keys::of(&["launch"]), &input.launch), (&own, &input.given)] {
         for given in given {
-            build.follow(keys, given);
+            let notation = notation_of(source, input.json.contains(&given.file), &input.sections);
+            build.follow(keys, given, notation);
         }
     }
     build.defaults(&own, &input.given);
+    if build.training {
+        build.agree(&input.given);
+    }
     if let Some(world) = world {
         build.facts.insert("world", Value::Integer(i64::try_from(world).unwrap_or(i64::MAX)));
     }
-    build.assemble(source, input.program.as_deref(), &input.names);
+    build.assemble(source, &input);
     Ok(build.finish())
+}
+
+fn notation_of(source: ConfigFormat, is_json: bool, sections: &[&str]) -> Notation {
+    match source {
+        ConfigFormat::Paddle => Notation::Yaml,
+        ConfigFormat::Colossal => Notation::Python,
+        _ if is_json && sections.contains(&"deepspeed") => Notation::Pydantic,
+        _ if is_json => Notation::Json,
+        ConfigFormat::Hf => Notation::Transformers,
+        _ => Notation::Argparse,
+    }
 }
 
 /// A key and its value, and where they stand.
@@ -156,14 +183,33 @@ struct Build {
     config: Table,
     /// Values that make our keys together, by the names of the tables.
     facts: BTreeMap<&'static str, Value>,
+    /// The reports of the keys that they are from.
+    keys: BTreeMap<&'static str, Vec<usize>>,
+    /// Those that were used.
+    used: RefCell<BTreeSet<String>>,
+    /// Whether there are training arguments of transformers.
+    training: bool,
     fates: Vec<KeyReport>,
     notes: Vec<String>,
 }
 
 impl Build {
-    fn follow(&mut self, keys: &Keys, given: &SourceKey) {
+    /// What code of a Python file sets is not known.
+    fn unexecuted(&mut self, blocks: &[(String, usize, String)]) {
+        for (file, line, code) in blocks {
+            self.fates.push(KeyReport {
+                file: file.clone(),
+                key: format!("line {line}"),
+                value: code.clone(),
+                fate: KeyStatus::Refused,
+                text: "code is not executed (hint: set what it sets)".to_owned(),
+            });
+        }
+    }
+
+    fn follow(&mut self, keys: &Keys, given: &SourceKey, notation: Notation) {
         let (fate, text) = match keys.find(&given.name) {
-            Some(row) => self.apply(row, &given.value),
+            Some(row) => self.apply(row, &given.value, notation),
             None if given.value == Value::Array(Vec::new()) => {
                 (KeyStatus::Implied, "empty".to_owned())
             }
@@ -173,58 +219,72 @@ impl Build {
         self.fates.push(KeyReport { file, key, value, fate, text });
     }
 
-    #[expect(clippy::match_same_arms, reason = "the order of the arms says when each applies")]
-    fn apply(&mut self, row: &KeyRow, value: &Value) -> (KeyStatus, String) {
-        let off = is_off(value);
-        let unset = |target: &str| {
-            let text = value.to_string();
-            let from =
-                text.contains("${").then_some("comes from outside the script (hint: set it)");
-            from.map(|reason| (KeyStatus::Refused, format!("{target}: {} {reason}", shown(value))))
+    fn apply(&mut self, row: &KeyRow, value: &Value, notation: Notation) -> (KeyStatus, String) {
+        let refused = |text: String| (KeyStatus::Refused, text);
+        let implied = |text: &str| (KeyStatus::Implied, text.to_owned());
+        if let KeyRule::Ok(reason) = row.rule {
+            return implied(reason);
+        }
+        if let (true, Some(ours)) = (value.to_string().contains("${"), row.rule.ours())
+            && !row.rule.is_file()
+        {
+            let reason = "comes from outside the script (hint: set it)";
+            return refused(format!("{ours}: {} {reason}", shown(value)));
+        }
+        if value.as_str() == Some("auto") {
+            return self.auto(row);
+        }
+        let is_empty = value.as_array().is_some_and(Vec::is_empty);
+        let is_no_text = is_null(value) || is_empty || value.as_str() == Some("");
+        if is_no_text && !matches!(row.rule, KeyRule::No(_)) {
+            return implied("not set");
+        }
+        let kind = Kind::of(row.rule);
+        let read = kind.read(value, notation);
+        let expected = |ours: &str, expected: &str| {
+            refused(format!("{ours}: expected {expected}, found {}", found(value)))
         };
         match row.rule {
             // A file is known by the last part of its name.
-            KeyRule::As { name: name @ ("file" | "model_file"), ours } if !off => {
+            KeyRule::As { name, ours } if row.rule.is_file() => {
                 self.facts.insert(name, Value::String(shown(value)));
                 (KeyStatus::Mapped, ours.to_owned())
             }
-            KeyRule::To { ours, .. } | KeyRule::As { ours, .. } if unset(ours).is_some() => {
-                unset(ours).unwrap_or((KeyStatus::Refused, String::new()))
-            }
-            KeyRule::To { .. } | KeyRule::As { .. } if value.as_str() == Some("auto") => {
-                (KeyStatus::Implied, "taken from the training arguments".to_owned())
-            }
-            KeyRule::To { .. } | KeyRule::As { .. }
-                if value.as_str().is_some_and(is_null)
-                    || value.as_array().is_some_and(Vec::is_empty) =>
-            {
-                (KeyStatus::Implied, "not set".to_owned())
-            }
-            KeyRule::To { ours, words } => match translate(words, value) {
-                Ok(value) => self.put(ours, value),
-                Err(expected) => (KeyStatus::Refused, format!("{ours}: expected {expected}")),
+            KeyRule::To { ours, words } => match read.map(|value| translate(words, &value)) {
+                Ok(Ok(value)) => self.put(ours, value),
+                Ok(Err(words)) => expected(ours, &words),
+                Err(kind) => expected(ours, kind),
             },
-            KeyRule::As { name, ours } => match self.facts.get(name) {
-                Some(other) if other != value => {
-                    (KeyStatus::Refused, format!("{ours}: another key sets {}", shown(other)))
-                }
-                _ => {
-                    self.facts.insert(name, value.clone());
-                    (KeyStatus::Mapped, ours.to_owned())
-                }
+            KeyRule::As { name, ours } => match read {
+                Ok(value) => self.learn(name, ours, value),
+                Err(kind) => expected(ours, kind),
             },
-            KeyRule::On { .. } if off => (KeyStatus::Implied, "off".to_owned()),
-            KeyRule::On { ours, value } => self.put(ours, plain(value)),
-            KeyRule::Is { value: only, .. } if off || is_same(&plain(only), value) => {
-                (KeyStatus::Implied, "always so".to_owned())
+            KeyRule::On { ours, value } => match read {
+                Ok(Value::Boolean(false)) => implied("off"),
+                Ok(_) => self.put(ours, plain(value)),
+                Err(kind) => expected(ours, kind),
+            },
+            KeyRule::If { ours, value } => self.put(ours, plain(value)),
+            KeyRule::Is { value: only, .. } if is_same_as(only, value, notation) => {
+                implied("always so")
             }
-            KeyRule::Is { value: only, reason } => {
-                (KeyStatus::Refused, format!("expected {only}: {reason}"))
-            }
-            KeyRule::Ok(reason) => (KeyStatus::Implied, reason.to_owned()),
-            KeyRule::No(_) if off => (KeyStatus::Implied, "off".to_owned()),
-            KeyRule::No(reason) => (KeyStatus::Refused, reason.to_owned()),
+            KeyRule::Is { value: only, reason } => refused(format!("expected {only}: {reason}")),
+            KeyRule::Ok(reason) => implied(reason),
+            KeyRule::No(_) if is_off(value, notation) => implied("off"),
+            KeyRule::No(reason) => refused(reason.to_owned()),
         }
+    }
+
+    /// A value of several that make our key.
+    fn learn(&mut self, name: &'static str, ours: &str, value: Value) -> (KeyStatus, String) {
+        if let Some(other) = self.facts.get(name).filter(|other| !is_same(other, &value)) {
+            let text = format!("{ours}: another key sets {}", shown(other));
+            return (KeyStatus::Refused, text);
+        }
+        self.facts.insert(name, value);
+        // The report follows.
+        self.keys.entry(name).or_default().push(self.fates.len());
+        (KeyStatus::Mapped, ours.to_owned())
     }
 
     fn put(&mut self, ours: &str, value: Value) -> (KeyStatus, String) {
@@ -251,19 +311,27 @@ impl Build {
                 _ => true,
             };
             let named = given.iter().any(|given| given.name == row.key);
-            if known || named || !sections.contains(&section_of(row.key)) {
+            let section = section_of(row.key);
+            let is_inside = |given: &&str| {
+                section.is_empty() || given.strip_prefix(section).is_some_and(is_end_of_section)
+            };
+            if known || named || !sections.iter().any(is_inside) {
                 continue;
             }
             let value = match default.strip_prefix('[').and_then(|list| list.strip_suffix(']')) {
                 Some(list) => Value::Array(list.split(',').map(plain).collect()),
                 None => plain(default),
             };
-            let (fate, text) = self.apply(row, &value);
+            let (fate, text) = self.apply(row, &value, Notation::Python);
             let fate = if fate == KeyStatus::Mapped { KeyStatus::Default } else { fate };
             let (file, key) = ("default".to_owned(), row.key.to_owned());
             self.fates.push(KeyReport { file, key, value: shown(&value), fate, text });
         }
     }
+}
+
+fn is_end_of_section(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('.')
 }
 
 fn section_of(key: &str) -> &str {
@@ -325,21 +393,31 @@ fn shown(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
+/// A value in a message. A flag without a value is true.
+fn found(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("'{text}'"),
+        Value::Boolean(true) => "true, or no value".to_owned(),
+        other => other.to_string(),
+    }
+}
+
 fn is_same(a: &Value, b: &Value) -> bool {
     float(a).zip(float(b)).map_or_else(|| shown(a) == shown(b), |(a, b)| a == b)
 }
 
-fn is_null(text: &str) -> bool {
-    ["", "null", "None", "none"].contains(&text)
+/// Whether a value is the only one that can be followed.
+fn is_same_as(only: &str, value: &Value, notation: Notation) -> bool {
+    let only = plain(only);
+    match only {
+        Value::Boolean(only) => boolean(value, notation) == Ok(only),
+        only => is_same(&only, value),
+    }
 }
 
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Boolean(truth) => !truth,
-        Value::String(text) => is_null(text),
-        Value::Array(items) => items.is_empty(),
-        other => float(other) == Some(0.0),
-    }
+/// What readers make of an empty value.
+fn is_null(value: &Value) -> bool {
+    value.as_str() == Some("null")
 }
 
 fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {

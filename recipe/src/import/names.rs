@@ -13,7 +13,10 @@ impl Build {
             }
             self.set_if_absent("data.tokenizer", format!("encdec:{path}"));
         }
+        self.transformers_tokenizer();
         let kind = get(&self.config, "data.tokenizer").map(shown).unwrap_or_default();
+        let kind = if kind == "BertWordPieceTokenizer" { self.bert_of_2019() } else { kind };
+        self.known_vocabulary();
         let file = match kind.as_str() {
             "gpt2" => self.gpt2_files(),
             "BertWordPieceLowerCase" | "BertWordPieceCase" | "yuan" => {
@@ -50,6 +53,73 @@ impl Build {
                 self.set_if_absent("model.vocab", 50_257);
                 None
             }
+        }
+    }
+
+    /// The tokenizer that Megatron of 2019 takes from the network, by the name of its vocabulary.
+    fn bert_of_2019(&mut self) -> String {
+        let name = self.fact("tokenizer_model_type").map(shown);
+        let name = name.unwrap_or_else(|| "bert-large-uncased".to_owned());
+        let kind = if name.contains("uncased") || name.contains("chinese") {
+            "BertWordPieceLowerCase"
+        } else {
+            "BertWordPieceCase"
+        };
+        self.set("data.tokenizer", kind);
+        let sizes = [
+            ("bert-base-uncased", 30_522),
+            ("bert-large-uncased", 30_522),
+            ("bert-base-cased", 28_996),
+            ("bert-large-cased", 28_996),
+            ("bert-base-multilingual-uncased", 105_879),
+            ("bert-base-multilingual-cased", 119_547),
+            ("bert-base-chinese", 21_128),
+        ];
+        match sizes.iter().find(|(known, _)| *known == name) {
+            Some((_, size)) => self.set_if_absent("model.vocab", *size),
+            None if self.fact("vocab_file").is_some() => {}
+            None => {
+                let text = format!("data.tokenizer: the vocabulary of {name} is not known");
+                self.correct("tokenizer_model_type", KeyStatus::Refused, &text);
+            }
+        }
+        if self.fact("vocab_file").is_none() {
+            self.notes.push(format!(
+                "the program fetches the vocabulary of {name}: give its file (hint: \
+                 data.tokenizer = \"{kind}:vocab.txt\")"
+            ));
+        }
+        kind.to_owned()
+    }
+
+    /// The name of a tokenizer of Hugging Face, of which only GPT-2's is built in.
+    pub(super) fn transformers_tokenizer(&mut self) {
+        let Some(name) = self.fact("tokenizer_name").map(shown) else { return };
+        if name.rsplit('/').next().is_some_and(|last| last.starts_with("gpt2")) {
+            self.set("data.tokenizer", "gpt2");
+        } else {
+            let text = "data.tokenizer: set \"hf:FILE\" with its tokenizer.json";
+            self.correct("tokenizer_name", KeyStatus::Refused, text);
+        }
+    }
+
+    /// A tokenizer or a model whose name says how many tokens there are.
+    fn known_vocabulary(&mut self) {
+        let name = self.fact("tokenizer_name").or_else(|| self.fact("tokenizer_model")).map(shown);
+        let Some(name) = name else { return };
+        let last = name.rsplit('/').next().unwrap_or(&name);
+        let known = [
+            ("gpt2", 50_257),
+            ("gpt2-medium", 50_257),
+            ("gpt2-large", 50_257),
+            ("gpt2-xl", 50_257),
+            ("bert-base-uncased", 30_522),
+            ("bert-large-uncased", 30_522),
+            ("bert-base-cased", 28_996),
+            ("bert-large-cased", 28_996),
+        ];
+        if let Some((_, size)) = known.iter().find(|(known, _)| *known == last) {
+            self.set_if_absent("model.vocab", *size);
         }
     }
 

@@ -6,18 +6,37 @@ use toml::{Table, Value};
 
 const DEPTH_MAX: usize = 32;
 
-/// Reads the names of a file.
-pub(super) fn read(text: &str) -> Result<Table, String> {
+/// What starts a block of code.
+const BLOCKS: [&str; 9] = ["def", "class", "if", "else", "for", "while", "with", "try", "async"];
+
+/// The names of a file, and the first lines of blocks of code, which are not executed.
+#[derive(Debug, Default)]
+pub(super) struct Assignments {
+    pub(super) names: Table,
+    pub(super) blocks: Vec<(usize, String)>,
+}
+
+/// Reads the names of a file. Those of a `CONFIG = dict(...)` are names of the file, as
+/// `colossalai.launch(config=CONFIG)` has it.
+pub(super) fn read(text: &str) -> Result<Assignments, String> {
+    let mut blocks = Vec::new();
     let mut names = Table::new();
     let mut pending = String::new();
     let mut first_line = 0;
     for (at, line) in text.lines().enumerate() {
         let code = without_comment(line);
         if pending.is_empty() {
-            if code.trim().is_empty() {
+            let inside = !blocks.is_empty() && code.starts_with([' ', '\t']);
+            if code.trim().is_empty() || inside {
                 continue;
             }
             first_line = at + 1;
+            let word = code.split(|c: char| !c.is_alphabetic()).next().unwrap_or("");
+            let is_call = code.ends_with(')') && !code.contains('=') && !blocks.is_empty();
+            if !names.is_empty() && (BLOCKS.contains(&word) || code.starts_with('@')) || is_call {
+                blocks.push((first_line, code.trim_end().to_owned()));
+                continue;
+            }
         }
         pending.push_str(code);
         pending.push('\n');
@@ -43,7 +62,18 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
         }
         names.insert(name.trim().to_owned(), value);
     }
-    if pending.is_empty() { Ok(names) } else { Err(format!("line {first_line}: unclosed bracket")) }
+    if !pending.is_empty() {
+        return Err(format!("line {first_line}: unclosed bracket"));
+    }
+    if let Some(Value::Table(config)) = names.remove("CONFIG") {
+        for (name, value) in config {
+            if names.get(&name).is_some_and(|other| *other != value) {
+                return Err(format!("CONFIG has another value of {name} than the file"));
+            }
+            names.insert(name, value);
+        }
+    }
+    Ok(Assignments { names, blocks })
 }
 
 struct Parser<'a> {

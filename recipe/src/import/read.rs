@@ -1,10 +1,11 @@
 //! Files of the others, as keys and values.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::{ConfigFormat, SourceKey, plain, python, shell, yaml};
+use super::{ConfigFormat, SourceKey, json, plain, python, shell, yaml};
 use crate::config::{ConfigError, read_text};
 
 /// A base, a size, an experiment: more is a cycle in disguise.
@@ -22,6 +23,10 @@ pub(super) struct Input {
     pub(super) program: Option<String>,
     /// The last parts of the files' names.
     pub(super) names: Vec<String>,
+    /// Those of JSON files.
+    pub(super) json: BTreeSet<String>,
+    /// Blocks of code that are not executed: file, line and first line.
+    pub(super) blocks: Vec<(String, usize, String)>,
     pub(super) notes: Vec<String>,
 }
 
@@ -64,15 +69,17 @@ impl Input {
             }
             ConfigFormat::Colossal => {
                 self.sections.push("colossal");
-                self.flatten(name, "", python::read(&text)?);
+                let python::Assignments { names, blocks } = python::read(&text)?;
+                self.flatten(name, "", names);
+                self.blocks
+                    .extend(blocks.into_iter().map(|(line, code)| (name.to_owned(), line, code)));
             }
             _ if text.trim_start().starts_with('{') => {
-                let json: serde_json::Value =
-                    serde_json::from_str(&text).map_err(|error| error.to_string())?;
-                let Value::Table(table) = from_json(&json) else {
+                let Value::Table(table) = json::read(&text)? else {
                     return Err("expected a JSON object".to_owned().into());
                 };
                 self.sections.extend(json_sections(source, &table));
+                self.json.insert(name.to_owned());
                 self.flatten(name, "", table);
             }
             _ => self.script(source, name, &text)?,
@@ -146,11 +153,11 @@ fn flags(words: &[String]) -> Vec<(String, String, Value)> {
             Some(flag) => {
                 let (key, value) = flag.split_once('=').map_or((flag, None), |(k, v)| (k, Some(v)));
                 let name = key.replace('_', "-").to_ascii_lowercase();
-                flags.push((format!("--{key}"), name, value.map(plain).into_iter().collect()));
+                flags.push((format!("--{key}"), name, value.map(argument).into_iter().collect()));
             }
             None => {
                 if let Some((_, _, values)) = flags.last_mut() {
-                    values.push(plain(word));
+                    values.push(argument(word));
                 }
             }
         }
@@ -161,6 +168,14 @@ fn flags(words: &[String]) -> Vec<(String, String, Value)> {
         _ => Value::Array(values),
     };
     flags.into_iter().map(|(key, name, values)| (key, name, one(values))).collect()
+}
+
+/// A number or a text: whether a text is a boolean depends on the program.
+fn argument(word: &str) -> Value {
+    match plain(word) {
+        Value::Boolean(_) => Value::String(word.to_owned()),
+        value => value,
+    }
 }
 
 fn json_sections(source: ConfigFormat, table: &Table) -> Vec<&'static str> {
@@ -202,22 +217,6 @@ fn merge(into: &mut Table, from: Table) {
         match (into.get_mut(&key), value) {
             (Some(Value::Table(old)), Value::Table(new)) => merge(old, new),
             (_, value) => _ = into.insert(key, value),
-        }
-    }
-}
-
-fn from_json(json: &serde_json::Value) -> Value {
-    use serde_json::Value as Json;
-    match json {
-        Json::Null => Value::String("null".to_owned()),
-        Json::Bool(truth) => Value::Boolean(*truth),
-        Json::Number(number) => number
-            .as_i64()
-            .map_or_else(|| Value::Float(number.as_f64().unwrap_or(f64::NAN)), Value::Integer),
-        Json::String(text) => Value::String(text.clone()),
-        Json::Array(items) => Value::Array(items.iter().map(from_json).collect()),
-        Json::Object(map) => {
-            Value::Table(map.iter().map(|(key, value)| (key.clone(), from_json(value))).collect())
         }
     }
 }

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::fmt;
 
 use toml::{Table, Value};
@@ -31,6 +32,29 @@ impl Imported {
             toml::to_string(&alone).ok()
         });
         sections.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Imported {
+    /// What keeps the config from being that of the run, in a line: refused and missing keys.
+    #[must_use]
+    pub fn problems(&self) -> Option<String> {
+        let refused = self.fates.iter().filter(|key| key.fate == KeyStatus::Refused);
+        let mut names: Vec<_> = refused.map(|key| storage::printable(&key.key)).collect();
+        let mut seen = BTreeSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        let keys = |count: usize| if count == 1 { "key" } else { "keys" };
+        let mut parts = Vec::new();
+        if !names.is_empty() {
+            let (count, names) = (names.len(), names.join(", "));
+            parts.push(format!("cannot follow {count} {}: {names}", keys(count)));
+        }
+        if !self.missing.is_empty() {
+            let (count, names) = (self.missing.len(), self.missing.join(", "));
+            parts.push(format!("{count} required {} missing: {names}", keys(count)));
+        }
+        let all = parts.join("; ");
+        (!parts.is_empty()).then(|| format!("{all} (hint: the reasons are in the output)"))
     }
 }
 

@@ -97,14 +97,42 @@ fn scalar(text: &str, depth: usize) -> Result<Value, String> {
     }
     let quoted = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);
     if let Some(inner) = quoted('"').or_else(|| quoted('\'')) {
-        return Ok(Value::String(inner.to_owned()));
+        return Ok(literal(inner));
     }
     Ok(match text {
-        "" | "~" => Value::String("null".to_owned()),
-        "true" | "True" | "TRUE" => Value::Boolean(true),
-        "false" | "False" | "FALSE" => Value::Boolean(false),
-        _ => super::plain(text),
+        "" | "~" | "null" | "Null" | "NULL" => Value::String("null".to_owned()),
+        _ => boolean(text)
+            .map_or_else(|| octal(text).unwrap_or_else(|| literal(text)), Value::Boolean),
     })
+}
+
+/// The words that PyYAML takes for booleans, outside quotes.
+fn boolean(text: &str) -> Option<bool> {
+    let is_of = |words: [&str; 3]| {
+        words.iter().any(|word| {
+            let mut title = (*word).to_owned();
+            title[..1].make_ascii_uppercase();
+            text == *word || text == title || text == word.to_ascii_uppercase()
+        })
+    };
+    is_of(["true", "yes", "on"]).then_some(true).or(is_of(["false", "no", "off"]).then_some(false))
+}
+
+/// A leading zero makes an octal number in YAML 1.1.
+fn octal(text: &str) -> Option<Value> {
+    let digits = text.strip_prefix('0')?.replace('_', "");
+    i64::from_str_radix(&digits, 8).ok().map(Value::Integer)
+}
+
+/// Texts pass through Python's `literal_eval` in PaddleFleetX: `"True"` and `5e2` are no texts.
+fn literal(text: &str) -> Value {
+    match text {
+        "True" => Value::Boolean(true),
+        "False" => Value::Boolean(false),
+        "None" => Value::String("null".to_owned()),
+        "true" | "false" => Value::String(text.to_owned()),
+        _ => super::plain(text),
+    }
 }
 
 /// The line up to a `#` that stands outside quotes, at its begin or after a space.

@@ -14,7 +14,7 @@ pub(crate) fn read(source: &str, files: &[&str], world: Option<u64>) -> Imported
 }
 
 /// What some text gives, in a file of this name.
-fn read_text(source: &str, name: &str, text: &str) -> Result<Imported, String> {
+pub(crate) fn read_text(source: &str, name: &str, text: &str) -> Result<Imported, String> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(name);
     fs::write(&file, text).unwrap();
@@ -32,19 +32,19 @@ pub(crate) fn ours(imported: &Imported, key: &str) -> String {
     value.to_string()
 }
 
-fn check(imported: &Imported, due: &[(&str, &str)]) {
+pub(crate) fn check(imported: &Imported, due: &[(&str, &str)]) {
     for (key, due) in due {
         assert_eq!(ours(imported, key), *due, "{key} in\n{imported}");
     }
 }
 
-fn fate<'a>(imported: &'a Imported, key: &str) -> (KeyStatus, &'a str) {
+pub(crate) fn fate<'a>(imported: &'a Imported, key: &str) -> (KeyStatus, &'a str) {
     let found = imported.fates.iter().find(|fate| fate.key == key);
     let found = found.unwrap_or_else(|| panic!("no fate of {key} in\n{imported}"));
     (found.fate, &found.text)
 }
 
-fn refused(imported: &Imported) -> Vec<&str> {
+pub(crate) fn refused(imported: &Imported) -> Vec<&str> {
     let all = imported.fates.iter().filter(|key| key.fate == KeyStatus::Refused);
     all.map(|key| key.key.as_str()).collect()
 }

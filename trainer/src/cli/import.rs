@@ -24,5 +24,8 @@ pub(crate) struct ImportArgs {
 pub(crate) fn import_config(args: &ImportArgs) -> Result<ExitCode> {
     let imported = import(args.from, &args.files, args.world)?;
     write!(io::stdout().lock(), "{imported}")?;
+    if let Some(problems) = imported.problems() {
+        writeln!(io::stderr().lock(), "{problems}")?;
+    }
     Ok(if imported.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }

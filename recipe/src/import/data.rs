@@ -4,6 +4,19 @@ use toml::{Table, Value};
 
 use super::{Build, ConfigFormat, KeyStatus, float, get, shown};
 
+/// What Megatron had in 2019 and not since.
+const ARGUMENTS_OF_2019: [&str; 9] = [
+    "train-data",
+    "lazy-loader",
+    "loose-json",
+    "presplit-sentences",
+    "tokenizer-model-type",
+    "resume-dataloader",
+    "max-preds-per-seq",
+    "fp32-embedding",
+    "cache-dir",
+];
+
 impl Build {
     /// Megatron evaluates nothing if the number of iterations is below 1, transformers if no
     /// strategy is given.
@@ -55,14 +68,14 @@ impl Build {
         if self.ours(KEY).is_some() || !sections.contains(&"megatron") {
             return;
         }
-        // Arguments of 2019, and of CPM, which is built on them.
-        let is_first = source == ConfigFormat::Cpm || self.facts.contains_key("micro_v1");
-        let every = if is_first { 5000 } else { 0 };
+        let is_of_2019 = ARGUMENTS_OF_2019.iter().any(|key| self.is_given(key));
+        let every = if is_of_2019 { 5000 } else { 0 };
         self.set(KEY, every);
         self.default_of("save-interval", &every.to_string(), KEY);
-        if is_first && source != ConfigFormat::Cpm {
-            let text = "Megatron of 2019 saves every 5000 steps without --save-interval; since \
-                        v1.1 it saves nothing then (hint: checkpoint.every.steps = 0)";
+        let is_old = self.facts.contains_key("micro_v1") && source != ConfigFormat::Cpm;
+        if is_old && !is_of_2019 {
+            let text = "without --save-interval nothing is saved before the end; Megatron of 2019 \
+                        saved every 5000 steps (hint: checkpoint.every.steps = 5000)";
             self.notes.push(text.to_owned());
         }
     }

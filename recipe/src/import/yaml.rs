@@ -27,7 +27,8 @@ pub(super) fn read(text: &str) -> Result<Table, String> {
         }
     }
     let mut rest = &lines[..];
-    let table = mapping(&mut rest, 0, 0)?;
+    let root = rest.first().map_or(0, |line| line.indent);
+    let table = mapping(&mut rest, root, 0)?;
     match rest.first() {
         None => Ok(table),
         Some(line) => Err(format!("line {}: indentation matches no mapping above", line.number)),

@@ -79,10 +79,32 @@ fn megatron_of_2019_has_defaults_of_its_own() {
     let cased = bert("--tokenizer-model-type bert-base-cased --vocab-file v.txt");
     check(&cased, &[("model.vocab", "28996")]);
     check(&cased, &[("data.tokenizer", "\"BertWordPieceCase:v.txt\"")]);
+    let later = bert("--vocab-file v.txt");
+    check(&later, &[("checkpoint.every.steps", "0")]);
+    assert!(later.notes.iter().any(|note| note.contains("saved every 5000 steps")), "{later}");
     let own = bert("--tokenizer-model-type my-vocabulary --use-new-lr");
     assert!(refused(&own).contains(&"--tokenizer-model-type"), "{own}");
     assert!(fate(&own, "--use-new-lr").1.contains("optim.lr.peak"), "{own}");
     assert!(own.notes.iter().any(|note| note.contains("`feedline inspect d` prints it")), "{own}");
+}
+
+/// CPM-2 is built on the arguments of 2019, and CPM-1 on later ones.
+#[test]
+fn cpm_has_defaults_of_its_own() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
+    let text = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
+    // Flags that the imports know nothing of, in the place of those with defaults.
+    let without =
+        |name: &str| text(name).replace("--save-interval", "--no-1").replace("--split", "--no-2");
+    let one = read_files("cpm", &[("run.sh", &without("cpm1_gpt2.sh"))], None);
+    check(&one, &[("checkpoint.every.steps", "0"), ("data.split", "\"969,30,1\"")]);
+    let two = [
+        ("run.sh", &*without("cpm2.sh")),
+        ("cpm2_model.json", &*text("cpm2_model.json")),
+        ("cpm2_ds.json", &*text("cpm2_ds.json")),
+    ];
+    let two = read_files("cpm", &two, None);
+    check(&two, &[("checkpoint.every.steps", "5000"), ("data.split", "\"1000,1,1\"")]);
 }
 
 #[test]
@@ -249,6 +271,15 @@ fn paddles_own_defaults_are_written_down() {
     };
     assert_eq!(refused(&eval("./data/")), [""; 0]);
     assert_eq!(refused(&eval("./other/")), ["Data.Eval.dataset.input_dir"]);
+}
+
+/// PyYAML takes a document whose first line is indented, as PaddleFleetX publishes one.
+#[test]
+fn yaml_may_be_indented_as_a_whole() {
+    let text = "  Global:\n    seed: 7\n  Model:\n    name: GPT\n";
+    check(&read_text("paddle", "run.yaml", text).unwrap(), &[("run.seed", "7")]);
+    let odd = read_text("paddle", "run.yaml", "  Global:\n    seed: 7\nModel:\n  name: GPT\n");
+    assert!(odd.unwrap_err().contains("line 3: indentation matches no mapping"));
 }
 
 /// What `colossalai.launch` takes, and the code around it.

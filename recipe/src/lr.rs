@@ -36,7 +36,7 @@ use crate::config::{AnnealStyle, Config, FloorMode, Lag, LrStyle, WarmupShape};
 /// rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
 ///
 /// With a lag the rates of the warm-up, or all rates, are those of the step before, because the
-/// engine of DeepSpeed sets a rate after a step. Its cosine counts one step more, and so is on time.
+/// engine of DeepSpeed sets a rate after a step. Its cosine counts one step more: it is on time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearningRate {
     /// The way after the warm-up.

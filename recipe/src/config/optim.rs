@@ -124,9 +124,9 @@ pub struct LrConfig {
     #[serde(default)]
     pub warmup_shape: WarmupShape,
     /// Part of the schedule that is one step late: `"none"`, `"warmup"` or `"all"`. DeepSpeed sets
-    /// the rate after a step: `"all"` follows its `WarmupLR` and `WarmupDecayLR`. `"warmup"` follows
-    /// `WarmupCosineLR`, whose first rate is 0. Not with `batch.rampup` or a range test. Default:
-    /// `"none"`.
+    /// the rate after a step: `"all"` follows its `WarmupLR` and `WarmupDecayLR`. `"warmup"`
+    /// follows `WarmupCosineLR`, whose first rate is 0. Not with `batch.rampup` or a range test.
+    /// Default: `"none"`.
     #[serde(default)]
     pub lag: Lag,
     /// Curve of the final decay of `"wsd"`: `"linear"`, `"cosine"`, `"exponential"` or

@@ -399,8 +399,8 @@ impl Build {
     pub(super) fn auto(&mut self, row: &super::KeyRow) -> (KeyStatus, String) {
         use super::KeyRule;
         if !self.training {
-            let text = "\"auto\" stands for a training argument of transformers (hint: use --from \
-                        hf and add the file with the arguments)";
+            let text = "\"auto\" is a training argument of transformers (hint: use --from hf and \
+                        add the file with the arguments)";
             return (KeyStatus::Refused, text.to_owned());
         }
         if !FILLED.contains(&row.key) {

@@ -235,8 +235,8 @@ fn transformers_own_defaults_are_written_down() {
 const PADDLE: &str = "Global:\n  global_batch_size: 16\n  micro_batch_size: 2\nEngine:\n  \
     mix_precision:\n    enable: True\nModel:\n  name: GPT\n  vocab_size: 500\n  hidden_size: 64\n  \
     num_layers: 2\n  num_attention_heads: 2\nData:\n  Train:\n    dataset:\n      input_dir: \
-    ./data/\n      split: [949, 50, 1]\n      max_seq_len: 32\nOptimizer:\n  name: AdamW\n  lr:\n    \
-    name: CosineAnnealingWithWarmupDecay\n    decay_steps: 400\n    max_lr: 1.0e-3\n    \
+    ./data/\n      split: [949, 50, 1]\n      max_seq_len: 32\nOptimizer:\n  name: AdamW\n  \
+    lr:\n    name: CosineAnnealingWithWarmupDecay\n    decay_steps: 400\n    max_lr: 1.0e-3\n    \
     warmup_rate: 0.01\n";
 
 #[test]
@@ -264,7 +264,8 @@ fn paddles_own_defaults_are_written_down() {
     assert_eq!(fate(&wide, "batch.global"), (KeyStatus::Refused, text));
     let eval = |folder: &str| {
         let data = format!(
-            "  Eval:\n    dataset:\n      input_dir: {folder}\n      split: [949, 50, 1]\nOptimizer:"
+            "  Eval:\n    dataset:\n      input_dir: {folder}\n      split: [949, 50, 1]\n\
+             Optimizer:"
         );
         let text = PADDLE.replace("Optimizer:", &data);
         read_text("paddle", "run.yaml", &text).unwrap()
@@ -286,8 +287,9 @@ fn yaml_may_be_indented_as_a_whole() {
 #[test]
 fn colossals_config_is_read_inside_a_program() {
     let text = "from colossalai.amp import AMP_TYPE\nSEQ_LEN = 64\nBATCH_SIZE = 24\n\
-                CONFIG = dict(NUM_MICRO_BATCHES=6, parallel=dict(pipeline=2, tensor=dict(mode='1d', \
-                size=4)),\n    fp16=dict(mode=AMP_TYPE.TORCH))\n\n\ndef train():\n    \
+                CONFIG = dict(NUM_MICRO_BATCHES=6, parallel=dict(pipeline=2, \
+                tensor=dict(mode='1d', size=4)),\n    fp16=dict(mode=AMP_TYPE.TORCH))\n\n\n\
+                def train():\n    \
                 model = build(1)\n\n    run(model)\n\n\nif __name__ == '__main__':\n    train()\n";
     let run = read_text("colossal", "train.py", text).unwrap();
     check(

@@ -4,8 +4,8 @@ use std::fs;
 
 use recipe::import::{ConfigFormat, KeyStatus, import};
 
-/// Lists of keys that `tests/keys/make.py` writes. Each is tried as a number, a flag and a text: the
-/// best of the three is counted, and one that is refused only for its value is mapped.
+/// Lists of keys that `tests/keys/make.py` writes. Each is tried as a number, a flag and a text.
+/// The best of the three is counted, and one that is refused only for its value is mapped.
 #[test]
 fn every_published_key_is_mapped_implied_or_refused() {
     for (list, source, expected) in [

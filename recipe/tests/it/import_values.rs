@@ -18,8 +18,8 @@ pub(crate) fn read_files(source: &str, files: &[(&str, &str)], ranks: Option<u64
     import(source.parse::<ConfigFormat>().unwrap(), &paths, ranks).unwrap()
 }
 
-const MODEL: &str = "{\"model_type\": \"gpt2\", \"vocab_size\": 500, \"n_layer\": 2, \"n_embd\": 64, \
-                     \"n_head\": 2, \"n_positions\": 32}";
+const MODEL: &str = "{\"model_type\": \"gpt2\", \"vocab_size\": 500, \"n_layer\": 2, \
+                     \"n_embd\": 64, \"n_head\": 2, \"n_positions\": 32}";
 
 fn transformers(flags: &str, json: &str) -> Imported {
     let script = format!(
@@ -56,8 +56,10 @@ fn transformers_has_words_for_booleans() {
 fn yaml_has_words_for_booleans() {
     let run = |amp: &str, recompute: &str, steps: &str| {
         let text = format!(
-            "Global:\n  local_batch_size: 4\n  micro_batch_size: 2\nEngine:\n  max_steps: {steps}\n  \
-             mix_precision:\n    enable: {amp}\n    dtype: bfloat16\nModel:\n  name: GPT\n  \
+            "Global:\n  local_batch_size: 4\n  micro_batch_size: 2\nEngine:\n  \
+             max_steps: {steps}\n  mix_precision:\n    \
+             enable: {amp}\n    dtype: bfloat16\nModel:\n  \
+             name: GPT\n  \
              use_recompute: {recompute}\n  sequence_parallel: No\nDistributed:\n  dp_degree: 1\n  \
              mp_degree: 2\n"
         );
@@ -137,8 +139,9 @@ fn json_of_deepspeed_has_numbers_and_no_key_twice() {
 
 const AUTO: &str = "{\"fp16\": {\"enabled\": \"auto\", \"loss_scale_window\": 500}, \"bf16\": \
     {\"enabled\": \"auto\"}, \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": \"auto\", \
-    \"betas\": \"auto\", \"eps\": \"auto\", \"weight_decay\": \"auto\"}}, \"scheduler\": {\"type\": \
-    \"WarmupDecayLR\", \"params\": {\"warmup_min_lr\": \"auto\", \"warmup_max_lr\": \"auto\", \
+    \"betas\": \"auto\", \"eps\": \"auto\", \"weight_decay\": \"auto\"}}, \"scheduler\": \
+    {\"type\": \"WarmupDecayLR\", \"params\": {\"warmup_min_lr\": \"auto\", \
+    \"warmup_max_lr\": \"auto\", \
     \"warmup_num_steps\": \"auto\", \"total_num_steps\": \"auto\"}}, \"zero_optimization\": \
     {\"stage\": 2, \"reduce_bucket_size\": \"auto\"}, \"gradient_accumulation_steps\": \"auto\", \
     \"gradient_clipping\": \"auto\", \"train_batch_size\": \"auto\", \

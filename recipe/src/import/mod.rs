@@ -142,7 +142,7 @@ pub fn import(
     let own = Keys::of(&input.sections);
     for (keys, given) in [(&Keys::of(&["launch"]), &input.launch), (&own, &input.given)] {
         for given in given {
-            let notation = notation_of(source, input.json.contains(&given.file), &input.sections);
+            let notation = notation_of(source, input.json.get(&given.file).copied());
             build.follow(keys, given, notation);
         }
     }
@@ -157,12 +157,13 @@ pub fn import(
     Ok(build.finish())
 }
 
-fn notation_of(source: ConfigFormat, is_json: bool, sections: &[&str]) -> Notation {
+/// `json` is the section of the tables that a JSON file belongs to.
+fn notation_of(source: ConfigFormat, json: Option<&str>) -> Notation {
     match source {
         ConfigFormat::Paddle => Notation::Yaml,
         ConfigFormat::Colossal => Notation::Python,
-        _ if is_json && sections.contains(&"deepspeed") => Notation::Pydantic,
-        _ if is_json => Notation::Json,
+        _ if json == Some("deepspeed") => Notation::Pydantic,
+        _ if json.is_some() => Notation::Json,
         ConfigFormat::Hf => Notation::Transformers,
         _ => Notation::Argparse,
     }
@@ -231,7 +232,7 @@ impl Build {
             let reason = "comes from outside the script (hint: set it)";
             return refused(format!("{ours}: {} {reason}", shown(value)));
         }
-        if value.as_str() == Some("auto") {
+        if value.as_str() == Some("auto") && notation == Notation::Pydantic {
             return self.auto(row);
         }
         let is_empty = value.as_array().is_some_and(Vec::is_empty);

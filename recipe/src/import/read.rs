@@ -1,6 +1,6 @@
 //! Files of the others, as keys and values.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use toml::{Table, Value};
@@ -23,8 +23,8 @@ pub(super) struct Input {
     pub(super) program: Option<String>,
     /// The last parts of the files' names.
     pub(super) names: Vec<String>,
-    /// Those of JSON files.
-    pub(super) json: BTreeSet<String>,
+    /// Those of JSON files, with the section of the tables that knows their keys.
+    pub(super) json: BTreeMap<String, &'static str>,
     /// Blocks of code that are not executed: file, line and first line.
     pub(super) blocks: Vec<(String, usize, String)>,
     pub(super) notes: Vec<String>,
@@ -78,8 +78,9 @@ impl Input {
                 let Value::Table(table) = json::read(&text)? else {
                     return Err("expected a JSON object".to_owned().into());
                 };
-                self.sections.extend(json_sections(source, &table));
-                self.json.insert(name.to_owned());
+                let sections = json_sections(source, &table);
+                self.json.extend(sections.first().map(|section| (name.to_owned(), *section)));
+                self.sections.extend(sections);
                 self.flatten(name, "", table);
             }
             _ => self.script(source, name, &text)?,

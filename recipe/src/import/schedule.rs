@@ -144,6 +144,13 @@ impl Build {
                 self.default_of("optimizer.params.lr", "0.001", "optim.lr.peak");
             }
         }
+        if source == ConfigFormat::Paddle && style == "cosine" {
+            self.notes.push(
+                "CosineAnnealingWithWarmupDecay of PaddleFleetX starts at index 1, so its rates \
+                 are one step ahead of those here"
+                    .to_owned(),
+            );
+        }
         if source == ConfigFormat::Colossal && peak.is_some() {
             self.notes.push(
                 "the schedule of the learning rate is in the Python code, not in this file \

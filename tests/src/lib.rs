@@ -1,1 +1,3 @@
-pub fn root() -> std::path::PathBuf { "/work/h/values".into() }
+pub fn root() -> std::path::PathBuf {
+    "/work/h/values".into()
+}

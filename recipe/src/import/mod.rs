@@ -7,7 +7,7 @@
 //! out.
 //!
 //! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
-//! `json`, `yaml` and `python`, and `kind` checks that a value is what its program expects.
+//! `launch`, `json`, `yaml` and `python`, and `kind` checks that a value is what its program expects.
 //! `assemble` makes our keys of those that belong together: `batch` the batch identity, `schedule`
 //! the learning rate with the `schedulers` of DeepSpeed and transformers, `data` what is read and
 //! written, and `names` what files only name. `report` writes it all down.
@@ -18,6 +18,7 @@ mod data;
 mod json;
 pub(crate) mod keys;
 mod kind;
+mod launch;
 mod names;
 mod python;
 mod read;
@@ -36,6 +37,7 @@ use toml::{Table, Value};
 use crate::config::{ConfigError, nearest};
 use keys::{KeyRow, KeyRule, Keys};
 use kind::{Kind, Notation, boolean, is_off};
+pub use shell::{ScriptCommand, command_of_script};
 
 /// Whose config it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +138,10 @@ pub fn import(
     world: Option<u64>,
 ) -> Result<Imported, ConfigError> {
     let mut input = read::read(source, files)?;
-    let mut build = Build { notes: std::mem::take(&mut input.notes), ..Build::default() };
+    launch::take_given(&mut input.launch, world);
+    let notes = std::mem::take(&mut input.notes);
+    let fates = std::mem::take(&mut input.doubts);
+    let mut build = Build { notes, fates, ..Build::default() };
     build.unexecuted(&input.blocks);
     build.training = source == ConfigFormat::Hf && input.sections.contains(&"training");
     let own = Keys::of(&input.sections);

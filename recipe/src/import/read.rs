@@ -5,7 +5,9 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::{ConfigFormat, SourceKey, json, plain, python, shell, yaml};
+use super::{
+    ConfigFormat, KeyReport, KeyStatus, SourceKey, json, launch, plain, python, shell, yaml,
+};
 use crate::config::{ConfigError, read_text};
 
 /// A base, a size, an experiment: more is a cycle in disguise.
@@ -28,6 +30,8 @@ pub(super) struct Input {
     /// Blocks of code that are not executed: file, line and first line.
     pub(super) blocks: Vec<(String, usize, String)>,
     pub(super) notes: Vec<String>,
+    /// What keeps the import from being sure.
+    pub(super) doubts: Vec<KeyReport>,
 }
 
 pub(super) fn read(source: ConfigFormat, files: &[String]) -> Result<Input, ConfigError> {
@@ -83,7 +87,7 @@ impl Input {
                 self.sections.extend(sections);
                 self.flatten(name, "", table);
             }
-            _ => self.script(source, name, &text)?,
+            _ => self.script(source, file, name, &text)?,
         }
         Ok(())
     }
@@ -106,7 +110,13 @@ impl Input {
         self.given.push(SourceKey { file, key, name, value });
     }
 
-    fn script(&mut self, source: ConfigFormat, file: &str, text: &str) -> Result<(), Failure> {
+    fn script(
+        &mut self,
+        source: ConfigFormat,
+        path: &str,
+        file: &str,
+        text: &str,
+    ) -> Result<(), Failure> {
         let script = shell::read(text)?;
         if script.command.is_empty() {
             return Err("expected JSON, flags, or a script that runs a Python program"
@@ -115,22 +125,16 @@ impl Input {
         }
         self.sections.extend((source == ConfigFormat::Cpm).then_some("cpm"));
         self.sections.push(if source == ConfigFormat::Hf { "training" } else { "megatron" });
-        self.notes.extend(script.notes.into_iter().map(|note| format!("{file}: {note}")));
-        let is_program = |word: &String| word.ends_with(".py") || word.contains("pretrain_");
-        let program = script.command.iter().position(is_program);
+        self.notes.extend(script.notes.iter().map(|note| format!("{file}: {note}")));
+        for (key, text) in &script.doubts {
+            self.doubt(file, key, text);
+        }
+        let program = shell::program::program_at(&script.command);
         self.program = program.map(|at| script.command[at].clone());
         let launcher = &script.command[..program.unwrap_or(0)];
-        let launched = flags(launcher);
-        for name in ["GPUS_PER_NODE", "NUM_GPUS_PER_WORKER", "NNODES", "NUM_NODES", "NUM_WORKERS"] {
-            if let Some(value) = script.variables.get(name) {
-                self.launch.push(launch(file, name, plain(value)));
-            }
-        }
-        let counts = ["nproc-per-node", "nnodes", "num-gpus", "num-nodes"];
-        for (key, name, value) in launched.iter().filter(|(_, name, _)| counts.contains(&&**name)) {
-            self.launch.push(SourceKey { key: key.clone(), ..launch(file, name, value.clone()) });
-        }
-        for (key, name, value) in flags(&script.command[program.map_or(0, |at| at + 1)..]) {
+        self.launch.extend(launch::keys(&script, launcher, file, path));
+        let arguments = &script.command[program.map_or(0, |at| at + 1)..];
+        for (key, name, value) in flags(&self.known(file, arguments)) {
             let name = if source == ConfigFormat::Hf { name.replace('-', "_") } else { name };
             // Of a flag that is there twice the last counts, as argparse has it.
             self.given.retain(|given| given.file != file || given.name != name);
@@ -138,11 +142,32 @@ impl Input {
         }
         Ok(())
     }
-}
 
-fn launch(file: &str, name: &str, value: Value) -> SourceKey {
-    let (file, key, name) = (file.to_owned(), name.to_owned(), name.to_owned());
-    SourceKey { file, key, name, value }
+    fn doubt(&mut self, file: &str, key: &str, text: &str) {
+        let (file, key, text) = (file.to_owned(), key.to_owned(), text.to_owned());
+        let (value, fate) = (String::new(), KeyStatus::Refused);
+        self.doubts.push(KeyReport { file, key, value, fate, text });
+    }
+
+    /// Arguments without those that are not known and belong to no flag: they may be several, or
+    /// flags themselves.
+    fn known(&mut self, file: &str, arguments: &[String]) -> Vec<String> {
+        let mut known: Vec<String> = Vec::new();
+        for argument in arguments {
+            let is_flag = |it: &&String| it.starts_with("--");
+            let flag = known.iter().rev().find(is_flag).map_or("", String::as_str);
+            let is_list = ["data", "rampup", "betas"].iter().any(|part| flag.contains(part));
+            let is_next = known.last().is_some_and(|it| it == flag && !it.contains('='));
+            let is_value = is_list || is_next;
+            let is_alone = argument.starts_with("${") && argument.ends_with('}');
+            if is_alone && !is_value && argument.matches('}').count() == 1 {
+                self.doubt(file, argument, "arguments from outside of the script are not known");
+            } else {
+                known.push(argument.clone());
+            }
+        }
+        known
+    }
 }
 
 /// `--key value...`, `--key=value` and `--key` alone: as written, as the tables have it, and the

@@ -1,0 +1,353 @@
+//! Launch scripts: what bash would pass to the program, what cannot be known, and how many ranks
+//! the launchers start.
+
+use std::fs;
+use std::path::Path;
+
+use recipe::import::{ConfigFormat, Imported, KeyStatus, command_of_script, import};
+
+use crate::import::ours;
+
+/// A model and a batch of 2 x 4 that need nothing else.
+const MODEL: &str = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
+                     --max-position-embeddings 32 --vocab-size 100 --data-path d \
+                     --train-iters 50 --lr 1e-3 --micro-batch-size 2 --gas 4";
+
+fn read_in(folder: &Path, source: ConfigFormat, script: &str, world: Option<u64>) -> Imported {
+    let path = folder.join("run.sh");
+    fs::write(&path, script).unwrap();
+    import(source, &[path.to_str().unwrap().to_owned()], world).unwrap()
+}
+
+fn read(script: &str) -> Imported {
+    let folder = tempfile::tempdir().unwrap();
+    read_in(folder.path(), ConfigFormat::Megatron, script, None)
+}
+
+fn fate(imported: &Imported, key: &str) -> (KeyStatus, String) {
+    let found = imported.fates.iter().find(|fate| fate.key == key);
+    let found = found.unwrap_or_else(|| panic!("no fate of {key} in\n{imported}"));
+    (found.fate, found.text.clone())
+}
+
+fn refused(imported: &Imported) -> Vec<&str> {
+    let all = imported.fates.iter().filter(|key| key.fate == KeyStatus::Refused);
+    all.map(|key| key.key.as_str()).collect()
+}
+
+fn words(script: &str) -> Vec<String> {
+    command_of_script(script).unwrap().words
+}
+
+/// `$(( ))` was computed from left to right.
+#[test]
+fn arithmetic_has_the_precedence_of_c() {
+    let run = read(&format!(
+        "W=10\nS=5\nE=18\nN=$((W + S * E))\nD=$(( N > 50 ? N % 7 : 2 ** 3 ))\n\
+         torchrun pretrain_gpt.py {MODEL} --train-iters $N --lr-warmup-iters $W \
+         --lr-decay-iters $(( (D + 1) * 4 ))\n"
+    ));
+    assert_eq!(ours(&run, "run.budget"), "{ steps = 100 }");
+    // 100 % 7 = 2
+    assert_eq!(ours(&run, "optim.lr.decay"), "{ steps = 12 }");
+    assert_eq!(refused(&run), [""; 0], "{run}");
+}
+
+/// `&&` and `||` were read as `;`, and of `[[ a && b ]]` only the first half.
+#[test]
+fn conditions_hold_in_lists_and_in_brackets() {
+    let run = read(&format!(
+        "FP16=0\nBF16=1\nX=''\n[ \"$FP16\" = 1 ] && X=\"$X --fp16\"\n[ \"$FP16\" = 1 ] || L=3e-4\n\
+         if [[ $BF16 == 1 && $FP16 == 1 ]]; then C=0.5; else C=1.5; fi\n\
+         if [ $BF16 = 0 ] || [ $FP16 = 0 ]; then D=0.2; else D=0.3; fi\n\
+         case $BF16-$FP16 in 1-*) E='--bf16';; *) E='--fp16';; esac\n\
+         torchrun pretrain_gpt.py {MODEL} --lr $L --clip-grad $C --weight-decay $D $X $E\n"
+    ));
+    for (key, expected) in [
+        ("precision.dtype", "\"bf16\""),
+        ("optim.lr.peak", "0.0003"),
+        ("optim.clip", "1.5"),
+        ("optim.weight_decay", "0.2"),
+    ] {
+        assert_eq!(ours(&run, key), expected, "{key} in\n{run}");
+    }
+    assert_eq!(refused(&run), [""; 0], "{run}");
+}
+
+/// A default that is a variable was taken for text, and `readonly X=1` for nothing.
+#[test]
+fn defaults_and_declarations_have_values() {
+    let run = read(&format!(
+        "D=20\nW=${{W:-${{NO:-$D}}}}\nreadonly C=0.5\nlet G=2*4\ntypeset Y=90\n\
+         torchrun pretrain_gpt.py {MODEL} --lr-warmup-iters $W --clip-grad $C \
+         --lr-decay-iters $Y --global-batch-size $G --weight-decay ${{WD:-0.3}}\n"
+    ));
+    for (key, expected) in [
+        ("optim.lr.warmup", "{ steps = 20 }"),
+        ("optim.lr.decay", "{ steps = 90 }"),
+        ("optim.clip", "0.5"),
+        ("optim.weight_decay", "0.3"),
+        ("batch.global", "8"),
+    ] {
+        assert_eq!(ours(&run, key), expected, "{key} in\n{run}");
+    }
+    let note = "not set in the script, so that their defaults are used: NO, WD";
+    assert!(run.notes.iter().any(|it| it.contains(note)), "{run}");
+}
+
+/// A comment or a space in the middle of a command ends it, and the flags behind it were not named.
+#[test]
+fn flags_that_a_broken_line_cuts_off_are_named() {
+    let script = |end: &str| {
+        format!("torchrun pretrain_gpt.py {MODEL} \\\n  {end}\n  --clip-grad 0.5 \\\n  --bf16\n")
+    };
+    for (end, cause) in [
+        ("# --lr-decay-style cosine \\", "line 2 is or has a comment"),
+        ("--lr-decay-style cosine # as before \\", "line 2 is or has a comment"),
+        ("--lr-decay-style cosine \\ ", "line 2 has a space behind its '\\'"),
+        ("--lr-decay-style cosine", "line 2 does not end in '\\'"),
+    ] {
+        let run = read(&script(end));
+        let (status, text) = fate(&run, "--clip-grad 0.5 --bf16");
+        assert_eq!(status, KeyStatus::Refused);
+        assert!(
+            text.contains("line 3: never reaches the program") && text.contains(cause),
+            "{text}"
+        );
+        assert_eq!(ours(&run, "precision.dtype"), "absent");
+        assert!(!run.is_whole());
+    }
+    let run = read(&script("--lr-decay-style cosine \\").replace('\n', "\r\n"));
+    assert!(fate(&run, "line ends").1.contains("DOS line ends"), "{run}");
+    assert_eq!(fate(&run, "--clip-grad 0.5").0, KeyStatus::Refused);
+    // As it should be.
+    let whole = read(&script("--lr-decay-style cosine \\"));
+    assert_eq!(refused(&whole), [""; 0], "{whole}");
+}
+
+/// What depends on a condition that cannot be known is listed, and the import is not sure.
+#[test]
+fn conditions_that_cannot_be_known_are_listed_with_what_depends_on_them() {
+    let script = |condition: &str, then: &str| {
+        format!(
+            "X='--seed 1'\nif {condition}; then\n  {then}\nfi\n\
+             torchrun pretrain_gpt.py {MODEL} $X\n"
+        )
+    };
+    for condition in
+        ["[ -f /some/where ]", "[[ -n $OUTSIDE ]]", "grep -q x log", "[ $(hostname) = node1 ]"]
+    {
+        let run = read(&script(condition, "X=\"$X --bf16\""));
+        assert_eq!(refused(&run), ["condition in line 2"], "{condition}: {run}");
+        let text = fate(&run, "condition in line 2").1;
+        assert!(text.contains("on it depend --bf16"), "{text}");
+        // Nothing depends on it.
+        let run = read(&script(condition, "echo there; mkdir -p out"));
+        assert_eq!(refused(&run), [""; 0], "{condition}: {run}");
+        let run = read(&script(condition, "Y=1"));
+        assert_eq!(refused(&run), [""; 0], "{condition}: {run}");
+    }
+    // The run was there, so that what ends the script did not happen.
+    let run = read(&script("[ ! -d corpus ]", "echo no corpus; exit 1"));
+    assert_eq!(refused(&run), [""; 0], "{run}");
+    assert!(run.notes.iter().any(|it| it.contains("otherwise nothing is trained")), "{run}");
+    // Of a loop that runs as often as a file has lines, nothing is known.
+    let run = read(&format!(
+        "N=0\nwhile read -r line; do N=$((N + 1)); done < hosts\n\
+         torchrun pretrain_gpt.py {MODEL} --seed $N\n"
+    ));
+    assert_eq!(refused(&run), ["--seed"], "{run}");
+}
+
+#[test]
+fn values_from_outside_keep_their_names() {
+    let run = read(&format!(
+        "D=$(date +%F)\nN=$(nproc)\ntorchrun pretrain_gpt.py {MODEL} --save out/$D --seed $N \
+         --log-interval $(( N * 2 )) --data-path *_document --load $HERE $EXTRA\n"
+    ));
+    for key in ["--save", "--seed", "--log-interval", "--data-path", "--load", "${EXTRA}"] {
+        assert_eq!(fate(&run, key).0, KeyStatus::Refused, "{key} in\n{run}");
+    }
+    let value = |key: &str| run.fates.iter().find(|it| it.key == key).map(|it| &*it.value);
+    assert_eq!(value("--save"), Some("out/${date_+%F}"));
+    assert_eq!(value("--data-path"), Some("${*_document}"));
+}
+
+/// The last command that ran Python was taken, whatever it did.
+#[test]
+fn the_program_that_trains_is_found() {
+    let train = format!("torchrun pretrain_gpt.py {MODEL}");
+    let before = "python tools/preprocess_data.py --input x\ncp train.py old/\n";
+    let after = "python tools/convert.py --lr 5\npython eval_model.py --lr 7\necho train.py\n";
+    for command in [
+        train.clone(),
+        format!("nohup env A=1 {train} > log 2>&1 &"),
+        format!("time {train} 2>&1 | tee log"),
+        format!("srun bash -c '{train}'"),
+        format!("singularity exec --nv image.sif {train}"),
+        format!("docker run --rm image {train}"),
+        format!("CMD='{train}'\neval $CMD"),
+        format!("run() {{ \"$@\"; }}\nrun {train}"),
+        format!("ARGS=({MODEL})\nexec torchrun pretrain_gpt.py \"${{ARGS[@]}}\""),
+        format!("ARGS=$(cat <<EOF\n{MODEL}\nEOF\n)\npython -m pretrain_gpt $ARGS"),
+    ] {
+        let exec = command.contains("exec torchrun");
+        let script = format!("{before}{command}\n{}", if exec { "" } else { after });
+        let run = read(&script);
+        assert_eq!(ours(&run, "optim.lr.peak"), "0.001", "{script}\n{run}");
+        assert!(run.notes.iter().all(|it| !it.contains("commands train")), "{run}");
+    }
+    let two = read(&format!("{train} --lr 5\n{train}\n"));
+    let note = "2 commands train (pretrain_gpt.py in line 1, pretrain_gpt.py in line 2)";
+    assert!(two.notes.iter().any(|it| it.contains(note)), "{two}");
+}
+
+/// The ranks of `srun`, `mpirun` and `accelerate` were not read.
+#[test]
+fn ranks_are_those_of_the_launcher() {
+    let batch = |launcher: &str| {
+        let run = read(&format!("{launcher} pretrain_gpt.py {MODEL}\n"));
+        assert_eq!(refused(&run), [""; 0], "{launcher}: {run}");
+        ours(&run, "batch.global")
+    };
+    for (launcher, ranks) in [
+        ("srun --nodes=2 --ntasks-per-node=8 python", 16),
+        ("srun -N2 -n 16 python", 16),
+        ("srun --ntasks 4 python", 4),
+        ("mpirun -np 16 python", 16),
+        ("mpiexec --n 4 -x PATH python", 4),
+        ("torchrun --nproc-per-node 4 --nnodes=2", 8),
+        ("torchrun --nnodes 2:2 --nproc_per_node=4 --rdzv_id 7", 8),
+        ("torchrun --standalone --nproc_per_node 4", 4),
+        ("srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc_per_node 4", 8),
+        ("python -m torch.distributed.launch --nproc_per_node 4", 4),
+        ("python3 -m torch.distributed.run --nproc_per_node 4 --nnodes 4", 16),
+        ("deepspeed --num_nodes 2 --num_gpus 4", 8),
+        ("deepspeed --include node1:0,1@node2:0,1", 4),
+        ("accelerate launch --num_processes 8 --num_machines 2", 8),
+    ] {
+        assert_eq!(batch(launcher), (8 * ranks).to_string(), "{launcher}");
+    }
+    let run = read(&format!("mpirun -np 4 --bind-to none python pretrain_gpt.py {MODEL}\n"));
+    assert_eq!(fate(&run, "--bind-to").0, KeyStatus::Implied);
+    let unfixed = ["torchrun --nnodes 1:4 --nproc_per_node 8", "torchrun --nproc_per_node gpu"];
+    for launcher in unfixed {
+        let script = format!("{launcher} pretrain_gpt.py {MODEL}\n");
+        let run = read(&script);
+        assert!(fate(&run, refused(&run)[0]).1.contains("not fixed (hint: --ranks N)"), "{run}");
+        let folder = tempfile::tempdir().unwrap();
+        let run = read_in(folder.path(), ConfigFormat::Megatron, &script, Some(4));
+        assert_eq!((refused(&run), ours(&run, "batch.global")), (vec![], "32".to_owned()), "{run}");
+    }
+}
+
+#[test]
+fn ranks_of_hostfiles_and_slurm_headers_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("hosts"), "# ours\nnode1 slots=8\nnode2 slots=4\n").unwrap();
+    let read_here = |launcher: &str| {
+        let script = format!("{launcher} pretrain_gpt.py {MODEL}\n");
+        read_in(folder.path(), ConfigFormat::Megatron, &script, None)
+    };
+    for (launcher, ranks) in [
+        ("deepspeed --hostfile hosts", 12),
+        ("deepspeed --hostfile=hosts --num_gpus 2", 4),
+        ("deepspeed --hostfile hosts --include node2", 4),
+        ("deepspeed --hostfile hosts --num_nodes 1 --num_gpus 8", 8),
+    ] {
+        let run = read_here(launcher);
+        assert_eq!(ours(&run, "batch.global"), (8 * ranks).to_string(), "{launcher}: {run}");
+    }
+    let run = read_here("deepspeed --hostfile absent");
+    assert_eq!(refused(&run), ["--hostfile"], "{run}");
+
+    let slurm = |command: &str| {
+        let head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH -J gpt\n\
+                    #SBATCH --gres=gpu:4\n";
+        read(&format!("{head}{command} pretrain_gpt.py {MODEL}\n"))
+    };
+    for (command, ranks) in [
+        ("srun python", 8),
+        ("srun --ntasks 6 python", 6),
+        ("srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 2", 4),
+    ] {
+        let run = slurm(command);
+        assert_eq!(ours(&run, "batch.global"), (8 * ranks).to_string(), "{command}: {run}");
+        assert_eq!(refused(&run), [""; 0], "{run}");
+        assert_eq!(fate(&run, "#SBATCH --J").0, KeyStatus::Implied);
+    }
+}
+
+/// `accelerate launch` sets the precision of transformers' Trainer too.
+#[test]
+fn accelerate_sets_the_precision() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "accelerate launch --num_processes 8 --num_machines 2 --machine_rank 0 \
+                  --mixed_precision bf16 run_clm.py --max_steps 10 --learning_rate 2e-5 \
+                  --per_device_train_batch_size 2 --gradient_accumulation_steps 4\n";
+    let run = read_in(folder.path(), ConfigFormat::Hf, script, None);
+    assert_eq!(ours(&run, "precision.dtype"), "\"bf16\"");
+    assert_eq!(ours(&run, "batch.global"), "64");
+    for key in ["--num_machines", "--machine_rank"] {
+        assert_eq!(fate(&run, key).0, KeyStatus::Implied);
+    }
+}
+
+/// Texts that are made to take forever, to overflow the stack, or to confuse the parser.
+#[test]
+fn hostile_scripts_end_in_an_error() {
+    let nested = |open: &str, close: &str, count: usize| {
+        format!("{}{}\ntorchrun train.py\n", open.repeat(count), close.repeat(count))
+    };
+    let mut hostile = vec![
+        "while true; do :; done\n".to_owned(),
+        "for ((;;)); do A=1; done\n".to_owned(),
+        "f() { f; }\nf\ntorchrun train.py\n".to_owned(),
+        "f() { f | f; }\nf\n".to_owned(),
+        "A='eval $A'\neval $A\n".to_owned(),
+        "A=x\nfor i in {1..64}; do A=$A$A; done\ntorchrun train.py $A\n".to_owned(),
+        "99999999999999999999>x\n".to_owned(),
+        "A=(x)\nfor ((i = 0; i < 9999; i++)); do A+=(\"${A[@]}\"); done\n".to_owned(),
+        "for i in {1..9999}; do for j in {1..9999}; do B=$i; done; done\n".to_owned(),
+    ];
+    for count in [14, 40, 3000] {
+        for (open, close) in [
+            ("(", ")"),
+            ("(", ""),
+            ("$(", ")"),
+            ("$(", ""),
+            ("\"$(", ")\""),
+            ("${A:-", "}"),
+            ("${A:-", ""),
+            ("x=${a[", "]}"),
+            ("x[${a[", "]}]=1"),
+            ("echo $((", "))"),
+            ("echo $((1?", "))"),
+            ("if ", "; fi"),
+            ("case x in x) ", " esac"),
+            ("cat <(", ")"),
+            ("{ ", "; }"),
+            ("[[ ( ", " ) ]]"),
+            ("`", "`"),
+            ("a{b,", "}"),
+        ] {
+            hostile.push(nested(open, close, count));
+        }
+    }
+    for script in &hostile {
+        // An answer of either kind will do.
+        let found = command_of_script(script);
+        let cause = found.err().unwrap_or_default();
+        assert!(!cause.contains("not a script of bash"), "{script:.60}: {cause}");
+    }
+    for script in &hostile[..6] {
+        assert!(command_of_script(script).is_err(), "{script}");
+    }
+}
+
+#[test]
+fn a_file_of_flags_is_the_command() {
+    let expected = ["--lr", "1e-3", "--name", "a b", "--bf16"];
+    assert_eq!(words("# flags\n--lr 1e-3 \\\n  --name 'a b'\n--bf16\n"), expected);
+    assert_eq!(words("--lr 1e-3 \\\r\n  --name 'a b'\r\n--bf16\r\n"), expected);
+}

@@ -264,7 +264,7 @@ impl Keys {
         self.settle(before, launch.kind)
     }
 
-    /// Whether what the launcher says is a number of ranks. A total stands above its factors.
+    /// Whether what the launcher says is a number of ranks. A total decides over its factors.
     fn settle(&mut self, from: usize, kind: Launcher) -> bool {
         let has = |keys: &[SourceKey], name: &str| keys.iter().any(|key| key.name == name);
         if has(&self.all[from..], "world") {

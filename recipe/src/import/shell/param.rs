@@ -1,7 +1,7 @@
 //! `${...}`: defaults, lengths, parts, replacements and cases of variables.
 
 use super::expand::{Fields, Goal, Quotes};
-use super::pattern::Pattern;
+use super::pattern::GlobPattern;
 use super::scan::skip;
 use super::{Outcome, Shell, Status, is_name_char, is_unknown, marker, marker_len};
 
@@ -96,7 +96,7 @@ impl Shell {
         })
     }
 
-    /// What stands between `${` and `}`.
+    /// What is between `${` and `}`.
     pub(super) fn expand_braced(
         &mut self,
         inner: &[char],
@@ -273,7 +273,9 @@ impl Shell {
             ':' => self.part(value, &operator[1..]),
             sign @ ('%' | '#') => {
                 let pattern: String = rest.iter().collect();
-                let Some(pattern) = Pattern::new(&self.pattern(&pattern)?) else { return Ok(None) };
+                let Some(pattern) = GlobPattern::new(&self.pattern(&pattern)?) else {
+                    return Ok(None);
+                };
                 let parts = bytes.min(PARTS_MAX) * (pattern.len() + 1);
                 self.limits.spend(parts * bytes.min(PARTS_MAX) / 16)?;
                 Ok(value.map(|text| trimmed(&text, &pattern, sign == '%', twice)))
@@ -331,7 +333,7 @@ impl Shell {
         }
         let pattern: String = operand[..at].iter().collect();
         let with: String = operand.get(at + 1..).unwrap_or_default().iter().collect();
-        let Some(pattern) = Pattern::new(&self.pattern(&pattern)?) else { return Ok(None) };
+        let Some(pattern) = GlobPattern::new(&self.pattern(&pattern)?) else { return Ok(None) };
         let with = self.text(&with)?;
         // Since 5.2 `&` is what was found; before, it is itself.
         if with.contains('&') || is_unknown(&with) {
@@ -395,7 +397,7 @@ fn cased(text: &str, is_upper: bool, all: bool) -> String {
 }
 
 /// Without the shortest or longest part at the end, or at the start, that matches.
-fn trimmed(text: &str, pattern: &Pattern, at_end: bool, longest: bool) -> Option<String> {
+fn trimmed(text: &str, pattern: &GlobPattern, at_end: bool, longest: bool) -> Option<String> {
     let chars: Vec<char> = text.chars().collect();
     if chars.len() > PARTS_MAX {
         return None;
@@ -415,7 +417,7 @@ fn trimmed(text: &str, pattern: &Pattern, at_end: bool, longest: bool) -> Option
     Some(text.to_owned())
 }
 
-fn replace(text: &str, pattern: &Pattern, with: &str, kind: Option<char>) -> Option<String> {
+fn replace(text: &str, pattern: &GlobPattern, with: &str, kind: Option<char>) -> Option<String> {
     let chars: Vec<char> = text.chars().collect();
     let parts_max = if pattern.has_star() { PARTS_MAX / 8 } else { PARTS_MAX };
     if chars.len() > parts_max {

@@ -5,7 +5,7 @@ const STEPS_MAX: usize = 1 << 20;
 
 /// A pattern that is read once and used often.
 #[derive(Debug)]
-pub(super) struct Pattern(Vec<Piece>);
+pub(super) struct GlobPattern(Vec<Piece>);
 
 #[derive(Debug)]
 enum Piece {
@@ -15,7 +15,7 @@ enum Piece {
     Class { ranges: Vec<(char, char)>, names: Vec<String>, is_negated: bool },
 }
 
-impl Pattern {
+impl GlobPattern {
     /// A `\` makes the next character an ordinary one. None for `?(...)` and its kin.
     pub(super) fn new(text: &str) -> Option<Self> {
         let chars: Vec<char> = text.chars().collect();
@@ -41,7 +41,7 @@ impl Pattern {
                 c => pieces.push(Piece::One(c)),
             }
         }
-        Some(Pattern(pieces))
+        Some(GlobPattern(pieces))
     }
 
     /// Whether it has a `*`, which has to be tried at every length.

@@ -528,7 +528,7 @@ impl Shell {
             return Ok(true);
         }
         let chars: Vec<char> = text.chars().collect();
-        let found = super::pattern::Pattern::new(&pattern).and_then(|it| it.matches(&chars));
+        let found = super::pattern::GlobPattern::new(&pattern).and_then(|it| it.matches(&chars));
         match found.filter(|_| !is_unknown(text) && !is_unknown(&pattern)) {
             Some(holds) => Ok(holds),
             None => {

@@ -1,6 +1,6 @@
 //! Conditions: `[ ]`, `test` and `[[ ]]`, as far as they can be known.
 
-use super::pattern::{Pattern, Regex};
+use super::pattern::{GlobPattern, Regex};
 use super::tree::{TestTree, Word};
 use super::{Outcome, Shell, Status, is_unknown, marker_len};
 
@@ -225,7 +225,7 @@ impl Shell {
                 Regex::new(&bare(&pattern)).and_then(|regex| regex.is_in(&chars))
             }
             "==" | "=" | "!=" => {
-                let found = Pattern::new(&bare(&pattern)).and_then(|it| it.matches(&chars));
+                let found = GlobPattern::new(&bare(&pattern)).and_then(|it| it.matches(&chars));
                 found.map(|is| is != (kind == "!="))
             }
             _ => {

@@ -148,10 +148,10 @@ pub(super) fn parse(text: &str, line: usize) -> Result<List, String> {
         };
         format!("line {at}: not a statement of bash")
     })?;
-    let reader = Reader { chars: text.chars().collect(), line };
+    let builder = TreeBuilder { chars: text.chars().collect(), line };
     let mut all = Vec::new();
     for (unit, list) in program.complete_commands.iter().enumerate() {
-        all.extend(reader.list(list)?.into_iter().map(|item| AndOr { unit, ..item }));
+        all.extend(builder.list(list)?.into_iter().map(|item| AndOr { unit, ..item }));
     }
     Ok(all)
 }
@@ -238,12 +238,12 @@ fn check_index(word: &str, line: usize) -> Result<(), String> {
     Ok(())
 }
 
-struct Reader {
+struct TreeBuilder {
     chars: Vec<char>,
     line: usize,
 }
 
-impl Reader {
+impl TreeBuilder {
     fn at(&self, place: Option<&SourceSpan>) -> usize {
         self.line + place.map_or(1, |place| place.start.line).saturating_sub(1)
     }
@@ -382,10 +382,10 @@ impl Reader {
         }
         let options = TokenizerOptions { enable_extended_globbing: false, ..Default::default() };
         let tokens = brush_parser::uncached_tokenize_str(&inner, &options).ok()?;
-        let reader = Reader { chars: inner.chars().collect(), line: self.line };
+        let builder = TreeBuilder { chars: inner.chars().collect(), line: self.line };
         let words = tokens.iter().filter(|token| matches!(token, Token::Word(..)));
         let words: Vec<String> =
-            words.map(|token| reader.word(&ast::Word::from(token)).text).collect();
+            words.map(|token| builder.word(&ast::Word::from(token)).text).collect();
         (words.len() == count).then_some(words)
     }
 

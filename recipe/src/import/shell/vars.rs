@@ -8,7 +8,7 @@ pub(super) const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Bash has no such limit; a script of flags is far from it.
 const ITEMS_MAX: usize = 1 << 14;
 
-/// What a name stands for.
+/// What a name is.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Variable {
     Text(String),
@@ -246,7 +246,7 @@ impl Variables {
         self.values.insert(name.to_owned(), Variable::Text(super::marker(name)));
     }
 
-    /// Of two ends of a loop that runs nobody knows how often: what differs is not known.
+    /// Of a loop whose rounds cannot be counted: what it changes is not known.
     pub(super) fn forget_changes(&mut self, before: &Variables) {
         let names: HashSet<String> =
             self.values.keys().chain(before.values.keys()).cloned().collect();

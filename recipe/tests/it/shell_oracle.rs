@@ -27,10 +27,10 @@ fn random_scripts_are_read_as_bash_runs_them() {
     for number in 0..count() {
         let seed = SEED + number;
         let script = Generator::new(seed).script();
-        let expected = by_bash(folder.path(), &script);
+        // Arrays that grow in nested loops take bash hours; 200 scripts have none.
+        let Some(expected) = by_bash(folder.path(), &script) else { continue };
         match command_of_script(&script) {
-            Ok(found) if Some(&found.words) == expected.as_ref() => equal += 1,
-            Ok(found) if found.words.is_empty() && expected.is_none() => equal += 1,
+            Ok(found) if found.words == expected => equal += 1,
             Ok(found) => {
                 let is_named = !found.doubts.is_empty()
                     || found.words.iter().any(|word| word.contains("${"))
@@ -63,7 +63,7 @@ fn the_oracle_sees_the_arguments_and_a_difference() {
     assert_eq!(words(script), expected);
     assert_eq!(command_of_script(script).unwrap().words, expected);
     assert_ne!(words("torchrun train.py 1\n"), words("torchrun train.py 2\n"));
-    assert_eq!(by_bash(folder.path(), "exit 0\n"), None);
+    assert_eq!(words("exit 0\n"), [""; 0]);
 }
 
 /// Programs that write their name and arguments.
@@ -80,17 +80,21 @@ fn stand_ins(folder: &Path) {
     }
 }
 
-/// The words of the last program that bash starts.
+/// The words of the last program that bash starts; no words if it starts none, and nothing if it
+/// does not end.
 fn by_bash(folder: &Path, script: &str) -> Option<Vec<String>> {
     let (path, out) = (folder.join("run.sh"), folder.join("arguments"));
     fs::write(&path, script).unwrap();
     _ = fs::remove_file(&out);
     let bin = format!("{}:/usr/bin:/bin", folder.join("bin").display());
     let home = std::env::var("HOME").unwrap_or_default();
-    let mut command = Command::new("bash");
-    command.arg(&path).env_clear().env("PATH", bin).env("HOME", home);
-    command.current_dir(folder.join("empty")).output().unwrap();
-    let bytes = fs::read(&out).ok()?;
+    let mut command = Command::new("timeout");
+    command.args(["20", "bash"]).arg(&path).env_clear().env("PATH", bin).env("HOME", home);
+    let output = command.current_dir(folder.join("empty")).output().unwrap();
+    if output.status.code() == Some(124) {
+        return None;
+    }
+    let bytes = fs::read(&out).unwrap_or_default();
     let text = String::from_utf8(bytes).unwrap();
     Some(text.split_terminator('\0').map(str::to_owned).collect())
 }

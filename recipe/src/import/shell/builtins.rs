@@ -87,6 +87,8 @@ impl Shell {
             self.status = if reads { unknown_status("<") } else { status };
             return Ok(Flow::Next);
         }
+        // Bash expands what the command reads before it assigns.
+        let opened = self.opened(redirects)?;
         let mut old = Vec::new();
         for assign in before {
             let exported = self.variables.exported.contains(&assign.name);
@@ -95,7 +97,7 @@ impl Shell {
             self.variables.exported.insert(assign.name.clone());
         }
         let line = self.line;
-        let flow = self.redirected(redirects, |shell| shell.execute(words));
+        let flow = self.with_opened(opened, |shell| shell.execute(words));
         for (name, value, exported) in old.into_iter().rev() {
             self.variables.restore(&name, value);
             if !exported {

@@ -86,6 +86,9 @@ pub(super) struct Started {
     pub(super) words: Vec<String>,
 }
 
+/// The input of a command, which may not be known, and whether its output is elsewhere.
+pub(super) type Opened = (Option<Option<String>>, bool);
+
 /// What a command substitution has of its output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Output {
@@ -404,6 +407,12 @@ impl Shell {
         redirects: &[Redirect],
         run: impl FnOnce(&mut Self) -> Outcome<Flow>,
     ) -> Outcome<Flow> {
+        let opened = self.opened(redirects)?;
+        self.with_opened(opened, run)
+    }
+
+    /// The input, if it is redirected, and whether the output is.
+    pub(super) fn opened(&mut self, redirects: &[Redirect]) -> Outcome<Opened> {
         let (mut input, mut is_elsewhere) = (None, false);
         for redirect in redirects {
             match redirect {
@@ -417,6 +426,14 @@ impl Shell {
                 Redirect::HereDocument { text, .. } => input = Some(Some(text.text.clone())),
             }
         }
+        Ok((input, is_elsewhere))
+    }
+
+    pub(super) fn with_opened(
+        &mut self,
+        (input, is_elsewhere): Opened,
+        run: impl FnOnce(&mut Self) -> Outcome<Flow>,
+    ) -> Outcome<Flow> {
         let has_input = input.is_some();
         let outer_input = input.map(|input| std::mem::replace(&mut self.input, input));
         let outer_output = is_elsewhere.then(|| self.output.take());

@@ -37,7 +37,7 @@ use orders::{Assembly, Orders};
 pub use any::{AnyAssemble, AnyBatch};
 pub use batches::{Batches, NodePeers};
 pub use error::{Error, Result};
-pub use special::{open_tokenizer, with_special};
+pub use special::{open_tokenizer, tokenizer_spec, with_special};
 
 /// How much of each end of the `.bin` tells one corpus from another.
 const FINGERPRINT_BYTES: u64 = 1 << 20;

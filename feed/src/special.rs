@@ -16,19 +16,24 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Tokenizer`].
 pub fn open_tokenizer(text: &str) -> Result<Arc<dyn Tokenizer>> {
+    Ok(preprocess::open_tokenizer(&tokenizer_spec(text))?)
+}
+
+/// What a tokenizer's kind and files mean, as [`open_tokenizer`] takes them.
+#[must_use]
+pub fn tokenizer_spec(text: &str) -> TokenizerSpec {
     let (kind, files) = text.split_once(':').unwrap_or((text, ""));
     let mut files = files.split(',').filter(|file| !file.is_empty()).map(str::to_owned);
     let (file, merge_file) = (files.next(), files.next());
     // Each kind looks at the one that it knows.
-    let spec = TokenizerSpec {
+    TokenizerSpec {
         kind: kind.to_owned(),
         vocab_size: file.as_ref().filter(|_| kind == "null").and_then(|size| size.parse().ok()),
         model: file.clone(),
         vocab_file: file,
         merge_file,
         ..Default::default()
-    };
-    Ok(preprocess::open_tokenizer(&spec)?)
+    }
 }
 
 /// A config with the ids of special tokens that its objective needs, those that it does not give

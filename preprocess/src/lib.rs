@@ -37,9 +37,9 @@ pub use options::{
     SpanOptions,
 };
 pub use tokenizer::{
-    Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, Gpt2, HuggingFace, Jieba,
-    JiebaWords, Null, Pattern, Pieces, Tiktoken, Tokenizer, TokenizerSpec, WordPiece,
-    WordPieceCase, WordPieceRules, open_gpt2, open_tokenizer, pieces,
+    Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, ExportedTokenizer, Gpt2,
+    HuggingFace, Jieba, JiebaWords, ModelTokens, Null, Pattern, Pieces, Tiktoken, Tokenizer,
+    TokenizerSpec, WordPiece, WordPieceCase, WordPieceRules, open_gpt2, open_tokenizer, pieces,
 };
 pub use tokens::estimate::{Estimate, estimate};
 pub use tokens::run::{run, run_until};

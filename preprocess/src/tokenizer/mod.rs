@@ -35,7 +35,7 @@ use std::sync::Arc;
 pub use cpm1::Cpm1;
 pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
-pub use hf::HuggingFace;
+pub use hf::{ExportedTokenizer, HuggingFace, ModelTokens};
 pub use jieba::Jieba;
 pub use null::Null;
 pub use split::{Pattern, Pieces, pieces};

@@ -41,18 +41,27 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
         "jieba" | "JiebaTokenizer" => {
             Ok(Some(Arc::new(JiebaWords::open(&vocab_file(spec)?, jieba(spec)?)?)))
         }
-        "bert-uncased" | "wordpiece" => {
-            wordpiece(WordPieceCase::Lower, WordPieceRules::HuggingFace)
-        }
-        "bert-cased" => wordpiece(WordPieceCase::Kept, WordPieceRules::HuggingFace),
-        "BertWordPieceLowerCase" => wordpiece(WordPieceCase::Lower, WordPieceRules::FullTokenizer),
-        "BertWordPieceCase" => wordpiece(WordPieceCase::Kept, WordPieceRules::FullTokenizer),
-        _ => Ok(None),
+        kind => match wordpiece_rules(kind) {
+            Some((case, rules)) => wordpiece(case, rules),
+            None => Ok(None),
+        },
+    }
+}
+
+/// What a name of BERT's tokenizer means; `None` for the name of another.
+pub(super) fn wordpiece_rules(kind: &str) -> Option<(WordPieceCase, WordPieceRules)> {
+    use WordPieceCase::{Kept, Lower};
+    match kind {
+        "bert-uncased" | "wordpiece" => Some((Lower, WordPieceRules::HuggingFace)),
+        "bert-cased" => Some((Kept, WordPieceRules::HuggingFace)),
+        "BertWordPieceLowerCase" => Some((Lower, WordPieceRules::FullTokenizer)),
+        "BertWordPieceCase" => Some((Kept, WordPieceRules::FullTokenizer)),
+        _ => None,
     }
 }
 
 /// The vocabulary, or the one in the folder that was given: a name without an extension is one.
-fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
+pub(super) fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
     let given = spec.vocab_file.as_ref().or(spec.model.as_ref());
     let given = given.ok_or_else(|| missing(spec, "vocab-file"))?;
     let folder = Path::new(given).extension().is_none();

@@ -29,44 +29,89 @@ pub(super) fn tokenizer_json(prefix: &str, config: &Value) -> Result<String> {
         return Err(bad(&format!("{prefix}{CONFIG}"), format!("class {class}"), expected));
     }
     let lexicon = Lexicon::read(&file)?;
-    let mut added = Vec::new();
     for token in SPECIALS {
-        let id = lexicon.id(token).ok_or_else(|| {
+        if lexicon.id(token).is_none() {
             let expected = "[PAD], [UNK], [CLS], [SEP] and [MASK], because the folder has no \
                             tokenizer.json";
-            bad(&file, format!("no '{token}'"), expected)
-        })?;
-        added.push(json!({
-            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        }));
+            return Err(bad(&file, format!("no '{token}'"), expected));
+        }
     }
+    let flag = |key: &str| config[key].as_bool().unwrap_or(true);
+    let normalizer = BertNormalizer {
+        lowercase: flag("do_lower_case"),
+        handle_chinese_chars: flag("tokenize_chinese_chars"),
+        strip_accents: config["strip_accents"].clone(),
+        word_chars_max: 100,
+    };
+    Ok(wordpiece_json(&lexicon, &normalizer).to_string())
+}
+
+/// What is done to a text before it is cut.
+#[derive(Clone, Debug)]
+pub(super) struct BertNormalizer {
+    pub(super) lowercase: bool,
+    pub(super) handle_chinese_chars: bool,
+    /// Null: if they are made small.
+    pub(super) strip_accents: Value,
+    /// A longer word is one unknown token.
+    pub(super) word_chars_max: usize,
+}
+
+/// A `tokenizer.json` of a vocabulary. Of the special tokens those that it has are one id each.
+pub(super) fn wordpiece_json(lexicon: &Lexicon, normalizer: &BertNormalizer) -> Value {
+    let specials = SPECIALS.iter().filter_map(|token| Some((token, lexicon.id(token)?)));
+    let added: Value = specials.map(|(token, id)| added_token(token, id)).collect();
     let vocab: Map<String, Value> =
         lexicon.tokens().iter().cloned().zip((0..lexicon.size()).map(Value::from)).collect();
-    let flag = |key: &str| config[key].as_bool().unwrap_or(true);
-    let around = |token: &str| json!({ "SpecialToken": { "id": token, "type_id": 0 } });
-    let special = |token: &str| json!({ "id": token, "ids": [vocab[token]], "tokens": [token] });
+    let special =
+        |token: &str| json!({ "id": token, "ids": [vocab.get(token)], "tokens": [token] });
     let template = json!({
         "type": "TemplateProcessing",
-        "single": [around("[CLS]"), { "Sequence": { "id": "A", "type_id": 0 } }, around("[SEP]")],
-        "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }],
+        "single": [around("[CLS]", 0), sequence("A", 0), around("[SEP]", 0)],
+        "pair": [sequence("A", 0)],
         "special_tokens": { "[CLS]": special("[CLS]"), "[SEP]": special("[SEP]") },
     });
-    let tokenizer = json!({
+    json!({
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {
-            "type": "BertNormalizer", "clean_text": true, "lowercase": flag("do_lower_case"),
-            "handle_chinese_chars": flag("tokenize_chinese_chars"),
-            "strip_accents": config["strip_accents"],
+            "type": "BertNormalizer", "clean_text": true, "lowercase": normalizer.lowercase,
+            "handle_chinese_chars": normalizer.handle_chinese_chars,
+            "strip_accents": normalizer.strip_accents,
         },
         "pre_tokenizer": { "type": "BertPreTokenizer" },
         "post_processor": template,
         "decoder": { "type": "WordPiece", "prefix": "##", "cleanup": true },
         "model": {
             "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": vocab,
+            "max_input_chars_per_word": normalizer.word_chars_max, "vocab": vocab,
         },
-    });
-    Ok(tokenizer.to_string())
+    })
+}
+
+/// What BERT puts around two texts.
+pub(super) fn pair() -> Value {
+    let first = [around("[CLS]", 0), sequence("A", 0), around("[SEP]", 0)];
+    first.into_iter().chain([sequence("B", 1), around("[SEP]", 1)]).collect()
+}
+
+/// Whether BERT takes a token as special.
+pub(super) fn is_special(token: &str) -> bool {
+    SPECIALS.contains(&token)
+}
+
+/// A special token of a `tokenizer.json`.
+pub(super) fn added_token(token: &str, id: u32) -> Value {
+    json!({
+        "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true,
+    })
+}
+
+fn around(token: &str, types: u64) -> Value {
+    json!({ "SpecialToken": { "id": token, "type_id": types } })
+}
+
+fn sequence(text: &str, types: u64) -> Value {
+    json!({ "Sequence": { "id": text, "type_id": types } })
 }

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::super::TokenizerSpec;
 use super::super::read::{bad, parse_error, read_text, read_text_if_any};
-use super::bert;
 use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS};
+use super::{TOKENIZER, bert};
 use crate::{Error, Result};
 
 /// Names that end documents, where no file says which: what most often does comes first.
@@ -56,7 +56,7 @@ impl Folder {
 
     /// The name of the tokenizer's file, and its text.
     pub(super) fn read_tokenizer(&self) -> Result<(String, String)> {
-        let file = self.file.clone().unwrap_or_else(|| format!("{}tokenizer.json", self.prefix));
+        let file = self.file.clone().unwrap_or_else(|| format!("{}{TOKENIZER}", self.prefix));
         if self.file.is_some() {
             return Ok((file.clone(), read_text(&file)?));
         }

@@ -4,12 +4,13 @@
 //! language models use are encoded by our own engines ([`own`]): added tokens are cut out of the
 //! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE, to
 //! BPE over characters ([`chars`]) or to the [`unigram`] model, and what the [`template`] says is
-//! put around the ids.
+//! put around the ids. [`export`] writes such files.
 //! Everything else goes to the library that the format belongs to, in a build with the feature
 //! `general`.
 
 mod bert;
 mod chars;
+mod export;
 mod file;
 mod folder;
 mod forms;
@@ -27,6 +28,7 @@ mod unigram;
 use serde_json::json;
 use storage::Crc64;
 
+pub use self::export::{ExportedTokenizer, ModelTokens};
 use self::file::{MergePair, TokenizerJson, Vocab};
 #[cfg(feature = "general")]
 use self::general::LibraryTokenizer;
@@ -43,6 +45,9 @@ use crate::Result;
 
 /// What the command line and Megatron call it.
 pub(super) const KINDS: [&str; 2] = ["hf", "HuggingFaceTokenizer"];
+
+/// The file in a folder.
+const TOKENIZER: &str = "tokenizer.json";
 
 /// A `tokenizer.json`.
 #[derive(Debug)]

@@ -43,7 +43,7 @@ pub enum WordPieceRules {
 
 impl WordPieceRules {
     /// Characters of a word, at most: a longer one is one unknown token.
-    fn word_chars_max(self) -> usize {
+    pub(super) fn word_chars_max(self) -> usize {
         match self {
             WordPieceRules::HuggingFace => 100,
             WordPieceRules::FullTokenizer => 200,

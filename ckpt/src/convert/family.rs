@@ -86,6 +86,39 @@ impl Family {
         }
     }
 
+    /// Keys of `config.json` that shapes do not show. [`Import::config_json`] gives them the values
+    /// of the published model if the source has no configuration.
+    #[must_use]
+    pub fn assumed_keys(self) -> &'static [&'static str] {
+        match self {
+            Family::Gpt2 => &[
+                "activation_function",
+                "layer_norm_epsilon",
+                "embd_pdrop",
+                "resid_pdrop",
+                "attn_pdrop",
+                "bos_token_id",
+                "eos_token_id",
+            ],
+            Family::T5 => &[
+                "feed_forward_proj",
+                "layer_norm_epsilon",
+                "relative_attention_max_distance",
+                "dropout_rate",
+                "decoder_start_token_id",
+                "pad_token_id",
+                "eos_token_id",
+            ],
+            Family::Bert => &[
+                "hidden_act",
+                "layer_norm_eps",
+                "hidden_dropout_prob",
+                "attention_probs_dropout_prob",
+                "pad_token_id",
+            ],
+        }
+    }
+
     /// Tensors with a row, or an element, for each word.
     fn words(self) -> &'static [&'static str] {
         match self {
@@ -280,7 +313,10 @@ impl ShapeFacts<'_> {
     fn gpt2(&self) -> Result<Value> {
         let positions = self.shape("transformer.wpe.weight")?[0];
         let hidden = self.columns("transformer.wpe.weight")?;
-        let mut config = json!({
+        // GPT-2's own vocabulary has one special token, its last. Another has none of this id.
+        let is_own = self.shape("transformer.wte.weight")?[0] == 50_257;
+        let end = is_own.then_some(50_256);
+        Ok(json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "activation_function": "gelu_new",
@@ -290,14 +326,13 @@ impl ShapeFacts<'_> {
             "n_layer": self.layers(|layer| format!("transformer.h.{layer}.ln_1.weight")),
             "n_positions": positions,
             "layer_norm_epsilon": 1e-5,
+            "embd_pdrop": 0.1,
+            "resid_pdrop": 0.1,
+            "attn_pdrop": 0.1,
             "tie_word_embeddings": !self.has("lm_head.weight"),
-        });
-        // GPT-2's own vocabulary has one special token, its last.
-        if self.shape("transformer.wte.weight")?[0] == 50_257 {
-            config["bos_token_id"] = 50_256.into();
-            config["eos_token_id"] = 50_256.into();
-        }
-        Ok(config)
+            "bos_token_id": end,
+            "eos_token_id": end,
+        }))
     }
 
     fn t5(&self) -> Result<Value> {
@@ -320,7 +355,10 @@ impl ShapeFacts<'_> {
             "num_layers": layers("encoder"),
             "num_decoder_layers": layers("decoder"),
             "relative_attention_num_buckets": buckets,
+            "relative_attention_max_distance": 128,
             "feed_forward_proj": if is_gated { "gated-gelu" } else { "relu" },
+            "layer_norm_epsilon": 1e-6,
+            "dropout_rate": 0.1,
             "tie_word_embeddings": !self.has("lm_head.weight"),
             "is_encoder_decoder": true,
             "decoder_start_token_id": 0,
@@ -350,6 +388,9 @@ impl ShapeFacts<'_> {
             "type_vocab_size": self.shape("bert.embeddings.token_type_embeddings.weight")?[0],
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-12,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
+            "pad_token_id": 0,
             "tie_word_embeddings": !self.has("cls.predictions.decoder.weight"),
         }))
     }

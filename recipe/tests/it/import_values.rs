@@ -179,7 +179,7 @@ fn auto_takes_the_training_argument() {
     // Another program's word, as of torchrun.
     let script = "torchrun --nproc_per_node auto pretrain_gpt.py --num-layers 2\n";
     let ranks = read_text("megatron", "run.sh", script).unwrap();
-    let text = "the number of ranks: expected an integer, found 'auto'";
+    let text = "the number of ranks is not fixed (hint: --ranks N)";
     assert_eq!(fate(&ranks, "--nproc_per_node"), (KeyStatus::Refused, text));
     let odd = AUTO.replace("\"stage\": 2", "\"stage\": \"auto\"");
     assert!(refused(&transformers("", &odd)).contains(&"zero_optimization.stage"));

@@ -1,19 +1,17 @@
-//! `feedline ckpt export`, `import` and `reshard`: a checkpoint as another.
+//! `feedline ckpt import` and `reshard`: a checkpoint as a step. Bounds and reports are those of
+//! `export` too.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ckpt::convert::{
-    ConvertLimits, DerivedTensor, Family, Format, Import, NewRows, RenameRules, export,
-};
+use ckpt::convert::{ConvertLimits, DerivedTensor, Family, Format, Import, NewRows, RenameRules};
 use ckpt::{Blob, CheckpointOptions, Checkpoints, Codec, Dtype};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
 use storage::{ByteSize, Key, rate_text};
 
-use super::export_config::{check_expressible, document_end, keys_of, run_config};
 use super::{CkptOutput, open_step};
 use crate::ui::job::CancellableJob;
 use crate::ui::step_folder::not_a_step;
@@ -39,7 +37,7 @@ pub struct BoundArgs {
 }
 
 impl BoundArgs {
-    fn bounds(&self, max_shard: u64) -> Result<ConvertLimits> {
+    pub(super) fn bounds(&self, max_shard: u64) -> Result<ConvertLimits> {
         ensure!(
             self.memory.0 >= 1 << 20,
             "cannot use --memory {}: expected at least 1MiB",
@@ -50,31 +48,6 @@ impl BoundArgs {
         ensure!(shard_bytes_max > 0, "cannot use --max-shard 0B: expected at least 1B");
         Ok(ConvertLimits { shard_bytes_max, memory_bytes: self.memory.0, threads: self.threads })
     }
-}
-
-/// What to export.
-#[derive(Debug, Args)]
-pub struct ExportArgs {
-    /// A step-* folder, or a folder of steps for the newest complete one.
-    #[arg(value_name = "CKPT")]
-    pub name: String,
-    /// Folder to write; it must not exist.
-    #[arg(value_name = "OUT")]
-    pub out: String,
-    /// Type of the weights: F32, BF16, F16 or F64 [default: unchanged]
-    #[arg(long, value_name = "TYPE", value_parser = dtype)]
-    pub dtype: Option<Dtype>,
-    /// Rows of the word embedding [default: `model.vocab` of the run's config, without padding]
-    #[arg(long = "vocab-size", alias = "vocab", value_name = "N")]
-    pub vocab: Option<u64>,
-    /// Attention heads, for config.json [default: `model.heads` of the run's config]
-    #[arg(long, value_name = "N")]
-    pub heads: Option<u64>,
-    #[command(flatten)]
-    bounds: BoundArgs,
-    /// Print JSON, with units in the keys.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// What to import, and as what.
@@ -182,100 +155,19 @@ pub enum NewRowsArg {
 
 /// What was written; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-struct Converted {
-    source: String,
-    out: String,
-    step: Option<u64>,
+pub(super) struct Converted {
+    pub(super) source: String,
+    pub(super) out: String,
+    pub(super) step: Option<u64>,
     /// `gpt2`, `t5` or `bert`, if its names are.
-    family: Option<&'static str>,
-    tensors: usize,
-    files: usize,
-    bytes: u64,
-    elapsed_s: f64,
+    pub(super) family: Option<&'static str>,
+    pub(super) tensors: usize,
+    pub(super) files: usize,
+    pub(super) bytes: u64,
+    pub(super) elapsed_s: f64,
     /// Buffers, copies of tied weights, what rules drop, and tensors of a file that the index does
     /// not assign to it.
-    left_out: Vec<String>,
-}
-
-/// Hugging Face's default for a file.
-const HF_SHARD_BYTES: u64 = 5_000_000_000;
-
-pub(crate) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
-    let work = CancellableJob::at_signals()?;
-    work.end(export_by(args, &work, line))
-}
-
-fn export_by(
-    args: &ExportArgs,
-    work: &Arc<CancellableJob>,
-    line: &mut ProgressLine,
-) -> Result<CkptOutput> {
-    let begun = Instant::now();
-    let bounds = args.bounds.bounds(HF_SHARD_BYTES)?;
-    let step = open_step(&args.name)?;
-    let (store, folder) = work.locate(&args.out)?;
-    let mut import = Import::of_step(step)?;
-    let model = model_of(&import);
-    import.without_optimizer();
-    import.dropped.clear();
-    ensure!(!import.made.is_empty(), "cannot export {}: no weights", args.name);
-    let family = import.normalize()?;
-    let run = if family.is_some() { run_config(&import)? } else { None };
-    if let Some(family) = family {
-        import.check_complete(family)?;
-        match &run {
-            Some(run) => check_expressible(&run.model, family)?,
-            None => warn_of_guesses(&import, family),
-        }
-    }
-    ensure!(
-        args.vocab.is_none() || family.is_some(),
-        "cannot use --vocab-size with {}: expected tensor names of GPT-2, T5 or BERT, found others",
-        args.name
-    );
-    if let Some(words) = args.vocab.or(model.vocab).filter(|_| family.is_some()) {
-        import.set_vocab(words, &NewRows::Zeros)?;
-    }
-    if let Some(dtype) = args.dtype {
-        import.set_dtype(dtype)?;
-    }
-    let blobs = import.source.blobs().iter().filter(|(name, _)| is_companion(name));
-    let mut companions: Vec<(String, Vec<u8>)> = blobs.cloned().collect();
-    if let Some(family) = family {
-        let mut config = import.config_json(family, args.heads.or(model.heads))?;
-        if let (Some(run), Some(keys)) = (&run, config.as_object_mut()) {
-            keys.extend(keys_of(run, family, document_end(run)));
-        }
-        companions.retain(|(name, _)| name != "config.json");
-        companions.push(("config.json".to_owned(), format!("{config:#}\n").into_bytes()));
-    }
-    let written = with_bar(line, "export", &import.made, |tell| {
-        export(&import, &companions, &store, &folder, bounds, tell)
-    })?;
-    let converted = Converted {
-        source: import.source.display().to_owned(),
-        out: store.display(&folder),
-        step: import.step,
-        family: family.map(Family::name),
-        tensors: written.tensors,
-        files: written.files.len(),
-        bytes: written.bytes,
-        elapsed_s: begun.elapsed().as_secs_f64(),
-        left_out: import.dropped,
-    };
-    CkptOutput::new(args.json, &converted, converted.text("exported"), true)
-}
-
-/// Shapes show neither activations nor epsilons: without a configuration they are guessed.
-fn warn_of_guesses(import: &Import, family: Family) {
-    if !import.source.blobs().iter().any(|(name, _)| name == "config.json") {
-        log::warn!(
-            "{}: no configuration; config.json has the activation and the epsilon of the published \
-             {}",
-            import.source.display(),
-            family.name()
-        );
-    }
+    pub(super) left_out: Vec<String>,
 }
 
 pub(crate) fn run_import(args: &ImportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
@@ -408,7 +300,7 @@ fn write_step(
 }
 
 /// Shows a bar while something is written.
-fn with_bar<T>(
+pub(super) fn with_bar<T>(
     line: &mut ProgressLine,
     what: &str,
     made: &[DerivedTensor],
@@ -427,37 +319,6 @@ fn with_bar<T>(
     Ok(work(&tell)?)
 }
 
-/// What the run's config says of the model.
-#[derive(Default)]
-struct ModelFacts {
-    heads: Option<u64>,
-    vocab: Option<u64>,
-}
-
-fn model_of(import: &Import) -> ModelFacts {
-    let meta = import.source.step().map(ckpt::Checkpoint::meta);
-    let heads = meta.and_then(|meta| meta["imported"]["heads"].as_u64());
-    let text = import.source.blobs().iter().find(|(name, _)| name == "config.toml");
-    let Some((_, text)) = text else { return ModelFacts { heads, vocab: None } };
-    let text = String::from_utf8_lossy(text);
-    let number = |key| model_number(&text, key);
-    ModelFacts { heads: number("heads").or(heads), vocab: number("vocab") }
-}
-
-/// A number of `[model]` in a resolved config, which the trainer's own serializer has written: the
-/// keys of a table stand below its name, one a line.
-fn model_number(config: &str, key: &str) -> Option<u64> {
-    let (_, model) = config.split_once("[model]\n")?;
-    let mut lines = model.lines().take_while(|line| !line.starts_with('['));
-    lines.find_map(|line| line.split_once(" = ").filter(|(name, _)| *name == key)?.1.parse().ok())
-}
-
-/// Blobs that belong beside exported weights.
-fn is_companion(name: &str) -> bool {
-    let ends = [".json", ".txt", ".model"].iter().any(|end| name.ends_with(end));
-    ends && name != "loader.json"
-}
-
 fn new_rows(args: &ImportArgs) -> NewRows {
     match args.new_rows {
         NewRowsArg::Zeros => NewRows::Zeros,
@@ -466,14 +327,14 @@ fn new_rows(args: &ImportArgs) -> NewRows {
     }
 }
 
-fn dtype(name: &str) -> Result<Dtype, String> {
+pub(super) fn dtype(name: &str) -> Result<Dtype, String> {
     let all = [Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F64];
     let found = all.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
     found.ok_or_else(|| "expected F32, BF16, F16 or F64".to_owned())
 }
 
 impl Converted {
-    fn text(&self, verb: &str) -> String {
+    pub(super) fn text(&self, verb: &str) -> String {
         let mut facts = FactTable::default();
         facts.add("from", &self.source);
         facts.add("to", &self.out);
@@ -493,19 +354,5 @@ impl Converted {
             facts.add("left out", format!("{count}: {}{more}", shown.join(", ")));
         }
         format!("{verb}\n{}", facts.text())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_config_tells_its_model() {
-        let text =
-            "[run]\nheads = 9\n\n[model]\nheads = 12\nvocab = 50257\n\n[model.init]\nstd = 1\n";
-        assert_eq!(model_number(text, "heads"), Some(12));
-        assert_eq!(model_number(text, "vocab"), Some(50_257));
-        assert_eq!((model_number(text, "std"), model_number("", "heads")), (None, None));
     }
 }

@@ -17,7 +17,12 @@ pub(super) fn run_config(import: &Import) -> Result<Option<Config>> {
 }
 
 /// Refuses a network that the architecture cannot express, by the first key that differs.
-pub(super) fn check_expressible(model: &ModelConfig, family: Family) -> Result<()> {
+/// `dropout` replaces the two probabilities of a T5.
+pub(super) fn check_expressible(
+    model: &ModelConfig,
+    family: Family,
+    dropout: Option<f64>,
+) -> Result<()> {
     let (norm, positions, bias) = match family {
         Family::T5 => (Norm::Rmsnorm, Positions::RelativeBias, false),
         _ => (Norm::Layernorm, Positions::Learned, true),
@@ -46,6 +51,18 @@ pub(super) fn check_expressible(model: &ModelConfig, family: Family) -> Result<(
         let expected = format!("hidden / heads = {} / {}", model.hidden, model.heads);
         return refuse("head_dim", &expected, model.head_dim().to_string());
     }
+    if family == Family::T5 && dropout.is_none() && model.attention_dropout() != model.dropout {
+        let expected = format!("model.dropout = {}", model.dropout);
+        let found = format!("{} (hint: set both with --dropout)", model.attention_dropout());
+        return refuse("attention_dropout", &expected, found);
+    }
+    if family != Family::T5 && dropout.is_some() {
+        bail!(
+            "cannot use --dropout with '{}': expected a T5, which has one probability, found a \
+             family with a key for each",
+            family.name()
+        );
+    }
     Ok(())
 }
 
@@ -67,16 +84,24 @@ fn activation(activation: Activation, family: Family) -> Option<&'static str> {
     })
 }
 
-/// The keys of `config.json` that shapes do not show. `eod` is the id that ends a document.
-pub(super) fn keys_of(config: &Config, family: Family, eod: Option<u64>) -> Map<String, Value> {
+/// The keys of `config.json` that shapes do not show. `eod` is the id that ends a document, and
+/// `dropout` replaces that of a T5. `null` is better than no key, for which `transformers` takes
+/// the value of the published model.
+pub(super) fn keys_of(
+    config: &Config,
+    family: Family,
+    eod: Option<u64>,
+    dropout: Option<f64>,
+) -> Map<String, Value> {
     let (model, special) = (&config.model, &config.data.special);
     let activation = activation(model.activation(), family);
-    let (eps, dropout) = (model.norm_eps(), model.dropout);
+    let (eps, std) = (model.norm_eps(), model.init.std);
     let keys = match family {
         Family::T5 => json!({
             "feed_forward_proj": activation,
             "layer_norm_epsilon": eps,
-            "dropout_rate": dropout,
+            "dropout_rate": dropout.unwrap_or(model.dropout),
+            "relative_attention_num_buckets": model.relative_buckets,
             "relative_attention_max_distance": model.relative_max,
             "decoder_start_token_id": special.bos,
             "pad_token_id": special.pad,
@@ -85,37 +110,27 @@ pub(super) fn keys_of(config: &Config, family: Family, eod: Option<u64>) -> Map<
         Family::Bert => json!({
             "hidden_act": activation,
             "layer_norm_eps": eps,
-            "hidden_dropout_prob": dropout,
+            "hidden_dropout_prob": model.dropout,
             "attention_probs_dropout_prob": model.attention_dropout(),
+            "initializer_range": std,
             "pad_token_id": special.pad,
         }),
         _ => json!({
             "activation_function": activation,
             "layer_norm_epsilon": eps,
-            "embd_pdrop": dropout,
-            "resid_pdrop": dropout,
+            "embd_pdrop": model.dropout,
+            "resid_pdrop": model.dropout,
             "attn_pdrop": model.attention_dropout(),
+            "initializer_range": std,
             "bos_token_id": eod,
             "eos_token_id": eod,
+            "pad_token_id": special.pad,
         }),
     };
     match keys {
         Value::Object(keys) => keys,
         _ => Map::new(),
     }
-}
-
-/// The id that ends a document: the config's, else its tokenizer's. `null` in `config.json` is
-/// better than no key, for which `transformers` takes the id of the published GPT-2.
-pub(super) fn document_end(config: &Config) -> Option<u64> {
-    let is_known = |id: &u64| *id < config.model.vocab;
-    config.data.special.eod.or_else(|| {
-        let tokenizer = feed::open_tokenizer(&config.data.tokenizer);
-        let tokenizer = tokenizer.inspect_err(|error| {
-            log::warn!("config.json has no eos_token_id: {error}");
-        });
-        tokenizer.ok()?.eod().map(u64::from).filter(is_known)
-    })
 }
 
 #[cfg(test)]
@@ -135,7 +150,7 @@ mod tests {
     #[test]
     fn what_transformers_cannot_express_is_refused() {
         let check = |model: &str, family: Family, refusal: Option<&str>| {
-            let found = check_expressible(&config(model).model, family);
+            let found = check_expressible(&config(model).model, family, None);
             let found = found.map_err(|error| error.to_string());
             match (refusal, &found) {
                 (None, Ok(())) => {}
@@ -158,6 +173,10 @@ mod tests {
         check(&format!("{t5}norm = 'layernorm'"), Family::T5, Some("model.norm"));
         check(&format!("{t5}positions = 'learned'"), Family::T5, Some("model.positions"));
         check(&format!("{t5}bias = true"), Family::T5, Some("model.bias"));
+        let apart = format!("{t5}dropout = 0.1\nattention_dropout = 0.0");
+        check(&apart, Family::T5, Some("model.attention_dropout"));
+        assert!(check_expressible(&config(&apart).model, Family::T5, Some(0.1)).is_ok());
+        assert!(check_expressible(&config("").model, Family::Gpt2, Some(0.1)).is_err());
         let bert = "family = 'bert'\n";
         check(bert, Family::Bert, None);
         check(&format!("{bert}norm = 'rmsnorm'"), Family::Bert, Some("model.norm"));
@@ -168,38 +187,28 @@ mod tests {
     #[test]
     fn keys_are_those_of_the_run() {
         let mut run = config("activation = 'relu'\nnorm_eps = 1e-2\nattention_dropout = 0.25");
-        let keys = keys_of(&run, Family::Gpt2, Some(0));
+        let keys = keys_of(&run, Family::Gpt2, Some(0), None);
         assert_eq!(keys["activation_function"], "relu");
         assert_eq!(keys["layer_norm_epsilon"], 1e-2);
         assert_eq!([&keys["attn_pdrop"], &keys["resid_pdrop"]], [&json!(0.25), &json!(0.0)]);
         assert_eq!([&keys["eos_token_id"], &keys["bos_token_id"]], [&json!(0), &json!(0)]);
-        assert_eq!(keys_of(&run, Family::Gpt2, None)["eos_token_id"], Value::Null);
+        assert_eq!(keys_of(&run, Family::Gpt2, None, None)["eos_token_id"], Value::Null);
 
         run = config("family = 't5'\ndec_len = 4\nnorm_eps = 1e-3\nrelative_max = 64");
         run.data.special.bos = Some(7);
         run.data.special.eos = Some(6);
         run.data.special.pad = Some(5);
-        let keys = keys_of(&run, Family::T5, None);
+        let keys = keys_of(&run, Family::T5, None, None);
         assert_eq!(keys["feed_forward_proj"], "gated-gelu");
         assert_eq!(keys["layer_norm_epsilon"], 1e-3);
         assert_eq!(keys["relative_attention_max_distance"], 64);
         let ids = ["decoder_start_token_id", "eos_token_id", "pad_token_id"].map(|key| &keys[key]);
         assert_eq!(ids, [7, 6, 5].map(Value::from).each_ref());
 
-        let keys = keys_of(&config("family = 'bert'\ndropout = 0.5"), Family::Bert, None);
+        let keys = keys_of(&config("family = 'bert'\ndropout = 0.5"), Family::Bert, None, None);
         assert_eq!(
             (&keys["hidden_act"], &keys["hidden_dropout_prob"]),
             (&json!("gelu"), &json!(0.5))
         );
-    }
-
-    #[test]
-    fn the_end_of_a_document_is_the_configs_or_the_tokenizers() {
-        let mut run = config("");
-        run.data.special.eod = Some(3);
-        assert_eq!(document_end(&run), Some(3));
-        run.data.special.eod = None;
-        run.data.tokenizer = "hf:/nonexistent/tokenizer.json".to_owned();
-        assert_eq!(document_end(&run), None);
     }
 }

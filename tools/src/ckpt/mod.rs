@@ -6,7 +6,9 @@ pub mod convert;
 pub mod diff;
 pub mod doctor;
 pub mod drain;
+pub mod export;
 mod export_config;
+mod export_tokenizer;
 pub mod inspect;
 pub mod leftovers;
 pub mod ls;
@@ -66,6 +68,10 @@ Examples:
     Diff(diff::DiffArgs),
     /// Write the weights of a step as a folder that `transformers` opens.
     ///
+    /// config.json has the activation, epsilon, dropout, special tokens and positions of the run.
+    /// A network that transformers cannot express is refused. The tokenizer's files are written
+    /// beside it.
+    ///
     /// Tensors are copied through buffers of --memory, so memory use does not grow with the model.
     /// The folder appears under its name when it is complete.
     ///
@@ -73,8 +79,9 @@ Examples:
     #[command(after_help = "\
 Examples:
   feedline ckpt export run/ckpt hf-model
-  feedline ckpt export run/ckpt/step-000000001000 hf-model --dtype BF16 --max-shard 10GB")]
-    Export(Box<convert::ExportArgs>),
+  feedline ckpt export run/ckpt/step-000000001000 hf-model --dtype BF16 --max-shard 10GB
+  feedline ckpt export run/ckpt hf-model --tokenizer hf:tokenizer.json")]
+    Export(Box<export::ExportArgs>),
     /// Import a checkpoint of Hugging Face, torch, Megatron-LM or DeepSpeed as a step.
     ///
     /// Needs neither Python nor torch. Pickles are parsed as data: no code in them runs. Memory use
@@ -175,7 +182,7 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
         CkptVerb::Inspect(args) => inspect::run(args),
         CkptVerb::Verify(args) => verify::run(args, line),
         CkptVerb::Diff(args) => diff::run(args, line),
-        CkptVerb::Export(args) => convert::run_export(args, line),
+        CkptVerb::Export(args) => export::run_export(args, line),
         CkptVerb::Import(args) => convert::run_import(args, line),
         CkptVerb::Reshard(args) => convert::run_reshard(args, line),
         CkptVerb::Drain(args) => drain::run(args),

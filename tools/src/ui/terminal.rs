@@ -77,6 +77,13 @@ impl ProgressLine {
         self.is_terminal
     }
 
+    /// Prints a line that stays, on a terminal or not: what the user should know of a result.
+    pub fn warn(&mut self, what: &str) {
+        self.clear();
+        // A result that cannot be commented on is still one.
+        let _ = writeln!(io::stderr(), "warning: {what}");
+    }
+
     /// Shows this in place of what was shown before.
     pub fn show(&mut self, what: &str) {
         if self.is_terminal {

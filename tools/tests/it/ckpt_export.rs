@@ -84,6 +84,156 @@ fn an_export_has_the_runs_own_configuration() {
     }
 }
 
+/// A `tokenizer.json` with one special token.
+fn write_tokenizer(folder: &Path) -> String {
+    std::fs::create_dir_all(folder).unwrap();
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [{
+            "id": 0, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }],
+        "normalizer": null,
+        "pre_tokenizer": {
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": true,
+        },
+        "post_processor": null,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true },
+        "model": { "type": "BPE", "vocab": { "<end>": 0, "a": 1, "b": 2, "ab": 3 },
+                   "merges": ["a b"] },
+    });
+    let file = folder.join("tokenizer.json");
+    std::fs::write(&file, tokenizer.to_string()).unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+fn json_of(file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+}
+
+/// The folder had no tokenizer, and GPT-2's classes would have cut texts in their own way.
+#[test]
+fn the_tokenizer_goes_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = save(&folder.path().join("steps"), "", |_| true);
+    let file = write_tokenizer(&folder.path().join("tokenizer"));
+    let export = |name: &str, tokenizer: &str| {
+        let out = folder.path().join(name);
+        let output = feedline(&["export", &steps, out.to_str().unwrap(), "--tokenizer", tokenizer]);
+        (out, output)
+    };
+    let (out, output) = export("file", &format!("hf:{file}"));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let told = json_of(&out.join("tokenizer_config.json"));
+    assert_eq!(told["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!(told["model_input_names"], json!(["input_ids", "attention_mask"]));
+    assert_eq!((&told["eos_token"], &told["model_max_length"]), (&json!("<end>"), &json!(3)));
+    let bytes = |file: &Path| std::fs::read(file).unwrap();
+    assert_eq!(bytes(&out.join("tokenizer.json")), bytes(Path::new(&file)));
+
+    // A folder keeps what it says, but for the class, and code that would make other ids.
+    let beside = Path::new(&file).with_file_name("tokenizer_config.json");
+    let given = json!({ "tokenizer_class": "GPT2Tokenizer", "model_max_length": 7,
+                        "auto_map": { "AutoTokenizer": ["x.py", null] }, "eos_token": "<end>" });
+    std::fs::write(&beside, given.to_string()).unwrap();
+    let (out, output) = export("folder", &format!("hf:{}", beside.parent().unwrap().display()));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let told = json_of(&out.join("tokenizer_config.json"));
+    assert_eq!(told["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!((&told["model_max_length"], &told["auto_map"]), (&json!(7), &Value::Null));
+
+    let (out, output) = export("gpt2", "gpt2");
+    let found = stderr(&output);
+    assert!(output.status.success() && found.contains("has 50257 tokens"), "{found}");
+    for name in ["tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"] {
+        assert!(out.join(name).exists(), "{name}");
+    }
+    let (out, output) = export("none", "null:10");
+    let found = stderr(&output);
+    assert!(output.status.code() == Some(2) && found.contains("found 'null'"), "{found}");
+    assert!(!out.exists());
+}
+
+/// Words of BERT: its own pairs, and the five special tokens.
+#[test]
+fn a_vocabulary_of_words_is_a_tokenizer_of_bert() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = save(&folder.path().join("steps"), "", |_| true);
+    let vocab = folder.path().join("vocab.txt");
+    let words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n";
+    std::fs::write(&vocab, words).unwrap();
+    for (kind, is_lower, chars_max, is_exact) in
+        [("wordpiece", true, 100, true), ("BertWordPieceCase", false, 200, false)]
+    {
+        let out = folder.path().join(kind);
+        let tokenizer = format!("{kind}:{}", vocab.display());
+        let output =
+            feedline(&["export", &steps, out.to_str().unwrap(), "--tokenizer", &tokenizer]);
+        let found = stderr(&output);
+        assert!(output.status.success(), "{found}");
+        assert_eq!(found.contains("may differ"), !is_exact, "{found}");
+        assert_eq!(std::fs::read_to_string(out.join("vocab.txt")).unwrap(), words);
+        let told = json_of(&out.join("tokenizer.json"));
+        assert_eq!(told["normalizer"]["lowercase"], is_lower);
+        assert_eq!(told["model"]["max_input_chars_per_word"], chars_max);
+        assert_eq!(told["post_processor"]["pair"].as_array().unwrap().len(), 5);
+        assert_eq!(told["added_tokens"].as_array().unwrap().len(), 5);
+    }
+}
+
+/// The run's tokenizer has no form in `transformers`, or is gone: the weights are exported anyway.
+#[test]
+fn an_export_without_a_tokenizer_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = save(&folder.path().join("steps"), "", |_| true);
+    let out = folder.path().join("hf");
+    let output = feedline(&["export", &steps, out.to_str().unwrap()]);
+    let found = stderr(&output);
+    assert!(output.status.success(), "{found}");
+    assert!(found.contains("warning: no tokenizer files are written"), "{found}");
+    assert!(!out.join("tokenizer_config.json").exists());
+}
+
+/// Shapes do not show what a step without a config was trained with.
+#[test]
+fn what_is_assumed_without_a_config_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let steps = save(&folder.path().join("steps"), "", |_| true);
+    let file = format!("{steps}/step-000000000001/model-00001-of-00001.safetensors");
+    assert!(feedline(&["import", &file, &path("bare"), "--from", "hf"]).status.success());
+    let output = feedline(&["export", &path("bare"), &path("hf"), "--heads", "2"]);
+    let found = stderr(&output);
+    assert!(output.status.success(), "{found}");
+    for text in ["activation_function \"gelu_new\"", "attn_pdrop 0.1", "eos_token_id null"] {
+        assert!(found.contains(text), "{text}: {found}");
+    }
+    let config = json_of(&folder.path().join("hf/config.json"));
+    assert_eq!((&config["eos_token_id"], &config["resid_pdrop"]), (&Value::Null, &json!(0.1)));
+}
+
+#[test]
+fn options_that_contradict_the_run_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = save(&folder.path().join("steps"), "", |_| true);
+    let out = folder.path().join("hf").to_str().unwrap().to_owned();
+    for (flag, value, text) in [
+        ("--heads", "4", "expected model.heads = 2, found 4"),
+        ("--vocab-size", "9", "expected at least model.vocab = 10, found 9"),
+        ("--dropout", "0.1", "expected a T5"),
+        ("--tokenizer", "hf:/nonexistent", "cannot use --tokenizer"),
+    ] {
+        let output = feedline(&["export", &steps, &out, flag, value]);
+        let found = stderr(&output);
+        assert!(output.status.code() == Some(2) && found.contains(text), "{flag}: {found}");
+        assert!(!Path::new(&out).exists(), "{flag}");
+    }
+    let output = feedline(&["export", &steps, &out, "--vocab-size", "12"]);
+    let found = stderr(&output);
+    assert!(output.status.success() && found.contains("from 10 on"), "{found}");
+}
+
 #[test]
 fn a_network_that_transformers_lacks_is_not_exported() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,8 @@
 //! Prints the validation batches of a run, a JSON object a line, for a comparison with another
 //! program: `valid_batches RUN.toml`.
 
+use std::io::Write as _;
+
 use feed::{AnyBatch, Data, open_corpus, with_special};
 use recipe::config::Config;
 use recipe::mesh::{DeviceMesh, MeshRank};
@@ -18,7 +20,7 @@ fn main() -> Result<(), Failure> {
         let mut read = Vec::new();
         batches.fill(1, &mut read)?;
         let Some(batch) = read.first() else { return Ok(()) };
-        println!("{}", of(batch));
+        writeln!(std::io::stdout(), "{}", of(batch))?;
     }
 }
 

@@ -7,7 +7,8 @@
 `loss` prints the loss per token of a causal model over the sequences of PREFIX.bin from the number
 FROM on, as `trainer eval corpus` measures it: one text, in windows of WINDOW tokens, each of which
 predicts the tokens after its first. `batches` prints the loss of a T5 or a BERT on the batches that
-`cargo run -p feed --example valid_batches` prints, as `trainer train` evaluates it. `ids` prints the ids of each line of TEXTS, a JSON string a
+`cargo run -p feed --example valid_batches` prints, as `trainer train` evaluates it: of a
+BERT that of the hidden tokens. `ids` prints the ids of each line of TEXTS, a JSON string a
 line, without special tokens around it. Both need torch and transformers; without them this ends
 with 77.
 """
@@ -64,26 +65,20 @@ def batches(folder, file):
     is_bert = AutoConfig.from_pretrained(folder).model_type == "bert"
     model = opened(BertForPreTraining if is_bert else AutoModelForSeq2SeqLM, folder)
     total = count = 0.0
-    order, rows = 0.0, 0
     with open(file, encoding="utf-8") as lines, torch.no_grad():
         for batch in map(json.loads, lines):
             row = lambda key: torch.tensor(batch[key]).reshape(batch["rows"], -1)
             inputs = {key: row(key) for key in ("input_ids", "attention_mask") if key in batch}
             if is_bert:
                 # Padding has an id of its own there.
-                found = model(**inputs, token_type_ids=(row("token_type_ids") == 1).long())
-                logits = found.prediction_logits
+                types = (row("token_type_ids") == 1).long()
+                logits = model(**inputs, token_type_ids=types).prediction_logits
             else:
                 logits = model(**inputs, decoder_input_ids=row("decoder_input_ids")).logits
             each = cross_entropy(logits.transpose(1, 2), row("labels").clamp(min=0))
             weights = row("loss_mask").double()
             total, count = total + (each * weights).sum().item(), count + weights.sum().item()
-            if batch.get("two_parts"):
-                is_random = torch.tensor(batch["is_random"]).long()
-                order += cross_entropy(found.seq_relationship_logits, is_random).sum().item()
-                rows += batch["rows"]
-    order = order / rows if rows else 0.0
-    print(json.dumps({"loss_per_token": total / count + order, "tokens": count}))
+    print(json.dumps({"loss_per_token": total / count, "tokens": count}))
 
 
 def ids(folder, texts):

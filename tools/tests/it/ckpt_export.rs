@@ -125,10 +125,10 @@ fn the_tokenizer_goes_along() {
     };
     let (out, output) = export("file", &format!("hf:{file}"));
     assert!(output.status.success(), "{}", stderr(&output));
-    let told = json_of(&out.join("tokenizer_config.json"));
-    assert_eq!(told["tokenizer_class"], "PreTrainedTokenizerFast");
-    assert_eq!(told["model_input_names"], json!(["input_ids", "attention_mask"]));
-    assert_eq!((&told["eos_token"], &told["model_max_length"]), (&json!("<end>"), &json!(3)));
+    let written = json_of(&out.join("tokenizer_config.json"));
+    assert_eq!(written["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!(written["model_input_names"], json!(["input_ids", "attention_mask"]));
+    assert_eq!((&written["eos_token"], &written["model_max_length"]), (&json!("<end>"), &json!(3)));
     let bytes = |file: &Path| std::fs::read(file).unwrap();
     assert_eq!(bytes(&out.join("tokenizer.json")), bytes(Path::new(&file)));
 
@@ -139,9 +139,9 @@ fn the_tokenizer_goes_along() {
     std::fs::write(&beside, given.to_string()).unwrap();
     let (out, output) = export("folder", &format!("hf:{}", beside.parent().unwrap().display()));
     assert!(output.status.success(), "{}", stderr(&output));
-    let told = json_of(&out.join("tokenizer_config.json"));
-    assert_eq!(told["tokenizer_class"], "PreTrainedTokenizerFast");
-    assert_eq!((&told["model_max_length"], &told["auto_map"]), (&json!(7), &Value::Null));
+    let written = json_of(&out.join("tokenizer_config.json"));
+    assert_eq!(written["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!((&written["model_max_length"], &written["auto_map"]), (&json!(7), &Value::Null));
 
     let (out, output) = export("gpt2", "gpt2");
     let found = stderr(&output);
@@ -149,10 +149,29 @@ fn the_tokenizer_goes_along() {
     for name in ["tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"] {
         assert!(out.join(name).exists(), "{name}");
     }
+    check_ids("gpt2", &out);
     let (out, output) = export("none", "null:10");
     let found = stderr(&output);
     assert!(output.status.code() == Some(2) && found.contains("found 'null'"), "{found}");
     assert!(!out.exists());
+}
+
+/// The exported folder gives the ids of the tokenizer that it is of.
+fn check_ids(name: &str, folder: &Path) {
+    let exported = preprocess::TokenizerSpec {
+        kind: "hf".to_owned(),
+        model: Some(folder.to_str().unwrap().to_owned()),
+        without_special_tokens: true,
+        ..preprocess::TokenizerSpec::default()
+    };
+    let exported = preprocess::open_tokenizer(&exported).unwrap();
+    let original = feed::open_tokenizer(name).unwrap();
+    for text in ["a b ab ABBA", "The cat's 12  dogs\n\n\tÉa 日本", "", " ", "a\u{301}b\u{a0}b"] {
+        let [mut ids, mut expected] = [Vec::new(), Vec::new()];
+        exported.encode(text, &mut ids);
+        original.encode(text, &mut expected);
+        assert_eq!(ids, expected, "{name}: {text:?}");
+    }
 }
 
 /// Words of BERT: its own pairs, and the five special tokens.
@@ -174,15 +193,16 @@ fn a_vocabulary_of_words_is_a_tokenizer_of_bert() {
         assert!(output.status.success(), "{found}");
         assert_eq!(found.contains("may differ"), !is_exact, "{found}");
         assert_eq!(std::fs::read_to_string(out.join("vocab.txt")).unwrap(), words);
-        let told = json_of(&out.join("tokenizer.json"));
-        assert_eq!(told["normalizer"]["lowercase"], is_lower);
-        assert_eq!(told["model"]["max_input_chars_per_word"], chars_max);
-        assert_eq!(told["post_processor"]["pair"].as_array().unwrap().len(), 5);
-        assert_eq!(told["added_tokens"].as_array().unwrap().len(), 5);
+        let written = json_of(&out.join("tokenizer.json"));
+        assert_eq!(written["normalizer"]["lowercase"], is_lower);
+        assert_eq!(written["model"]["max_input_chars_per_word"], chars_max);
+        assert_eq!(written["post_processor"]["pair"].as_array().unwrap().len(), 5);
+        assert_eq!(written["added_tokens"].as_array().unwrap().len(), 5);
+        check_ids(&tokenizer, &out);
     }
 }
 
-/// The run's tokenizer has no form in `transformers`, or is gone: the weights are exported anyway.
+/// The run's tokenizer has no form in `transformers`, or cannot be opened: the weights are exported anyway.
 #[test]
 fn an_export_without_a_tokenizer_says_so() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The files by which `transformers` opens a tokenizer of ours with the same ids.
+//! The files with which `transformers` opens a tokenizer with the same ids.
 //!
 //! They name its generic class, which follows the `tokenizer.json` beside it, or the model of
 //! SentencePiece. The classes of one model would set up a pre-tokenizer of their own.

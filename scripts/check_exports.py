@@ -5,8 +5,9 @@
 
 BINARIES is a folder with preprocess, trainer and feedline, PYTHON one with torch and transformers,
 VALID_BATCHES the program that `cargo build -p feed --example valid_batches` makes. With FAMILY
-(gpt, t5 or bert) only those. Prints a line a run: both losses and their difference, or the refusal. Ends with 1 if one differs by more than 1e-5,
-or if a run is refused that should not be, or the other way around.
+(gpt, t5 or bert) only those. Prints a line a run: both losses and their difference, or the refusal.
+Ends with 1 if one differs by more than 1e-5, or if a run is refused that should not be, or the
+other way around.
 """
 
 import json

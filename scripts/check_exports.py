@@ -54,7 +54,7 @@ CASES = [
     ("default", "bert", {}, None),
     ("relu, eps 1e-2", "bert", {"activation": '"relu"', "norm_eps": "1e-2"}, None),
     ("gelu-tanh", "bert", {"activation": '"gelu-tanh"'}, None),
-    ("untied", "bert", {"tie_embeddings": "false"}, None),
+    ("untied", "bert", {"tie_embeddings": "false"}, "model.tie_embeddings"),
     ("head_dim 8", "bert", {"head_dim": "8"}, "model.head_dim"),
 ]
 

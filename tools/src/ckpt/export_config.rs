@@ -51,6 +51,10 @@ pub(super) fn check_expressible(
         let expected = format!("hidden / heads = {} / {}", model.hidden, model.heads);
         return refuse("head_dim", &expected, model.head_dim().to_string());
     }
+    // Its output layer, untied, has a bias of its own there, which the run's would not become.
+    if family == Family::Bert && !model.tie_embeddings() {
+        return refuse("tie_embeddings", "true", "false".to_owned());
+    }
     if family == Family::T5 && dropout.is_none() && model.attention_dropout() != model.dropout {
         let expected = format!("model.dropout = {}", model.dropout);
         let found = format!("{} (hint: set both with --dropout)", model.attention_dropout());
@@ -182,6 +186,8 @@ mod tests {
         check(&format!("{bert}norm = 'rmsnorm'"), Family::Bert, Some("model.norm"));
         check(&format!("{bert}bias = false"), Family::Bert, Some("model.bias"));
         check(&format!("{bert}head_dim = 2"), Family::Bert, Some("model.head_dim"));
+        let untied = format!("{bert}tie_embeddings = false");
+        check(&untied, Family::Bert, Some("model.tie_embeddings"));
     }
 
     #[test]

@@ -7,10 +7,10 @@
 //! out.
 //!
 //! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
-//! `launch`, `json`, `yaml` and `python`, and `kind` checks that a value is what its program expects.
-//! `assemble` makes our keys of those that belong together: `batch` the batch identity, `schedule`
-//! the learning rate with the `schedulers` of DeepSpeed and transformers, `data` what is read and
-//! written, and `names` what files only name. `report` writes it all down.
+//! `launch`, `json`, `yaml` and `python`, and `kind` checks that a value is what its program
+//! expects. `assemble` makes our keys of those that belong together: `batch` the batch identity,
+//! `schedule` the learning rate with the `schedulers` of DeepSpeed and transformers, `data` what
+//! is read and written, and `names` what files only name. `report` writes it all down.
 
 mod assemble;
 mod batch;

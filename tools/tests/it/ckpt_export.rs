@@ -202,7 +202,8 @@ fn a_vocabulary_of_words_is_a_tokenizer_of_bert() {
     }
 }
 
-/// The run's tokenizer has no form in `transformers`, or cannot be opened: the weights are exported anyway.
+/// The run's tokenizer has no form in `transformers`, or cannot be opened: the weights are
+/// exported anyway.
 #[test]
 fn an_export_without_a_tokenizer_says_so() {
     let folder = tempfile::tempdir().unwrap();

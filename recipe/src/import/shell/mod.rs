@@ -6,7 +6,8 @@
 //! command that trains.
 //!
 //! What comes from outside of the script, or from a program that would have to run, is not known.
-//! Such a value keeps its name, as `${NAME}`, and is refused where it would become a value of the config.
+//! Such a value keeps its name, as `${NAME}`, and is refused where it would become a value of the
+//! config.
 //! A condition that is not known is answered both ways, and what depends on it is listed.
 
 mod builtins;

@@ -8,6 +8,7 @@
 //! WHAT `rayon` writes a dataset of GPT-2 tokens from the lines, read whole before. Lines are
 //! encoded in batches by `par_iter` and written in order, on one thread and on two. The peer is
 //! `preprocess --workers 1` and `2` on the same file, which the program in PATH measures itself.
+#![forbid(unsafe_code)]
 
 use std::fs;
 use std::path::Path;

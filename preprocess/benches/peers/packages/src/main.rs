@@ -6,24 +6,33 @@
 //!
 //! WHAT `jieba` cuts the texts into words with jieba-rs, and with [`Jieba`], on one core.
 //! WHAT `rayon` writes a dataset of GPT-2 tokens from the lines, read whole before. Lines are
-//! encoded in batches by `par_iter` and written in order, on one thread and on two. The peer is
-//! `preprocess --workers 1` and `2` on the same file, which the program in PATH measures itself.
+//! encoded in batches of 8 MiB by `par_iter` and written in order, on one thread and on two.
+//! The peer is `preprocess --workers 1` and `2` of the PATH on the same file.
 #![forbid(unsafe_code)]
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use indexed::{Dtype, IndexedDatasetBuilder};
-use preprocess::{Jieba, TokenizerSpec, open_tokenizer};
+use indexed::{Builder, Dtype};
+use preprocess::{Encoder, Jieba, TokenizerSpec, open_tokenizer};
 use rayon::prelude::*;
 
 /// The median is the least disturbed.
 const ROUNDS: usize = 5;
 
+/// Lines that a thread takes at a time, at least.
+const LINES_MIN: usize = 16;
+
 /// Bytes of lines that rayon's threads share before they wait for one another.
 const BATCH_BYTES: usize = 8 << 20;
+
+thread_local! {
+    /// Caches the ids of words, as each worker of `preprocess` does.
+    static ENCODER: RefCell<Option<Box<dyn Encoder>>> = const { RefCell::new(None) };
+}
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -104,10 +113,11 @@ fn of_rayon(corpus: &str, folder: &Path, threads: usize) -> f64 {
     let start = Instant::now();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
     let spec = TokenizerSpec { kind: "gpt2".to_owned(), ..TokenizerSpec::default() };
-    let tokenizer = open_tokenizer(&spec).expect("it is built in");
+    // Leaked, because the encoders of the threads borrow it.
+    let tokenizer = Box::leak(Box::new(open_tokenizer(&spec).expect("it is built in")));
     fs::create_dir_all(folder).expect("a temporary folder");
     let (store, key) = storage::locate(folder.join("peer").to_str().unwrap()).expect("a path");
-    let mut builder = IndexedDatasetBuilder::create(&store, &key, Dtype::U16).expect("room");
+    let mut builder = Builder::create(&store, &key, Dtype::U16).expect("room");
     let bytes = fs::read_to_string(corpus).expect("a corpus in UTF-8");
     let lines: Vec<&str> = bytes.lines().collect();
     let mut rest = &lines[..];
@@ -120,17 +130,15 @@ fn of_rayon(corpus: &str, folder: &Path, threads: usize) -> f64 {
         let (batch, after) = rest.split_at(fits.count().max(1));
         rest = after;
         let encoded: Vec<Vec<u32>> = pool.install(|| {
-            batch
-                .par_iter()
-                .map_init(
-                    || tokenizer.encoder(),
-                    |encoder, line| {
-                        let mut ids = Vec::new();
-                        encoder.encode(&text(line), &mut ids);
-                        ids
-                    },
-                )
-                .collect()
+            let encode = |line: &&str| {
+                ENCODER.with_borrow_mut(|encoder| {
+                    let encoder = encoder.get_or_insert_with(|| tokenizer.encoder());
+                    let mut ids = Vec::new();
+                    encoder.encode(&text(line), &mut ids);
+                    ids
+                })
+            };
+            batch.par_iter().with_min_len(LINES_MIN).map(encode).collect()
         });
         for ids in encoded {
             builder.add_sequence(&ids).expect("room");

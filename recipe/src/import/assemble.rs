@@ -52,7 +52,7 @@ impl Build {
         self.optimizer(source);
         self.layout();
         self.batch();
-        self.told_twice();
+        self.refuse_conflicting_keys();
         self.evaluation();
         self.schedule(source, program.is_some());
         self.saves(source, &input.sections);
@@ -179,7 +179,7 @@ impl Build {
         if source == ConfigFormat::Cpm && family == "t5" {
             self.set("data.objective", "encdec");
         }
-        // What its GPT programs take where they are told none.
+        // The tokenizer of its GPT programs if no flag names one.
         if of_megatron && source != ConfigFormat::Cpm && program.contains("pretrain_gpt") {
             self.tokenizer_of_gpt();
         }
@@ -192,7 +192,7 @@ impl Build {
             self.set_if_absent("model.activation", "gelu");
         }
         if family != "gpt" {
-            // No biases unless it is told to.
+            // No biases without a flag.
             self.set_if_absent("model.bias", false);
             return;
         }
@@ -405,7 +405,7 @@ impl Build {
     }
 
     /// What two programs of one run say each for itself, and what two flags say together.
-    fn told_twice(&mut self) {
+    fn refuse_conflicting_keys(&mut self) {
         if let Some(steps) = self.count("print_steps") {
             self.set_if_absent("log.every", steps);
             if self.ours("log.every") != Some(steps) {
@@ -444,7 +444,7 @@ impl Build {
         }
     }
 
-    /// A key that was mapped to one of ours that another key took out again.
+    /// Corrects keys that were mapped to a config key that a later key removed.
     fn absent(&mut self) {
         for key in &mut self.fates {
             let is_key = key.text.contains('.') && !key.text.contains(' ');

@@ -147,7 +147,7 @@ impl Build {
                 }
                 self.set_if_absent("model.vocab", 50_257);
                 self.set_if_absent("model.activation", "gelu");
-                // Those of a pipeline drop nothing unless they are told to.
+                // Models of a pipeline have no dropout without an argument.
                 let dropped = if builder.contains("pipeline") { 0.0 } else { 0.1 };
                 self.set_if_absent("model.dropout", dropped);
                 self.set_if_absent("model.attention_dropout", dropped);

@@ -227,7 +227,7 @@ impl Build {
         }
     }
 
-    /// Corrects what became of the keys that are one of ours.
+    /// Corrects the reports of the keys that are mapped to the config key `ours`.
     pub(super) fn correct_ours(&mut self, ours: &str, fate: KeyStatus, text: &str) {
         let is_it = |key: &&mut super::KeyReport| {
             key.text == ours && matches!(key.fate, KeyStatus::Mapped | KeyStatus::Default)

@@ -26,7 +26,11 @@ use crate::cli::args::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
 fn main() -> ExitCode {
     logger::install();
     end_with_launcher();
-    let done = match &Cli::parse().verb {
+    let verb = Cli::parse().verb;
+    if matches!(verb, Verb::Generate(_) | Verb::Report(_)) {
+        logger::warnings_only();
+    }
+    let done = match &verb {
         Verb::Train(args) => train(args),
         Verb::Generate(args) => cli::generate(args),
         Verb::Eval(task) => cli::eval(task),

@@ -134,7 +134,10 @@ impl<'a> TrainingLoop<'a> {
         if config.precision.deterministic.unwrap_or(device == Device::Cpu) {
             bridge::runtime::set_deterministic()?;
         }
-        log::info!("device: {device:?}");
+        match device {
+            Device::Cuda(gpu) => log::info!("device: cuda:{gpu}"),
+            _ => log::info!("device: cpu"),
+        }
         let (comm, watchdog) = crew.connect(config, device)?;
         let ranks = comm.mesh.ranks() as u64;
         let open = || {

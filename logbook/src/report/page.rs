@@ -26,14 +26,14 @@ type Of = fn(&LogRow) -> Option<f64>;
 const CHARTS: [(&str, &str, Scale, Of); 10] = [
     ("Loss", "nats per token; dots: evaluations; dotted lines: resumes", Scale::Linear, |l| l.loss),
     ("Learning rate", "of each update", Scale::FromZero, |l| l.lr),
-    ("Gradient norm", "before clipping", Scale::Log, |l| l.grad_norm),
+    ("Gradient norm", "before clipping; log scale", Scale::Log, |l| l.grad_norm),
     ("Throughput", "tokens per second", Scale::FromZero, |l| l.perf.tokens_per_s),
     ("Data wait", "% of step time", Scale::FromZero, |l| share(l.perf.data_wait_ms, l)),
     ("Checkpoint stalls", "% of step time", Scale::FromZero, |l| share(l.perf.ckpt_stall_ms, l)),
     ("Wait for other ranks", "% of step time", Scale::FromZero, |l| share(comm_wait_ms(l), l)),
     ("MFU by 6N + 12LCT", "% of peak FLOP/s", Scale::FromZero, |l| percent(l.perf.mfu_12lct)),
     ("MFU by 6N + 6LCT", "% of peak FLOP/s", Scale::FromZero, |l| percent(l.perf.mfu_6lct)),
-    ("Loss scale", "fp16", Scale::Log, |l| l.loss_scale),
+    ("Loss scale", "fp16; log scale", Scale::Log, |l| l.loss_scale),
 ];
 
 fn share(part: Option<f64>, line: &LogRow) -> Option<f64> {
@@ -59,7 +59,11 @@ pub fn html(runs: &[RunRecord]) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>{}</title>\n<style>\n{BASE_STYLE}{STYLE}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
         names.join(", "),
-        if runs.len() == 1 { &names[0] } else { "Training runs" }
+        if runs.len() == 1 {
+            format!("Training run {}", names[0])
+        } else {
+            "Training runs".to_owned()
+        }
     );
     if runs.len() > 1 {
         page.push_str("<ul class=\"legend\">\n");
@@ -84,7 +88,7 @@ pub fn html(runs: &[RunRecord]) -> String {
             let text = escaped(&config.to_toml());
             _ = writeln!(
                 page,
-                "<details><summary>Config of {name}</summary><pre>{text}</pre></details>"
+                "<details><summary>Config of {name}, with defaults</summary><pre>{text}</pre></details>"
             );
         }
     }
@@ -172,15 +176,15 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
             config(|c| {
                 let (global, micro) = (c.batch.global, c.batch.micro);
                 let tokens = thousands(c.tokens_per_step() as f64);
-                format!("{global} samples in micro-batches of {micro}, {tokens} tokens")
+                format!("{global} samples ({tokens} tokens), micro-batches of {micro}")
             }),
         ),
         (
             "FLOP per token, 6N + 12LCT",
-            config(|c| format!("{:.3e}", plan(c).flop.per_token_6n_12lhs as f64)),
+            config(|c| format!("{:.2} MFLOP", plan(c).flop.per_token_6n_12lhs as f64 / 1e6)),
         ),
-        ("Planned memory", config(|c| bytes(plan(c).memory_bytes.total))),
-        ("Planned checkpoint size", config(|c| bytes(plan(c).checkpoint.checkpoint_bytes))),
+        ("Estimated memory of a rank", config(|c| bytes(plan(c).memory_bytes.total))),
+        ("Estimated checkpoint size", config(|c| bytes(plan(c).checkpoint.checkpoint_bytes))),
     ];
     facts.extend(progress(run));
     facts
@@ -194,13 +198,12 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
     let best = losses().fold(f64::INFINITY, f64::min);
     let eval = run.evals.last().and_then(|line| line.eval_loss);
     let eval = eval.map(|loss| format!("{loss:.4}, perplexity {:.2}", loss.exp()));
-    let mean = |of: Of| {
-        let values: Vec<f64> = run.steps.iter().filter_map(of).collect();
-        let sum: f64 = values.iter().sum();
-        (!values.is_empty()).then(|| sum / values.len() as f64)
+    let mean = |of: Of| mean_over_time(&run.steps, of);
+    let shown = |value: Option<f64>| {
+        value.map_or("–".to_owned(), |value| format!("{value:.1} % of the time"))
     };
-    let shown =
-        |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1} %"));
+    let mfu = mean(|l| percent(l.perf.mfu_12lct));
+    let mfu = mfu.map_or("–".to_owned(), |mfu| format!("{mfu:.1} % of peak FLOP/s"));
     let saved: Vec<String> = run.checkpoints.iter().map(u64::to_string).collect();
     let resumes: Vec<String> = run.resumes.iter().map(u64::to_string).collect();
     let steps = thousands(last.step as f64) + &of_total.unwrap_or_default();
@@ -211,32 +214,40 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
     };
     vec![
         ("Steps", format!("{steps}, {} tokens", thousands(last.tokens as f64))),
-        ("Last loss", last.loss.map_or("–".to_owned(), |loss| format!("{loss:.4}"))),
-        ("Lowest loss", if best.is_finite() { format!("{best:.4}") } else { "–".to_owned() }),
+        ("Last logged loss", last.loss.map_or("–".to_owned(), |loss| format!("{loss:.4}"))),
+        (
+            "Lowest logged loss",
+            if best.is_finite() { format!("{best:.4}") } else { "–".to_owned() },
+        ),
         ("Last evaluation", eval.unwrap_or("–".to_owned())),
         ("Steps with non-finite loss or gradient norm", losses_missing(run)),
         ("Tokens per second, median", median(run).map_or("–".to_owned(), thousands)),
-        ("MFU by 6N + 12LCT, mean", shown(mean(|l| percent(l.perf.mfu_12lct)))),
-        ("Data wait, mean", shown(mean(|l| share(l.perf.data_wait_ms, l)))),
-        ("Checkpoint stalls, mean", shown(mean(|l| share(l.perf.ckpt_stall_ms, l)))),
-        ("Wait for other ranks, mean", shown(mean(|l| share(comm_wait_ms(l), l)))),
+        ("MFU by 6N + 12LCT", mfu),
+        ("Data wait", shown(mean(|l| share(l.perf.data_wait_ms, l)))),
+        ("Checkpoint stalls", shown(mean(|l| share(l.perf.ckpt_stall_ms, l)))),
+        ("Wait for other ranks", shown(mean(|l| share(comm_wait_ms(l), l)))),
         ("Training time", duration(run.trained_s())),
         ("Resumed after steps", listed(&resumes)),
         ("Checkpoint steps", listed(&saved)),
-        ("Log", format!("{} lines, {unread}", run.steps.len() + run.evals.len())),
+        ("Log records", format!("{}, {unread}", run.steps.len() + run.evals.len())),
     ]
 }
 
 fn layout(run: &RunRecord) -> String {
     let ranks = run.steps.last().and_then(|line| line.perf.ranks);
-    let ranks = ranks.map(|ranks| format!("{ranks} ranks"));
+    let plural = |ranks| if ranks == 1 { "" } else { "s" };
+    let ranks = ranks.map(|ranks| format!("{ranks} rank{}", plural(ranks)));
     let Some(config) = &run.config else { return ranks.unwrap_or("?".to_owned()) };
     let of = &config.parallel;
     let cut = format!(
-        "tp {}, pp {}, virtual stages {}, zero {}, {:?}",
-        of.tp, of.pp, of.virtual_stages, of.zero, config.precision.dtype
+        "TP {}, PP {}, virtual stages {}, ZeRO {}, {}",
+        of.tp,
+        of.pp,
+        of.virtual_stages,
+        of.zero,
+        format!("{:?}", config.precision.dtype).to_uppercase()
     );
-    [ranks, Some(cut.to_lowercase())].into_iter().flatten().collect::<Vec<_>>().join(": ")
+    [ranks, Some(cut)].into_iter().flatten().collect::<Vec<_>>().join(": ")
 }
 
 fn plan(config: &Config) -> RunPlan {
@@ -246,6 +257,20 @@ fn plan(config: &Config) -> RunPlan {
 fn losses_missing(run: &RunRecord) -> String {
     let missing = run.steps.iter().filter(|line| line.loss.is_none() || line.grad_norm.is_none());
     listed(&missing.map(|line| line.step.to_string()).collect::<Vec<_>>())
+}
+
+/// The mean of what `of` says of each record, weighted by the time of the steps since the record
+/// before it.
+fn mean_over_time(steps: &[LogRow], of: Of) -> Option<f64> {
+    let (mut sum, mut time, mut before) = (0.0, 0.0, 0);
+    for line in steps {
+        let count = line.step.saturating_sub(before).max(1);
+        before = line.step;
+        let (Some(value), Some(step_ms)) = (of(line), line.perf.step_ms) else { continue };
+        sum += value * step_ms * count as f64;
+        time += step_ms * count as f64;
+    }
+    (time > 0.0).then(|| sum / time)
 }
 
 fn median(run: &RunRecord) -> Option<f64> {

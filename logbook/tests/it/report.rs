@@ -112,20 +112,20 @@ fn a_run_is_told_in_its_numbers() {
     assert!(!page.contains("http"), "the page needs nothing from elsewhere");
     for (title, due) in [
         ("Steps", "100 of 100, 102,400 tokens"),
-        ("Last loss", "2.0800"),
+        ("Last logged loss", "2.0800"),
         ("Last evaluation", "2.2500, perplexity 9.49"),
         ("Tokens per second, median", "2,048"),
-        ("Data wait, mean", "1.0 %"),
-        ("Checkpoint stalls, mean", "2.0 %"),
+        ("Data wait", "1.0 % of the time"),
+        ("Checkpoint stalls", "2.0 % of the time"),
         ("Resumed after steps", "33, 70"),
         ("Training time", "50s"),
         ("Checkpoint steps", "none"),
-        ("Log", "105 lines, all readable"),
+        ("Log records", "105, all readable"),
     ] {
         assert_eq!(row(&page, title), [due], "{title}");
     }
     assert!(row(&page, "Parameters")[0].starts_with("136"), "{:?}", row(&page, "Parameters"));
-    assert!(row(&page, "Layout")[0].contains("tp 1, pp 1"));
+    assert!(row(&page, "Layout")[0].contains("TP 1, PP 1"));
     // Both restarts, in each of the six.
     assert_eq!(page.matches("class=\"mark s0\"").count(), 12);
     assert_eq!(page.matches("class=\"dot s0\"").count(), 5);
@@ -188,7 +188,7 @@ fn whatever_a_log_holds_there_is_a_page() {
     write_run(folder.path(), 3, &[], "{\"step\":4,\"loss\":null,\"grad_norm\":1.0}\nbroken\n");
     let page = page(&[folder.path()]);
     assert_eq!(row(&page, "Steps with non-finite loss or gradient norm"), ["4"]);
-    assert_eq!(row(&page, "Log"), ["4 lines, 1 unreadable"]);
+    assert_eq!(row(&page, "Log records"), ["4, 1 unreadable"]);
     assert!(RunRecord::read("/dev").unwrap_err().to_string().contains("/dev/log.jsonl"));
 }
 

@@ -395,7 +395,7 @@ fn report(
         writers: args.writers,
         ranks_started: settings.ranks * processes,
         seed: args.seed,
-        order: order.unwrap_or_else(|| "random samples".to_owned()),
+        order: order.unwrap_or_else(|| "random, without --config".to_owned()),
         machine: machine(),
     };
     Report::new(settings.need.clone(), method, targets.collect())

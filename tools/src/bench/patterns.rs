@@ -88,12 +88,12 @@ impl Pattern {
             Pattern::Stream => "Sequential reads",
             Pattern::Samples => "Shuffled samples at full speed",
             Pattern::Rate => "Shuffled samples at the rate of the cluster",
-            Pattern::Replay => "Samples in the order of the run, through the loader",
+            Pattern::Replay => "Samples through the loader",
             Pattern::Save => "Checkpoint save, one file per writer",
             Pattern::SaveOne => "Checkpoint save, one shared file",
-            Pattern::Restore => "Checkpoint restore, each reader reads all of it",
-            Pattern::Names => "Small objects: create, stat, open, read, list, delete",
-            Pattern::Start => "Start of all ranks",
+            Pattern::Restore => "Checkpoint restore, each reader reads and verifies all of it",
+            Pattern::Names => "Metadata of small objects: create, stat, open, read, list, delete",
+            Pattern::Start => "Start-up I/O of all ranks: indexes, first sample",
             Pattern::Mix => "Shuffled samples at the rate of the cluster, during a checkpoint save",
         }
     }

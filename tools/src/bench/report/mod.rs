@@ -253,11 +253,10 @@ impl TargetReport {
                 let ClientOverhead { core_s_per_gb, us_per_op, .. } = of.own;
                 let (all, kernel) = (core_s_per_gb, of.own.kernel_core_s_per_gb);
                 let [all, kernel] = [all, kernel].map(|cores| cores.unwrap_or(0.0));
-                let said =
-                    format!("{} {all:.2}, of which {kernel:.2} in the kernel", of.pattern.name());
+                let said = format!("{} {all:.2} ({kernel:.2} in the kernel)", of.pattern.name());
                 // Of small requests that is the figure that one can do something about.
                 if us_per_op < 100.0 {
-                    format!("{said} ({us_per_op:.1} µs per request)")
+                    format!("{said}, {us_per_op:.1} µs of CPU per request")
                 } else {
                     said
                 }
@@ -266,7 +265,7 @@ impl TargetReport {
         let http = if self.file_system == "s3" { " (HTTP included)" } else { "" };
         (!each.is_empty()).then(|| {
             format!(
-                "the benchmark itself used more than {OWN_CORE_S_PER_GB_MAX} cores per GB/s{http}: \
+                "more than {OWN_CORE_S_PER_GB_MAX} cores per GB/s{http}, the kernel's part included: \
                  {}",
                 each.join("; ")
             )
@@ -347,8 +346,8 @@ impl Report {
         }
         let Method { runs, seconds, processes, machine, .. } = &self.method;
         text += &format!(
-            "\n  medians with 95 % intervals, targets in turn; rounds: {runs} of {seconds} s each; \
-             processes: {processes}; {machine}\n"
+            "\n  medians of {runs} rounds with 95 % bootstrap intervals, targets in turn; timed patterns run \
+             {seconds} s a round; processes: {processes}; {machine}\n"
         );
         if let Some(page) = &self.page {
             text += &format!("  HTML page: {}\n", page.display());

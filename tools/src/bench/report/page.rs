@@ -9,7 +9,9 @@ use logbook::report::{BASE_STYLE, escaped};
 use crate::bench::chart::{Lines, bars};
 use crate::bench::measure::validity::{ClientOverhead, OWN_CORE_S_PER_GB_MAX};
 use crate::bench::patterns::{Figure, Pattern};
+use crate::bench::report::verdict::beside;
 use crate::bench::report::{PatternReport, Report, TargetReport, short};
+use crate::ui::terminal::thousands;
 
 /// What this page has beside what all have.
 const STYLE: &str = include_str!("page.css");
@@ -42,11 +44,11 @@ pub fn html(report: &Report) -> String {
     let need = &report.need;
     _ = writeln!(
         page,
-        "<p class=\"about\">Training run: {}. It reads {} samples of {} tokens per second and \
-         saves checkpoints of {} GB.</p>",
+        "<p class=\"about\">Training run: {}. It reads {} samples per second, {} tokens each, \
+         and saves checkpoints of {} GB.</p>",
         escaped(&need.name),
         short(need.samples_per_s),
-        need.seq_len,
+        thousands(need.seq_len),
         short(need.checkpoint_bytes as f64 / 1e9)
     );
     numbers(&mut page, report);
@@ -78,11 +80,16 @@ fn legend(page: &mut String, targets: &[TargetReport]) {
 fn numbers(page: &mut String, report: &Report) {
     page.push_str("<div class=\"wide\"><table>\n<tr><th>pattern</th>");
     for target in &report.targets {
-        _ = write!(page, "<th>{}</th>", escaped(&target.name));
+        _ = write!(
+            page,
+            "<th>{} <small>{}</small></th>",
+            escaped(&target.name),
+            escaped(&target.file_system)
+        );
     }
     page.push_str("<th>significant differences</th></tr>\n");
     for pattern in measured(report) {
-        _ = write!(page, "<tr><th>{}</th>", pattern.title());
+        _ = write!(page, "<tr><th>{} <small>{}</small></th>", pattern.title(), pattern.name());
         for target in &report.targets {
             let cell = target.pattern(pattern).map_or_else(|| "–".to_owned(), cell);
             _ = write!(page, "<td>{cell}</td>");
@@ -90,7 +97,10 @@ fn numbers(page: &mut String, report: &Report) {
         let pairs = report.comparisons.iter().filter(|of| of.pattern == pattern);
         let apart: Vec<String> = pairs
             .filter(|of| of.beside.told_apart)
-            .map(|of| format!("{} to {}: ratio {:.2}", of.first, of.second, of.beside.ratio))
+            .filter_map(|of| {
+                let best = of.better.as_ref()?;
+                Some(format!("{best}: {}", beside(pattern, best, of)))
+            })
             .collect();
         let apart = if apart.is_empty() { "none".to_owned() } else { apart.join("; ") };
         _ = writeln!(page, "<td>{}</td></tr>", escaped(&apart));
@@ -100,13 +110,18 @@ fn numbers(page: &mut String, report: &Report) {
 
 fn cell(of: &PatternReport) -> String {
     let unit = of.figure.unit();
-    let mut cell = format!("{} {unit}", short(of.estimate.median));
+    let what = if of.figure == Figure::P99Ms { "p99 " } else { "" };
+    let mut cell = format!("{what}{} {unit}", short(of.estimate.median));
     _ = write!(cell, "<br><small>{} to {}", short(of.estimate.low), short(of.estimate.high));
     if of.figure != Figure::P99Ms {
-        _ = write!(cell, "; p99 {} ms", short(of.latency_ms.p99));
+        let (name, latency) = match of.ops < P99_OPS_MIN {
+            true => ("longest", of.latency_ms.max),
+            false => ("p99", of.latency_ms.p99),
+        };
+        _ = write!(cell, "; {name} {} ms", short(latency));
     }
     if let Some(moved) = of.moved_per_delivered {
-        _ = write!(cell, "; {moved:.2} device bytes per byte");
+        _ = write!(cell, "; I/O amplification {moved:.2}");
     }
     cell.push_str("</small>");
     if let Some(flag) = of.flag {
@@ -119,7 +134,7 @@ fn cell(of: &PatternReport) -> String {
 fn own(page: &mut String, report: &Report) {
     let mut rows = String::new();
     for pattern in measured(report) {
-        _ = write!(rows, "<tr><th>{}</th>", pattern.title());
+        _ = write!(rows, "<tr><th>{} <small>{}</small></th>", pattern.title(), pattern.name());
         for target in &report.targets {
             let cell = target.pattern(pattern).map_or_else(|| "–".to_owned(), own_cell);
             _ = write!(rows, "<td>{cell}</td>");
@@ -130,7 +145,7 @@ fn own(page: &mut String, report: &Report) {
         return;
     }
     page.push_str(
-        "<h2>CPU use of the benchmark itself</h2>\n\
+        "<h2>CPU use of the benchmark</h2>\n\
          <div class=\"wide\"><table>\n<tr><th>pattern</th>",
     );
     for target in &report.targets {
@@ -138,9 +153,9 @@ fn own(page: &mut String, report: &Report) {
     }
     _ = write!(
         page,
-        "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores per GB/s. Above \
-         {OWN_CORE_S_PER_GB_MAX} the CPU may limit the result, unless cores were idle. The share \
-         in the kernel is the cost of the requests in any program.</p>\n"
+        "</tr>\n{rows}</table></div>\n<p class=\"about\">Cores per GB/s. OVER: \
+         more than {OWN_CORE_S_PER_GB_MAX}, so the CPU limits the result unless cores were idle. \
+         Any program pays the part in the kernel for the same requests.</p>\n"
     );
 }
 
@@ -151,7 +166,9 @@ fn own_cell(of: &PatternReport) -> String {
     let kernel = kernel.unwrap_or_default();
     let over = if is_over { " <b class=\"warn\">OVER</b>" } else { "" };
     let us = short(us_per_op);
-    format!("{per_gb}{over}<br><small>{kernel}{cores:.2} cores; {us} µs per operation</small>")
+    format!(
+        "{per_gb}{over}<br><small>{kernel}{cores:.2} cores busy; {us} µs of CPU per operation</small>"
+    )
 }
 
 fn measured(report: &Report) -> impl Iterator<Item = Pattern> {
@@ -185,8 +202,12 @@ fn bar_chart(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
     let figure = of.first()?.1.figure;
     let better = if figure.more_is_better() { "higher is better" } else { "lower is better" };
     let values: Vec<_> = of.iter().map(|(place, of)| (*place, of.estimate)).collect();
-    Some((format!("{}; {better}", figure.unit()), bars(&values, figure.unit())))
+    let unit = if figure == Figure::P99Ms { "p99, ms" } else { figure.unit() };
+    Some((format!("{unit}; {better}"), bars(&values, figure.unit())))
 }
+
+/// With fewer operations, the 99th percentile is one of the longest few.
+const P99_OPS_MIN: u64 = 100;
 
 /// Fewer operations have no distribution.
 const OPS_MIN: u64 = 20;
@@ -195,7 +216,7 @@ fn distribution(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
     let many = of.iter().filter(|(_, of)| of.ops >= OPS_MIN);
     let lines: Vec<_> = many.map(|(place, of)| (*place, &of.distribution_ms[..])).collect();
     let svg = Lines { x_name: "ms", x_log: true, lines }.svg()?;
-    Some(("share of operations at or below a latency".to_owned(), svg))
+    Some(("share of operations at or below a latency; logarithmic time".to_owned(), svg))
 }
 
 fn timeline(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
@@ -242,8 +263,8 @@ fn notes(page: &mut String, report: &Report) {
     }
     let method = &report.method;
     let how = format!(
-        "medians, rounds: {} after one warm-up round, targets in turn; processes: {}; {}; sample \
-         order: {}",
+        "medians of {} rounds after one warm-up round, 95 % bootstrap intervals, targets in turn; \
+         processes: {}; {}; sample order: {}",
         method.runs, method.processes, method.machine, method.order
     );
     _ = writeln!(page, "<li>{}</li>", escaped(&how));

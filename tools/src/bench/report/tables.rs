@@ -24,9 +24,9 @@ pub fn rows(targets: &[TargetReport]) -> String {
         "p50 ms",
         "p99 ms",
         "max ms",
-        "device bytes per byte",
+        "I/O amplification",
         "client cores",
-        "per GB/s",
+        "cores per GB/s",
         "in kernel",
     ];
     table(&head, &rows)

@@ -66,7 +66,8 @@ impl StoreVerdict {
         let checkpoints = saving.map(|by| leaders(by, targets, comparisons)).unwrap_or_default();
         let mut lines: Vec<String> = standings.iter().map(|of| line(need, method, of)).collect();
         if targets.len() > 1 {
-            let both = [("data", feeding, &data), ("checkpoints", saving, &checkpoints)];
+            let both =
+                [("best for data", feeding, &data), ("best for checkpoints", saving, &checkpoints)];
             for (what, by, leaders) in both {
                 lines.extend(by.map(|by| choice(what, by, leaders, comparisons)));
             }
@@ -157,14 +158,16 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
     if let Some(Estimate { median, low, high }) = standing.feeds_clusters {
         let (median, low, high) = (short(median), short(low), short(high));
         parts.push(format!(
-            "feeds {median} clusters of {} accelerators ({low} to {high})",
+            "feeds {median} clusters of {} accelerators (95 % interval {low} to {high})",
             need.ranks
         ));
     }
     if let Some(Estimate { median, low, high }) = standing.checkpoint_s {
         let size = short(need.checkpoint_bytes as f64 / 1e9);
         let (median, low, high) = (short(median), short(low), short(high));
-        parts.push(format!("saves a checkpoint of {size} GB in {median} s ({low} to {high})"));
+        parts.push(format!(
+            "saves a checkpoint of {size} GB in {median} s at that rate ({low} to {high})"
+        ));
     }
     if let Some(seconds) = standing.checkpoint_one_file_s {
         parts.push(format!("saves a checkpoint into one shared file in {} s", short(seconds)));
@@ -174,10 +177,13 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
     }
     if let Some(seconds) = standing.start_s {
         let ranks = method.ranks_started;
-        parts.push(format!("starts {ranks} ranks in {} s", short(seconds)));
+        parts.push(format!("does the start-up I/O of {ranks} ranks in {} s", short(seconds)));
     }
     if let Some(seconds) = standing.look_ahead_s {
-        parts.push(format!("needs {} s of prefetch to hide its longest latency", short(seconds)));
+        parts.push(format!(
+            "needs {} s of prefetch to hide its longest latency, without a checkpoint save",
+            short(seconds)
+        ));
     }
     let but = match (standing.in_memory, standing.cached) {
         (true, _) => "; MEMORY: no device was measured",
@@ -215,8 +221,9 @@ fn choice(what: &str, by: Pattern, leaders: &[String], comparisons: &[Comparison
     }
 }
 
-fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
-    // In favour of the best, whichever way round the pair and the figure are.
+/// How many times as fast `best` is as the other target of a comparison, with the interval.
+pub fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
+    // At least 1 if `best` is better, in either order of the pair and for either figure.
     let is_first = of.first == best;
     let turned = is_first != by.figure().more_is_better();
     let (ratio, low, high) = match turned {
@@ -224,7 +231,7 @@ fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
         true => (1.0 / of.beside.ratio, 1.0 / of.beside.high, 1.0 / of.beside.low),
     };
     let other = if is_first { &of.second } else { &of.first };
-    format!("{ratio:.2} times as fast as {other} [{low:.2} to {high:.2}]")
+    format!("{ratio:.2} times as fast as {other}, 95 % interval {low:.2} to {high:.2}")
 }
 
 /// What to set.
@@ -301,13 +308,15 @@ const DISTURBED: f64 = 10.0;
 fn disturbed(target: &TargetReport) -> Option<String> {
     let p99 = |pattern| target.pattern(pattern).map(|of| of.estimate.median);
     let (alone, beside) = (p99(Pattern::Rate)?, p99(Pattern::Mix)?);
+    let longest = target.pattern(Pattern::Mix)?.latency_ms.max;
     (beside > DISTURBED * alone).then(|| {
         format!(
             "{}: p99 latency of a sample is {} ms during a checkpoint save, {} ms otherwise; put \
-             data and checkpoints on different stores, or prefetch seconds ahead",
+             data and checkpoints on different stores, or prefetch at least {} s",
             target.name,
             short(beside),
-            short(alone)
+            short(alone),
+            short(longest / 1e3)
         )
     })
 }

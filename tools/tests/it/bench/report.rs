@@ -150,8 +150,8 @@ fn a_verdict_is_in_terms_of_training() {
         "/nvme: feeds 3.12 clusters of 64 accelerators",
         "saves a checkpoint of 154 GB in 76.8 s",
         "/ceph: feeds 10.0 clusters",
-        "data: /ceph (samples: 3.2",
-        "checkpoints: /nvme (save: 2.00 times as fast as /ceph",
+        "best for data: /ceph (samples: 3.2",
+        "best for checkpoints: /nvme (save: 2.00 times as fast as /ceph",
         "set checkpoint.dir on /nvme and checkpoint.drain_to on /ceph",
     ] {
         assert!(text.contains(due), "no {due:?} in\n{text}");
@@ -233,9 +233,9 @@ fn what_the_benchmark_takes_itself_is_told() {
     assert!((own(1, 0).us_per_op - 0.35e6 / 900.0).abs() < 2.0 && own(1, 0).is_over);
     assert!(!own(1, 1).is_over);
     let text = report.text();
-    let said = "/busy: the benchmark itself used more than 0.1 cores per GB/s: stream 0.3";
-    assert!(text.contains("stream 0.35, of which 0.07 in the kernel"), "{text}");
-    assert!(text.contains(said) && !text.contains("/lean: the benchmark itself"), "{text}");
+    let said = "/busy: more than 0.1 cores per GB/s, the kernel's part included: stream 0.3";
+    assert!(text.contains("stream 0.35 (0.07 in the kernel)"), "{text}");
+    assert!(text.contains(said) && !text.contains("/lean: more than"), "{text}");
     assert!(text.contains("0.35 OVER") && !text.contains("0.05 OVER"), "{text}");
     let page = html(&report);
     assert_eq!(page.matches("<b class=\"warn\">OVER</b>").count(), 1, "{page}");

@@ -8,7 +8,7 @@
 //! In reading order: `input` finds and decompresses the inputs and cuts them into batches
 //! (`batch`), `json` parses lines, a [`Tokenizer`] encodes text, [`objective`] derives sequences
 //! from it, `pipeline` runs the threads, and `tokens` writes the outputs and their journal.
-//! [`clean`] filters and deduplicates JSON lines.
+//! [`clean`] filters and deduplicates JSON lines. `train` makes a tokenizer from them.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,8 @@ mod options;
 mod pipeline;
 mod tokenizer;
 mod tokens;
+#[cfg(feature = "general")]
+pub mod train;
 
 pub use batch::encoded::Skipped;
 pub use batch::report::{InputReport, Output, PreprocessProgress, Report, Stages};

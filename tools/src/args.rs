@@ -7,7 +7,7 @@ use indexed::{Dtype, Format};
 use tools::ckpt::CkptVerb;
 use tools::data::index::IndexBuild;
 use tools::data::materialize::Materialize;
-use tools::data::{clean, convert, merge, repair, samples, split};
+use tools::data::{clean, convert, merge, repair, samples, split, tokenizer};
 use tools::doctor::stripe;
 use tools::offload::OffloadVerb;
 use tools::ui::output::FormatHints;
@@ -181,6 +181,9 @@ Examples:
     --jaccard 0.8 --two-passes --dropped data/dropped.jsonl
   feedline clean --json-in raw.jsonl --out data/clean --min-tokens 128 --split 949,50,1")]
     Clean(Box<clean::CleanArgs>),
+    /// Train a tokenizer.
+    #[command(subcommand)]
+    Tokenizer(tokenizer::TokenizerVerb),
 }
 
 #[derive(Debug, Subcommand)]

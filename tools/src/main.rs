@@ -12,7 +12,7 @@ use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
 use tools::ckpt::CkptOutput;
 use tools::data::{
-    check, clean, convert, index, inspect, materialize, merge, repair, samples, split,
+    check, clean, convert, index, inspect, materialize, merge, repair, samples, split, tokenizer,
 };
 use tools::doctor::stripe;
 use tools::ui::inspect_target::InspectTarget;
@@ -42,6 +42,7 @@ fn run(verb: &Verb) -> Result<ExitCode> {
             tell(subject.json, &found, found.text())?;
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
+        Verb::Tokenizer(verb) => tokenizer::run(verb, &mut io::stdout().lock())?,
         Verb::Check(CheckArgs { subject, add_checksums }) => {
             let work = CancellableJob::of_reading();
             let target = InspectTarget::find(&subject.name)?.watched(&work);

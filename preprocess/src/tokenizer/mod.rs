@@ -39,6 +39,8 @@ pub use hf::{ExportedTokenizer, HuggingFace, ModelTokens};
 pub use jieba::Jieba;
 pub use null::Null;
 pub use split::{Pattern, Pieces, pieces};
+#[cfg(feature = "general")]
+pub(crate) use spm::Trie;
 pub use tiktoken::Tiktoken;
 pub use wordpiece::{WordPiece, WordPieceCase, WordPieceRules};
 pub use words::JiebaWords;

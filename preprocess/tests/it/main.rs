@@ -21,5 +21,6 @@ mod sentences;
 mod spans;
 mod tokenizer;
 mod tokenizer_files;
+mod train;
 mod vocab;
 mod wordpiece;

@@ -111,6 +111,32 @@ fn the_manifest_agrees() {
     assert!(error.contains("corpus_text_document.bin"), "{error}");
 }
 
+/// Both files of a trained tokenizer, by the packages that they are for: the same ids, and the text
+/// again.
+#[test]
+fn trained_tokenizers_are_read_by_both_packages() {
+    use preprocess::train::{ModelType, TrainOptions, train};
+    let Some(python) = python("trained_tokenizers_are_read_by_both_packages") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let corpus = std::fs::read(tests::root().join("demo/data/corpus.jsonl.zst")).unwrap();
+    let jsonl = folder.path().join("corpus.jsonl").to_str().unwrap().to_owned();
+    std::fs::write(&jsonl, zstd::decode_all(&corpus[..]).unwrap()).unwrap();
+    for model_type in [ModelType::Bpe, ModelType::Unigram] {
+        let options = TrainOptions::new(vec![jsonl.clone()], model_type, 6000);
+        let trained = train(&options, &std::sync::atomic::AtomicBool::new(false), &mut |_| {});
+        for (name, bytes) in trained.unwrap().files {
+            std::fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let script = tests::root().join("tests/readers/trained_tokenizer.py");
+        let output =
+            Command::new(&python).arg(script).arg(&jsonl).arg(folder.path()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{model_type:?}: {stderr}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&found["documents"], &found["differ"]), (&json!(1535), &json!(0)), "{found}");
+    }
+}
+
 /// A state of weights of several types, and of moments with gaps between them.
 fn save_step(folder: &Path) -> ckpt::Checkpoint {
     use ckpt::{Checkpoints, Dtype, Group, TensorData};

@@ -13,3 +13,4 @@ pub mod repair;
 pub mod samples;
 mod samples_show;
 pub mod split;
+pub mod tokenizer;

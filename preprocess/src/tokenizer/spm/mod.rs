@@ -35,7 +35,7 @@ use self::bpe::{Bpe, BpePiece};
 use self::decode::Decoder;
 use self::model::{Algorithm, PieceKind, SpmModel};
 use self::normalizer::{Normalizer, spell_piece};
-use self::trie::Trie;
+pub(crate) use self::trie::Trie;
 use self::unigram::Unigram;
 use super::EncodeError;
 use crate::{Error, Result};

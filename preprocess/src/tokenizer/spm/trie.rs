@@ -7,11 +7,11 @@ use std::collections::HashSet;
 
 /// Where a walk stands. It is the unit itself, so that nothing is loaded twice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TrieCursor(u64);
+pub(crate) struct TrieCursor(u64);
 
 /// The sets that we make are of at most 2^24 - 2 strings.
 #[derive(Debug)]
-pub(super) struct Trie {
+pub(crate) struct Trie {
     units: Vec<u64>,
 }
 
@@ -31,7 +31,7 @@ const TRIES_MAX: usize = 128;
 impl TrieCursor {
     /// The value of the string walked so far, if it is in the set.
     #[inline]
-    pub(super) fn value(self) -> Option<u32> {
+    pub(crate) fn value(self) -> Option<u32> {
         ((self.0 >> VALUE_SHIFT) as u32).checked_sub(1) // fits: 24 bits
     }
 }
@@ -39,7 +39,7 @@ impl TrieCursor {
 impl Trie {
     /// # Panics
     /// If a string comes twice, or a value is above 2^24 - 2.
-    pub(super) fn new(mut entries: Vec<(&[u8], u32)>) -> Self {
+    pub(crate) fn new(mut entries: Vec<(&[u8], u32)>) -> Self {
         entries.sort_unstable();
         let mut builder = Builder::new();
         // Ranges of entries that share their first `depth` bytes, and the unit that stands for
@@ -72,13 +72,13 @@ impl Trie {
     }
 
     #[inline]
-    pub(super) fn root(&self) -> TrieCursor {
+    pub(crate) fn root(&self) -> TrieCursor {
         TrieCursor(self.units[0])
     }
 
     /// One byte further, if a string of the set goes on with it.
     #[inline]
-    pub(super) fn step(&self, state: TrieCursor, byte: u8) -> Option<TrieCursor> {
+    pub(crate) fn step(&self, state: TrieCursor, byte: u8) -> Option<TrieCursor> {
         let base = (state.0 >> BASE_SHIFT) as usize & ((1 << BASE_BITS) - 1);
         let unit = *self.units.get(base ^ usize::from(byte))?;
         (unit & (USED | 0xff) == USED | u64::from(byte)).then_some(TrieCursor(unit))
@@ -91,7 +91,7 @@ impl Trie {
     }
 
     /// The values of all strings that the bytes begin with, the shortest first.
-    pub(super) fn values(&self, bytes: &[u8]) -> impl Iterator<Item = u32> {
+    pub(crate) fn values(&self, bytes: &[u8]) -> impl Iterator<Item = u32> {
         let mut state = Some(self.root());
         let states = bytes.iter().map_while(move |&byte| {
             state = self.step(state?, byte);

@@ -17,9 +17,9 @@ const SENTENCES_SEED_MAX: u64 = i32::MAX as u64 - 1;
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
     /// The corpora. Either the prefix of one `.bin/.idx` pair (`"data/wiki_text_document"`), or a
-    /// list `[{ path = "...", weight = 1.0 }]`. With `"encdec"` a prefix names three pairs, which
-    /// end in `_context`, `_target` and `_target_offset`. Required. Minimum: 1. Maximum: 255, the
-    /// limit of a blend of Megatron.
+    /// list `[{ path = "...", weight = 1.0 }]`. A prefix may be a name of `[corpora]`. With
+    /// `"encdec"` a prefix names three pairs, which end in `_context`, `_target` and
+    /// `_target_offset`. Required. Minimum: 1. Maximum: 255, the limit of a blend of Megatron.
     #[serde(deserialize_with = "values::corpora")]
     pub train: Vec<Corpus>,
     /// Shares of the documents for training, validation and test, in Megatron's syntax:
@@ -232,6 +232,26 @@ impl Config {
         if self.objective() == Objective::Mlm {
             self.data.sentence_order = Some(self.sentence_order());
         }
+    }
+
+    /// Replaces each name of a corpus by its prefix. The names are of no use afterwards, so that a
+    /// run by name is the run by prefix.
+    pub(super) fn resolve_corpora(&mut self) -> Result<(), KeyError> {
+        let names = std::mem::take(&mut self.corpora);
+        for (name, prefix) in &names {
+            let key = format!("corpora.{name}");
+            if name.is_empty() || name.contains('/') {
+                let problem = format!("expected a name without '/', found '{name}'");
+                return Err(refused(&key, problem).hint("write a prefix in data.train itself"));
+            }
+            not_empty(&key, prefix)?;
+        }
+        for corpus in &mut self.data.train {
+            if let Some(prefix) = names.get(&corpus.path) {
+                corpus.path.clone_from(prefix);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn check_data(&self) -> Result<(), KeyError> {

@@ -185,8 +185,11 @@ fn merged(
     for layer in layers {
         merge(&mut all, layer.table.clone(), "");
     }
-    let config = Config::deserialize(TomlNode(Value::Table(all)));
-    config.and_then(|config| check(&config).map(|()| config)).map_err(|refusal| {
+    let config = Config::deserialize(TomlNode(Value::Table(all))).and_then(|mut config| {
+        config.resolve_corpora()?;
+        check(&config).map(|()| config)
+    });
+    config.map_err(|refusal| {
         let key = refusal.key();
         let owner = layers.iter().rev().find(|layer| holds(&layer.table, &key));
         let file = owner.map_or(file, |layer| &layer.name).to_owned();

@@ -26,6 +26,7 @@ mod resume;
 mod values;
 mod words;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,13 @@ pub struct Config {
     /// What the run logs.
     #[serde(default)]
     pub log: LogConfig,
+    /// `[corpora]`: names of corpora, such as `wikipedia = "/data/wiki_text_document"`. A name may
+    /// replace a prefix in `data.train`. Runs may share a file of names with `extends`. A name has
+    /// no `/`; a prefix of the same name in the working directory is written `./wikipedia`. Names
+    /// without use are allowed. The recorded config has the prefixes, so a run may be resumed under
+    /// either. Default: no names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub corpora: BTreeMap<String, String>,
 }
 
 /// `[run]`: the folder, the length and the seed of a run.

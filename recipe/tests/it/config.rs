@@ -376,6 +376,44 @@ fn a_file_stands_on_its_base() {
     assert_eq!((config.run.budget, config.steps_total()), (Budget::Samples(320), 20));
 }
 
+const CORPORA: &str = "[corpora]\nwiki = '/data/wiki_text_document'\nbooks = 's3://b/books'\n";
+
+#[test]
+fn a_corpus_may_be_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "corpora.toml", CORPORA);
+    let top = |train: &str, more: &str| {
+        let small = SMALL.replace("\"data/text_document\"", train);
+        let text = format!("extends = 'corpora.toml'\n{small}{more}");
+        let file = write(folder.path(), "top.toml", &text);
+        Config::load(&file, &["run.threads=2".to_owned()])
+    };
+    let wiki = top("'wiki'", "").unwrap();
+    assert_eq!(wiki.corpus(), "/data/wiki_text_document");
+    let by_prefix = top("'/data/wiki_text_document'", "").unwrap();
+    assert_eq!(wiki, by_prefix);
+    assert_eq!(wiki.resolved().to_toml(), by_prefix.resolved().to_toml());
+    assert!(wiki.differences(&by_prefix).is_empty());
+
+    // The file overrides its base; other texts are prefixes, also when they resemble a name.
+    let list = "[{ path = 'books', weight = 0.3 }, { path = 'wiki', weight = 0.7 }, './wiki', 'w']";
+    let blend = top(list, "[corpora]\nwiki = 'near/wiki'\n").unwrap();
+    let read = blend.data.train.iter().map(|of| (of.path.as_str(), of.weight));
+    let expected = [("s3://b/books", 0.3), ("near/wiki", 0.7), ("./wiki", 1.0), ("w", 1.0)];
+    assert!(read.eq(expected), "{blend:?}");
+
+    for (more, expected) in [
+        ("'a/b' = 'x'", "corpora.a/b: expected a name without '/', found 'a/b' (hint: write a pr"),
+        ("'s3://a' = 'x'", "corpora.s3://a: expected a name without '/', found 's3://a'"),
+        ("'' = 'x'", "corpora.: expected a name without '/', found ''"),
+        ("books = ''", "corpora.books: expected a non-empty string, found \"\""),
+        ("books = 5", "corpora.books: expected a string in quotes, found 5"),
+    ] {
+        let refusal = top("'wiki'", &format!("[corpora]\n{more}\n")).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("top.toml: {expected}")), "{refusal}");
+    }
+}
+
 #[test]
 fn a_refusal_names_the_file_that_has_the_key() {
     let folder = tempfile::tempdir().unwrap();

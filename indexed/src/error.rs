@@ -233,6 +233,8 @@ pub enum FormatRule {
     Triple,
     /// The table of a part of Dolma's has the documents in order, without gaps.
     Spans,
+    /// A TFRecord file has complete records with their checksums, each an example of BERT.
+    Record,
 }
 
 /// `std`'s, with our [`Error`].
@@ -248,6 +250,9 @@ impl FormatRule {
             ),
             FormatRule::Triple => {
                 Some("use three files of the same run; 16-bit offsets overflow in long documents")
+            }
+            FormatRule::Record => {
+                Some("a damaged or truncated copy, or not the output of create_pretraining_data.py")
             }
             FormatRule::Dtype => {
                 Some("only PaddleNLP writes codes 9 and 10; Megatron refuses them")

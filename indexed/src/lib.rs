@@ -41,8 +41,9 @@ pub use edit::concat::{DocumentRange, splice};
 pub use edit::repair::{Repair, RepairReport};
 pub use error::{Error, FormatRule, Result};
 pub use formats::{
-    Census, CensusReport, Format, GzipReader, MemberDecoder, MemberReader, MissingDocumentEnds,
-    ReadOptions, Sink, TokenSource, WriteOptions, WriteReport, Writer,
+    BertExample, Census, CensusReport, Example, Format, GzipReader, MemberDecoder, MemberReader,
+    MissingDocumentEnds, RECORD_BYTES_MAX, RECORD_FOOTER_BYTES, RECORD_HEADER_BYTES, ReadOptions,
+    RecordFault, Sink, TokenSource, WriteOptions, WriteReport, Writer, split_record, starts_record,
 };
 pub use mmididx::builder::{Builder, BuilderMark, Built};
 pub use mmididx::dataset::{CheckReport, IndexedDataset};

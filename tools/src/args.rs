@@ -263,13 +263,14 @@ impl RestartArg {
 
 #[derive(Debug, Args)]
 pub struct Convert {
-    /// Input: a prefix, one of its files, or a folder of Dolma's parts.
+    /// Input: a prefix, one of its files, or a folder of Dolma's or TFRecord's parts.
     #[arg(value_name = "SOURCE")]
     pub source: String,
     /// Prefix of the output.
     #[arg(value_name = "OUT")]
     pub out: String,
-    /// Format of SOURCE: auto, mmididx, tntidx, paddle, nanogpt, yuan, datatrove, dolma or cpm2.
+    /// Format of SOURCE: auto, mmididx, tntidx, paddle, nanogpt, yuan, datatrove, dolma, cpm2 or
+    /// tfrecord.
     ///
     /// `auto` detects it by the names of the files and by their first bytes.
     #[arg(long, value_name = "FORMAT", value_parser = format_or_auto, default_value = "auto")]

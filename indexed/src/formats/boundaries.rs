@@ -1,5 +1,6 @@
 //! Where sequences and documents end, as each format says it.
 
+use super::bert::BertRecords;
 use super::column::{Column, Entries};
 use super::cpm2::Triple;
 use super::dolma::Spans;
@@ -22,6 +23,8 @@ pub(super) enum Boundaries {
     After(Option<u32>),
     /// CPM-2's three files make one document each.
     Triple(Box<Triple>),
+    /// Examples of BERT make one document or two each.
+    Bert(BertRecords),
 }
 
 /// The end of a sequence or a document.
@@ -60,7 +63,9 @@ impl Boundaries {
             &Boundaries::Rows { rows, tokens } => {
                 Box::new(documents((0..rows).map(move |_| Ok(tokens))))
             }
-            Boundaries::After(_) | Boundaries::Triple(_) => Box::new(std::iter::empty()),
+            Boundaries::After(_) | Boundaries::Triple(_) | Boundaries::Bert(_) => {
+                Box::new(std::iter::empty())
+            }
         })
     }
 }

@@ -4,12 +4,13 @@
 use std::io::{self, BufRead, BufReader};
 use std::sync::Arc;
 
-use storage::{Key, Object, RangeRead, Storage};
+use storage::{Key, Object, Storage};
 
 use super::boundaries::Boundaries;
 use super::datatrove::of_size;
 use super::members::GzipReader;
 use super::source::{TokenRun, TokenSource};
+use super::tfrecord::FromStart;
 use super::{Format, ReadOptions, unfit};
 use crate::mmididx::idx::malformed;
 use crate::{Error, FormatRule, Result};
@@ -157,22 +158,5 @@ impl<R: BufRead> Lens<R> {
     fn bad(&self, found: &str, expected: String) -> Error {
         let found = format!("{found} at line {}", self.number);
         malformed(&self.file, 0, FormatRule::Spans, found, expected)
-    }
-}
-
-/// An object as a stream.
-struct FromStart {
-    object: Arc<dyn Object>,
-    offset: u64,
-}
-
-impl io::Read for FromStart {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let rest = self.object.len_bytes() - self.offset;
-        let count = rest.min(buf.len() as u64) as usize; // fits: as the buffer
-        let read = RangeRead { offset: self.offset, buf: &mut buf[..count] };
-        self.object.read_many(&mut [read]).map_err(io::Error::other)?;
-        self.offset += count as u64;
-        Ok(count)
     }
 }

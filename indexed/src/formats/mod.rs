@@ -3,27 +3,37 @@
 //! A [`Format`] is found by [`Format::detect`], a [`TokenSource`] reads it from front to back into
 //! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's
 //! format, `legacy` the TNTIDX format before it; `paddle` (with `zip`), `raw`, `datatrove` and
-//! `dolma` are those of other programs; `cpm2` has three files, for an encoder and a decoder.
+//! `dolma` are those of other programs; `cpm2` has three files, for an encoder and a decoder;
+//! `bert` has examples of BERT in TFRecord files (`tfrecord`, `example`).
 //! `column` (tables of integers) and `boundaries` (sequence and document ends) are shared by them;
 //! `members` reads gzip.
 
+mod bert;
 mod boundaries;
 mod column;
 mod cpm2;
 mod datatrove;
 mod dolma;
+mod example;
 mod legacy;
 mod members;
 mod paddle;
 mod pair;
 mod raw;
 mod source;
+mod tfrecord;
 mod token_counts;
 mod writer;
 mod zip;
 
+pub use bert::BertExample;
+pub use example::Example;
 pub use members::{GzipReader, MemberDecoder, MemberReader};
 pub use source::{Sink, TokenSource};
+pub use tfrecord::{
+    RECORD_BYTES_MAX, RECORD_FOOTER_BYTES, RECORD_HEADER_BYTES, RecordFault, split_record,
+    starts_record,
+};
 pub use token_counts::{Census, CensusReport};
 pub use writer::{WriteOptions, WriteReport, Writer};
 
@@ -61,9 +71,12 @@ pub enum Format {
     /// `P_context`, `P_target` and `P_target_offset` of CPM-2, which together make documents. Read
     /// only.
     Cpm2,
+    /// TFRecord files of BERT's `create_pretraining_data.py`: a file, `NAME` of
+    /// `NAME-00000-of-00010`, or a folder of `*.tfrecord*`. Read only.
+    TfRecord,
 }
 
-const NAMES: [(&str, Format); 8] = [
+const NAMES: [(&str, Format); 9] = [
     ("mmididx", Format::Mmididx),
     ("tntidx", Format::Tntidx),
     ("paddle", Format::Paddle),
@@ -72,6 +85,7 @@ const NAMES: [(&str, Format); 8] = [
     ("datatrove", Format::Datatrove),
     ("dolma", Format::Dolma),
     ("cpm2", Format::Cpm2),
+    ("tfrecord", Format::TfRecord),
 ];
 
 /// What to do with a pair whose documents were never ended.
@@ -97,8 +111,8 @@ pub struct ReadOptions {
 
 impl Format {
     /// All formats.
-    pub const ALL: [Format; 8] = {
-        let mut all = [Format::Mmididx; 8];
+    pub const ALL: [Format; 9] = {
+        let mut all = [Format::Mmididx; 9];
         let mut place = 0;
         while place < all.len() {
             all[place] = NAMES[place].1;
@@ -122,7 +136,7 @@ impl Format {
     /// Whether a [`Writer`] writes it.
     #[must_use]
     pub fn is_written(self) -> bool {
-        !matches!(self, Format::Tntidx | Format::Dolma | Format::Cpm2)
+        !matches!(self, Format::Tntidx | Format::Dolma | Format::Cpm2 | Format::TfRecord)
     }
 
     /// The suffixes of the files that a [`Writer`] of this format creates, `.crc` (checksums of
@@ -135,7 +149,7 @@ impl Format {
             Format::NanoGpt => &[".bin"],
             Format::Yuan => &[".npy"],
             Format::Datatrove => &[".ds", ".ds.index"],
-            Format::Tntidx | Format::Dolma | Format::Cpm2 => &[],
+            Format::Tntidx | Format::Dolma | Format::Cpm2 | Format::TfRecord => &[],
         }
     }
 
@@ -166,6 +180,9 @@ impl Format {
             if let Some(format) = beside.format(store, &stem, suffix)? {
                 return Ok(Some((format, stem)));
             }
+        }
+        if bert::is_here(store, key, &names)? {
+            return Ok(Some((Format::TfRecord, key.clone())));
         }
         // A folder with parts of Dolma's in it.
         let inside = if names.iter().any(|name| name == key.name()) {
@@ -256,6 +273,7 @@ impl TokenSource {
             Format::Datatrove => datatrove::open(store, prefix, options),
             Format::Dolma => dolma::open(store, prefix, options),
             Format::Cpm2 => cpm2::open(store, prefix),
+            Format::TfRecord => bert::open(store, prefix),
         }
     }
 }

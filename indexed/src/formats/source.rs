@@ -90,7 +90,7 @@ impl TokenSource {
     #[must_use]
     pub fn token_count(&self) -> Option<u64> {
         match self.marks {
-            Boundaries::Triple(_) => None,
+            Boundaries::Triple(_) | Boundaries::Bert(_) => None,
             _ => Some(self.token_bytes() / self.dtype.item_bytes()),
         }
     }
@@ -115,6 +115,7 @@ impl TokenSource {
     pub fn read_into(&self, sink: &mut dyn Sink) -> Result<()> {
         match &self.marks {
             Boundaries::Triple(triple) => triple.read_into(sink),
+            Boundaries::Bert(records) => records.read_into(sink),
             Boundaries::After(id) => self.read_separated(*id, sink),
             _ => self.read_marked(sink),
         }

@@ -120,7 +120,7 @@ impl Writer {
                 let outline = LengthLog::new(store, prefix.with_suffix("_idx.npz.outline")?);
                 Out::Paddle { tokens, tokens_due, index, outline: Box::new(outline) }
             }
-            Format::Tntidx | Format::Dolma | Format::Cpm2 => {
+            Format::Tntidx | Format::Dolma | Format::Cpm2 | Format::TfRecord => {
                 return Err(unfit("--to", format.name(), "a format that can be written"));
             }
         };

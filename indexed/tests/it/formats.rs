@@ -12,7 +12,7 @@ use storage::testing::fault_store::{FaultPlan, FaultStore};
 use storage::{Key, Storage};
 
 /// Documents of sequences of ids.
-type Documents = Vec<Vec<Vec<i64>>>;
+pub type Documents = Vec<Vec<Vec<i64>>>;
 
 /// Keeps everything.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Sink for Collect {
     }
 }
 
-fn collect(source: &TokenSource) -> Result<Documents> {
+pub fn collect(source: &TokenSource) -> Result<Documents> {
     let (dtype, documents, open, sequence) = (source.dtype(), vec![], vec![], vec![]);
     let mut sink = Collect { dtype, documents, open, sequence };
     source.read_into(&mut sink)?;
@@ -51,7 +51,7 @@ fn collect(source: &TokenSource) -> Result<Documents> {
 }
 
 /// Finds out what is there and reads it.
-fn read_any(store: &Arc<dyn Storage>, name: &str, options: &ReadOptions) -> Result<Documents> {
+pub fn read_any(store: &Arc<dyn Storage>, name: &str, options: &ReadOptions) -> Result<Documents> {
     let (format, prefix) = Format::detect(store, &key(name))?.expect("a format");
     collect(&TokenSource::open(store, &prefix, format, options)?)
 }

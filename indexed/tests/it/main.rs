@@ -19,3 +19,4 @@ mod masked_cache;
 mod rng_golden;
 mod seal;
 mod splice;
+mod tfrecord;

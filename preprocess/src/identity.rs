@@ -63,6 +63,7 @@ pub(crate) fn input_format(format: Format) -> &'static str {
         Format::JsonArray => "JsonArray",
         Format::Text => "Text",
         Format::Parquet => "Parquet",
+        Format::TfRecord => "TfRecord",
     }
 }
 
@@ -95,6 +96,7 @@ mod tests {
             [Format::Auto, Format::JsonLines, Format::JsonArray, Format::Text, Format::Parquet];
         let names = ["Auto", "JsonLines", "JsonArray", "Text", "Parquet"];
         assert_eq!(formats.map(input_format), names);
+        assert_eq!(input_format(Format::TfRecord), "TfRecord");
     }
 
     #[test]

@@ -6,8 +6,9 @@
 //! silently.
 //!
 //! In reading order: `input` finds and decompresses the inputs and cuts them into batches
-//! (`batch`), `json` parses lines, a [`Tokenizer`] encodes text, [`objective`] derives sequences
-//! from it, `pipeline` runs the threads, and `tokens` writes the outputs and their journal.
+//! (`batch`), `json` parses lines and `tfrecord` records, a [`Tokenizer`] encodes text,
+//! [`objective`] derives sequences from it, `pipeline` runs the threads, and `tokens` writes the
+//! outputs and their journal.
 //! [`clean`] filters and deduplicates JSON lines. `train` makes a tokenizer from them.
 
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ mod json;
 pub mod objective;
 mod options;
 mod pipeline;
+mod tfrecord;
 mod tokenizer;
 mod tokens;
 #[cfg(feature = "general")]

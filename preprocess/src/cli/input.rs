@@ -4,7 +4,8 @@ use preprocess::{Format, InputOptions, Separator, TextRules};
 /// How inputs are read.
 #[derive(Args, Debug)]
 pub(crate) struct InputArgs {
-    /// Format of the inputs: auto, jsonl, json (one list of objects), txt or parquet
+    /// Format of the inputs: auto, jsonl, json (one list of objects), txt, parquet or
+    /// tfrecord
     ///
     /// `auto` detects it by the names and the first bytes.
     #[arg(long, value_name = "FORMAT", default_value = "auto")]

@@ -10,7 +10,7 @@ use super::stream::InputStream;
 use super::text::Separator;
 use super::{Input, RecordFormat};
 use crate::batch::document_batch::{BatchEnd, DocumentBatch, too_long};
-use crate::{Error, Result};
+use crate::{Error, Result, tfrecord};
 
 /// A position between two documents, at which a run may resume. The unit of its offset depends on
 /// the input: decompressed bytes, or rows.
@@ -277,6 +277,11 @@ impl ChunkBuffer<'_> {
         match shape {
             RecordFormat::JsonLines => Separator::Line.last_end(bytes, searched),
             RecordFormat::Text(rules) => rules.separator.last_end(bytes, searched),
+            RecordFormat::TfRecord => {
+                let scanned = tfrecord::scan(bytes, spans);
+                let fault = |fault| *stop = Some(BatchEnd::Line { offset: 0, fault });
+                scanned.map_err(fault).ok().filter(|&end| end > 0)
+            }
             _ => {
                 let scanned = self.scan.scan(bytes, spans);
                 let Some(last) = spans.last() else {
@@ -295,6 +300,11 @@ impl ChunkBuffer<'_> {
         if matches!(parcel.shape, RecordFormat::JsonArray) {
             let ended = self.scan.scan(&parcel.bytes, &mut parcel.spans);
             parcel.stop = ended.and_then(|()| self.scan.end()).err().map(stop_at);
+        }
+        if matches!(parcel.shape, RecordFormat::TfRecord) && !parcel.bytes.is_empty() {
+            let scanned = tfrecord::scan(&parcel.bytes, &mut parcel.spans);
+            let fault = scanned.err().unwrap_or_else(|| tfrecord::truncated(&parcel.bytes));
+            parcel.stop = Some(BatchEnd::Line { offset: 0, fault });
         }
         match parcel.bytes.is_empty() && parcel.stop.is_none() {
             true => Filled::Nothing,

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead};
 
-use indexed::{GzipReader, MemberDecoder, MemberReader};
+use indexed::{GzipReader, MemberDecoder, MemberReader, starts_record};
 use liblzma::stream::{CONCATENATED, Stream};
 
 use super::bad_input;
@@ -53,7 +53,8 @@ const ENDINGS_UNREAD: [&str; 12] =
 
 /// Name endings of files with documents, before the ending of a compressed one, in lower or upper
 /// case. In a folder, these files are taken.
-pub(super) const DOCUMENT_ENDINGS: [&str; 5] = [".jsonl", ".ndjson", ".json", ".txt", ".parquet"];
+pub(super) const DOCUMENT_ENDINGS: [&str; 6] =
+    [".jsonl", ".ndjson", ".json", ".txt", ".parquet", ".tfrecord"];
 
 /// What is read, for messages.
 pub(super) const READABLE: &str = "JSON lines, plain or compressed as .zst, .gz, .bz2 or .xz";
@@ -181,7 +182,24 @@ pub(super) fn split_ending(name: &str) -> (&str, Codec) {
 /// Whether a file is called like one with documents, compressed or not.
 pub(super) fn is_document_name(name: &str) -> bool {
     let stem = split_ending(name).0;
-    DOCUMENT_ENDINGS.iter().any(|ending| has_ending(stem, ending))
+    is_record_name(stem) || DOCUMENT_ENDINGS.iter().any(|ending| has_ending(stem, ending))
+}
+
+/// What the name of a TFRecord file contains: `a.tfrecord`, `a.tfrecords-00000-of-00010`.
+const RECORD_NAME: &str = ".tfrecord";
+
+/// Whether a file is called like one with records, compressed or not.
+pub(super) fn is_record_name(name: &str) -> bool {
+    let stem = split_ending(name).0;
+    let last = stem.rsplit('/').next().unwrap_or(stem);
+    let Some((_, rest)) = last.rsplit_once(RECORD_NAME) else { return false };
+    let rest = rest.strip_prefix('s').unwrap_or(rest);
+    rest.is_empty() || rest.starts_with('-')
+}
+
+/// Whether a file with this name and these first bytes has records.
+pub(super) fn has_records(name: &str, codec: Codec, head: &[u8]) -> bool {
+    is_record_name(name) || codec == Codec::Plain && starts_record(head)
 }
 
 /// A name without the ending of a compressor or archive that is not read.

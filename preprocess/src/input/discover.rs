@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use storage::{Key, Object, Storage};
 
-use super::codec::{Codec, DOCUMENT_ENDINGS, has_ending, is_document_name, split_ending};
+use super::codec::{
+    Codec, DOCUMENT_ENDINGS, has_ending, has_records, is_document_name, split_ending,
+};
 use super::left_out::LeftOut;
 use super::stream::decompressed_head;
 use super::{
@@ -58,7 +60,7 @@ impl Default for InputOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// By name and content: `.txt` is plain text, a `.json` that begins with a bracket is a list of
-    /// objects, Parquet is detected by its first bytes, and all else is JSON lines.
+    /// objects, Parquet and TFRecord are detected by their first bytes, and all else is JSON lines.
     #[default]
     Auto,
     /// One JSON object per line.
@@ -69,6 +71,8 @@ pub enum Format {
     Text,
     /// A column of Parquet files.
     Parquet,
+    /// TFRecord files of `tf.Example`, whose features are read as the keys of JSON.
+    TfRecord,
 }
 
 impl FromStr for Format {
@@ -81,7 +85,8 @@ impl FromStr for Format {
             "json" => Format::JsonArray,
             "txt" => Format::Text,
             "parquet" => Format::Parquet,
-            _ => return Err("expected auto, jsonl, json, txt or parquet".to_owned()),
+            "tfrecord" => Format::TfRecord,
+            _ => return Err("expected auto, jsonl, json, txt, parquet or tfrecord".to_owned()),
         })
     }
 }
@@ -312,7 +317,7 @@ impl Finder<'_> {
             expand_free_bytes: EXPAND_FREE_BYTES,
             expand_ratio_max: self.options.expand_ratio_max,
         };
-        input.shape = self.shape(&input)?;
+        input.shape = self.shape(&input, &head)?;
         self.found.push(input);
         Ok(())
     }
@@ -322,6 +327,7 @@ impl Finder<'_> {
             Format::Auto | Format::JsonLines => RecordFormat::JsonLines,
             Format::JsonArray => RecordFormat::JsonArray,
             Format::Text => RecordFormat::Text(Arc::clone(&self.text)),
+            Format::TfRecord => RecordFormat::TfRecord,
             Format::Parquet => {
                 return Err(bad_input(name, "a stream", PARQUET_FILE));
             }
@@ -341,14 +347,20 @@ impl Finder<'_> {
         Ok(())
     }
 
-    fn shape(&self, input: &Input) -> Result<RecordFormat> {
+    fn shape(&self, input: &Input, head: &[u8]) -> Result<RecordFormat> {
         let stem = split_ending(&input.name).0;
         let is_parquet = input.codec == Codec::Parquet;
+        let is_tfrecord = has_records(&input.name, input.codec, head);
         match self.options.format {
             Format::Auto | Format::Parquet if is_parquet => self.rows(input),
             Format::Parquet => Err(bad_input(&input.name, "another format", "Parquet")),
             _ if is_parquet => {
                 Err(bad_input(&input.name, "Parquet", "the format of --input-format"))
+            }
+            Format::TfRecord => Ok(RecordFormat::TfRecord),
+            Format::Auto if is_tfrecord => Ok(RecordFormat::TfRecord),
+            _ if is_tfrecord => {
+                Err(bad_input(&input.name, "TFRecord", "the format of --input-format"))
             }
             Format::JsonArray => Ok(RecordFormat::JsonArray),
             Format::Text => Ok(RecordFormat::Text(Arc::clone(&self.text))),

@@ -119,7 +119,7 @@ impl Input {
         Some(self.part.end.min(stored).saturating_sub(self.part.start))
     }
 
-    /// Whether its documents are objects of JSON.
+    /// Whether its documents have keys, as objects of JSON have.
     pub(crate) fn is_json(&self) -> bool {
         self.shape.is_json()
     }

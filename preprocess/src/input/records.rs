@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 
+use indexed::RECORD_HEADER_BYTES;
+
 use super::lines::{count_line_ends, is_blank, split_line, without_line_end};
 use super::text::{Separator, TextRules};
 
@@ -20,6 +22,8 @@ pub(crate) enum RecordFormat {
     JsonLines,
     /// The objects of one JSON list, in the spans of the batch.
     JsonArray,
+    /// Examples of TFRecord, in the spans of the batch.
+    TfRecord,
     /// Plain text.
     Text(Arc<TextRules>),
     /// Texts of the named column, in the spans of the batch.
@@ -33,15 +37,17 @@ impl RecordFormat {
         match self {
             RecordFormat::JsonLines => true,
             RecordFormat::Text(rules) => rules.separator == Separator::Line,
-            RecordFormat::JsonArray => false,
+            RecordFormat::JsonArray | RecordFormat::TfRecord => false,
             #[cfg(feature = "parquet")]
             RecordFormat::Rows(_) => false,
         }
     }
 
-    /// Whether a record is a JSON object that contains the text, or the text itself.
+    /// Whether a record is a JSON object that contains the text, or the text itself. An example of
+    /// TFRecord is read as such an object.
     pub(crate) fn is_json(&self) -> bool {
-        matches!(self, RecordFormat::JsonLines | RecordFormat::JsonArray)
+        use RecordFormat::{JsonArray, JsonLines, TfRecord};
+        matches!(self, JsonLines | JsonArray | TfRecord)
     }
 
     /// The text of a record that is not JSON. `scratch` is reused between calls.
@@ -138,6 +144,14 @@ impl<'a> Records<'a> {
         Some(Record { start: span.start, bytes: &self.bytes[span.clone()], is_blank: false })
     }
 
+    /// Records are counted as lines. One starts at its header.
+    fn next_example(&mut self) -> Option<Record<'a>> {
+        let span = self.spans.next()?.clone();
+        self.lines_next = 1;
+        let start = span.start - RECORD_HEADER_BYTES;
+        Some(Record { start, bytes: &self.bytes[span], is_blank: false })
+    }
+
     #[cfg(feature = "parquet")]
     fn next_row(&mut self) -> Option<Record<'a>> {
         let span = self.spans.next()?;
@@ -162,6 +176,7 @@ impl<'a> Iterator for Records<'a> {
         let next = match shape {
             RecordFormat::JsonLines => self.next_line(),
             RecordFormat::JsonArray => self.next_span(),
+            RecordFormat::TfRecord => self.next_example(),
             RecordFormat::Text(rules) => self.next_text(&rules.separator),
             #[cfg(feature = "parquet")]
             RecordFormat::Rows(_) => self.next_row(),

@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use indexed::Dtype;
+use indexed::{BertExample, Dtype, Example, RECORD_HEADER_BYTES};
 
 use crate::batch::document_batch::{BUFFER_BYTES_KEPT_MAX, BatchEnd, DocumentBatch, too_long};
 use crate::batch::encoded::{Encoded, EncodedDocuments, LineCounts, SkippedLine};
 use crate::input::{Record, RecordFormat, Records};
 use crate::json::scanner::{LineFault, TextFinder, Texts, Value};
 use crate::objective::{self, Dropped, SpanConfig, SpanError, Splitter, Triple};
+use crate::tfrecord::{fault, write_json};
 use crate::tokens::long_text;
 use crate::{EmptyDocuments, EncodeError, Encoder, Lists, OnBadLine, Tokenizer};
 
@@ -54,6 +55,9 @@ pub(crate) struct TokenizeWorker<'a> {
     finders: Vec<TextFinder>,
     /// A text that differs from its form in the input.
     scratch: String,
+    /// A record of TFRecord as JSON.
+    json: String,
+    bert: BertExample,
     ids: Vec<u32>,
     triple: Triple,
     sentences: Vec<Range<usize>>,
@@ -83,6 +87,8 @@ impl<'a> TokenizeWorker<'a> {
                 .map(|key| TextFinder::new(key).once(work.keys_once))
                 .collect(),
             scratch: String::new(),
+            json: String::new(),
+            bert: BertExample::default(),
             ids: Vec::new(),
             triple: Triple::default(),
             sentences: Vec::new(),
@@ -117,6 +123,7 @@ impl<'a> TokenizeWorker<'a> {
         documents.source_crc64 = storage::crc64(bytes);
         self.scratch.clear();
         self.scratch.shrink_to(BUFFER_BYTES_KEPT_MAX);
+        self.json.shrink_to(BUFFER_BYTES_KEPT_MAX);
         for finder in &mut self.finders {
             finder.shrink_to(BUFFER_BYTES_KEPT_MAX);
         }
@@ -138,7 +145,75 @@ impl<'a> TokenizeWorker<'a> {
             documents.tally.blank_lines += 1;
             return Ok(());
         }
+        if matches!(shape, RecordFormat::TfRecord) {
+            return self.encode_example(line, documents);
+        }
         let utf8 = std::str::from_utf8(bytes).map_err(|e| not_utf8(bytes, e.valid_up_to()))?;
+        self.encode_document(line, utf8, documents)
+    }
+
+    /// An example has texts, as a line of JSON has, or ids.
+    fn encode_example(
+        &mut self,
+        line: LineContext<'_>,
+        documents: &mut EncodedDocuments,
+    ) -> Result<(), LineFault> {
+        let example = Example::parse(line.record.bytes, RECORD_HEADER_BYTES)?;
+        let keys = &self.work.keys;
+        if BertExample::is_one(&example) && !keys.iter().any(|key| example.has(key)) {
+            return self.encode_ids(&example, documents);
+        }
+        let mut json = std::mem::take(&mut self.json);
+        json.clear();
+        let written = write_json(&example, keys, &mut json);
+        let done = written.and_then(|()| self.encode_document(line, &json, documents));
+        self.json = json;
+        // A place in that JSON is none in the file.
+        done.map_err(|fault| LineFault { column: RECORD_HEADER_BYTES, ..fault })
+    }
+
+    /// An example of BERT is two sentences of one document, or two documents.
+    fn encode_ids(
+        &mut self,
+        example: &Example<'_>,
+        documents: &mut EncodedDocuments,
+    ) -> Result<(), LineFault> {
+        let WorkerSettings { keys, dtypes, task, eod, .. } = self.work;
+        if !matches!(task, Task::Documents) || keys.len() > 1 {
+            let hint = Some("ids take no --split-sentences, no --objective and one key");
+            let found = "the token ids of BERT's create_pretraining_data.py";
+            return Err(LineFault { hint, ..fault(found, "features of text") });
+        }
+        self.bert.read(example)?;
+        let (segments, vocab_size) =
+            ([self.bert.first(), self.bert.second()], self.tokenizer.vocab_size());
+        if let Some(id) = segments.into_iter().flatten().find(|&&id| id >= vocab_size) {
+            let hint = Some("choose the tokenizer of the file");
+            let due = format!("ids below the {vocab_size} of the tokenizer");
+            return Err(LineFault { hint, ..fault(format!("id {id}"), due) });
+        }
+        let (output, dtype) = (&mut documents.outputs[0], dtypes[0]);
+        let is_random_next = self.bert.is_random_next;
+        for (idx, segment) in segments.into_iter().enumerate() {
+            self.ids.clear();
+            self.ids.extend(segment);
+            if idx == 1 || is_random_next {
+                self.ids.extend(*eod);
+                output.sequences.push(if is_random_next { 1 } else { 2 });
+            }
+            output.push(&self.ids, dtype);
+        }
+        documents.tally.documents += 1 + u64::from(is_random_next);
+        Ok(())
+    }
+
+    fn encode_document(
+        &mut self,
+        line: LineContext<'_>,
+        utf8: &str,
+        documents: &mut EncodedDocuments,
+    ) -> Result<(), LineFault> {
+        let shape = line.shape;
         // Counted once the whole line is valid.
         let mut tally = documents.tally;
         self.lines += 1;

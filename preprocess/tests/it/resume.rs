@@ -91,13 +91,13 @@ impl Drop for Begun {
 }
 
 /// Sends a signal, by a shell: not every system has a program for that.
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let kill = format!("kill -{name} {}", child.id());
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
 }
 
 /// Waits until a process has come somewhere, at which it does not end.
-fn wait_until(child: &mut Child, condition: impl Fn() -> bool) {
+pub(crate) fn wait_until(child: &mut Child, condition: impl Fn() -> bool) {
     while !condition() {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it was seen there");
         sleep(Duration::from_millis(1));

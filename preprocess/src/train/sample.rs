@@ -2,15 +2,18 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::slice;
 use std::sync::atomic::AtomicBool;
 
+use indexed::{Example, RECORD_HEADER_BYTES};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::TrainOptions;
 use crate::batch::document_batch::{BatchEnd, DocumentBatch, too_long};
-use crate::input::{Input, InputChunker, Records, expand};
+use crate::input::{Input, InputChunker, RecordFormat, Records, expand};
 use crate::json::scanner::{LineFault, TextFinder, Value};
 use crate::pipeline::{PipelineItem, pump};
+use crate::tfrecord::write_json;
 use crate::tokens::worker::not_utf8;
 use crate::{BadLine, Error, Result};
 
@@ -167,7 +170,7 @@ impl Lines {
 fn read(batch: &mut TextBatch, finder: &mut TextFinder, options: &TrainOptions) {
     let TextBatch { parcel, texts, documents, lines } = batch;
     let DocumentBatch { input_idx, shape, bytes, spans, stop, offset, .. } = parcel;
-    let mut scratch = String::new();
+    let (mut scratch, mut json) = (String::new(), String::new());
     let mut records = Records::new(shape, bytes, spans, *offset);
     while let Some(record) = records.next() {
         *lines = records.lines_before();
@@ -179,8 +182,15 @@ fn read(batch: &mut TextBatch, finder: &mut TextFinder, options: &TrainOptions) 
             if record.bytes.len() as u64 > options.line_bytes_max {
                 return Err(too_long(options.line_bytes_max as usize)); // fits: at most 1 GiB
             }
-            let utf8 = std::str::from_utf8(record.bytes)
-                .map_err(|error| not_utf8(record.bytes, error.valid_up_to()))?;
+            let utf8 = if matches!(shape, RecordFormat::TfRecord) {
+                json.clear();
+                let example = Example::parse(record.bytes, RECORD_HEADER_BYTES)?;
+                write_json(&example, slice::from_ref(&options.key), &mut json)?;
+                &json
+            } else {
+                std::str::from_utf8(record.bytes)
+                    .map_err(|error| not_utf8(record.bytes, error.valid_up_to()))?
+            };
             let value = match shape.is_json() {
                 true => finder.value(utf8)?,
                 false => Value::Text(shape.text(utf8, &mut scratch)),

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use preprocess::train::{ModelType, TrainOptions, TrainProgress, TrainedTokenizer, train};
 use preprocess::{Error, Result, Tokenizer, TokenizerSpec, open_tokenizer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::{Random, print_seed};
 
@@ -175,6 +175,23 @@ fn a_sample_is_drawn_from_the_whole_corpus() {
     assert!(places.len() > 5 && places.iter().any(|&nth| nth > 300), "{places:?}");
     let other = trained(&TrainOptions { seed: 5, ..options }).unwrap();
     assert_ne!(other.texts, first.texts);
+}
+
+/// Texts of TFRecord are those of JSON lines.
+#[test]
+fn examples_of_tensorflow_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tfrecord/text.tfrecord");
+    let mut options = options(ModelType::ByteBpe, 258);
+    options.inputs = vec![golden.to_owned()];
+    let first = trained(&options).unwrap();
+    let lines: String =
+        first.texts.iter().map(|text| format!("{}\n", json!({ "text": text }))).collect();
+    let jsonl = folder.path().join("text.jsonl");
+    fs::write(&jsonl, lines).unwrap();
+    options.inputs = vec![jsonl.to_str().unwrap().to_owned()];
+    let again = trained(&options).unwrap();
+    assert!(first.text_bytes > 20 && again.files == first.files, "{:?}", first.texts);
 }
 
 #[test]

@@ -26,11 +26,7 @@ use crate::cli::args::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
 fn main() -> ExitCode {
     logger::install();
     end_with_launcher();
-    let verb = Cli::parse().verb;
-    if matches!(verb, Verb::Generate(_) | Verb::Report(_)) {
-        logger::warnings_only();
-    }
-    let done = match &verb {
+    let done = match &Cli::parse().verb {
         Verb::Train(args) => train(args),
         Verb::Generate(args) => cli::generate(args),
         Verb::Eval(task) => cli::eval(task),

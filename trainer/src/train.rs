@@ -134,10 +134,7 @@ impl<'a> TrainingLoop<'a> {
         if config.precision.deterministic.unwrap_or(device == Device::Cpu) {
             bridge::runtime::set_deterministic()?;
         }
-        match device {
-            Device::Cuda(gpu) => log::info!("device: cuda:{gpu}"),
-            _ => log::info!("device: cpu"),
-        }
+        log::info!("device: {}", format_args!("{device:?}").to_string().to_lowercase());
         let (comm, watchdog) = crew.connect(config, device)?;
         let ranks = comm.mesh.ranks() as u64;
         let open = || {

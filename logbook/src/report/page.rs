@@ -88,7 +88,8 @@ pub fn html(runs: &[RunRecord]) -> String {
             let text = escaped(&config.to_toml());
             _ = writeln!(
                 page,
-                "<details><summary>Config of {name}, with defaults</summary><pre>{text}</pre></details>"
+                "<details><summary>Config of {name}, with defaults</summary>\
+                 <pre>{text}</pre></details>"
             );
         }
     }

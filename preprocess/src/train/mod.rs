@@ -1,9 +1,9 @@
 //! Trains a tokenizer on a sample of a corpus.
 //!
 //! [`train`] reads the inputs of [`crate::run`], keeps a random sample of their documents, and
-//! trains byte-pair encoding, a unigram model or WordPiece. The result is a `tokenizer.json` and, for byte-pair encoding and unigram, the same
-//! vocabulary as a SentencePiece `.model`. The same inputs and options give the same bytes for any
-//! number of workers.
+//! trains byte-pair encoding, a unigram model or WordPiece. The result is a `tokenizer.json`. For
+//! byte-pair encoding and unigram it is also a SentencePiece `.model` of the same vocabulary. The
+//! same inputs and options give the same bytes for any number of workers.
 //!
 //! In reading order: `options`; `sample`, which reads documents and draws from them; `words`, which
 //! counts the words of the sample; `pieces` and `unigram`, which train; `json` and `model`, which

@@ -5,9 +5,9 @@ use super::{ModelType, TrainOptions};
 
 /// Writes fields of a protocol buffer.
 #[derive(Default)]
-struct Message(Vec<u8>);
+struct FieldWriter(Vec<u8>);
 
-impl Message {
+impl FieldWriter {
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -35,9 +35,9 @@ impl Message {
 
 /// The file.
 pub(super) fn sentencepiece(options: &TrainOptions, vocabulary: &Vocabulary) -> Vec<u8> {
-    let mut model = Message::default();
+    let mut model = FieldWriter::default();
     for piece in &vocabulary.pieces {
-        let mut message = Message::default();
+        let mut message = FieldWriter::default();
         message.bytes(1, piece.text.as_bytes());
         message.float(2, piece.score);
         let kind = match piece.kind {
@@ -49,7 +49,7 @@ pub(super) fn sentencepiece(options: &TrainOptions, vocabulary: &Vocabulary) -> 
         message.number(3, kind);
         model.bytes(1, &message.0);
     }
-    let mut trainer = Message::default();
+    let mut trainer = FieldWriter::default();
     trainer.number(3, if options.model_type == ModelType::Unigram { 1 } else { 2 }); // model_type
     trainer.number(4, vocabulary.pieces.len() as u64); // vocab_size
     trainer.float(10, options.character_coverage as f32);
@@ -60,7 +60,7 @@ pub(super) fn sentencepiece(options: &TrainOptions, vocabulary: &Vocabulary) -> 
     trainer.number(42, 2); // eos_id
     model.bytes(2, &trainer.0);
     // Texts are not normalized; a space is put in front, and spaces are kept as they are.
-    let mut normalizer = Message::default();
+    let mut normalizer = FieldWriter::default();
     normalizer.bytes(1, b"identity");
     normalizer.number(3, 1); // add_dummy_prefix
     normalizer.number(4, 0); // remove_extra_whitespaces

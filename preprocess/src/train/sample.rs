@@ -37,7 +37,7 @@ pub struct SampleProgress {
 
 /// The documents that were drawn.
 #[derive(Debug)]
-pub(super) struct Sample {
+pub(super) struct DrawnTexts {
     /// In the order of their draw.
     pub(super) texts: Vec<String>,
     pub(super) documents: u64,
@@ -99,14 +99,14 @@ pub(super) fn draw(
     options: &TrainOptions,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(SampleProgress),
-) -> Result<Sample> {
+) -> Result<DrawnTexts> {
     let inputs = expand(&options.inputs, &options.input, &options.key)?;
     let stored_bytes_all: Option<u64> = inputs.iter().map(Input::part_bytes).sum();
     let line_bytes_max = options.line_bytes_max as usize; // fits: at most 1 GiB
     let cutter =
         InputChunker::new(inputs.clone(), BLOCK_BYTES, line_bytes_max).ahead(options.workers);
     let mut kept = BinaryHeap::new();
-    let mut sample = Sample { texts: Vec::new(), documents: 0, text_bytes: 0, sample_bytes: 0 };
+    let mut sample = DrawnTexts { texts: Vec::new(), documents: 0, text_bytes: 0, sample_bytes: 0 };
     let mut lines = Lines::default();
     let worker = || {
         let mut finder = TextFinder::new(&options.key);

@@ -21,6 +21,5 @@ mod sentences;
 mod spans;
 mod tokenizer;
 mod tokenizer_files;
-mod train;
 mod vocab;
 mod wordpiece;

@@ -157,7 +157,7 @@ impl Profile {
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let choice = (device, self.engine, self.direct);
         if told.get_or_insert_default().insert(choice) {
-            log::info!("{name}: {self}");
+            log::debug!("{name}: {self}");
         }
     }
 }

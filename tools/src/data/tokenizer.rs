@@ -20,9 +20,9 @@ use crate::ui::timeout::StopSignal;
 pub enum TokenizerVerb {
     /// Train a tokenizer on JSON lines, text or Parquet
     ///
-    /// Writes a folder that transformers opens: tokenizer.json, and tokenizer.model of SentencePiece
-    /// with the same ids for bpe and unigram. The same inputs give the same bytes for any number of
-    /// workers.
+    /// Writes a folder that transformers opens: tokenizer.json, and for bpe and unigram also
+    /// SentencePiece's tokenizer.model, with the same ids. The same inputs give the same bytes for
+    /// any number of workers.
     Train(Box<TrainArgs>),
 }
 

@@ -7,8 +7,8 @@
 mod bench;
 mod ckpt;
 mod ckpt_export;
-mod clean;
 mod command;
+mod corpus;
 mod damaged;
 mod doctor;
 mod formats;
@@ -27,5 +27,4 @@ mod refusals;
 mod samples;
 mod signals;
 mod simulate;
-mod train;
 mod verbs;

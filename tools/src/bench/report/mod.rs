@@ -265,8 +265,8 @@ impl TargetReport {
         let http = if self.file_system == "s3" { " (HTTP included)" } else { "" };
         (!each.is_empty()).then(|| {
             format!(
-                "more than {OWN_CORE_S_PER_GB_MAX} cores per GB/s{http}, the kernel's part included: \
-                 {}",
+                "more than {OWN_CORE_S_PER_GB_MAX} cores per GB/s{http}, the kernel's part \
+                 included: {}",
                 each.join("; ")
             )
         })
@@ -346,8 +346,8 @@ impl Report {
         }
         let Method { runs, seconds, processes, machine, .. } = &self.method;
         text += &format!(
-            "\n  medians of {runs} rounds with 95 % bootstrap intervals, targets in turn; timed patterns run \
-             {seconds} s a round; processes: {processes}; {machine}\n"
+            "\n  medians of {runs} rounds with 95 % bootstrap intervals, targets in turn; timed \
+             patterns run {seconds} s a round; processes: {processes}; {machine}\n"
         );
         if let Some(page) = &self.page {
             text += &format!("  HTML page: {}\n", page.display());

@@ -167,7 +167,8 @@ fn own_cell(of: &PatternReport) -> String {
     let over = if is_over { " <b class=\"warn\">OVER</b>" } else { "" };
     let us = short(us_per_op);
     format!(
-        "{per_gb}{over}<br><small>{kernel}{cores:.2} cores busy; {us} µs of CPU per operation</small>"
+        "{per_gb}{over}<br><small>{kernel}{cores:.2} cores busy; {us} µs of CPU per \
+         operation</small>"
     )
 }
 

@@ -1,4 +1,6 @@
 //! Vocabularies from files: what is taken, and every way in which they can be wrong.
+mod train;
+
 use preprocess::{Gpt2, Tokenizer as _};
 use serde_json::{Map, Value};
 

@@ -1,0 +1,4 @@
+//! What makes a corpus and its tokenizer.
+
+mod clean;
+mod train;

@@ -137,7 +137,21 @@ pub fn import(
     files: &[String],
     world: Option<u64>,
 ) -> Result<Imported, ConfigError> {
-    let mut input = read::read(source, files)?;
+    import_script(source, files, world, &[])
+}
+
+/// As [`import`], where the files' launch script runs with these arguments. Without one, its
+/// arguments are not known.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_script(
+    source: ConfigFormat,
+    files: &[String],
+    world: Option<u64>,
+    arguments: &[String],
+) -> Result<Imported, ConfigError> {
+    let mut input = read::read(source, files, arguments)?;
     launch::take_given(&mut input.launch, world);
     let notes = std::mem::take(&mut input.notes);
     let fates = std::mem::take(&mut input.doubts);

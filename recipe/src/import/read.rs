@@ -21,6 +21,8 @@ pub(super) struct Input {
     pub(super) launch: Vec<SourceKey>,
     /// The sections of the tables that know the keys.
     pub(super) sections: Vec<&'static str>,
+    /// The arguments of a script.
+    arguments: Vec<String>,
     /// The program that a script starts.
     pub(super) program: Option<String>,
     /// The last parts of the files' names.
@@ -34,8 +36,12 @@ pub(super) struct Input {
     pub(super) doubts: Vec<KeyReport>,
 }
 
-pub(super) fn read(source: ConfigFormat, files: &[String]) -> Result<Input, ConfigError> {
-    let mut input = Input::default();
+pub(super) fn read(
+    source: ConfigFormat,
+    files: &[String],
+    arguments: &[String],
+) -> Result<Input, ConfigError> {
+    let mut input = Input { arguments: arguments.to_vec(), ..Input::default() };
     for file in files {
         let name = file.rsplit('/').next().unwrap_or(file);
         input.names.push(name.to_owned());
@@ -117,7 +123,7 @@ impl Input {
         file: &str,
         text: &str,
     ) -> Result<(), Failure> {
-        let script = shell::read(text)?;
+        let script = shell::read(text, &self.arguments)?;
         if script.command.is_empty() {
             return Err("expected JSON, flags, or a script that runs a Python program"
                 .to_owned()

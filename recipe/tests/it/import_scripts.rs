@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use recipe::import::{ConfigFormat, Imported, KeyStatus, command_of_script, import};
+use recipe::import::{ConfigFormat, Imported, KeyStatus, command_of_script, import, import_script};
 
 use crate::import::ours;
 
@@ -350,4 +350,35 @@ fn a_file_of_flags_is_the_command() {
     let expected = ["--lr", "1e-3", "--name", "a b", "--bf16"];
     assert_eq!(words("# flags\n--lr 1e-3 \\\n  --name 'a b'\n--bf16\n"), expected);
     assert_eq!(words("--lr 1e-3 \\\r\n  --name 'a b'\r\n--bf16\r\n"), expected);
+}
+
+/// `--data-path $4` of a script without arguments was a flag without a value, and its value `true`.
+#[test]
+fn arguments_of_the_script_are_given_or_not_known() {
+    let script = format!(
+        "SAVE=$1\nWARMUP=${{3:-7}}\nf() {{ echo \"<$1>\"; }}\n\
+         torchrun pretrain_gpt.py {MODEL} --data-path $2 --lr-warmup-iters $WARMUP --save $SAVE \
+         --tensorboard-dir $(f) \"$@\"\n"
+    );
+    let run = read(&script);
+    let mut names = refused(&run);
+    names.sort_unstable();
+    assert_eq!(names, ["--data-path", "--save"], "{run}");
+    assert!(fate(&run, "--data-path").1.contains("${2}"), "{run}");
+    assert_eq!(ours(&run, "optim.lr.warmup"), "{ steps = 7 }");
+    assert!(run.notes.iter().any(|note| note.contains("defaults are used: 3")), "{run}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.sh");
+    fs::write(&path, &script).unwrap();
+    let given = ["ckpt", "data/a_text_document", "9", "--seed", "5"].map(str::to_owned);
+    let files = [path.to_str().unwrap().to_owned()];
+    let run = import_script(ConfigFormat::Megatron, &files, None, &given).unwrap();
+    assert_eq!(ours(&run, "data.train"), "\"data/a_text_document\"");
+    assert_eq!(ours(&run, "optim.lr.warmup"), "{ steps = 9 }");
+    // All of them are behind `"$@"`, and argparse refuses words that belong to no flag.
+    assert_eq!(ours(&run, "run.seed"), "5");
+
+    let error = command_of_script("[ -z \"$1\" ] && exit 1\npython train.py --lr $1\n");
+    assert!(error.unwrap_err().contains("give them after --"));
 }

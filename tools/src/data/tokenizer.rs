@@ -30,9 +30,7 @@ pub enum TokenizerVerb {
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:
   feedline tokenizer train --type bpe --vocab-size 32000 --out tokenizer corpus/*.jsonl.zst
-  feedline tokenizer train --type unigram --vocab-size 8000 --out tokenizer s3://bucket/corpus
-  preprocess --json-in corpus.jsonl --out data/corpus --tokenizer sentencepiece \\
-      --tokenizer-model tokenizer/tokenizer.model")]
+  feedline tokenizer train --type unigram --vocab-size 8000 --out tokenizer s3://bucket/corpus")]
 pub struct TrainArgs {
     /// Files, folders and patterns of JSON lines, text or Parquet, plain or compressed; - is
     /// standard input

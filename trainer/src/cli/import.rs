@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use recipe::import::{ConfigFormat, import};
+use recipe::import::{ConfigFormat, import_script};
 use trainer::exit;
 
 #[derive(Debug, Args)]
@@ -19,13 +19,14 @@ pub(crate) struct ImportArgs {
     /// Files of one run: a launch script with its JSON, a YAML file, a Python config.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
+    /// Arguments of the launch script: its `$1`, `$2` and so on.
+    #[arg(last = true, value_name = "ARG")]
+    arguments: Vec<String>,
 }
 
 pub(crate) fn import_config(args: &ImportArgs) -> Result<ExitCode> {
-    let imported = import(args.from, &args.files, args.world)?;
+    let imported = import_script(args.from, &args.files, args.world, &args.arguments)?;
     write!(io::stdout().lock(), "{imported}")?;
-    if let Some(problems) = imported.problems() {
-        writeln!(io::stderr().lock(), "{problems}")?;
-    }
+    imported.problems().map(|problems| writeln!(io::stderr(), "{problems}")).transpose()?;
     Ok(if imported.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }

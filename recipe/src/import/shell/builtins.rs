@@ -352,6 +352,12 @@ impl Shell {
         if name == "break" { Flow::Break(levels) } else { Flow::Continue(levels) }
     }
 
+    /// All of them.
+    pub(super) fn set_arguments(&mut self, arguments: &[String]) {
+        self.arguments = arguments.to_vec();
+        self.has_all_arguments = true;
+    }
+
     fn shift(&mut self, by: Option<&String>) {
         let by = by.map_or(Some(1), |by| by.parse().ok()).unwrap_or(1_usize);
         if by <= self.arguments.len() {
@@ -386,7 +392,7 @@ impl Shell {
             let is_on = option.starts_with('-');
             match option.as_str() {
                 "--" => {
-                    self.arguments = after.to_vec();
+                    self.set_arguments(after);
                     return;
                 }
                 "-o" | "+o" => {
@@ -415,7 +421,7 @@ impl Shell {
                     continue;
                 }
                 _ => {
-                    self.arguments = rest.to_vec();
+                    self.set_arguments(rest);
                     return;
                 }
             }
@@ -500,7 +506,7 @@ impl Shell {
         let ended = self.apart(|shell| {
             shell.variables.keep_exported();
             shell.functions.clear();
-            shell.arguments = arguments;
+            shell.set_arguments(&arguments);
             shell.ends_on_error = false;
             shell.loops = 0;
             shell.run_text(&text)

@@ -71,19 +71,20 @@ pub struct ScriptCommand {
 /// # Errors
 /// A sentence, for a text that is no script or that would take too long.
 pub fn command_of_script(text: &str) -> Result<ScriptCommand, String> {
-    let Script { command: words, doubts, notes, .. } = read(text)?;
+    let Script { command: words, doubts, notes, .. } = read(text, &[])?;
     Ok(ScriptCommand { words, doubts, notes })
 }
 
-pub(super) fn read(text: &str) -> Outcome<Script> {
-    let text = text.to_owned();
+/// `arguments` are those of the script; without one they are not known.
+pub(super) fn read(text: &str, arguments: &[String]) -> Outcome<Script> {
+    let (text, arguments) = (text.to_owned(), arguments.to_owned());
     let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-    let reading = thread.spawn(move || follow(&text));
+    let reading = thread.spawn(move || follow(&text, &arguments));
     let reading = reading.map_err(|error| format!("no thread for the script: {error}"))?;
     reading.join().unwrap_or_else(|_| Err("not a script of bash".to_owned()))
 }
 
-fn follow(text: &str) -> Outcome<Script> {
+fn follow(text: &str, arguments: &[String]) -> Outcome<Script> {
     let mut script = Script::default();
     let is_dos = text.contains("\r\n");
     let mut lines = text.lines().map(str::trim);
@@ -104,10 +105,17 @@ fn follow(text: &str) -> Outcome<Script> {
     }
     script.batch = batch(&text);
     let list = tree::parse(&text, 1)?;
-    let ways = ways(&list, &script.batch)?;
+    let ways = ways(&list, &script.batch, arguments)?;
     let Some(base) = ways.runs.iter().find(|run| run.command.is_some()) else {
         if let Some(cut) = ways.runs.iter().find_map(|run| run.shell.cut.first()) {
             return Err(format!("line {}: '{}' is not a command", cut.line, cut.words[0]));
+        }
+        if arguments.is_empty() && ["$1", "${1", "$#", "$@"].iter().any(|it| text.contains(it)) {
+            return Err(
+                "expected a command that trains, found none if the script has no arguments \
+                        (hint: give them after --)"
+                    .to_owned(),
+            );
         }
         return Ok(script);
     };
@@ -196,7 +204,7 @@ impl Ways {
 }
 
 /// All ways, by the answers to what cannot be known; the first is the most likely.
-fn ways(list: &List, batch: &[(String, String)]) -> Outcome<Ways> {
+fn ways(list: &List, batch: &[(String, String)], arguments: &[String]) -> Outcome<Ways> {
     let mut own = Names::default();
     own.list(list);
     let mut limits = Limits::default();
@@ -209,6 +217,9 @@ fn ways(list: &List, batch: &[(String, String)]) -> Outcome<Ways> {
         let from = answers.len();
         let mut shell = Shell::new(start(&own.names, batch), limits.clone(), answers);
         shell.is_batch_job = !batch.is_empty();
+        if !arguments.is_empty() {
+            shell.set_arguments(arguments);
+        }
         shell.run_script(list)?;
         limits = shell.limits.clone();
         for at in from..shell.questions.len() {
@@ -496,6 +507,11 @@ fn mentions(text: &str, name: &str) -> bool {
     let has_default = |rest: &str| rest.starts_with([':', '-', '=', '+']);
     let is_braced = |rest: &str| !rest.starts_with(is_name_char) && !has_default(rest);
     is_plain || text.split(&braced).skip(1).any(is_braced)
+}
+
+/// Whether a text is an argument of the script that is not known, and nothing else.
+fn is_argument(text: &str) -> bool {
+    (1..=99).any(|at: usize| text == marker(&at.to_string()))
 }
 
 /// What is not known keeps its name, in one word, so that it is seen.

@@ -81,7 +81,10 @@ impl Shell {
         if let Ok(at) = name.parse::<usize>() {
             return match at.checked_sub(1) {
                 None => Some(Value::One(marker("0"))),
-                Some(at) => self.arguments.get(at).cloned().map(Value::One),
+                Some(at) => {
+                    let outside = (!self.has_all_arguments).then(|| marker(name));
+                    self.arguments.get(at).cloned().or(outside).map(Value::One)
+                }
             };
         }
         Some(match name {
@@ -220,7 +223,11 @@ impl Shell {
         fields: &mut Fields,
         is_quoted: bool,
     ) -> Outcome<()> {
-        let is_outside = super::is_name(name) && self.variables.is_outside(name);
+        let is_argument = name.parse().is_ok_and(|at: usize| at > self.arguments.len());
+        let is_outside = match super::is_name(name) {
+            true => self.variables.is_outside(name),
+            false => is_argument && !self.has_all_arguments,
+        };
         let is_outside = is_outside && operator[0] != '?';
         let value = value.filter(|_| !(is_outside && self.is_default_used(name)));
         // What is set and empty counts as not set behind a colon.

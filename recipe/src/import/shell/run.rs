@@ -102,6 +102,8 @@ pub(super) struct Shell {
     pub(super) variables: Variables,
     pub(super) functions: HashMap<String, Rc<Command>>,
     pub(super) arguments: Vec<String>,
+    /// Whether these are all. Those of the script come from outside, unless they were given.
+    pub(super) has_all_arguments: bool,
     pub(super) status: Status,
     pub(super) limits: Limits,
     /// Expansions that are open.
@@ -140,6 +142,7 @@ impl Shell {
             variables,
             functions: HashMap::new(),
             arguments: Vec::new(),
+            has_all_arguments: false,
             status: Status::Known(0),
             limits,
             depth: 0,
@@ -317,7 +320,7 @@ impl Shell {
         self.limits.spend(self.variables.bytes() + 1024)?;
         let variables = self.variables.clone();
         let functions = self.functions.clone();
-        let arguments = self.arguments.clone();
+        let arguments = (self.arguments.clone(), self.has_all_arguments);
         let flags = (self.ends_on_error, self.exports_all, self.loops, self.depth);
         let (calls, conditions) = (self.calls, self.conditions);
         match run(self) {
@@ -328,7 +331,8 @@ impl Shell {
         let defaulted = std::mem::take(&mut self.variables.defaulted);
         self.variables = variables;
         self.variables.defaulted = defaulted;
-        (self.functions, self.arguments) = (functions, arguments);
+        self.functions = functions;
+        (self.arguments, self.has_all_arguments) = arguments;
         (self.ends_on_error, self.exports_all, self.loops, self.depth) = flags;
         (self.calls, self.conditions) = (calls - 1, conditions);
         Ok(())
@@ -380,7 +384,8 @@ impl Shell {
 
     /// A function of the script.
     pub(super) fn call(&mut self, body: &Rc<Command>, arguments: Vec<String>) -> Outcome<Flow> {
-        let outer = std::mem::replace(&mut self.arguments, arguments);
+        let outer = (std::mem::replace(&mut self.arguments, arguments), self.has_all_arguments);
+        self.has_all_arguments = true;
         let loops = std::mem::take(&mut self.loops);
         self.locals.push(Vec::new());
         let body = Rc::clone(body);
@@ -388,7 +393,8 @@ impl Shell {
         for (name, old) in self.locals.pop().unwrap_or_default().into_iter().rev() {
             self.variables.restore(&name, old);
         }
-        (self.arguments, self.loops) = (outer, loops);
+        (self.arguments, self.has_all_arguments) = outer;
+        self.loops = loops;
         Ok(if flow? == Flow::Exit { Flow::Exit } else { Flow::Next })
     }
 

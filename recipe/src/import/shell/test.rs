@@ -2,7 +2,7 @@
 
 use super::pattern::{GlobPattern, Regex};
 use super::tree::{TestTree, Word};
-use super::{Outcome, Shell, Status, is_unknown, marker_len};
+use super::{Outcome, Shell, Status, is_argument, is_unknown, marker_len};
 
 /// What a condition is. One that is not known is what it would be if nothing outside of the script
 /// were set and no file existed.
@@ -133,10 +133,13 @@ impl Shell {
     fn one(&self, kind: &str, text: &str) -> Option<Truth> {
         Some(match kind {
             "-n" | "-z" => {
-                // Some text beside what is not known is some text.
-                let bare = bare(text);
-                let is_empty =
-                    if bare.is_empty() { truth(true, &[text]) } else { Truth::Known(false) };
+                // Some text beside what is not known is some text. A script that looks whether it
+                // has an argument is read as if it had none.
+                let is_empty = match bare(text) {
+                    _ if is_argument(text) => Truth::Known(true),
+                    bare if bare.is_empty() => truth(true, &[text]),
+                    _ => Truth::Known(false),
+                };
                 if kind == "-z" { is_empty } else { is_empty.not() }
             }
             "-v" => {

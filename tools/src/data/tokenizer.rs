@@ -63,8 +63,8 @@ pub struct TrainArgs {
 
     /// More special tokens, separated by commas
     ///
-    /// bpe and unigram have <unk>, <s> and </s>; byte-bpe has <|endoftext|>; wordpiece has [PAD],
-    /// [UNK], [CLS], [SEP] and [MASK].
+    /// bpe and unigram have <unk>, <s> and </s>; byte-bpe has <|endoftext|>; wordpiece has those of
+    /// BERT.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', help_heading = "Tokenizer")]
     special_tokens: Vec<String>,
 

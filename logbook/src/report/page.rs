@@ -263,7 +263,8 @@ fn losses_missing(run: &RunRecord) -> String {
 /// The mean of what `of` says of each record, weighted by the time of the steps since the record
 /// before it.
 fn mean_over_time(steps: &[LogRow], of: Of) -> Option<f64> {
-    let (mut sum, mut time, mut before) = (0.0, 0.0, 0);
+    let (mut sum, mut time) = (0.0, 0.0);
+    let mut before = steps.first()?.step.saturating_sub(1);
     for line in steps {
         let count = line.step.saturating_sub(before).max(1);
         before = line.step;

@@ -200,3 +200,18 @@ fn broken_pages_are_seen() {
         assert!(std::panic::catch_unwind(|| elements(&page)).is_err(), "{broken}");
     }
 }
+
+/// A record of one slow step counts as one step, and one of 99 quick steps as 99.
+#[test]
+fn means_are_over_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |step: u64, step_ms: f64, wait_ms: f64| {
+        format!(
+            "{{\"step\":{step},\"perf\":{{\"step_ms\":{step_ms},\"data_wait_ms\":{wait_ms}}}}}\n"
+        )
+    };
+    // 100 ms of 200, then 99 times 1 ms of 200: 199 ms of 20 s. The log begins late.
+    let log = line(1000, 200.0, 100.0) + &line(1099, 200.0, 1.0);
+    fs::write(folder.path().join("log.jsonl"), log).unwrap();
+    assert_eq!(row(&page(&[folder.path()]), "Data wait"), ["1.0 % of the time"]);
+}

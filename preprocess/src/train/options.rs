@@ -130,8 +130,11 @@ impl TrainOptions {
         }
         let mut seen = Vec::new();
         for token in self.special_tokens() {
-            if token.is_empty() || seen.contains(&token) {
-                return bad("special-tokens", format!("'{token}'"), "tokens, each once");
+            // Characters and bytes have tokens of their own.
+            let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
+            if token.chars().nth(1).is_none() || is_byte || seen.contains(&token) {
+                let expected = "tokens of several characters, no names of bytes, each once";
+                return bad("special-tokens", format!("'{token}'"), expected);
             }
             seen.push(token);
         }

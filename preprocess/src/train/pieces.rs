@@ -14,7 +14,7 @@ use super::{ModelType, TrainOptions, unigram};
 use crate::Result;
 
 /// Characters of the longest piece, as in SentencePiece.
-const PIECE_CHARS_MAX: usize = 16;
+pub(super) const PIECE_CHARS_MAX: usize = 16;
 
 /// A pair that occurs once is not merged.
 const PAIR_COUNT_MIN: u64 = 2;
@@ -186,7 +186,8 @@ fn unigram(options: &TrainOptions, words: &[(String, u64)]) -> Result<Vocabulary
         return too_few(options, pieces.len() + characters.len());
     }
     let wanted = options.vocab_size as usize - pieces.len(); // fits: at most 2^20
-    let scored = unigram::train(words, &characters, wanted, options.workers)?;
+    let scored =
+        unigram::train(words, &characters, &options.special_tokens, wanted, options.workers)?;
     let units = |(text, score): (String, f64)| ((score / SCORE_UNIT).round() as i64, text);
     let mut scored: Vec<(i64, String)> = scored.into_iter().map(units).collect();
     scored.sort_unstable_by(|a, b| (b.0, &a.1).cmp(&(a.0, &b.1)));

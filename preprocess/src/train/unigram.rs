@@ -10,12 +10,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::pieces::PIECE_CHARS_MAX;
 use super::words::{counted, in_parts};
 use crate::Result;
 use crate::tokenizer::Trie;
-
-/// Characters of the longest piece.
-const PIECE_CHARS_MAX: usize = 16;
 
 /// The pieces that training begins with.
 const SEEDS_MAX: usize = 1_000_000;
@@ -41,14 +39,17 @@ const UNITS: f64 = (1 << 20) as f64;
 /// Words, and how often each occurs.
 type Words = [(String, u64)];
 
-/// The `wanted` best pieces with their log probabilities; all of `characters` are among them.
+/// The `wanted` best pieces with their log probabilities; all of `characters` are among them, and
+/// none of `special`.
 pub(super) fn train(
     words: &Words,
     characters: &[char],
+    special: &[String],
     wanted: usize,
     workers: usize,
 ) -> Result<Vec<(String, f64)>> {
     let mut pieces = seeds(words, characters, workers)?;
+    pieces.retain(|piece| !special.contains(&piece.text));
     let spare = (wanted as f64 * SPARE) as usize;
     loop {
         let mut lattice = Lattice::new(&pieces);

@@ -18,7 +18,7 @@ use crate::ui::timeout::StopSignal;
 /// What to do with a tokenizer.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TokenizerVerb {
-    /// Train a tokenizer on JSON lines, text or Parquet
+    /// Train a tokenizer on JSON lines, text, TFRecord or Parquet
     ///
     /// Writes a folder that transformers opens: tokenizer.json, and for bpe and unigram also
     /// SentencePiece's tokenizer.model, with the same ids. The same inputs give the same bytes for
@@ -32,8 +32,8 @@ pub enum TokenizerVerb {
   feedline tokenizer train --type bpe --vocab-size 32000 --out tokenizer corpus/*.jsonl.zst
   feedline tokenizer train --type unigram --vocab-size 8000 --out tokenizer s3://bucket/corpus")]
 pub struct TrainArgs {
-    /// Files, folders and patterns of JSON lines, text or Parquet, plain or compressed; - is
-    /// standard input
+    /// Files, folders and patterns of JSON lines, text, TFRecord or Parquet, plain or compressed;
+    /// - is standard input
     #[arg(value_name = "INPUT", required = true, help_heading = "Input")]
     inputs: Vec<String>,
 
@@ -41,7 +41,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "KEY", default_value = "text", help_heading = "Input")]
     json_key: String,
 
-    /// Input format: auto, jsonl, json, txt or parquet
+    /// Input format: auto, jsonl, json, txt, parquet or tfrecord
     #[arg(long, value_name = "FORMAT", default_value = "auto", help_heading = "Input")]
     format: Format,
 

@@ -177,6 +177,24 @@ fn a_sample_is_drawn_from_the_whole_corpus() {
     assert_ne!(other.texts, first.texts);
 }
 
+/// A special token that is also a word of the corpus has one id.
+#[test]
+fn special_tokens_are_no_pieces() {
+    for model_type in [ModelType::Bpe, ModelType::Unigram] {
+        let mut options = options(model_type, 6000);
+        options.special_tokens = vec!["the".to_owned(), "\u{2581}of".to_owned()];
+        let folder = tempfile::tempdir().unwrap();
+        save(&trained(&options).unwrap(), folder.path());
+        let json = open("hf", &folder.path().join("tokenizer.json"));
+        let model = open("sentencepiece", &folder.path().join("tokenizer.model"));
+        assert_eq!((json.vocab_size(), model.vocab_size()), (6000, 6000), "{model_type:?}");
+        let [text, spelled] = ["a pointer to memory", "the end"];
+        assert_eq!(encode(json.as_ref(), text), encode(model.as_ref(), text));
+        assert!(encode(json.as_ref(), spelled).contains(&3), "{model_type:?}");
+        assert!(!encode(model.as_ref(), spelled).contains(&3), "{model_type:?}");
+    }
+}
+
 /// Texts of TFRecord are those of JSON lines.
 #[test]
 fn examples_of_tensorflow_are_read() {
@@ -219,7 +237,10 @@ fn what_cannot_be_trained_is_refused() {
     assert!(from(&folder.path().join("none"), ModelType::Bpe, 400).contains("none"));
     let stopped = train(&options(ModelType::Bpe, 5000), &AtomicBool::new(true), &mut |_| {});
     assert!(matches!(stopped, Err(Error::Stopped)));
-    let twice =
-        TrainOptions { special_tokens: vec!["<s>".to_owned()], ..options(ModelType::Bpe, 5000) };
-    assert!(trained(&twice).unwrap_err().to_string().contains("'<s>'"));
+    for token in ["<s>", "a", "", "<0x0A>"] {
+        let special_tokens = vec![token.to_owned()];
+        let options = TrainOptions { special_tokens, ..options(ModelType::Bpe, 5000) };
+        let error = trained(&options).unwrap_err().to_string();
+        assert!(error.contains(&format!("'{token}'")), "{error}");
+    }
 }

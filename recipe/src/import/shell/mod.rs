@@ -111,11 +111,8 @@ fn follow(text: &str, arguments: &[String]) -> Outcome<Script> {
             return Err(format!("line {}: '{}' is not a command", cut.line, cut.words[0]));
         }
         if arguments.is_empty() && ["$1", "${1", "$#", "$@"].iter().any(|it| text.contains(it)) {
-            return Err(
-                "expected a command that trains, found none if the script has no arguments \
-                        (hint: give them after --)"
-                    .to_owned(),
-            );
+            let expected = "expected a command that trains, found none if the script has no";
+            return Err(format!("{expected} arguments (hint: give them after --)"));
         }
         return Ok(script);
     };
@@ -511,7 +508,8 @@ fn mentions(text: &str, name: &str) -> bool {
 
 /// Whether a text is an argument of the script that is not known, and nothing else.
 fn is_argument(text: &str) -> bool {
-    (1..=99).any(|at: usize| text == marker(&at.to_string()))
+    let name = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+    name.is_some_and(|name| name.parse::<usize>().is_ok())
 }
 
 /// What is not known keeps its name, in one word, so that it is seen.

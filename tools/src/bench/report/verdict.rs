@@ -166,7 +166,7 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
         let size = short(need.checkpoint_bytes as f64 / 1e9);
         let (median, low, high) = (short(median), short(low), short(high));
         parts.push(format!(
-            "saves a checkpoint of {size} GB in {median} s at that rate ({low} to {high})"
+            "saves a checkpoint of {size} GB in {median} s at the measured rate ({low} to {high})"
         ));
     }
     if let Some(seconds) = standing.checkpoint_one_file_s {

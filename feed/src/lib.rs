@@ -5,7 +5,8 @@
 //!
 //! In reading order: `special` finds the ids that an objective needs, `orders` makes the order of
 //! samples and says what they become, `order_check` verifies cached orders beside
-//! the run, `any` is a batch of whatever objective, `batches` reads them.
+//! the run, `any` is a batch of whatever objective, `batches` reads them. `samples` hands them to
+//! training loops of others.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod batches;
 mod error;
 mod order_check;
 mod orders;
+mod samples;
 mod special;
 
 use std::cell::RefCell;
@@ -37,6 +39,7 @@ use orders::{Assembly, Orders};
 pub use any::{AnyAssemble, AnyBatch};
 pub use batches::{Batches, NodePeers};
 pub use error::{Error, Result};
+pub use samples::{OrderKind, Samples, SamplesOptions, identity};
 pub use special::{open_tokenizer, tokenizer_spec, with_special};
 
 /// How much of each end of the `.bin` tells one corpus from another.
@@ -61,6 +64,12 @@ impl Corpora {
     #[must_use]
     pub fn token_count(&self) -> u64 {
         self.each().map(|files| files[0].token_count()).sum()
+    }
+
+    fn fingerprint(&self, verify: bool) -> Result<Value> {
+        let each = self.files.iter().map(|file| fingerprint(file, verify));
+        let mut each = each.collect::<Result<Vec<Value>>>()?;
+        Ok(if each.len() == 1 { each.remove(0) } else { Value::Array(each) })
     }
 
     /// The token files of each corpus.
@@ -151,16 +160,7 @@ pub fn order_of(config: &Config) -> Result<Arc<dyn SampleOrder>> {
     let corpora = &open_corpus(config)?;
     let tokenizer = Value::Null;
     let orders = Orders { corpora, config, tokenizer, cache: None, checks: RefCell::default() };
-    orders.open(Split::Train, config.samples_total()).map(|(order, _)| order)
-}
-
-/// The samples of a part in their order, and what is made of them.
-#[derive(Clone, Debug)]
-struct Samples {
-    order: Arc<dyn SampleOrder>,
-    assembly: Assembly,
-    /// Those that are on this node's own disk.
-    local: Option<Arc<LazyCache>>,
+    orders.open(Split::Train, Some(config.samples_total())).map(|(order, _)| order)
 }
 
 /// Corpora and the order in which a run reads them.
@@ -186,13 +186,13 @@ impl Data {
     pub fn new(corpora: Corpora, config: &Config) -> Result<Self> {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
         let doubts = doubts(&corpora, config, &*tokenizer)?;
-        let assembly = Assembly::new(config, &*tokenizer)?;
+        let assembly = Assembly::new(config, Some(&*tokenizer))?;
         let cache = storage::open_url(&config.cache_dir())?;
         let (tokenizer, cache, checks) =
             (tokenizer.identifiers(), Some(&cache), RefCell::default());
         let orders = Orders { corpora: &corpora, config, tokenizer, cache, checks };
         let open = |which, samples| -> Result<Samples> {
-            let (order, parts) = orders.open(which, samples)?;
+            let (order, parts) = orders.open(which, Some(samples))?;
             let mut assembly = assembly.clone();
             parts.into_iter().for_each(|part| assembly.learn(part));
             Ok(Samples { order, assembly, local: None })
@@ -244,9 +244,7 @@ impl Data {
     /// # Errors
     /// [`Error::Storage`].
     pub fn fingerprint(&self) -> Result<Value> {
-        let each = self.corpora.files.iter().map(|file| fingerprint(file, self.verify));
-        let mut each = each.collect::<Result<Vec<Value>>>()?;
-        Ok(if each.len() == 1 { each.remove(0) } else { Value::Array(each) })
+        self.corpora.fingerprint(self.verify)
     }
 
     /// A rank's training batches after `samples_consumed` samples, to the end of the run.

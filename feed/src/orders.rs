@@ -32,11 +32,11 @@ pub(super) enum Assembly {
 }
 
 impl Assembly {
-    /// Of no corpus yet.
+    /// Of no corpus yet. Only objective `"lm"` can do without a tokenizer.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if the tokenizer has not what the objective needs.
-    pub(super) fn new(config: &Config, tokenizer: &dyn Tokenizer) -> Result<Self> {
+    pub(super) fn new(config: &Config, tokenizer: Option<&dyn Tokenizer>) -> Result<Self> {
         // fits: the config refuses more than 2^20, and seeds above 32 bits.
         let (seq_len, seed) = (config.model.seq_len as usize, config.run.seed as u32);
         let decoder_len = config.model.dec_len.unwrap_or(0) as usize;
@@ -45,7 +45,7 @@ impl Assembly {
         // fits: ids are below the vocabulary's size.
         let some = |id: Option<u64>| id.map(|id| id as i64);
         if objective == Objective::Lm {
-            let eod = data.special.eod.or(tokenizer.eod().map(u64::from));
+            let eod = data.special.eod.or(tokenizer.and_then(Tokenizer::eod).map(u64::from));
             let config = GptConfig {
                 eod: some(eod),
                 eod_mask_loss: data.mask_eod_loss,
@@ -55,6 +55,7 @@ impl Assembly {
             };
             return Ok(Assembly::Lm(config, Vec::new()));
         }
+        let tokenizer = tokenizer.expect("only lm is read without a tokenizer");
         let words = TokenSpellings::of(tokenizer);
         let special = words.special(config, tokenizer)?;
         // What an objective can do without is what no token is.
@@ -169,19 +170,30 @@ impl Orders<'_> {
     pub(super) fn open(
         &self,
         which: Split,
-        samples: u64,
+        samples: Option<u64>,
     ) -> Result<(Arc<dyn SampleOrder>, Vec<CorpusAssembly>)> {
-        let needed = thousands(samples as f64);
+        let needed = samples.map(|samples| format!(", {} needed", thousands(samples as f64)));
+        let needed = needed.unwrap_or_default();
         let tell = |count: u64| {
             let count = thousands(count as f64);
-            log::info!("sample index: {count} samples for {}, {needed} needed", which.name());
+            log::info!("sample index: {count} samples for {}{needed}", which.name());
         };
         let corpora = &self.config.data.train;
         let weights = corpora.iter().map(|corpus| corpus.weight).collect::<Vec<_>>();
         let weights = normalize_weights(&weights)?;
-        let (sizes, size) = match corpora.len() {
-            1 => (vec![samples], samples),
-            _ => blend_sizes(&weights, samples),
+        let (sizes, size) = match (corpora.len(), samples) {
+            (1, _) => (vec![samples], 0),
+            (_, Some(samples)) => {
+                let (sizes, size) = blend_sizes(&weights, samples);
+                (sizes.into_iter().map(Some).collect(), size)
+            }
+            (found, None) => {
+                return Err(Error::Mismatch(Incompatible::new(
+                    "cannot blend corpora".to_owned(),
+                    format!("expected a number of samples, found none for {found} corpora"),
+                    "give the number of samples that the run consumes",
+                )));
+            }
         };
         let (mut orders, mut parts) = (Vec::new(), Vec::new());
         let (mut datasets, mut available) = (Vec::new(), Vec::new());
@@ -221,7 +233,7 @@ impl Orders<'_> {
         &self,
         corpus: &[Arc<IndexedDataset>],
         path: &str,
-        part: (Split, u64),
+        part: (Split, Option<u64>),
     ) -> Result<Ordered> {
         let (config, first) = (self.config, Arc::clone(&corpus[0]));
         let seq_len = config.model.seq_len;
@@ -257,14 +269,14 @@ impl Orders<'_> {
         corpus: &Arc<IndexedDataset>,
         dataset_path: String,
         seq_len: u64,
-        (which, samples): (Split, u64),
+        (which, samples): (Split, Option<u64>),
     ) -> Result<(Arc<GptIndex>, Value)> {
         let order = GptIndexConfig {
             dataset_path,
             split: Some(self.config.data.split.0.clone()),
             seq_len,
             seed: self.config.run.seed as u32, // fits: the config refuses a larger one
-            num_samples: Some(samples),
+            num_samples: samples,
             add_extra_token: true,
             drop_last_partial_valid: true,
             tokenizer: self.tokenizer.clone(),
@@ -289,7 +301,7 @@ impl Orders<'_> {
         &self,
         corpus: Arc<IndexedDataset>,
         path: &str,
-        (which, samples): (Split, u64),
+        (which, samples): (Split, Option<u64>),
         kind: MaskedKind,
     ) -> Result<Ordered> {
         let config = self.config;
@@ -300,7 +312,7 @@ impl Orders<'_> {
             split: Some(config.data.split.0.clone()),
             seq_len: config.model.seq_len,
             seed: config.run.seed as u32, // fits: the config refuses a larger one
-            num_samples: Some(samples),
+            num_samples: samples,
             tokenizer: self.tokenizer.clone(),
             masking_probability: config.data.mask_prob,
             short_sequence_probability: config.data.short_seq_prob,

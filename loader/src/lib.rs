@@ -10,7 +10,8 @@
 //! `planner` plans ahead as far as the `window` allows, one `worker` per store keeps `depth`
 //! requests in flight, and `batcher` lets an [`Assemble`] of [`batch`] build batches; `channels`
 //! connects them. [`Metrics`] has their counters. [`cache`] keeps copies on the node's own disk,
-//! and `node` lets one rank read for all ranks of a node.
+//! and `node` lets one rank read for all ranks of a node. A [`RandomReader`] reads samples whose
+//! future is not known.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod order;
 pub mod plan;
 mod prefetch;
 mod queue;
+mod random;
 
 pub use batch::Batch;
 pub use batch::assembler::{Assemble, Sample};
@@ -35,6 +37,7 @@ pub use node::{
     BatchSource, NodeBatches, NodeClient, NodeError, NodeOptions, Open, RawAssemble, RawBatch,
     Samples,
 };
+pub use order::calls::CallOrder;
 pub use order::encdec::EncDecOrder;
 pub use order::file::{BlockOrder, FileOrder};
 pub use order::masked::MaskedOrder;
@@ -43,4 +46,5 @@ pub use order::sample_order::{
     BlendOrder, DataFile, GptOrder, PieceRef, SampleOrder, SampleOrigin,
 };
 pub use plan::sample_cache::SampleCache;
-pub use prefetch::loader::{Loader, LoaderOptions};
+pub use prefetch::loader::{Loader, LoaderOptions, Recycler};
+pub use random::RandomReader;

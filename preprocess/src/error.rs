@@ -1,5 +1,7 @@
 use std::{fmt, io};
 
+use crate::EncodeError;
+
 /// The errors of this crate: the operation, its object, what was found and what was expected.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -44,6 +46,13 @@ pub enum Error {
         expected: String,
         /// A command or a setting that may help.
         hint: Option<String>,
+    },
+    /// A text cannot be encoded.
+    BadText {
+        /// Its place among those that were given.
+        text: usize,
+        /// Why.
+        refused: Box<EncodeError>,
     },
     /// No token has this id.
     UnknownToken {
@@ -199,6 +208,11 @@ impl fmt::Display for Error {
                 write!(f, "cannot read {file}")?;
                 line.map_or(Ok(()), |line| write!(f, ", line {line}"))?;
                 write_mismatch(f, expected, found, hint.as_deref())
+            }
+            Error::BadText { text, refused } => {
+                let EncodeError { found, expected, hint } = refused.as_ref();
+                write!(f, "cannot encode text {text}")?;
+                write_mismatch(f, expected, found, *hint)
             }
             Error::UnknownToken { id, vocab_size } => {
                 write!(f, "cannot decode token {id}: expected an id below {vocab_size} ")?;

@@ -42,8 +42,9 @@ pub use options::{
 };
 pub use tokenizer::{
     Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, ExportedTokenizer, Gpt2,
-    HuggingFace, Jieba, JiebaWords, ModelTokens, Null, Pattern, Pieces, Tiktoken, Tokenizer,
-    TokenizerSpec, WordPiece, WordPieceCase, WordPieceRules, open_gpt2, open_tokenizer, pieces,
+    HuggingFace, Jieba, JiebaWords, ModelTokens, Null, Pattern, Pieces, Tiktoken, TokenBatch,
+    Tokenizer, TokenizerSpec, WordPiece, WordPieceCase, WordPieceRules, encode_batch, open_gpt2,
+    open_tokenizer, pieces,
 };
 pub use tokens::estimate::{Estimate, estimate};
 pub use tokens::run::{run, run_until};

@@ -1,5 +1,6 @@
 //! Sample orders: which bytes each sample consists of, and which rank reads it.
 
+pub(crate) mod calls;
 pub(crate) mod encdec;
 pub(crate) mod file;
 pub(crate) mod masked;

@@ -140,6 +140,18 @@ impl StoreReads {
         if is_good { Ok(()) } else { self.file(file).verify(offset_bytes, bytes) }
     }
 
+    /// As [`StoreReads::verify`]; bytes that differ are read once more.
+    ///
+    /// # Errors
+    /// [`storage::Error::Corrupt`] if they differ again; errors of that read.
+    pub(crate) fn verify_or_again(&self, extent: usize, bytes: &mut [u8]) -> storage::Result<()> {
+        if self.verify(extent, bytes).is_ok() {
+            return Ok(());
+        }
+        let Extent { file, offset_bytes, .. } = self.extents[extent];
+        self.file(file).verify_again(offset_bytes, bytes)
+    }
+
     /// Whether to keep the bytes of its extents in their buffers: those, which are whole pages and
     /// include unneeded bytes, take no more than 1.5 times the bytes of the samples.
     #[must_use]

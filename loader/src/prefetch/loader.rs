@@ -2,6 +2,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,8 @@ pub struct Loader<A: Assemble> {
     timeout: Duration,
     started: Instant,
     batches: u64,
+    /// Since when the next batch is waited for.
+    asked: Option<Instant>,
     failed: Option<String>,
     /// The stores, and their counters at the start.
     stores: Vec<(Arc<dyn Storage>, Counted)>,
@@ -136,6 +139,7 @@ impl<A: Assemble> Loader<A> {
             timeout: options.timeout,
             started: Instant::now(),
             batches: 0,
+            asked: None,
             failed: None,
             stores: stores.iter().map(counted).collect(),
         };
@@ -166,19 +170,38 @@ impl<A: Assemble> Loader<A> {
     /// The error of the first sample that cannot be delivered, which ends the loader.
     /// [`Error::Late`] after the timeout: the call may be repeated.
     pub fn next_batch(&mut self) -> Result<Option<A::Batch>> {
+        loop {
+            if let Poll::Ready(batch) = self.poll_batch(self.timeout)? {
+                return Ok(batch);
+            }
+        }
+    }
+
+    /// As [`Loader::next_batch`], but waits no longer than `wait`: a caller that must look for
+    /// signals meanwhile calls it again. `Pending` if there is no batch yet.
+    ///
+    /// # Errors
+    /// As [`Loader::next_batch`]; the timeout counts from the first call that found no batch.
+    pub fn poll_batch(&mut self, wait: Duration) -> Result<Poll<Option<A::Batch>>> {
         if let Some(first) = &self.failed {
             return Err(Error::Ended { first: first.clone() });
         }
         if self.batches == self.course.batch_count() {
-            return Ok(None);
+            return Ok(Poll::Ready(None));
         }
-        let asked = Instant::now();
-        let came = self.counter.ready.pop(Some(asked + self.timeout));
         let now = Instant::now();
+        let asked = *self.asked.get_or_insert(now);
+        let came = self.counter.ready.pop(Some((asked + self.timeout).min(now + wait)));
+        let now = Instant::now();
+        let waited = now - asked;
+        if matches!(came, Err(QueueEmpty::Late)) && waited < self.timeout {
+            return Ok(Poll::Pending);
+        }
+        self.asked = None;
         match came {
             Ok(Ok(batch)) => {
-                self.count(now, now - asked);
-                Ok(Some(batch))
+                self.count(now, waited);
+                Ok(Poll::Ready(Some(batch)))
             }
             Ok(Err(error)) => {
                 self.failed = Some(error.to_string());
@@ -186,7 +209,7 @@ impl<A: Assemble> Loader<A> {
             }
             Err(QueueEmpty::Late) => Err(Error::Late {
                 sample: self.course.batch(self.batches).start,
-                waited: now - asked,
+                waited,
                 story: self.shared.story(),
             }),
             Err(QueueEmpty::Closed) => Err(Error::Gone),
@@ -196,6 +219,12 @@ impl<A: Assemble> Loader<A> {
     /// Returns a batch's memory for reuse. After the first window nothing is allocated.
     pub fn recycle(&self, batch: A::Batch) {
         self.counter.spent.push_now(batch);
+    }
+
+    /// Returns batches from elsewhere: it may outlive the loader.
+    #[must_use]
+    pub fn recycler(&self) -> Recycler<A::Batch> {
+        Recycler(Arc::clone(&self.counter))
     }
 
     /// Samples consumed so far by all ranks together, including those before the start: the whole
@@ -234,6 +263,24 @@ impl<A: Assemble> Drop for Loader<A> {
     }
 }
 
+/// Returns the memory of batches to their [`Loader`] from another owner, such as a garbage
+/// collector.
+#[derive(Debug)]
+pub struct Recycler<B>(Arc<Counter<B>>);
+
+impl<B> Recycler<B> {
+    /// As [`Loader::recycle`]. After the end of the loader the memory is freed.
+    pub fn recycle(&self, batch: B) {
+        self.0.spent.push_now(batch);
+    }
+}
+
+impl<B> Clone for Recycler<B> {
+    fn clone(&self) -> Self {
+        Recycler(Arc::clone(&self.0))
+    }
+}
+
 fn check(order: &dyn SampleOrder, options: &LoaderOptions) -> Result<()> {
     let bad = |name, found, expected| Err(Error::Option { name, found, expected });
     let Range { start, end } = options.samples;
@@ -255,7 +302,7 @@ fn check(order: &dyn SampleOrder, options: &LoaderOptions) -> Result<()> {
 
 /// The stores of an order, and which of them reads each of its files. Datasets that were opened one
 /// by one have a store each; stores of one reader group share a reader.
-fn stores_of(order: &dyn SampleOrder) -> (Vec<Arc<dyn Storage>>, Vec<usize>) {
+pub(crate) fn stores_of(order: &dyn SampleOrder) -> (Vec<Arc<dyn Storage>>, Vec<usize>) {
     let mut known: Vec<(&Arc<dyn Storage>, usize)> = Vec::new();
     let mut stores: Vec<Arc<dyn Storage>> = Vec::new();
     let mut groups: HashMap<String, usize> = HashMap::new();

@@ -3,7 +3,7 @@
 mod batcher;
 mod channels;
 mod depth;
-mod files;
+pub(crate) mod files;
 pub(crate) mod loader;
 mod planner;
 mod window;

@@ -5,7 +5,7 @@
 //! dropped and every file taken back, as after any other. What removes is never refused. They count
 //! what passes too, which is what the bar shows.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
@@ -33,6 +33,8 @@ pub struct CancellableJob {
     stop: StopSignal,
     /// Whether anything was refused because of that.
     refused: AtomicBool,
+    /// Bytes that went either way.
+    moved_bytes: AtomicU64,
     shown: Option<Mutex<Shown>>,
     /// Where [`CancellableJob::locate`] finds everything, instead of by URL.
     store: Option<Arc<dyn Storage>>,
@@ -62,6 +64,12 @@ impl CancellableJob {
         CancellableJob::new(StopSignal::default(), None)
     }
 
+    /// Work that ends by an error of its stores when `stop` is set, and shows no bar.
+    #[must_use]
+    pub fn until(stop: StopSignal) -> Arc<Self> {
+        CancellableJob::with(stop, None, None)
+    }
+
     /// Work in a store that has no URL: [`CancellableJob::locate`] takes keys of it.
     #[must_use]
     pub fn in_store(store: Arc<dyn Storage>) -> Arc<Self> {
@@ -70,10 +78,24 @@ impl CancellableJob {
 
     fn new(stop: StopSignal, store: Option<Arc<dyn Storage>>) -> Arc<Self> {
         let line = ProgressLine::new();
-        let show = |line| Mutex::new(Shown { line, now: None, done_bytes: 0 });
-        let shown = line.is_terminal().then(|| show(line));
-        let (refused, commits) = (AtomicBool::new(false), Mutex::default());
-        Arc::new(CancellableJob { stop, refused, shown, store, commits })
+        CancellableJob::with(stop, store, line.is_terminal().then_some(line))
+    }
+
+    fn with(
+        stop: StopSignal,
+        store: Option<Arc<dyn Storage>>,
+        line: Option<ProgressLine>,
+    ) -> Arc<Self> {
+        let shown = line.map(|line| Mutex::new(Shown { line, now: None, done_bytes: 0 }));
+        let (refused, moved_bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+        let commits = Mutex::default();
+        Arc::new(CancellableJob { stop, refused, moved_bytes, shown, store, commits })
+    }
+
+    /// Bytes read and written so far.
+    #[must_use]
+    pub fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
     }
 
     /// As [`storage::open_url`], watched.
@@ -141,6 +163,7 @@ impl CancellableJob {
 
     /// So many more bytes went this way.
     pub fn moved(&self, which: CountedBytes, bytes: u64) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         let Some(shown) = &self.shown else { return };
         let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
         let Shown { line, now, done_bytes } = &mut *shown;

@@ -1,0 +1,202 @@
+//! The samples of one part of the data, for callers that bring their own training loop.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use indexed::{BlockShuffle, Split, TokenStream};
+use loader::cache::LazyCache;
+use loader::{BlockOrder, FileOrder, Loader, LoaderOptions, RandomReader, SampleOrder};
+use recipe::Incompatible;
+use recipe::config::{Config, Objective};
+use serde_json::{Value, json};
+
+use crate::orders::{Assembly, CorpusAssembly, Orders};
+use crate::{AnyAssemble, Corpora, Error, Result, open_corpus, open_tokenizer};
+
+/// In which order samples are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrderKind {
+    /// Megatron's order of the objective, byte for byte; blends as Megatron mixes them.
+    #[default]
+    Megatron,
+    /// Blocks of neighbouring samples, shuffled, and samples shuffled within a window of blocks.
+    /// It needs no tables. Of one corpus of objective `"lm"`.
+    Blocks,
+    /// The sequences of the file as they stand there, each a sample, as `feedline materialize`
+    /// wrote them. Of one corpus of objective `"lm"`.
+    File,
+}
+
+/// Which samples of a run's data.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SamplesOptions {
+    /// The part of the corpora.
+    pub which: Split,
+    /// Samples that the order is built for, as Megatron's `num_samples`. `None`: one epoch.
+    pub count: Option<u64>,
+    /// The order.
+    pub order: OrderKind,
+    /// Whether a sample index is cached in [`Config::cache_dir`]; else it is built in memory.
+    pub cached: bool,
+    /// What the tokenizer says of itself in the name of the cache. `None`: the config's tokenizer
+    /// is opened for it.
+    pub identifiers: Option<Value>,
+}
+
+impl SamplesOptions {
+    /// Megatron's order of a part, cached.
+    #[must_use]
+    pub fn new(which: Split, count: Option<u64>) -> Self {
+        let (order, identifiers) = (OrderKind::default(), None);
+        SamplesOptions { which, count, order, cached: true, identifiers }
+    }
+}
+
+/// The samples of a part of the data in their order, and what is made of them.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    pub(super) order: Arc<dyn SampleOrder>,
+    pub(super) assembly: Assembly,
+    /// Those that are on this node's own disk.
+    pub(super) local: Option<Arc<LazyCache>>,
+}
+
+impl Samples {
+    /// Opens the corpora of a config, and maps or builds the order of a part of them. Of the config
+    /// only `[data]`, the sequence lengths, the vocabulary and the seed count.
+    ///
+    /// # Errors
+    /// As [`open_corpus`] and [`Data::new`](crate::Data::new).
+    pub fn open(config: &Config, options: &SamplesOptions) -> Result<(Self, Corpora)> {
+        let corpora = open_corpus(config)?;
+        let tokenizer = match (config.objective(), &options.identifiers) {
+            (Objective::Lm, Some(_)) => None,
+            _ => Some(open_tokenizer(&config.data.tokenizer)?),
+        };
+        let mut assembly = Assembly::new(config, tokenizer.as_deref())?;
+        let identifiers = options.identifiers.clone();
+        let identifiers = identifiers.or_else(|| tokenizer.as_ref().map(|it| it.identifiers()));
+        let (order, parts) = match options.order {
+            OrderKind::Megatron => {
+                let cache = storage::open_url(&config.cache_dir())?;
+                let orders = Orders {
+                    corpora: &corpora,
+                    config,
+                    tokenizer: identifiers.unwrap_or(Value::Null),
+                    cache: options.cached.then_some(&cache),
+                    checks: RefCell::default(),
+                };
+                orders.open(options.which, options.count)?
+            }
+            other => plain(&corpora, config, options, other)?,
+        };
+        parts.into_iter().for_each(|part| assembly.learn(part));
+        Ok((Samples { order, assembly, local: None }, corpora))
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.order.sample_count()
+    }
+
+    /// Their order.
+    #[must_use]
+    pub fn order(&self) -> &Arc<dyn SampleOrder> {
+        &self.order
+    }
+
+    /// Starts to read ahead.
+    ///
+    /// # Errors
+    /// As [`Loader::start`].
+    pub fn load(&self, options: LoaderOptions) -> Result<Loader<AnyAssemble>> {
+        self.load_as(Arc::clone(&self.order), options)
+    }
+
+    /// Starts to read ahead in another order, which was made of this one.
+    ///
+    /// # Errors
+    /// As [`Loader::start`].
+    pub fn load_as(
+        &self,
+        order: Arc<dyn SampleOrder>,
+        options: LoaderOptions,
+    ) -> Result<Loader<AnyAssemble>> {
+        Ok(Loader::start(order, self.assembly.assemble()?, options)?)
+    }
+
+    /// A reader of any of them.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] for an objective that is not usable.
+    pub fn reader(&self, verify: bool) -> Result<RandomReader<AnyAssemble>> {
+        Ok(RandomReader::new(Arc::clone(&self.order), self.assembly.assemble()?, verify))
+    }
+}
+
+/// Orders of the running text of one corpus that have no tables.
+fn plain(
+    corpora: &Corpora,
+    config: &Config,
+    options: &SamplesOptions,
+    kind: OrderKind,
+) -> Result<(Arc<dyn SampleOrder>, Vec<CorpusAssembly>)> {
+    let [dataset] = &corpora.files[..] else { return Err(refused(config)) };
+    if config.objective() != Objective::Lm {
+        return Err(refused(config));
+    }
+    let seq_len = config.model.seq_len;
+    let order: Arc<dyn SampleOrder> = if kind == OrderKind::File {
+        // fits: the config refuses more than 2^20
+        Arc::new(FileOrder::new(Arc::clone(dataset), seq_len as usize)?)
+    } else {
+        let split = Some(config.data.split.0.as_str());
+        let stream = TokenStream::new(dataset, options.which, split, seq_len, true)?;
+        let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
+        let per_epoch = stream.sample_count();
+        let shuffle = BlockShuffle::new(per_epoch, block, window, config.run.seed)?;
+        let epochs = options.count.unwrap_or(per_epoch).div_ceil(per_epoch).max(1);
+        Arc::new(BlockOrder::new(dataset, stream, &shuffle, epochs)?)
+    };
+    Ok((order, vec![CorpusAssembly::Lm(dataset.dtype())]))
+}
+
+fn refused(config: &Config) -> Error {
+    let found = match config.data.train.len() {
+        1 => format!("objective {}", json!(config.objective())),
+        corpora => format!("a blend of {corpora} corpora"),
+    };
+    Error::Mismatch(Incompatible::new(
+        "cannot order samples without an index".to_owned(),
+        format!("expected one corpus of objective \"lm\", found {found}"),
+        "read it in Megatron's order",
+    ))
+}
+
+/// What tells these samples from others, wherever their files lie: the corpora, and all that
+/// decides their order and what is made of them.
+///
+/// # Errors
+/// [`Error::Storage`](crate::Error::Storage) if the corpora cannot be read.
+pub fn identity(config: &Config, corpora: &Corpora, options: &SamplesOptions) -> Result<Value> {
+    let order = match options.order {
+        OrderKind::Megatron => "megatron",
+        OrderKind::Blocks => "blocks",
+        OrderKind::File => "file",
+    };
+    let weights: Vec<f64> = config.data.train.iter().map(|corpus| corpus.weight).collect();
+    Ok(json!({
+        "corpora": corpora.fingerprint(config.data.verify)?,
+        "weights": weights,
+        "order": order,
+        "index_split": options.which.name(),
+        "split": config.data.split.0,
+        "num_samples": options.count,
+        "random_seed": config.run.seed,
+        "sequence_length": config.model.seq_len,
+        "sequence_length_decoder": config.model.dec_len,
+        "objective": config.objective(),
+    }))
+}

@@ -1,0 +1,118 @@
+//! Many texts at once, on several threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use super::Tokenizer;
+use crate::{Error, Result};
+
+/// Texts that a thread takes at a time: enough that taking them costs nothing, few enough that all
+/// threads end together.
+const RUN_BYTES: usize = 256 << 10;
+
+/// The ids of many texts, back to back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenBatch {
+    /// The ids of all texts.
+    pub ids: Vec<u32>,
+    /// Where each text starts in `ids`, and where the last one ends: one more than there are texts.
+    pub offsets: Vec<i64>,
+}
+
+/// The ids of one run of texts.
+#[derive(Debug, Default)]
+struct EncodedRun {
+    ids: Vec<u32>,
+    lens: Vec<usize>,
+}
+
+/// Encodes texts on up to `threads` threads. The result does not depend on their number.
+///
+/// # Errors
+/// [`Error::BadText`] for a text that the tokenizer refuses; [`Error::Stopped`] once `stop` is set.
+pub fn encode_batch(
+    tokenizer: &dyn Tokenizer,
+    texts: &[&str],
+    threads: usize,
+    stop: &AtomicBool,
+) -> Result<TokenBatch> {
+    let runs = runs(texts);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut encoder = tokenizer.encoder();
+        let mut done = Vec::new();
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            let Some(run) = runs.get(nth) else { return Ok(done) };
+            let mut encoded = EncodedRun::default();
+            for (place, text) in run.clone().zip(&texts[run.clone()]) {
+                if stop.load(Ordering::Relaxed) {
+                    return Err(Error::Stopped);
+                }
+                if let Some(refused) = tokenizer.refused(text) {
+                    return Err(Error::BadText { text: place, refused: Box::new(refused) });
+                }
+                let before = encoded.ids.len();
+                encoder.encode(text, &mut encoded.ids);
+                encoded.lens.push(encoded.ids.len() - before);
+            }
+            done.push((nth, encoded));
+        }
+    };
+    let threads = threads.clamp(1, runs.len().max(1));
+    let each = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(&work)).collect();
+        let mut each = vec![work()];
+        each.extend(others.into_iter().map(|thread| thread.join().expect("an encoder panicked")));
+        each
+    });
+    let mut encoded = Vec::with_capacity(runs.len());
+    for done in each {
+        encoded.append(&mut done?);
+    }
+    encoded.sort_unstable_by_key(|(nth, _)| *nth);
+    Ok(joined(encoded.into_iter().map(|(_, run)| run).collect(), texts.len(), threads))
+}
+
+/// Cuts texts into runs of about [`RUN_BYTES`].
+fn runs(texts: &[&str]) -> Vec<Range<usize>> {
+    let (mut runs, mut first, mut bytes) = (Vec::new(), 0, 0);
+    for (place, text) in texts.iter().enumerate() {
+        bytes += text.len();
+        if bytes >= RUN_BYTES || place + 1 == texts.len() {
+            runs.push(first..place + 1);
+            (first, bytes) = (place + 1, 0);
+        }
+    }
+    runs
+}
+
+/// Puts the runs together. Writing to fresh memory is most of this work, so that threads share it.
+fn joined(mut runs: Vec<EncodedRun>, texts: usize, threads: usize) -> TokenBatch {
+    let mut offsets = Vec::with_capacity(texts + 1);
+    let mut end = 0;
+    offsets.push(0);
+    for len in runs.iter().flat_map(|run| &run.lens) {
+        end += *len as i64; // fits: they are in memory
+        offsets.push(end);
+    }
+    if let [only] = &mut runs[..] {
+        return TokenBatch { ids: std::mem::take(&mut only.ids), offsets };
+    }
+    let mut ids = vec![0; end as usize]; // fits: as above
+    let mut parts = Vec::with_capacity(runs.len());
+    let mut rest = &mut ids[..];
+    for run in &runs {
+        let (part, after) = rest.split_at_mut(run.ids.len());
+        parts.push((part, &run.ids));
+        rest = after;
+    }
+    let share = parts.len().div_ceil(threads).max(1);
+    thread::scope(|scope| {
+        for parts in parts.chunks_mut(share) {
+            scope.spawn(|| parts.iter_mut().for_each(|(part, ids)| part.copy_from_slice(ids)));
+        }
+    });
+    TokenBatch { ids, offsets }
+}

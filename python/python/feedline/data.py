@@ -1,0 +1,441 @@
+"""Samples of a run's order: by number (`Dataset`), and read ahead of a training loop (`Loader`)."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import operator
+import os
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from feedline import _feedline
+from feedline.errors import OtherDataError
+from feedline.tokens import Tokenizer, split_spec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+
+Url: TypeAlias = str | os.PathLike[str]
+Blend: TypeAlias = Sequence[tuple[float, Url]] | Sequence[Url] | Mapping[str, float]
+Objective: TypeAlias = Literal["lm", "span-corruption", "encdec", "mlm"]
+
+FAMILIES = {"lm": "gpt", "span-corruption": "t5", "encdec": "t5", "mlm": "bert"}
+# An id of a corpus without a named tokenizer is checked against nothing smaller.
+VOCAB_SIZE_MAX = 1 << 24
+PREFETCH_BYTES = 512 << 20
+# Flat arrays of a batch: the first offset of each document, over all rows.
+OFFSETS = ("cu_seqlens", "enc_cu_seqlens", "dec_cu_seqlens")
+
+
+def open(
+    source: Url | Blend,
+    *,
+    sequence_length: int | None = None,
+    num_samples: int | None = None,
+    random_seed: int | None = None,
+    split: str | None = None,
+    index_split: Literal["train", "valid", "test"] = "train",
+    objective: Objective | None = None,
+    decoder_sequence_length: int | None = None,
+    tokenizer: Tokenizer | Url | Mapping[str, Any] | None = None,
+    vocab_size: int | None = None,
+    order: Literal["megatron", "blocks", "file"] = "megatron",
+    path_to_cache: Url | None = None,
+    cache: bool = True,
+    prefetch_bytes: int = PREFETCH_BYTES,
+    **data: Any,
+) -> Dataset:
+    """Opens token files as samples in a training order.
+
+    Args:
+        source: The prefix of a ``.bin`` and ``.idx``; a blend, as ``[(0.7, "a"), (0.3, "b")]``,
+            ``{"a": 0.7, "b": 0.3}`` or, of equal weights, ``["a", "b"]``; or the TOML of a run of
+            ``trainer``, whose settings then count unless they are given here. A prefix may be on
+            S3 (``s3://bucket/prefix``).
+        sequence_length: Tokens of a sample; of an encoder with T5. Required with a prefix.
+        num_samples: Samples that the order is built for, as in Megatron: a longer run has another
+            order. Default: one epoch; of a TOML those of the run.
+        random_seed: Seed of the order, and of what is masked. Default: 1234.
+        split: Shares of the documents for training, validation and test. Default: ``"1,0,0"``, all
+            documents for training.
+        index_split: Which of these shares.
+        objective: ``"lm"`` (GPT), ``"span-corruption"`` (T5), ``"encdec"`` (CPM-2) or ``"mlm"``
+            (BERT). Default: ``"lm"``.
+        decoder_sequence_length: Tokens of a decoder, with T5 and CPM-2.
+        tokenizer: The tokenizer of the corpus, as `Tokenizer` takes it. Its special tokens are
+            needed by all objectives but ``"lm"``, and by ``"lm"`` for ``reset_at_document`` and
+            ``mask_eod_loss``. Or what Megatron's tokenizer says of itself, its
+            ``unique_identifiers``, so that cached indexes of Megatron are found.
+        vocab_size: Ids of the model. Default: those of the tokenizer.
+        order: ``"megatron"``: the order of Megatron's dataset of the objective, byte for byte.
+            ``"blocks"``: shuffled blocks of neighbours, which needs no index and reads in large
+            requests. ``"file"``: sequences as they stand in the file.
+        path_to_cache: Folder of the sample indexes. Default: beside the corpus, as in Megatron.
+        cache: Whether they are kept; else they are built in memory.
+        prefetch_bytes: Memory for what `Dataset` reads ahead.
+        data: Other keys of ``[data]`` of a run: ``reset_at_document``, ``mask_eod_loss``,
+            ``mask_prob``, ``special={"eod": 0}``, ``verify=False`` and so on.
+
+    Raises:
+        FileNotFoundError: There are no such files.
+        CorruptError: They are not what their formats say.
+        ValueError: A setting is out of its range, or the corpus is not of this objective.
+    """
+    names = {
+        "index_split": index_split,
+        "num_samples": num_samples,
+        "order": order,
+        "cached": cache,
+        "prefetch_bytes": prefetch_bytes,
+    }
+    data = {"split": split, "objective": objective, "cache_dir": _path(path_to_cache), **data}
+    if (run := _run_file(source)) is not None:
+        given = {
+            "run.seed": random_seed,
+            "model.seq_len": sequence_length,
+            "model.dec_len": decoder_sequence_length,
+            "model.vocab": vocab_size,
+            **{f"data.{key}": value for key, value in data.items()},
+        }
+        if isinstance(tokenizer, Mapping):
+            raise ValueError(
+                "cannot open a run: expected tokenizer as a name or a file, found identifiers"
+            )
+        if tokenizer is not None:
+            given["data.tokenizer"] = _spec_of(tokenizer)
+        sets = [f"{key}={_toml(value)}" for key, value in given.items() if value is not None]
+        return Dataset(_label=run, text=None, file=run, sets=sets, identifiers=None, **names)
+    if sequence_length is None:
+        raise ValueError("cannot open samples: expected sequence_length, found none")
+    objective = data.setdefault("objective", None) or "lm"
+    if objective not in FAMILIES:
+        expected = ", ".join(FAMILIES)
+        raise ValueError(f"cannot use objective: expected one of {expected}, found {objective!r}")
+    corpora, label = _corpora(source)
+    identifiers = None
+    if tokenizer is None or isinstance(tokenizer, Mapping):
+        spec, vocab = f"null:{vocab_size or VOCAB_SIZE_MAX}", vocab_size or VOCAB_SIZE_MAX
+        identifiers = json.dumps(tokenizer)
+    else:
+        tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
+        spec, vocab = tokenizer.spec, vocab_size or tokenizer.vocab_size
+        if objective == "lm" and tokenizer.eod is not None:
+            identifiers = tokenizer.identifiers
+            data.setdefault("special", {"eod": tokenizer.eod})
+    config = {
+        # What data does not depend on is the smallest there is.
+        "run": {"dir": ".", "budget": {"samples": 1}, "seed": random_seed},
+        "model": {
+            "family": FAMILIES[objective],
+            "layers": 1,
+            "hidden": 2,
+            "heads": 1,
+            "vocab": vocab,
+            "seq_len": sequence_length,
+            "dec_len": decoder_sequence_length,
+        },
+        "batch": {"global": 1, "micro": 1},
+        "optim": {"lr": {"peak": 0.0}},
+        "data": {**data, "split": split or "1,0,0", "train": corpora, "tokenizer": spec},
+    }
+    text = "".join(f"{key} = {_toml(value)}\n" for key, value in config.items())
+    return Dataset(_label=label, text=text, file=None, sets=[], identifiers=identifiers, **names)
+
+
+class Dataset:
+    """Samples in a training order, by number: a map-style dataset. `open` makes one.
+
+    Index `i` is the `i`-th sample of the run, not of the corpus: the order is shuffled already, so
+    read it in sequence. Whoever asks in equal strides, as samplers of data-parallel ranks do, finds
+    the samples read ahead from the third call on, without workers of a ``DataLoader``.
+
+    A sample is a dict of arrays in the words of Megatron's datasets. ``"lm"``: ``tokens``,
+    ``labels``, ``position_ids`` (int64) and ``loss_mask`` (float32) of the shape
+    ``[sequence_length]``. T5 and CPM-2: ``text_enc``, ``text_dec``, ``labels``, ``loss_mask`` and
+    masks. BERT: ``text``, ``types``, ``labels``, ``loss_mask``, ``padding_mask``, ``is_random``.
+
+    It may be pickled and used after ``fork``: it is opened again there.
+    """
+
+    def __init__(self, *, _label: str, **arguments: Any) -> None:
+        self._label = _label
+        self._arguments = arguments
+        self._open()
+
+    def _open(self) -> None:
+        self._core = _feedline.Dataset(**self._arguments)
+        self._process = os.getpid()
+        _live.add(self)
+
+    @property
+    def _here(self) -> _feedline.Dataset:
+        if self._process != os.getpid():
+            self._open()
+        return self._core
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def __getitem__(self, index: int) -> Arrays:
+        """One sample. Negative indices count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        place = self._place(index)
+        return {
+            name: array if name in OFFSETS else array[0]
+            for name, array in self._here.read([place]).items()
+        }
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Arrays]:
+        """Several samples in one read: what torch's ``DataLoader`` calls for a batch."""
+        batch = self.read(indices)
+        return [
+            {name: _row(name, array, row, batch) for name, array in batch.items()}
+            for row in range(len(indices))
+        ]
+
+    _getitems = __getitems__  # Grain's name for it
+
+    def read(self, indices: Sequence[int]) -> Arrays:
+        """Several samples as one batch: arrays of the shape ``[len(indices), ...]``."""
+        return self._here.read([self._place(index) for index in indices])
+
+    def __iter__(self) -> Iterator[Arrays]:
+        return (self[index] for index in range(len(self)))
+
+    def _place(self, index: int) -> int:
+        place, count = operator.index(index), len(self)
+        if place < 0:
+            place += count
+        if not 0 <= place < count:
+            raise IndexError(f"cannot read sample {index}: expected a number below {count}")
+        return place
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sample."""
+        return self._core.sequence_length
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells these samples from others, wherever their files lie: counts and checksums of
+        the corpora, and all settings of the order."""
+        return json.loads(self._core.identity)
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of `identity`, eight hexadecimal digits."""
+        return f"{zlib.crc32(self._core.identity.encode()):08x}"
+
+    @property
+    def config(self) -> str:
+        """The settings as the TOML of a run; of its network only the sequence lengths count."""
+        return self._core.config
+
+    def close(self) -> None:
+        """Ends the threads that read ahead. A later read starts them again."""
+        self._here.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._label, self._arguments)
+
+    def __repr__(self) -> str:
+        identity = self.identity
+        names = ("sequence_length", "num_samples", "random_seed", "split", "index_split")
+        settings = ", ".join(f"{name}={identity[name]!r}" for name in names)
+        return f"feedline.open({self._label!r}, {settings})"
+
+
+class Loader:
+    """Batches of one data-parallel rank, read ahead by threads of its own.
+
+    An iterator of dicts of arrays of the shape ``[micro_batch_size, ...]``, named as in `Dataset`.
+    The arrays are views of memory that the loader uses again once the last of them is gone: keep as
+    many batches as you like. ``position_ids`` are one array for all batches, unless documents
+    restart them. A last part of the run that is too short for a batch of every rank is left out.
+
+    Its whole state is the number of samples that all ranks together have consumed: a run continues
+    with another number of ranks, another batch size or another store. No worker processes are
+    needed, and resuming reads nothing.
+
+    Args:
+        dataset: What `open` returned.
+        micro_batch_size: Samples of a batch.
+        data_parallel_rank: This rank, among those that read different samples.
+        data_parallel_size: How many these are. Each chunk of ``micro_batch_size *
+            data_parallel_size`` samples is cut among them as Megatron's sampler does.
+        samples_consumed: Where to begin.
+        prefetch_seconds: How long the training loop could continue without further reads.
+        prefetch_bytes: The most memory for that.
+        timeout: Seconds after which a wait for a batch raises `StalledError`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        micro_batch_size: int,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+        samples_consumed: int = 0,
+        prefetch_seconds: float = 60.0,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        timeout: float = 300.0,
+    ) -> None:
+        self.dataset = dataset
+        self._core = _feedline.Loader(
+            dataset._here,
+            micro_batch_size,
+            data_parallel_rank,
+            data_parallel_size,
+            samples_consumed,
+            prefetch_seconds,
+            prefetch_bytes,
+            timeout,
+        )
+        self._process = os.getpid()
+        _live.add(self)
+
+    def __len__(self) -> int:
+        """Batches of the whole run, not of what is left of it."""
+        return len(self._core)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Arrays:
+        batch = self._core.next_batch()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    @property
+    def samples_consumed(self) -> int:
+        """Samples that all ranks together have consumed, those of batches handed over included."""
+        return self._core.samples_consumed
+
+    def state_dict(self) -> dict[str, Any]:
+        """One number, and what tells whether it is of the same data."""
+        return {
+            "samples_consumed": self.samples_consumed,
+            "fingerprint": self.dataset.fingerprint,
+            "data": self.dataset.identity,
+        }
+
+    save_state = state_dict  # Megatron's name for it
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state, of any number of ranks.
+
+        Raises:
+            OtherDataError: It is of other data; the text names what differs.
+        """
+        if state["fingerprint"] != self.dataset.fingerprint:
+            raise OtherDataError(_difference(state.get("data", {}), self.dataset.identity))
+        self._core.samples_consumed = state["samples_consumed"]
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the first batch: bytes, requests, waits, what is read ahead."""
+        return json.loads(self._core.metrics())
+
+    def close(self) -> None:
+        """Ends the threads and frees the memory. Arrays that are left stay valid."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "cannot pickle a feedline.Loader: it holds threads (hint: pickle its dataset and its "
+            "state_dict(), or set num_workers=0: it needs no workers)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<feedline.Loader of {self.dataset!r}>"
+
+
+# Threads are ended before the interpreter is.
+_live: weakref.WeakSet[Dataset | Loader] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_live):
+        if each._process == os.getpid():
+            each.close()
+
+
+def _again(label: str, arguments: dict[str, Any]) -> Dataset:
+    return Dataset(_label=label, **arguments)
+
+
+def _row(name: str, array: Any, row: int, batch: Arrays) -> Any:
+    if name not in OFFSETS:
+        return array[row]
+    rows = next(each for each in batch if each not in OFFSETS)
+    length = batch["text_dec" if name.startswith("dec") else rows].shape[1]
+    of_row = (array >= row * length) & (array <= (row + 1) * length)
+    return array[of_row] - row * length
+
+
+def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    names = [name for name in ours if theirs.get(name) != ours[name]]
+    found = ", ".join(f"{name} = {json.dumps(theirs.get(name))}" for name in names)
+    expected = ", ".join(f"{name} = {json.dumps(ours[name])}" for name in names)
+    return (
+        f"cannot load the state of a loader: expected {expected or 'the same data'}, found "
+        f"{found or 'another fingerprint'} (hint: open the data that the state was saved with)"
+    )
+
+
+def _path(url: Url | None) -> str | None:
+    return None if url is None else os.fspath(url)
+
+
+def _run_file(source: Url | Blend) -> str | None:
+    if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".toml"):
+        return os.fspath(source)
+    return None
+
+
+def _spec_of(tokenizer: Tokenizer | Url) -> str:
+    return tokenizer.spec if isinstance(tokenizer, Tokenizer) else ":".join(split_spec(tokenizer))
+
+
+def _corpora(source: Url | Blend) -> tuple[list[dict[str, Any]], str]:
+    if isinstance(source, str | os.PathLike):
+        parts = [(1.0, source)]
+    elif isinstance(source, Mapping):
+        parts = [(weight, path) for path, weight in source.items()]
+    else:
+        parts = [part if isinstance(part, tuple) else (1.0, part) for part in source]
+    corpora = [{"path": os.fspath(path), "weight": float(weight)} for weight, path in parts]
+    return corpora, ", ".join(corpus["path"] for corpus in corpora)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        items = [f"{key} = {_toml(item)}" for key, item in value.items() if item is not None]
+        return "{ " + ", ".join(items) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return json.dumps(value)

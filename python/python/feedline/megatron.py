@@ -1,0 +1,158 @@
+"""The data of Megatron-core and Megatron-LM, read by feedline.
+
+`GPTDataset` takes the place of Megatron's class of that name in
+``BlendedMegatronDatasetBuilder``: the same samples, the same cache files. `external_loaders` gives
+the iterators that ``--dataloader-type external`` wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.datasets import gpt_dataset
+
+import feedline
+from feedline.torch import Loader, tensors
+
+
+NAMES = ("tokens", "labels", "loss_mask", "position_ids")
+
+
+class GPTDataset(gpt_dataset.GPTDataset):
+    """Megatron-core's ``GPTDataset``, which reads through feedline.
+
+    Its name is part of the names of cached sample indexes, so that they are found. Give the
+    ``DataLoader`` no workers (``--num-workers 0``): threads of feedline read ahead.
+    """
+
+    def __init__(
+        self,
+        indexed_dataset: Any,
+        dataset_path: str | None,
+        indexed_indices: Any,
+        num_samples: int | None,
+        index_split: Any,
+        config: Any,
+    ) -> None:
+        super().__init__(
+            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config
+        )
+        self._samples = self._open() if self._is_readable() else None
+        self._causal_mask: torch.Tensor | None = None
+
+    def _is_readable(self) -> bool:
+        config = self.config
+        is_whole = config.drop_last_partial_validation_sequence or self.index_split.name != "valid"
+        return bool(config.add_extra_token_to_sequence and is_whole)
+
+    def _open(self) -> feedline.Dataset:
+        config = self.config
+        # Without a split all documents are of the part that they were given for.
+        split = (config.split, self.index_split.name) if config.split else ("1,0,0", "train")
+        return feedline.open(
+            self.dataset.path_prefix,
+            sequence_length=config.sequence_length,
+            num_samples=self.num_samples,
+            random_seed=config.random_seed,
+            split=split[0],
+            index_split=split[1],
+            tokenizer=config.tokenizer.unique_identifiers,
+            path_to_cache=config.path_to_cache,
+            cache=bool(config.split),
+            reset_at_document=config.reset_position_ids,
+            mask_eod_loss=config.eod_mask_loss,
+            special={"eod": config.tokenizer.eod},
+        )
+
+    def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
+        if idx is None or self._samples is None:  # None is the padding of a batch
+            return super().__getitem__(idx)
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        if self._samples is None:
+            return [super(GPTDataset, self).__getitem__(index) for index in indices]
+        # Megatron's sampler may go beyond the number of samples, to the end of the last epoch.
+        batch = tensors(self._samples._here.read([int(index) for index in indices]))
+        return [
+            self._sample({name: batch[name][row] for name in NAMES}) for row in range(len(indices))
+        ]
+
+    def _sample(self, sample: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        pad = self._pad_token_id
+        if pad >= 0:  # an id of the tokenizer's own for padding counts nowhere
+            sample["loss_mask"].masked_fill_(sample["labels"] == pad, 0.0)
+            for name in ("tokens", "labels"):
+                sample[name].masked_fill_(sample[name] == pad, 0)
+        if self.config.create_attention_mask:
+            sample["attention_mask"] = self._attention_mask(sample["tokens"])
+        return sample
+
+    def _attention_mask(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Megatron's dense mask: one for all samples, unless documents restart it."""
+        if self._causal_mask is not None:
+            return self._causal_mask
+        resets, eod = self.config.reset_attention_mask, self.config.tokenizer.eod
+        mask = gpt_dataset._get_ltor_masks_and_position_ids(
+            tokens, eod, False, resets, False, True
+        )[0]
+        if not resets:
+            self._causal_mask = mask
+        return mask
+
+
+def external_loaders(
+    args: Any, num_samples: Sequence[int | None], **options: Any
+) -> tuple[Loader | None, Loader | None, Loader | None]:
+    """The loaders of training, validation and test, for ``--dataloader-type external``.
+
+    Return them from ``train_valid_test_datasets_provider``, and pass
+    ``--no-create-attention-mask-in-dataloader``. They begin at ``args.consumed_train_samples`` and
+    ``args.consumed_valid_samples``, which Megatron-LM has read from the checkpoint by then. On
+    ranks other than the first of a tensor-parallel group they return the same batches.
+
+    Args:
+        args: The arguments of Megatron-LM.
+        num_samples: Samples of each part; a part of 0 or None has no loader.
+        options: Other arguments of `feedline.open`.
+    """
+    from megatron.core import parallel_state
+
+    consumed = (args.consumed_train_samples, args.consumed_valid_samples, 0)
+    parts = zip(("train", "valid", "test"), num_samples, consumed, strict=True)
+    loaders: list[Loader | None] = []
+    for part, count, start in parts:
+        if not count:
+            loaders.append(None)
+            continue
+        dataset = feedline.open(
+            _blend(args.data_path),
+            sequence_length=args.seq_length,
+            num_samples=count,
+            random_seed=args.seed,
+            split=args.split,
+            index_split=part,
+            path_to_cache=args.data_cache_path,
+            **options,
+        )
+        loaders.append(
+            Loader(
+                dataset,
+                micro_batch_size=args.micro_batch_size,
+                data_parallel_rank=parallel_state.get_data_parallel_rank(),
+                data_parallel_size=parallel_state.get_data_parallel_world_size(),
+                samples_consumed=start,
+            )
+        )
+    return loaders[0], loaders[1], loaders[2]
+
+
+def _blend(data_path: Sequence[str]) -> Any:
+    """``--data-path``: one prefix, prefixes of equal weights, or weights before prefixes."""
+    try:
+        weights = [float(weight) for weight in data_path[0::2]]
+    except ValueError:
+        return list(data_path) if len(data_path) > 1 else data_path[0]
+    return list(zip(weights, data_path[1::2], strict=True))

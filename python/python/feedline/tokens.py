@@ -1,0 +1,225 @@
+"""Texts to token ids and back, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from feedline import _feedline
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Url: TypeAlias = str | os.PathLike[str]
+
+
+class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
+    """The ids of many texts, back to back.
+
+    Attributes:
+        values: The ids of all texts, uint32.
+        offsets: Where each text starts in `values` and the last one ends, int64: one more than
+            there are texts.
+
+    Item `i` is the array of the ids of text `i`, a view. ``pyarrow.array(batch)`` makes a
+    ``large_list<uint32>`` of it without a copy.
+    """
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> npt.NDArray[np.uint32]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[npt.NDArray[np.uint32]]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"cannot take text {index}: expected a number below {len(self)}")
+        return self.values[self.offsets[place] : self.offsets[place + 1]]
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.uint32]]:
+        return (self[place] for place in range(len(self)))
+
+    def tolist(self) -> list[list[int]]:
+        """The ids as lists of ints, as Hugging Face has them."""
+        return [ids.tolist() for ids in self]
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.LargeListArray`` over the same memory. Needs pyarrow."""
+        import pyarrow
+
+        return pyarrow.LargeListArray.from_arrays(
+            pyarrow.array(self.offsets), pyarrow.array(self.values)
+        )
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+        return self.to_arrow().__arrow_c_array__(requested_schema)
+
+    def __arrow_c_schema__(self) -> Any:
+        return self.to_arrow().type.__arrow_c_schema__()
+
+    def __repr__(self) -> str:
+        return f"<feedline.TokenBatch of {len(self)} texts, {len(self.values)} tokens>"
+
+
+class Tokenizer:
+    """A vocabulary and its rules; the same text gives the same ids as the original program.
+
+    Args:
+        name_or_path: ``"gpt2"``; a ``tokenizer.json``, a SentencePiece ``.model``, a
+            ``.tiktoken`` or a ``vocab.txt``, by its name; or a kind and its files, as the programs
+            take them: ``"hf:FOLDER"``, ``"gpt2:vocab.json,merges.txt"``, ``"encdec:vocab.txt"``,
+            ``"jieba:model"``, ``"null:30000"``.
+        special_tokens: More special tokens, for kinds that take them.
+        add_special_tokens: Whether a ``tokenizer.json`` may put tokens around each text, as its
+            post-processor says. Default: no, as for pretraining.
+
+    Special tokens that are spelled in a text are ordinary text, except with a ``tokenizer.json``,
+    which means them, as in Hugging Face.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no vocabulary, or the kind is not known.
+    """
+
+    def __init__(
+        self,
+        name_or_path: Url,
+        *,
+        special_tokens: Sequence[str] = (),
+        add_special_tokens: bool = False,
+    ) -> None:
+        kind, files = split_spec(name_or_path)
+        self.spec = f"{kind}:{files}" if files else kind
+        """The kind and its files, as in ``data.tokenizer`` of a run."""
+        self._options = {
+            "special_tokens": list(special_tokens),
+            "add_special_tokens": add_special_tokens,
+        }
+        self._core = _feedline.Tokenizer(**arguments_of(self.spec), **self._options)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are; all are below."""
+        return self._core.vocab_size
+
+    @property
+    def eod(self) -> int | None:
+        """The id that ends a document, if the vocabulary has one."""
+        return self._core.eod
+
+    @property
+    def name(self) -> str:
+        """What the programs call it."""
+        return self._core.name
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the whole vocabulary, 16 hexadecimal digits."""
+        return self._core.fingerprint
+
+    @property
+    def identifiers(self) -> str:
+        """What Megatron writes of it into the names of cached sample orders, as JSON."""
+        return self._core.identifiers
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text."""
+        return self._core.encode(text)
+
+    def encode_batch(self, texts: Sequence[str], *, num_threads: int | None = None) -> TokenBatch:
+        """The ids of many texts, encoded on all cores, or on so many threads, without the GIL.
+
+        Raises:
+            TypeError: An item is no string.
+            ValueError: A text cannot be encoded.
+        """
+        texts = texts if isinstance(texts, list) else list(texts)
+        threads = num_threads or os.cpu_count() or 1
+        return TokenBatch(*self._core.encode_batch(texts, threads))
+
+    def __call__(self, texts: str | Sequence[str]) -> dict[str, list[Any]]:
+        """As a tokenizer of transformers: ``input_ids`` and an ``attention_mask`` of ones."""
+        if isinstance(texts, str):
+            ids: list[Any] = self.encode(texts)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        ids = self.encode_batch(texts).tolist()
+        return {"input_ids": ids, "attention_mask": [[1] * len(each) for each in ids]}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids. What is no UTF-8, as half a character, becomes U+FFFD.
+
+        Raises:
+            ValueError: An id is not below `vocab_size`.
+        """
+        return self._core.decode_bytes(ids).decode(errors="replace")
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each of several lists of ids."""
+        return [self.decode(ids) for ids in batch]
+
+    def encode_files(
+        self,
+        inputs: Url | Sequence[Url],
+        out: Url,
+        *,
+        progress: bool | Callable[[Any], object] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Tokenizes files to ``OUT_text_document.bin`` and ``.idx``: see `feedline.preprocess`."""
+        from feedline.verbs import preprocess
+
+        return preprocess(inputs, out, tokenizer=self, progress=progress, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open, (self.spec, self._options)
+
+    def __repr__(self) -> str:
+        return f"feedline.Tokenizer({self.spec!r})"
+
+
+def _open(spec: str, options: dict[str, Any]) -> Tokenizer:
+    return Tokenizer(spec, **options)
+
+
+# Files that say by their names what they are.
+KINDS = {".json": "hf", ".model": "sentencepiece", ".tiktoken": "tiktoken", ".txt": "wordpiece"}
+
+
+def split_spec(name_or_path: Url) -> tuple[str, str]:
+    """The kind of a tokenizer, and its files."""
+    name = os.fspath(name_or_path)
+    kind, colon, files = name.partition(":")
+    if colon and "/" not in kind:
+        return kind, files
+    if os.path.isdir(name):
+        return "hf", name
+    suffix = os.path.splitext(name)[1]
+    if suffix in KINDS:
+        return KINDS[suffix], name
+    return name, ""
+
+
+def arguments_of(spec: str) -> dict[str, Any]:
+    """What the compiled tokenizer takes for a kind and its files."""
+    kind, _, files = spec.partition(":")
+    first, _, second = files.partition(",")
+    is_null = kind == "null"
+    return {
+        "kind": kind,
+        "model": first or None,
+        "vocab_file": first or None,
+        "merge_file": second or None,
+        "vocab_size": int(first) if is_null and first else None,
+    }

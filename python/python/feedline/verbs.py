@@ -1,0 +1,171 @@
+"""What the programs `preprocess` and `feedline` do, as calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from feedline import _feedline
+from feedline.tokens import Tokenizer, Url, arguments_of
+
+
+class Progress(NamedTuple):
+    """How far a call is."""
+
+    bytes: int
+    """Bytes read of the inputs, as they are stored."""
+    bytes_total: int | None = None
+    """The bytes of all inputs, if they are known."""
+    documents: int | None = None
+    """Documents written."""
+    tokens: int | None = None
+    """Tokens written."""
+
+
+OnProgress: TypeAlias = bool | Callable[[Progress], object] | None
+
+
+def preprocess(
+    inputs: Url | Sequence[Url],
+    out_prefix: Url,
+    *,
+    tokenizer: Tokenizer | Url = "gpt2",
+    json_keys: Sequence[str] = ("text",),
+    append_eod: bool = False,
+    objective: Literal["documents", "sentences", "cpm2"] = "documents",
+    workers: int | None = None,
+    shard: tuple[int, int] | None = None,
+    on_bad_line: Literal["fail", "skip"] = "fail",
+    resume: bool = False,
+    progress: OnProgress = None,
+) -> dict[str, Any]:
+    """Tokenizes JSON lines to Megatron's ``.bin`` and ``.idx``, byte for byte, on all cores.
+
+    Writes ``{out_prefix}_{key}_document.bin`` and ``.idx`` for each key, with checksums and a
+    manifest. Ctrl-C ends it; what is written by then is committed, and ``resume=True`` continues
+    from it.
+
+    Args:
+        inputs: Files, folders and patterns of JSON lines, also compressed and on S3.
+        out_prefix: Folder and name of the outputs.
+        tokenizer: As `Tokenizer` takes it, or one.
+        json_keys: The keys that hold texts; each becomes a dataset.
+        append_eod: Whether each document ends with the token for that.
+        objective: Whether a document becomes a sequence, a sequence for each of its sentences (for
+            BERT and T5), or CPM-2's contexts and targets.
+        workers: Threads. Default: one for every core. The outputs do not depend on it.
+        shard: ``(index, count)``: only this part of the inputs.
+        on_bad_line: Whether a bad line ends the call or is counted and skipped.
+        resume: Whether to continue an interrupted call with the same arguments.
+        progress: ``None``: a line on a terminal or in a notebook. ``False``: nothing. A function:
+            it is called with `Progress` about twenty times a second.
+
+    Returns:
+        The report of the run: documents, tokens, bytes, rates and outputs, units in the names.
+
+    Raises:
+        FileNotFoundError: There is no such input.
+        FileExistsError: The outputs exist; `InterruptedRunError` if they are unfinished.
+        ValueError: A line, a vocabulary or a setting is bad; the text names the file and the byte.
+    """
+    paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer(tokenizer)
+    settings = {
+        **arguments_of(tokenizer.spec),
+        **tokenizer._options,
+        "json_keys": list(json_keys),
+        "append_eod": append_eod,
+        "objective": objective,
+        "workers": workers,
+        "shard": None if shard is None else f"{shard[0]}/{shard[1]}",
+        "on_bad_line": on_bad_line,
+        "interrupted": "resume" if resume else "refuse",
+    }
+    with _Line("preprocess", progress) as line:
+        report = _feedline.preprocess(
+            [os.fspath(path) for path in paths],
+            os.fspath(out_prefix),
+            json.dumps(settings),
+            line.preprocess,
+        )
+    return json.loads(report)
+
+
+def check(name: Url, *, progress: OnProgress = None) -> dict[str, Any]:
+    """Reads token files or checkpoints and compares them with every checksum and rule there is.
+
+    Args:
+        name: A prefix of token files, a checkpoint, or a folder of checkpoints.
+        progress: As for `preprocess`.
+
+    Returns:
+        ``{"ok": bool, "verdict": {...}}``; the verdict is that of ``feedline check --json``. What
+        is damaged is in the verdict, not an exception.
+
+    Raises:
+        FileNotFoundError: There is nothing of that name.
+    """
+    with _Line("check", progress) as line:
+        return json.loads(_feedline.check(os.fspath(name), line.bytes))
+
+
+def inspect(name: Url) -> dict[str, Any]:
+    """Sizes and counts of token files or checkpoints: what ``feedline inspect --json`` prints.
+
+    Raises:
+        FileNotFoundError: There is nothing of that name.
+    """
+    return json.loads(_feedline.inspect(os.fspath(name)))
+
+
+class _Line:
+    """Progress for a function of the caller, or on a line that is written again and again."""
+
+    def __init__(self, what: str, wanted: OnProgress) -> None:
+        self._what = what
+        self._call = wanted if callable(wanted) else None
+        self._shows = wanted is True or (wanted is None and _is_watched())
+        self._next = 0.0
+        self._width = 0
+
+    def preprocess(
+        self, documents: int, tokens: int, stored: int, stored_all: int | None
+    ) -> None:
+        self._tell(Progress(stored, stored_all, documents, tokens))
+
+    def bytes(self, moved: int) -> None:
+        self._tell(Progress(moved))
+
+    def _tell(self, progress: Progress) -> None:
+        if self._call is not None:
+            self._call(progress)
+        elif self._shows and time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.2
+            of = f" of {progress.bytes_total / 1e6:,.0f}" if progress.bytes_total else ""
+            text = f"{self._what}: {progress.bytes / 1e6:,.0f}{of} MB"
+            if progress.tokens is not None:
+                text += f", {progress.documents:,} documents, {progress.tokens:,} tokens"
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write("\r" + text.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def __enter__(self) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            self._write("")
+            sys.stderr.write("\r")
+
+
+def _is_watched() -> bool:
+    """Whether a person sees the standard error: on a terminal, or in a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,0 +1,238 @@
+//! Samples of a run's order by number: what a map-style dataset is.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+
+use feed::{AnyAssemble, AnyBatch, OrderKind, Samples, SamplesOptions, with_special};
+use indexed::Split;
+use loader::{CallOrder, LoaderOptions, RandomReader, Recycler};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use recipe::config::Config;
+
+use crate::arrays::{Positions, arrays_of};
+use crate::errors::OrRaise as _;
+use crate::wait::{HomeProcess, SIGNALS_EVERY, until_ready};
+
+type Ahead = loader::Loader<AnyAssemble>;
+
+/// Samples in a run's order, read by number. See `feedline.Dataset`.
+#[pyclass(frozen, module = "feedline._feedline")]
+#[derive(Debug)]
+pub(crate) struct Dataset {
+    pub(crate) samples: Samples,
+    /// Those that were asked for: the epochs of an order may have more.
+    pub(crate) count: u64,
+    pub(crate) config: Config,
+    /// What tells these samples from others, as JSON.
+    identity: String,
+    window_bytes: u64,
+    home: HomeProcess,
+    reads: Mutex<Reads>,
+    positions: Mutex<Option<Positions>>,
+}
+
+/// Reads that were made, and what follows from them.
+#[derive(Debug, Default)]
+struct Reads {
+    reader: Option<RandomReader<AnyAssemble>>,
+    /// The samples of the last call.
+    last: Vec<u64>,
+    ahead: Option<ReadAhead>,
+    /// Calls that found their samples read ahead.
+    hits: u64,
+}
+
+/// A caller that asks in equal strides, and what it will ask for next.
+#[derive(Debug)]
+struct ReadAhead {
+    loader: Ahead,
+    next: Vec<u64>,
+    step: u64,
+}
+
+#[pymethods]
+impl Dataset {
+    /// Opens the samples of a config: TOML text, or a file with overrides of its keys.
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "the one caller is feedline.open")]
+    fn new(
+        py: Python<'_>,
+        text: Option<String>,
+        file: Option<String>,
+        sets: Vec<String>,
+        index_split: &str,
+        num_samples: Option<u64>,
+        order: &str,
+        cached: bool,
+        identifiers: Option<String>,
+        prefetch_bytes: u64,
+    ) -> PyResult<Self> {
+        let which = Split::ALL.into_iter().find(|split| split.name() == index_split);
+        let which = which.ok_or_else(|| bad("index_split", "train, valid or test", index_split))?;
+        let mut options = SamplesOptions::new(which, num_samples);
+        options.order = match order {
+            "megatron" => OrderKind::Megatron,
+            "blocks" => OrderKind::Blocks,
+            "file" => OrderKind::File,
+            other => return Err(bad("order", "megatron, blocks or file", other)),
+        };
+        options.cached = cached;
+        options.identifiers = match identifiers.map(|text| serde_json::from_str(&text)) {
+            Some(Ok(value)) => Some(value),
+            Some(Err(why)) => return Err(bad("tokenizer", "JSON of identifiers", why)),
+            None => None,
+        };
+        py.detach(|| {
+            let config = match (&text, &file) {
+                (Some(text), _) => Config::from_toml("the arguments of open", text).or_raise()?,
+                (None, Some(file)) => Config::load(file, &sets).or_raise()?,
+                (None, None) => return Err(bad("source", "a prefix, a blend or a TOML", "none")),
+            };
+            let config = with_special(config).or_raise()?;
+            if file.is_some() && options.count.is_none() {
+                options.count = count_of(&config, which);
+            }
+            let (samples, corpora) = Samples::open(&config, &options).or_raise()?;
+            let identity = feed::identity(&config, &corpora, &options).or_raise()?.to_string();
+            let count = options.count.map_or(samples.count(), |wanted| wanted.min(samples.count()));
+            Ok(Dataset {
+                samples,
+                count,
+                config,
+                identity,
+                window_bytes: prefetch_bytes,
+                home: HomeProcess::here(),
+                reads: Mutex::default(),
+                positions: Mutex::default(),
+            })
+        })
+    }
+
+    fn __len__(&self) -> usize {
+        self.count as usize // fits: 64 bits
+    }
+
+    /// The config as TOML, all defaults filled in.
+    #[getter]
+    fn config(&self) -> String {
+        self.config.to_toml()
+    }
+
+    /// What tells these samples from others, as JSON.
+    #[getter]
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// `seq_len` of the model.
+    #[getter]
+    fn sequence_length(&self) -> u64 {
+        self.config.model.seq_len
+    }
+
+    /// Calls of `read` that found their samples read ahead.
+    #[getter]
+    fn hits(&self, py: Python<'_>) -> u64 {
+        py.detach(|| lock(&self.reads).hits)
+    }
+
+    /// A batch of these samples, one a row, as a dict of arrays.
+    fn read<'py>(&self, py: Python<'py>, samples: Vec<u64>) -> PyResult<Bound<'py, PyDict>> {
+        self.home.check("dataset")?;
+        let (batch, home) = until_ready(py, || self.poll(&samples))?;
+        // The lock is not waited for with the GIL: whoever has it never waits for anything.
+        let mut positions = self.positions.lock().unwrap_or_else(PoisonError::into_inner);
+        arrays_of(py, batch, home, &mut positions)
+    }
+
+    /// Ends the threads that read ahead.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.home.check("dataset")?;
+        py.detach(|| {
+            let mut reads = lock(&self.reads);
+            *reads = Reads { hits: reads.hits, ..Reads::default() };
+        });
+        Ok(())
+    }
+}
+
+impl Dataset {
+    fn poll(&self, samples: &[u64]) -> PyResult<Poll<(AnyBatch, Option<Recycler<AnyBatch>>)>> {
+        let mut reads = lock(&self.reads);
+        if let Some(ahead) = reads.ahead.as_mut().filter(|ahead| ahead.next == samples) {
+            let came = match ahead.loader.poll_batch(SIGNALS_EVERY).or_raise()? {
+                Poll::Pending => return Ok(Poll::Pending),
+                Poll::Ready(came) => came,
+            };
+            if let Some(batch) = came {
+                let step = ahead.step;
+                ahead.next.iter_mut().for_each(|next| *next += step);
+                let home = ahead.loader.recycler();
+                reads.hits += 1;
+                samples.clone_into(&mut reads.last);
+                return Ok(Poll::Ready((batch, Some(home))));
+            }
+        }
+        if reads.reader.is_none() {
+            reads.reader = Some(self.samples.reader(self.config.data.verify).or_raise()?);
+        }
+        let reader = reads.reader.as_mut().expect("it was made just now");
+        let batch = reader.read(samples).or_raise()?;
+        reads.ahead = match step_between(&reads.last, samples) {
+            Some(step) => self.read_ahead(samples, step)?,
+            None => None,
+        };
+        samples.clone_into(&mut reads.last);
+        Ok(Poll::Ready((batch, None)))
+    }
+
+    /// Starts to read what follows `samples` in this stride, unless the order ends there.
+    fn read_ahead(&self, samples: &[u64], step: u64) -> PyResult<Option<ReadAhead>> {
+        let next: Vec<u64> = samples.iter().map(|sample| sample + step).collect();
+        if next.iter().any(|&sample| sample >= self.samples.count()) {
+            return Ok(None);
+        }
+        let inner = Arc::clone(self.samples.order());
+        let order = Arc::new(CallOrder::new(inner, next.clone(), step).or_raise()?);
+        let samples = 0..loader::SampleOrder::sample_count(&*order);
+        let mut options = LoaderOptions::new(next.len(), samples);
+        options.verify = self.config.data.verify;
+        options.window_bytes = self.window_bytes;
+        let loader = self.samples.load_as(order, options).or_raise()?;
+        Ok(Some(ReadAhead { loader, next, step }))
+    }
+}
+
+impl Drop for Dataset {
+    fn drop(&mut self) {
+        let reads = std::mem::take(self.reads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.home.end(reads);
+    }
+}
+
+/// How far the samples of two calls are apart, if it is the same upwards for all of them.
+fn step_between(last: &[u64], samples: &[u64]) -> Option<u64> {
+    let step = samples.first()?.checked_sub(*last.first()?).filter(|&step| step > 0)?;
+    let is_equal = last.len() == samples.len()
+        && last.iter().zip(samples).all(|(last, sample)| sample.checked_sub(*last) == Some(step));
+    is_equal.then_some(step)
+}
+
+/// Samples of a part that a run reads. A test part is read whole.
+fn count_of(config: &Config, which: Split) -> Option<u64> {
+    match which {
+        Split::Train => Some(config.samples_total()),
+        Split::Valid => Some(config.eval_samples()).filter(|&samples| samples > 0),
+        Split::Test => None,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bad(name: &str, expected: &str, found: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(format!("cannot use {name}: expected {expected}, found {found}"))
+}

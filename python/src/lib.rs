@@ -1,0 +1,47 @@
+//! The Python module `feedline._feedline`: data and tokens for training loops of others.
+//!
+//! It wraps libraries and has no logic of its own beside what the border needs: the GIL is released
+//! around all that reads, waits or encodes; a wait looks for signals every 50 ms; objects that hold
+//! threads know the process that started them; errors become Python's exceptions. What users call
+//! is in `python/feedline`, which documents it.
+//!
+//! In reading order: `dataset` opens samples and reads them by number, `loader` reads them ahead,
+//! `arrays` lends the memory of a batch to numpy. `tokenizer` encodes texts, `verbs` runs what the
+//! programs run. `errors` and `wait` are below all of these.
+
+#![deny(unsafe_code)]
+
+mod arrays;
+mod dataset;
+mod errors;
+mod loader;
+mod tokenizer;
+mod verbs;
+mod wait;
+
+use pyo3::prelude::*;
+
+/// The compiled half of the package; `feedline` is its public face.
+#[pymodule]
+mod _feedline {
+    #[pymodule_export]
+    use super::dataset::Dataset;
+    #[pymodule_export]
+    use super::loader::Loader;
+    #[pymodule_export]
+    use super::tokenizer::Tokenizer;
+    #[pymodule_export]
+    use super::verbs::{run_check, run_inspect, run_preprocess};
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        // Loggers are cached, levels are not: `setLevel` works at any time.
+        let bridge = pyo3_log::Logger::new(module.py(), pyo3_log::Caching::Loggers)?;
+        // A host that has set up logging in this process before keeps it.
+        let _ = bridge.filter(log::LevelFilter::Info).install();
+        Ok(())
+    }
+}

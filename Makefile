@@ -4,18 +4,21 @@
 # Features that no other build has.
 FEATURES = preprocess/fuzzing,preprocess/parquet
 
-.PHONY: help setup demo docs test test-instructions lint check-all bench bench-tokenize bench-ckpt clean
+.PHONY: help setup demo docs wheel test test-python test-instructions lint check-all bench bench-tokenize bench-ckpt bench-python clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
 	@echo "make docs        the documentation as a site in target/docs/book"
+	@echo "make wheel       the Python package in target/wheels, with the programs feedline and preprocess"
 	@echo "make test        all tests"
+	@echo "make test-python the tests of the Python package alone"
 	@echo "make test-instructions  the numeric tests as other processors compute them"
 	@echo "make lint        formatting and clippy; a warning is an error"
 	@echo "make check-all   what CI runs, the demo, and tests on a real Slurm, Ceph, XFS and NFS (installed and removed; root)"
 	@echo "make bench       the benchmarks of every crate, a table each"
 	@echo "make bench-tokenize ARGS=...  our tokenizers compared with others; see scripts/bench_tokenize.py --help"
 	@echo "make bench-ckpt ARGS=...      our checkpoints compared with others; see scripts/bench_ckpt.py --help"
+	@echo "make bench-python ARGS=...    the Python package compared with others; see scripts/bench_python.py --help"
 	@echo "make setup       what demo and test need (CUDA=1: also the libraries of a CUDA build)"
 	@echo "make clean       remove build output and the demo's files; keeps libtorch"
 
@@ -31,9 +34,15 @@ demo: setup
 docs:
 	@scripts/docs.sh
 
+wheel: setup
+	@scripts/wheel.sh
+
 test: setup
 	@scripts/setup.sh --tests
 	@scripts/test.sh
+
+test-python: setup
+	@scripts/test_python.sh
 
 test-instructions: setup
 	@scripts/setup.sh --tests
@@ -61,6 +70,9 @@ bench-tokenize:
 bench-ckpt:
 	cargo build --release --locked -p tools
 	scripts/bench_ckpt.py $(ARGS)
+
+bench-python: wheel
+	scripts/bench_python.py $(ARGS)
 
 clean:
 	cargo clean

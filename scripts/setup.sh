@@ -4,6 +4,7 @@
 #   scripts/setup.sh           system packages, libtorch for the CPU, third-party crates built before
 #   scripts/setup.sh --cuda    the libraries to link a CUDA build as well, in .libtorch-cuda/
 #   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the readers of others that tests compare with
+#   scripts/setup.sh --wheel   in .venv/ what builds and tests the Python package
 #
 # libtorch comes out of the wheel that the Python package index serves: the C++ library and its
 # headers are a tenth of what a `pip install torch` unpacks. It lies with the compiled crates in
@@ -31,7 +32,8 @@ main() {
       test_runner
       python_readers
       ;;
-    *) die "unknown argument '$1': expected --cuda, --tests or none" ;;
+    --wheel) python_readers ;;
+    *) die "unknown argument '$1': expected --cuda, --tests, --wheel or none" ;;
   esac
 }
 

@@ -22,4 +22,5 @@ rm -f "$report"
 cargo nextest run --profile all --workspace --locked --test-threads "$places" || code=$?
 cargo test --workspace --locked --doc -q || code=$?
 scripts/test_report.py "$report"
+scripts/test_python.sh || code=$?
 exit $code

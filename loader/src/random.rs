@@ -86,8 +86,7 @@ impl<A: Assemble> RandomReader<A> {
         let lot = self.round.lots[store].as_mut().expect("no thread has a part of this round");
         let sources = self.order.sources();
         for file in lot.files().collect::<Vec<_>>() {
-            let object =
-                self.files.get(sources, file, self.number, &self.opening, OPEN_TIMEOUT)?;
+            let object = self.files.get(sources, file, self.number, &self.opening, OPEN_TIMEOUT)?;
             let checksums = context.checksums(file).cloned();
             lot.read_files.push(ReadFile { number: file, object, checksums });
         }

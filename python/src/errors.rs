@@ -59,9 +59,7 @@ fn of_storage(error: &storage::Error, text: String) -> PyErr {
         E::Exists { object } => PyFileExistsError::new_err((EEXIST, text, object.clone())),
         E::NoSpace { .. } => PyOSError::new_err((ENOSPC, text)),
         E::Denied { .. } => PyPermissionError::new_err((EACCES, text)),
-        E::Io { source, .. } => {
-            PyOSError::new_err((source.raw_os_error().unwrap_or(EIO), text))
-        }
+        E::Io { source, .. } => PyOSError::new_err((source.raw_os_error().unwrap_or(EIO), text)),
         E::Corrupt { .. } | E::ShortRead { .. } | E::Changed { .. } => CorruptError::new_err(text),
         E::Stuck { .. } | E::StageTimeout { .. } => StalledError::new_err(text),
         E::BadKey { .. } | E::BadUrl { .. } => PyValueError::new_err(text),
@@ -119,11 +117,12 @@ impl IntoPython for preprocess::Error {
             E::Stream { source, .. } => {
                 PyOSError::new_err((source.raw_os_error().unwrap_or(EIO), text))
             }
-            E::Complete { .. } => PyFileExistsError::new_err((EEXIST, text)),
+            E::Complete { .. } | E::OtherSettings { .. } => {
+                PyFileExistsError::new_err((EEXIST, text))
+            }
             E::WasInterrupted { .. } | E::OtherRun { .. } | E::Changed { .. } => {
                 InterruptedRunError::new_err(text)
             }
-            E::OtherSettings { .. } => PyFileExistsError::new_err((EEXIST, text)),
             E::Stopped => PyKeyboardInterrupt::new_err(text),
             // What failed decides the class; that it can be resumed is in the text.
             E::CanResume { source } => match *source {
@@ -150,7 +149,11 @@ impl IntoPython for feed::Error {
 
 impl IntoPython for recipe::config::ConfigError {
     fn into_python(self) -> PyErr {
-        PyValueError::new_err(self.to_string())
+        let text = self.to_string();
+        match self {
+            recipe::config::ConfigError::Read { source, .. } => of_storage(&source, text),
+            _ => PyValueError::new_err(text),
+        }
     }
 }
 

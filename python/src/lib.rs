@@ -10,6 +10,7 @@
 //! programs run. `errors` and `wait` are below all of these.
 
 #![deny(unsafe_code)]
+#![expect(clippy::needless_pass_by_value, reason = "arguments from Python are owned")]
 
 mod arrays;
 mod dataset;

@@ -30,6 +30,7 @@ type Encoded<'py> = (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<i64>>);
 #[pymethods]
 impl Tokenizer {
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "the one caller is feedline.Tokenizer")]
     fn new(
         py: Python<'_>,
         kind: String,
@@ -95,7 +96,7 @@ impl Tokenizer {
         // A list of its own, so that no text is freed by another thread meanwhile.
         let texts = texts.as_sequence().to_list()?;
         let items: Vec<_> = texts.iter().collect();
-        let views = items.iter().map(|item| item.extract::<&str>());
+        let views = items.iter().map(PyAnyMethods::extract);
         let views = views.collect::<Result<Vec<&str>, _>>()?;
         let tokenizer = &*self.inner;
         let stop = AtomicBool::new(false);
@@ -145,7 +146,8 @@ pub(crate) fn beside_with<T: Send>(
         // The receiver lives as long as the scope.
         scope.spawn(move || sender.send(work()).ok());
         loop {
-            let wait = |time| done.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(time);
+            let wait =
+                |time| done.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(time);
             match py.detach(|| wait(SIGNALS_EVERY)) {
                 Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Timeout) => {}

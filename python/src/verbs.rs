@@ -20,7 +20,11 @@ use crate::errors::OrRaise as _;
 use crate::tokenizer::beside_with;
 
 /// How `preprocess` is to run, as JSON of `feedline.preprocess`.
-fn options_of(settings: &Value, inputs: Vec<String>, out_prefix: String) -> PyResult<PreprocessOptions> {
+fn options_of(
+    settings: &Value,
+    inputs: Vec<String>,
+    out_prefix: String,
+) -> PyResult<PreprocessOptions> {
     let text = |key: &str| settings[key].as_str().map(str::to_owned);
     let texts = |key: &str| -> Vec<String> {
         let list = settings[key].as_array().into_iter().flatten();

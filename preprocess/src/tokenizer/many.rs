@@ -62,7 +62,7 @@ pub fn encode_batch(
     };
     let threads = threads.clamp(1, runs.len().max(1));
     let each = thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(&work)).collect();
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut each = vec![work()];
         each.extend(others.into_iter().map(|thread| thread.join().expect("an encoder panicked")));
         each

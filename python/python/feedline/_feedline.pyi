@@ -1,13 +1,16 @@
 """The compiled half of the package. What users call is in `feedline`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["Dataset", "Loader", "Tokenizer", "__version__", "check", "inspect", "preprocess"]
+
 __version__: str
 
+@final
 class Dataset:
     def __new__(
         cls,
@@ -33,6 +36,7 @@ class Dataset:
     def read(self, samples: Sequence[int]) -> dict[str, npt.NDArray[Any]]: ...
     def close(self) -> None: ...
 
+@final
 class Loader:
     def __new__(
         cls,
@@ -51,6 +55,7 @@ class Loader:
     def metrics(self) -> str: ...
     def close(self) -> None: ...
 
+@final
 class Tokenizer:
     def __new__(
         cls,

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from feedline import _feedline
 from feedline.errors import OtherDataError
-from feedline.tokens import Tokenizer, split_spec
+from feedline.tokens import Tokenizer, Url, split_spec, text_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
-Url: TypeAlias = str | os.PathLike[str]
 Blend: TypeAlias = Sequence[tuple[float, Url]] | Sequence[Url] | Mapping[str, float]
 Objective: TypeAlias = Literal["lm", "span-corruption", "encdec", "mlm"]
 
@@ -406,12 +405,12 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def _path(url: Url | None) -> str | None:
-    return None if url is None else os.fspath(url)
+    return None if url is None else text_of(url)
 
 
 def _run_file(source: Url | Blend) -> str | None:
-    if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".toml"):
-        return os.fspath(source)
+    if isinstance(source, str | os.PathLike) and text_of(source).endswith(".toml"):
+        return text_of(source)
     return None
 
 
@@ -426,7 +425,7 @@ def _corpora(source: Url | Blend) -> tuple[list[dict[str, Any]], str]:
         parts = [(weight, path) for path, weight in source.items()]
     else:
         parts = [part if isinstance(part, tuple) else (1.0, part) for part in source]
-    corpora = [{"path": os.fspath(path), "weight": float(weight)} for weight, path in parts]
+    corpora = [{"path": text_of(path), "weight": float(weight)} for weight, path in parts]
     return corpora, ", ".join(corpus["path"] for corpus in corpora)
 
 
@@ -437,5 +436,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, os.PathLike):
-        value = os.fspath(value)
+        value = text_of(value)
     return json.dumps(value)

@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 Url: TypeAlias = str | os.PathLike[str]
 
 
+def text_of(url: Url) -> str:
+    """A path or a URL as text.
+
+    Raises:
+        ValueError: It is a URL of which `pathlib` has dropped a slash.
+    """
+    text = os.fspath(url)
+    if text.startswith("s3:/") and not text.startswith("s3://"):
+        raise ValueError(
+            f"cannot use {url!r}: expected s3://BUCKET/PREFIX (hint: pass a URL as a str)"
+        )
+    return text
+
+
 class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
     """The ids of many texts, back to back.
 
@@ -199,7 +213,7 @@ KINDS = {".json": "hf", ".model": "sentencepiece", ".tiktoken": "tiktoken", ".tx
 
 def split_spec(name_or_path: Url) -> tuple[str, str]:
     """The kind of a tokenizer, and its files."""
-    name = os.fspath(name_or_path)
+    name = text_of(name_or_path)
     kind, colon, files = name.partition(":")
     if colon and "/" not in kind:
         return kind, files

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from feedline import _feedline
-from feedline.tokens import Tokenizer, Url, arguments_of
+from feedline.tokens import Tokenizer, Url, arguments_of, text_of
 
 
 class Progress(NamedTuple):
@@ -88,8 +88,8 @@ def preprocess(
     }
     with _Line("preprocess", progress) as line:
         report = _feedline.preprocess(
-            [os.fspath(path) for path in paths],
-            os.fspath(out_prefix),
+            [text_of(path) for path in paths],
+            text_of(out_prefix),
             json.dumps(settings),
             line.preprocess,
         )
@@ -111,7 +111,7 @@ def check(name: Url, *, progress: OnProgress = None) -> dict[str, Any]:
         FileNotFoundError: There is nothing of that name.
     """
     with _Line("check", progress) as line:
-        return json.loads(_feedline.check(os.fspath(name), line.bytes))
+        return json.loads(_feedline.check(text_of(name), line.bytes))
 
 
 def inspect(name: Url) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def inspect(name: Url) -> dict[str, Any]:
     Raises:
         FileNotFoundError: There is nothing of that name.
     """
-    return json.loads(_feedline.inspect(os.fspath(name)))
+    return json.loads(_feedline.inspect(text_of(name)))
 
 
 class _Line:

@@ -1,0 +1,126 @@
+"""Texts to ids and back, and the verbs."""
+
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+
+import feedline
+from conftest import write_documents
+
+DEMO = pathlib.Path(__file__).resolve().parents[2] / "demo"
+TEXTS = ["The cat.", "", "héllo 世界 🙂", "a\n\n  b\tc", "x" * 5000, "<|endoftext|> spelled out"]
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return feedline.Tokenizer("gpt2")
+
+
+def test_batches_are_the_texts_one_by_one(gpt2):
+    texts = TEXTS * 300
+    for threads in (1, 2, 5, None):
+        batch = gpt2.encode_batch(texts, num_threads=threads)
+        assert len(batch) == len(texts)
+        assert batch.values.dtype == np.uint32 and batch.offsets.dtype == np.int64
+        assert batch[:6] == [] or all(
+            ids.tolist() == gpt2.encode(text) for ids, text in zip(batch, texts, strict=True)
+        )
+    assert batch[-1].tolist() == gpt2.encode(texts[-1])
+    assert gpt2.decode_batch(batch[:6]) == TEXTS
+    with pytest.raises(IndexError):
+        batch[len(texts)]
+    assert len(gpt2.encode_batch([])) == 0
+
+
+def test_ids_are_those_of_hugging_face():
+    path = DEMO / "tokenizer.json"
+    ours, theirs = feedline.Tokenizer(path), tokenizers.Tokenizer.from_file(str(path))
+    texts = [text for text in TEXTS if "<|" not in text] + [
+        " ".join(["lower", "lowest", str(number)] * 40) for number in range(200)
+    ]
+    expected = [each.ids for each in theirs.encode_batch(texts, add_special_tokens=False)]
+    assert ours.encode_batch(texts).tolist() == expected
+    assert ours(texts)["input_ids"] == expected
+    assert ours("lower")["attention_mask"] == [1] * len(ours.encode("lower"))
+    assert ours.vocab_size == theirs.get_vocab_size()
+
+
+def test_arrow_takes_the_memory(gpt2):
+    batch = gpt2.encode_batch(TEXTS)
+    array = pa.array(batch)
+    assert array.type == pa.large_list(pa.uint32()) and array.to_pylist() == batch.tolist()
+    assert batch.to_arrow().values.buffers()[1].address == batch.values.ctypes.data
+
+
+def test_what_cannot_be_encoded_is_said(gpt2):
+    with pytest.raises(TypeError):
+        gpt2.encode_batch(["a", 1])
+    with pytest.raises(UnicodeEncodeError):
+        gpt2.encode_batch(["\ud800"])
+    with pytest.raises(ValueError, match="text 1: expected"):
+        feedline.Tokenizer("null:100").encode_batch(["1 2", "x"])
+    with pytest.raises(ValueError, match="below 50257"):
+        gpt2.decode([50257])
+    with pytest.raises(FileNotFoundError):
+        feedline.Tokenizer("/absent/tokenizer.json")
+    with pytest.raises(ValueError, match="'absent'"):
+        feedline.Tokenizer("absent")
+    assert pickle.loads(pickle.dumps(gpt2)).encode("a b") == gpt2.encode("a b")
+    assert gpt2.decode(gpt2.encode("世")[:1]) == "\ufffd"
+
+
+def test_files_are_those_of_the_program(gpt2, tmp_path):
+    lines = write_documents(tmp_path / "lines.jsonl", 200, seed=3)
+    seen = []
+    report = gpt2.encode_files(lines, tmp_path / "ours", append_eod=True, progress=seen.append)
+    program = pathlib.Path(sys.executable).parent / "preprocess"
+    command = [program, "--input", lines, "--out", tmp_path / "theirs", "--append-eod"]
+    subprocess.run(command, check=True, capture_output=True)
+    for suffix in (".bin", ".idx"):
+        ours = (tmp_path / f"ours_text_document{suffix}").read_bytes()
+        assert ours == (tmp_path / f"theirs_text_document{suffix}").read_bytes()
+    assert report["documents"] == 200
+    assert all(isinstance(each, feedline.Progress) for each in seen)
+
+
+def test_verbs_say_what_the_program_says(corpus, tmp_path):
+    program = pathlib.Path(sys.executable).parent / "feedline"
+    out = subprocess.run([program, "inspect", corpus, "--json"], check=True, capture_output=True)
+    assert feedline.inspect(corpus) == json.loads(out.stdout)
+    verdict = feedline.check(corpus, progress=False)
+    assert verdict["ok"] is True
+    broken = tmp_path / "broken"
+    for suffix in (".bin", ".idx", ".crc"):
+        raw = bytearray(pathlib.Path(corpus + suffix).read_bytes())
+        if suffix == ".bin":
+            raw[100] ^= 1
+        pathlib.Path(f"{broken}{suffix}").write_bytes(raw)
+    assert feedline.check(broken)["ok"] is False
+    for verb in (feedline.check, feedline.inspect):
+        with pytest.raises((FileNotFoundError, ValueError), match="absent"):
+            verb(tmp_path / "absent")
+
+
+def test_bad_lines_and_taken_names(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "good"}\n{"text": 1}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        feedline.preprocess(bad, tmp_path / "bad", progress=False)
+    report = feedline.preprocess(bad, tmp_path / "ok", on_bad_line="skip", progress=False)
+    assert report["skipped"]["bad_lines"] == 1
+    with pytest.raises(FileExistsError):
+        feedline.preprocess(bad, tmp_path / "ok", on_bad_line="skip", progress=False)
+
+    def stop(_):
+        raise RuntimeError("from the caller")
+
+    fine = write_documents(tmp_path / "many.jsonl", 20_000, seed=4)
+    with pytest.raises(RuntimeError, match="from the caller"):
+        feedline.preprocess(fine, tmp_path / "stopped", workers=1, progress=stop)

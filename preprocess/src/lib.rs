@@ -10,12 +10,14 @@
 //! [`objective`] derives sequences from it, `pipeline` runs the threads, and `tokens` writes the
 //! outputs and their journal.
 //! [`clean`] filters and deduplicates JSON lines. `train` makes a tokenizer from them.
+//! [`encode_batch`] encodes texts that are in memory.
 
 #![forbid(unsafe_code)]
 
 mod batch;
 mod checksum;
 pub mod clean;
+mod encode_batch;
 mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -34,6 +36,7 @@ pub mod train;
 
 pub use batch::encoded::Skipped;
 pub use batch::report::{InputReport, Output, PreprocessProgress, Report, Stages};
+pub use encode_batch::{TokenBatch, encode_batch};
 pub use error::{BadLine, Error, Result};
 pub use input::{Format, InputOptions, Separator, TextRules};
 pub use options::{
@@ -42,9 +45,8 @@ pub use options::{
 };
 pub use tokenizer::{
     Cpm1, EncDec, EncDecKind, EncDecSpaces, EncodeError, Encoder, ExportedTokenizer, Gpt2,
-    HuggingFace, Jieba, JiebaWords, ModelTokens, Null, Pattern, Pieces, Tiktoken, TokenBatch,
-    Tokenizer, TokenizerSpec, WordPiece, WordPieceCase, WordPieceRules, encode_batch, open_gpt2,
-    open_tokenizer, pieces,
+    HuggingFace, Jieba, JiebaWords, ModelTokens, Null, Pattern, Pieces, Tiktoken, Tokenizer,
+    TokenizerSpec, WordPiece, WordPieceCase, WordPieceRules, open_gpt2, open_tokenizer, pieces,
 };
 pub use tokens::estimate::{Estimate, estimate};
 pub use tokens::run::{run, run_until};

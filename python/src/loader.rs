@@ -166,8 +166,8 @@ impl Loader {
             return Ok(());
         }
         Err(PyValueError::new_err(format!(
-            "cannot load batches: expected samples_consumed at most {count}, found {samples} (hint: \
-             open the dataset with a larger num_samples)"
+            "cannot load batches: expected samples_consumed at most {count}, found {samples} \
+             (hint: open the dataset with a larger num_samples)"
         )))
     }
 

@@ -16,7 +16,6 @@ mod jieba;
 mod keywords;
 mod lexicon;
 mod long_cache;
-mod many;
 mod merge;
 mod null;
 mod python;
@@ -38,7 +37,6 @@ pub use encdec::{EncDec, EncDecKind, EncDecSpaces};
 pub use gpt2::Gpt2;
 pub use hf::{ExportedTokenizer, HuggingFace, ModelTokens};
 pub use jieba::Jieba;
-pub use many::{TokenBatch, encode_batch};
 pub use null::Null;
 pub use split::{Pattern, Pieces, pieces};
 #[cfg(feature = "general")]

@@ -85,6 +85,7 @@ fn every_block_is_marked() {
         "<!-- run -->\n\nA sentence.\n\n```sh\nls\n```\n",
         "- In a list:\n  ```sh\n  ls\n  ```\n",
         "```\nls\n```\n",
+        "```python\nimport feedline\n```\n",
         "<!-- run -->\n```sh\nls\n",
         "<!-- output -->\n```text\na\n```\n",
     ] {
@@ -193,9 +194,12 @@ fn mark(language: &str, comment: Option<&str>) -> Result<BlockMark, String> {
             Ok(BlockMark::NotRun)
         }
         ("sh", _) => Err("expected <!-- run --> or <!-- not run: REASON --> above it".to_owned()),
+        // `python/tests/test_docs.py` does.
+        ("python", Some("run by make test-python")) => Ok(BlockMark::Shown),
+        ("python", _) => Err("expected <!-- run by make test-python --> above it".to_owned()),
         ("text", Some("output")) => Ok(BlockMark::Output),
         ("text" | "toml" | "json", _) => Ok(BlockMark::Shown),
-        (other, _) => Err(format!("expected sh, text, toml or json, found '{other}'")),
+        (other, _) => Err(format!("expected sh, python, text, toml or json, found '{other}'")),
     }
 }
 

@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use super::Tokenizer;
-use crate::{Error, Result};
+use crate::{Error, Result, Tokenizer};
 
 /// Texts that a thread takes at a time: enough that taking them costs nothing, few enough that all
 /// threads end together.

@@ -1,0 +1,25 @@
+"""The Python of the pages runs as it stands there."""
+
+import pathlib
+import re
+
+import pytest
+
+from conftest import write_documents
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"<!-- run by make test-python -->\n```python\n(.*?)```\n", re.DOTALL)
+PAGES = ["README.md", "python/README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_run(page, tmp_path, monkeypatch):
+    blocks = BLOCK.findall((ROOT / page).read_text())
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    write_documents(tmp_path / "my.jsonl", 2000, seed=6)
+    (tmp_path / "tokens").mkdir()
+    names = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)  # one after another, as a reader does
+    assert names["batch"]["tokens"].shape == (8, 1024)

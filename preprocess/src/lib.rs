@@ -10,7 +10,7 @@
 //! [`objective`] derives sequences from it, `pipeline` runs the threads, and `tokens` writes the
 //! outputs and their journal.
 //! [`clean`] filters and deduplicates JSON lines. `train` makes a tokenizer from them.
-//! [`encode_batch`] encodes texts that are in memory.
+//! [`encode_batch()`] encodes texts that are in memory.
 
 #![forbid(unsafe_code)]
 

@@ -288,7 +288,7 @@ def test_what_is_wrong_is_said(corpus, tmp_path):
         opened(corpus, objective="lmm")
     with pytest.raises(ValueError, match="order"):
         opened(corpus, order="random")
-    with pytest.raises(ValueError, match="s3://bucket"):
+    with pytest.raises(ValueError, match="s3://BUCKET"):
         opened(pathlib.Path("s3://bucket/corpus"))
     with pytest.raises(ValueError, match="data_parallel_rank"):
         feedline.Loader(

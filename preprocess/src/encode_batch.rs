@@ -115,3 +115,50 @@ fn joined(mut runs: Vec<EncodedRun>, texts: usize, threads: usize) -> TokenBatch
     });
     TokenBatch { ids, offsets }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TokenizerSpec, open_tokenizer};
+
+    fn open(kind: &str) -> std::sync::Arc<dyn Tokenizer> {
+        let spec = TokenizerSpec { kind: kind.to_owned(), ..TokenizerSpec::default() };
+        open_tokenizer(&spec).expect("built in")
+    }
+
+    #[test]
+    fn ids_do_not_depend_on_the_threads() {
+        let tokenizer = open("gpt2");
+        let long = "a long text ".repeat(40_000);
+        let mut texts = vec!["", "one", "two words", &long, "ü 世界"];
+        for _ in 0..6 {
+            texts = texts.repeat(2);
+        }
+        let never = AtomicBool::new(false);
+        let encode = |threads| encode_batch(&*tokenizer, &texts, threads, &never).expect("texts");
+        let one = encode(1);
+        assert_eq!(one.offsets.len(), texts.len() + 1);
+        for (text, ends) in texts.iter().zip(one.offsets.windows(2)) {
+            let mut expected = Vec::new();
+            tokenizer.encode(text, &mut expected);
+            assert_eq!(one.ids[ends[0] as usize..ends[1] as usize], expected);
+        }
+        for threads in [2, 3, 16] {
+            assert_eq!(encode(threads), one);
+        }
+        let none = encode_batch(&*tokenizer, &[], 4, &never).expect("nothing");
+        assert_eq!((none.ids.len(), none.offsets), (0, vec![0]));
+    }
+
+    #[test]
+    fn what_is_refused_is_named_and_a_stop_ends_it() {
+        let tokenizer = open("null");
+        let stop = AtomicBool::new(false);
+        let error = encode_batch(&*tokenizer, &["1", "2 3", "four"], 2, &stop).expect_err("a word");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot encode text 2: expected "), "{text}");
+        stop.store(true, Ordering::Relaxed);
+        let stopped = encode_batch(&*tokenizer, &["1"], 1, &stop);
+        assert!(matches!(stopped, Err(Error::Stopped)));
+    }
+}

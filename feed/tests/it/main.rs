@@ -5,3 +5,4 @@
 mod common;
 mod damage;
 mod data;
+mod samples;

@@ -6,5 +6,6 @@ mod cache;
 mod corpus;
 mod failures;
 mod node;
+mod random;
 mod resume;
 mod verify;

@@ -49,6 +49,7 @@ pub use base::time_span::TimeSpan;
 pub use base::units::{ByteSize, rate_text};
 pub use fs::detect::{IoEngine, Profile};
 pub use posix::in_place_file::{InPlaceFile, LinkMethod};
+pub use reader::open_file::drop_cached;
 pub use reader::watchdog::{StuckRead, StuckReads};
 pub use sys::aligned_buffer::Zeros;
 pub use sys::buffer_pool::{Buffer, BufferPool};

@@ -154,6 +154,8 @@ pub struct ReaderCounters {
     pub wanted_bytes: u64,
     /// Bytes transferred for them and for those that failed.
     pub moved_bytes: u64,
+    /// Of these, bytes copied from the page cache by file readers that otherwise bypass it.
+    pub page_cache_bytes: u64,
     /// Transfers that returned less than requested, before the end of the file.
     pub short_reads: u64,
     /// Retries after an error.

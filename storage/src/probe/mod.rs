@@ -231,6 +231,6 @@ pub fn cpu_times() -> Option<[Duration; 2]> {
 #[must_use]
 pub fn cached_share(object: &dyn Object) -> Option<f64> {
     let (file, len) = (object.file()?, object.len_bytes());
-    let cached = syscalls::cached_bytes(file, len).ok()?;
-    (len > 0).then(|| (cached as f64 / len as f64).min(1.0))
+    let pages = syscalls::cached_pages(file, 0, len).ok()?;
+    (len > 0).then(|| (pages as f64 * syscalls::PAGE_BYTES as f64 / len as f64).min(1.0))
 }

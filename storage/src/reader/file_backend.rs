@@ -1,6 +1,8 @@
-//! Reads of files, by the best method that their mount allows. Calls that may block, such as
-//! opening a file and querying its file system, run on the worker threads with the first read of
-//! the file: the thread that owns the reader waits in `wait` and nowhere else.
+//! Reads of files: from the page cache where it has the bytes, and otherwise by the best method
+//! that their mount allows. Copies from the cache are made at once, by the calling thread. Calls
+//! that may block, such as opening a file and querying its file system, run on the worker threads
+//! with the first read of the file: the thread that owns the reader waits in `wait` and nowhere
+//! else.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +15,7 @@ use crate::fs::mount::ReadMethod;
 use crate::io::transfer::Transfer;
 use crate::io::uring_batch::{self, BatchError, SubmitMode};
 use crate::reader::in_flight::{BackendCompletion, BackendRead, ReadBackend};
-use crate::reader::open_file::{OpenFile, is_refusal};
+use crate::reader::open_file::{CacheQuery, OpenFile, is_cached, is_refusal};
 use crate::reader::uring_backend::{FILES_MAX, RingOutcome, UringBackend};
 use crate::reader::worker_pool::{PoolTask, WorkerPool};
 use crate::sys::aligned_buffer::{ALIGN_BYTES, AlignedBuffer};
@@ -40,6 +42,10 @@ pub(crate) struct FileBackend {
     files: OpenFiles,
     landed: Vec<RingOutcome>,
     done: Vec<FileCompletion>,
+    query: CacheQuery,
+    /// Reads that were copied from the page cache, until the next `wait`.
+    cached: Vec<BackendCompletion>,
+    page_cache_bytes: u64,
 }
 
 impl FileBackend {
@@ -55,6 +61,9 @@ impl FileBackend {
             files: OpenFiles::default(),
             landed: Vec::with_capacity(slots_max),
             done: Vec::with_capacity(slots_max),
+            query: is_cached,
+            cached: Vec::with_capacity(slots_max),
+            page_cache_bytes: 0,
         }
     }
 
@@ -65,6 +74,13 @@ impl FileBackend {
 
     /// Starts a read of an open file.
     fn send(&mut self, load: BackendRead, number: u32, file: Arc<OpenFile>) {
+        let load = match file.read_cached(load, self.query) {
+            Ok(done) => {
+                self.page_cache_bytes += done.moved_bytes;
+                return self.cached.push(done);
+            }
+            Err(load) => load,
+        };
         let way = file.way(self.wishes);
         if way.is_ring() && self.has_ring() {
             let ring = self.ring.as_mut().expect("it was just looked for");
@@ -149,10 +165,16 @@ impl ReadBackend for FileBackend {
 
     fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
         let before = done.len();
+        done.append(&mut self.cached);
+        // With completions at hand, the others are only polled.
+        let until = if done.len() > before { Instant::now() } else { until };
         loop {
             let in_ring = self.ring.as_ref().map_or(0, UringBackend::flying);
             let now = Instant::now();
             if in_ring == 0 && self.in_threads == 0 {
+                if done.len() > before {
+                    return;
+                }
                 // Every request in flight waits for a retry.
                 return thread::sleep(until.saturating_duration_since(now));
             }
@@ -184,6 +206,10 @@ impl ReadBackend for FileBackend {
             }
             None => ("open in progress".to_owned(), String::new()),
         }
+    }
+
+    fn page_cache_bytes(&self) -> u64 {
+        self.page_cache_bytes
     }
 }
 
@@ -426,9 +452,63 @@ pub(crate) fn depth_liked(file_system: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
     use crate::fs::mount::Mount;
+    use crate::sys::syscalls;
     use crate::{Key, ReadRequest, ReaderOptions, open_url, write_all};
+
+    /// How often the kernel was queried, or a test in its place.
+    static QUERIES: AtomicU32 = AtomicU32::new(0);
+
+    /// A kernel before Linux 6.5, or a file of another user.
+    fn refuse(_: &File, _: u64, _: usize) -> io::Result<bool> {
+        QUERIES.fetch_add(1, Ordering::Relaxed);
+        Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    }
+
+    /// The pages are evicted after the query.
+    fn evict(file: &File, offset: u64, len: usize) -> io::Result<bool> {
+        syscalls::advise_done(file, offset, len);
+        Ok(true)
+    }
+
+    #[test]
+    fn reads_bypass_a_cache_that_is_not_reported_or_loses_pages() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, [9; 10_000]).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        let store = open_url(&folder.path().display().to_string()).unwrap();
+        let object = store.open(&Key::new("a").unwrap()).unwrap();
+        for query in [refuse, evict] {
+            let pool = BufferPool::new(1 << 20);
+            let mut backend = FileBackend::new(IoSettings::default(), 4, &pool);
+            backend.query = query;
+            for slot in 0..4 {
+                let (object, buf) = (Arc::clone(&object), pool.take(3000).unwrap());
+                let (offset, len) = (u64::from(slot) * 1000, 3000);
+                let load =
+                    BackendRead { slot, object, offset, len, buf, deadline: None, attempt: 0 };
+                backend.carry(load);
+                let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+                backend.wait(until, &mut done);
+                let [BackendCompletion { buf, data, outcome, .. }] = &done[..] else {
+                    panic!("one read, found {done:?}")
+                };
+                outcome.as_ref().unwrap();
+                assert_eq!(buf[data.clone()], [9; 3000]);
+            }
+            // A file system in memory has nothing to evict to.
+            let is_refused = QUERIES.load(Ordering::Relaxed) == 1;
+            assert!(is_refused, "one query for a file");
+            if backend.page_cache_bytes() > 0 {
+                return eprintln!("SKIPPED: pages are not evicted on this file system");
+            }
+        }
+    }
 
     /// A tmpfs does not support `RWF_DONTCACHE`. Many such reads in flight at once are refused one
     /// by one, and that once disabled the ring for the mount.
@@ -467,7 +547,7 @@ mod tests {
             }
             assert!(came.iter().all(|came| came.bytes() == [7; 100]), "{came:?}");
         }
-        let file = std::fs::File::open(object.display()).unwrap();
+        let file = File::open(object.display()).unwrap();
         assert!(!Mount::of(&file).unwrap().is_refused(ReadMethod::RingCached));
     }
 }

@@ -22,6 +22,11 @@ pub(crate) trait ReadBackend: fmt::Debug {
 
     /// How the object is read, and which server has its byte at `offset`, as far as that is known.
     fn place(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String);
+
+    /// As [`ReaderCounters::page_cache_bytes`].
+    fn page_cache_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// A read handed to a backend.
@@ -327,7 +332,8 @@ impl<C: ReadBackend> Reader for InFlightReader<C> {
     }
 
     fn counters(&self) -> ReaderCounters {
-        self.counters
+        let page_cache_bytes = self.carrier.page_cache_bytes();
+        ReaderCounters { page_cache_bytes, ..self.counters }
     }
 }
 

@@ -2,7 +2,7 @@
 
 pub(crate) mod file_backend;
 pub(crate) mod in_flight;
-mod open_file;
+pub(crate) mod open_file;
 #[expect(unsafe_code, reason = "the kernel borrows buffers beyond what the compiler sees")]
 mod uring_backend;
 pub(crate) mod watchdog;

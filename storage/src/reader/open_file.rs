@@ -1,5 +1,5 @@
-//! An open file of a reader: its descriptors, alignment, mount and layout; and one read of it in
-//! whole blocks.
+//! An open file of a reader: its descriptors, alignment, mount and layout; one read of it in whole
+//! blocks; and one of bytes that are in the page cache.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::api::settings::{IoSettings, Setting};
 use crate::fs::mount::{Mount, ReadMethod};
@@ -15,7 +15,7 @@ use crate::fs::placement::Layout;
 use crate::io::transfer::{NextStep, TransferErrorKind, TransferProgress};
 use crate::reader::in_flight::{BackendCompletion, BackendRead};
 use crate::sys::aligned_buffer::ALIGN_BYTES;
-use crate::sys::syscalls;
+use crate::sys::syscalls::{self, PAGE_BYTES};
 use crate::{Error, IoEngine, Object, Result};
 
 #[derive(Debug)]
@@ -32,6 +32,18 @@ pub(crate) struct OpenFile {
     align: usize,
     pub(crate) mount: Arc<Mount>,
     pub(crate) layout: Layout,
+    /// Whether to look for its bytes in the page cache. Turned off for good by the first error.
+    asks_cache: AtomicBool,
+}
+
+/// Whether all bytes of a range of a file are in the page cache.
+pub(crate) type CacheQuery = fn(&File, u64, usize) -> io::Result<bool>;
+
+/// Queries the kernel, without reading anything.
+pub(crate) fn is_cached(file: &File, offset: u64, len: usize) -> io::Result<bool> {
+    let len = len as u64;
+    let pages = (offset + len).div_ceil(PAGE_BYTES) - offset / PAGE_BYTES;
+    Ok(syscalls::cached_pages(file, offset, len)? == pages)
 }
 
 /// The identity of a file, which survives a stale handle.
@@ -107,7 +119,46 @@ impl OpenFile {
         let layout = Layout::of(file, &mount.file_system);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let object = Arc::clone(object);
-        Ok(OpenFile { id, object, identity, again, direct, align, mount, layout })
+        // Who sets direct I/O wants the bytes of the device.
+        let asks_cache = AtomicBool::new(wishes.direct != Setting::Only(true));
+        Ok(OpenFile { id, object, identity, again, direct, align, mount, layout, asks_cache })
+    }
+
+    /// Copies the bytes from the page cache if all of them are there, and otherwise returns the
+    /// read. It waits for no device, and a read that misses leaves nothing in the cache.
+    ///
+    /// The query comes first because a buffered read that misses starts to read the pages, also
+    /// with `RWF_NOWAIT`. Where the kernel does not know the query, or the file system that flag
+    /// (network file systems, FUSE), all reads of the file bypass the cache.
+    pub(crate) fn read_cached(
+        &self,
+        mut load: BackendRead,
+        query: CacheQuery,
+    ) -> std::result::Result<BackendCompletion, BackendRead> {
+        if !self.asks_cache.load(Ordering::Relaxed) {
+            return Err(load);
+        }
+        let (file, len) = (self.file(ReadMethod::ThreadsCached), load.len);
+        let came = match query(file, load.offset, len) {
+            Ok(true) => syscalls::read_cached_at(file, &mut load.buf[..len], load.offset),
+            Ok(false) => return Err(load),
+            Err(e) => Err(e),
+        };
+        match came {
+            Ok(count) if count == len => {
+                let (slot, buf, moved_bytes) = (load.slot, load.buf, len as u64);
+                let (data, outcome) = (0..len, Ok(()));
+                Ok(BackendCompletion { slot, buf, data, moved_bytes, short_reads: 0, outcome })
+            }
+            // The kernel evicted a page meanwhile, or the file was truncated.
+            Ok(_) => Err(load),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Err(load),
+            Err(e) => {
+                self.asks_cache.store(false, Ordering::Relaxed);
+                log::debug!("{}: reads bypass the page cache: {e}", load.object.display());
+                Err(load)
+            }
+        }
     }
 
     /// The best read method available for this file.
@@ -202,6 +253,14 @@ impl OpenFile {
 
 /// The result of a transfer, or why it stopped.
 type Carried<T> = std::result::Result<T, TransferErrorKind>;
+
+/// Drops bytes of an object from the page cache, so that the next read of them is from the device:
+/// for bytes that are not as they should be. A hint, without effect on objects that are no files.
+pub fn drop_cached(object: &dyn Object, offset: u64, len: usize) {
+    if let Some(file) = object.file() {
+        syscalls::advise_done(file, offset, len);
+    }
+}
 
 /// Reopens an open file by its descriptor, so that it is the same file even if its name was
 /// replaced.

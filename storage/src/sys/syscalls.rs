@@ -172,19 +172,22 @@ pub(crate) fn clone_file(from: &File, to: &File) -> io::Result<()> {
     checked(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })
 }
 
-/// Bytes of a file's first `len_bytes` that are in the page cache. `ENOSYS`: not supported before
-/// Linux 6.5.
-pub(crate) fn cached_bytes(file: &File, len_bytes: u64) -> io::Result<u64> {
+/// The size of a page of the page cache, on x86-64.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// How many pages of a range of a file are in the page cache. `ENOSYS`: not supported before Linux
+/// 6.5. `EPERM`: the kernel reports it only to the owner of the file and to those who may write to
+/// it.
+pub(crate) fn cached_pages(file: &File, offset: u64, len_bytes: u64) -> io::Result<u64> {
     /// `cachestat(2)`, which has one number on all machines.
     const CACHESTAT: libc::c_long = 451;
-    const PAGE_BYTES: u64 = 4096;
-    let range = [0_u64, len_bytes];
+    let range = [offset, len_bytes];
     let mut told = [0_u64; 5];
     let (fd, range) = (file.as_raw_fd(), range.as_ptr());
     // SAFETY: a range is an offset and a length, and the answer five numbers, the first of which is
     // the pages in the cache; both live until the call returns.
     let rc = unsafe { libc::syscall(CACHESTAT, fd, range, told.as_mut_ptr(), 0) };
-    if rc == 0 { Ok(told[0].saturating_mul(PAGE_BYTES)) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 { Ok(told[0]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Whether the clock of this machine is synchronized, and its maximum error in microseconds.

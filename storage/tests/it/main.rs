@@ -9,6 +9,7 @@ mod crash;
 mod frozen;
 mod fuse;
 mod lustre;
+mod page_cache;
 mod posix;
 mod reader;
 mod s3;

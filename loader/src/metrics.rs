@@ -27,6 +27,8 @@ pub struct Metrics {
     pub delivered_bytes: u64,
     /// Bytes read from the stores, with alignment and retries.
     pub moved_bytes: u64,
+    /// Of these, bytes copied from the page cache.
+    pub page_cache_bytes: u64,
     /// `moved_bytes` over the bytes of the samples not found in the cache: 1.0 is optimal.
     pub moved_per_wanted: f64,
     /// Requests completed.
@@ -226,6 +228,7 @@ impl Meter {
         for store in &self.stores {
             let counters = *store.counters.lock().unwrap_or_else(PoisonError::into_inner);
             metrics.moved_bytes += counters.moved_bytes;
+            metrics.page_cache_bytes += counters.page_cache_bytes;
             metrics.reads += counters.reads;
             metrics.short_reads += counters.short_reads;
             metrics.retries += counters.retries;

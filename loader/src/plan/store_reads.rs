@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use indexed::{BlockChecksums, BlockRun};
-use storage::{Buffer, BufferPool, Object, RangeRead};
+use storage::{Buffer, BufferPool, Object, RangeRead, drop_cached};
 
 use crate::PieceRef;
 use crate::plan::round::{Limits, PieceLocation};
@@ -440,6 +440,7 @@ impl ReadFile {
     fn verify_again(&self, offset: u64, bytes: &mut [u8]) -> storage::Result<()> {
         let Err(error) = self.verify(offset, bytes) else { return Ok(()) };
         log::warn!("{error}; retrying the read");
+        drop_cached(&*self.object, offset, bytes.len());
         self.object.read_many(&mut [RangeRead { offset, buf: &mut *bytes }])?;
         self.verify(offset, bytes)
     }

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use storage::{BufferPool, Completion, ReadRequest, Reader, ReaderOptions, Storage};
+use storage::{BufferPool, Completion, ReadRequest, Reader, ReaderOptions, Storage, drop_cached};
 
-use crate::plan::round::StoreReads;
+use crate::plan::round::{Extent, StoreReads};
 use crate::prefetch::channels::LoaderChannels;
 use crate::prefetch::depth::Depth;
 use crate::queue::QueueEmpty;
@@ -262,6 +262,8 @@ impl Worker {
                 // Memory or a network may have failed, and not the store.
                 Ok(Err(error)) if !is_second => {
                     log::warn!("{error}; retrying the read");
+                    let Extent { file, offset_bytes, .. } = lot.extents[extent];
+                    drop_cached(&*lot.file(file).object, offset_bytes, came.buf.len());
                     self.again.push((place, extent));
                     continue;
                 }

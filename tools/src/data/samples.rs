@@ -312,6 +312,7 @@ impl Samples {
         facts.add("samples per second", thousands(self.samples_per_second as u64));
         facts.add("bytes per second", ByteSize(self.bytes_per_second as u64));
         facts.add("bytes moved per byte wanted", format!("{:.3}", metrics.moved_per_wanted));
+        facts.add("bytes from the page cache", ByteSize(metrics.page_cache_bytes));
         let reads = thousands(metrics.reads);
         facts.add("requests", format!("{reads}, queue depth {} at the end", metrics.depth));
         let (p50, p99) = (metrics.read_p50_us, metrics.read_p99_us);

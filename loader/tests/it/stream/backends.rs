@@ -10,11 +10,12 @@ use indexed::{
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{BlendOrder, GptOrder, Loader, LoaderOptions, SampleOrder};
 use serde_json::Value;
+use storage::probe::cached_share;
 use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::testing::fault_store;
-use storage::{Key, Storage};
+use storage::{Key, Storage, drop_cached};
 
-use super::corpus::{Corpus, config, options, stream, sum};
+use super::corpus::{Corpus, config, options, start, stream, sum};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
 
@@ -99,6 +100,34 @@ fn is_the_same_by_every_engine_depth_and_window() {
             options.window_bytes = window_bytes;
             let what = format!("{wishes} {depth:?} {gap:?} {window_bytes}");
             corpus.check(&what, &store, options);
+        }
+    }
+}
+
+#[test]
+fn a_warm_corpus_is_copied_from_the_page_cache_and_a_cold_one_is_not_left_there() {
+    let corpus = Corpus::new();
+    let store = corpus.store();
+    let bin = store.open(&Key::new("corpus.bin").unwrap()).unwrap();
+    let drop_all = || drop_cached(&*bin, 0, bin.len_bytes() as usize);
+    drop_all();
+    if cached_share(&*bin) != Some(0.0) {
+        return eprintln!("SKIPPED: the page cache of this file system cannot be controlled");
+    }
+    for is_warm in [false, true] {
+        let read_all = || std::fs::read(Path::new(&corpus.path).join("corpus.bin")).unwrap();
+        drop(is_warm.then(read_all));
+        let mut loader = start(&store, options());
+        let got = stream(&mut loader);
+        assert_eq!(sum(got.iter().map(|(_, text)| text)), corpus.due, "warm: {is_warm}");
+        let (copied, moved) = {
+            let metrics = loader.metrics();
+            (metrics.page_cache_bytes, metrics.moved_bytes)
+        };
+        match is_warm {
+            // The first read of a file is direct: it is done by the thread that opens it.
+            true => assert!(copied > moved / 2 && copied < moved, "{copied} of {moved}"),
+            false => assert_eq!((copied, cached_share(&*bin)), (0, Some(0.0))),
         }
     }
 }

@@ -249,7 +249,7 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
                 found.note(
                     "cache",
                     fact,
-                    "no effect on a run; a measurement now shows memory, not the store",
+                    "a run reads them from memory; a measurement shows memory, not the store",
                     "measure with feedline bench, which reports what was cached",
                 );
             } else if files.iter().any(|(_, share)| share.is_some()) {

@@ -16,10 +16,9 @@ from feedline.errors import OtherDataError
 from feedline.tokens import Tokenizer, Url, split_spec, text_of
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy.typing as npt
 
-    Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
-
+Arrays: TypeAlias = "dict[str, npt.NDArray[Any]]"
 Blend: TypeAlias = Sequence[tuple[float, Url]] | Sequence[Url] | Mapping[str, float]
 Objective: TypeAlias = Literal["lm", "span-corruption", "encdec", "mlm"]
 

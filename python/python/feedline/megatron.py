@@ -7,16 +7,20 @@ the iterators that ``--dataloader-type external`` wants.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.datasets import gpt_dataset
+from megatron.core.datasets.blended_megatron_dataset_config import parse_and_normalize_split
+from megatron.core.datasets.utils import get_blend_from_list
 
 import feedline
 from feedline.torch import Loader, tensors
 
-
+PARTS = ("train", "valid", "test")
 NAMES = ("tokens", "labels", "loss_mask", "position_ids")
 
 
@@ -49,7 +53,7 @@ class GPTDataset(gpt_dataset.GPTDataset):
 
     def _open(self) -> feedline.Dataset:
         config = self.config
-        # Without a split all documents are of the part that they were given for.
+        # Without a split all documents belong to this part; Megatron names such indexes otherwise.
         split = (config.split, self.index_split.name) if config.split else ("1,0,0", "train")
         return feedline.open(
             self.dataset.path_prefix,
@@ -60,7 +64,6 @@ class GPTDataset(gpt_dataset.GPTDataset):
             index_split=split[1],
             tokenizer=config.tokenizer.unique_identifiers,
             path_to_cache=config.path_to_cache,
-            cache=bool(config.split),
             reset_at_document=config.reset_position_ids,
             mask_eod_loss=config.eod_mask_loss,
             special={"eod": config.tokenizer.eod},
@@ -110,49 +113,89 @@ def external_loaders(
 
     Return them from ``train_valid_test_datasets_provider``, and pass
     ``--no-create-attention-mask-in-dataloader``. They begin at ``args.consumed_train_samples`` and
-    ``args.consumed_valid_samples``, which Megatron-LM has read from the checkpoint by then. On
-    ranks other than the first of a tensor-parallel group they return the same batches.
+    ``args.consumed_valid_samples``, which Megatron-LM has read from the checkpoint by then. A batch
+    has ``tokens``, ``labels``, ``position_ids`` (int64) and ``loss_mask`` (float32) of the shape
+    ``[micro_batch_size, seq_length]``. Ranks of one tensor-parallel group read the same batches.
 
     Args:
-        args: The arguments of Megatron-LM.
-        num_samples: Samples of each part; a part of 0 or None has no loader.
-        options: Other arguments of `feedline.open`.
+        args: The arguments of Megatron-LM, with any of its options for paths and splits.
+        num_samples: Samples of each part. 0: the part has no loader. None: one epoch.
+        options: Other arguments of `feedline.open`. ``tokenizer=tokenizer.unique_identifiers``
+            finds cached indexes of Megatron; ``--reset-position-ids`` and ``--eod-mask-loss`` need
+            ``special={"eod": tokenizer.eod}``.
+
+    Returns:
+        A loader, or None for a part without samples.
+
+    Raises:
+        ValueError: Megatron would read other batches: several prefixes without weights, one prefix
+            with a weight, ``--reset-attention-mask``, or no prefix.
+        FileNotFoundError: There are no such files.
+        CorruptError: They are not what their formats say.
     """
     from megatron.core import parallel_state
 
+    if args.reset_attention_mask:
+        raise ValueError(
+            "cannot use --reset-attention-mask with --dataloader-type external: expected batches "
+            "without attention masks (hint: feedline.megatron.GPTDataset in Megatron's builder)"
+        )
+    if args.eod_mask_loss:
+        options = {"mask_eod_loss": True, **options}
+    if args.reset_position_ids:
+        options = {"reset_at_document": True, **options}
     consumed = (args.consumed_train_samples, args.consumed_valid_samples, 0)
-    parts = zip(("train", "valid", "test"), num_samples, consumed, strict=True)
-    loaders: list[Loader | None] = []
-    for part, count, start in parts:
-        if not count:
-            loaders.append(None)
+    loaders: list[Loader | None] = [None, None, None]
+    for place, (part, (paths, split)) in enumerate(zip(PARTS, _parts(args), strict=True)):
+        if paths is None or num_samples[place] == 0:
             continue
         dataset = feedline.open(
-            _blend(args.data_path),
+            _blend(paths),
             sequence_length=args.seq_length,
-            num_samples=count,
+            num_samples=num_samples[place],
             random_seed=args.seed,
-            split=args.split,
+            split=split,
             index_split=part,
             path_to_cache=args.data_cache_path,
             **options,
         )
-        loaders.append(
-            Loader(
-                dataset,
-                micro_batch_size=args.micro_batch_size,
-                data_parallel_rank=parallel_state.get_data_parallel_rank(),
-                data_parallel_size=parallel_state.get_data_parallel_world_size(),
-                samples_consumed=start,
-            )
+        loaders[place] = Loader(
+            dataset,
+            micro_batch_size=args.micro_batch_size,
+            data_parallel_rank=parallel_state.get_data_parallel_rank(),
+            data_parallel_size=parallel_state.get_data_parallel_world_size(),
+            samples_consumed=consumed[place],
         )
     return loaders[0], loaders[1], loaders[2]
 
 
-def _blend(data_path: Sequence[str]) -> Any:
-    """``--data-path``: one prefix, prefixes of equal weights, or weights before prefixes."""
-    try:
-        weights = [float(weight) for weight in data_path[0::2]]
-    except ValueError:
-        return list(data_path) if len(data_path) > 1 else data_path[0]
-    return list(zip(weights, data_path[1::2], strict=True))
+def _parts(args: Any) -> list[tuple[list[str] | None, str]]:
+    """What each part reads, and its split: of one blend, or each a blend of its own."""
+    paths = args.data_path
+    if args.data_args_path is not None:
+        paths = Path(args.data_args_path).read_text().split()
+    if paths is not None:
+        shares = parse_and_normalize_split(args.split)
+        return [(paths if share else None, args.split) for share in shares]
+    each = [args.train_data_path, args.valid_data_path, args.test_data_path]
+    if args.per_split_data_args_path is not None:
+        found = json.loads(Path(args.per_split_data_args_path).read_text())
+        each = [
+            paths.split() if isinstance(paths := found[part], str) else paths for part in PARTS
+        ]
+    if not any(each):
+        raise ValueError("cannot read --data-path: expected prefixes, found none")
+    return list(zip(each, ("1,0,0", "0,1,0", "0,0,1"), strict=True))
+
+
+def _blend(paths: Sequence[str]) -> str | list[tuple[float, str]]:
+    """One prefix, or weights before prefixes."""
+    prefixes, weights = get_blend_from_list(list(paths))
+    if weights is None and len(prefixes) == 1:
+        return str(prefixes[0])
+    if weights is None or len(prefixes) == 1:
+        raise ValueError(
+            f"cannot blend {' '.join(paths)}: expected one prefix, or a weight before each prefix "
+            "of several (hint: feedline.megatron.GPTDataset in Megatron's builder)"
+        )
+    return list(zip(weights, prefixes, strict=True))

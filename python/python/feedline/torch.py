@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -70,19 +71,28 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
         self._options = options
         self._pin_memory = pin_memory
         self._loader: feedline.Loader | None = feedline.Loader(dataset, **options)
+        self._process = os.getpid()
+        self._consumed = self._loader.samples_consumed
 
     @property
     def loader(self) -> feedline.Loader:
-        """The loader of arrays below this one."""
-        if self._loader is None:
-            self._loader = feedline.Loader(self.dataset, **self._options)
+        """The loader of arrays below this one: one in every process, opened at its first use."""
+        if self._loader is None or self._process != os.getpid():
+            options = {**self._options, "samples_consumed": self._consumed}
+            self._loader = feedline.Loader(self.dataset, **options)
+            self._process = os.getpid()
         return self._loader
 
     def __len__(self) -> int:
-        """Batches of the whole run."""
+        """Batches of the whole run, not of what remains of it."""
         return len(self.loader)
 
-    def __iter__(self) -> Loader:
+    def __iter__(self) -> Self:
+        """Itself: a second loop continues where the first ended.
+
+        Raises:
+            ValueError: It is called in one of several workers of a ``DataLoader``.
+        """
         workers = get_worker_info()
         if workers is not None and workers.num_workers > 1:
             raise ValueError(
@@ -92,28 +102,50 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
         return self
 
     def __next__(self) -> dict[str, torch.Tensor]:
-        return tensors(next(self.loader), pin_memory=self._pin_memory)
+        """The next batch: tensors of the shape ``[micro_batch_size, ...]``.
+
+        Raises:
+            StopIteration: The run has no further batch.
+            StalledError: There was no data within the timeout. The call may be repeated.
+            CorruptError: The bytes differ from their checksum.
+        """
+        loader = self.loader
+        batch = tensors(next(loader), pin_memory=self._pin_memory)
+        self._consumed = loader.samples_consumed
+        return batch
 
     @property
     def samples_consumed(self) -> int:
         """Samples that all ranks together have consumed."""
-        return self.loader.samples_consumed
+        return self._consumed
 
     def state_dict(self) -> dict[str, Any]:
         """As `feedline.Loader.state_dict`."""
         return self.loader.state_dict()
 
-    save_state = state_dict
+    def save_state(self) -> dict[str, Any]:
+        """Megatron's name for `state_dict`."""
+        return self.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `feedline.Loader.load_state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `feedline.Loader.load_state_dict`.
+
+        Raises:
+            OtherDataError: It is of other data; the text names what differs.
+        """
         self.loader.load_state_dict(state)
+        self._consumed = self.loader.samples_consumed
 
     def close(self) -> None:
         """As `feedline.Loader.close`."""
         self.loader.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __getstate__(self) -> dict[str, Any]:
         """By configuration, for a worker process: threads do not cross a process."""
-        options = {**self._options, "samples_consumed": self.samples_consumed}
-        return {**self.__dict__, "_options": options, "_loader": None}
+        return {**self.__dict__, "_loader": None}

@@ -1,0 +1,416 @@
+"""Megatron-core's builder, and the loaders of ``--dataloader-type external``.
+
+The oracle is megatron-core: its own ``GPTDataset`` and ``BlendedDataset``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.core.datasets import gpt_dataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.megatron_tokenizer import MegatronLegacyTokenizer
+from megatron.core.rerun_state_machine import RerunDataIterator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+
+import feedline
+import feedline.megatron
+
+NAMES = ("tokens", "labels", "loss_mask", "position_ids")
+SPLIT = "90,5,5"
+SIZES = (700, 40, 20)
+
+
+class Tokenizer(MegatronLegacyTokenizer):
+    """The facts of GPT-2's vocabulary that datasets of tokens ask for."""
+
+    vocab = inv_vocab = {}
+    vocab_size = 50257
+    eod = 50256
+
+    def tokenize(self, text: str) -> Any:
+        raise NotImplementedError
+
+
+class PaddingTokenizer(Tokenizer):
+    """One that has an id for padding, and it is in the corpus: GPT-2's letter "e"."""
+
+    pad = 68
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    """A process group of one process, which caches of blends need."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def become_rank(rank: int, ranks: int) -> None:
+    """Makes this process a data-parallel rank of several, without the others."""
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=ranks
+    )
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+
+
+def config(cache: Path | None, **changes: Any) -> gpt_dataset.GPTDatasetConfig:
+    options = {
+        "random_seed": 77,
+        "sequence_length": 32,
+        "split": SPLIT,
+        "path_to_cache": None if cache is None else str(cache),
+        "tokenizer": Tokenizer("gpt2"),
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "create_attention_mask": False,
+        **changes,
+    }
+    return gpt_dataset.GPTDatasetConfig(**options)
+
+
+def build(cls: type, settings: gpt_dataset.GPTDatasetConfig, sizes: Any = SIZES) -> Any:
+    builder = BlendedMegatronDatasetBuilder(cls, list(sizes), lambda: True, settings)
+    return builder.build()
+
+
+def assert_equal_samples(ours: Any, theirs: Any, count: int) -> None:
+    assert len(ours) == len(theirs)
+    for index in range(count):
+        our, their = ours[index], theirs[index]
+        assert our.keys() == their.keys()
+        for name, tensor in their.items():
+            if isinstance(tensor, torch.Tensor):
+                assert our[name].dtype == tensor.dtype, name
+                assert torch.equal(our[name], tensor), (name, index)
+            else:
+                assert our[name] == tensor, name
+
+
+def indexes(folder: Path) -> dict[str, bytes]:
+    """What a cache holds. Feedline writes a file of its own beside each index that it has read."""
+    files = (path for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".txt"))
+    return {path.name: path.read_bytes() for path in files}
+
+
+def rank_batches(dataset: Any, rank: int, ranks: int, micro: int, start: int = 0) -> list[Any]:
+    """The index lists of Megatron's sampler: chunks of all ranks, cut among them."""
+    chunk = micro * ranks
+    firsts = range(start + rank * micro, len(dataset) - chunk + rank * micro + 1, chunk)
+    return [list(range(first, first + micro)) for first in firsts]
+
+
+def digest(batches: Iterable[dict[str, torch.Tensor]], names: Iterable[str] = NAMES) -> str:
+    sha = hashlib.sha256()
+    for batch in batches:
+        for name in names:
+            sha.update(batch[name].contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"create_attention_mask": True},
+        {"eod_mask_loss": True},
+        {"reset_position_ids": True},
+        {"reset_attention_mask": True, "create_attention_mask": True},
+        {
+            "reset_position_ids": True,
+            "reset_attention_mask": True,
+            "eod_mask_loss": True,
+            "create_attention_mask": True,
+        },
+        {"tokenizer": PaddingTokenizer("gpt2")},
+        {"tokenizer": PaddingTokenizer("gpt2"), "eod_mask_loss": True},
+        {"add_extra_token_to_sequence": False},
+        {"drop_last_partial_validation_sequence": False},
+    ],
+    ids=lambda changes: "-".join(changes) or "plain",
+)
+def test_the_builder_builds_the_same_samples(
+    corpus: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings = config(tmp_path, blend=([corpus], None), **changes)
+    theirs = build(gpt_dataset.GPTDataset, settings)
+    files = indexes(tmp_path)
+    ours = build(feedline.megatron.GPTDataset, settings)
+    assert indexes(tmp_path) == files and len(files) == 12
+    for our, their, count in zip(ours, theirs, (100, 40, 20), strict=True):
+        assert isinstance(our, feedline.megatron.GPTDataset)
+        assert our.unique_description_hash == their.unique_description_hash
+        assert_equal_samples(our, their, count)
+    # None is what pads a batch of unequal ranks.
+    assert ours[0][None]["loss_mask"].sum() == 0
+
+
+def test_what_feedline_caches_megatron_finds(corpus: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer("gpt2")
+    samples = feedline.open(
+        corpus,
+        sequence_length=32,
+        num_samples=700,
+        random_seed=77,
+        split=SPLIT,
+        tokenizer=tokenizer.unique_identifiers,
+        path_to_cache=tmp_path,
+    )
+    files = indexes(tmp_path)
+    assert len(files) == 4
+    settings = config(tmp_path, blend=([corpus], None), tokenizer=tokenizer)
+    theirs = build(gpt_dataset.GPTDataset, settings)[0]
+    assert files.items() < indexes(tmp_path).items() and len(indexes(tmp_path)) == 12
+    for index in range(0, 700, 50):
+        assert torch.equal(torch.from_numpy(samples[index]["tokens"]), theirs[index]["tokens"])
+
+
+def test_the_cache_beside_the_corpus_is_found(corpora: tuple[str, str]) -> None:
+    settings = config(None, blend=([corpora[1]], None))
+    theirs = build(gpt_dataset.GPTDataset, settings)[0]
+    folder = Path(corpora[1]) / "cache" / "GPTDataset_indices"
+    files = indexes(folder)
+    ours = build(feedline.megatron.GPTDataset, settings)[0]
+    assert indexes(folder) == files
+    assert_equal_samples(ours, theirs, 50)
+
+
+def test_a_blend_of_the_builder(corpora: tuple[str, str], tmp_path: Path) -> None:
+    settings = config(tmp_path, blend=(list(corpora), [0.7, 0.3]))
+    theirs = build(gpt_dataset.GPTDataset, settings)
+    files = indexes(tmp_path)
+    ours = build(feedline.megatron.GPTDataset, settings)
+    assert indexes(tmp_path) == files
+    for our, their, count in zip(ours, theirs, (200, 40, 20), strict=True):
+        assert_equal_samples(our, their, count)
+
+
+def test_a_blend_by_length(corpora: tuple[str, str], tmp_path: Path) -> None:
+    settings = config(tmp_path, blend=(list(corpora), None))
+    theirs = build(gpt_dataset.GPTDataset, settings)
+    ours = build(feedline.megatron.GPTDataset, settings)
+    assert_equal_samples(ours[0], theirs[0], 200)
+
+
+def test_a_corpus_for_each_part(corpora: tuple[str, str], tmp_path: Path) -> None:
+    parts = [([corpora[0]], None), ([corpora[1]], None), None]
+    settings = config(tmp_path, split=None, blend_per_split=parts)
+    theirs = build(gpt_dataset.GPTDataset, settings)
+    ours = build(feedline.megatron.GPTDataset, settings)
+    assert ours[2] is theirs[2] is None
+    for our, their in zip(ours[:2], theirs[:2], strict=True):
+        assert_equal_samples(our, their, 40)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_data_loader_of_each_rank(corpus: str, tmp_path: Path, ranks: int) -> None:
+    settings = config(tmp_path, blend=([corpus], None))
+    ours, theirs = (
+        build(cls, settings)[0] for cls in (feedline.megatron.GPTDataset, gpt_dataset.GPTDataset)
+    )
+    for rank in range(ranks):
+        batches = rank_batches(theirs, rank, ranks, 4)
+        found = digest(DataLoader(ours, batch_sampler=batches))
+        assert found == digest(DataLoader(theirs, batch_sampler=batches))
+    # Two calls of each rank show its stride, and the last may end beyond the order.
+    assert ours._samples._core.hits >= ranks * (len(batches) - 3)
+
+
+def arguments(data_path: list[str] | None, **changes: Any) -> Namespace:
+    """The arguments of Megatron-LM that say what is read."""
+    values = {
+        "data_path": data_path,
+        "data_args_path": None,
+        "train_data_path": None,
+        "valid_data_path": None,
+        "test_data_path": None,
+        "per_split_data_args_path": None,
+        "split": SPLIT,
+        "seq_length": 32,
+        "seed": 77,
+        "data_cache_path": None,
+        "micro_batch_size": 4,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        **changes,
+    }
+    return Namespace(**values)
+
+
+def external(data_path: Any, tmp_path: Path, sizes: Any = SIZES, **changes: Any) -> Any:
+    values = arguments(data_path, data_cache_path=str(tmp_path), **changes)
+    return feedline.megatron.external_loaders(
+        values, sizes, tokenizer=Tokenizer("gpt2").unique_identifiers
+    )
+
+
+def oracle(cache: Path, blend: Any, ranks: list[tuple[int, int]], start: int = 0) -> list[str]:
+    """The hashes of Megatron's batches of the training part, of each ``(rank, ranks)``."""
+    dataset = build(gpt_dataset.GPTDataset, config(cache, blend=blend))[0]
+    hashes = []
+    for rank, count in ranks:
+        batches = [b for b in rank_batches(dataset, rank, count, 4, start) if max(b) < 700]
+        batches = batches[: (700 - start) // (4 * count)]
+        hashes.append(digest(DataLoader(dataset, batch_sampler=batches)))
+    return hashes
+
+
+@pytest.mark.parametrize("blended", [False, True], ids=["one", "blend"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_external_loaders_give_megatrons_batches(
+    corpora: tuple[str, str], tmp_path: Path, ranks: int, blended: bool
+) -> None:
+    blend = (list(corpora), [0.7, 0.3]) if blended else ([corpora[0]], None)
+    data_path = ["0.7", corpora[0], "0.3", corpora[1]] if blended else [corpora[0]]
+    expected = oracle(tmp_path, blend, [(rank, ranks) for rank in range(ranks)])
+    files = indexes(tmp_path)
+    for rank in range(ranks):
+        become_rank(rank, ranks)
+        train, _, _ = external(data_path, tmp_path)
+        wrapped = RerunDataIterator(train)
+        found = digest(next(wrapped) for _ in range(len(train)))
+        assert found == expected[rank]
+        with pytest.raises(StopIteration):
+            next(wrapped)
+    assert indexes(tmp_path) == files
+
+
+def test_external_batches_have_megatrons_types(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 2)
+    train, valid, test = external([corpus], tmp_path)
+    for loader in (train, valid, test):
+        batch = next(RerunDataIterator(loader))
+        assert tuple(batch) == NAMES
+        assert {name: tensor.dtype for name, tensor in batch.items()} == {
+            "tokens": torch.int64,
+            "labels": torch.int64,
+            "loss_mask": torch.float32,
+            "position_ids": torch.int64,
+        }
+        assert all(tensor.shape == (4, 32) for tensor in batch.values())
+        # With --full-validation Megatron takes what has these for a dataset.
+        assert not hasattr(loader, "split") and not hasattr(loader, "index_split")
+    assert pickle.loads(pickle.dumps(train.save_state()))["samples_consumed"] == 8
+
+
+def test_twenty_restarts_read_one_stream(corpus: str, tmp_path: Path) -> None:
+    expected = oracle(tmp_path, ([corpus], None), [(0, 1)])[0]
+    become_rank(0, 1)
+    stops = sorted(random.Random(5).sample(range(1, 175), 20)) + [175]
+    batches: list[Any] = []
+    for stop in stops:
+        consumed = len(batches) * 4
+        train = external([corpus], tmp_path, consumed_train_samples=consumed)[0]
+        batches += [next(train) for _ in range(stop - len(batches))]
+        assert train.samples_consumed == stop * 4
+    assert digest(batches) == expected
+
+
+def test_two_ranks_resume_as_three(corpora: tuple[str, str], tmp_path: Path) -> None:
+    blend = (list(corpora), [0.7, 0.3])
+    data_path = ["0.7", corpora[0], "0.3", corpora[1]]
+    expected = oracle(tmp_path, blend, [(rank, 3) for rank in range(3)], start=15 * 8)
+    for rank in range(2):
+        become_rank(rank, 2)
+        train = external(data_path, tmp_path)[0]
+        for _ in range(15):
+            next(train)
+        state = train.save_state()
+    for rank in range(3):
+        become_rank(rank, 3)
+        consumed = state["samples_consumed"]
+        train = external(data_path, tmp_path, consumed_train_samples=consumed)[0]
+        assert digest(train) == expected[rank]
+
+
+def test_validation_begins_where_it_was(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 1)
+    valid = external([corpus], tmp_path)[1]
+    batches = [next(valid) for _ in range(5)]
+    resumed = external([corpus], tmp_path, consumed_valid_samples=12)[1]
+    assert torch.equal(next(resumed)["tokens"], batches[3]["tokens"])
+
+
+def test_arguments_reach_the_samples(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 1)
+    settings = config(
+        tmp_path, blend=([corpus], None), reset_position_ids=True, eod_mask_loss=True
+    )
+    theirs = build(gpt_dataset.GPTDataset, settings)[0]
+    values = arguments(
+        [corpus], data_cache_path=str(tmp_path), reset_position_ids=True, eod_mask_loss=True
+    )
+    train = feedline.megatron.external_loaders(
+        values, (700, 0, 0), tokenizer=Tokenizer("gpt2").unique_identifiers, special={"eod": 50256}
+    )[0]
+    assert train is not None
+    batches = [list(range(first, first + 4)) for first in range(0, 700, 4)]
+    assert digest(train) == digest(DataLoader(theirs, batch_sampler=batches))
+
+
+def test_paths_of_each_part(corpora: tuple[str, str], tmp_path: Path) -> None:
+    become_rank(0, 1)
+    parts = [([corpora[0]], None), ([corpora[1]], None), None]
+    theirs = build(gpt_dataset.GPTDataset, config(tmp_path, split=None, blend_per_split=parts))
+    loaders = external(
+        None,
+        tmp_path,
+        split=None,
+        train_data_path=[corpora[0]],
+        valid_data_path=[corpora[1]],
+    )
+    assert loaders[2] is None
+    for loader, dataset, count in zip(loaders[:2], theirs[:2], (700, 40), strict=True):
+        batches = [list(range(first, first + 4)) for first in range(0, count, 4)]
+        assert digest(loader) == digest(DataLoader(dataset, batch_sampler=batches))
+
+
+def test_paths_in_files(corpora: tuple[str, str], tmp_path: Path) -> None:
+    become_rank(0, 1)
+    expected = digest(external(["0.7", corpora[0], "0.3", corpora[1]], tmp_path)[0])
+    blend = tmp_path / "blend.txt"
+    blend.write_text(f"0.7 {corpora[0]}\n0.3 {corpora[1]}\n")
+    assert digest(external(None, tmp_path, data_args_path=str(blend))[0]) == expected
+
+
+def test_parts_without_a_share_have_no_loader(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 1)
+    train, valid, test = external([corpus], tmp_path, split="9,1,0")
+    assert train is not None and valid is not None and test is None
+    assert external([corpus], tmp_path, sizes=(700, 0, 0))[1:] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("data_path", "changes", "text"),
+    [
+        (["FIRST", "SECOND"], {}, "a weight before each prefix"),
+        (["1.0", "FIRST"], {}, "a weight before each prefix"),
+        (None, {}, "cannot read --data-path"),
+        (["FIRST"], {"reset_attention_mask": True}, "cannot use --reset-attention-mask"),
+    ],
+)
+def test_what_megatron_would_read_otherwise_is_refused(
+    corpora: tuple[str, str], tmp_path: Path, data_path: Any, changes: Any, text: str
+) -> None:
+    become_rank(0, 1)
+    names = {"FIRST": corpora[0], "SECOND": corpora[1]}
+    with pytest.raises(ValueError, match=text):
+        external(data_path and [names.get(x, x) for x in data_path], tmp_path, **changes)

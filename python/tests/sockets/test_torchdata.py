@@ -1,0 +1,57 @@
+"""torchdata's StatefulDataLoader."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import feedline
+import feedline.torch
+
+
+def make(corpus: str, workers: int) -> StatefulDataLoader:
+    dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
+    source = feedline.torch.Loader(dataset, micro_batch_size=4)
+    return StatefulDataLoader(source, batch_size=None, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_resumed_stream_is_the_whole_stream(corpus: str, workers: int) -> None:
+    dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
+    whole = torch.from_numpy(dataset.read(range(200))["tokens"]).view(50, 4, 32)
+    found: list[torch.Tensor] = []
+    state = None
+    for batches in (1, 7, 30, 50):
+        loader = make(corpus, workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            found.append(batch["tokens"].clone())
+            if len(found) == batches:
+                break
+        state = loader.state_dict()
+        if workers == 0:
+            state = json.loads(json.dumps(state))
+    assert torch.equal(torch.stack(found), whole)
+
+
+def test_two_workers_are_refused(corpus: str) -> None:
+    with pytest.raises(ValueError, match="expected num_workers=0"):
+        next(iter(make(corpus, 2)))
+
+
+def test_samples_by_number_resume_too(corpus: str) -> None:
+    dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
+    samples = feedline.torch.MapDataset(dataset)
+    whole = [batch["tokens"] for batch in StatefulDataLoader(samples, batch_size=4)]
+    first = StatefulDataLoader(samples, batch_size=4)
+    batches = iter(first)
+    for _ in range(20):
+        next(batches)
+    second = StatefulDataLoader(samples, batch_size=4)
+    second.load_state_dict(first.state_dict())
+    rest = [batch["tokens"] for batch in second]
+    assert torch.equal(torch.stack(rest), torch.stack(whole[20:]))

@@ -12,18 +12,25 @@ use numpy::{Element, IntoPyArray as _, PyArray, PyArrayMethods as _};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::wait::HomeProcess;
+
 /// The memory of a batch, which arrays keep alive.
 #[pyclass(frozen, module = "feedline._feedline")]
 #[derive(Debug)]
 pub(crate) struct BatchMemory {
     batch: AnyBatch,
     home: Option<Recycler<AnyBatch>>,
+    process: HomeProcess,
 }
 
 impl Drop for BatchMemory {
     fn drop(&mut self) {
-        if let Some(home) = &self.home {
+        let Some(home) = self.home.take() else { return };
+        if self.process.is_here() {
             home.recycle(std::mem::take(&mut self.batch));
+        } else {
+            // A thread that did not cross the fork may hold the lock of the queue, for ever.
+            std::mem::forget(home);
         }
     }
 }
@@ -36,7 +43,7 @@ pub(crate) fn arrays_of<'py>(
     home: Option<Recycler<AnyBatch>>,
     positions: &mut Option<Positions>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let owner = Bound::new(py, BatchMemory { batch, home })?;
+    let owner = Bound::new(py, BatchMemory { batch, home, process: HomeProcess::here() })?;
     let out = Arrays { owner: &owner, dict: PyDict::new(py), rows: owner.get().batch.rows() };
     match &owner.get().batch {
         AnyBatch::Lm(batch) => {

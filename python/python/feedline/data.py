@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Arrays: TypeAlias = "dict[str, npt.NDArray[Any]]"
 Blend: TypeAlias = Sequence[tuple[float, Url]] | Sequence[Url] | Mapping[str, float]
+Part: TypeAlias = Literal["train", "valid", "test"]
 Objective: TypeAlias = Literal["lm", "span-corruption", "encdec", "mlm"]
 
 FAMILIES = {"lm": "gpt", "span-corruption": "t5", "encdec": "t5", "mlm": "bert"}
@@ -37,7 +38,7 @@ def open(
     num_samples: int | None = None,
     random_seed: int | None = None,
     split: str | None = None,
-    index_split: Literal["train", "valid", "test"] = "train",
+    index_split: Part = "train",
     objective: Objective | None = None,
     decoder_sequence_length: int | None = None,
     tokenizer: Tokenizer | Url | Mapping[str, Any] | None = None,
@@ -225,7 +226,8 @@ class Dataset:
     def identity(self) -> dict[str, Any]:
         """What tells these samples from others, wherever their files lie: counts and checksums of
         the corpora, and all settings of the order."""
-        return json.loads(self._core.identity)
+        found: dict[str, Any] = json.loads(self._core.identity)
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -347,7 +349,8 @@ class Loader:
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the first batch: bytes, requests, waits, what is read ahead."""
-        return json.loads(self._core.metrics())
+        found: dict[str, Any] = json.loads(self._core.metrics())
+        return found
 
     def close(self) -> None:
         """Ends the threads and frees the memory. Arrays that are left stay valid."""
@@ -424,8 +427,12 @@ def _corpora(source: Url | Blend) -> tuple[list[dict[str, Any]], str]:
         parts = [(weight, path) for path, weight in source.items()]
     else:
         parts = [part if isinstance(part, tuple) else (1.0, part) for part in source]
-    corpora = [{"path": text_of(path), "weight": float(weight)} for weight, path in parts]
-    return corpora, ", ".join(corpus["path"] for corpus in corpora)
+    paths = [text_of(path) for _, path in parts]
+    weights = [float(weight) for weight, _ in parts]
+    corpora = [
+        {"path": path, "weight": weight} for path, weight in zip(paths, weights, strict=True)
+    ]
+    return corpora, ", ".join(paths)
 
 
 def _toml(value: Any) -> str:

@@ -18,9 +18,10 @@ from megatron.core.datasets.blended_megatron_dataset_config import parse_and_nor
 from megatron.core.datasets.utils import get_blend_from_list
 
 import feedline
+from feedline.data import Part
 from feedline.torch import Loader, tensors
 
-PARTS = ("train", "valid", "test")
+PARTS: tuple[Part, Part, Part] = ("train", "valid", "test")
 NAMES = ("tokens", "labels", "loss_mask", "position_ids")
 
 
@@ -54,14 +55,14 @@ class GPTDataset(gpt_dataset.GPTDataset):
     def _open(self) -> feedline.Dataset:
         config = self.config
         # Without a split all documents belong to this part; Megatron names such indexes otherwise.
-        split = (config.split, self.index_split.name) if config.split else ("1,0,0", "train")
+        split, part = (config.split, self.index_split.name) if config.split else ("1,0,0", "train")
         return feedline.open(
             self.dataset.path_prefix,
             sequence_length=config.sequence_length,
             num_samples=self.num_samples,
             random_seed=config.random_seed,
-            split=split[0],
-            index_split=split[1],
+            split=split,
+            index_split=PARTS[PARTS.index(part)],
             tokenizer=config.tokenizer.unique_identifiers,
             path_to_cache=config.path_to_cache,
             reset_at_document=config.reset_position_ids,
@@ -71,7 +72,8 @@ class GPTDataset(gpt_dataset.GPTDataset):
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
         if idx is None or self._samples is None:  # None is the padding of a batch
-            return super().__getitem__(idx)
+            sample: dict[str, torch.Tensor] = super().__getitem__(idx)
+            return sample
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
@@ -98,7 +100,7 @@ class GPTDataset(gpt_dataset.GPTDataset):
         if self._causal_mask is not None:
             return self._causal_mask
         resets, eod = self.config.reset_attention_mask, self.config.tokenizer.eod
-        mask = gpt_dataset._get_ltor_masks_and_position_ids(
+        mask: torch.Tensor = gpt_dataset._get_ltor_masks_and_position_ids(
             tokens, eod, False, resets, False, True
         )[0]
         if not resets:

@@ -78,7 +78,8 @@ class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
         )
 
     def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
-        return self.to_arrow().__arrow_c_array__(requested_schema)
+        array: tuple[Any, Any] = self.to_arrow().__arrow_c_array__(requested_schema)
+        return array
 
     def __arrow_c_schema__(self) -> Any:
         return self.to_arrow().type.__arrow_c_schema__()
@@ -117,7 +118,7 @@ class Tokenizer:
         kind, files = split_spec(name_or_path)
         self.spec = f"{kind}:{files}" if files else kind
         """The kind and its files, as in ``data.tokenizer`` of a run."""
-        self._options = {
+        self._options: dict[str, Any] = {
             "special_tokens": list(special_tokens),
             "add_special_tokens": add_special_tokens,
         }

@@ -93,7 +93,8 @@ def preprocess(
             json.dumps(settings),
             line.preprocess,
         )
-    return json.loads(report)
+    found: dict[str, Any] = json.loads(report)
+    return found
 
 
 def check(name: Url, *, progress: OnProgress = None) -> dict[str, Any]:
@@ -111,7 +112,8 @@ def check(name: Url, *, progress: OnProgress = None) -> dict[str, Any]:
         FileNotFoundError: There is nothing of that name.
     """
     with _Line("check", progress) as line:
-        return json.loads(_feedline.check(text_of(name), line.bytes))
+        found: dict[str, Any] = json.loads(_feedline.check(text_of(name), line.bytes))
+        return found
 
 
 def inspect(name: Url) -> dict[str, Any]:
@@ -120,7 +122,8 @@ def inspect(name: Url) -> dict[str, Any]:
     Raises:
         FileNotFoundError: There is nothing of that name.
     """
-    return json.loads(_feedline.inspect(text_of(name)))
+    found: dict[str, Any] = json.loads(_feedline.inspect(text_of(name)))
+    return found
 
 
 class _Line:

@@ -39,6 +39,7 @@ struct Reads {
     reader: Option<RandomReader<AnyAssemble>>,
     /// The samples of the last call.
     last: Vec<u64>,
+    strides: StrideWatch,
     ahead: Option<ReadAhead>,
     /// Calls that found their samples read ahead.
     hits: u64,
@@ -50,6 +51,43 @@ struct ReadAhead {
     loader: Ahead,
     next: Vec<u64>,
     step: u64,
+    hits: u64,
+}
+
+/// Hits that a loader must have to be worth its start: it takes milliseconds, a read of one sample
+/// from memory 0.1 ms.
+const HITS_MIN: u64 = 64;
+/// After this many loaders in vain, 64 equal steps are asked for, not more.
+const DOUBLINGS_MAX: u32 = 6;
+
+/// Decides from the steps between calls whether to read ahead. A caller that reads several corpora
+/// in turns, as a blend of Megatron does, shows steps that do not last; each loader in vain doubles
+/// how many equal steps the next one needs.
+#[derive(Debug, Default)]
+struct StrideWatch {
+    step: Option<u64>,
+    /// Calls in a row that were this step apart.
+    equal: u32,
+    /// Loaders in a row that had fewer than [`HITS_MIN`] hits.
+    in_vain: u32,
+}
+
+impl StrideWatch {
+    /// Adds the step to a call that was not read ahead. Returns whether to read ahead from there.
+    fn add(&mut self, step: Option<u64>) -> bool {
+        self.equal = match step {
+            Some(_) if step == self.step => self.equal.saturating_add(1),
+            Some(_) => 1,
+            None => 0,
+        };
+        self.step = step;
+        self.equal >= 1 << self.in_vain.min(DOUBLINGS_MAX)
+    }
+
+    /// Adds what a loader was good for.
+    fn judge(&mut self, hits: u64) {
+        self.in_vain = if hits < HITS_MIN { self.in_vain.saturating_add(1) } else { 0 };
+    }
 }
 
 #[pymethods]
@@ -170,6 +208,7 @@ impl Dataset {
                 let step = ahead.step;
                 ahead.next.iter_mut().for_each(|next| *next += step);
                 let home = ahead.loader.recycler();
+                ahead.hits += 1;
                 reads.hits += 1;
                 samples.clone_into(&mut reads.last);
                 return Ok(Poll::Ready((batch, Some(home))));
@@ -180,10 +219,14 @@ impl Dataset {
         }
         let reader = reads.reader.as_mut().expect("it was made just now");
         let batch = reader.read(samples).or_raise()?;
-        reads.ahead = match step_between(&reads.last, samples) {
-            Some(step) => self.read_ahead(samples, step)?,
-            None => None,
-        };
+        if let Some(ended) = reads.ahead.take() {
+            reads.strides.judge(ended.hits);
+        }
+        let step = step_between(&reads.last, samples);
+        let is_steady = reads.strides.add(step);
+        if let Some(step) = step.filter(|_| is_steady) {
+            reads.ahead = self.read_ahead(samples, step)?;
+        }
         samples.clone_into(&mut reads.last);
         Ok(Poll::Ready((batch, None)))
     }
@@ -201,7 +244,7 @@ impl Dataset {
         options.verify = self.config.data.verify;
         options.window_bytes = self.window_bytes;
         let loader = self.samples.load_as(order, options).or_raise()?;
-        Ok(Some(ReadAhead { loader, next, step }))
+        Ok(Some(ReadAhead { loader, next, step, hits: 0 }))
     }
 }
 

@@ -150,7 +150,7 @@ class Dataset:
     """Samples in a training order, by number: a map-style dataset. `open` makes one.
 
     Index `i` is the `i`-th sample of the run, not of the corpus: the order is shuffled already, so
-    read it in sequence. Whoever asks in equal strides, as samplers of data-parallel ranks do, finds
+    read it in sequence. A caller that asks in equal strides, as samplers of ranks do, finds
     the samples read ahead from the third call on, without workers of a ``DataLoader``.
 
     A sample is a dict of arrays in the words of Megatron's datasets. ``"lm"``: ``tokens``,
@@ -224,7 +224,7 @@ class Dataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells these samples from others, wherever their files lie: counts and checksums of
+        """What makes these samples differ from others, in any folder: counts and checksums of
         the corpora, and all settings of the order."""
         found: dict[str, Any] = json.loads(self._core.identity)
         return found
@@ -263,7 +263,7 @@ class Loader:
     """Batches of one data-parallel rank, read ahead by threads of its own.
 
     An iterator of dicts of arrays of the shape ``[micro_batch_size, ...]``, named as in `Dataset`.
-    The arrays are views of memory that the loader uses again once the last of them is gone: keep as
+    The arrays are views of memory that the loader uses again after the last of them is freed: keep as
     many batches as you like. ``position_ids`` are one array for all batches, unless documents
     restart them. A last part of the run that is too short for a batch of every rank is left out.
 
@@ -310,7 +310,7 @@ class Loader:
         _live.add(self)
 
     def __len__(self) -> int:
-        """Batches of the whole run, not of what is left of it."""
+        """Batches of the whole run, not of what remains of it."""
         return len(self._core)
 
     def __iter__(self) -> Self:
@@ -328,7 +328,7 @@ class Loader:
         return self._core.samples_consumed
 
     def state_dict(self) -> dict[str, Any]:
-        """One number, and what tells whether it is of the same data."""
+        """One number, and a description of the data that it is of."""
         return {
             "samples_consumed": self.samples_consumed,
             "fingerprint": self.dataset.fingerprint,

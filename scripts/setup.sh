@@ -5,6 +5,7 @@
 #   scripts/setup.sh --cuda    the libraries to link a CUDA build as well, in .libtorch-cuda/
 #   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the readers of others that tests compare with
 #   scripts/setup.sh --wheel   in .venv/ what builds and tests the Python package
+#   scripts/setup.sh --sockets the frameworks of scripts/sockets.txt, in the folder that --sockets-path prints
 #
 # libtorch comes out of the wheel that the Python package index serves: the C++ library and its
 # headers are a tenth of what a `pip install torch` unpacks. It lies with the compiled crates in
@@ -17,7 +18,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/feedline
 LIBTORCH_VERSION=2.11.0
 
+SOCKETS=$CACHE/sockets-$(sha256sum scripts/sockets.txt | cut -c1-16)
+
 main() {
+  if [ "${1:-}" = --sockets-path ]; then
+    echo "$SOCKETS"
+    return
+  fi
   system_packages
   need_rust
   case "${1:-}" in
@@ -33,7 +40,8 @@ main() {
       python_readers
       ;;
     --wheel) python_readers ;;
-    *) die "unknown argument '$1': expected --cuda, --tests, --wheel or none" ;;
+    --sockets) frameworks ;;
+    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --sockets or none" ;;
   esac
 }
 
@@ -152,6 +160,23 @@ python_readers() {
   .venv/bin/python -m pip install -q --no-deps --only-binary=:all: -r scripts/readers.txt ||
     die "the packages of scripts/readers.txt could not be installed"
   echo "$stamp" >.venv/stamp
+}
+
+# The training frameworks that the Python package is tested with. PyTorch is 4 GB, so that all clones
+# share them.
+frameworks() {
+  [ ! -e "$SOCKETS/complete" ] || return 0
+  mkdir -p "$CACHE"
+  exec 8>"$SOCKETS.lock"
+  flock 8
+  [ ! -e "$SOCKETS/complete" ] || return 0
+  say "fetching PyTorch and the frameworks of scripts/sockets.txt (about 2 GB, kept in pip's cache)"
+  rm -rf "$SOCKETS"
+  python3 -m venv "$SOCKETS" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
+  "$SOCKETS/bin/python" -m pip install -q --no-deps --only-binary=:all: -r scripts/sockets.txt ||
+    die "the packages of scripts/sockets.txt could not be installed"
+  touch "$SOCKETS/complete"
+  exec 8>&-
 }
 
 main "$@"

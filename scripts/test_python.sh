@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Tests of the Python package: builds its wheel, installs it into a clean environment in
-# target/python, and runs python/tests there. Packages of others come from .venv.
+# Tests of the Python package: builds its wheel, installs it into two clean environments and runs
+# python/tests there. The first has numpy and what the readers of scripts/readers.txt bring, the
+# second the frameworks of scripts/sockets.txt, for python/tests/sockets.
 #
 #   scripts/test_python.sh [PYTEST ARGUMENTS]
+#   SOCKETS=0 scripts/test_python.sh     without the frameworks
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,16 +13,28 @@ if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   exit 0
 fi
 scripts/wheel.sh --dev
-target=${CARGO_TARGET_DIR:-target}
-venv=$target/python
-rm -rf "$venv"
-.venv/bin/python -m venv --without-pip "$venv"
-packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-.venv/bin/python -m pip --python "$venv/bin/python" install -q --no-index --no-deps \
-  "$target"/wheels/feedline-*.whl
-# Nothing of .venv is seen before the package is: this import has to do without.
-"$venv/bin/python" -I -c 'import feedline'
-.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/readers.pth"
+target=$(realpath "${CARGO_TARGET_DIR:-target}")
+
+# environment NAME PYTHON: a new one with the wheel, which sees the packages of PYTHON's.
+environment() {
+  local venv=$target/$1 packages
+  rm -rf "$venv"
+  "$2" -m venv --without-pip "$venv"
+  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  .venv/bin/python -m pip --python "$venv/bin/python" install -q --no-index --no-deps \
+    "$target"/wheels/feedline-*.whl
+  # No other package is seen before feedline is: its import has to do without.
+  "$venv/bin/python" -I -c 'import feedline'
+  "$2" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/others.pth"
+}
+
+environment python .venv/bin/python
 cd python
-"../$venv/bin/python" -m mypy.stubtest feedline._feedline --ignore-disjoint-bases
-exec "../$venv/bin/python" -m pytest -q -p no:cacheprovider tests "$@"
+"$target/python/bin/python" -m mypy.stubtest feedline._feedline --ignore-disjoint-bases
+"$target/python/bin/python" -m pytest -q -p no:cacheprovider --ignore tests/sockets tests "$@"
+[ "${SOCKETS:-1}" = 1 ] || exit 0
+cd ..
+scripts/setup.sh --sockets
+environment sockets "$(scripts/setup.sh --sockets-path)/bin/python"
+cd python
+exec "$target/sockets/bin/python" -m pytest -q -p no:cacheprovider tests/sockets "$@"

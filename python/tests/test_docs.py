@@ -17,9 +17,11 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     blocks = BLOCK.findall((ROOT / page).read_text())
     assert blocks
     monkeypatch.chdir(tmp_path)
-    write_documents(tmp_path / "my.jsonl", 2000, seed=6)
+    for name in ("my.jsonl", "text.jsonl"):
+        write_documents(tmp_path / name, 2000, seed=6)
     (tmp_path / "tokens").mkdir()
     names = {}
     for block in blocks:
         exec(compile(block, page, "exec"), names)  # one after another, as a reader does
-    assert names["batch"]["tokens"].shape == (8, 1024)
+    rows, length = names["batch"]["tokens"].shape
+    assert rows == 8 and length in (1024, 2048)

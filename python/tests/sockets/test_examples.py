@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = {
     "nanogpt.py": "iter 20: loss",
     "hf_trainer.py": "'train_loss'",

@@ -37,4 +37,4 @@ cd ..
 scripts/setup.sh --sockets
 environment sockets "$(scripts/setup.sh --sockets-path)/bin/python"
 cd python
-exec "$target/sockets/bin/python" -m pytest -q -p no:cacheprovider tests/sockets "$@"
+exec "$target/sockets/bin/python" -m pytest -q -p no:cacheprovider --disable-warnings tests/sockets "$@"

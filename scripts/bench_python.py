@@ -14,7 +14,7 @@ Rows:
   import    `import feedline`
 
 PREFIX is a GPT corpus of 16-bit ids larger than a few hundred megabytes; FOLDER has GPT-2's
-vocab.json, merges.txt and tokenizer.json. The peers and the wheel are installed into
+vocab.json and merges.txt. The peers and the wheel are installed into
 .bench-venv-python, or are in --python. `read_ahead_kb` of the device is printed: the speed of
 Megatron's memory map depends on it; --read-ahead sets it for the run, as root.
 """

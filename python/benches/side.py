@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--order", default="megatron")
     parser.add_argument("--cache", help="a folder for the indexes")
-    parser.add_argument("--vocab", help="a folder with tokenizer.json, vocab.json and merges.txt")
+    parser.add_argument("--vocab", help="a folder with GPT-2's vocab.json and merges.txt")
     parser.add_argument("--cold", action="store_true")
     args = parser.parse_args()
     sides = {side.__name__: side for side in (loader, getitems, torch, resume, encode, gigatoken)}
@@ -119,21 +119,31 @@ def encode(args):
     return {**rate(sum(map(len, texts)), begin), "tokens": len(batch.values)}
 
 
+def gpt2(folder):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE.from_file(f"{folder}/vocab.json", f"{folder}/merges.txt"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def gigatoken(args):
     from gigatoken import Tokenizer
 
     texts = texts_of(args.input)
-    tokenizer = Tokenizer(f"{args.vocab}/tokenizer.json")
+    tokenizer = Tokenizer.from_json(gpt2(args.vocab).to_str())
     begin = time.perf_counter()
     batch = tokenizer.encode_batch(texts)
-    return {**rate(sum(map(len, texts)), begin), "tokens": sum(map(len, batch))}
+    took = rate(sum(map(len, texts)), begin)
+    import awkward
+
+    return {**took, "tokens": int(awkward.sum(awkward.num(batch)))}
 
 
 def huggingface(args):
-    from tokenizers import Tokenizer
-
     texts = texts_of(args.input)
-    tokenizer = Tokenizer.from_file(f"{args.vocab}/tokenizer.json")
+    tokenizer = gpt2(args.vocab)
     begin = time.perf_counter()
     batch = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return {**rate(sum(map(len, texts)), begin), "tokens": sum(len(each) for each in batch)}

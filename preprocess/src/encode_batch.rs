@@ -122,7 +122,9 @@ mod tests {
     use crate::{TokenizerSpec, open_tokenizer};
 
     fn open(kind: &str) -> std::sync::Arc<dyn Tokenizer> {
-        let spec = TokenizerSpec { kind: kind.to_owned(), ..TokenizerSpec::default() };
+        let vocab_size = (kind == "null").then_some(100);
+        let kind = kind.to_owned();
+        let spec = TokenizerSpec { kind, vocab_size, ..TokenizerSpec::default() };
         open_tokenizer(&spec).expect("built in")
     }
 

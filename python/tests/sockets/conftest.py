@@ -56,7 +56,7 @@ def corpus(corpora: tuple[str, str]) -> str:
 
 
 class Program:
-    """A program of Python in a session of its own, of which nothing survives the test."""
+    """A program of Python that does not survive the test."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -64,7 +64,6 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
         )
 
     def wait_for(self, line: str) -> None:
@@ -87,11 +86,9 @@ class Program:
         return out
 
     def end(self) -> None:
-        """Ends the whole session, if there is something left of it."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        """Ends it, if it has not ended."""
+        if self._process.poll() is None:
+            self._process.kill()
         self._process.communicate()
 
 

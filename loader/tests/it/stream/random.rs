@@ -34,7 +34,7 @@ fn any_samples_are_those_of_the_stream() {
     let twice = reader.read(&[5, 5]).unwrap();
     assert_eq!(twice.tokens[..SEQ_LEN], twice.tokens[SEQ_LEN..]);
     assert_eq!(reader.read(&[]).unwrap().rows, 0);
-    let beyond = reader.read(&[0, SAMPLES * 1000]).unwrap_err();
+    let beyond = reader.read(&[0, u64::MAX]).unwrap_err();
     assert!(matches!(beyond, Error::TooFewSamples { .. }), "{beyond}");
 }
 
@@ -60,8 +60,9 @@ fn damage_is_found_by_number_too() {
 fn equal_strides_are_an_order() {
     let corpus = Corpus::new();
     let inner = order(&corpus.store());
+    let all = inner.sample_count();
     let number = |calls: &CallOrder, sample| calls.origin(sample).sample;
-    for (first, step) in [(vec![0], 1), (vec![4, 5, 6], 12), (vec![9, 3], 2), (vec![1199], 1)] {
+    for (first, step) in [(vec![0], 1), (vec![4, 5, 6], 12), (vec![9, 3], 2), (vec![all - 1], 1)] {
         let calls = CallOrder::new(Arc::clone(&inner), first.clone(), step).unwrap();
         let count = calls.sample_count() / first.len() as u64;
         for call in 0..count {
@@ -71,16 +72,16 @@ fn equal_strides_are_an_order() {
             }
         }
         let next = first.iter().max().unwrap() + count * step;
-        assert!(next >= SAMPLES, "a call is missing: {next}");
+        assert!(next >= all, "a call is missing: {next}");
         let until = calls.together_until(0);
         assert!((1..=calls.sample_count()).contains(&until));
     }
-    for (first, step) in [(vec![], 1), (vec![SAMPLES], 1), (vec![0], 0)] {
+    for (first, step) in [(vec![], 1), (vec![all], 1), (vec![0], 0)] {
         let refused = CallOrder::new(Arc::clone(&inner), first, step).unwrap_err();
         assert!(matches!(refused, Error::Option { .. }), "{refused}");
     }
     // Together, the calls of three ranks have the stream.
-    let mut texts = vec![Vec::new(); SAMPLES as usize];
+    let mut texts = vec![Vec::new(); all as usize];
     for rank in 0..3 {
         let first = (0..4).map(|row| 4 * rank + row).collect();
         let calls = Arc::new(CallOrder::new(Arc::clone(&inner), first, 12).unwrap());
@@ -90,7 +91,7 @@ fn equal_strides_are_an_order() {
             texts[number(&calls, at) as usize] = text;
         }
     }
-    assert_eq!(sum(texts.iter()), corpus.due);
+    assert_eq!(sum(texts[..SAMPLES as usize].iter()), corpus.due);
 }
 
 #[test]

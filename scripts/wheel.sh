@@ -27,7 +27,7 @@ esac
 
 scripts/setup.sh --wheel
 target=${CARGO_TARGET_DIR:-target}
-# The features are those of the whole workspace, so that nothing is compiled twice.
+# All three together, so that the crates they share are compiled once.
 cargo build --locked --profile "$profile" -p tools -p preprocess -p python
 scripts=python/feedline.data/scripts
 rm -rf python/feedline.data
@@ -36,6 +36,8 @@ for program in feedline preprocess; do
   strip -o "$scripts/$program" "$target/$folder/$program"
 done
 rm -f "$target"/wheels/feedline-*.whl
+# The crates of others have other features here than in the tests.
+[ "$profile" = release ] || scripts/build_cache.py save
 .venv/bin/maturin build "${options[@]}" --locked --manifest-path python/Cargo.toml --out "$target/wheels"
 rm -rf python/feedline.data
 ls -l "$target"/wheels/feedline-*.whl

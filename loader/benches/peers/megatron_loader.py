@@ -93,7 +93,7 @@ def open_dataset(args, cache):
         create_attention_mask=False,
     )
     indexed = IndexedDataset(args.prefix, multimodal=False, mmap=not args.no_mmap)
-    documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
+    documents = numpy.arange(len(indexed), dtype=numpy.int32)  # sequences, as Megatron splits
     count = args.built_for or args.first + args.samples
     return GPTDataset(indexed, args.prefix, documents, count, Split.train, config)
 

@@ -39,7 +39,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("tools", &["ckpt", "feed", "indexed", "loader", "logbook", "preprocess", "recipe", "storage"]),
     ("python", &["feed", "indexed", "loader", "preprocess", "recipe", "storage", "tools"]),
     ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
-    ("fuzz", &["ckpt", "indexed", "preprocess", "storage"]),
+    ("fuzz", &["ckpt", "indexed", "preprocess", "recipe", "storage"]),
 ];
 
 /// External crates that several of ours may use; every other has one owner.

@@ -40,6 +40,9 @@ const HARMLESS: [&str; 30] = [
     "which",
 ];
 
+/// A launch script has some hundred flags; each is compared with the others.
+const WORDS_MAX: usize = 1 << 14;
+
 /// Shells that read a script from an argument.
 const SHELLS: [&str; 5] = ["bash", "sh", "dash", "zsh", "ksh"];
 
@@ -244,6 +247,7 @@ impl Shell {
         let is_local = !matches!(kind, "export" | "readonly") && !flags.contains('g');
         let has_locals = !self.locals.is_empty();
         if is_local && has_locals {
+            self.limits.spend(16 * self.locals.last().map_or(0, Vec::len))?;
             let old = self.variables.get(name).cloned();
             let locals = self.locals.last_mut().filter(|_| has_locals);
             if let Some(locals) = locals.filter(|it| it.iter().all(|(other, _)| other != name)) {
@@ -338,7 +342,7 @@ impl Shell {
             "source" | "." => self.source(arguments),
             "cat" | "tee" if arguments.iter().all(|it| it == "-") => self.copy(&name),
             "basename" | "dirname" | "seq" if !arguments.is_empty() => {
-                self.path_tool(&name, arguments);
+                self.path_tool(&name, arguments)?;
             }
             _ => return self.start(words),
         }
@@ -438,6 +442,8 @@ impl Shell {
     fn start(&mut self, words: Vec<String>) -> Outcome<Flow> {
         let name = words[0].clone();
         let line = self.line;
+        // They are compared with each other.
+        self.limits.spend(16 * (self.started.len() + self.cut.len()))?;
         if name.starts_with('-') {
             self.cut.push(Started { line, words });
             self.status = Status::Known(127);
@@ -469,6 +475,9 @@ impl Shell {
         if all.iter().map(String::len).sum::<usize>() > super::vars::TEXT_BYTES_MAX {
             let most = super::vars::TEXT_BYTES_MAX;
             return Err(format!("line {line}: a command is longer than {most} bytes"));
+        }
+        if all.len() > WORDS_MAX {
+            return Err(format!("line {line}: a command has more than {WORDS_MAX} words"));
         }
         self.write_unknown(&short);
         if program_at(&all).is_some() {

@@ -188,7 +188,7 @@ impl Shell {
             self.expand(&part.chars().collect::<Vec<_>>(), &mut fields, Quotes::None)?;
             all.extend(fields.into_words());
         }
-        self.limits.spend(all.iter().map(String::len).sum::<usize>() + 1)?;
+        self.limits.spend(word.len() + all.iter().map(String::len).sum::<usize>() + 1)?;
         Ok(all)
     }
 
@@ -209,7 +209,7 @@ impl Shell {
     fn goal(&mut self, word: &str, goal: Goal, quotes: Quotes) -> Outcome<String> {
         let mut fields = Fields::new(goal, &self.separators());
         self.expand(&word.chars().collect::<Vec<_>>(), &mut fields, quotes)?;
-        self.limits.spend(fields.text.len() + 1)?;
+        self.limits.spend(word.len() + fields.text.len() + 1)?;
         if fields.text.len() > TEXT_BYTES_MAX {
             return Err(format!("a text is longer than {TEXT_BYTES_MAX} bytes"));
         }
@@ -405,27 +405,33 @@ impl Shell {
 
     /// The number of an arithmetic expression, or a marker.
     pub(super) fn math_text(&mut self, text: &str) -> Outcome<String> {
-        let expanded = self.document(text)?.replace('"', "");
-        match super::math::evaluate(&expanded, &mut self.variables) {
-            Ok(value) => Ok(value.to_string()),
-            Err(NoNumber::Unknown(_)) => Ok(marker(text)),
-            Err(NoNumber::Wrong(cause)) => {
-                self.note(&format!("'{}' is not arithmetic: {cause}", text.trim()));
-                Err(ABANDONED.to_owned())
-            }
-        }
+        let expanded = self.document(text)?;
+        let value = self.evaluated(text, &expanded)?;
+        Ok(value.map_or_else(|| marker(text), |value| value.to_string()))
     }
 
     /// Its value, if it is known.
     pub(super) fn math(&mut self, text: &str) -> Outcome<Option<i64>> {
-        let expanded = self.document(text)?.replace('"', "");
-        self.limits.spend(expanded.len())?;
-        match super::math::evaluate(&expanded, &mut self.variables) {
+        let expanded = self.document(text)?;
+        match self.evaluated(text, &expanded) {
+            Err(cause) if cause == ABANDONED => Ok(None),
+            value => value,
+        }
+    }
+
+    /// The value of what an expression expands to.
+    fn evaluated(&mut self, text: &str, expanded: &str) -> Outcome<Option<i64>> {
+        let (value, bytes) = super::math::evaluate(&expanded.replace('"', ""), &mut self.variables);
+        self.limits.spend(bytes)?;
+        match value {
             Ok(value) => Ok(Some(value)),
             Err(NoNumber::Unknown(_)) => Ok(None),
+            Err(NoNumber::TooLong) => {
+                Err(format!("line {}: an arithmetic expression is too long", self.line))
+            }
             Err(NoNumber::Wrong(cause)) => {
                 self.note(&format!("'{}' is not arithmetic: {cause}", text.trim()));
-                Ok(None)
+                Err(ABANDONED.to_owned())
             }
         }
     }

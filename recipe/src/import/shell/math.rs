@@ -3,10 +3,13 @@
 //! The text is read into a tree first, so that the sides of `&&`, `||` and `?:` that do not run
 //! assign nothing.
 
-use super::vars::Variables;
+use super::vars::{TEXT_BYTES_MAX, Variables};
 
 /// Parentheses and operators in each other, and variables that name variables.
 const NESTED_MAX: usize = 64;
+
+/// Signs, numbers and names of expressions in each other: a frame of the stack for each.
+const TOKENS_MAX: usize = 4096;
 
 /// Why an expression has no value.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,28 +18,81 @@ pub(super) enum NoNumber {
     Unknown(String),
     /// Bash stops at it too.
     Wrong(String),
+    /// It is longer than what is read here.
+    TooLong,
 }
 
-/// Its value. Assignments in it are made.
-pub(super) fn evaluate(text: &str, variables: &mut Variables) -> Result<i64, NoNumber> {
-    evaluate_at(text, variables, 0)
+/// Its value, and how many bytes were read for it. Assignments in it are made.
+pub(super) fn evaluate(text: &str, variables: &mut Variables) -> (Result<i64, NoNumber>, usize) {
+    let mut scope = Scope { variables, depth: 0, tokens: 0, bytes: 0 };
+    let value = scope.evaluate(text);
+    (value, scope.bytes)
 }
 
-fn evaluate_at(text: &str, variables: &mut Variables, depth: usize) -> Result<i64, NoNumber> {
-    if depth > NESTED_MAX {
-        return Err(NoNumber::Wrong("variables that name each other".to_owned()));
+/// Where an expression is computed, and how much of it there is.
+struct Scope<'a> {
+    variables: &'a mut Variables,
+    /// Variables that name variables.
+    depth: usize,
+    /// Those of the expressions that are open.
+    tokens: usize,
+    /// All that was read: a variable is an expression, and is read as often as it is named.
+    bytes: usize,
+}
+
+impl Scope<'_> {
+    fn evaluate(&mut self, text: &str) -> Result<i64, NoNumber> {
+        self.bytes += text.len() + 1;
+        if self.bytes > TEXT_BYTES_MAX {
+            return Err(NoNumber::TooLong);
+        }
+        if self.depth > NESTED_MAX {
+            return Err(NoNumber::Wrong("variables that name each other".to_owned()));
+        }
+        let tokens = tokens(text).ok_or_else(|| wrong(text))?;
+        if tokens.is_empty() {
+            return Ok(0);
+        }
+        if self.tokens + tokens.len() > TOKENS_MAX {
+            return Err(NoNumber::TooLong);
+        }
+        let mut parser = Parser { tokens: &tokens, at: 0, depth: 0 };
+        let tree = parser.comma().filter(|_| parser.at == tokens.len());
+        let tree = tree.ok_or_else(|| wrong(text))?;
+        self.tokens += tokens.len();
+        self.depth += 1;
+        let value = tree.value(self);
+        self.depth -= 1;
+        self.tokens -= tokens.len();
+        if matches!(value, Err(NoNumber::Unknown(_))) {
+            tree.forget(self.variables);
+        }
+        value
     }
-    let tokens = tokens(text).ok_or_else(|| wrong(text))?;
-    if tokens.is_empty() {
-        return Ok(0);
+
+    fn key(&mut self, name: &str, index: &str) -> Result<String, NoNumber> {
+        if self.variables.is_map(name) {
+            return Ok(index.trim().to_owned());
+        }
+        self.evaluate(index).map(|index| index.to_string())
     }
-    let mut parser = Parser { tokens: &tokens, at: 0, depth: 0 };
-    let tree = parser.comma().filter(|_| parser.at == tokens.len()).ok_or_else(|| wrong(text))?;
-    let value = tree.value(variables, depth);
-    if matches!(value, Err(NoNumber::Unknown(_))) {
-        tree.forget(variables);
+
+    /// The value of a variable, which is an expression itself.
+    fn read(&mut self, name: &str, index: Option<&str>) -> Result<i64, NoNumber> {
+        let text = match index {
+            Some(index) => {
+                let key = self.key(name, index)?;
+                self.variables.element(name, &key)
+            }
+            None => self.variables.text(name),
+        };
+        self.evaluate(&text.unwrap_or_default())
     }
-    value
+
+    fn write(&mut self, name: &str, index: Option<&str>, value: i64) -> Result<(), NoNumber> {
+        let key = index.map(|index| self.key(name, index)).transpose()?;
+        self.variables.set(name, key.as_deref(), value.to_string()).map_err(NoNumber::Wrong)
+    }
 }
 
 fn wrong(text: &str) -> NoNumber {
@@ -300,13 +356,13 @@ impl Parser<'_> {
 }
 
 impl Math {
-    fn value(&self, variables: &mut Variables, depth: usize) -> Result<i64, NoNumber> {
+    fn value(&self, scope: &mut Scope<'_>) -> Result<i64, NoNumber> {
         match self {
             Math::Number(number) => Ok(*number),
             Math::Unknown(name) => Err(NoNumber::Unknown(name.clone())),
-            Math::Name(name, index) => read(variables, name, index.as_deref(), depth),
+            Math::Name(name, index) => scope.read(name, index.as_deref()),
             Math::One(sign, of) => {
-                let of = of.value(variables, depth)?;
+                let of = of.value(scope)?;
                 Ok(match *sign {
                     "!" => i64::from(of == 0),
                     "~" => !of,
@@ -315,35 +371,32 @@ impl Math {
                 })
             }
             Math::Two("&&", left, right) => {
-                let left = left.value(variables, depth)?;
-                Ok(i64::from(left != 0 && right.value(variables, depth)? != 0))
+                let left = left.value(scope)?;
+                Ok(i64::from(left != 0 && right.value(scope)? != 0))
             }
             Math::Two("||", left, right) => {
-                let left = left.value(variables, depth)?;
-                Ok(i64::from(left != 0 || right.value(variables, depth)? != 0))
+                let left = left.value(scope)?;
+                Ok(i64::from(left != 0 || right.value(scope)? != 0))
             }
             Math::Two(sign, left, right) => {
-                let left = left.value(variables, depth)?;
-                apply(sign, left, right.value(variables, depth)?)
+                let left = left.value(scope)?;
+                apply(sign, left, right.value(scope)?)
             }
             Math::Choice(condition, yes, no) => {
-                let side = if condition.value(variables, depth)? == 0 { no } else { yes };
-                side.value(variables, depth)
+                let side = if condition.value(scope)? == 0 { no } else { yes };
+                side.value(scope)
             }
             Math::Assign(name, index, operator, value) => {
-                let old = if operator.is_empty() {
-                    0
-                } else {
-                    read(variables, name, index.as_deref(), depth)?
-                };
-                let value = value.value(variables, depth)?;
+                let old =
+                    if operator.is_empty() { 0 } else { scope.read(name, index.as_deref())? };
+                let value = value.value(scope)?;
                 let value = if operator.is_empty() { value } else { apply(operator, old, value)? };
-                write(variables, name, index.as_deref(), value, depth)?;
+                scope.write(name, index.as_deref(), value)?;
                 Ok(value)
             }
             Math::Step(name, index, by, is_old) => {
-                let old = read(variables, name, index.as_deref(), depth)?;
-                write(variables, name, index.as_deref(), old.wrapping_add(*by), depth)?;
+                let old = scope.read(name, index.as_deref())?;
+                scope.write(name, index.as_deref(), old.wrapping_add(*by))?;
                 Ok(if *is_old { old } else { old.wrapping_add(*by) })
             }
         }
@@ -370,46 +423,6 @@ impl Math {
             Math::Step(name, ..) => variables.forget(name),
         }
     }
-}
-
-fn key(
-    variables: &mut Variables,
-    name: &str,
-    index: &str,
-    depth: usize,
-) -> Result<String, NoNumber> {
-    if variables.is_map(name) {
-        return Ok(index.trim().to_owned());
-    }
-    evaluate_at(index, variables, depth + 1).map(|index| index.to_string())
-}
-
-/// The value of a variable, which is an expression itself.
-fn read(
-    variables: &mut Variables,
-    name: &str,
-    index: Option<&str>,
-    depth: usize,
-) -> Result<i64, NoNumber> {
-    let text = match index {
-        Some(index) => {
-            let key = key(variables, name, index, depth)?;
-            variables.element(name, &key)
-        }
-        None => variables.text(name),
-    };
-    evaluate_at(&text.unwrap_or_default(), variables, depth + 1)
-}
-
-fn write(
-    variables: &mut Variables,
-    name: &str,
-    index: Option<&str>,
-    value: i64,
-    depth: usize,
-) -> Result<(), NoNumber> {
-    let key = index.map(|index| key(variables, name, index, depth)).transpose()?;
-    variables.set(name, key.as_deref(), value.to_string()).map_err(NoNumber::Wrong)
 }
 
 fn apply(sign: &str, left: i64, right: i64) -> Result<i64, NoNumber> {

@@ -219,7 +219,9 @@ fn ways(list: &List, batch: &[(String, String)], arguments: &[String]) -> Outcom
         }
         shell.run_script(list)?;
         limits = shell.limits.clone();
-        for at in from..shell.questions.len() {
+        // More than those are never looked at, and each has all answers before it.
+        let more = (WAYS_MAX + 1).saturating_sub(runs.len() + open.len());
+        for at in (from..shell.questions.len()).take(more) {
             let mut answers: Vec<bool> =
                 shell.questions[..=at].iter().map(|question| question.answer).collect();
             answers[at] = !answers[at];
@@ -420,8 +422,9 @@ fn changes(a: &[String], b: &[String]) -> Vec<String> {
         groups
     };
     let (a, b) = (groups(a), groups(b));
-    let mut all: Vec<String> = b.iter().filter(|it| !a.contains(it)).cloned().collect();
-    all.extend(a.iter().filter(|it| !b.contains(it)).cloned());
+    let (in_a, in_b): (HashSet<_>, HashSet<_>) = (a.iter().collect(), b.iter().collect());
+    let mut all: Vec<String> = b.iter().filter(|it| !in_a.contains(it)).cloned().collect();
+    all.extend(a.iter().filter(|it| !in_b.contains(it)).cloned());
     if all.is_empty() {
         all.push("the order of the flags".to_owned());
     }

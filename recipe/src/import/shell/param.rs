@@ -51,6 +51,13 @@ impl Value {
         }
     }
 
+    fn bytes(&self) -> usize {
+        match self {
+            Value::One(text) => text.len(),
+            Value::Many(items, _) => items.iter().map(|item| 32 + item.len()).sum(),
+        }
+    }
+
     /// Whether it is empty; none where that is not known.
     fn is_empty(&self) -> Option<bool> {
         let text = match self {
@@ -180,6 +187,12 @@ impl Shell {
 
     /// The value of a variable; none if it is not set, a marker if it comes from outside.
     fn value(&mut self, name: &str, index: Option<&str>) -> Outcome<Option<Value>> {
+        let value = self.looked_up(name, index)?;
+        self.limits.spend(value.as_ref().map_or(0, Value::bytes))?;
+        Ok(value)
+    }
+
+    fn looked_up(&mut self, name: &str, index: Option<&str>) -> Outcome<Option<Value>> {
         if !super::is_name(name) {
             return Ok(self.special(name));
         }
@@ -229,6 +242,7 @@ impl Shell {
             false => is_argument && !self.has_all_arguments,
         };
         let is_outside = is_outside && operator[0] != '?';
+        self.limits.spend(16 * self.variables.defaulted.len())?;
         let value = value.filter(|_| !(is_outside && self.is_default_used(name)));
         // What is set and empty counts as not set behind a colon.
         let is_missing = match &value {
@@ -271,10 +285,7 @@ impl Shell {
     fn changed(&mut self, value: Value, operator: &[char]) -> Outcome<Option<Value>> {
         let twice = operator.get(1) == Some(&operator[0]);
         let rest = &operator[if twice { 2 } else { 1 }..];
-        let bytes = match &value {
-            Value::One(text) => text.len(),
-            Value::Many(items, _) => items.iter().map(String::len).sum(),
-        };
+        let bytes = value.bytes();
         self.limits.spend(bytes)?;
         match operator[0] {
             ':' => self.part(value, &operator[1..]),
@@ -283,8 +294,8 @@ impl Shell {
                 let Some(pattern) = GlobPattern::new(&self.pattern(&pattern)?) else {
                     return Ok(None);
                 };
-                let parts = bytes.min(PARTS_MAX) * (pattern.len() + 1);
-                self.limits.spend(parts * bytes.min(PARTS_MAX) / 16)?;
+                let steps = bytes.saturating_mul(bytes.min(PARTS_MAX));
+                self.limits.spend(steps.saturating_mul(pattern.len() + 1) / 16)?;
                 Ok(value.map(|text| trimmed(&text, &pattern, sign == '%', twice)))
             }
             '/' => self.replaced(value, &operator[1..]),
@@ -303,6 +314,9 @@ impl Shell {
 
     /// `${A:1:2}`
     fn part(&mut self, value: Value, range: &[char]) -> Outcome<Option<Value>> {
+        if range.len() > PARTS_MAX {
+            return Ok(None);
+        }
         let colon = (0..range.len()).find(|at| {
             // Not that of `a ? b : c`, nor one in parentheses.
             let before: String = range[..*at].iter().collect();
@@ -346,7 +360,11 @@ impl Shell {
         if with.contains('&') || is_unknown(&with) {
             return Ok(None);
         }
-        self.limits.spend(PARTS_MAX * 16)?;
+        let bytes = value.bytes();
+        // Without a `*` only parts of the length of the pattern match.
+        let lengths = if pattern.has_star() { bytes.min(PARTS_MAX / 8) } else { 1 };
+        let steps = bytes.saturating_mul(lengths).saturating_mul(pattern.len() + 1);
+        self.limits.spend(steps / 16)?;
         Ok(value.map(|text| replace(&text, &pattern, &with, kind)))
     }
 }
@@ -438,7 +456,8 @@ fn replace(text: &str, pattern: &GlobPattern, with: &str, kind: Option<char>) ->
         // At the end, the longest part is the one that starts first.
         let len = (1..=chars.len() - at)
             .rev()
-            .filter(|len| is_place && (kind != Some('%') || at + len == chars.len()));
+            .filter(|len| is_place && (kind != Some('%') || at + len == chars.len()))
+            .filter(|len| pattern.has_star() || *len == pattern.len());
         let mut found = None;
         for len in len {
             if pattern.matches(&chars[at..at + len])? {

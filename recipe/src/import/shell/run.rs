@@ -18,6 +18,9 @@ const STEPS_MAX: usize = 200_000;
 /// Bytes of all texts that are made, a second of work.
 const BYTES_MAX: usize = 1 << 28;
 
+/// Conditions that cannot be known and are remembered: many more than ways that are looked at.
+const QUESTIONS_MAX: usize = 1000;
+
 /// The error of a command that bash abandons, up to the next line of the script: a division by 0,
 /// or a value for a read-only variable.
 pub(super) const ABANDONED: &str = "abandoned";
@@ -250,6 +253,9 @@ impl Shell {
         if let Some(asked) = self.questions.iter().find(same) {
             return asked.answer;
         }
+        if self.questions.len() == QUESTIONS_MAX {
+            return guess;
+        }
         let answer = self.answers.get(self.questions.len()).copied().unwrap_or(guess);
         self.questions.push(Question { line, text, answer });
         answer
@@ -265,6 +271,11 @@ impl Shell {
     fn pipeline(&mut self, pipeline: &Pipeline) -> Outcome<Flow> {
         self.conditions += usize::from(pipeline.is_negated);
         let flow = match &pipeline.commands[..] {
+            // `!` alone fails.
+            [] => {
+                self.status = Status::Known(0);
+                Flow::Next
+            }
             [command] => self.command(command)?,
             commands => self.pipe(commands)?,
         };
@@ -278,14 +289,16 @@ impl Shell {
             };
         }
         // Statements around a command that failed where that is ignored do not fail themselves.
-        let counts = pipeline.commands.len() > 1
-            || matches!(
-                pipeline.commands[0].kind,
+        let counts = match &pipeline.commands[..] {
+            [command] => matches!(
+                command.kind,
                 CommandKind::Simple { .. }
                     | CommandKind::Subshell(_)
                     | CommandKind::Math(_)
                     | CommandKind::Test(_)
-            );
+            ),
+            _ => true,
+        };
         let is_strict = self.ends_on_error && self.conditions == 0 && !pipeline.is_negated;
         let fails = is_strict && counts && flow == Flow::Next && !self.guess();
         let ends = fails && !self.decide();
@@ -317,7 +330,9 @@ impl Shell {
         if self.calls > CALLS_MAX {
             return Err(format!("line {}: calls nested more than {CALLS_MAX} deep", self.line));
         }
-        self.limits.spend(self.variables.bytes() + 1024)?;
+        let arguments: usize = self.arguments.iter().map(|it| 32 + it.len()).sum();
+        let functions = 64 * self.functions.len();
+        self.limits.spend(self.variables.bytes() + arguments + functions + 1024)?;
         let variables = self.variables.clone();
         let functions = self.functions.clone();
         let arguments = (self.arguments.clone(), self.has_all_arguments);
@@ -340,6 +355,7 @@ impl Shell {
 
     /// What a `$(...)` writes, or a marker.
     pub(super) fn capture(&mut self, text: &str) -> Outcome<String> {
+        self.limits.spend(16 * text.len())?;
         let Ok(list) = parse(text, self.line) else { return Ok(marker(text)) };
         let kept = self.output.replace(Output::default());
         let line = self.line;
@@ -360,6 +376,7 @@ impl Shell {
 
     /// Statements in a text: `eval`, or what `bash -c` has.
     pub(super) fn run_text(&mut self, text: &str) -> Outcome<Flow> {
+        self.limits.spend(16 * text.len())?;
         let list = match parse(text, self.line) {
             Ok(list) => list,
             Err(_) if is_unknown(text) => {
@@ -429,7 +446,10 @@ impl Shell {
                 Redirect::HereDocument { text, expands: true } => {
                     input = Some(Some(self.document(&text.text)?));
                 }
-                Redirect::HereDocument { text, .. } => input = Some(Some(text.text.clone())),
+                Redirect::HereDocument { text, .. } => {
+                    self.limits.spend(text.text.len())?;
+                    input = Some(Some(text.text.clone()));
+                }
             }
         }
         Ok((input, is_elsewhere))
@@ -461,7 +481,11 @@ impl Shell {
             CommandKind::If { arms, otherwise } => return self.choice(arms, otherwise),
             CommandKind::For { name, words, body } => {
                 let words = match words {
-                    None => self.arguments.clone(),
+                    None => {
+                        let bytes = self.arguments.iter().map(|it| 32 + it.len()).sum();
+                        self.limits.spend(bytes)?;
+                        self.arguments.clone()
+                    }
                     Some(words) => {
                         let mut all = Vec::new();
                         for word in words {
@@ -551,6 +575,7 @@ impl Shell {
             return Ok(true);
         }
         let chars: Vec<char> = text.chars().collect();
+        self.limits.spend(chars.len().saturating_mul(pattern.len()) / 16)?;
         let found = super::pattern::GlobPattern::new(&pattern).and_then(|it| it.matches(&chars));
         match found.filter(|_| !is_unknown(text) && !is_unknown(&pattern)) {
             Some(holds) => Ok(holds),

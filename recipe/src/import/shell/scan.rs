@@ -3,6 +3,9 @@
 /// A word may become so many.
 const BRACES_MAX: usize = 4096;
 
+/// Bytes of all words that one becomes: 256 of each of the most.
+const BRACES_BYTES_MAX: usize = 256 * BRACES_MAX;
+
 /// Behind the construct that begins here: a quote, an expansion, an escape, or one character.
 pub(super) fn skip(chars: &[char], at: usize, in_double: bool) -> Option<usize> {
     match (chars.get(at)?, chars.get(at + 1)) {
@@ -71,7 +74,7 @@ pub(super) fn braces(word: &str) -> Option<Vec<String>> {
     if !word.contains('{') {
         return Some(vec![word.to_owned()]);
     }
-    let mut budget = BRACES_MAX;
+    let mut budget = BRACES_BYTES_MAX;
     expand(&word.chars().collect::<Vec<_>>(), &mut budget, 0)
 }
 
@@ -89,14 +92,16 @@ fn expand(chars: &[char], budget: &mut usize, depth: usize) -> Option<Vec<String
             at += 1;
             continue;
         };
+        let parts = parts?;
         let before: String = chars[..at].iter().collect();
         let tails = expand(&chars[end..], budget, depth + 1)?;
         let mut all = Vec::new();
         for part in parts {
             for middle in expand(&part, budget, depth + 1)? {
                 for tail in &tails {
-                    *budget = budget.checked_sub(1)?;
-                    all.push(format!("{before}{middle}{tail}"));
+                    let text = format!("{before}{middle}{tail}");
+                    *budget = budget.checked_sub(text.len().max(256))?;
+                    all.push(text);
                 }
             }
         }
@@ -105,8 +110,11 @@ fn expand(chars: &[char], budget: &mut usize, depth: usize) -> Option<Vec<String
     Some(vec![chars.iter().collect()])
 }
 
+/// The alternatives of a brace. None where they are too many.
+type Parts = Option<Vec<Vec<char>>>;
+
 /// The alternatives of the brace that opens here, and what is behind it.
-fn parts(chars: &[char], open: usize) -> Option<(Vec<Vec<char>>, usize)> {
+fn parts(chars: &[char], open: usize) -> Option<(Parts, usize)> {
     let (mut parts, mut at, mut from, mut depth) = (Vec::new(), open + 1, open + 1, 0_usize);
     loop {
         match *chars.get(at)? {
@@ -133,11 +141,11 @@ fn parts(chars: &[char], open: usize) -> Option<(Vec<Vec<char>>, usize)> {
         return Some((sequence(&inner)?, at + 1));
     }
     parts.push(chars[from..at].to_vec());
-    Some((parts, at + 1))
+    Some((Some(parts), at + 1))
 }
 
 /// `1..5`, `05..1..2`, `a..e`
-fn sequence(text: &str) -> Option<Vec<Vec<char>>> {
+fn sequence(text: &str) -> Option<Parts> {
     let parts: Vec<&str> = text.split("..").collect();
     let (from, to, step) = match parts[..] {
         [from, to] => (from, to, 1),
@@ -153,18 +161,20 @@ fn sequence(text: &str) -> Option<Vec<Vec<char>>> {
         let (from, to) = (from as u8, to as u8);
         let all: Vec<u8> =
             if from <= to { (from..=to).collect() } else { (to..=from).rev().collect() };
-        return Some(all.into_iter().step_by(step).map(|c| vec![char::from(c)]).collect());
+        let texts = all.into_iter().step_by(step).map(|c| vec![char::from(c)]);
+        return Some(Some(texts.collect()));
     }
     let (first, last): (i64, i64) = (from.parse().ok()?, to.parse().ok()?);
-    if first.abs_diff(last) > BRACES_MAX as u64 {
-        return None;
-    }
     let digits = |text: &str| text.trim_start_matches(['-', '+']).len();
     let is_padded =
         |text: &str| digits(text) > 1 && text.trim_start_matches(['-', '+']).starts_with('0');
     let width = if is_padded(from) || is_padded(to) { from.len().max(to.len()) } else { 0 };
+    // `format!` pads to 65,535 characters at most.
+    if first.abs_diff(last) > BRACES_MAX as u64 || width > 256 {
+        return Some(None);
+    }
     let all: Vec<i64> =
         if first <= last { (first..=last).collect() } else { (last..=first).rev().collect() };
     let texts = all.into_iter().step_by(step).map(|n| format!("{n:0width$}").chars().collect());
-    Some(texts.collect())
+    Some(Some(texts.collect()))
 }

@@ -173,7 +173,7 @@ impl Shell {
         }
     }
 
-    pub(super) fn path_tool(&mut self, name: &str, arguments: &[String]) {
+    pub(super) fn path_tool(&mut self, name: &str, arguments: &[String]) -> Outcome<()> {
         let known = !arguments.iter().any(|it| is_unknown(it) || it.starts_with('-'));
         let path = arguments[0].trim_end_matches('/');
         let text = match (name, arguments.len()) {
@@ -203,9 +203,13 @@ impl Shell {
             _ => None,
         };
         match text {
-            Some(text) => self.write(&format!("{text}\n")),
+            Some(text) => {
+                self.limits.spend(text.len())?;
+                self.write(&format!("{text}\n"));
+            }
             None => self.write_unknown(name),
         }
+        Ok(())
     }
 }
 

@@ -221,6 +221,7 @@ impl Shell {
         }
         let chars: Vec<char> = bare(&left).chars().collect();
         let pattern = self.pattern(&right.text)?;
+        self.limits.spend(chars.len().saturating_mul(pattern.len()) / 16)?;
         // Both are cut short where they are not known, and then guessed.
         let found = match kind {
             "=~" => {

@@ -11,6 +11,9 @@ use brush_parser::{ParserOptions, SourceSpan, Token, TokenizerOptions};
 /// A launch script has some hundred; each can be one frame of the tokenizer's stack.
 const EXPANSIONS_MAX: usize = 4096;
 
+/// `!`, `&&` and `||` of one `[[ ]]`: each is a frame of the parser's stack.
+const CONDITIONS_MAX: usize = 256;
+
 /// The grammar looks at an unclosed parenthesis in up to three ways: 3^12 is half a million.
 const NESTED_MAX: usize = 12;
 
@@ -183,6 +186,7 @@ fn split_double_semicolons(tokens: Vec<Token>) -> Vec<Token> {
 /// Refuses what the parser cannot read in bounded time or would panic on.
 fn check(tokens: &[Token], line: usize) -> Result<(), String> {
     let (mut parens, mut blocks) = (0_usize, 0_usize);
+    let mut conditions = None;
     for (at, token) in tokens.iter().enumerate() {
         let place = line + token.location().start.line - 1;
         match token {
@@ -205,6 +209,15 @@ fn check(tokens: &[Token], line: usize) -> Result<(), String> {
                 }
                 check_index(text, place)?;
             }
+        }
+        conditions = match (conditions, token.to_str()) {
+            (_, "]]") => None,
+            (None, "[[") => Some(0),
+            (Some(count), "!" | "&&" | "||") => Some(count + 1),
+            (conditions, _) => conditions,
+        };
+        if conditions > Some(CONDITIONS_MAX) {
+            return Err(format!("line {place}: more than {CONDITIONS_MAX} conditions in '[[ ]]'"));
         }
         if parens + blocks > NESTED_MAX {
             return Err(format!("line {place}: statements nested more than {NESTED_MAX} deep"));

@@ -8,6 +8,9 @@ pub(super) const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Bash has no such limit; a script of flags is far from it.
 const ITEMS_MAX: usize = 1 << 14;
 
+/// Every character of a text is compared with every one of `IFS`.
+const SEPARATORS_BYTES_MAX: usize = 64;
+
 /// What a name is.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Variable {
@@ -110,8 +113,9 @@ impl Variables {
         if self.read_only.contains(name) {
             return Err(format!("{name} is read-only"));
         }
-        if text.len() > TEXT_BYTES_MAX {
-            return Err(format!("'{name}' is longer than {TEXT_BYTES_MAX} bytes"));
+        let most = if name == "IFS" { SEPARATORS_BYTES_MAX } else { TEXT_BYTES_MAX };
+        if text.len() > most {
+            return Err(format!("'{name}' is longer than {most} bytes"));
         }
         self.own.insert(name.to_owned());
         match (self.values.get_mut(name), index) {

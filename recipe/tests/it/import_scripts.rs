@@ -345,6 +345,38 @@ fn hostile_scripts_end_in_an_error() {
     }
 }
 
+/// What the fuzzer and a reading beside it found: panics, overflows of the stack, and work that had
+/// no bound.
+#[test]
+fn long_scripts_end_soon() {
+    let names = (0..60).map(|at| format!("v{}=v{at}+v{at}\n", at + 1)).collect::<String>();
+    let rounds = |body: &str| {
+        let head = "for i in {1..4000}; do for j in {1..45}; do";
+        format!("A=$(seq 9999)\n{head} {body}; done; done\ntorchrun train.py\n")
+    };
+    let too_long = [
+        format!("torchrun train.py $(( {}1 ))\n", "1+".repeat(100_000)),
+        format!("{names}torchrun train.py $((v60))\n"),
+        format!("[[ {}a ]]\ntorchrun train.py\n", "! ".repeat(100_000)),
+        format!("[[ {}b ]]\ntorchrun train.py\n", "a && ".repeat(100_000)),
+        rounds("python train.py $i $j"),
+        rounds(": ${#A}"),
+        rounds("set -- $A; (:)"),
+        rounds(&format!("case {}b in *{}c) ;; esac", "a".repeat(1000), "a".repeat(500))),
+    ];
+    for script in &too_long {
+        let cause = command_of_script(script).expect_err("a bound of the reader");
+        let is_bound = ["more than", "too long"].iter().any(|part| cause.contains(part));
+        assert!(is_bound, "{script:.60}: {cause}");
+    }
+    let zeros = "0".repeat(70_000);
+    for word in [format!("{{{zeros}1..2}}"), "{1..5000}".to_owned()] {
+        let words = words(&format!("torchrun train.py {word}\n"));
+        assert!(words[2].starts_with("${"), "{:.60}", words[2]);
+    }
+    assert_eq!(words("!\ntorchrun train.py $?\n"), ["torchrun", "train.py", "1"]);
+}
+
 #[test]
 fn a_file_of_flags_is_the_command() {
     let expected = ["--lr", "1e-3", "--name", "a b", "--bf16"];

@@ -422,7 +422,7 @@ impl Shell {
     /// The value of what an expression expands to.
     fn evaluated(&mut self, text: &str, expanded: &str) -> Outcome<Option<i64>> {
         let (value, bytes) = super::math::evaluate(&expanded.replace('"', ""), &mut self.variables);
-        self.limits.spend(bytes)?;
+        self.limits.spend(16 * bytes)?;
         match value {
             Ok(value) => Ok(Some(value)),
             Err(NoNumber::Unknown(_)) => Ok(None),

@@ -448,6 +448,8 @@ fn replace(text: &str, pattern: &GlobPattern, with: &str, kind: Option<char>) ->
     if chars.len() > parts_max {
         return None;
     }
+    // Without a `*` it matches parts of its own length alone.
+    let len_only = (!pattern.has_star()).then_some(pattern.len());
     let mut out = String::new();
     let mut at = 0;
     let mut done = false;
@@ -457,7 +459,7 @@ fn replace(text: &str, pattern: &GlobPattern, with: &str, kind: Option<char>) ->
         let len = (1..=chars.len() - at)
             .rev()
             .filter(|len| is_place && (kind != Some('%') || at + len == chars.len()))
-            .filter(|len| pattern.has_star() || *len == pattern.len());
+            .filter(|len| len_only.is_none_or(|only| *len == only));
         let mut found = None;
         for len in len {
             if pattern.matches(&chars[at..at + len])? {

@@ -355,7 +355,7 @@ impl Shell {
 
     /// What a `$(...)` writes, or a marker.
     pub(super) fn capture(&mut self, text: &str) -> Outcome<String> {
-        self.limits.spend(16 * text.len())?;
+        self.limits.spend(64 * text.len())?;
         let Ok(list) = parse(text, self.line) else { return Ok(marker(text)) };
         let kept = self.output.replace(Output::default());
         let line = self.line;
@@ -376,7 +376,7 @@ impl Shell {
 
     /// Statements in a text: `eval`, or what `bash -c` has.
     pub(super) fn run_text(&mut self, text: &str) -> Outcome<Flow> {
-        self.limits.spend(16 * text.len())?;
+        self.limits.spend(64 * text.len())?;
         let list = match parse(text, self.line) {
             Ok(list) => list,
             Err(_) if is_unknown(text) => {

@@ -57,7 +57,7 @@ def arguments():
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seq-length", type=int, default=2048)
-    parser.add_argument("--samples", type=int, default=100_000, help="of ours")
+    parser.add_argument("--samples", type=int, default=100_000, help="read by Feedline")
     parser.add_argument("--slow", type=int, default=2_000, help="samples of Megatron's when cold")
     parser.add_argument("--read-ahead", type=int, help="KiB; put back afterwards")
     parser.add_argument("--python", help="one with the peers and the package")

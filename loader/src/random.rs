@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use storage::{Object, RangeRead};
 
-use crate::plan::round::{Extent, Limits, PlanContext, PrefetchRound, ReadFile};
+use crate::plan::round::{Extent, Limits, PlanContext, PrefetchRound, ReadFile, StoreReads};
 use crate::prefetch::files::{DataFiles, Opening};
 use crate::prefetch::loader::stores_of;
 use crate::{Assemble, Error, Result, SampleOrder};
@@ -59,8 +59,15 @@ impl<A: Assemble> RandomReader<A> {
             verify: self.verify,
         };
         self.round.fill(&context, samples.iter().map(|&sample| sample..sample + 1))?;
-        for store in 0..self.limits.len() {
-            self.read_store(store)?;
+        self.number += 1;
+        for lot in self.round.lots.iter_mut().flatten() {
+            for file in lot.files().collect::<Vec<_>>() {
+                let (sources, opening) = (self.order.sources(), &self.opening);
+                let object = self.files.get(sources, file, self.number, opening, OPEN_TIMEOUT)?;
+                let checksums = context.checksums(file).cloned();
+                lot.read_files.push(ReadFile { number: file, object, checksums });
+            }
+            read_lot(lot)?;
         }
         let mut batch = A::Batch::default();
         let mut scratch = Vec::new();
@@ -72,38 +79,23 @@ impl<A: Assemble> RandomReader<A> {
         self.assemble.finish(&mut batch)?;
         Ok(batch)
     }
+}
 
-    /// Reads the extents of one store, file by file.
-    fn read_store(&mut self, store: usize) -> Result<()> {
-        self.number += 1;
-        let context = PlanContext {
-            order: self.order.as_ref(),
-            store_of: &self.store_of,
-            limits: &self.limits,
-            near: None,
-            verify: self.verify,
-        };
-        let lot = self.round.lots[store].as_mut().expect("no thread has a part of this round");
-        let sources = self.order.sources();
-        for file in lot.files().collect::<Vec<_>>() {
-            let object = self.files.get(sources, file, self.number, &self.opening, OPEN_TIMEOUT)?;
-            let checksums = context.checksums(file).cloned();
-            lot.read_files.push(ReadFile { number: file, object, checksums });
+/// Reads the extents of one store, file by file.
+fn read_lot(lot: &mut StoreReads) -> Result<()> {
+    let mut first = 0;
+    while let Some(extent) = lot.extents.get(first) {
+        let file = extent.file;
+        let rest = &lot.extents[first..];
+        let count = rest.partition_point(|extent| extent.file <= file);
+        let mut came = read_extents(&*lot.file(file).object, &rest[..count])?;
+        for (nth, bytes) in came.iter_mut().enumerate() {
+            lot.verify_or_again(first + nth, bytes)?;
+            lot.feed(first + nth, bytes);
         }
-        let mut first = 0;
-        while let Some(extent) = lot.extents.get(first) {
-            let file = extent.file;
-            let rest = &lot.extents[first..];
-            let count = rest.partition_point(|extent| extent.file <= file);
-            let mut came = read_extents(&*lot.file(file).object, &rest[..count])?;
-            for (nth, bytes) in came.iter_mut().enumerate() {
-                lot.verify_or_again(first + nth, bytes)?;
-                lot.feed(first + nth, bytes);
-            }
-            first += count;
-        }
-        Ok(())
+        first += count;
     }
+    Ok(())
 }
 
 fn read_extents(object: &dyn Object, extents: &[Extent]) -> storage::Result<Vec<Vec<u8>>> {

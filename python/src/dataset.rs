@@ -180,7 +180,7 @@ impl Dataset {
     fn read<'py>(&self, py: Python<'py>, samples: Vec<u64>) -> PyResult<Bound<'py, PyDict>> {
         self.home.check("dataset")?;
         let (batch, home) = until_ready(py, || self.poll(&samples))?;
-        // The lock is not waited for with the GIL: whoever has it never waits for anything.
+        // This lock may be waited for with the GIL: its holder never waits for anything.
         let mut positions = self.positions.lock().unwrap_or_else(PoisonError::into_inner);
         arrays_of(py, batch, home, &mut positions)
     }

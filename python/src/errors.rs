@@ -157,7 +157,7 @@ impl IntoPython for recipe::config::ConfigError {
     }
 }
 
-/// A chain of errors of the verbs: the first of a crate of ours decides the class.
+/// A chain of errors of the verbs: the first that a crate of Feedline raised decides the class.
 impl IntoPython for anyhow::Error {
     fn into_python(self) -> PyErr {
         let text = storage::one_line(&*self).to_string();

@@ -122,7 +122,8 @@ fn shapes(bytes_about: u64) -> Vec<Tensor> {
         1024.. => 1024,
         _ => 256,
     };
-    let per_parameter: u64 = Group::ALL.iter().map(|group| dtype_of(*group).item_bytes()).sum();
+    let per_parameter: u64 =
+        Group::OF_PARAMETERS.iter().map(|group| dtype_of(*group).item_bytes()).sum();
     let layer_bytes = 12 * width * width * per_parameter;
     let vocabulary_bytes = VOCABULARY * width * per_parameter;
     let layers = (bytes_about.saturating_sub(vocabulary_bytes) + layer_bytes / 2) / layer_bytes;
@@ -152,7 +153,7 @@ fn shapes(bytes_about: u64) -> Vec<Tensor> {
             Tensor { name: name.clone(), group, dtype, shape: shape.clone(), bytes }
         }
     };
-    Group::ALL.iter().flat_map(|group| shapes.iter().map(tensor(*group))).collect()
+    Group::OF_PARAMETERS.iter().flat_map(|group| shapes.iter().map(tensor(*group))).collect()
 }
 
 fn dtype_of(group: Group) -> Dtype {

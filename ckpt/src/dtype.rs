@@ -81,8 +81,8 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// What a tensor is to the training step. The same parameter has one tensor in each group, all
-/// under the parameter's name.
+/// What a tensor is to the training step. The same parameter has one tensor in each group of
+/// [`Group::OF_PARAMETERS`], all under the parameter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -95,11 +95,19 @@ pub enum Group {
     ExpAvg,
     /// The running mean of its square (Adam's v).
     ExpAvgSq,
+    /// State of no parameter, under a name of its own: the tensors of other optimizers, step
+    /// counts, states of random generators.
+    Other,
 }
 
 impl Group {
     /// All groups, in the order in which they are written.
-    pub const ALL: [Group; 4] = [Group::Model, Group::Master, Group::ExpAvg, Group::ExpAvgSq];
+    pub const ALL: [Group; 5] =
+        [Group::Model, Group::Master, Group::ExpAvg, Group::ExpAvgSq, Group::Other];
+
+    /// The groups of the parameters' own tensors.
+    pub const OF_PARAMETERS: [Group; 4] =
+        [Group::Model, Group::Master, Group::ExpAvg, Group::ExpAvgSq];
 
     /// The name in the manifest.
     #[must_use]
@@ -109,6 +117,7 @@ impl Group {
             Group::Master => "master",
             Group::ExpAvg => "exp_avg",
             Group::ExpAvgSq => "exp_avg_sq",
+            Group::Other => "other",
         }
     }
 

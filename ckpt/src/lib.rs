@@ -74,6 +74,7 @@ pub use background::save_handle::{SaveHandle, SaveProgress};
 pub use background::{AsyncSaveOptions, AsyncSaver, Finish, SaveStart, WhenBusy};
 pub use bands::{Slabs, bands};
 pub use base::error::{Error, Result};
+pub use base::save_control::SaveControl;
 pub use drain::task::{DrainStatus, DrainTask};
 pub use drain::{Drain, DrainOptions, DrainPass, DrainReport, Durability};
 pub use dtype::{Dtype, Group};

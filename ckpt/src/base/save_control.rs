@@ -3,9 +3,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::{Error, Result};
 
-/// Progress and cancellation of a save, shared by the thread that writes and its observers.
+/// Progress and cancellation of a save, shared by the thread that writes and its observers. For one
+/// save.
 #[derive(Debug, Default)]
-pub(crate) struct SaveControl {
+pub struct SaveControl {
     bytes: Arc<AtomicU64>,
     cancelled: AtomicBool,
     given_up: AtomicBool,
@@ -37,7 +38,9 @@ impl SaveControl {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn cancel(&self) {
+    /// Cancels the save, for all of its writers: it ends with [`Error::Cancelled`] and leaves
+    /// nothing, unless it is committed by then.
+    pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
@@ -45,7 +48,9 @@ impl SaveControl {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes written so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 

@@ -6,6 +6,7 @@ use super::import::Import;
 use super::made::{DerivedTensor, unfit};
 use super::write::{ConvertLimits, OutFile, ProgressFn, WriteJob, check, lay_out};
 use crate::format::catalog::{BlobEntry, CHUNKS_MAX};
+use crate::plan::{self, FAMILIES};
 use crate::write::staging::{EXTRA, INDEX, WrittenStep};
 use crate::{Blob, Checkpoints, Group, PeakRate, Result, SaveReport, TensorEntry};
 use storage::{FileEntry, write_all};
@@ -121,9 +122,8 @@ impl Checkpoints {
 /// Weights in files of their own, then the optimizer's tensors, as every save has them.
 fn lay_out_step(made: &[DerivedTensor], bounds: ConvertLimits) -> Result<Vec<OutFile>> {
     let mut files = Vec::new();
-    for family in ["model", "optim"] {
-        let is_model = family == "model";
-        let groups = Group::ALL.into_iter().filter(|group| (*group == Group::Model) == is_model);
+    for (number, family) in FAMILIES.into_iter().enumerate() {
+        let groups = Group::ALL.into_iter().filter(|group| plan::family(*group) == number);
         let members: Vec<usize> = groups
             .flat_map(|group| (0..made.len()).filter(move |&place| made[place].group == group))
             .collect();

@@ -15,8 +15,11 @@ use storage::{FileEntry, Key, Manifest, crc64_join};
 /// `format` of our manifests.
 pub(crate) const FORMAT: &str = "feedline-ckpt";
 
-/// `version` of our manifests; a reader rejects all others.
-pub(crate) const VERSION: u32 = 1;
+/// The least `version` that has these tensors: version 2 added [`Group::Other`]. A reader rejects
+/// versions that it does not know, so a step is written with the lowest that describes it.
+pub(crate) fn version_of(tensors: &[TensorEntry]) -> u32 {
+    if tensors.iter().any(|tensor| tensor.group == Group::Other) { 2 } else { 1 }
+}
 
 /// A checksum covers at least a page and at most what a reader can hold as scratch space.
 pub(crate) const BLOCK_BYTES_MIN: u64 = 4 << 10;
@@ -187,13 +190,16 @@ impl Catalog {
         if manifest.format != FORMAT {
             return bad.of("format", &manifest.format, FORMAT);
         }
-        if manifest.version != VERSION {
-            let found = manifest.version.to_string();
-            return bad.of("version", &found, "1, the only supported version");
+        let version = manifest.version;
+        if !(1..=2).contains(&version) {
+            return bad.of("version", &version.to_string(), "1 or 2, the supported versions");
         }
         let meta: Meta = serde_json::from_value(manifest.meta).or_else(|error| {
             bad.of("meta", &error.to_string(), "the fields listed in FORMAT.md and no others")
         })?;
+        if version_of(&meta.tensors) > version {
+            return bad.of("version", "1 with tensors of the group 'other'", "2 for that group");
+        }
         Self::of(meta, manifest.files, object)
     }
 

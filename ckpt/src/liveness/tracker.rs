@@ -18,7 +18,8 @@ pub(crate) struct LivenessTracker {
 #[derive(Debug)]
 struct Seen {
     name: String,
-    since: Instant,
+    /// When the heartbeat was first seen; `None` before the first one.
+    since: Option<Instant>,
     owner: Option<ProcessIdentity>,
 }
 
@@ -27,6 +28,16 @@ impl LivenessTracker {
     pub(crate) fn new(first: usize, writers: usize, patience: LivenessTimeouts) -> Self {
         let seen = (0..first).map(|_| None).collect();
         LivenessTracker { seen, writers, silence_max: patience.silence_max }
+    }
+
+    /// The same for writers whose processes are known before their first heartbeat: one of this
+    /// machine that dies before it is noticed as well. `members` are those of all writers, or none.
+    pub(crate) fn expecting(mut self, members: &[ProcessIdentity]) -> Self {
+        for (writer, (seen, owner)) in self.seen.iter_mut().zip(members).enumerate() {
+            let name = format!("{writer:05}-{owner}");
+            *seen = Some(Seen { name, since: None, owner: Some(owner.clone()) });
+        }
+        self
     }
 
     /// Records the current heartbeats, `00003-OWNER` or `00003-OWNER~7`.
@@ -39,7 +50,7 @@ impl LivenessTracker {
             // counts.
             if place.as_ref().is_none_or(|seen| is_later(name, &seen.name)) {
                 let owner = maker_of(maker).0;
-                *place = Some(Seen { name: name.clone(), since: now, owner });
+                *place = Some(Seen { name: name.clone(), since: Some(now), owner });
             }
         }
     }
@@ -49,7 +60,7 @@ impl LivenessTracker {
     pub(crate) fn dead(&self, done: &HashSet<usize>, now: Instant) -> Option<String> {
         let silent = |(writer, seen): (usize, &Option<Seen>)| {
             let seen = seen.as_ref().filter(|_| !done.contains(&writer))?;
-            let silence = now.saturating_duration_since(seen.since);
+            let silence = seen.since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
             let why = if seen.owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
                 "process is dead".to_owned()
             } else if silence >= self.silence_max {
@@ -65,9 +76,9 @@ impl LivenessTracker {
 
     /// Describes the writers that have not finished their part at the deadline.
     pub(crate) fn late(&self, done: &HashSet<usize>) -> String {
-        let text = |writer: usize| match self.seen[writer] {
-            Some(_) => format!("{}: not finished", self.label(writer)),
-            None => format!("{}: never joined", self.label(writer)),
+        let text = |writer: usize| match &self.seen[writer] {
+            Some(Seen { since: Some(_), .. }) => format!("{}: not finished", self.label(writer)),
+            _ => format!("{}: never joined", self.label(writer)),
         };
         let late: Vec<usize> = (0..self.seen.len()).filter(|w| !done.contains(w)).collect();
         // The message is bounded; if a whole rack is gone, these are enough to identify it.
@@ -107,6 +118,24 @@ fn is_later(name: &str, than: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_that_dies_before_its_first_heartbeat_is_noticed() {
+        let (begun, patience) = (Instant::now(), LivenessTimeouts::default());
+        let own = ProcessIdentity::new();
+        // A process of this boot with that number began at another time.
+        let text = own.to_string();
+        let mut parts: Vec<&str> = text.rsplitn(3, '.').collect();
+        parts[1] = "1";
+        parts.reverse();
+        let dead = ProcessIdentity::parse(&parts.join(".")).unwrap();
+        let roll = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), dead]);
+        let text = roll.dead(&HashSet::new(), begun).unwrap();
+        assert!(text.starts_with("writer 1 of 2") && text.ends_with("process is dead"), "{text}");
+        let roll = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), own]);
+        assert_eq!(roll.dead(&HashSet::new(), begun + 2 * patience.silence_max), None);
+        assert!(roll.late(&HashSet::from([0])).ends_with("never joined"));
+    }
 
     #[test]
     fn the_silent_and_the_absent_are_named() {

@@ -122,6 +122,7 @@ fn role(group: Group) -> Option<usize> {
         Group::Model | Group::Master => Some(0),
         Group::ExpAvg => Some(1),
         Group::ExpAvgSq => Some(2),
+        Group::Other => None,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::spec::{HeldRegion, TensorSpec, check_specs};
 use crate::{Error, Region, Result};
 use storage::Crc64;
 
-pub(crate) use pack::spread;
+pub(crate) use pack::{FAMILIES, family, spread};
 
 /// Limits of a plan. All writers must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

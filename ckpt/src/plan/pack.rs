@@ -91,10 +91,15 @@ pub(crate) fn spread(bytes: &[usize], folders: usize) -> Vec<usize> {
 }
 
 /// The first words of the names of files.
-const FAMILIES: [&str; 2] = ["model", "optim"];
+pub(crate) const FAMILIES: [&str; 3] = ["model", "optim", "other"];
 
-fn family(group: Group) -> usize {
-    usize::from(group != Group::Model)
+/// Which of [`FAMILIES`] a group's tensors are in.
+pub(crate) fn family(group: Group) -> usize {
+    match group {
+        Group::Model => 0,
+        Group::Master | Group::ExpAvg | Group::ExpAvgSq => 1,
+        Group::Other => 2,
+    }
 }
 
 /// Puts a piece into the last file of a folder, or into a new one if it does not fit.

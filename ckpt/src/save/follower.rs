@@ -86,11 +86,16 @@ impl JointSave<'_> {
     }
 
     fn wait_for_announce(&self) -> Result<AnnouncedSave> {
+        let roll = LivenessTracker::new(1, self.plan.writers(), self.steps.patience);
+        let roll = roll.expecting(self.members);
         let announce = loop {
             self.go_on()?;
             self.control.check()?;
             if let Some(announce) = self.meeting.announced()? {
                 break announce;
+            }
+            if let Some(dead) = roll.dead(&HashSet::new(), Instant::now()) {
+                return Err(self.aborted(dead));
             }
             if self.is_late() {
                 let deadline = self.together.deadline;

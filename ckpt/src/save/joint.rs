@@ -53,6 +53,8 @@ pub(super) struct JointSave<'a> {
     pieces: PieceSource<'a>,
     blobs: &'a [Blob<'a>],
     pub(super) together: &'a JointSaveOptions<'a>,
+    /// The processes of all writers, if they are known beforehand.
+    pub(super) members: &'a [ProcessIdentity],
     pub(super) meeting: Rendezvous<'a>,
     owner: ProcessIdentity,
     pub(super) begun: Instant,
@@ -87,7 +89,36 @@ impl Checkpoints {
         self.save_part(step, plan, PieceSource::Memory(&pieces), blobs, meta, together, &control)
     }
 
-    /// The same for files that already hold this writer's pieces.
+    /// As [`Checkpoints::save_together`], or [`Checkpoints::save_plan`] if the plan has one writer;
+    /// with progress and cancellation. `members` are the processes of all writers, or none: a
+    /// writer that dies before it joins the save is then noticed before the deadline.
+    ///
+    /// # Errors
+    /// As these, and [`Error::Cancelled`].
+    #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
+    pub fn save_watched(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        held: &[&[u8]],
+        blobs: &[Blob<'_>],
+        meta: serde_json::Value,
+        together: &JointSaveOptions<'_>,
+        members: &[ProcessIdentity],
+        control: &SaveControl,
+    ) -> Result<SaveReport> {
+        let is_alone = plan.writers() == 1 && together.writer == 0;
+        if is_alone {
+            let pieces = [PieceSource::Memory(&plan.pieces_held(0, held)?)];
+            return self.save_pieces(Instant::now(), step, plan, &pieces, blobs, meta, control);
+        }
+        let pieces = self.check_part(step, plan, held, blobs, together)?;
+        let pieces = PieceSource::Memory(&pieces);
+        let joint = JointSave::new(self, step, plan, together, control)?;
+        JointSave { pieces, blobs, members, ..joint }.run(meta)
+    }
+
+    /// As [`Checkpoints::save_together`], for files that already hold this writer's pieces.
     pub(crate) fn save_files_together(
         &self,
         step: u64,
@@ -133,9 +164,8 @@ impl Checkpoints {
         together: &JointSaveOptions<'_>,
         control: &SaveControl,
     ) -> Result<SaveReport> {
-        let joint =
-            JointSave { pieces, blobs, ..JointSave::new(self, step, plan, together, control)? };
-        if together.writer == 0 { joint.lead(meta) } else { joint.follow() }
+        let joint = JointSave::new(self, step, plan, together, control)?;
+        JointSave { pieces, blobs, ..joint }.run(meta)
     }
 
     /// Reports to the other writers that this one cannot take part.
@@ -177,11 +207,28 @@ impl<'a> JointSave<'a> {
         let meeting = Rendezvous::new(steps, step, together.token)?;
         let (owner, begun) = (ProcessIdentity::new(), Instant::now());
         let (pieces, blobs): (_, &[Blob<'_>]) = (PieceSource::Memory(&[]), &[]);
-        Ok(JointSave { steps, step, plan, pieces, blobs, together, meeting, owner, begun, control })
+        let members = &[];
+        Ok(JointSave {
+            steps,
+            step,
+            plan,
+            pieces,
+            blobs,
+            together,
+            members,
+            meeting,
+            owner,
+            begun,
+            control,
+        })
     }
 }
 
 impl JointSave<'_> {
+    fn run(&self, meta: serde_json::Value) -> Result<SaveReport> {
+        if self.together.writer == 0 { self.lead(meta) } else { self.follow() }
+    }
+
     /// Validates the arguments.
     fn check_call(&self) -> Result<()> {
         self.steps.check_options(self.step)?;
@@ -317,7 +364,8 @@ impl JointSave<'_> {
 
     fn wait_for_parts(&self) -> Result<Vec<WriterOutput>> {
         let writers = self.plan.writers();
-        let mut roll = LivenessTracker::new(writers, writers, self.steps.patience);
+        let roll = LivenessTracker::new(writers, writers, self.steps.patience);
+        let mut roll = roll.expecting(self.members);
         let (alive, waited) = (self.meeting.key("alive")?, Instant::now());
         let mut called: Option<Instant> = None;
         loop {

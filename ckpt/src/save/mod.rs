@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::base::save_control::SaveControl;
-use crate::format::catalog::{Catalog, FORMAT, Meta, VERSION};
+use crate::format::catalog::{Catalog, FORMAT, Meta, version_of};
 use crate::plan::{PlanLimits, SavePlan};
 use crate::read::checkpoint::MANIFEST;
 use crate::save::commit_target::CommitTarget;
@@ -252,9 +252,10 @@ impl Checkpoints {
         let meta = Meta { step, block_bytes, tensors, blobs, user };
         let key = place.data.join(MANIFEST)?;
         let Catalog { meta, files, .. } = Catalog::of(meta, files, &self.store.display(&key))?;
+        let version = version_of(&meta.tensors);
         let meta = serde_json::to_value(meta)
             .expect("strings, numbers and lists always serialize, and all keys are strings");
-        let manifest = Manifest { format: FORMAT.to_owned(), version: VERSION, files, meta };
+        let manifest = Manifest { format: FORMAT.to_owned(), version, files, meta };
         let sealed = manifest.write(&*self.store, &key)?;
         self.check_lease()?;
         self.set_aside(place)?;

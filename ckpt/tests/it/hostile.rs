@@ -68,7 +68,7 @@ fn manifests_that_lie_about_themselves() {
         |m| m.format = "feedline-tokens".to_owned(),
         "expected feedline-ckpt, found feedline-tokens",
     );
-    victim.check(|m| m.version = 2, "version: expected 1, the only supported version, found 2");
+    victim.check(|m| m.version = 3, "version: expected 1 or 2, the supported versions, found 3");
     victim.check(|m| m.meta = json!([]), "meta: expected");
     victim.check(|m| m.meta["extra"] = json!(1), "unknown field `extra`");
     victim.check(|m| drop(m.meta.as_object_mut().unwrap().remove("blobs")), "missing field");

@@ -52,13 +52,15 @@ impl ProcessIdentity {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         ProcessIdentity {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
-            ..ProcessIdentity::here().clone()
+            ..ProcessIdentity::here()
         }
     }
 
-    fn here() -> &'static ProcessIdentity {
+    fn here() -> ProcessIdentity {
         static HERE: OnceLock<ProcessIdentity> = OnceLock::new();
-        HERE.get_or_init(ProcessIdentity::read)
+        let here = HERE.get_or_init(ProcessIdentity::read);
+        // After a fork without exec, as Python programs do, it is that of the parent.
+        if here.pid == std::process::id() { here.clone() } else { ProcessIdentity::read() }
     }
 
     fn read() -> Self {
@@ -115,7 +117,7 @@ impl ProcessIdentity {
     /// Whether the process lives, as far as is known here.
     #[must_use]
     pub fn life(&self) -> Liveness {
-        self.life_as_seen_by(ProcessIdentity::here())
+        self.life_as_seen_by(&ProcessIdentity::here())
     }
 
     fn life_as_seen_by(&self, here: &ProcessIdentity) -> Liveness {

@@ -30,9 +30,9 @@ pub struct DiffArgs {
     pub json: bool,
 }
 
-/// Two steps; `--json` prints it as it is.
+/// The differences of two steps; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-struct Diff {
+pub struct Diff {
     a: String,
     b: String,
     same: bool,
@@ -92,6 +92,22 @@ const BAND_BYTES: u64 = 16 << 20;
 
 pub(crate) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     let (a, b) = (open_step(&args.a)?, open_step(&args.b)?);
+    let total = a.tensors().iter().map(TensorEntry::bytes).sum();
+    let mut bar = Bar::new(line, "compare", total);
+    let diff = compare_steps(&a, &b, args.read, &mut |done| bar.at(done))?;
+    CkptOutput::new(args.json, &diff, diff.text(), diff.same)
+}
+
+/// Compares two steps; with `read`, every byte of both. `tell` gets the number of bytes compared.
+///
+/// # Errors
+/// If one of them cannot be read.
+pub fn compare_steps(
+    a: &Checkpoint,
+    b: &Checkpoint,
+    read: bool,
+    tell: &mut dyn FnMut(u64),
+) -> Result<Diff> {
     let mut diff = Diff {
         a: a.display(),
         b: b.display(),
@@ -102,16 +118,14 @@ pub(crate) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput
         tensors: Vec::new(),
         blobs: Vec::new(),
     };
-    let total = a.tensors().iter().map(TensorEntry::bytes).sum();
-    let mut bar = Bar::new(line, "compare", total);
     let mut done = 0;
-    let (of_a, of_b) = (by_name(&a), by_name(&b));
+    let (of_a, of_b) = (by_name(a), by_name(b));
     for tensor in a.tensors() {
         let how = match of_b.get(&(tensor.group, tensor.name.as_str())) {
             None => Some(How::OnlyInA),
-            Some(other) => diff.tensor(&a, tensor, &b, other, args.read, &mut |bytes| {
-                bar.at(done + bytes);
-            })?,
+            Some(other) => {
+                diff.tensor(a, tensor, b, other, read, &mut |bytes| tell(done + bytes))?
+            }
         };
         done += tensor.bytes();
         diff.add(tensor, how);
@@ -121,9 +135,9 @@ pub(crate) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput
             diff.add(tensor, Some(How::OnlyInB));
         }
     }
-    diff.compare_blobs(&a, &b)?;
+    diff.compare_blobs(a, b)?;
     diff.same = diff.tensors.is_empty() && diff.blobs.is_empty();
-    CkptOutput::new(args.json, &diff, diff.text(), diff.same)
+    Ok(diff)
 }
 
 /// All tensors by name: asking a step for one that it lacks compares that name with all others.

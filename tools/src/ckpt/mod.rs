@@ -195,10 +195,19 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
 
 /// The step of that name, or of a folder of steps the newest that is complete.
 pub(crate) fn open_step(name: &str) -> Result<Checkpoint> {
-    match InspectTarget::find(name)? {
-        InspectTarget::Checkpoint { store, step } => Ok(checkpoints(&store).open_step(step)?),
+    open_target(&InspectTarget::find(name)?, name)
+}
+
+/// The step that a target names, or of a folder of steps the newest that is complete. `name` is for
+/// errors.
+///
+/// # Errors
+/// If it is no checkpoint, or cannot be opened.
+pub fn open_target(target: &InspectTarget, name: &str) -> Result<Checkpoint> {
+    match target {
+        InspectTarget::Checkpoint { store, step } => Ok(checkpoints(store).open_step(*step)?),
         InspectTarget::Checkpoints { store } => {
-            let newest = checkpoints(&store).newest()?;
+            let newest = checkpoints(store).newest()?;
             newest.with_context(|| {
                 format!("cannot open {name}: expected a complete step, found none")
             })

@@ -192,7 +192,9 @@ pub(crate) fn verify_bytes(
 }
 
 impl Verified {
-    pub(crate) fn ok(&self) -> bool {
+    /// Whether all steps are intact.
+    #[must_use]
+    pub fn ok(&self) -> bool {
         self.steps.iter().all(|step| step.ok)
     }
 

@@ -9,6 +9,24 @@ use storage::{Key, Storage};
 use crate::ui::job::CancellableJob;
 use crate::ui::step_folder::{run_steps, with_last_component};
 
+/// There is nothing under the name that an argument gives.
+#[derive(Debug)]
+pub struct NothingFound(String);
+
+impl NothingFound {
+    pub(crate) fn new(text: String) -> anyhow::Error {
+        anyhow::Error::new(NothingFound(text))
+    }
+}
+
+impl std::fmt::Display for NothingFound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NothingFound {}
+
 /// What was found under a name.
 #[derive(Debug)]
 pub enum InspectTarget {
@@ -103,11 +121,11 @@ impl InspectTarget {
             near => format!(" (hint: there is {near})"),
         };
         if !has("") {
-            bail!(
+            let near = near();
+            return Err(NothingFound::new(format!(
                 "cannot find {name}: expected {name}.idx, token files of another format or a \
-                 folder, found none{}",
-                near()
-            );
+                 folder, found none{near}"
+            )));
         }
         if inside.list_names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
             return Ok(InspectTarget::Checkpoints { store: inside });

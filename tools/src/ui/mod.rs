@@ -6,7 +6,7 @@ pub mod output;
 pub mod output_claim;
 mod progress_layer;
 pub mod simulate;
-pub(crate) mod step_folder;
+pub mod step_folder;
 pub mod terminal;
 pub mod timeout;
 pub(crate) mod unfinished_files;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use storage::{Key, Storage};
 
+use crate::ui::inspect_target::NothingFound;
+
 /// What `run.dir` has below it, unless the config names another folder.
 const BELOW_RUN: &str = "ckpt";
 
@@ -27,7 +29,7 @@ pub(crate) fn holding_steps(name: &str, doing: &str) -> Result<Arc<dyn Storage>>
 ///
 /// # Errors
 /// As [`holding_steps`], but for a folder without steps.
-pub(crate) fn existing(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
+pub fn existing(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
     let store = not_a_step(name, doing)?;
     let is_there = match local_path(&*store) {
         Some(path) => Path::new(&path).exists(),
@@ -35,7 +37,9 @@ pub(crate) fn existing(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
         None => !store.list_names(&Key::root())?.is_empty(),
     };
     if !is_there {
-        bail!("cannot {doing} {name}: expected a folder with steps (step-*), found nothing there");
+        return Err(NothingFound::new(format!(
+            "cannot {doing} {name}: expected a folder with steps (step-*), found nothing there"
+        )));
     }
     Ok(store)
 }

@@ -6,11 +6,12 @@
 //! what Python has no class for.
 
 use pyo3::exceptions::{
-    PyFileExistsError, PyFileNotFoundError, PyIndexError, PyKeyboardInterrupt, PyOSError,
-    PyPermissionError, PyRuntimeError, PyValueError,
+    PyFileExistsError, PyFileNotFoundError, PyIndexError, PyKeyError, PyKeyboardInterrupt,
+    PyOSError, PyPermissionError, PyRuntimeError, PyValueError,
 };
 use pyo3::import_exception;
 use pyo3::prelude::*;
+use tools::ui::inspect_target::NothingFound;
 
 import_exception!(feedline.errors, FeedlineError);
 import_exception!(feedline.errors, CorruptError);
@@ -18,6 +19,9 @@ import_exception!(feedline.errors, StalledError);
 import_exception!(feedline.errors, ClosedError);
 import_exception!(feedline.errors, OtherDataError);
 import_exception!(feedline.errors, InterruptedRunError);
+import_exception!(feedline.errors, StepExistsError);
+import_exception!(feedline.errors, FolderHeldError);
+import_exception!(feedline.errors, AbortedError);
 
 /// `errno` of Linux.
 const ENOENT: i32 = 2;
@@ -135,6 +139,32 @@ impl IntoPython for preprocess::Error {
     }
 }
 
+impl IntoPython for ckpt::Error {
+    fn into_python(self) -> PyErr {
+        use ckpt::Error as E;
+        let text = self.to_string();
+        match self {
+            E::Storage(error) => of_storage(&error, text),
+            E::StepExists { object } => StepExistsError::new_err((EEXIST, text, object)),
+            E::NoStep { object, .. } | E::Uncommitted { object } => {
+                PyFileNotFoundError::new_err((ENOENT, text, object))
+            }
+            E::NoTensor { .. } | E::NoBlob { .. } => PyKeyError::new_err(text),
+            E::Corrupt { .. } | E::BadManifest { .. } => CorruptError::new_err(text),
+            E::Held { .. } | E::LeaseLost { .. } => FolderHeldError::new_err(text),
+            E::Aborted { .. } => AbortedError::new_err(text),
+            E::Cancelled => PyKeyboardInterrupt::new_err(text),
+            E::BadRequest { .. } | E::BadInput { .. } | E::BadState { .. } => {
+                PyValueError::new_err(text)
+            }
+            E::BadLayout { .. } | E::OtherModel { .. } | E::Unfit { .. } => {
+                PyValueError::new_err(text)
+            }
+            _ => FeedlineError::new_err(text),
+        }
+    }
+}
+
 impl IntoPython for feed::Error {
     fn into_python(self) -> PyErr {
         match self {
@@ -161,9 +191,16 @@ impl IntoPython for recipe::config::ConfigError {
 impl IntoPython for anyhow::Error {
     fn into_python(self) -> PyErr {
         let text = storage::one_line(&*self).to_string();
-        for cause in self.chain() {
+        let this = match self.downcast::<ckpt::Error>() {
+            Ok(error) => return error.into_python(),
+            Err(other) => other,
+        };
+        for cause in this.chain() {
             if let Some(error) = cause.downcast_ref::<storage::Error>() {
                 return of_storage(error, text);
+            }
+            if cause.is::<NothingFound>() {
+                return PyFileNotFoundError::new_err((ENOENT, text));
             }
             if let Some(indexed::Error::NoDataset { prefix, .. }) = cause.downcast_ref() {
                 return PyFileNotFoundError::new_err((ENOENT, text, prefix.clone()));

@@ -1,4 +1,4 @@
-//! The Python module `feedline._feedline`: data and tokens for training loops of others.
+//! The Python module `feedline._feedline`: data, tokens and checkpoints for training loops of others.
 //!
 //! It wraps libraries and has no logic of its own beside what the border needs: the GIL is released
 //! around all that reads, waits or encodes; a wait looks for signals every 50 ms; objects that hold
@@ -6,13 +6,14 @@
 //! is in `python/feedline`, which documents it.
 //!
 //! In reading order: `dataset` opens samples and reads them by number, `loader` reads them ahead,
-//! `arrays` lends the memory of a batch to numpy. `tokenizer` encodes texts, `verbs` runs what the
+//! `arrays` lends the memory of a batch to numpy. `checkpoint` saves and reads steps. `tokenizer` encodes texts, `verbs` runs what the
 //! programs run. `errors` and `wait` are below all of these.
 
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "arguments from Python are owned")]
 
 mod arrays;
+mod checkpoint;
 mod dataset;
 mod errors;
 mod loader;
@@ -26,13 +27,15 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _feedline {
     #[pymodule_export]
+    use super::checkpoint::{Checkpoint, Checkpoints, process_identity, split_step};
+    #[pymodule_export]
     use super::dataset::Dataset;
     #[pymodule_export]
     use super::loader::Loader;
     #[pymodule_export]
     use super::tokenizer::Tokenizer;
     #[pymodule_export]
-    use super::verbs::{run_check, run_inspect, run_preprocess};
+    use super::verbs::{ckpt_diff, ckpt_ls, ckpt_verify, run_check, run_inspect, run_preprocess};
 
     use super::*;
 

@@ -1,17 +1,15 @@
 //! Texts to token ids and back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::{IntoPyArray as _, PyArray1};
 use preprocess::TokenizerSpec;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::errors::OrRaise as _;
-use crate::wait::SIGNALS_EVERY;
+use crate::wait::beside;
 
 /// Texts that are encoded without a thread and without looking for signals: 1 MiB takes some ten
 /// milliseconds.
@@ -104,7 +102,7 @@ impl Tokenizer {
         let batch = if views.iter().map(|text| text.len()).sum::<usize>() <= SHORT_BYTES {
             py.detach(encode)
         } else {
-            beside(py, &stop, encode)?
+            beside(py, || stop.store(true, Ordering::Relaxed), encode)?
         };
         let preprocess::TokenBatch { ids, offsets } = batch.or_raise()?;
         Ok((ids.into_pyarray(py), offsets.into_pyarray(py)))
@@ -116,52 +114,4 @@ impl Tokenizer {
         py.detach(|| self.inner.decode(&ids, &mut out)).or_raise()?;
         Ok(out)
     }
-}
-
-/// Does work on a thread of its own, and sets `stop` at Ctrl-C; then waits for its end.
-///
-/// # Errors
-/// `KeyboardInterrupt`, or what a handler of the caller raises.
-pub(crate) fn beside<T: Send>(
-    py: Python<'_>,
-    stop: &AtomicBool,
-    work: impl FnOnce() -> T + Send,
-) -> PyResult<T> {
-    beside_with(py, stop, work, |_| Ok(()))
-}
-
-/// As [`beside`], and calls `look` meanwhile; its exception ends the work too.
-///
-/// # Errors
-/// As [`beside`], and those of `look`.
-pub(crate) fn beside_with<T: Send>(
-    py: Python<'_>,
-    stop: &AtomicBool,
-    work: impl FnOnce() -> T + Send,
-    mut look: impl FnMut(Python<'_>) -> PyResult<()>,
-) -> PyResult<T> {
-    let (sender, done) = sync_channel(1);
-    let done = Mutex::new(done);
-    std::thread::scope(|scope| {
-        // The receiver lives as long as the scope.
-        scope.spawn(move || sender.send(work()).ok());
-        loop {
-            let wait =
-                |time| done.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(time);
-            match py.detach(|| wait(SIGNALS_EVERY)) {
-                Ok(value) => return Ok(value),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(PyRuntimeError::new_err("a thread of feedline panicked"));
-                }
-            }
-            if let Err(raised) = py.check_signals().and_then(|()| look(py)) {
-                stop.store(true, Ordering::Relaxed);
-                // The scope waits for the thread: without the GIL, which a log line may need.
-                let end = || done.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                py.detach(end).ok();
-                return Err(raised);
-            }
-        }
-    })
 }

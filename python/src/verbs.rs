@@ -1,6 +1,6 @@
 //! What the programs do, as calls: the values are those that `--json` prints.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use preprocess::{
@@ -10,14 +10,16 @@ use preprocess::{
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::{Value, json};
+use tools::ckpt::{diff, ls, open_target, verify};
 use tools::data::{check, inspect};
 use tools::ui::inspect_target::InspectTarget;
 use tools::ui::job::CancellableJob;
 use tools::ui::output::FormatHints;
+use tools::ui::step_folder::existing;
 use tools::ui::timeout::StopSignal;
 
 use crate::errors::OrRaise as _;
-use crate::tokenizer::beside_with;
+use crate::wait::beside_with;
 
 /// How `preprocess` is to run, as JSON of `feedline.preprocess`.
 fn options_of(
@@ -93,7 +95,8 @@ pub(crate) fn run_preprocess(
             .call1((now.documents, now.tokens, now.stored_bytes, now.stored_bytes_all))
             .map(|_| ())
     };
-    let report = beside_with(py, &stop, work, look)?.or_raise()?;
+    let halt = || stop.store(true, Ordering::Relaxed);
+    let report = beside_with(py, halt, work, look)?.or_raise()?;
     Ok(json!(report).to_string())
 }
 
@@ -124,6 +127,55 @@ pub(crate) fn run_inspect(py: Python<'_>, name: String) -> PyResult<String> {
     })
 }
 
+/// The steps of a folder, as JSON.
+#[pyfunction]
+pub(crate) fn ckpt_ls(py: Python<'_>, folder: String) -> PyResult<String> {
+    verb(py, None, |job| {
+        let listed = ls::list(&job.watch(existing(&folder, "list")?))?;
+        Ok(json!(listed))
+    })
+}
+
+/// Reads every byte of the steps that a name stands for; returns the verdicts as JSON.
+#[pyfunction]
+pub(crate) fn ckpt_verify(
+    py: Python<'_>,
+    name: String,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<String> {
+    verb(py, progress.as_ref(), |job| {
+        let target = InspectTarget::find(&name)?.watched(job);
+        let verified = verify::verify(&target, |steps, open| {
+            let report = open.verify()?;
+            steps.note_verified(open);
+            Ok(report.bytes)
+        });
+        let verified = job.end(verified)?;
+        let ok = verified.ok();
+        let mut value = json!({ "ok": ok, "skipped": [] });
+        value.as_object_mut().into_iter().for_each(|all| {
+            all.extend(json!(verified).as_object().cloned().unwrap_or_default());
+        });
+        Ok(value)
+    })
+}
+
+/// The differences of two steps, as JSON.
+#[pyfunction]
+pub(crate) fn ckpt_diff(
+    py: Python<'_>,
+    a: String,
+    b: String,
+    read: bool,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<String> {
+    verb(py, progress.as_ref(), |job| {
+        let open = |name| open_target(&InspectTarget::find(name)?.watched(job), name);
+        let differences = diff::compare_steps(&open(&a)?, &open(&b)?, read, &mut |_| ());
+        Ok(json!(job.end(differences)?))
+    })
+}
+
 /// Runs a verb beside the interpreter; Ctrl-C stops its stores.
 fn verb(
     py: Python<'_>,
@@ -136,6 +188,6 @@ fn verb(
         Some(progress) => progress.call1((job.moved_bytes(),)).map(|_| ()),
         None => Ok(()),
     };
-    let value = beside_with(py, &stop.0, || run(&job), look)?;
+    let value = beside_with(py, || stop.set(), || run(&job), look)?;
     value.or_raise().map(|value| value.to_string())
 }

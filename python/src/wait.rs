@@ -1,8 +1,12 @@
 //! Waits that Ctrl-C ends, and processes that were forked.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::errors::FeedlineError;
@@ -62,4 +66,53 @@ impl HomeProcess {
             std::mem::forget(threads);
         }
     }
+}
+
+/// Does work on a thread of its own; Ctrl-C calls `stop`, and waits for the end of the work.
+///
+/// # Errors
+/// `KeyboardInterrupt`, or what a handler of the caller raises; `RuntimeError` if the work panics.
+pub(crate) fn beside<T: Send>(
+    py: Python<'_>,
+    stop: impl FnOnce(),
+    work: impl FnOnce() -> T + Send,
+) -> PyResult<T> {
+    beside_with(py, stop, work, |_| Ok(()))
+}
+
+/// As [`beside`], and calls `look` meanwhile; its exception ends the work too.
+///
+/// # Errors
+/// As [`beside`], and those of `look`.
+pub(crate) fn beside_with<T: Send>(
+    py: Python<'_>,
+    stop: impl FnOnce(),
+    work: impl FnOnce() -> T + Send,
+    mut look: impl FnMut(Python<'_>) -> PyResult<()>,
+) -> PyResult<T> {
+    let (sender, done) = sync_channel(1);
+    let done = Mutex::new(done);
+    // A panic must not end the interpreter, nor travel to other processes, which cannot read it.
+    let work = move || catch_unwind(AssertUnwindSafe(work)).ok();
+    let came = std::thread::scope(|scope| {
+        // The receiver lives as long as the scope.
+        scope.spawn(move || sender.send(work()).ok());
+        loop {
+            let wait =
+                |time| done.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(time);
+            match py.detach(|| wait(SIGNALS_EVERY)) {
+                Ok(came) => return PyResult::Ok(came),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+            if let Err(raised) = py.check_signals().and_then(|()| look(py)) {
+                stop();
+                // The scope waits for the thread: without the GIL, which a log line may need.
+                let end = || done.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                py.detach(end).ok();
+                return Err(raised);
+            }
+        }
+    })?;
+    came.ok_or_else(|| PyRuntimeError::new_err("a thread of feedline panicked"))
 }

@@ -16,26 +16,32 @@ of others; importing `feedline` itself imports none of these packages.
 from feedline._feedline import __version__
 from feedline.data import Dataset, Loader, open
 from feedline.errors import (
+    AbortedError,
     ClosedError,
     CorruptError,
     FeedlineError,
+    FolderHeldError,
     InterruptedRunError,
     OtherDataError,
     StalledError,
+    StepExistsError,
 )
 from feedline.tokens import TokenBatch, Tokenizer
 from feedline.verbs import Progress, check, inspect, preprocess
 
 __all__ = [
+    "AbortedError",
     "ClosedError",
     "CorruptError",
     "Dataset",
     "FeedlineError",
+    "FolderHeldError",
     "InterruptedRunError",
     "Loader",
     "OtherDataError",
     "Progress",
     "StalledError",
+    "StepExistsError",
     "TokenBatch",
     "Tokenizer",
     "__version__",

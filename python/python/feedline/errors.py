@@ -26,5 +26,17 @@ class OtherDataError(FeedlineError, ValueError):
     """The state of a loader is of other data, another order or other settings."""
 
 
+class StepExistsError(FeedlineError, FileExistsError):
+    """The step is saved already. A step is never overwritten."""
+
+
+class FolderHeldError(FeedlineError):
+    """Another process writes into the folder of checkpoints, or has taken it over."""
+
+
+class AbortedError(FeedlineError):
+    """A save of several processes was ended by one of them; the text names it and its error."""
+
+
 class InterruptedRunError(FeedlineError, FileExistsError):
     """An earlier run of the same outputs was interrupted; resume it or start again."""

@@ -136,6 +136,10 @@ class _Line:
         self._next = 0.0
         self._width = 0
 
+    @property
+    def is_wanted(self) -> bool:
+        return self._call is not None or self._shows
+
     def preprocess(
         self, documents: int, tokens: int, stored: int, stored_all: int | None
     ) -> None:

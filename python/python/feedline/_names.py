@@ -1,0 +1,146 @@
+"""Names and types of tensors: those of a state of torch, and those of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+}
+"""The types that a step stores, by their names in safetensors."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_OPTIMIZERS = ("optim", "optimizer")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MASTERS = ("fp32_param", "master")
+
+
+def dtype_name(dtype: torch.dtype, tensor: str) -> str:
+    """The name of a type.
+
+    Raises:
+        ValueError: A step cannot store it.
+    """
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise ValueError(
+            f"cannot save tensor '{tensor}': expected one of {', '.join(DTYPES)}, found {dtype}"
+        ) from None
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The memory of a contiguous tensor in host memory, as bytes."""
+    if tensor.numel() == 0:
+        return np.empty(0, np.uint8)
+    view = tensor.detach().reshape(-1).view(torch.uint8)
+    return view.numpy()
+
+
+class Names:
+    """The group and the name in a step of every tensor of a state, and the path to every leaf."""
+
+    def __init__(
+        self, places: dict[str, tuple[str, str]], paths: Mapping[str, Sequence[Any]]
+    ) -> None:
+        self.places = places
+        self.paths = paths
+
+    @classmethod
+    def of_state(cls, tensors: Iterable[str], paths: Mapping[str, Sequence[Any]]) -> Names:
+        """Decides where the tensors of a state go.
+
+        Args:
+            tensors: Their names in the state, as DCP joins the keys to them.
+            paths: The keys to each of them and to other values, where they are known.
+        """
+        names = list(dict.fromkeys(tensors))
+        has_model = any(len(path) > 1 and path[0] == "model" for path in paths.values()) or (
+            not paths and any(name.startswith("model.") for name in names)
+        )
+        places: dict[str, tuple[str, str]] = {}
+        taken: set[tuple[str, str]] = set()
+        for name in names:
+            place = _place(name, paths.get(name), has_model and bool(paths))
+            # Two names of one parameter: the second keeps the name that it has in the state.
+            place = ("other", name) if place in taken else place
+            taken.add(place)
+            places[name] = place
+        return cls(places, paths)
+
+    @classmethod
+    def of_step(cls, keys: Iterable[tuple[str, str]]) -> Names:
+        """The names in a state of what other programs have saved: ``(group, name)`` of each."""
+        places: dict[str, tuple[str, str]] = {}
+        paths: dict[str, Sequence[Any]] = {}
+        for group, name in keys:
+            if group == "model":
+                path: tuple[str, ...] = ("model", name)
+            elif group == "other":
+                path = (name,)
+            else:
+                path = ("optim", "state", name, group)
+            places[".".join(path)] = (group, name)
+            paths[".".join(path)] = path
+        return cls(places, paths)
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Names:
+        places = {name: (place[0], place[1]) for name, place in found["tensors"].items()}
+        return cls(places, found["paths"])
+
+    def to_json(self) -> bytes:
+        return json.dumps({"tensors": self.places, "paths": self.paths}).encode()
+
+
+def _place(name: str, path: Sequence[Any] | None, is_below_model: bool) -> tuple[str, str]:
+    """The group and the name of a tensor. The path decides, not the text, where there is one: a
+    Llama has tensors that are called ``model.layers``."""
+    keys = tuple(path) if path else (name,)
+    if not all(isinstance(key, str) for key in keys):
+        return ("other", name)
+    if len(keys) > 1 and keys[0] == "model":
+        return ("model", ".".join(keys[1:]))
+    is_optimizer = keys[0] in _OPTIMIZERS and len(keys) > 1
+    if not is_optimizer and len(keys) == 1:
+        first, _, rest = name.partition(".")
+        keys, is_optimizer = ((first, rest), True) if first in _OPTIMIZERS else (keys, False)
+    if is_optimizer:
+        return _moment(".".join(keys[1:])) or ("other", name)
+    if is_below_model or len(keys) > 1:
+        return ("other", name)
+    return ("model", name)
+
+
+def _moment(text: str) -> tuple[str, str] | None:
+    """``state.NAME.exp_avg`` as DCP has it, and ``state.exp_avg.NAME`` as Megatron has it."""
+    first, _, rest = text.partition(".")
+    if first != "state" or not rest:
+        return None
+    for word in _MOMENTS + _MASTERS:
+        group = "master" if word in _MASTERS else word
+        if rest.endswith(f".{word}"):
+            return (group, rest[: -len(word) - 1])
+        if rest.startswith(f"{word}."):
+            return (group, rest[len(word) + 1 :])
+    return None

@@ -1,0 +1,140 @@
+"""Values that are no tensors, as JSON and back: what is read can run no code.
+
+None, booleans, numbers, strings, lists and dictionaries of strings are what they are in JSON. Others
+are an object with one key that begins with ``$`` and names their type.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+
+def encoded(value: Any, name: str, allow_pickle: bool) -> Any:
+    """A value as JSON has it. ``name`` is the place in the state, for the message.
+
+    Raises:
+        ValueError: JSON cannot hold it, and pickles are not allowed.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind in (list, tuple, set, frozenset):
+        items = [encoded(v, f"{name}[{n}]", allow_pickle) for n, v in enumerate(value)]
+        return items if kind is list else {f"${kind.__name__}": items}
+    if kind is dict and all(type(k) is str and not k.startswith("$") for k in value):
+        return {k: encoded(v, f"{name}.{k}", allow_pickle) for k, v in value.items()}
+    if kind in (dict, OrderedDict):
+        pairs = [
+            [encoded(k, f"{name} (a key)", allow_pickle), encoded(v, f"{name}.{k}", allow_pickle)]
+            for k, v in value.items()
+        ]
+        return {"$dict" if kind is dict else "$ordered": pairs}
+    if kind is complex:
+        return {"$complex": [repr(value.real), repr(value.imag)]}
+    if kind in (bytes, bytearray):
+        return {f"${kind.__name__}": _text(value)}
+    if kind is io.BytesIO:
+        return {"$bytesio": _text(value.getvalue())}
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return {"$scalar": [value.dtype.str, _text(value.tobytes())]}
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return {"$array": [value.dtype.str, list(value.shape), _text(value.tobytes())]}
+    return _torch_value(value, name, allow_pickle)
+
+
+def _torch_value(value: Any, name: str, allow_pickle: bool) -> Any:
+    import torch
+
+    if type(value) is torch.Size:
+        return {"$size": list(value)}
+    if type(value) is torch.dtype:
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if type(value) is torch.device:
+        return {"$device": str(value)}
+    if not allow_pickle:
+        raise ValueError(
+            f"cannot save '{name}': expected a tensor, or numbers, strings, bytes, lists, "
+            f"dictionaries and numpy arrays, found {type(value).__module__}."
+            f"{type(value).__qualname__} (hint: convert it, or pass allow_pickle=True, which "
+            "stores a pickle)"
+        )
+    pickled = io.BytesIO()
+    torch.save(value, pickled)
+    return {"$pickle": _text(pickled.getvalue())}
+
+
+def decoded(value: Any, name: str, allow_pickle: bool) -> Any:
+    """The value of `encoded`.
+
+    Raises:
+        ValueError: It is pickled, and pickles are not allowed; or of a kind that is not known.
+    """
+    if isinstance(value, list):
+        return [decoded(item, name, allow_pickle) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {k: decoded(v, f"{name}.{k}", allow_pickle) for k, v in value.items()}
+    ((kind, inner),) = value.items()
+    if kind in _COLLECTIONS:
+        return _COLLECTIONS[kind](decoded(inner, name, allow_pickle))
+    if kind in ("$dict", "$ordered"):
+        pairs = ((decoded(k, name, allow_pickle), decoded(v, name, allow_pickle)) for k, v in inner)
+        return dict(pairs) if kind == "$dict" else OrderedDict(pairs)
+    if kind == "$scalar":
+        return np.frombuffer(_bytes(inner[1]), np.dtype(inner[0]))[0]
+    if kind == "$array":
+        flat = np.frombuffer(_bytes(inner[2]), np.dtype(inner[0]))
+        return flat.reshape(inner[1]).copy()
+    if kind in ("$size", "$dtype", "$device", "$pickle"):
+        return _torch_decoded(kind, inner, name, allow_pickle)
+    if kind in _OTHERS:
+        return _OTHERS[kind](inner)
+    raise ValueError(f"cannot read '{name}': expected a kind of value that is known, found {kind}")
+
+
+def _torch_decoded(kind: str, inner: Any, name: str, allow_pickle: bool) -> Any:
+    import torch
+
+    if kind == "$size":
+        return torch.Size(inner)
+    if kind == "$dtype":
+        found = getattr(torch, inner, None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"cannot read '{name}': expected a type of torch, found {inner!r}")
+        return found
+    if kind == "$device":
+        return torch.device(inner)
+    if not allow_pickle:
+        raise ValueError(
+            f"cannot read '{name}': expected a value without a pickle, found one (hint: "
+            "allow_pickle=True loads it, and runs whatever is in it)"
+        )
+    return torch.load(io.BytesIO(_bytes(inner)), weights_only=False)
+
+
+_COLLECTIONS: dict[str, Any] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+
+_OTHERS: dict[str, Any] = {
+    "$float": float,
+    "$complex": lambda pair: complex(float(pair[0]), float(pair[1])),
+    "$bytes": lambda text: _bytes(text),
+    "$bytearray": lambda text: bytearray(_bytes(text)),
+    "$bytesio": lambda text: io.BytesIO(_bytes(text)),
+}
+
+
+def _text(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -1,0 +1,258 @@
+"""Folders of checkpoints: what ``feedline ckpt`` does, as calls, and steps to read from.
+
+>>> from feedline import ckpt
+>>> ckpt.ls("run/ckpt")["newest"]
+12000
+>>> ckpt.verify("run/ckpt")["ok"]
+True
+>>> ckpt.open("run/ckpt").read("lm_head.weight")     # a numpy array; verified
+
+`feedline.dcp` saves and loads steps in the loops of torch, `feedline.safetensors` has the calls of
+the package of that name. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from feedline import _feedline
+from feedline.tokens import Url, text_of
+from feedline.verbs import OnProgress, _Line
+
+__all__ = ["Step", "diff", "ls", "open", "retain", "verify"]
+
+_NUMPY = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+}
+"""Types of numpy. It has none for BF16 and the 8-bit floats: these are the integers of their bits."""
+
+_folders: dict[tuple[int, str, str], _feedline.Checkpoints] = {}
+
+
+def open_folder(folder: Url, **options: Any) -> _feedline.Checkpoints:
+    """The folder of steps, one object for it in each process: saves of a process wait in turn."""
+    key = (os.getpid(), text_of(folder), json.dumps(options, sort_keys=True))
+    if key not in _folders:
+        _folders[key] = _feedline.Checkpoints(key[1], key[2])
+    return _folders[key]
+
+
+def open_step(folder: Url, step: int | None = None) -> Step:
+    """As `open`."""
+    name = text_of(folder)
+    split = _feedline.split_step(name)
+    if split is not None:
+        name, named = split
+        if step is not None and step != named:
+            raise ValueError(
+                f"cannot open step {step} of {text_of(folder)}: expected a folder of steps, found "
+                "one step"
+            )
+        step = named
+    found = open_folder(name).open(step)
+    if found is None:
+        raise FileNotFoundError(2, "cannot open the newest step: expected one, found none", name)
+    return Step(found)
+
+
+def open(folder: Url, step: int | None = None) -> Step:
+    """A step to read from.
+
+    Args:
+        folder: The folder of steps, or the folder of a step: a path or a URL.
+        step: The number of the step. Default: the newest complete one.
+
+    Raises:
+        FileNotFoundError: There is no such step, or none at all.
+        CorruptError: Its manifest is damaged, or a file has another length.
+    """
+    return open_step(folder, step)
+
+
+class Step:
+    """A complete step. Every byte that it returns has been compared with its checksum."""
+
+    def __init__(self, inner: _feedline.Checkpoint) -> None:
+        self._inner = inner
+        self._entries = {
+            (group, name): (dtype, shape) for name, group, dtype, shape in inner.tensors()
+        }
+
+    def __repr__(self) -> str:
+        return f"Step({self.folder!r})"
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self._inner.step
+
+    @property
+    def folder(self) -> str:
+        """The folder of the step."""
+        return self._inner.folder
+
+    @property
+    def meta(self) -> Any:
+        """The JSON that was stored with it."""
+        return json.loads(self._inner.meta())
+
+    def keys(self) -> list[tuple[str, str]]:
+        """Group and name of every tensor, in the order of the save. The groups are ``model``,
+        ``master``, ``exp_avg``, ``exp_avg_sq`` and ``other``."""
+        return list(self._entries)
+
+    def entry(self, name: str, group: str = "model") -> tuple[str, list[int]]:
+        """Type, by its name in safetensors, and shape of a tensor.
+
+        Raises:
+            KeyError: There is no such tensor; the text has those with similar names.
+        """
+        if (group, name) not in self._entries:
+            self._inner.tensor(name, group)  # raises, with similar names
+        return self._entries[(group, name)]
+
+    def read(
+        self, name: str, group: str = "model", box: Sequence[tuple[int, int]] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """A tensor, or a box of it.
+
+        Args:
+            name: The name of the tensor.
+            group: Its group.
+            box: ``(start, length)`` on each axis. Only the blocks that it touches are read.
+
+        Returns:
+            An array of the shape of the tensor or the box. BF16 and the 8-bit floats, which numpy
+            does not have, come as integers with the same bits.
+
+        Raises:
+            KeyError: There is no such tensor.
+            ValueError: The box is not within the tensor.
+            CorruptError: A byte differs from what was saved.
+        """
+        dtype, shape = self.entry(name, group)
+        shape = shape if box is None else [length for _, length in box]
+        array = np.empty(shape, np.dtype(_NUMPY[dtype]))
+        spans = None if box is None else [[start, length] for start, length in box]
+        self.read_into([(name, group, spans, array.reshape(-1).view(np.uint8))])
+        return array
+
+    def read_into(
+        self,
+        wants: list[tuple[str, str, list[list[int]] | None, np.ndarray[Any, Any]]],
+        *,
+        progress: OnProgress = False,
+    ) -> int:
+        """Reads many boxes at once, each into its memory, in the order of the files.
+
+        Args:
+            wants: Name, group, box (``[start, length]`` on each axis; ``None``: all of it), and
+                the bytes to fill: an array of ``uint8`` of exactly the length of the box.
+            progress: As for `feedline.check`.
+
+        Returns:
+            The bytes of the blocks that were read and verified for it.
+        """
+        with _Line("read", progress) as line:
+            return self._inner.read(wants, line.bytes if line.is_wanted else None)
+
+    def blobs(self) -> list[str]:
+        """The names of the bytes that were stored beside the tensors."""
+        return self._inner.blobs()
+
+    def blob(self, name: str) -> bytes:
+        """Some of these bytes.
+
+        Raises:
+            KeyError: There are none of this name.
+        """
+        return self._inner.blob(name)
+
+
+def ls(folder: Url) -> dict[str, Any]:
+    """The steps of a folder, and files that interrupted saves have left.
+
+    Returns:
+        What ``feedline ckpt ls --json`` prints: ``folder``, ``newest``, ``steps`` and
+        ``leftovers``, with units in the keys. A damaged step has its ``fault``.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+    """
+    found: dict[str, Any] = json.loads(_feedline.ckpt_ls(text_of(folder)))
+    return found
+
+
+def verify(folder: Url, *, progress: OnProgress = None) -> dict[str, Any]:
+    """Reads every byte of a step, or of all steps of a folder, and compares it with its checksum.
+
+    Args:
+        folder: The folder of steps, or of a step.
+        progress: As for `feedline.check`.
+
+    Returns:
+        ``{"ok": bool, "steps": [...], "skipped": [...]}``: of each step ``ok``,
+        ``verified_bytes`` and the ``fault``, which names the file and the byte. What is damaged is
+        no exception.
+
+    Raises:
+        FileNotFoundError: There is no such step.
+    """
+    with _Line("verify", progress) as line:
+        found: dict[str, Any] = json.loads(_feedline.ckpt_verify(text_of(folder), line.bytes))
+        return found
+
+
+def diff(a: Url, b: Url, *, read: bool = False, progress: OnProgress = None) -> dict[str, Any]:
+    """Compares two steps, tensor by tensor and blob by blob.
+
+    Args:
+        a: A step, or a folder of steps for its newest.
+        b: The other one.
+        read: Whether every byte is read. Otherwise tensors with equal checksums are equal.
+        progress: As for `feedline.check`.
+
+    Returns:
+        What ``feedline ckpt diff --json`` prints: ``same``, and for each tensor that differs where
+        and by how much.
+
+    Raises:
+        FileNotFoundError: There is no such step.
+    """
+    with _Line("diff", progress) as line:
+        text = _feedline.ckpt_diff(text_of(a), text_of(b), read, line.bytes)
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def retain(folder: Url, keep_last: int, *, keep_every: int | None = None) -> list[int]:
+    """Deletes old steps: all but the newest complete ones, which are always at least one.
+
+    Args:
+        folder: The folder of steps.
+        keep_last: How many of the newest stay.
+        keep_every: Steps that are a multiple of this stay too.
+
+    Returns:
+        The steps that were deleted.
+    """
+    return open_folder(folder).retain(keep_last, keep_every)

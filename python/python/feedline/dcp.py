@@ -1,0 +1,474 @@
+"""Checkpoints of `torch.distributed.checkpoint` (DCP) as Feedline's steps.
+
+>>> import torch.distributed.checkpoint as dcp
+>>> from feedline.dcp import StorageReader, StorageWriter
+>>> dcp.save(state, storage_writer=StorageWriter("run/ckpt", step))
+>>> dcp.load(state, storage_reader=StorageReader("run/ckpt"))    # the newest step
+
+A step appears in the folder when all ranks have written their part durably; until then, and after
+any failure, the earlier steps are what there is. Every byte has a checksum that is compared when it
+is read. The tensors lie in safetensors files that other programs open, and a step loads with any
+number of ranks and any placements. The folder may be on a file system or on S3 (``s3://...``), and
+``feedline ckpt`` lists, verifies, compares, copies and retains its steps.
+
+Weights and Adam's moments are stored under the parameter's name, so that Feedline's trainer and its
+exports find them: weights are what lies below ``"model"``, or at the top of a state without it;
+moments are ``exp_avg`` and ``exp_avg_sq`` below ``"optim"`` or ``"optimizer"``. All other tensors
+are stored in a group of their own. Values that are no tensors are stored as JSON, never as a
+pickle, unless ``allow_pickle=True``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.distributed.checkpoint import StorageReader as _StorageReader
+from torch.distributed.checkpoint import StorageWriter as _StorageWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from feedline import _feedline
+from feedline._names import DTYPES, Names, bytes_of, dtype_name
+from feedline._staging import StagesCopies
+from feedline._values import decoded, encoded
+from feedline.ckpt import open_folder, open_step
+from feedline.data import Url
+from feedline.tokens import text_of
+
+__all__ = ["StorageReader", "StorageWriter"]
+
+_BLOB = "dcp.json"
+"""What the first writer stores beside the tensors: their names in the state, and its values."""
+
+_SCRATCH_BYTES = 512 << 20
+"""Memory for tensors that cannot be read in place: of a GPU, of another type, or with strides."""
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Orders:
+    """What the coordinator tells a writer."""
+
+    recipe: bytes
+    """Compressed JSON: the tensors of the state, and the regions that each writer has of them."""
+    writer: int
+    """The place of this writer in the recipe."""
+    token: str
+    """Tells the plan from all others."""
+    members: list[str]
+    """The processes of all writers: one that dies is noticed by the others."""
+    names: bytes
+    """Compressed JSON: the names of the tensors; only for the first writer."""
+
+
+class StorageWriter(StagesCopies, _StorageWriter):
+    """Writes one step by `dcp.save` or `dcp.async_save`, in threads or processes.
+
+    Each rank makes its files durable, then the step is committed for all of them or for none. A
+    rank that fails or dies ends the save of the others within seconds, and leaves the last step.
+    Given to `async_save`, it also copies the state, into memory that is kept for the next step.
+
+    Args:
+        folder: The folder of steps: a path or a URL. Each step is a folder in it.
+        step: The number of this step; a step that exists is not overwritten.
+        meta: JSON that is stored with the step, for `feedline.ckpt.Step.meta`.
+        allow_pickle: Whether values that JSON cannot hold are pickled. Reading them needs the
+            same permission, for a pickle can run any code.
+        timeout: Seconds after which a save that does not end has failed.
+        keep_last: Deletes all but so many of the newest steps after each save.
+        shard_bytes_max: Bytes of tensors in a file.
+
+    Raises:
+        StepExistsError: The step is there already.
+        FolderHeldError: Another run saves into this folder.
+        AbortedError: Another rank has failed; the text has its error.
+        OSError: The store failed, or is full (``ENOSPC``), which is seen before the first byte.
+        ValueError: A tensor or a value that cannot be stored; the text names it.
+
+    All of these come inside of `dcp.api.CheckpointException`, with the rank that raised them.
+    """
+
+    def __init__(
+        self,
+        folder: Url,
+        step: int,
+        *,
+        meta: Any = None,
+        allow_pickle: bool = False,
+        timeout: float = 1800,
+        keep_last: int | None = None,
+        shard_bytes_max: int = 4 << 30,
+    ) -> None:
+        super().__init__()
+        self.folder = text_of(folder)
+        self.step = int(step)
+        self.checkpoint_id = f"{self.folder.rstrip('/')}/step-{self.step:012}"
+        self._meta = json.dumps(meta)
+        self._allow_pickle = allow_pickle
+        self._timeout = float(timeout)
+        self._keep_last = keep_last
+        self._options = {"shard_bytes_max": int(shard_bytes_max)}
+        self._attempt = 0
+        # What can be refused is refused here, where the exception is the caller's own.
+        open_folder(self.folder, **self._options)
+
+    def __repr__(self) -> str:
+        return f"StorageWriter({self.folder!r}, {self.step})"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """The step is that of the constructor: DCP's own names of checkpoints are only logged."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("use_collectives", True):
+            raise ValueError(
+                "cannot save with use_collectives=False: expected ranks that agree on what each of "
+                "them writes (hint: leave the argument out)"
+            )
+        self._attempt = _attempts.next(self.checkpoint_id)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return dataclasses.replace(plan, storage_data=_feedline.process_identity())
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if not any(plan.usable for plan in plans):
+            return plans  # each rank has the last ones, with what was ordered then
+        plans = _last_plans.completed(plans)
+        recipe, names = _recipe_of(plans)
+        packed = zlib.compress(json.dumps(recipe).encode(), 1)
+        token = secrets.token_hex(8)
+        members = [cast(str, plan.storage_data) for plan in plans]
+        orders = [
+            _Orders(packed, writer, token, members, b"" if writer else zlib.compress(names))
+            for writer in range(len(plans))
+        ]
+        return [
+            dataclasses.replace(plan, storage_data=order)
+            for plan, order in zip(plans, orders, strict=True)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        orders = cast(_Orders, plan.storage_data)
+        _last_plans.seen(type(planner))
+        tensors, values = [], {}
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                value = _value_of(planner, item)
+                values[item.index.fqn] = encoded(value, item.index.fqn, self._allow_pickle)
+            else:
+                tensors.append(_host_tensor(planner, item))
+        report = self._save(orders, tensors, values)
+        if orders.writer == 0 and self._keep_last is not None:
+            open_folder(self.folder, **self._options).retain(self._keep_last, None)
+        results = []
+        for item in plan.items:
+            data = item.tensor_data
+            size = 0 if data is None else _bytes(data.chunk.sizes, data.properties.dtype)
+            results.append(WriteResult(item.index, size, report["step"]))
+        return _done(results)
+
+    def _save(
+        self, orders: _Orders, tensors: list[torch.Tensor], values: dict[str, Any]
+    ) -> dict[str, Any]:
+        blobs = []
+        if orders.writer == 0:
+            names = json.loads(zlib.decompress(orders.names))
+            blobs.append((_BLOB, {"format": "feedline-dcp", "version": 1, **names}))
+        if values:
+            blobs.append((f"dcp-values-{orders.writer:05}.json", values))
+        part = {
+            "step": self.step,
+            "writer": orders.writer,
+            "token": f"{orders.token}-{self._attempt}",
+            "deadline_s": self._timeout,
+            "members": orders.members,
+        }
+        report = open_folder(self.folder, **self._options).save(
+            zlib.decompress(orders.recipe),
+            json.dumps(part),
+            [bytes_of(tensor) for tensor in tensors],
+            [(name, json.dumps(value, indent=1).encode()) for name, value in blobs],
+            self._meta,
+            None,
+        )
+        return cast(dict[str, Any], json.loads(report))
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The step is committed by its writers; here it is only looked for."""
+        open_step(self.folder, self.step)
+
+
+class StorageReader(_StorageReader):
+    """Reads a step by `dcp.load`, by any number of ranks, into any placements and types.
+
+    Only the blocks of which this rank needs something are read, and each is compared with its
+    checksum. A contiguous tensor in host memory of the stored type is read in place.
+
+    Args:
+        folder: The folder of steps, or of one step: a path or a URL. Steps of Feedline's trainer
+            are read too: their tensors are ``model.NAME`` and ``optim.state.NAME.exp_avg``.
+        step: The number of the step. Default: the newest complete one.
+        allow_pickle: Whether pickled values are loaded, which can run any code.
+
+    Raises:
+        FileNotFoundError: There is no such step, or none at all.
+        CorruptError: A byte differs from what was saved; the text has the file and the offset.
+        ValueError: A value is pickled, and ``allow_pickle`` is not set.
+    """
+
+    def __init__(
+        self, folder: Url, step: int | None = None, *, allow_pickle: bool = False
+    ) -> None:
+        super().__init__()
+        # Errors are raised here: DCP hides those of `read_metadata`.
+        self._step = open_step(folder, step)
+        self._allow_pickle = allow_pickle
+        self.folder = text_of(folder)
+        self.step: int = self._step.step
+        self.checkpoint_id = self._step.folder
+        self._names, self._values = _read_names(self._step)
+
+    def __repr__(self) -> str:
+        return f"StorageReader({self.folder!r}, {self.step})"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """The step is that of the constructor."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if kwargs.get("rank") is not None:
+            raise FileNotFoundError("a step has no metadata of a single rank")
+        entries: dict[str, Any] = {}
+        for name, (group, stored) in self._names.places.items():
+            entries[name] = _whole(*self._step.entry(stored, group))
+        entries.update({name: BytesStorageMetadata() for name in self._values})
+        paths = {name: tuple(path) for name, path in self._names.paths.items()}
+        return Metadata(entries, planner_data=paths)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return dataclasses.replace(plan, storage_data=self.step)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        steps = sorted({plan.storage_data for plan in plans})
+        if len(steps) > 1:
+            raise ValueError(
+                f"cannot load {self.folder}: expected one step in all ranks, found {steps} (hint: "
+                "a step was saved meanwhile; give StorageReader its number)"
+            )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        tensors = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, self._pickled(item.storage_index.fqn))
+            else:
+                tensors.append((item, planner.resolve_tensor(item).detach()))
+        direct, others = [], []
+        for item, target in tensors:
+            stored = self._stored_dtype(item)
+            is_direct = (
+                target.device.type == "cpu" and target.dtype == stored and target.is_contiguous()
+            )
+            (direct if is_direct else others).append((item, target))
+        self._read(direct)
+        batch: list[tuple[ReadItem, torch.Tensor]] = []
+        size = 0
+        for item, target in others:
+            batch.append((item, target))
+            size += _bytes(item.lengths, self._stored_dtype(item))
+            if size >= _SCRATCH_BYTES:
+                self._read_copied(batch)
+                batch, size = [], 0
+        self._read_copied(batch)
+        for item, target in tensors:
+            planner.commit_tensor(item, target)
+        return _done(None)
+
+    def _read_copied(self, batch: list[tuple[ReadItem, torch.Tensor]]) -> None:
+        scratch = [
+            (item, torch.empty(item.lengths, dtype=self._stored_dtype(item))) for item, _ in batch
+        ]
+        self._read(scratch)
+        for (_, target), (_, tensor) in zip(batch, scratch, strict=True):
+            target.copy_(tensor)
+
+    def _read(self, items: list[tuple[ReadItem, torch.Tensor]]) -> None:
+        wants = []
+        for item, target in items:
+            group, name = self._names.places[item.storage_index.fqn]
+            spans = [list(span) for span in zip(item.storage_offsets, item.lengths, strict=True)]
+            wants.append((name, group, spans, bytes_of(target)))
+        self._step.read_into(wants)
+
+    def _stored_dtype(self, item: ReadItem) -> torch.dtype:
+        group, name = self._names.places[item.storage_index.fqn]
+        return DTYPES[self._step.entry(name, group)[0]]
+
+    def _pickled(self, name: str) -> io.BytesIO:
+        """A value as DCP's planners expect it. The pickle is made here, of what JSON says."""
+        value = decoded(self._values[name], name, self._allow_pickle)
+        if isinstance(value, io.BytesIO):
+            return value
+        bytes = io.BytesIO()
+        torch.save(value, bytes)
+        bytes.seek(0)
+        return bytes
+
+
+class _Attempts:
+    """How often this process has begun to save each step: all ranks count alike."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def next(self, step: str) -> int:
+        self._counts[step] = self._counts.get(step, 0) + 1
+        return self._counts[step]
+
+
+class _LastPlans:
+    """The plans of the last save, for planners that send only those that have changed."""
+
+    def __init__(self) -> None:
+        self._plans: list[SavePlan] = []
+        self._planners: set[type] = set()
+
+    def seen(self, planner: type) -> None:
+        self._planners.add(planner)
+
+    def completed(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if not all(plan.usable for plan in plans):
+            if len(self._planners) != 1 or len(self._plans) != len(plans):
+                raise ValueError(
+                    "cannot save by a planner that keeps its plans: expected the plans of all "
+                    "ranks, found some of them (hint: leave out enable_plan_caching)"
+                )
+            pairs = zip(plans, self._plans, strict=True)
+            plans = [plan if plan.usable else last for plan, last in pairs]
+        self._plans = plans
+        return plans
+
+
+_attempts = _Attempts()
+_last_plans = _LastPlans()
+
+
+def _recipe_of(plans: list[SavePlan]) -> tuple[dict[str, Any], bytes]:
+    """The tensors and who has what of them, and the names as bytes of JSON."""
+    paths: dict[str, Any] = {}
+    for plan in plans:
+        if isinstance(plan.planner_data, Mapping):
+            paths.update(plan.planner_data)
+    names = Names.of_state(
+        [item.index.fqn for plan in plans for item in plan.items if item.tensor_data is not None],
+        paths,
+    )
+    specs: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
+    held: list[list[dict[str, Any]]] = []
+    for plan in plans:
+        regions = []
+        for item in plan.items:
+            data = item.tensor_data
+            if data is None:
+                continue
+            fqn = item.index.fqn
+            if fqn not in numbers:
+                numbers[fqn] = len(specs)
+                group, name = names.places[fqn]
+                dtype = dtype_name(data.properties.dtype, fqn)
+                shape = list(data.size)
+                specs.append({"name": name, "group": group, "dtype": dtype, "shape": shape})
+            spans = [list(s) for s in zip(data.chunk.offsets, data.chunk.sizes, strict=True)]
+            regions.append({"tensor": numbers[fqn], "region": {"spans": spans, "flat": None}})
+        held.append(regions)
+    return {"specs": specs, "held": held}, names.to_json()
+
+
+def _read_names(step: Any) -> tuple[Names, dict[str, Any]]:
+    """The names of a step's tensors in the state, and its values that are no tensors."""
+    blobs = step.blobs()
+    if _BLOB not in blobs:
+        return Names.of_step(step.keys()), {}
+    found = json.loads(step.blob(_BLOB))
+    if (found.get("format"), found.get("version")) != ("feedline-dcp", 1):
+        raise ValueError(
+            f"cannot read {step.folder}/{_BLOB}: expected feedline-dcp 1, found "
+            f"{found.get('format')} {found.get('version')}"
+        )
+    values: dict[str, Any] = {}
+    for blob in blobs:
+        if blob.startswith("dcp-values-"):
+            values.update(json.loads(step.blob(blob)))
+    return Names.of_json(found), values
+
+
+def _host_tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
+    """The bytes of an item: the tensor itself where it is contiguous in host memory."""
+    tensor = cast(torch.Tensor, planner.resolve_data(item))
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
+    lookup: Callable[[MetadataIndex], Any] | None = getattr(planner, "lookup_object", None)
+    return planner.resolve_data(item) if lookup is None else lookup(item.index)
+
+
+def _whole(dtype: str, shape: list[int]) -> TensorStorageMetadata:
+    """One chunk, whatever lies on the disk: plans then ask for boxes of the whole tensor."""
+    size = torch.Size(shape)
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[dtype]), size, [chunk])
+
+
+def _bytes(sizes: torch.Size, dtype: torch.dtype) -> int:
+    return torch.Size(sizes).numel() * dtype.itemsize
+
+
+def _done(value: _T) -> Future[_T]:
+    future: Future[_T] = Future()
+    future.set_result(value)
+    return future

@@ -1,0 +1,298 @@
+//! Steps of a folder: saved from and read into memory that Python owns.
+
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ckpt::{
+    Blob, Check, CheckpointOptions, Group, HeldRegion, JointSaveOptions, PlanCache, Region,
+    RegionRequest, Retention, SaveControl, Span, TensorEntry, TensorSpec,
+};
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use storage::{Key, ProcessIdentity};
+use tools::ui::job::CancellableJob;
+use tools::ui::timeout::StopSignal;
+
+use crate::errors::OrRaise as _;
+use crate::wait::{HomeProcess, beside, beside_with};
+
+/// The tensors of a state and the regions that each writer has of them, as JSON of `feedline.dcp`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recipe {
+    specs: Vec<TensorSpec>,
+    held: Vec<Vec<HeldRegion>>,
+}
+
+/// How and as whom a step is saved, as JSON.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    step: u64,
+    writer: usize,
+    token: String,
+    deadline_s: f64,
+    /// The processes of all writers, by their identities.
+    members: Vec<String>,
+}
+
+/// Plans are the same from step to step, and each step has a writer of its own in Python.
+static PLANS: Mutex<Option<PlanCache>> = Mutex::new(None);
+
+/// A folder of steps. See `feedline.ckpt`.
+#[pyclass(frozen, module = "feedline._feedline")]
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
+    inner: Arc<ckpt::Checkpoints>,
+    stop: StopSignal,
+    job: Arc<CancellableJob>,
+    home: HomeProcess,
+}
+
+#[pymethods]
+impl Checkpoints {
+    /// `options` is JSON of some of `shard_bytes_max`, `block_bytes` and `threads`.
+    #[new]
+    fn new(py: Python<'_>, folder: &str, options: &str) -> PyResult<Self> {
+        let mut all = serde_json::to_value(CheckpointOptions::default()).map_err(bad_json)?;
+        let given: serde_json::Map<_, _> = parse(options)?;
+        for (key, value) in given {
+            all[key] = value;
+        }
+        let options: CheckpointOptions = serde_json::from_value(all).map_err(bad_json)?;
+        let stop = StopSignal::default();
+        let job = CancellableJob::until(stop.clone());
+        let store = py.detach(|| job.open_url(folder)).or_raise()?;
+        let inner = Arc::new(ckpt::Checkpoints::open(store, Key::root()).with_options(options));
+        Ok(Checkpoints { inner, stop, job, home: HomeProcess::here() })
+    }
+
+    /// Saves what one writer has of a step, together with the other writers. `held` are the bytes
+    /// of its regions in the order of the recipe. Returns the report as JSON.
+    #[expect(clippy::too_many_arguments, reason = "the one caller is feedline.dcp")]
+    fn save(
+        &self,
+        py: Python<'_>,
+        recipe: &[u8],
+        part: &str,
+        held: Vec<PyReadonlyArray1<'_, u8>>,
+        blobs: Vec<(String, Vec<u8>)>,
+        meta: &str,
+        progress: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<String> {
+        self.check_home()?;
+        let part: Part = parse(part)?;
+        let meta: serde_json::Value = parse(meta)?;
+        let deadline = Duration::try_from_secs_f64(part.deadline_s)
+            .map_err(|why| PyValueError::new_err(format!("cannot use timeout: {why}")))?;
+        let members: Option<Vec<_>> =
+            part.members.iter().map(|text| ProcessIdentity::parse(text)).collect();
+        let members = members
+            .ok_or_else(|| PyValueError::new_err("cannot use members: expected identities"))?;
+        let held = held.iter().map(PyReadonlyArray1::as_slice).collect::<Result<Vec<_>, _>>()?;
+        let blobs: Vec<_> = blobs.iter().map(|(name, bytes)| Blob { name, bytes }).collect();
+        let control = SaveControl::default();
+        let save = || -> PyResult<_> {
+            let plan = {
+                let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+                let Recipe { specs, held } = serde_json::from_slice(recipe).map_err(bad_json)?;
+                let limits = self.inner.plan_limits();
+                plans.get_or_insert_default().plan(&specs, &held, limits).or_raise()?
+            };
+            let together = JointSaveOptions { token: &part.token, writer: part.writer, deadline };
+            let saved = self
+                .inner
+                .save_watched(part.step, &plan, &held, &blobs, meta, &together, &members, &control);
+            saved.or_raise()
+        };
+        let look = |_: Python<'_>| match &progress {
+            Some(progress) => progress.call1((control.bytes(),)).map(|_| ()),
+            None => Ok(()),
+        };
+        let report = beside_with(py, || control.cancel(), save, look)??;
+        serde_json::to_string(&report).map_err(bad_json)
+    }
+
+    /// The complete steps, oldest first.
+    fn steps(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        self.run(py, |steps| steps.steps())
+    }
+
+    /// Opens a step, or the newest complete one; `None` if there is none.
+    fn open(&self, py: Python<'_>, step: Option<u64>) -> PyResult<Option<Checkpoint>> {
+        let inner = self.run(py, |steps| match step {
+            Some(step) => steps.open_step(step).map(Some),
+            None => steps.newest(),
+        })?;
+        let (stop, job, home) = (self.stop.clone(), Arc::clone(&self.job), self.home);
+        Ok(inner.map(|inner| Checkpoint { inner, stop, job, home }))
+    }
+
+    /// Deletes all but the newest complete steps; returns those that were deleted.
+    fn retain(
+        &self,
+        py: Python<'_>,
+        keep_last: usize,
+        keep_every: Option<NonZeroU64>,
+    ) -> PyResult<Vec<u64>> {
+        let policy = Retention { keep_last, keep_every, check: Check::Lengths };
+        self.run(py, |steps| steps.retain_by(&policy, &[]).map(|plan| plan.delete))
+    }
+}
+
+impl Checkpoints {
+    fn check_home(&self) -> PyResult<()> {
+        self.home.check("folder of checkpoints")?;
+        self.stop.0.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&ckpt::Checkpoints) -> ckpt::Result<T> + Send,
+    ) -> PyResult<T> {
+        self.check_home()?;
+        beside(py, || self.stop.set(), || work(&self.inner))?.or_raise()
+    }
+}
+
+/// A region of a tensor to be read: name, group, box (the whole tensor if absent), and memory.
+type Want<'py> = (String, String, Option<Vec<[u64; 2]>>, PyReadwriteArray1<'py, u8>);
+
+/// A complete step. See `feedline.ckpt`.
+#[pyclass(frozen, module = "feedline._feedline")]
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    inner: ckpt::Checkpoint,
+    stop: StopSignal,
+    job: Arc<CancellableJob>,
+    home: HomeProcess,
+}
+
+#[pymethods]
+impl Checkpoint {
+    #[getter]
+    fn step(&self) -> u64 {
+        self.inner.step()
+    }
+
+    /// The folder of the step.
+    #[getter]
+    fn folder(&self) -> String {
+        self.inner.display()
+    }
+
+    /// What the writer stored beside the tensors, as JSON.
+    fn meta(&self) -> String {
+        self.inner.meta().to_string()
+    }
+
+    /// Name, group, dtype and shape of each tensor.
+    fn tensors(&self) -> Vec<(&str, &'static str, &'static str, Vec<u64>)> {
+        let tensors = self.inner.tensors().iter();
+        tensors.map(entry_of).collect()
+    }
+
+    /// Raises `KeyError` with similar names, if there is no such tensor.
+    fn tensor(&self, name: &str, group: &str) -> PyResult<()> {
+        self.inner.tensor(name, group_of(group)?).or_raise().map(|_| ())
+    }
+
+    /// The names of all blobs.
+    fn blobs(&self) -> Vec<&str> {
+        self.inner.blobs().collect()
+    }
+
+    /// The bytes of a blob.
+    fn blob<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.run(py, || self.inner.blob(name))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Reads regions, each into its memory, and verifies every block that it reads. Returns the
+    /// bytes of these blocks. `progress` gets the bytes read.
+    fn read(
+        &self,
+        py: Python<'_>,
+        wants: Vec<Want<'_>>,
+        progress: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        self.check_home()?;
+        let mut wants = wants;
+        let mut requests = Vec::with_capacity(wants.len());
+        for (name, group, spans, into) in &mut wants {
+            let group = group_of(group)?;
+            let region = match spans {
+                Some(spans) => Region::of_box(spans.iter().map(|&pair| Span::from(pair)).collect()),
+                None => Region::whole(&self.inner.tensor(name, group).or_raise()?.shape),
+            };
+            requests.push(RegionRequest { name, group, region, into: into.as_slice_mut()? });
+        }
+        let before = self.job.moved_bytes();
+        let look = |_: Python<'_>| match &progress {
+            Some(progress) => progress.call1((self.job.moved_bytes() - before,)).map(|_| ()),
+            None => Ok(()),
+        };
+        let report = beside_with(py, || self.stop.set(), || self.inner.read(requests), look)?;
+        Ok(report.or_raise()?.block_bytes)
+    }
+}
+
+impl Checkpoint {
+    fn check_home(&self) -> PyResult<()> {
+        self.home.check("checkpoint")?;
+        self.stop.0.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce() -> ckpt::Result<T> + Send,
+    ) -> PyResult<T> {
+        self.check_home()?;
+        beside(py, || self.stop.set(), work)?.or_raise()
+    }
+}
+
+/// What names this process among all processes of all machines.
+#[pyfunction]
+pub(crate) fn process_identity() -> String {
+    ProcessIdentity::new().to_string()
+}
+
+fn entry_of(tensor: &TensorEntry) -> (&str, &'static str, &'static str, Vec<u64>) {
+    (&tensor.name, tensor.group.name(), tensor.dtype.name(), tensor.shape.clone())
+}
+
+/// The step in the last component of a name, `.../step-000000001000`, and the folder before it.
+#[pyfunction]
+pub(crate) fn split_step(name: &str) -> Option<(String, u64)> {
+    let name = name.trim_end_matches('/');
+    let (folder, last) = name.rsplit_once('/').unwrap_or((".", name));
+    let folder = if folder.is_empty() && Path::new(name).is_absolute() { "/" } else { folder };
+    ckpt::step_of(last).map(|step| (folder.to_owned(), step))
+}
+
+fn group_of(name: &str) -> PyResult<Group> {
+    Group::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| {
+        let all = Group::ALL.map(Group::name).join(", ");
+        PyValueError::new_err(format!("cannot use group '{name}': expected one of {all}"))
+    })
+}
+
+fn parse<T: DeserializeOwned>(text: &str) -> PyResult<T> {
+    serde_json::from_str(text).map_err(bad_json)
+}
+
+fn bad_json(why: serde_json::Error) -> PyErr {
+    PyValueError::new_err(format!("cannot use settings: {why}"))
+}

@@ -1,0 +1,340 @@
+"""torch.distributed.checkpoint in one process; `test_dcp_ranks` has several."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+import feedline
+from feedline import ckpt
+from feedline.dcp import StorageReader, StorageWriter
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+FEEDLINE = Path(sys.executable).with_name("feedline")
+
+
+def a_state(seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    return {
+        "model": {
+            "layers.0.weight": torch.randn(33, 17),
+            "layers.0.bias": torch.randn(17).to(torch.bfloat16),
+            "empty": torch.empty(0, 3),
+            "scalar": torch.tensor(2.5, dtype=torch.float64),
+        },
+        "optim": {
+            "state": {
+                "layers.0.weight": {
+                    "step": torch.tensor(7.0),
+                    "exp_avg": torch.randn(33, 17),
+                    "exp_avg_sq": torch.rand(33, 17),
+                }
+            },
+            "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": ["layers.0.weight"]}],
+        },
+        "rng": torch.get_rng_state(),
+        "progress": {"step": 7, "tokens": 2**40, "note": "ä", "loss": float("inf"), "none": None},
+    }
+
+
+def zeros_like(state: Any) -> Any:
+    """The state without its contents."""
+    if isinstance(state, torch.Tensor):
+        return torch.zeros_like(state)
+    if isinstance(state, dict):
+        return {key: zeros_like(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [zeros_like(value) for value in state]
+    return None
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b
+
+
+def save(state: dict[str, Any], folder: Path, step: int, **options: Any) -> None:
+    dcp.save(state, storage_writer=StorageWriter(folder, step, **options))
+
+
+def raised(failure: dcp.api.CheckpointException) -> BaseException:
+    """What a rank raised, out of what DCP makes of it."""
+    ((exception, _),) = failure.failures.values()
+    return exception
+
+
+def test_a_state_comes_back(tmp_path: Path) -> None:
+    state = a_state()
+    save(state, tmp_path, 7, meta={"run": "a"})
+    found = zeros_like(state)
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert_equal(found, state)
+    assert ckpt.open(tmp_path).meta == {"run": "a"}
+
+
+def test_it_is_loaded_without_a_template(tmp_path: Path) -> None:
+    state = a_state()
+    save(state, tmp_path, 7)
+    found = _load_state_dict_from_keys(storage_reader=StorageReader(tmp_path / "step-000000000007"))
+    assert_equal(found["model"], state["model"])
+    assert_equal(found["optim"], state["optim"])
+
+
+def test_tensors_are_in_the_groups_of_the_format(tmp_path: Path) -> None:
+    save(a_state(), tmp_path, 7)
+    step = ckpt.open(tmp_path)
+    groups = collections.defaultdict(list)
+    for group, name in step.keys():
+        groups[group].append(name)
+    assert groups == {
+        "model": ["layers.0.weight", "layers.0.bias", "empty", "scalar"],
+        "exp_avg": ["layers.0.weight"],
+        "exp_avg_sq": ["layers.0.weight"],
+        "other": ["optim.state.layers.0.weight.step", "rng"],
+    }
+    # What other programs open as weights is the weights.
+    index = json.loads((tmp_path / "step-000000000007/model.safetensors.index.json").read_text())
+    assert sorted(index["weight_map"]) == sorted(groups["model"])
+
+
+def test_a_flat_state_is_a_model(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
+    save(model.state_dict(), tmp_path, 1)
+    assert {group for group, _ in ckpt.open(tmp_path).keys()} == {"model"}
+    (file,) = (tmp_path / "step-000000000001").glob("model-*.safetensors")
+    for name, tensor in safetensors.torch.load_file(file).items():
+        assert torch.equal(tensor, model.state_dict()[name])
+
+
+def test_names_of_torchtitan_and_megatron_are_known(tmp_path: Path) -> None:
+    state = {
+        "model.layers.0.weight": torch.randn(2, 2),  # a Llama's own name
+        "optimizer": {"state.model.layers.0.weight.exp_avg": torch.randn(2, 2)},
+        "optimizer.state.exp_avg_sq.model.layers.0.weight": torch.randn(2, 2),
+        "optimizer.state.fp32_param.model.layers.0.weight": torch.randn(2, 2),
+    }
+    save(state, tmp_path, 1)
+    groups = ["exp_avg", "exp_avg_sq", "master", "model"]
+    name = "model.layers.0.weight"
+    assert sorted(ckpt.open(tmp_path).keys()) == [(group, name) for group in groups]
+    found = zeros_like(state)
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert_equal(found, state)
+
+
+def test_values_are_json_and_keep_their_types(tmp_path: Path) -> None:
+    random.seed(3)
+    np.random.seed(3)
+    state = {
+        "values": {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+            "bytes": b"\x00\xff",
+            "set": {1, 2},
+            "in a tuple": ({1: "a", (2, "x"): None}, [[]]),
+            "ordered": collections.OrderedDict(b=1, a=2),
+            "size": torch.Size([2, 3]),
+            "dtype": torch.bfloat16,
+            "device": torch.device("cpu"),
+            "complex": 1 - 2j,
+            "big": 1 << 100,
+            "numbers": [0.1, float("-inf"), True, np.float32(0.25), np.int64(-3)],
+            "$odd": "$",
+        }
+    }
+    save(state, tmp_path, 1)
+    found = zeros_like(state)
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    expected, found = state["values"], found["values"]
+    generator, keys, *rest = expected.pop("numpy")
+    assert found["numpy"][0] == generator and (found["numpy"][1] == keys).all()
+    assert list(found.pop("numpy")[2:]) == rest
+    assert found == expected
+    assert [type(value) for value in found["numbers"]] == [
+        float, float, bool, np.float32, np.int64,
+    ]
+    random.setstate(found["python"])
+    assert b"pickle" not in (tmp_path / "step-000000000001/extra/dcp-values-00000.json").read_bytes()
+
+
+def test_what_json_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.ones(2)}, "when": datetime.date(2026, 1, 2)}
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        save(state, tmp_path, 1)
+    error = raised(caught.value)
+    assert isinstance(error, ValueError)
+    assert "cannot save 'when'" in str(error) and "datetime.date" in str(error)
+    assert ckpt.ls(tmp_path)["steps"] == [] if list(tmp_path.iterdir()) else True
+
+    save(state, tmp_path, 1, allow_pickle=True)
+    found: dict[str, Any] = {"model": {"w": torch.zeros(2)}, "when": None}
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert "allow_pickle=True" in str(raised(caught.value))
+    dcp.load(found, storage_reader=StorageReader(tmp_path, allow_pickle=True))
+    assert found["when"] == state["when"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "text"),
+    [
+        ("complex", torch.zeros(2, dtype=torch.complex64), "found torch.complex64"),
+        ("piece#1", torch.zeros(2), "'#' in a name is reserved"),
+        ("__pad__x", torch.zeros(2), "reserved for padding"),
+    ],
+)
+def test_tensors_that_cannot_be_stored_are_refused_by_name(
+    tmp_path: Path, name: str, tensor: torch.Tensor, text: str
+) -> None:
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        save({name: tensor}, tmp_path, 1)
+    error = raised(caught.value)
+    assert isinstance(error, ValueError) and name in str(error) and text in str(error)
+
+
+def test_targets_of_any_kind_are_filled(tmp_path: Path) -> None:
+    weight = torch.randn(40, 30)
+    save({"model": {"weight": weight, "ids": torch.arange(12)}}, tmp_path, 1)
+    found = {"model": {"weight": torch.zeros(30, 40).t(), "ids": torch.zeros(12)}}
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert torch.equal(found["model"]["weight"], weight)
+    assert found["model"]["weight"].stride() == (1, 40)
+    assert torch.equal(found["model"]["ids"], torch.arange(12).float())
+    parameter = {"model": {"weight": torch.nn.Parameter(torch.zeros(40, 30))}}
+    dcp.load(parameter, storage_reader=StorageReader(tmp_path))
+    assert torch.equal(parameter["model"]["weight"], weight)
+
+
+def test_other_types_come_back(tmp_path: Path) -> None:
+    kinds = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.float16]
+    kinds += [torch.uint32, torch.int32, torch.uint64, torch.int64]
+    kinds += [torch.float8_e4m3fn, torch.float8_e5m2]
+    bits = torch.randint(0, 2, (64,), dtype=torch.uint8)
+    state = {str(kind): bits.view(kind).clone() for kind in kinds}
+    save(state, tmp_path, 1)
+    found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    for name, tensor in state.items():
+        assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def test_a_missing_tensor_and_another_shape_are_errors_of_dcp(tmp_path: Path) -> None:
+    save({"model": {"w": torch.ones(2)}}, tmp_path, 1)
+    for wrong, text in (({"v": torch.ones(2)}, "model.v"), ({"w": torch.ones(3)}, "model.w")):
+        with pytest.raises(dcp.api.CheckpointException, match=text):
+            dcp.load({"model": wrong}, storage_reader=StorageReader(tmp_path))
+
+
+def test_a_step_is_not_overwritten(tmp_path: Path) -> None:
+    save({"w": torch.ones(2)}, tmp_path, 1)
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        save({"w": torch.zeros(2)}, tmp_path, 1)
+    error = raised(caught.value)
+    assert isinstance(error, feedline.StepExistsError) and isinstance(error, FileExistsError)
+    found = {"w": torch.zeros(2)}
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert found["w"].sum() == 2
+
+
+def test_old_steps_go(tmp_path: Path) -> None:
+    for step in range(4):
+        save({"w": torch.ones(2)}, tmp_path, step, keep_last=2)
+    assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [2, 3]
+
+
+def test_a_step_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        StorageReader(tmp_path)
+    save({"w": torch.ones(2)}, tmp_path, 5)
+    with pytest.raises(FileNotFoundError, match="5"):
+        StorageReader(tmp_path, 6)
+
+
+def test_damage_is_found_and_placed(tmp_path: Path) -> None:
+    save({"w": torch.arange(1000), "v": torch.ones(3)}, tmp_path, 1)
+    (file,) = (tmp_path / "step-000000000001").glob("model-*.safetensors")
+    bytes = bytearray(file.read_bytes())
+    bytes[4096 + 4000] ^= 1
+    file.write_bytes(bytes)
+    assert ckpt.verify(tmp_path)["ok"] is False
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        dcp.load({"w": torch.zeros(1000)}, storage_reader=StorageReader(tmp_path))
+    error = raised(caught.value)
+    assert isinstance(error, feedline.CorruptError) and file.name in str(error)
+    found = {"v": torch.zeros(3)}
+    dcp.load(found, storage_reader=StorageReader(tmp_path))  # other blocks
+    assert found["v"].sum() == 3
+
+
+def test_a_kept_plan_saves_what_is_there_now(tmp_path: Path) -> None:
+    state = a_state()
+    for step in range(3):
+        state["model"]["scalar"] += 1
+        state["progress"]["step"] = step
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, storage_writer=StorageWriter(tmp_path, step), planner=planner)
+        found = zeros_like(state)
+        dcp.load(found, storage_reader=StorageReader(tmp_path, step))
+        assert_equal(found, state)
+
+
+def test_a_background_save_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        state = a_state()
+        tied = state["model"]["layers.0.weight"]
+        state["model"]["head"] = tied
+        before = zeros_like(state)
+        for step in range(3):
+            tied += 1
+            expected = tied.clone()
+            future = dcp.async_save(state, storage_writer=StorageWriter(tmp_path, step))
+            tied += 1
+            state["progress"]["step"] = 100 + step
+            future.result()
+            dcp.load(before, storage_reader=StorageReader(tmp_path, step))
+            assert torch.equal(before["model"]["head"], expected)
+            assert torch.equal(before["optim"]["state"]["layers.0.weight"]["exp_avg"],
+                               state["optim"]["state"]["layers.0.weight"]["exp_avg"])
+            assert before["progress"]["step"] == (7 if step == 0 else 99 + step)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_command_reads_what_python_saved(tmp_path: Path) -> None:
+    save(a_state(), tmp_path, 7)
+    save(a_state(1), tmp_path, 8)
+    for verb in ("ls", "verify", "inspect"):
+        subprocess.run([FEEDLINE, "ckpt", verb, str(tmp_path)], check=True, capture_output=True)
+    differs = ckpt.diff(tmp_path / "step-000000000007", tmp_path)
+    assert not differs["same"] and differs["tensors_equal"] > 0
+    assert ckpt.diff(tmp_path, tmp_path)["same"]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ckpt::{
     Blob, Check, CheckpointOptions, Group, HeldRegion, JointSaveOptions, PlanCache, Region,
-    RegionRequest, Retention, SaveControl, Span, TensorEntry, TensorSpec,
+    RegionRequest, Retention, SaveControl, SavePlan, Span, TensorEntry, TensorSpec,
 };
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyValueError;
@@ -100,12 +100,7 @@ impl Checkpoints {
         let blobs: Vec<_> = blobs.iter().map(|(name, bytes)| Blob { name, bytes }).collect();
         let control = SaveControl::default();
         let save = || -> PyResult<_> {
-            let plan = {
-                let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-                let Recipe { specs, held } = serde_json::from_slice(recipe).map_err(bad_json)?;
-                let limits = self.inner.plan_limits();
-                plans.get_or_insert_default().plan(&specs, &held, limits).or_raise()?
-            };
+            let plan = plan_of(&self.inner, recipe)?;
             let together = JointSaveOptions { token: &part.token, writer: part.writer, deadline };
             let saved = self
                 .inner
@@ -118,6 +113,19 @@ impl Checkpoints {
         };
         let report = beside_with(py, || control.cancel(), save, look)??;
         serde_json::to_string(&report).map_err(bad_json)
+    }
+
+    /// Ends the save of all writers, because this one cannot take part in it.
+    fn decline(&self, py: Python<'_>, recipe: &[u8], part: &str, reason: &str) -> PyResult<()> {
+        let part: Part = parse(part)?;
+        let deadline = Duration::ZERO;
+        let decline = |steps: &ckpt::Checkpoints| {
+            let plan = plan_of(steps, recipe)?;
+            let together = JointSaveOptions { token: &part.token, writer: part.writer, deadline };
+            steps.decline_save(part.step, &plan, &together, reason).or_raise()
+        };
+        self.check_home()?;
+        beside(py, || self.stop.set(), || decline(&self.inner))?
     }
 
     /// The complete steps, oldest first.
@@ -261,6 +269,13 @@ impl Checkpoint {
         self.check_home()?;
         beside(py, || self.stop.set(), work)?.or_raise()
     }
+}
+
+/// The plan of a recipe, made only once for the steps of a run.
+fn plan_of(steps: &ckpt::Checkpoints, recipe: &[u8]) -> PyResult<Arc<SavePlan>> {
+    let Recipe { specs, held } = serde_json::from_slice(recipe).map_err(bad_json)?;
+    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+    plans.get_or_insert_default().plan(&specs, &held, steps.plan_limits()).or_raise()
 }
 
 /// What names this process among all processes of all machines.

@@ -118,6 +118,23 @@ impl Checkpoints {
         JointSave { pieces, blobs, members, ..joint }.run(meta)
     }
 
+    /// Ends a joint save for all writers because this one cannot take part in it; `reason` is what
+    /// they report. Without this they would wait for it until the deadline.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn decline_save(
+        &self,
+        step: u64,
+        plan: &SavePlan,
+        together: &JointSaveOptions<'_>,
+        reason: &str,
+    ) -> Result<()> {
+        let control = SaveControl::default();
+        let joint = JointSave::new(self, step, plan, together, &control)?;
+        joint.decide(false, &format!("{}: {reason}", joint.label())).map(|_| ())
+    }
+
     /// As [`Checkpoints::save_together`], for files that already hold this writer's pieces.
     pub(crate) fn save_files_together(
         &self,

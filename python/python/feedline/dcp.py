@@ -184,6 +184,39 @@ class StorageWriter(StagesCopies, _StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         orders = cast(_Orders, plan.storage_data)
         _last_plans.seen(type(planner))
+        folder = open_folder(self.folder, **self._options)
+        recipe = zlib.decompress(orders.recipe)
+        part = json.dumps(
+            {
+                "step": self.step,
+                "writer": orders.writer,
+                "token": f"{orders.token}-{self._attempt}",
+                "deadline_s": self._timeout,
+                "members": orders.members,
+            }
+        )
+        try:
+            tensors, blobs = self._contents(plan, planner, orders)
+        except BaseException as error:
+            # The other ranks wait for this one in the store, not in a collective.
+            if len(orders.members) > 1:
+                folder.decline(recipe, part, f"{type(error).__name__}: {error}")
+            raise
+        arrays = [bytes_of(tensor) for tensor in tensors]
+        folder.save(recipe, part, arrays, blobs, self._meta, None)
+        if orders.writer == 0 and self._keep_last is not None:
+            folder.retain(self._keep_last, None)
+        results = []
+        for item in plan.items:
+            data = item.tensor_data
+            size = 0 if data is None else _bytes(data.chunk.sizes, data.properties.dtype)
+            results.append(WriteResult(item.index, size, self.step))
+        return _done(results)
+
+    def _contents(
+        self, plan: SavePlan, planner: SavePlanner, orders: _Orders
+    ) -> tuple[list[torch.Tensor], list[tuple[str, bytes]]]:
+        """The tensors that this rank writes, and the bytes that it stores beside them."""
         tensors, values = [], {}
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
@@ -191,41 +224,13 @@ class StorageWriter(StagesCopies, _StorageWriter):
                 values[item.index.fqn] = encoded(value, item.index.fqn, self._allow_pickle)
             else:
                 tensors.append(_host_tensor(planner, item))
-        report = self._save(orders, tensors, values)
-        if orders.writer == 0 and self._keep_last is not None:
-            open_folder(self.folder, **self._options).retain(self._keep_last, None)
-        results = []
-        for item in plan.items:
-            data = item.tensor_data
-            size = 0 if data is None else _bytes(data.chunk.sizes, data.properties.dtype)
-            results.append(WriteResult(item.index, size, report["step"]))
-        return _done(results)
-
-    def _save(
-        self, orders: _Orders, tensors: list[torch.Tensor], values: dict[str, Any]
-    ) -> dict[str, Any]:
-        blobs = []
+        blobs: list[tuple[str, Any]] = []
         if orders.writer == 0:
             names = json.loads(zlib.decompress(orders.names))
             blobs.append((_BLOB, {"format": "feedline-dcp", "version": 1, **names}))
         if values:
             blobs.append((f"dcp-values-{orders.writer:05}.json", values))
-        part = {
-            "step": self.step,
-            "writer": orders.writer,
-            "token": f"{orders.token}-{self._attempt}",
-            "deadline_s": self._timeout,
-            "members": orders.members,
-        }
-        report = open_folder(self.folder, **self._options).save(
-            zlib.decompress(orders.recipe),
-            json.dumps(part),
-            [bytes_of(tensor) for tensor in tensors],
-            [(name, json.dumps(value, indent=1).encode()) for name, value in blobs],
-            self._meta,
-            None,
-        )
-        return cast(dict[str, Any], json.loads(report))
+        return tensors, [(name, json.dumps(value, indent=1).encode()) for name, value in blobs]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The step is committed by its writers; here it is only looked for."""

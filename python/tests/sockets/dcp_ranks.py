@@ -1,6 +1,7 @@
-"""Ranks of a state of many tensors: ``python dcp_ranks.py FOLDER save|load|sharded RANK WORLD STORE``.
+"""One rank of several: ``python dcp_ranks.py FOLDER VERB RANK WORLD STORE [TENSORS]``.
 
-``STORE`` is a file through which the ranks meet. Each exits with 0 when what it did is right.
+``VERB`` is ``save``, ``load``, ``sharded`` or ``refused``, ``STORE`` a file through which the ranks
+meet. Each exits with 0 when what it did is right.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from feedline import AbortedError
 from feedline.dcp import StorageReader, StorageWriter
 
-TENSORS = 10_000
+TENSORS = int(sys.argv[6]) if len(sys.argv) > 6 else 10_000
 
 
 def tensor_of(number: int) -> torch.Tensor:
@@ -95,13 +97,31 @@ def sharded(folder: str, rank: int, world: int) -> None:
             assert torch.equal(found["model"]["legacy"], whole)
 
 
+def refused(folder: str, rank: int, world: int) -> None:
+    """One rank has a value that cannot be stored: it ends all of them, and names it."""
+    state: dict[str, Any] = {"model": {f"{rank}.w": torch.ones(3)}}
+    if rank == world - 1:
+        state["when"] = object()
+    try:
+        dcp.save(state, storage_writer=StorageWriter(folder, 1))
+    except dcp.api.CheckpointException as error:
+        raised = {rank: exception for rank, (exception, _) in error.failures.items()}
+        assert isinstance(raised.pop(world - 1), ValueError)
+        assert raised
+        for exception in raised.values():
+            assert isinstance(exception, AbortedError), exception
+            assert "'when'" in str(exception) and f"writer {world - 1} of" in str(exception)
+    else:
+        raise AssertionError("it was saved")
+
+
 def main() -> None:
     folder, verb, store = sys.argv[1], sys.argv[2], sys.argv[5]
     rank, world = int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    if verb == "sharded":
-        sharded(folder, rank, world)
+    if verb in ("sharded", "refused"):
+        {"sharded": sharded, "refused": refused}[verb](folder, rank, world)
     else:
         {"save": save, "load": load}[verb](folder, world)
     dist.barrier()

@@ -194,15 +194,23 @@ struct RingGuard {
 }
 
 struct RingPool {
+    /// The process whose rings these are.
+    process: u32,
     idle: Vec<IoUring>,
     alive: usize,
 }
 
-static RINGS: Mutex<RingPool> = Mutex::new(RingPool { idle: Vec::new(), alive: 0 });
+static RINGS: Mutex<RingPool> = Mutex::new(RingPool { process: 0, idle: Vec::new(), alive: 0 });
 
 impl RingGuard {
     fn take() -> Result<Self, BatchError> {
         let mut rings = RINGS.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        if rings.process != process {
+            // After a fork, parent and child would share the memory and completions of a ring.
+            let own = RingPool { process, idle: Vec::new(), alive: 0 };
+            std::mem::forget(std::mem::replace(&mut *rings, own));
+        }
         let ring = match rings.idle.pop() {
             Some(ring) => ring,
             None if rings.alive == RINGS_MAX => return Err(BatchError::Busy),

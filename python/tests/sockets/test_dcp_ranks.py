@@ -1,0 +1,102 @@
+"""torch.distributed.checkpoint in several processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import feedline
+from feedline import ckpt
+from feedline.dcp import StorageWriter
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture
+def run_ranks(start: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
+    """A function that runs the ranks of a verb of dcp_ranks.py, to their end."""
+
+    def run(verb: str, world: int, *more: object) -> None:
+        store = tmp_path / f"store-{verb}-{world}"
+        program = HERE / "dcp_ranks.py"
+        ranks = [
+            start(program, tmp_path / "ckpt", verb, rank, world, store, *more)
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            rank.output()
+
+    return run
+
+
+def test_what_four_ranks_save_three_load_with_other_placements(
+    run_ranks: Callable[..., None], tmp_path: Path
+) -> None:
+    run_ranks("save", 4, 2000)
+    assert ckpt.verify(tmp_path / "ckpt")["ok"]
+    run_ranks("load", 3, 2000)
+
+
+def test_sharded_tensors_in_the_background(
+    run_ranks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The processes that DCP starts meet by TCP.
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    run_ranks("sharded", 2)
+
+
+def test_a_rank_that_cannot_save_ends_the_others(
+    run_ranks: Callable[..., None], tmp_path: Path
+) -> None:
+    run_ranks("refused", 3)
+    assert ckpt.ls(tmp_path / "ckpt")["steps"] == []
+
+
+def test_after_a_kill_at_any_moment_the_last_step_loads(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    output = start("-W", "ignore", HERE / "dcp_kills.py", tmp_path, 25).output()
+    found = re.fullmatch(r"25 kills, (\d+) after the commit, others ended in .* s\n", output)
+    assert found, output
+
+
+def test_two_runs_do_not_save_into_one_folder(tmp_path: Path) -> None:
+    code = "from feedline import _feedline; print(_feedline.process_identity(), flush=True); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    try:
+        (tmp_path / f".lease-{other.stdout.readline().strip()}").touch()
+        with pytest.raises(dcp.api.CheckpointException) as caught:
+            dcp.save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path, 1))
+        ((error, _),) = caught.value.failures.values()
+        assert isinstance(error, feedline.FolderHeldError) and str(other.pid) in str(error)
+    finally:
+        other.communicate("", timeout=30)
+    dcp.save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path, 1))
+
+
+def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path) -> None:
+    file = tmp_path / "sparse"
+    size = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize + 1
+    with file.open("wb") as sparse:
+        sparse.truncate(size)
+    state = {"w": torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)}
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        dcp.save(state, storage_writer=StorageWriter(tmp_path / "ckpt", 1))
+    ((error, _),) = caught.value.failures.values()
+    assert isinstance(error, OSError) and error.errno == 28, error
+    assert [path.name for path in (tmp_path / "ckpt").rglob("*.safetensors")] == []

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use storage::{Key, ProcessIdentity};
+use storage::{Key, ProcessIdentity, copy_past_cache};
 use tools::ui::job::CancellableJob;
 use tools::ui::timeout::StopSignal;
 
@@ -310,4 +310,46 @@ fn parse<T: DeserializeOwned>(text: &str) -> PyResult<T> {
 
 fn bad_json(why: serde_json::Error) -> PyErr {
     PyValueError::new_err(format!("cannot use settings: {why}"))
+}
+
+/// Unit of work of a thread that copies.
+const COPY_BYTES: usize = 16 << 20;
+
+/// Copies arrays into memory, each to its place, on several threads. The places are ascending and
+/// apart.
+#[pyfunction]
+pub(crate) fn copy_all(
+    py: Python<'_>,
+    mut arena: PyReadwriteArray1<'_, u8>,
+    parts: Vec<(usize, PyReadonlyArray1<'_, u8>)>,
+    threads: usize,
+) -> PyResult<()> {
+    let mut rest = arena.as_slice_mut()?;
+    let (mut work, mut end) = (Vec::new(), 0);
+    for (place, from) in &parts {
+        let from = from.as_slice()?;
+        let gap = place.checked_sub(end).filter(|gap| gap + from.len() <= rest.len());
+        let gap = gap.ok_or_else(|| PyValueError::new_err("cannot copy: places overlap"))?;
+        let (_, after) = rest.split_at_mut(gap);
+        let (into, after) = after.split_at_mut(from.len());
+        (rest, end) = (after, place + from.len());
+        work.extend(into.chunks_mut(COPY_BYTES).zip(from.chunks(COPY_BYTES)));
+    }
+    let work = Mutex::new(work);
+    let copy = || {
+        loop {
+            let next = work.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some((into, from)) = next else { return };
+            copy_past_cache(into, from);
+        }
+    };
+    py.detach(|| {
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(copy);
+            }
+            copy();
+        });
+    });
+    Ok(())
 }

@@ -1,28 +1,42 @@
 """Copies of a state for saves in the background, in memory that is kept from step to step.
 
-The first copy of a state costs its page faults; later ones run at the speed of memory, and that is
-all for which the training loop waits.
+The first copy of a state costs its page faults; later ones run at the speed of memory. With an
+optimizer, what that optimizer changes is copied while the loop computes gradients, and the loop
+waits for the rest of the copy before the optimizer's next step.
 """
 
 from __future__ import annotations
 
 import copy
 import mmap
+import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from feedline import _feedline
+from feedline._names import bytes_of
+
 _ALIGN_BYTES = 64
+
+_LARGE_BYTES = 1 << 20
+"""From here on several threads copy a tensor; for less, a call costs more than the copy."""
+
+_THREADS = min(8, os.cpu_count() or 1)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StagesCopies:
     """What `dcp.async_save` wants of an `AsyncStager`."""
 
     _synchronize_after_execute = False
+    _optimizer: torch.optim.Optimizer | None = None
+    _copy: _Copy | None = None
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -31,10 +45,13 @@ class StagesCopies:
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy of the state, which later changes of it do not touch."""
         with torch.no_grad():
-            return _Copy(state_dict).made
+            self._copy = _Copy(state_dict, self._optimizer)
+            return self._copy.finish_state(state_dict)
 
     def synchronize_staging(self) -> None:
-        """The copy is complete when `stage` returns."""
+        """Waits until the copy is complete."""
+        if self._copy is not None:
+            self._copy.wait()
 
     def close(self) -> None:
         """The memory is kept for other steps; `release_staging` frees it."""
@@ -54,7 +71,7 @@ class _Arenas:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._free: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+        self._free: list[Bytes] = []
 
     def lend(self, bytes: int, pinned: bool) -> torch.Tensor:
         if pinned:
@@ -72,7 +89,7 @@ class _Arenas:
         weakref.finalize(leased, self._give_back, arena).atexit = False
         return torch.from_numpy(leased)
 
-    def _give_back(self, arena: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def _give_back(self, arena: Bytes) -> None:
         with self._lock:
             self._free.append(arena)
 
@@ -84,36 +101,118 @@ class _Arenas:
 _arenas = _Arenas()
 
 
-def _fresh(bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _fresh(bytes: int) -> Bytes:
+    # Not with huge pages: with a full page cache the kernel took seconds to make them.
     if bytes == 0:
         return np.empty(0, np.uint8)
-    memory = mmap.mmap(-1, bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Huge pages: five hundred times fewer page faults. Where there are none, nothing is lost.
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(
+        mmap.mmap(-1, bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8
+    )
+
+
+class _Staged(dict[str, Any]):
+    """A state whose copy may not be complete. It is before the state goes to another process."""
+
+    copy_of: _Copy | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.copy_of is not None:
+            self.copy_of.wait()
+        return (dict, (dict(self),))
 
 
 class _Copy:
     """A state whose tensors are copies in one arena."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> None:
         # Of each tensor once, however often the state has it.
         self._tensors: dict[int, torch.Tensor] = {}
-        self._copies: dict[int, torch.Tensor] = {}
         self._find(state)
         sizes = [tensor.numel() * tensor.element_size() for tensor in self._tensors.values()]
         steps = [-(-size // _ALIGN_BYTES) * _ALIGN_BYTES for size in sizes]
-        is_cuda = any(tensor.is_cuda for tensor in self._tensors.values())
-        arena = _arenas.lend(sum(steps), is_cuda)
+        self._is_cuda = any(tensor.is_cuda for tensor in self._tensors.values())
+        arena = _arenas.lend(sum(steps), self._is_cuda)
+        self._copies: dict[int, torch.Tensor] = {}
+        later = set() if optimizer is None else set(_storages(optimizer))
+        parts: tuple[list[_Part], list[_Part]] = ([], [])
         at = 0
         for (key, tensor), size, step in zip(self._tensors.items(), sizes, steps, strict=True):
             into = arena[at : at + size].view(tensor.dtype).view(tensor.shape)
-            into.copy_(tensor, non_blocking=True)
             self._copies[key] = into
+            parts[_storage(tensor) in later].append((at, into, tensor))
             at += step
-        if is_cuda:
-            torch.cuda.synchronize()
-        self.made = self._rebuilt(state)
+        self._error: BaseException | None = None
+        self._event: Any = None
+        self._thread: threading.Thread | None = None
+        self._copy(arena, parts[0])
+        if parts[1] and optimizer is not None:
+            self._copy_until_step(arena, parts[1], optimizer)
+        elif self._is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def finish_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state over the copies. From then on it alone keeps their memory."""
+        made = _Staged(self._rebuilt(state))
+        made.copy_of = self
+        self._tensors.clear()
+        self._copies.clear()
+        return made
+
+    def wait(self) -> None:
+        """Waits until the copy is complete.
+
+        Raises:
+            Exception: What the copy failed with.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._event is not None:
+            self._event.synchronize()
+
+    def _copy_until_step(
+        self, arena: torch.Tensor, parts: list[_Part], optimizer: torch.optim.Optimizer
+    ) -> None:
+        hook = optimizer.register_step_pre_hook(lambda *_: self._end(hook))
+        if self._is_cuda:
+            # The device copies beside the kernels of the loop; the next step of the optimizer
+            # waits for it on the device.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._copy(arena, parts)
+                self._event = torch.cuda.Event()
+                self._event.record()
+            return
+
+        def run() -> None:
+            try:
+                with torch.no_grad():
+                    self._copy(arena, parts)
+            except BaseException as error:  # raised again where the copy is needed
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="feedline-stage", daemon=True)
+        self._thread.start()
+
+    def _end(self, hook: Any) -> None:
+        hook.remove()
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+        elif self._thread is not None:
+            self._thread.join()  # an error belongs to the save, not to the loop
+
+    def _copy(self, arena: torch.Tensor, parts: list[_Part]) -> None:
+        large = []
+        for at, into, tensor in parts:
+            is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+            if is_plain and into.numel() * into.element_size() >= _LARGE_BYTES:
+                large.append((at, bytes_of(tensor)))
+            else:
+                into.copy_(tensor, non_blocking=True)
+        if large:
+            _feedline.copy_all(arena.numpy(), large, _THREADS)
 
     def _find(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -152,6 +251,24 @@ class _Copy:
                 process_group=tensor._process_group,  # type: ignore[arg-type]
             )
         return copies[0]
+
+
+_Part = tuple[int, torch.Tensor, torch.Tensor]
+"""The place of a copy in the arena, the copy, and the tensor."""
+
+
+def _storages(optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """The memory that the steps of an optimizer change."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            tensors = [parameter, *optimizer.state.get(parameter, {}).values()]
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor):
+                    yield from (_storage(local) for local in _locals(tensor))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _locals(tensor: torch.Tensor) -> list[torch.Tensor]:

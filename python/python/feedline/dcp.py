@@ -105,6 +105,9 @@ class StorageWriter(StagesCopies, _StorageWriter):
         timeout: Seconds after which a save that does not end has failed.
         keep_last: Deletes all but so many of the newest steps after each save.
         shard_bytes_max: Bytes of tensors in a file.
+        optimizer: For `async_save`: the optimizer that changes the parameters, and nothing else
+            does. Parameters and its state are then copied while the loop computes gradients, and
+            its next step waits for the end of the copy. All else is copied at once.
 
     Raises:
         StepExistsError: The step is there already.
@@ -126,6 +129,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
         timeout: float = 1800,
         keep_last: int | None = None,
         shard_bytes_max: int = 4 << 30,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         super().__init__()
         self.folder = text_of(folder)
@@ -137,8 +141,13 @@ class StorageWriter(StagesCopies, _StorageWriter):
         self._keep_last = keep_last
         self._options = {"shard_bytes_max": int(shard_bytes_max)}
         self._attempt = 0
+        self._optimizer = optimizer
         # What can be refused is refused here, where the exception is the caller's own.
         open_folder(self.folder, **self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For another process, to which the copy goes by itself.
+        return {**self.__dict__, "_optimizer": None, "_copy": None}
 
     def __repr__(self) -> str:
         return f"StorageWriter({self.folder!r}, {self.step})"
@@ -196,6 +205,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
             }
         )
         try:
+            self.synchronize_staging()
             tensors, blobs = self._contents(plan, planner, orders)
         except BaseException as error:
             # The other ranks wait for this one in the store, not in a collective.

@@ -1,18 +1,40 @@
-"""The data loader of torchtitan's trainer."""
+"""The data loader and the checkpoints of torchtitan's trainer."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import (
+    AsyncCheckpointerType,
+    AsyncSaveResponse,
+    async_save,
+    save,
+)
+from torchtitan.components import checkpoint
+from torchtitan.components.checkpoint import MODEL, AsyncMode
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.observability import structured_logger
+from torchtitan.tools import filesystem
+from torchtitan.tools.logging import logger
+from torchtitan.tools.utils import GarbageCollection
 
 import feedline
+from feedline import _feedline
+from feedline._staging import StagesCopies
+from feedline.ckpt import open_folder
+from feedline.dcp import StorageReader, StorageWriter
 from feedline.torch import Loader
+
+__all__ = ["CheckpointManager", "DataLoader"]
 
 
 class DataLoader(BaseDataLoader):
@@ -102,3 +124,234 @@ class DataLoader(BaseDataLoader):
         """
         if state_dict:
             self.loader.load_state_dict({**state_dict, "data": json.loads(state_dict["data"])})
+
+
+class CheckpointManager(checkpoint.CheckpointManager):
+    """torchtitan's ``CheckpointManager``, whose checkpoints are Feedline's steps.
+
+    In a config: ``checkpoint=feedline.torchtitan.CheckpointManager.Config(enable=True)``. All
+    fields mean what they mean in torchtitan. A step is durable and complete before it is visible,
+    its bytes have checksums, and it loads into any number of ranks. ``feedline ckpt`` reads the
+    folder, which may be a path or ``s3://bucket/prefix``. Differences to torchtitan's own manager:
+
+    - A step that exists is not overwritten. So a run that saves does not begin at a ``load_step``
+      before the newest step.
+    - ``async_mode="async_with_pinned_mem"`` saves in another process. ``save`` returns when the
+      state is copied, also without a GPU.
+    - ``keep_latest_k`` counts complete steps and is applied after a step is complete. Nothing but
+      steps is deleted.
+    - ``close`` waits for a save in the background and raises its error.
+
+    A folder with torchtitan's own distributed checkpoints is read too: a run continues from the
+    newest of both kinds. Hugging Face checkpoints are read and written by torchtitan itself:
+    ``last_save_in_hf`` writes ``step-N`` beside the steps.
+
+    Raises:
+        ValueError: The folder is in a store that Feedline does not have, ``load_step`` is before
+            the newest step, or a value in the state cannot be stored.
+        FileNotFoundError: ``load_step`` or ``initial_load_path`` is not there.
+        CorruptError: A byte differs from what was saved.
+        StepExistsError: The step is there already.
+
+    While ranks save or load together, each error comes inside of `dcp.api.CheckpointException`.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(checkpoint.CheckpointManager.Config):
+        """The fields of torchtitan's manager and these."""
+
+        allow_pickle: bool = False
+        """Whether values that JSON cannot hold are pickled, and pickles are loaded."""
+        timeout: float = 1800
+        """Seconds after which a save that does not end has failed."""
+
+    folder: str
+
+    def __init__(self, config: Config, *, base_folder: str = "", **parts: Any) -> None:
+        if config.enable:
+            # What can be refused is refused before torchtitan starts its threads.
+            open_folder(filesystem.join(base_folder, config.folder))
+        super().__init__(config, base_folder=base_folder, **parts)
+        self._allow_pickle = config.allow_pickle
+        self._timeout = config.timeout
+        if self.enable and self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
+            # torchtitan would make a stager that needs a GPU; the writer copies the state itself.
+            self.stager = StagesCopies()
+
+    def _close(self) -> None:
+        # Also called at the end of a manager whose constructor failed; the error is raised once.
+        saving = getattr(self, "save_future", None)
+        self.save_future = None
+        try:
+            if saving is not None:
+                saving.result()
+        finally:
+            super()._close()
+
+    def dcp_save(
+        self,
+        state_dict: dict[str, Any],
+        checkpoint_id: str,
+        async_mode: AsyncMode,
+        enable_garbage_collection: bool = False,
+        to_hf: bool = False,
+    ) -> Future[Any] | AsyncSaveResponse | None:
+        """Saves a state as the step of ``checkpoint_id``.
+
+        Args:
+            state_dict: Weights under their names, and other states under theirs.
+            checkpoint_id: What `_create_checkpoint_id` returned.
+            async_mode: Whether the save ends here, in a thread, or in another process.
+            enable_garbage_collection: Whether garbage is collected after it.
+            to_hf: Writes a Hugging Face checkpoint in place of a step.
+
+        Returns:
+            None, or what ends when the step is complete.
+        """
+        folder, step = _split(checkpoint_id)
+        if to_hf:
+            # A folder with the name of a step would be taken for a damaged one.
+            stock_id = super()._create_checkpoint_id(step, folder)
+            return super().dcp_save(  # type: ignore[no-any-return]
+                state_dict, stock_id, async_mode, enable_garbage_collection, to_hf
+            )
+        writer = StorageWriter(
+            folder,
+            step,
+            allow_pickle=self._allow_pickle,
+            timeout=self._timeout,
+            keep_last=self.keep_latest_k or None,
+        )
+        result = self._saved(state_dict, writer, async_mode)
+        if enable_garbage_collection:
+            GarbageCollection.collect("GC collection invoked by checkpointer.")
+        return result
+
+    def _saved(
+        self, state_dict: dict[str, Any], writer: StorageWriter, async_mode: AsyncMode
+    ) -> Future[Any] | AsyncSaveResponse | None:
+        with torch.no_grad():
+            if async_mode == AsyncMode.DISABLED:
+                save(state_dict, storage_writer=writer)
+                return None
+            is_process = async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM
+            kind = AsyncCheckpointerType.PROCESS if is_process else AsyncCheckpointerType.THREAD
+            saved = async_save(
+                state_dict,
+                storage_writer=writer,
+                process_group=self.pg,
+                async_checkpointer_type=kind,
+            )
+        if not is_process or isinstance(saved, AsyncSaveResponse):
+            return saved
+        staged: Future[None] = Future()
+        staged.set_result(None)
+        return AsyncSaveResponse(staging_completion=staged, upload_completion=saved)
+
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool
+    ) -> None:
+        """Loads a checkpoint into a state, and the weights of the state into the model.
+
+        Args:
+            state_dict: The state to be filled.
+            checkpoint_id: A step, a folder of steps for its newest, or a checkpoint that torchtitan
+                reads itself.
+            from_hf: Whether it is a Hugging Face checkpoint.
+            from_quantized: Whether that one is quantized.
+        """
+        if from_hf or _is_stock(checkpoint_id):
+            super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
+            return
+        reader = StorageReader(checkpoint_id, allow_pickle=self._allow_pickle)
+        load(state_dict, storage_reader=reader)
+        if MODEL in self.states:
+            # The weights lie flat in the state: nothing else hands them to the model.
+            self.states[MODEL].load_state_dict(state_dict)
+
+    @structured_logger.log_trace_span("checkpoint_load")  # type: ignore[untyped-decorator]
+    def _load(self, step: int = -1) -> bool:
+        newest = self._find_load_step()
+        if -1 < step < newest and not self.load_only:
+            raise ValueError(
+                f"cannot continue from step {step} of {self.folder}: expected no later step, found "
+                f"step {newest} (hint: move the later steps away, or set checkpoint.load_only)"
+            )
+        found = newest if step == -1 else step
+        if found != -1:
+            checkpoint_id, model_only = self._existing_id(found), found == 0
+        elif self._has_initial_step():
+            checkpoint_id, model_only = self.initial_load_path, self.initial_load_model_only
+        else:
+            return self._load_without_steps()
+        logger.info(f"Loading the checkpoint from {checkpoint_id}.")
+        with torch.no_grad():
+            self.dcp_load(self._states_to_load(model_only), checkpoint_id, False, False)
+        GarbageCollection.collect("GC collection for checkpoint loading.")
+        return True
+
+    def _load_without_steps(self) -> bool:
+        """The initial load by torchtitan, which would look for its own steps first."""
+        folder, self.folder = self.folder, ""
+        try:
+            return bool(super()._load())
+        finally:
+            self.folder = folder
+
+    def _has_initial_step(self) -> bool:
+        path = self.initial_load_path
+        if not path or self.initial_load_in_hf or _is_stock(path):
+            return False
+        # torchtitan's message names its setting where there is nothing at all.
+        return _is_url(path) or os.path.isdir(path)
+
+    def _find_load_step(self, folder: str = "") -> int:
+        folder = folder or self.folder
+        newest = open_folder(folder).open(None)
+        return max(-1 if newest is None else newest.step, _newest_stock_step(folder))
+
+    def _create_checkpoint_id(self, step: int, folder: str = "") -> str:
+        return f"{(folder or self.folder).rstrip('/')}/step-{step:012}"
+
+    def _existing_id(self, step: int) -> str:
+        """The step, or torchtitan's own checkpoint of this number where there is only that."""
+        stock_id: str = super()._create_checkpoint_id(step)
+        checkpoint_id = self._create_checkpoint_id(step)
+        is_stock = _is_stock(stock_id) and not os.path.isdir(checkpoint_id)
+        return stock_id if is_stock else checkpoint_id
+
+    def _purge_stale_checkpoints(self) -> None:
+        """Each save deletes old steps itself, when its own is complete."""
+
+
+def _split(checkpoint_id: str) -> tuple[str, int]:
+    split = _feedline.split_step(checkpoint_id)
+    if split is None:
+        raise ValueError(
+            f"cannot save {checkpoint_id}: expected FOLDER/step- and 12 digits (hint: ids are what "
+            "_create_checkpoint_id returns)"
+        )
+    return split
+
+
+def _is_url(path: str) -> bool:
+    return path.startswith(("s3:", "file:"))
+
+
+def _is_stock(path: str) -> bool:
+    """Whether torchtitan's own manager reads it: a distributed checkpoint of PyTorch, or in a store
+    that Feedline does not have."""
+    if _is_url(path):
+        return False
+    return filesystem.is_remote(path) or os.path.isfile(os.path.join(path, ".metadata"))
+
+
+def _newest_stock_step(folder: str) -> int:
+    """The newest of torchtitan's own distributed checkpoints in a folder, or -1."""
+    if _is_url(folder) or not os.path.isdir(folder):
+        return -1
+    found = [re.fullmatch(r"step-(\d+)", name) for name in os.listdir(folder)]
+    steps = [
+        int(match[1]) for match in found if match and _is_stock(os.path.join(folder, match[0]))
+    ]
+    return max(steps, default=-1)

@@ -1,0 +1,277 @@
+"""torchtitan's checkpoint manager. Its trainer of 0.3.0 needs a newer PyTorch: it is not started."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torchtitan_run
+from torchtitan.components import checkpoint
+from torchtitan_run import Run, assert_equal
+
+import feedline
+from feedline import ckpt
+from feedline.torchtitan import CheckpointManager
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+FEEDLINE = Path(sys.executable).with_name("feedline")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one rank, which saves in the background need."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def steps(folder: Path) -> list[int]:
+    return [line["step"] for line in ckpt.ls(folder / "ckpt")["steps"]]
+
+
+def raised(failure: dcp.api.CheckpointException) -> BaseException:
+    """What a rank raised, out of what DCP makes of it."""
+    ((exception, _),) = failure.failures.values()
+    return exception
+
+
+def test_a_run_resumes_bit_for_bit(corpus: str, tmp_path: Path) -> None:
+    whole = Run(corpus, tmp_path / "whole", interval=100)
+    assert isinstance(whole.manager, CheckpointManager)
+    assert whole.manager.load() is False
+    losses = whole.train(6)
+    assert Run(corpus, tmp_path, interval=3).train(3) == losses[:3]
+    resumed = Run(corpus, tmp_path, seed=1, interval=3)
+    assert resumed.manager.load() and resumed.state.step == 3
+    assert resumed.train(6) == losses[3:]
+    assert_equal(resumed.everything(), whole.everything())
+    assert steps(tmp_path) == [3, 6]
+
+
+def test_the_folder_is_of_steps(corpus: str, tmp_path: Path) -> None:
+    run = Run(corpus, tmp_path, interval=2)
+    run.train(2)
+    assert [path.name for path in (tmp_path / "ckpt").glob("step-*")] == ["step-000000000002"]
+    subprocess.run([FEEDLINE, "ckpt", "verify", str(tmp_path / "ckpt")], check=True)
+    step = ckpt.open(tmp_path / "ckpt")
+    groups = collections.defaultdict(list)
+    for group, name in step.keys():
+        groups[group].append(name)
+    weights = list(run.model.state_dict())
+    assert groups["model"] == weights
+    assert sorted(groups["exp_avg"]) == sorted(groups["exp_avg_sq"]) == sorted(weights)
+    assert sorted(groups["other"]) == sorted(
+        [f"optimizer.state.{name}.step" for name in weights] + ["train_state.step"]
+    )
+    assert torch.equal(torch.from_numpy(step.read("head.weight")), run.model.head.weight.detach())
+
+
+@pytest.mark.usefixtures("group")
+def test_a_save_in_a_thread_is_of_the_moment_of_the_call(corpus: str, tmp_path: Path) -> None:
+    run = Run(corpus, tmp_path, interval=2, async_mode="async", keep_latest_k=2)
+    expected = {}
+    for step in (2, 4, 6):
+        run.train(step)
+        assert run.manager.save_future is not None
+        expected[step] = run.everything()
+    run.train(7)
+    run.manager.close()
+    assert run.manager.save_future is None
+    assert steps(tmp_path) == [4, 6]
+    for step in (4, 6):
+        again = Run(corpus, tmp_path, seed=1, load_only=True)
+        assert again.manager.load(step)
+        assert_equal(again.everything(), expected[step])
+
+
+@pytest.mark.usefixtures("group")
+def test_closing_raises_what_a_thread_raised(corpus: str, tmp_path: Path) -> None:
+    run = Run(corpus, tmp_path, interval=2, async_mode="async")
+    run.train(2)
+    run.manager.maybe_wait_for_saving()
+    run.manager.save(2)
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        run.manager.close()
+    assert isinstance(raised(caught.value), feedline.StepExistsError)
+
+
+def test_ranks_save_and_another_number_loads(
+    corpus: str, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    # The one that loads then saves in another process.
+    for verb, world in (("save", 2), ("load", 1)):
+        store = tmp_path / f"{verb}.store"
+        ranks = [
+            start(torchtitan_run.__file__, corpus, tmp_path, verb, rank, world, store)
+            for rank in range(world)
+        ]
+        for rank in ranks:
+            rank.output()
+    assert ckpt.verify(tmp_path / "ckpt", progress=False)["ok"]
+
+
+def test_only_old_steps_are_deleted(corpus: str, tmp_path: Path) -> None:
+    others = [tmp_path / "ckpt" / name for name in ("step-1", "step-9-notes", "notes")]
+    for other in others:
+        other.mkdir(parents=True)
+    run = Run(corpus, tmp_path, interval=1, keep_latest_k=2)
+    run.train(4)
+    run.manager.close()
+    assert steps(tmp_path) == [3, 4]
+    assert all(other.is_dir() for other in others)
+    Run(corpus, tmp_path / "all", interval=1, keep_latest_k=0).train(4)
+    assert steps(tmp_path / "all") == [1, 2, 3, 4]
+
+
+def test_a_step_may_be_chosen(corpus: str, tmp_path: Path) -> None:
+    Run(corpus, tmp_path, interval=2).train(6)
+    run = Run(corpus, tmp_path, seed=1, load_only=True)
+    assert run.manager.load(4) and run.state.step == 4
+    assert run.manager.save(5, last_step=True) is False
+    with pytest.raises(FileNotFoundError, match="step-000000000005"):
+        run.manager.load(5)
+    # Its later steps would be in the way of the new ones, and the next start would take them.
+    run = Run(corpus, tmp_path, seed=1, interval=2)
+    with pytest.raises(ValueError, match="expected no later step, found step 6"):
+        run.manager.load(4)
+    assert run.manager.load(6) and run.state.step == 6
+
+
+def test_a_run_begins_with_another(corpus: str, tmp_path: Path) -> None:
+    first = Run(corpus, tmp_path / "first", interval=2)
+    first.train(4)
+    folder = tmp_path / "first/ckpt"
+    weights = first.model.state_dict()
+    for path, whole in ((folder, False), (folder / "step-000000000004", True)):
+        run = Run(
+            corpus,
+            tmp_path / f"second-{whole}",
+            seed=1,
+            interval=1,
+            initial_load_path=str(path),
+            initial_load_model_only=not whole,
+        )
+        assert run.manager.load()
+        assert_equal(dict(run.model.state_dict()), dict(weights))
+        assert run.state.step == (4 if whole else 0)
+        run.train(run.state.step + 1)
+        assert run.manager.load() and run.state.step == (5 if whole else 1)  # its own step
+    run = Run(corpus, tmp_path / "third", initial_load_path=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="initial_load_path is invalid"):
+        run.manager.load()
+
+
+def test_what_is_excluded_stays(corpus: str, tmp_path: Path) -> None:
+    Run(corpus, tmp_path, interval=2).train(2)
+    run = Run(corpus, tmp_path, seed=1, exclude_from_loading=["dataloader", "lr_scheduler"])
+    assert run.manager.load() and run.state.step == 2
+    assert run.dataloader.state_dict()["samples_consumed"] == 0
+
+
+def test_the_last_step_may_be_weights(corpus: str, tmp_path: Path) -> None:
+    run = Run(corpus, tmp_path, interval=2, export_dtype="bfloat16")
+    run.train(3, last=3)
+    step = ckpt.open(tmp_path / "ckpt")
+    assert step.step == 3
+    assert {(group, step.entry(name, group)[0]) for group, name in step.keys()} == {
+        ("model", "BF16")
+    }
+
+
+def test_a_run_of_torchtitans_own_manager_continues(corpus: str, tmp_path: Path) -> None:
+    stock = Run(corpus, tmp_path, manager=checkpoint.CheckpointManager, interval=2, keep_latest_k=0)
+    stock.train(4)
+    run = Run(corpus, tmp_path, seed=1, interval=2, keep_latest_k=2)
+    assert run.manager.load()
+    assert_equal(run.everything(), stock.everything())
+    run.train(10)
+    run.manager.close()
+    assert steps(tmp_path) == [8, 10]
+    assert (tmp_path / "ckpt/step-4/.metadata").is_file()
+    again = Run(corpus, tmp_path, seed=2)
+    assert again.manager.load() and again.state.step == 10
+    again = Run(corpus, tmp_path / "other", initial_load_path=str(tmp_path / "ckpt/step-2"))
+    assert again.manager.load()
+
+
+class Adapter:
+    """What torchtitan has for each kind of model: other names for the same tensors."""
+
+    fqn_to_index_mapping = None
+
+    def to_hf(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {f"transformer.{name}": tensor for name, tensor in state.items()}
+
+    def from_hf(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+
+    def get_hf_storage_reader(self, path: str, from_quantized: bool) -> Any:
+        return dcp.HuggingFaceStorageReader(path)
+
+
+def test_torchtitan_itself_reads_and_writes_hugging_face(corpus: str, tmp_path: Path) -> None:
+    run = Run(corpus, tmp_path, adapter=Adapter(), interval=2, last_save_in_hf=True)
+    run.train(3, last=3)
+    assert (tmp_path / "ckpt/step-3").is_dir()
+    assert steps(tmp_path) == [2]
+    subprocess.run([FEEDLINE, "ckpt", "verify", str(tmp_path / "ckpt")], check=True)
+    tuned = Run(
+        corpus,
+        tmp_path / "tuned",
+        seed=1,
+        adapter=Adapter(),
+        initial_load_in_hf=True,
+        initial_load_path=str(tmp_path / "ckpt/step-3"),
+    )
+    assert tuned.manager.load()
+    assert_equal(dict(tuned.model.state_dict()), dict(run.model.state_dict()))
+    # Weights alone are not what a run continues from.
+    again = Run(corpus, tmp_path, adapter=Adapter())
+    assert again.manager.load() and again.state.step == 2
+
+
+def test_what_cannot_be_saved_is_refused(corpus: str, tmp_path: Path) -> None:
+    run = Run(corpus, tmp_path, interval=2)
+    run.manager.states["odd"] = {"value": object}
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        run.train(2)
+    assert "cannot save 'odd.value'" in str(raised(caught.value))
+    run = Run(corpus, tmp_path, interval=2, allow_pickle=True)
+    run.manager.states["odd"] = {"value": torch.Generator}
+    run.train(2)
+    run.manager.states["odd"]["value"] = None
+    assert run.manager.load()
+    with pytest.raises(ValueError, match="step- and 12 digits"):
+        run.manager.dcp_save({}, str(tmp_path / "step-2"), checkpoint.AsyncMode.DISABLED)
+    with pytest.raises(ValueError, match="found scheme 'gs'"):
+        Run(corpus, "gs://bucket/run")
+
+
+def test_folders_may_be_in_a_bucket(corpus: str) -> None:
+    manager = Run(corpus, "s3://bucket/run?endpoint=http://127.0.0.1:9&region=x").manager
+    folder = manager.folder
+    assert manager._create_checkpoint_id(7) == f"{folder}/step-000000000007"
+
+
+def test_a_manager_may_be_off(tmp_path: Path) -> None:
+    manager = CheckpointManager.Config(enable=False).build(
+        dataloader=None,
+        model_parts=[],
+        optimizers=None,
+        lr_schedulers=None,
+        states={},
+        sd_adapter=None,
+        base_folder=str(tmp_path),
+    )
+    assert manager.load() is False and manager.save(1, last_step=True) is False
+    manager.close()
+    assert list(tmp_path.iterdir()) == []

@@ -266,7 +266,7 @@ class CheckpointManager(checkpoint.CheckpointManager):
         reader = StorageReader(checkpoint_id, allow_pickle=self._allow_pickle)
         load(state_dict, storage_reader=reader)
         if MODEL in self.states:
-            # The weights lie flat in the state: nothing else hands them to the model.
+            # The weights are flat in the state, so that DCP does not hand them to the model.
             self.states[MODEL].load_state_dict(state_dict)
 
     @structured_logger.log_trace_span("checkpoint_load")  # type: ignore[untyped-decorator]

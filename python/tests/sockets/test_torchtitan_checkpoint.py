@@ -1,4 +1,4 @@
-"""torchtitan's checkpoint manager. Its trainer of 0.3.0 needs a newer PyTorch: it is not started."""
+"""torchtitan's checkpoint manager. Its trainer needs a newer PyTorch than 2.11: it is not run."""
 
 from __future__ import annotations
 

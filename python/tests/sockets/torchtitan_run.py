@@ -152,7 +152,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def save(corpus: str, folder: str, rank: int, world: int) -> None:
-    """Step 2 in a thread and step 4 at once; what they hold lies beside them."""
+    """Saves in threads. The contents of both steps are stored beside them, for `load`."""
     run = Run(corpus, folder, rank=rank, ranks=world, interval=2, async_mode="async")
     for step in (2, 4):
         run.train(step)

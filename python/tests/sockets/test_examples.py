@@ -16,6 +16,7 @@ RUNS = {
     "lightning_fit.py": "after 80 samples",
     "grain_batches.py": "resumed after 40 samples",
     "torchtitan_loader.py": "after 48 samples",
+    "torchtitan_checkpoint.py": "resumed after step 5 with the same losses",
     "megatron_core.py": "iteration 20: lm loss",
 }
 HELPERS = {"demo_corpus.py", "tiny_model.py"}

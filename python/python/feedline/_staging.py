@@ -178,11 +178,12 @@ class _Copy:
         if self._is_cuda:
             # The device copies beside the kernels of the loop; the next step of the optimizer
             # waits for it on the device.
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            cuda: Any = torch.cuda
+            stream = cuda.Stream()
+            stream.wait_stream(cuda.current_stream())
+            with cuda.stream(stream):
                 self._copy(arena, parts)
-                self._event = torch.cuda.Event()
+                self._event = cuda.Event()
                 self._event.record()
             return
 
@@ -234,21 +235,22 @@ class _Copy:
             return type(value)(self._rebuilt(inner) for inner in value)
         return copy.deepcopy(value)
 
-    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _staged(self, tensor: Any) -> torch.Tensor:
         copies = [self._copies[id(local)] for local in _locals(tensor)]
         if _is_dtensor(tensor):
-            from torch.distributed.tensor import DTensor
-
             # Not `from_local`, which would move the copy back to the device of the mesh.
-            return DTensor(copies[0], tensor._spec, requires_grad=False)  # type: ignore[attr-defined,no-any-return,call-arg]
+            kind: Any = type(tensor)
+            return kind(copies[0], tensor._spec, requires_grad=False)  # type: ignore[no-any-return]
         if _is_sharded(tensor):
-            from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+            from torch.distributed._shard import sharded_tensor
 
-            shards = zip(copies, tensor.local_shards(), strict=True)  # type: ignore[operator]
-            return ShardedTensor._init_from_local_shards_and_global_metadata(  # type: ignore[no-any-return]
-                [Shard(local, shard.metadata) for local, shard in shards],
-                tensor.metadata(),  # type: ignore[operator]
-                process_group=tensor._process_group,  # type: ignore[arg-type]
+            module: Any = sharded_tensor
+            shards = zip(copies, tensor.local_shards(), strict=True)
+            make = module.ShardedTensor._init_from_local_shards_and_global_metadata
+            return make(  # type: ignore[no-any-return]
+                [module.Shard(local, shard.metadata) for local, shard in shards],
+                tensor.metadata(),
+                process_group=tensor._process_group,
             )
         return copies[0]
 
@@ -271,12 +273,12 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _locals(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _locals(tensor: Any) -> list[torch.Tensor]:
     """The plain tensors of this rank that a tensor consists of. The same objects at each call."""
     if _is_dtensor(tensor):
-        return [tensor._local_tensor]  # type: ignore[attr-defined]
+        return [tensor._local_tensor]
     if _is_sharded(tensor):
-        return [shard.tensor for shard in tensor.local_shards()]  # type: ignore[operator]
+        return [shard.tensor for shard in tensor.local_shards()]
     return [tensor]
 
 

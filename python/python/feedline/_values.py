@@ -1,7 +1,7 @@
 """Values that are no tensors, as JSON and back: what is read can run no code.
 
-None, booleans, numbers, strings, lists and dictionaries of strings are what they are in JSON. Others
-are an object with one key that begins with ``$`` and names their type.
+None, booleans, numbers, strings, lists and dictionaries with string keys are what they are in
+JSON. Others are an object with one key that begins with ``$`` and names their type.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _NUMPY = {
     "I64": "<i8",
     "F64": "<f8",
 }
-"""Types of numpy. It has none for BF16 and the 8-bit floats: these are the integers of their bits."""
+"""Types of numpy. BF16 and the 8-bit floats, which it lacks, are integers with the same bits."""
 
 _folders: dict[tuple[int, str, str], _feedline.Checkpoints] = {}
 
@@ -158,7 +158,7 @@ class Step:
 
     def read_into(
         self,
-        wants: list[tuple[str, str, list[list[int]] | None, np.ndarray[Any, Any]]],
+        wants: Sequence[tuple[str, str, list[list[int]] | None, np.ndarray[Any, Any]]],
         *,
         progress: OnProgress = False,
     ) -> int:

@@ -263,8 +263,8 @@ class Loader:
     """Batches of one data-parallel rank, read ahead by threads of its own.
 
     An iterator of dicts of arrays of the shape ``[micro_batch_size, ...]``, named as in `Dataset`.
-    The arrays are views of memory that the loader uses again after the last of them is freed: keep as
-    many batches as you like. ``position_ids`` are one array for all batches, unless documents
+    The arrays are views of memory that the loader uses again after the last of them is freed: keep
+    as many batches as you like. ``position_ids`` are one array for all batches, unless documents
     restart them. A last part of the run that is too short for a batch of every rank is left out.
 
     Its whole state is the number of samples that all ranks together have consumed: a run continues

@@ -30,8 +30,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed.checkpoint import StorageReader as _StorageReader
-from torch.distributed.checkpoint import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -51,18 +49,19 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
+from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from feedline import _feedline
 from feedline._names import DTYPES, Names, bytes_of, dtype_name
-from feedline._staging import StagesCopies
+from feedline._staging import StagesCopies, release_staging
 from feedline._values import decoded, encoded
 from feedline.ckpt import open_folder, open_step
-from feedline.data import Url
-from feedline.tokens import text_of
+from feedline.tokens import Url, text_of
 
-__all__ = ["StorageReader", "StorageWriter"]
+__all__ = ["StorageReader", "StorageWriter", "release_staging"]
 
 _BLOB = "dcp.json"
 """What the first writer stores beside the tensors: their names in the state, and its values."""
@@ -321,7 +320,8 @@ class StorageReader(_StorageReader):
                 planner.load_bytes(item, self._pickled(item.storage_index.fqn))
             else:
                 tensors.append((item, planner.resolve_tensor(item).detach()))
-        direct, others = [], []
+        direct: list[tuple[ReadItem, torch.Tensor]] = []
+        others: list[tuple[ReadItem, torch.Tensor]] = []
         for item, target in tensors:
             stored = self._stored_dtype(item)
             is_direct = (

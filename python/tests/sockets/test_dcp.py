@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import datetime
 import json
 import random
@@ -17,11 +18,12 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
 import feedline
 from feedline import ckpt
-from feedline.dcp import StorageReader, StorageWriter
+from feedline.dcp import StorageReader, StorageWriter, release_staging
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -124,6 +126,16 @@ def test_tensors_are_in_the_groups_of_the_format(tmp_path: Path) -> None:
     assert sorted(index["weight_map"]) == sorted(groups["model"])
 
 
+def test_steps_of_other_programs_are_read(tmp_path: Path) -> None:
+    weights = {"wte.weight": torch.randn(8, 4), "ln.bias": torch.randn(4).half()}
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    arguments = [tmp_path / "model.safetensors", tmp_path / "ckpt", "--from", "hf", "--step", "3"]
+    subprocess.run([FEEDLINE, "ckpt", "import", *arguments], check=True, capture_output=True)
+    found = {"model": zeros_like(weights)}
+    dcp.load(found, storage_reader=StorageReader(tmp_path / "ckpt"))
+    assert_equal(found["model"], weights)
+
+
 def test_a_flat_state_is_a_model(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
     save(model.state_dict(), tmp_path, 1)
@@ -181,7 +193,8 @@ def test_values_are_json_and_keep_their_types(tmp_path: Path) -> None:
         float, float, bool, np.float32, np.int64,
     ]
     random.setstate(found["python"])
-    assert b"pickle" not in (tmp_path / "step-000000000001/extra/dcp-values-00000.json").read_bytes()
+    stored = tmp_path / "step-000000000001/extra/dcp-values-00000.json"
+    assert b"pickle" not in stored.read_bytes()
 
 
 def test_what_json_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
@@ -328,6 +341,61 @@ def test_a_background_save_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
             assert before["progress"]["step"] == (7 if step == 0 else 99 + step)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_copy_may_wait_for_the_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The process that DCP starts meets it by TCP.
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.BatchNorm1d(600))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def train() -> None:
+            model(torch.randn(8, 600)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        train()
+        for step, kind in enumerate(AsyncCheckpointerType):
+            state = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+            expected = copy.deepcopy(state)
+            future = dcp.async_save(
+                state,
+                storage_writer=StorageWriter(tmp_path, step, optimizer=optimizer),
+                async_checkpointer_type=kind,
+            )
+            train()  # the running means of the batch norm change before the optimizer's step
+            train()
+            future.result()
+            assert not torch.equal(expected["model"]["0.weight"], model.state_dict()["0.weight"])
+            found = zeros_like(expected)
+            dcp.load(found, storage_reader=StorageReader(tmp_path, step))
+            assert_equal(found["model"], dict(expected["model"]))
+            assert_equal(found["optim"], expected["optim"])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_memory_of_copies_is_used_again(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(1 << 20)}
+    writer = StorageWriter(tmp_path, 1)
+    places = []
+    for _ in range(3):
+        staged = writer.stage(state)
+        places.append(staged["w"].data_ptr())
+        view = staged["w"][10:]
+        del staged
+        assert view.sum() == 0
+        del view
+    assert len(set(places)) == 1
+    release_staging()
 
 
 def test_the_command_reads_what_python_saved(tmp_path: Path) -> None:

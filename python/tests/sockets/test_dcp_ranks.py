@@ -73,7 +73,7 @@ def test_after_a_kill_at_any_moment_the_last_step_loads(
 
 
 def test_two_runs_do_not_save_into_one_folder(tmp_path: Path) -> None:
-    code = "from feedline import _feedline; print(_feedline.process_identity(), flush=True); input()"
+    code = "import feedline._feedline as f; print(f.process_identity(), flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

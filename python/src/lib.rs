@@ -1,4 +1,4 @@
-//! The Python module `feedline._feedline`: data, tokens and checkpoints for training loops of others.
+//! The Python module `feedline._feedline`: data, tokens and checkpoints for other training loops.
 //!
 //! It wraps libraries and has no logic of its own beside what the border needs: the GIL is released
 //! around all that reads, waits or encodes; a wait looks for signals every 50 ms; objects that hold
@@ -6,8 +6,8 @@
 //! is in `python/feedline`, which documents it.
 //!
 //! In reading order: `dataset` opens samples and reads them by number, `loader` reads them ahead,
-//! `arrays` lends the memory of a batch to numpy. `checkpoint` saves and reads steps. `tokenizer` encodes texts, `verbs` runs what the
-//! programs run. `errors` and `wait` are below all of these.
+//! `arrays` lends the memory of a batch to numpy. `checkpoint` saves and reads steps, `tokenizer`
+//! encodes texts, `verbs` runs what the programs run. `errors` and `wait` are below all of these.
 
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "arguments from Python are owned")]

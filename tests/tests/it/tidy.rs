@@ -37,7 +37,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
         ],
     ),
     ("tools", &["ckpt", "feed", "indexed", "loader", "logbook", "preprocess", "recipe", "storage"]),
-    ("python", &["feed", "indexed", "loader", "preprocess", "recipe", "storage", "tools"]),
+    ("python", &["ckpt", "feed", "indexed", "loader", "preprocess", "recipe", "storage", "tools"]),
     ("tests", &["ckpt", "indexed", "loader", "preprocess", "storage"]),
     ("fuzz", &["ckpt", "indexed", "preprocess", "recipe", "storage"]),
 ];

@@ -1,14 +1,33 @@
-"""The data of Megatron-core and Megatron-LM, read by feedline.
+"""The data and the checkpoints of Megatron-core and Megatron-LM.
 
 `GPTDataset` takes the place of Megatron's class of that name in
 ``BlendedMegatronDatasetBuilder``: the same samples, the same cache files. `external_loaders` gives
 the iterators that ``--dataloader-type external`` wants.
+
+`SaveStrategy` and `LoadStrategy` are arguments of ``dist_checkpointing.save`` and ``load``;
+`install` gives them to Megatron-LM. The tensors of a checkpoint are a step in Megatron's folder:
+
+    checkpoints/iter_0000010/common.pt, metadata.json    # written by Megatron
+    checkpoints/iter_0000010/step-000000000010/          # written by Feedline
+
+so that ``feedline ckpt verify checkpoints/iter_0000010`` reads all of it. ``metadata.json`` names
+the format ``torch_dist``, the one that all versions of Megatron accept.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
+import importlib
+import inspect
 import json
+import os
+import re
+import shutil
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +35,17 @@ import torch
 from megatron.core.datasets import gpt_dataset
 from megatron.core.datasets.blended_megatron_dataset_config import parse_and_normalize_split
 from megatron.core.datasets.utils import get_blend_from_list
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.strategies import torch as strategies
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import feedline
+from feedline._staging import StagesCopies
 from feedline.data import Part
+from feedline.dcp import StorageReader, StorageWriter
 from feedline.torch import Loader, tensors
 
 PARTS: tuple[Part, Part, Part] = ("train", "valid", "test")
@@ -201,3 +228,280 @@ def _blend(paths: Sequence[str]) -> str | list[tuple[float, str]]:
             "of several (hint: feedline.megatron.GPTDataset in Megatron's builder)"
         )
     return list(zip(weights, prefixes, strict=True))
+
+
+class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
+    """Saves the sharded tensors and objects of Megatron as a step of Feedline.
+
+    >>> dist_checkpointing.save(state, "checkpoints/iter_0000010", SaveStrategy())
+
+    The step is in that folder, and has the number of its name; 0 if the name has none. All ranks
+    commit the step or none does. Objects stay the bytes that Megatron has pickled. Saving again
+    into a folder replaces its step: the folder is no checkpoint until the new step is complete.
+
+    With ``async_sharded_save=True`` the tensors are copied to memory that is kept for the next
+    save. A thread of each rank then writes them. The process that Megatron starts only waits.
+
+    Args:
+        options: Arguments of `feedline.dcp.StorageWriter`, such as ``timeout`` and ``meta``.
+
+    Raises:
+        AbortedError: Another rank has failed; the text has its error.
+        OSError: The store failed, or is full.
+        ValueError: A tensor that cannot be stored; the text names it.
+
+    Those of a save come inside of DCP's ``CheckpointException``, with the rank that raised them.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        has_backend = "backend" in inspect.signature(super().__init__).parameters
+        super().__init__(*(("torch_dist", 1) if has_backend else ()))
+        self.backend, self.version = "torch_dist", 1
+        self._options = options
+        self._background: ThreadPoolExecutor | None = None
+        self._group: Any = None
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path, **_: Any) -> None:
+        """Saves, and returns when the step is complete. All ranks call it."""
+        self._save(self._main_replicas(sharded_state_dict), checkpoint_dir, None)
+
+    def async_save(
+        self,
+        sharded_state_dict: Any,
+        checkpoint_dir: str | Path,
+        async_strategy: str = "mcore",
+        **_: Any,
+    ) -> Any:
+        """Copies the tensors and starts to save them. All ranks call it.
+
+        Args:
+            sharded_state_dict: The state; it may change when this returns.
+            checkpoint_dir: The folder.
+            async_strategy: Whose request is wanted: ``mcore``, or ``nvrx`` in later versions.
+
+        Returns:
+            The ``AsyncRequest``, whose last functions raise what the save has raised.
+        """
+        if self._background is None:
+            # Collectives of a thread need a group of their own.
+            timeout = timedelta(seconds=self._options.get("timeout", 1800))
+            self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
+            self._background = ThreadPoolExecutor(1, "feedline-save")
+        shards = self._main_replicas(sharded_state_dict)
+        copies = _copied(shards)
+        lock = _ProcessLock()
+        future = self._background.submit(self._save, copies, checkpoint_dir, self._group)
+        future.add_done_callback(lambda _: lock.release())
+        return _request_type(async_strategy)(_wait_for, (lock.path,), [_Outcome(future)])
+
+    def _main_replicas(self, sharded_state_dict: Any) -> dict[str, list[Any]]:
+        shards: dict[str, list[Any]] = strategies._replace_state_dict_keys_with_sharded_keys(
+            sharded_state_dict, self.keep_only_main_replica
+        )[0]
+        return shards
+
+    def _save(self, shards: dict[str, list[Any]], folder: str | Path, group: Any) -> None:
+        planner = strategies.MCoreSavePlanner(
+            dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
+        )
+        save(
+            strategies.mcore_to_pyt_state_dict(shards, False),
+            storage_writer=_IterationWriter(folder, _step_of(folder), **self._options),
+            planner=planner,
+            process_group=group,
+        )
+
+
+class LoadStrategy(strategies.TorchDistLoadShardedStrategy):
+    """Loads what `SaveStrategy` has saved, by any number of ranks and with any sharding.
+
+    >>> state = dist_checkpointing.load(sharded_state, "checkpoints/iter_0000010", LoadStrategy())
+
+    A checkpoint that Megatron itself has saved is loaded as Megatron loads it.
+
+    Raises:
+        FileNotFoundError: The folder has no complete step.
+        CorruptError: A byte differs from what was saved; the text has the file and the offset.
+        CheckpointingException: A tensor has another shape, as Megatron reports it.
+    """
+
+    def load(self, sharded_state_dict: Any, checkpoint_dir: str | Path, **options: Any) -> Any:
+        """Loads the sharded part of a checkpoint. All ranks call it.
+
+        Args:
+            sharded_state_dict: What is wanted; tensors are read into those of it.
+            checkpoint_dir: The folder.
+            options: What later versions of Megatron pass on.
+
+        Returns:
+            The state, with tensors and objects in place of their sharded forms.
+        """
+        if _is_megatrons(checkpoint_dir):
+            return super().load(sharded_state_dict, checkpoint_dir, **options)
+        reader = StorageReader(checkpoint_dir)
+        wanted = [t for t in nested_values(sharded_state_dict) if isinstance(t, ShardedTensor)]
+        planner = strategies.MCoreLoadPlanner(
+            shapes_validation_sharded_tensors=[t for t in wanted if not t.allow_shape_mismatch],
+            allow_shape_mismatch_sharded_tensors={
+                t.key: t for t in wanted if t.allow_shape_mismatch
+            },
+        )
+        shards, paths, names = strategies._replace_state_dict_keys_with_sharded_keys(
+            sharded_state_dict
+        )
+        state = strategies.mcore_to_pyt_state_dict(shards, True)
+        load(state, storage_reader=reader, planner=planner)
+        state = {
+            key: strategies._unwrap_pyt_sharded_tensor(value) for key, value in state.items()
+        }
+        loaded = strategies._replace_sharded_keys_with_state_dict_keys(state, paths, names)
+        strategies._restore_dict_types(loaded, sharded_state_dict)
+        return loaded
+
+    def load_tensors_metadata(self, checkpoint_dir: str | Path, metadata: Any = None) -> Any:
+        """Keys, types and global shapes of the tensors, as sharded tensors without data."""
+        if metadata is None and not _is_megatrons(checkpoint_dir):
+            metadata = StorageReader(checkpoint_dir).read_metadata()
+        return super().load_tensors_metadata(checkpoint_dir, metadata)
+
+    def load_sharded_metadata(self, checkpoint_dir: str | Path) -> Any:
+        """As `load_tensors_metadata`, and the keys of the objects."""
+        if _is_megatrons(checkpoint_dir):
+            return super().load_sharded_metadata(checkpoint_dir)
+        metadata = StorageReader(checkpoint_dir).read_metadata()
+        found = {
+            key: ShardedObject.empty_from_unique_key(key)
+            for key, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, BytesStorageMetadata)
+        }
+        return {**found, **self.load_tensors_metadata(checkpoint_dir, metadata)}
+
+
+def install(**options: Any) -> None:
+    """Lets Megatron-LM save and load through `SaveStrategy` and `LoadStrategy`.
+
+    Call it before ``pretrain()``, and pass ``--ckpt-format torch_dist``, which is the default.
+    Checkpoints that Megatron has saved before still load.
+
+    Args:
+        options: As for `SaveStrategy`.
+
+    Raises:
+        ModuleNotFoundError: Megatron-LM cannot be imported; megatron-core alone lacks its script.
+        AttributeError: It is of a version that does not choose strategies by name.
+    """
+    name = "megatron.training.checkpointing"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in (name, "megatron.training"):
+            raise
+        raise ModuleNotFoundError(
+            f"cannot install checkpoints: expected the module {name}, found none (hint: put "
+            "Megatron-LM on PYTHONPATH; with megatron-core alone, pass SaveStrategy() and "
+            "LoadStrategy() to dist_checkpointing)",
+            name=error.name,
+        ) from None
+    functions = {
+        "get_default_save_sharded_strategy": lambda *_, **__: SaveStrategy(**options),
+        "get_default_load_sharded_strategy": lambda *_, **__: LoadStrategy(),
+    }
+    for function in functions:
+        if not hasattr(module, function):
+            raise AttributeError(
+                f"cannot install checkpoints: expected {function} in {name}, found none (hint: "
+                "pass SaveStrategy() and LoadStrategy() to dist_checkpointing)"
+            )
+    vars(module).update(functions)
+
+
+class _IterationWriter(StorageWriter):
+    """Writes into the folder of an iteration, which has one step."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+        if not is_coordinator:
+            return
+        folder = Path(self.folder)
+        # First what makes it a checkpoint, then its tensors: never a state of two saves.
+        for name in ("metadata.json", ".metadata"):
+            (folder / name).unlink(missing_ok=True)
+        _sync(folder)
+        if os.path.lexists(self.checkpoint_id):
+            shutil.rmtree(self.checkpoint_id)
+        if (folder / "common.pt").exists():
+            _sync(folder / "common.pt")
+
+
+def _step_of(folder: str | Path) -> int:
+    """The iteration in the name of Megatron's folder."""
+    found = re.fullmatch(r"iter_(\d+)", Path(folder).name)
+    return int(found[1]) if found else 0
+
+
+def _is_megatrons(folder: str | Path) -> bool:
+    """Whether Megatron has written the tensors itself."""
+    return (Path(folder) / ".metadata").exists()
+
+
+def _sync(path: Path) -> None:
+    """Makes a file or the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copied(shards: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The same shards with copies of their tensors and objects."""
+    held = {key: [shard.data for shard in each] for key, each in shards.items()}
+    copies = StagesCopies().stage(held)
+    return {
+        key: [
+            dataclasses.replace(shard, data=copy)
+            for shard, copy in zip(shards[key], data, strict=True)
+        ]
+        for key, data in copies.items()
+    }
+
+
+class _ProcessLock:
+    """A lock of this process, for which others can wait. It ends with the process."""
+
+    def __init__(self) -> None:
+        self._file, self.path = tempfile.mkstemp(prefix="feedline-save-")
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        os.unlink(self.path)
+        os.close(self._file)
+
+
+def _wait_for(path: str) -> None:
+    """What Megatron's process for a save does: the save itself is in threads of the ranks."""
+    try:
+        with open(path, "r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+    except FileNotFoundError:
+        pass  # it has ended
+
+
+class _Outcome:
+    """Raises in the training loop what the thread has raised."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def __call__(self) -> None:
+        self._future.result()
+
+
+def _request_type(async_strategy: str) -> Any:
+    """The class of requests; from 0.17 on there are two."""
+    choose = getattr(strategies, "get_async_strategy", None)
+    if choose is None:
+        from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+
+        return AsyncRequest
+    return choose(async_strategy, module="AsyncRequest")[1]

@@ -1,0 +1,256 @@
+"""Checkpoints of megatron-core, saved and loaded by its own ``dist_checkpointing``."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import megatron_ranks
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+from megatron.core.dist_checkpointing.strategies import torch as strategies
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron_ranks import load_and_compare, state_of
+from torch.distributed.checkpoint.api import CheckpointException
+
+import feedline.megatron
+from feedline import ckpt
+from feedline.megatron import LoadStrategy, SaveStrategy
+
+FEEDLINE = Path(sys.executable).with_name("feedline")
+
+
+@pytest.fixture(autouse=True)
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Megatron makes the folder before it saves."""
+    (tmp_path / "iter_0000010").mkdir()
+    return tmp_path / "iter_0000010"
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Megatron itself saves with needs a GPU only for its synchronization."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+
+
+def save(folder: Path, change: float = 0, **options: Any) -> None:
+    dist_checkpointing.save(state_of(0, 1, 0, change), str(folder), SaveStrategy(**options))
+
+
+def assert_verified(folder: Path) -> None:
+    command = [str(FEEDLINE), "ckpt", "verify", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_ranks_save_and_others_load(folder: Path, start: Callable[..., Any]) -> None:
+    parent = folder.parent
+    background = parent / "iter_0000020"
+    background.mkdir()
+    programs = [
+        start(megatron_ranks.__file__, parent, rank, 2, parent / "store") for rank in range(2)
+    ]
+    for program in programs:
+        program.output()
+    for each, iteration in ((folder, 10), (background, 20)):
+        load_and_compare(str(each), 0, 1, 0)
+        load_and_compare(str(each), 0, 1, 1)
+        assert_verified(each)
+        names = sorted(path.name for path in each.iterdir() if not path.name.startswith("."))
+        assert names == ["common.pt", "latest", "metadata.json", f"step-{iteration:012}"]
+        config = json.loads((each / "metadata.json").read_text())
+        assert config["sharded_backend"] == "torch_dist"
+
+
+def test_a_checkpoint_opens_without_megatron(folder: Path) -> None:
+    save(folder, meta={"run": 3})
+    step = ckpt.open(folder)
+    assert (step.step, step.meta) == (10, {"run": 3})
+    assert {("model", "weight"), ("model", "layers.weight"), ("exp_avg", "weight")} <= set(
+        step.keys()
+    )
+    assert step.entry("layers.weight") == ("BF16", [2, 3, 4])
+    assert (step.read("weight", "exp_avg") == megatron_ranks.WHOLE.numpy() * 2).all()
+
+
+def test_objects_are_the_bytes_that_megatron_pickled(folder: Path) -> None:
+    save(folder)
+    values = json.loads(ckpt.open(folder).blob("dcp-values-00000.json"))
+    reader = feedline.dcp.StorageReader(folder)
+    key = "rng_state/shard_1_2"
+    pickled = reader._pickled(key)
+    expected = io.BytesIO()
+    torch.save([{"seed": 1, "of": ("x", 0)}], expected)
+    assert list(values[key]) == ["$bytesio"] and pickled.getvalue() == expected.getvalue()
+
+
+@pytest.mark.parametrize("is_first_megatrons", [False, True])
+def test_a_folder_is_saved_into_again(
+    folder: Path, without_gpu: None, is_first_megatrons: bool
+) -> None:
+    if is_first_megatrons:
+        dist_checkpointing.save(state_of(0, 1, 0), str(folder))
+    else:
+        save(folder)
+    save(folder, 3)
+    load_and_compare(str(folder), 0, 1, 1, 3)
+    assert_verified(folder)
+
+
+def test_a_save_that_fails_leaves_no_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(feedline.megatron.StorageWriter, "write_data", failing)
+        with pytest.raises(CheckpointException, match="no disk"):
+            save(folder, 3)
+    assert not dist_checkpointing.check_is_distributed_checkpoint(str(folder))
+    with pytest.raises(FileNotFoundError):
+        LoadStrategy().load({}, folder)
+    save(folder, 3)
+    load_and_compare(str(folder), 0, 1, 0, 3)
+
+
+def failing(*_: Any) -> None:
+    raise OSError("no disk")
+
+
+def test_checkpoints_of_megatron_load(folder: Path, without_gpu: None) -> None:
+    dist_checkpointing.save(state_of(0, 1, 0, 2), str(folder))
+    load_and_compare(str(folder), 0, 1, 1, 2)
+    metadata = load_sharded_metadata(str(folder), LoadStrategy())
+    assert metadata["weight"].global_shape == (8, 6)
+
+
+def test_metadata_and_strict_loading(folder: Path) -> None:
+    save(folder)
+    metadata = load_sharded_metadata(str(folder), LoadStrategy())
+    assert isinstance(metadata["rng_state/shard_0_2"], ShardedObject)
+    assert metadata["layers.weight"].global_shape == (2, 3, 4)
+    tensors = dist_checkpointing.load_tensors_metadata(str(folder), LoadStrategy())
+    assert tensors["weight"].dtype == torch.float32 and "extra/shard_0_1" not in tensors
+    unknown = {"w": ShardedTensor.from_rank_offsets("unknown", torch.ones(2))}
+    _, missing, unexpected = dist_checkpointing.load(
+        unknown, str(folder), LoadStrategy(), strict="return_all"
+    )
+    assert unexpected == {"unknown"} and "weight" in missing
+
+
+def test_shapes_are_compared(folder: Path) -> None:
+    save(folder)
+    other = {"w": ShardedTensor.from_rank_offsets("weight", torch.zeros(9, 6))}
+    with pytest.raises(CheckpointException, match="Global shape mismatch"):
+        dist_checkpointing.load(other, str(folder), LoadStrategy())
+    padded = {
+        "w": ShardedTensor.from_rank_offsets(
+            "weight", torch.ones(9, 6), allow_shape_mismatch=True
+        )
+    }
+    found = dist_checkpointing.load(padded, str(folder), LoadStrategy())["w"]
+    assert torch.equal(found[:8], megatron_ranks.WHOLE) and not found[8].any()
+
+
+def test_the_wrapper_for_parallel_saves(folder: Path) -> None:
+    strategy = FullyParallelSaveStrategyWrapper(SaveStrategy())
+    dist_checkpointing.save(state_of(0, 1, 0), str(folder), strategy)
+    load_and_compare(str(folder), 0, 1, 1)
+
+
+def test_megatrons_queue_waits_for_a_background_save(
+    folder: Path, without_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    write_data = feedline.megatron.StorageWriter.write_data
+
+    def slow(*args: Any) -> Any:
+        assert may_write.wait(60)
+        return write_data(*args)
+
+    monkeypatch.setattr(feedline.megatron.StorageWriter, "write_data", slow)
+    queue = AsyncCallsQueue()
+    request = dist_checkpointing.save(
+        state_of(0, 1, 0), str(folder), SaveStrategy(), async_sharded_save=True
+    )
+    # Megatron's persistent process, which needs a GPU, gets this by a queue.
+    pickle.dumps(request._replace(finalize_fns=[]))
+    queue.schedule_async_request(request)
+    assert queue.maybe_finalize_async_calls() == []
+    assert not dist_checkpointing.check_is_distributed_checkpoint(str(folder))
+    may_write.set()
+    assert queue.maybe_finalize_async_calls(blocking=True) == [0]
+    queue.close()
+    load_and_compare(str(folder), 0, 1, 1)
+
+
+def test_a_failed_background_save_is_raised_at_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feedline.megatron.StorageWriter, "write_data", failing)
+    request = dist_checkpointing.save(
+        state_of(0, 1, 0), str(folder), SaveStrategy(), async_sharded_save=True
+    )
+    with pytest.raises(CheckpointException, match="no disk"):
+        request.execute_sync()
+    assert not dist_checkpointing.check_is_distributed_checkpoint(str(folder))
+
+
+def test_a_process_waits_for_the_lock_of_another() -> None:
+    lock = feedline.megatron._ProcessLock()
+    context = multiprocessing.get_context("fork")
+    waiting = context.Process(target=feedline.megatron._wait_for, args=(lock.path,))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    lock.release()
+    waiting.join(60)
+    assert waiting.exitcode == 0
+    feedline.megatron._wait_for(lock.path)  # it is gone: nothing to wait for
+    assert not os.path.exists(lock.path)
+
+
+def test_install_sets_both_strategies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModuleNotFoundError, match="megatron.training.checkpointing, found none"):
+        feedline.megatron.install()
+    training = types.ModuleType("megatron.training")
+    module: Any = types.ModuleType("megatron.training.checkpointing")
+    monkeypatch.setitem(sys.modules, training.__name__, training)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(AttributeError, match="get_default_save_sharded_strategy"):
+        feedline.megatron.install()
+    module.get_default_save_sharded_strategy = strategies.TorchDistSaveShardedStrategy
+    module.get_default_load_sharded_strategy = strategies.TorchDistLoadShardedStrategy
+    feedline.megatron.install(meta="here")
+    # As Megatron-LM calls them.
+    save_strategy = module.get_default_save_sharded_strategy("torch_dist")
+    save_strategy.use_cached_ckpt_structure = True
+    dist_checkpointing.save(state_of(0, 1, 0), str(folder), save_strategy)
+    assert ckpt.open(folder).meta == "here"
+    load_strategy = module.get_default_load_sharded_strategy(str(folder))
+    assert isinstance(load_strategy, LoadStrategy)
+    assert isinstance(save_strategy, strategies.TorchDistSaveShardedStrategy)

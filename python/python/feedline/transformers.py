@@ -1,15 +1,47 @@
-"""Samples for Hugging Face's ``Trainer``."""
+"""Samples and checkpoints for Hugging Face's ``Trainer``.
+
+`CausalLMDataset` is the data. `Trainer` takes the place of the class of that name: it saves steps
+of Feedline, resumes from them, and ``AutoModelForCausalLM.from_pretrained`` opens them.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
+import os
+import random
+import tempfile
 import tomllib
-from typing import Any
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
 import torch
+import transformers
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from transformers.trainer_callback import ExportableState
 
 import feedline
+from feedline import _feedline
+from feedline._staging import StagesCopies
+from feedline._values import decoded, encoded
+from feedline.ckpt import open_folder
+from feedline.dcp import StorageReader, StorageWriter
 from feedline.torch import MapDataset
 
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object
+
+_STATE = "trainer_state.json"
 
 # The label that losses of PyTorch leave out.
 IGNORED = -100
@@ -61,3 +93,412 @@ class CausalLMDataset(MapDataset):
         if self._has_positions:
             sample["position_ids"] = tensors["position_ids"]
         return sample
+
+
+class SavesSteps(_Trainer):  # type: ignore[misc]
+    """A base class of trainers, before `transformers.Trainer` or a class that is derived from it.
+
+    >>> class Trainer(feedline.transformers.SavesSteps, trl.SFTTrainer): ...
+
+    A step has the weights, the state of the optimizer, of the schedule, of gradient scaling, of all
+    random generators of each rank, and the ``TrainerState``. It appears in ``output_dir`` as
+    ``step-000000000010`` when all of it is durable. ``train(resume_from_checkpoint=True)`` resumes
+    from the newest step, bit for bit; checkpoints that ``transformers`` has saved load as before.
+    Beside the files of the step are ``config.json`` and what else ``from_pretrained`` needs.
+
+    ``save_total_limit`` is how many steps stay. The best step and all after it stay too. A step
+    that exists is not overwritten.
+
+    All ranks share ``output_dir``. Models are plain, in ``DistributedDataParallel``, or sharded by
+    FSDP2. Other ways to shard them are refused.
+
+    Args:
+        args: As for the class that is derived from.
+        async_save: Whether steps are written in the background, from a copy in memory.
+        kwargs: As for the class that is derived from.
+
+    Raises:
+        StepExistsError: ``output_dir`` has steps after the one to start from.
+        ValueError: The model is sharded in a way that is not supported.
+        OSError: The store failed, or is full.
+
+    Errors of a save come inside of DCP's ``CheckpointException``, with the rank that raised them.
+    Those of a save in the background are raised by the next save, and at the end of ``train``.
+    """
+
+    def __init__(self, *args: Any, async_save: bool = False, **kwargs: Any) -> None:
+        self._is_async = async_save
+        self._background: ThreadPoolExecutor | None = None
+        self._group: Any = None
+        self._saving: Future[None] | None = None
+        self._saved_step: int | None = None
+        super().__init__(*args, **kwargs)
+
+    def train(
+        self,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """As in `transformers`. ``True`` is the newest step of ``output_dir``."""
+        _check_support(self)
+        folder = self.args.output_dir
+        if isinstance(resume_from_checkpoint, os.PathLike):
+            resume_from_checkpoint = os.fspath(resume_from_checkpoint)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(folder) or True
+        first = -1
+        if _is_step(resume_from_checkpoint):
+            reader = StorageReader(resume_from_checkpoint)
+            first = reader.step
+            if self.args.should_save:
+                # A run that was killed between its step and these files has not written them.
+                state = json.dumps(_common(reader)["state"], indent=2)
+                _complete(Path(resume_from_checkpoint), {_STATE: state, **_configs(self.model)})
+            self.accelerator.wait_for_everyone()
+        if self.args.save_strategy != "no":
+            _check_later_steps(folder, first)
+        self._saved_step = None
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._finish_save()
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
+        folder = self._get_output_dir(trial=trial)
+        step = self.state.global_step
+        if step == self._saved_step:
+            return
+        self._finish_save()
+        if self.state.best_global_step:
+            self.state.best_model_checkpoint = _step_folder(folder, self.state.best_global_step)
+        for exported in (*self.callback_handler.callbacks, self.control):
+            if isinstance(exported, ExportableState):
+                states = self.state.stateful_callbacks
+                name = type(exported).__name__
+                if isinstance(states[name], list):
+                    states[name].append(exported.state())
+                else:
+                    states[name] = exported.state()
+        writer = StorageWriter(folder, step, keep_last=self._keep_last(folder))
+        texts = {}
+        if self.args.should_save:
+            state = dataclasses.asdict(self.state)
+            texts = {_STATE: json.dumps(state, indent=2, sort_keys=True), **_configs(self.model)}
+        self._start_save(writer, self._step_state(), texts)
+        self._saved_step = step
+        if self.args.push_to_hub:
+            self._finish_save()
+            self._push_from_checkpoint(_step_folder(folder, step))
+
+    def _start_save(
+        self, writer: StorageWriter, state: dict[str, Any], texts: dict[str, str]
+    ) -> None:
+        if not self._is_async:
+            self._save_step(writer, state, texts, None)
+            return
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, "feedline-save")
+            if torch.distributed.is_initialized():
+                # Collectives of a thread need a group of their own.
+                timeout = timedelta(seconds=writer._timeout)
+                self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
+        copied = StagesCopies().stage(state)
+        self._saving = self._background.submit(
+            self._save_step, writer, copied, texts, self._group
+        )
+
+    def _save_step(
+        self, writer: StorageWriter, state: dict[str, Any], texts: dict[str, str], group: Any
+    ) -> None:
+        save(state, storage_writer=writer, process_group=group)
+        if texts:
+            _complete(Path(writer.checkpoint_id), texts)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(writer.checkpoint_id)
+
+    def _finish_save(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _keep_last(self, folder: str) -> int | None:
+        limit = int(self.args.save_total_limit or 0)
+        if limit <= 0:
+            return None
+        best = self.state.best_global_step
+        if not best:
+            return limit
+        return max(limit, 1 + len([step for step in _steps(folder) if step >= best]))
+
+    def _step_state(self) -> dict[str, Any]:
+        """All of this rank's state: tensors, and the rest as JSON."""
+        state: dict[str, Any] = {"model": _weights(self.model)}
+        common: dict[str, Any] = {"state": dataclasses.asdict(self.state)}
+        if not self.args.save_only_model:
+            names = self._parameters_by_number()
+            optimizer = self.optimizer.state_dict()
+            state["optim"] = {"state": {names[n]: v for n, v in optimizer["state"].items()}}
+            common["param_groups"] = [
+                {**group, "params": [names[number] for number in group["params"]]}
+                for group in optimizer["param_groups"]
+            ]
+            common["scheduler"] = self.lr_scheduler.state_dict()
+            if getattr(self.accelerator, "scaler", None) is not None:
+                common["scaler"] = self.accelerator.scaler.state_dict()
+            rank = str(self.args.process_index)
+            state["rng"] = {rank: json.dumps(encoded(_random_states(), "rng", False))}
+        if self.args.should_save:
+            state["trainer"] = json.dumps(encoded(common, "trainer", False))
+        return state
+
+    def _parameters_by_number(self) -> list[str]:
+        """The names of parameters, by their numbers in the state of the optimizer."""
+        names = _parameter_names(self.model)
+        ids = (id(each) for group in self.optimizer.param_groups for each in group["params"])
+        numbers = enumerate(dict.fromkeys(ids))
+        return [names.get(parameter, f"parameter.{number}") for number, parameter in numbers]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not _is_step(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        _load_weights(self.model if model is None else model, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        self._finish_save()
+        if _is_step(self.state.best_model_checkpoint):
+            _load_weights(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not _is_step(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        reader = StorageReader(checkpoint)
+        common = _common(reader)
+        if "param_groups" not in common:
+            return  # saved with save_only_model
+        names = self._parameters_by_number()
+        numbers = {name: number for number, name in enumerate(names)}
+        saved = [name for group in common["param_groups"] for name in group["params"]]
+        if sorted(saved) != sorted(names):
+            others = sorted(set(saved) ^ set(names))
+            raise ValueError(
+                f"cannot load the optimizer of {checkpoint}: expected the parameters of this "
+                f"model, found others: {', '.join(others[:5])}"
+            )
+        state = _optimizer_state(reader, dict(self.model.named_parameters()))
+        groups = [
+            {**group, "params": [numbers[name] for name in group["params"]]}
+            for group in common["param_groups"]
+        ]
+        self.optimizer.load_state_dict(
+            {"state": {numbers[n]: v for n, v in state.items()}, "param_groups": groups}
+        )
+        self.lr_scheduler.load_state_dict(common["scheduler"])
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if not _is_step(checkpoint):
+            super()._load_scaler(checkpoint)
+            return
+        common = _common(StorageReader(checkpoint))
+        if "scaler" in common and getattr(self.accelerator, "scaler", None) is not None:
+            self.accelerator.scaler.load_state_dict(common["scaler"])
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if not _is_step(checkpoint):
+            super()._load_rng_state(checkpoint)
+            return
+        # A rank that the saving run did not have keeps the state of its seed.
+        found = StorageReader(checkpoint)._values.get(f"rng.{self.args.process_index}")
+        if found is not None:
+            _restore_random_states(decoded(json.loads(found), "rng", False))
+
+
+class Trainer(SavesSteps, transformers.Trainer):  # type: ignore[misc]
+    """`transformers.Trainer` with the checkpoints of `SavesSteps`."""
+
+
+def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The folder of the newest complete step, as ``transformers.trainer_utils`` finds its own.
+
+    Returns:
+        None: There is no step, or no such folder.
+    """
+    steps = _steps(folder)
+    return _step_folder(folder, steps[-1]) if steps else None
+
+
+def save_config(model: Any, folder: str | os.PathLike[str]) -> None:
+    """Writes ``config.json`` into the folder of a step, so that ``from_pretrained`` opens it.
+
+    `Trainer` does that itself. Steps of `feedline.dcp` need it, if their weights are below
+    ``"model"`` or at the top, whole in each rank, and have the names of ``transformers``.
+
+    Args:
+        model: The model, a ``PreTrainedModel``.
+        folder: The folder of the step.
+
+    Raises:
+        FileNotFoundError: There is no such step.
+    """
+    _complete(Path(feedline.ckpt.open(folder).folder), _configs(model))
+
+
+def _check_support(trainer: Any) -> None:
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    is_fsdp1 = trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2
+    unsupported = {
+        "DeepSpeed": trainer.is_deepspeed_enabled,
+        "FSDP1": is_fsdp1,
+        "XLA": trainer.is_fsdp_xla_enabled,
+    }
+    for name, is_used in unsupported.items():
+        if is_used:
+            raise ValueError(
+                f"cannot save steps of a model in {name}: expected a plain model, "
+                "DistributedDataParallel or FSDP2 (hint: transformers.Trainer saves it)"
+            )
+
+
+def _check_later_steps(folder: str, first: int) -> None:
+    later = [step for step in _steps(folder) if step > first]
+    if later:
+        raise feedline.errors.StepExistsError(
+            f"cannot train into {folder}: expected no step after {max(first, 0)}, found "
+            f"{later[-1]} (hint: resume_from_checkpoint=True, or another output_dir)"
+        )
+
+
+def _steps(folder: str | os.PathLike[str]) -> list[int]:
+    return open_folder(folder).steps() if os.path.isdir(folder) else []
+
+
+def _step_folder(folder: str | os.PathLike[str], step: int) -> str:
+    return os.path.join(folder, f"step-{step:012}")
+
+
+def _is_step(folder: Any) -> TypeGuard[str]:
+    return isinstance(folder, str) and _feedline.split_step(folder) is not None
+
+
+def _common(reader: StorageReader) -> dict[str, Any]:
+    """What is one for all ranks and no tensor."""
+    if "trainer" not in reader._values:
+        raise ValueError(
+            f"cannot resume from {reader.checkpoint_id}: expected a step of a Trainer, found "
+            "another"
+        )
+    common: dict[str, Any] = decoded(json.loads(reader._values["trainer"]), "trainer", False)
+    return common
+
+
+def _parameter_names(model: torch.nn.Module) -> dict[int, str]:
+    """A name for each parameter. Of several names of one, it is that which transformers keeps."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in names or names[id(parameter)] in tied:
+            names[id(parameter)] = name
+    return names
+
+
+def _weights(model: torch.nn.Module) -> dict[str, Any]:
+    """The tensors of a model, each once."""
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    repeated = every - set(_parameter_names(model).values())
+    state = model.state_dict()
+    return {name: value for name, value in state.items() if name not in repeated}
+
+
+def _load_weights(model: torch.nn.Module, step: str) -> None:
+    """Reads into the tensors of a model."""
+    weights = _weights(model)
+    load({"model": weights}, storage_reader=StorageReader(step))
+    model.load_state_dict(weights, strict=False)
+
+
+def _optimizer_state(
+    reader: StorageReader, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, Any]:
+    """The state of each parameter by its name, as it was saved."""
+    metadata = reader.read_metadata()
+    paths = {
+        name: path
+        for name, path in (metadata.planner_data or {}).items()
+        if path[:2] == ("optim", "state")
+    }
+    flat: dict[str, Any] = {}
+    for name, path in paths.items():
+        entry = metadata.state_dict_metadata[name]
+        flat[name] = None
+        if isinstance(entry, TensorStorageMetadata):
+            flat[name] = _template(entry, parameters.get(path[2]))
+    load(flat, storage_reader=reader)
+    nested: dict[str, Any] = unflatten_state_dict(flat, paths)
+    state: dict[str, Any] = nested.get("optim", {}).get("state", {})
+    return state
+
+
+def _template(entry: TensorStorageMetadata, parameter: torch.nn.Parameter | None) -> torch.Tensor:
+    """Memory for a tensor of the optimizer, sharded as its parameter is."""
+    dtype = entry.properties.dtype
+    is_sharded = parameter is not None and type(parameter.data).__name__ == "DTensor"
+    if is_sharded and parameter is not None and parameter.shape == entry.size:
+        return torch.empty_like(parameter.data, dtype=dtype)
+    return torch.empty(entry.size, dtype=dtype)
+
+
+def _random_states() -> dict[str, Any]:
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state().numpy(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = [state.numpy() for state in torch.cuda.get_rng_state_all()]
+    return states
+
+
+def _restore_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(torch.from_numpy(states["cpu"]))
+    devices = [torch.from_numpy(state) for state in states.get("cuda", ())]
+    if torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(devices)
+
+
+def _configs(model: Any) -> dict[str, str]:
+    """The files that ``save_pretrained`` writes beside weights."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        return {}
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    texts = {"config.json": config.to_json_string()}
+    if model.can_generate():
+        texts["generation_config.json"] = model.generation_config.to_json_string()
+    return texts
+
+
+def _complete(folder: Path, texts: dict[str, str]) -> None:
+    """Writes files that are not there, each complete or not at all."""
+    for name, text in texts.items():
+        if (folder / name).exists():
+            continue
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, folder / name)
+        except BaseException:
+            os.unlink(temporary)
+            raise

@@ -73,6 +73,13 @@ def test_each_step_resumes_bit_for_bit(whole: Any, tmp_path: Path, step: int) ->
     assert get_last_checkpoint(tmp_path) == str(step_folder(tmp_path, STEPS))
 
 
+def test_the_end_of_an_epoch_resumes_bit_for_bit(tmp_path: Path) -> None:
+    options = {"save_strategy": "epoch"}
+    losses, trainer = run(tmp_path / "whole", **options)
+    found = run(tmp_path / "other", resume=step_folder(tmp_path / "whole", 8), **options)
+    assert_resumes((None, losses, weights(trainer)), found, 8)
+
+
 def test_the_last_step_is_whole(whole: Any) -> None:
     folder = whole[0]
     command = [str(FEEDLINE), "ckpt", "verify", str(folder)]

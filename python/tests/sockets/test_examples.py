@@ -18,6 +18,9 @@ RUNS = {
     "torchtitan_loader.py": "after 48 samples",
     "torchtitan_checkpoint.py": "resumed after step 5 with the same losses",
     "megatron_core.py": "iteration 20: lm loss",
+    "nanogpt_checkpoint.py": "iter 20: loss",
+    "hf_trainer_checkpoint.py": "opened ",
+    "megatron_checkpoint.py": "resumed from ",
 }
 HELPERS = {"demo_corpus.py", "tiny_model.py"}
 
@@ -53,12 +56,13 @@ def losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("iter ")]
 
 
+@pytest.mark.parametrize("name", ["nanogpt.py", "nanogpt_checkpoint.py"])
 def test_nanogpt_resumes_bit_for_bit(
-    corpus: str, tmp_path: Path, start: Callable[..., Any]
+    corpus: str, tmp_path: Path, start: Callable[..., Any], name: str
 ) -> None:
     def run(folder: str, *options: str) -> list[str]:
         (tmp_path / folder).mkdir(exist_ok=True)
-        program = start(EXAMPLES / "nanogpt.py", corpus, f"--out={tmp_path / folder}", *options)
+        program = start(EXAMPLES / name, corpus, f"--out={tmp_path / folder}", *options)
         return losses(program.output())
 
     whole = run("whole")

@@ -130,7 +130,7 @@ impl Checkpoints {
 
     /// The complete steps, oldest first.
     fn steps(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        self.run(py, |steps| steps.steps())
+        self.run(py, ckpt::Checkpoints::steps)
     }
 
     /// Opens a step, or the newest complete one; `None` if there is none.

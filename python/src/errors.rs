@@ -154,12 +154,12 @@ impl IntoPython for ckpt::Error {
             E::Held { .. } | E::LeaseLost { .. } => FolderHeldError::new_err(text),
             E::Aborted { .. } => AbortedError::new_err(text),
             E::Cancelled => PyKeyboardInterrupt::new_err(text),
-            E::BadRequest { .. } | E::BadInput { .. } | E::BadState { .. } => {
-                PyValueError::new_err(text)
-            }
-            E::BadLayout { .. } | E::OtherModel { .. } | E::Unfit { .. } => {
-                PyValueError::new_err(text)
-            }
+            E::BadRequest { .. }
+            | E::BadInput { .. }
+            | E::BadState { .. }
+            | E::BadLayout { .. }
+            | E::OtherModel { .. }
+            | E::Unfit { .. } => PyValueError::new_err(text),
             _ => FeedlineError::new_err(text),
         }
     }

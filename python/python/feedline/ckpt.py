@@ -45,15 +45,19 @@ _NUMPY = {
 }
 """Types of numpy. BF16 and the 8-bit floats, which it lacks, are integers with the same bits."""
 
+_FOLDERS_MAX = 16
+
 _folders: dict[tuple[int, str, str], _feedline.Checkpoints] = {}
 
 
 def open_folder(folder: Url, **options: Any) -> _feedline.Checkpoints:
     """The folder of steps, one object for it in each process: saves of a process wait in turn."""
     key = (os.getpid(), text_of(folder), json.dumps(options, sort_keys=True))
-    if key not in _folders:
-        _folders[key] = _feedline.Checkpoints(key[1], key[2])
-    return _folders[key]
+    found = _folders.pop(key, None) or _feedline.Checkpoints(key[1], key[2])
+    _folders[key] = found
+    while len(_folders) > _FOLDERS_MAX:
+        _folders.pop(next(iter(_folders)), None)
+    return found
 
 
 def open_step(folder: Url, step: int | None = None) -> Step:

@@ -243,7 +243,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The step is committed by its writers; here it is only looked for."""
-        open_step(self.folder, self.step)
+        open_folder(self.folder, **self._options).open(self.step)
 
 
 class StorageReader(_StorageReader):

@@ -95,7 +95,7 @@ class CausalLMDataset(MapDataset):
         return sample
 
 
-class SavesSteps(_Trainer):  # type: ignore[misc]
+class SavesSteps(_Trainer):
     """A base class of trainers, before `transformers.Trainer` or a class that is derived from it.
 
     >>> class Trainer(feedline.transformers.SavesSteps, trl.SFTTrainer): ...
@@ -319,7 +319,7 @@ class SavesSteps(_Trainer):  # type: ignore[misc]
             _restore_random_states(decoded(json.loads(found), "rng", False))
 
 
-class Trainer(SavesSteps, transformers.Trainer):  # type: ignore[misc]
+class Trainer(SavesSteps, transformers.Trainer):
     """`transformers.Trainer` with the checkpoints of `SavesSteps`."""
 
 

@@ -14,7 +14,7 @@ use crate::ui::step_folder::{run_steps, with_last_component};
 pub struct NothingFound(String);
 
 impl NothingFound {
-    pub(crate) fn new(text: String) -> anyhow::Error {
+    pub(crate) fn error(text: String) -> anyhow::Error {
         anyhow::Error::new(NothingFound(text))
     }
 }
@@ -122,7 +122,7 @@ impl InspectTarget {
         };
         if !has("") {
             let near = near();
-            return Err(NothingFound::new(format!(
+            return Err(NothingFound::error(format!(
                 "cannot find {name}: expected {name}.idx, token files of another format or a \
                  folder, found none{near}"
             )));

@@ -37,7 +37,7 @@ pub fn existing(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
         None => !store.list_names(&Key::root())?.is_empty(),
     };
     if !is_there {
-        return Err(NothingFound::new(format!(
+        return Err(NothingFound::error(format!(
             "cannot {doing} {name}: expected a folder with steps (step-*), found nothing there"
         )));
     }

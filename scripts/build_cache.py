@@ -5,8 +5,9 @@
     scripts/build_cache.py save       keep what the target folder has of them
 
 They are in ${XDG_CACHE_HOME:-~/.cache}/feedline/crates/KEY, 1.3 GB for the tests and about as much
-for a release build, 4 GB at most, and may be deleted at any time. KEY is a hash of what decides how they are compiled: rustc, Cargo.lock, the profiles of
-Cargo.toml, .cargo/config.toml. The two keys that were used last are kept. Crates of the workspace
+for a release build, 4 GB at most, and may be deleted at any time. KEY is a hash of what decides how
+they are compiled: rustc, their versions in Cargo.lock, Cargo.toml, .cargo/config.toml. The two keys
+that were used last are kept. Crates of the workspace
 are never kept: cargo would take those of another clone for this one's.
 """
 
@@ -45,7 +46,10 @@ def main(command):
 
 def key():
     digest = hashlib.sha256(subprocess.check_output(["rustc", "-vV"]))
-    for path in ("Cargo.lock", "Cargo.toml", ".cargo/config.toml"):
+    # The crates of the workspace are not kept, so what they depend on does not matter.
+    packages = Path("Cargo.lock").read_text().split("[[package]]")
+    digest.update("".join(text for text in packages if "\nsource = " in text).encode())
+    for path in ("Cargo.toml", ".cargo/config.toml"):
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()[:16]
 

@@ -80,6 +80,7 @@ pub use drain::{Drain, DrainOptions, DrainPass, DrainReport, Durability};
 pub use dtype::{Dtype, Group};
 pub use format::catalog::{Chunk, Packed, StoredBlock, TensorEntry};
 pub use format::codec::Codec;
+pub use format::tensor_file::{FileTensor, TensorFile};
 pub use liveness::heartbeat::LivenessTimeouts;
 pub use liveness::lease::Lease;
 pub use number::{can_cast, cast, to_f64};

@@ -6,8 +6,9 @@
 //! is in `python/feedline`, which documents it.
 //!
 //! In reading order: `dataset` opens samples and reads them by number, `loader` reads them ahead,
-//! `arrays` lends the memory of a batch to numpy. `checkpoint` saves and reads steps, `tokenizer`
-//! encodes texts, `verbs` runs what the programs run. `errors` and `wait` are below all of these.
+//! `arrays` lends the memory of a batch to numpy. `checkpoint` saves and reads steps, `tensor_file`
+//! reads and writes single files of tensors. `tokenizer` encodes texts, `verbs` runs what the
+//! programs run. `errors` and `wait` are below all of these.
 
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "arguments from Python are owned")]
@@ -17,6 +18,7 @@ mod checkpoint;
 mod dataset;
 mod errors;
 mod loader;
+mod tensor_file;
 mod tokenizer;
 mod verbs;
 mod wait;
@@ -32,6 +34,8 @@ mod _feedline {
     use super::dataset::Dataset;
     #[pymodule_export]
     use super::loader::Loader;
+    #[pymodule_export]
+    use super::tensor_file::{TensorFile, crc64_all, write_file};
     #[pymodule_export]
     use super::tokenizer::Tokenizer;
     #[pymodule_export]

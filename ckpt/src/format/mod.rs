@@ -4,3 +4,4 @@ pub(crate) mod catalog;
 pub(crate) mod chunk_writer;
 pub(crate) mod codec;
 pub(crate) mod safetensors;
+pub(crate) mod tensor_file;

@@ -11,6 +11,7 @@ __all__ = [
     "Checkpoints",
     "Dataset",
     "Loader",
+    "TensorFile",
     "Tokenizer",
     "__version__",
     "check",
@@ -18,10 +19,12 @@ __all__ = [
     "ckpt_ls",
     "ckpt_verify",
     "copy_all",
+    "crc64_all",
     "inspect",
     "preprocess",
     "process_identity",
     "split_step",
+    "write_file",
 ]
 
 __version__: str
@@ -59,6 +62,15 @@ class Checkpoint:
         wants: Sequence[tuple[str, str, list[list[int]] | None, npt.NDArray[np.uint8]]],
         progress: Callable[[int], object] | None,
     ) -> int: ...
+
+@final
+class TensorFile:
+    def __new__(cls, url: str) -> TensorFile: ...
+    @property
+    def file(self) -> str: ...
+    def tensors(self) -> list[tuple[str, str, list[int], int, int]]: ...
+    def metadata(self) -> list[tuple[str, str]]: ...
+    def read(self, wants: Sequence[tuple[int, npt.NDArray[np.uint8]]]) -> None: ...
 
 @final
 class Dataset:
@@ -151,3 +163,5 @@ def copy_all(
     parts: Sequence[tuple[int, npt.NDArray[np.uint8]]],
     threads: int,
 ) -> None: ...
+def write_file(url: str, header: bytes, parts: Sequence[npt.NDArray[np.uint8]]) -> None: ...
+def crc64_all(arrays: Sequence[npt.NDArray[np.uint8]]) -> list[int]: ...

@@ -1,0 +1,382 @@
+"""The calls of the package `safetensors`, for files, steps and S3.
+
+>>> from feedline.safetensors import load_file, safe_open, save_file
+>>> save_file({"weight": tensor}, "s3://bucket/model.safetensors")
+>>> load_file("model.safetensors")["weight"]
+>>> load_file("run/ckpt")["lm_head.weight"]      # the weights of the newest step, verified
+
+`save_file` writes what every reader of safetensors opens. A file appears when all of it is durable,
+and holds a CRC-64 of each tensor in its metadata, which `load_file` and `get_tensor` compare. Files
+of other programs have none. Files are read past the page cache, by several threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from feedline import _feedline
+from feedline._names import DTYPES, bytes_of, dtype_name
+from feedline.ckpt import Step, open_step
+from feedline.errors import CorruptError
+from feedline.tokens import Url, text_of
+
+__all__ = ["load_file", "load_model", "safe_open", "save_file", "save_model"]
+
+_SUMS = "feedline.crc64"
+"""The key of the checksums in the metadata: JSON of hexadecimal digits by the tensors' names."""
+
+_ALIGN_BYTES = 4096
+
+
+def save_file(
+    tensors: Mapping[str, torch.Tensor], filename: Url, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes tensors to a file, durably. A file of that name is replaced when all is written.
+
+    Args:
+        tensors: Tensors by their names; those of a device are copied to host memory.
+        filename: A path or a URL. An object of S3 that exists is not replaced.
+        metadata: Strings that are stored beside them.
+
+    Raises:
+        ValueError: A tensor cannot be stored, or two share memory; the text names them.
+        FileExistsError: The object exists, on S3.
+        OSError: The store failed, or is full.
+    """
+    name = text_of(filename)
+    _check_shared(tensors)
+    order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
+    hosts = {key: tensors[key].detach().to("cpu").contiguous() for key in order}
+    parts = [bytes_of(hosts[key]) for key in order]
+    sums = dict(zip(order, _feedline.crc64_all(parts), strict=True))
+    strings = dict(metadata or {})
+    strings[_SUMS] = json.dumps({key: f"{value:016x}" for key, value in sums.items()})
+    header: dict[str, Any] = {"__metadata__": strings}
+    at = 0
+    for key, part in zip(order, parts, strict=True):
+        header[key] = {
+            "dtype": dtype_name(hosts[key].dtype, key),
+            "shape": list(hosts[key].shape),
+            "data_offsets": [at, at + len(part)],
+        }
+        at += len(part)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGN_BYTES)
+    head = len(text).to_bytes(8, "little") + text
+    if "://" in name:
+        _feedline.write_file(name, head, parts)
+        return
+    folder_name, base = os.path.split(name)
+    hidden = os.path.join(folder_name, f".{base}.{secrets.token_hex(4)}")
+    _feedline.write_file(hidden, head, parts)
+    try:
+        os.replace(hidden, name)
+    except OSError:
+        os.unlink(hidden)
+        raise
+    folder = os.open(folder_name or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load_file(filename: Url, device: str | int | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    """All tensors of a file, or all weights of a step.
+
+    Args:
+        filename: A path or a URL: a safetensors file, a step, or a folder of steps.
+        device: Where the tensors are to be.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptError: The file is not what its format says, or differs from its checksums.
+    """
+    with safe_open(filename, "pt", device) as file:
+        return file.get_tensors()
+
+
+def save_model(
+    model: torch.nn.Module, filename: Url, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes the state of a model. Of tensors that share memory one is written, under the first of
+    their names in the alphabet; the metadata maps the other names to it."""
+    kept: dict[tuple[Any, ...], str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    strings = dict(metadata or {})
+    for name, tensor in sorted(model.state_dict().items()):
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+        first = kept.setdefault(place, name) if tensor.numel() else name
+        if first == name:
+            tensors[name] = tensor
+        else:
+            strings[name] = first
+    save_file(tensors, filename, strings)
+
+
+def load_model(
+    model: torch.nn.Module,
+    filename: Url,
+    strict: bool = True,
+    device: str | int | torch.device = "cpu",
+) -> tuple[list[str], list[str]]:
+    """Loads the state of a model, as `torch.nn.Module.load_state_dict` does.
+
+    Returns:
+        Names that the file lacks, and names that the model lacks. A tensor that shares its memory
+        with one that was loaded is not missing.
+
+    Raises:
+        RuntimeError: With ``strict``, if there are such names, or a shape differs.
+    """
+    state = load_file(filename, device)
+    found = model.load_state_dict(state, strict=False)
+    own = model.state_dict()
+    loaded = {own[name].data_ptr() for name in state if name in own}
+    missing = [name for name in found.missing_keys if own[name].data_ptr() not in loaded]
+    if strict and (missing or found.unexpected_keys):
+        raise RuntimeError(
+            f"cannot load {text_of(filename)}: expected the tensors of the model, found "
+            f"{len(missing)} missing ({', '.join(missing[:5])}) and "
+            f"{len(found.unexpected_keys)} others ({', '.join(found.unexpected_keys[:5])})"
+        )
+    return missing, list(found.unexpected_keys)
+
+
+class safe_open:  # noqa: N801, the name of the package that it stands for
+    """A file of which single tensors and parts of them are read.
+
+    Args:
+        filename: A path or a URL: a safetensors file, a step, or a folder of steps for the weights
+            of the newest.
+        framework: ``"pt"``.
+        device: Where tensors are to be.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptError: The file is not what its format says.
+    """
+
+    def __init__(
+        self, filename: Url, framework: str = "pt", device: str | int | torch.device = "cpu"
+    ) -> None:
+        if framework not in ("pt", "torch", "pytorch"):
+            raise ValueError(f"cannot use framework '{framework}': expected 'pt'")
+        self._device = device
+        name = text_of(filename)
+        self._source: _FileTensors | _StepTensors
+        if name.endswith(".safetensors") or (os.path.isfile(name) and "://" not in name):
+            self._source = _FileTensors(name)
+        else:
+            self._source = _StepTensors(open_step(name))
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open but between calls."""
+
+    def keys(self) -> list[str]:
+        """The names of all tensors, sorted."""
+        return sorted(self._source.entries)
+
+    def offset_keys(self) -> list[str]:
+        """The names of all tensors, in the order of the file."""
+        return list(self._source.entries)
+
+    def metadata(self) -> dict[str, str]:
+        """The strings that were stored beside the tensors."""
+        return self._source.metadata()
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """A whole tensor.
+
+        Raises:
+            KeyError: There is none of that name.
+            CorruptError: It differs from its checksum.
+        """
+        return self._whole([name])[name]
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors, read together."""
+        return self._whole(self.keys())
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """A tensor of which only a part is read: ``file.get_slice(name)[10:20, :4]``."""
+        self._source.entry(name)
+        return TensorSlice(self._source, name, self._device)
+
+    def _whole(self, names: list[str]) -> dict[str, torch.Tensor]:
+        tensors = {}
+        for name in names:
+            dtype, shape = self._source.entry(name)
+            tensors[name] = torch.empty(shape, dtype=DTYPES[dtype])
+        self._source.read_whole(tensors)
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+class TensorSlice:
+    """A tensor of a file or a step. Indexing it reads the rows, and of a step the box, that the
+    index needs."""
+
+    def __init__(
+        self,
+        source: _FileTensors | _StepTensors,
+        name: str,
+        device: str | int | torch.device,
+    ) -> None:
+        self._source, self._name, self._device = source, name, device
+
+    def get_shape(self) -> list[int]:
+        """Elements along each axis."""
+        return list(self._source.entry(self._name)[1])
+
+    def get_dtype(self) -> str:
+        """Its type, by its name in safetensors."""
+        return self._source.entry(self._name)[0]
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        shape = self.get_shape()
+        spans, rest = _box(index, shape)
+        box = self._source.read_box(self._name, spans)
+        return box[rest].contiguous().to(self._device)
+
+
+class _FileTensors:
+    """The tensors of a safetensors file."""
+
+    def __init__(self, name: str) -> None:
+        self._file = _feedline.TensorFile(name)
+        self.entries: dict[str, tuple[str, list[int], int, int]] = {
+            key: (dtype, shape, begin, end)
+            for key, dtype, shape, begin, end in sorted(
+                self._file.tensors(), key=lambda entry: entry[3]
+            )
+        }
+
+    def metadata(self) -> dict[str, str]:
+        return dict(self._file.metadata())
+
+    def entry(self, name: str) -> tuple[str, list[int]]:
+        if name not in self.entries:
+            raise KeyError(
+                f"cannot read tensor '{name}' of {self._file.file}: expected one of "
+                f"{len(self.entries)} names, found no such tensor"
+            )
+        return self.entries[name][:2]
+
+    def read_whole(self, tensors: dict[str, torch.Tensor]) -> None:
+        arrays = {name: bytes_of(tensor) for name, tensor in tensors.items()}
+        order = sorted(arrays, key=lambda name: self.entries[name][2])
+        self._file.read([(self.entries[name][2], arrays[name]) for name in order])
+        sums = json.loads(self.metadata().get(_SUMS, "{}"))
+        known = [name for name in order if name in sums]
+        found = _feedline.crc64_all([arrays[name] for name in known])
+        for name, value in zip(known, found, strict=True):
+            if f"{value:016x}" != sums[name]:
+                raise CorruptError(
+                    f"cannot read tensor '{name}' of {self._file.file}: expected CRC-64 "
+                    f"{sums[name]} as in its metadata, found {value:016x}"
+                )
+
+    def read_box(self, name: str, spans: list[list[int]]) -> torch.Tensor:
+        """Whole rows of the first axis are read, and cut in memory."""
+        dtype, shape, begin, _ = self.entries[name]
+        if not shape:
+            tensor = torch.empty(shape, dtype=DTYPES[dtype])
+            self.read_whole({name: tensor})
+            return tensor
+        first, rows = spans[0]
+        tensor = torch.empty([rows, *shape[1:]], dtype=DTYPES[dtype])
+        row_bytes = torch.Size(shape[1:]).numel() * tensor.element_size()
+        if tensor.numel():
+            self._file.read([(begin + first * row_bytes, bytes_of(tensor))])
+        return tensor[(slice(None), *(slice(start, start + n) for start, n in spans[1:]))]
+
+
+class _StepTensors:
+    """The weights of a step."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self.entries = {name: step.entry(name) for group, name in step.keys() if group == "model"}
+
+    def metadata(self) -> dict[str, str]:
+        return {"format": "pt", "step": str(self._step.step)}
+
+    def entry(self, name: str) -> tuple[str, list[int]]:
+        return self._step.entry(name)
+
+    def read_whole(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._step.read_into(
+            [(name, "model", None, bytes_of(tensor)) for name, tensor in tensors.items()]
+        )
+
+    def read_box(self, name: str, spans: list[list[int]]) -> torch.Tensor:
+        dtype, _ = self.entry(name)
+        tensor = torch.empty([length for _, length in spans], dtype=DTYPES[dtype])
+        self._step.read_into([(name, "model", spans, bytes_of(tensor))])
+        return tensor
+
+
+def _box(index: Any, shape: list[int]) -> tuple[list[list[int]], tuple[Any, ...]]:
+    """The smallest box that has what an index asks for, and the index within that box.
+
+    Raises:
+        IndexError: The index has more axes than the tensor, or is outside of one.
+        TypeError: It has something else than integers, slices and one ellipsis.
+    """
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is Ellipsis for part in parts):
+        at = next(n for n, part in enumerate(parts) if part is Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    if len(parts) > len(shape):
+        raise IndexError(f"expected at most {len(shape)} indices, found {len(parts)}")
+    parts += [slice(None)] * (len(shape) - len(parts))
+    spans: list[list[int]] = []
+    rest: list[Any] = []
+    for part, length in zip(parts, shape, strict=True):
+        if isinstance(part, slice):
+            start, stop, step = part.indices(length)
+            if step < 1:
+                raise IndexError(f"expected a slice with a positive step, found {step}")
+            spans.append([start, max(0, stop - start)])
+            rest.append(slice(None, None, step))
+        elif isinstance(part, int) and not isinstance(part, bool):
+            place = part + length if part < 0 else part
+            if not 0 <= place < length:
+                raise IndexError(f"expected an index within {length} elements, found {part}")
+            spans.append([place, 1])
+            rest.append(0)
+        else:
+            raise TypeError(f"expected integers and slices, found {type(part).__name__}")
+    return spans, tuple(rest)
+
+
+def _check_shared(tensors: Mapping[str, torch.Tensor]) -> None:
+    places: dict[torch.device, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            found = type(tensor).__name__
+            raise ValueError(f"cannot save '{name}': expected a tensor, found {found}")
+        if tensor.numel() and not tensor.is_meta:
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            last = sum((length - 1) * step for length, step in steps)
+            begin = tensor.data_ptr()
+            end = begin + (last + 1) * tensor.element_size()
+            places.setdefault(tensor.device, []).append((begin, end, name))
+    for each in places.values():
+        each.sort()
+        for (_, end, other), (begin, _, name) in itertools.pairwise(each):
+            if begin < end:
+                raise ValueError(
+                    f"cannot save '{name}': expected memory of its own, found that of '{other}' "
+                    "(hint: save_model writes shared tensors once)"
+                )

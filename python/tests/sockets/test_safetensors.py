@@ -1,0 +1,129 @@
+"""feedline.safetensors beside the package safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.torch as theirs
+import torch
+import torch.distributed.checkpoint as dcp
+
+import feedline
+from feedline import safetensors as ours
+from feedline.dcp import StorageWriter
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {
+        "b.weight": torch.randn(30, 20),
+        "a.half": torch.randn(7).to(torch.bfloat16),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "flags": torch.tensor([True, False]),
+        "view": torch.randn(5, 6).t(),
+        "eight": torch.randn(9).to(torch.float8_e4m3fn),
+    }
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        other = found[name]
+        assert other.dtype == tensor.dtype and other.shape == tensor.shape, name
+        assert torch.equal(
+            other.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)
+        )
+
+
+@pytest.mark.parametrize(("save", "load"), [(ours, theirs), (theirs, ours), (ours, ours)])
+def test_each_reads_what_the_other_writes(tmp_path: Path, save: object, load: object) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in some_tensors().items()}
+    file = tmp_path / "model.safetensors"
+    save.save_file(tensors, file, {"format": "pt"})  # type: ignore[attr-defined]
+    assert_same(load.load_file(file), tensors)  # type: ignore[attr-defined]
+    assert os.listdir(tmp_path) == [file.name]
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for value in (1.0, 2.0):
+        ours.save_file({"w": torch.full((3,), value)}, file)
+    assert ours.load_file(file)["w"].tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="complex64"):
+        ours.save_file({"w": torch.zeros(2, dtype=torch.complex64)}, file)
+    assert ours.load_file(file)["w"].tolist() == [2.0, 2.0, 2.0]
+    assert os.listdir(tmp_path) == [file.name]
+
+
+def test_parts_are_those_of_the_package(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    tensors = some_tensors()
+    ours.save_file(tensors, file, {"a": "b"})
+    dcp.save(tensors, storage_writer=StorageWriter(tmp_path / "ckpt", 1), no_dist=True)
+    indices = [
+        (slice(3, 20, 4), slice(None, 5)),
+        (2,),
+        (slice(None), -1),
+        (..., slice(1, 3)),
+        (slice(40, 50),),
+        (slice(5, 2),),
+        (-1, -2),
+    ]
+    with safetensors.safe_open(file, "pt") as expected:
+        for source in (file, tmp_path / "ckpt"):
+            with ours.safe_open(source, framework="pt") as found:
+                assert found.keys() == sorted(expected.keys())
+                part = found.get_slice("b.weight")
+                assert part.get_shape() == [30, 20] and part.get_dtype() == "F32"
+                for index in indices:
+                    assert torch.equal(part[index], tensors["b.weight"][index]), (source, index)
+                for name in found.keys():  # noqa: SIM118, it is no mapping
+                    assert_same({name: found.get_tensor(name)}, {name: tensors[name].contiguous()})
+        with ours.safe_open(file) as found:
+            assert found.metadata()["a"] == "b"
+            assert found.offset_keys() == expected.offset_keys()
+    for wrong, error in (((0, 0, 0), IndexError), (30, IndexError), ("x", TypeError)):
+        with pytest.raises(error):
+            part[wrong]
+
+
+def test_a_model_with_tied_weights(tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(6, 4)
+            self.head = torch.nn.Linear(4, 6, bias=False)
+            self.head.weight = self.embedding.weight
+
+    model, other = Tied(), Tied()
+    with pytest.raises(ValueError, match=r"embedding\.weight.*save_model"):
+        ours.save_file(model.state_dict(), tmp_path / "a.safetensors")
+    for save, load in ((ours, theirs), (theirs, ours), (ours, ours)):
+        torch.nn.init.zeros_(other.head.weight)
+        save.save_model(model, tmp_path / "a.safetensors")
+        assert load.load_model(other, tmp_path / "a.safetensors")[1] == []
+        assert torch.equal(other.head.weight, model.head.weight)
+    with pytest.raises(RuntimeError, match="2 missing"):
+        ours.load_model(torch.nn.Linear(2, 2), tmp_path / "a.safetensors")
+
+
+def test_damage_is_found_by_the_sums_in_the_metadata(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    ours.save_file(some_tensors(), file)
+    with ours.safe_open(file) as opened:
+        last = opened.offset_keys()[-1]
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    theirs.load_file(file)  # it cannot see it
+    with pytest.raises(feedline.CorruptError, match=last):
+        ours.load_file(file)
+    file.write_bytes(damaged[:-5])
+    with pytest.raises(feedline.CorruptError, match="expected"):
+        ours.load_file(file)
+    with pytest.raises(FileNotFoundError):
+        ours.load_file(tmp_path / "none.safetensors")

@@ -12,10 +12,15 @@ Rows:
   resume    from opening an order of 10^9 samples to the first batch behind its middle
   encode    ids of a file of JSON lines, in memory, on all cores; gigatoken and Hugging Face
   import    `import feedline`
+  save      dcp.save of a state of --bytes, durable; DCP's FileSystemWriter, and the save of
+            `feedline ckpt bench`, without Python
+  load      dcp.load of it, the page cache dropped, as root; DCP's FileSystemReader, and its weights
+            by the package safetensors
+  stall     what a training loop waits for dcp.async_save; DCP's own staging
 
 PREFIX is a GPT corpus of 16-bit ids larger than a few hundred megabytes; FOLDER has GPT-2's
-vocab.json and merges.txt. The peers and the wheel are installed into
-.bench-venv-python, or are in --python. `read_ahead_kb` of the device is printed: the speed of
+vocab.json and merges.txt. --folder, of the last three rows, is on the disk to measure. The peers
+and the wheel are installed into .bench-venv-python, or are in --python. `read_ahead_kb` of the device is printed: the speed of
 Megatron's memory map depends on it; --read-ahead sets it for the run, as root.
 """
 
@@ -32,8 +37,9 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VENV = ROOT / ".bench-venv-python"
 SIDE = ROOT / "python/benches/side.py"
+CHECKPOINTS = ROOT / "python/benches/checkpoints.py"
 MEGATRON = ROOT / "loader/benches/peers/megatron_loader.py"
-ROWS = "cold warm cost resume encode import".split()
+ROWS = "cold warm cost resume encode import save load stall".split()
 
 
 def main():
@@ -59,6 +65,8 @@ def arguments():
     parser.add_argument("--seq-length", type=int, default=2048)
     parser.add_argument("--samples", type=int, default=100_000, help="read by Feedline")
     parser.add_argument("--slow", type=int, default=2_000, help="samples of Megatron's when cold")
+    parser.add_argument("--folder", help="for the rows save, load and stall")
+    parser.add_argument("--bytes", type=float, default=4e9, help="of their state")
     parser.add_argument("--read-ahead", type=int, help="KiB; put back afterwards")
     parser.add_argument("--python", help="one with the peers and the package")
     parser.add_argument(
@@ -68,7 +76,10 @@ def arguments():
     rows = set(args.rows.split(","))
     if unknown := rows - set(ROWS):
         parser.error(f"--rows: expected some of {', '.join(ROWS)}, found {', '.join(unknown)}")
-    if rows - {"encode", "import"} and not args.prefix:
+    of_checkpoints = {"save", "load", "stall"}
+    if rows & of_checkpoints and not args.folder:
+        parser.error("--folder: expected a folder on the disk to measure, found none")
+    if rows - {"encode", "import"} - of_checkpoints and not args.prefix:
         parser.error("--prefix: expected the prefix of a corpus, found none")
     if "encode" in rows and not (args.texts and args.vocab):
         parser.error("--rows encode: expected --texts and --vocab")
@@ -172,6 +183,42 @@ class Bench:
         took = statistics.median(self.side("import")["seconds"] for _ in range(self.args.runs))
         print(f"| import feedline, milliseconds | {1000 * took:.0f} | | |")
 
+    def row_save(self):
+        found = self.checkpoints("save", "--program", self.args.program)
+        ours, theirs = found["bytes_per_s"]
+        rust = statistics.median(each["rates"][0]["median_bytes_per_s"] for each in found["rust"])
+        print(f"| GB/s of dcp.save, durable; FileSystemWriter | {gb(ours)} | {gb(theirs)} | "
+              f"{ours / theirs:.2f} |")
+        print(f"| GB/s of dcp.save; feedline ckpt bench, no Python | {gb(ours)} | {gb(rust)} | "
+              f"{ours / rust:.2f} |", flush=True)
+
+    def row_load(self):
+        found = self.checkpoints("load")
+        ours, theirs = found["bytes_per_s"]
+        print(f"| GB/s of dcp.load, cold, verified; FileSystemReader | {gb(ours)} | {gb(theirs)} | "
+              f"{ours / theirs:.2f} |")
+        weights = [found["weights_bytes"] / statistics.median(found[side])
+                   for side in ("weights", "weights_mmap", "weights_pread")]
+        for backend, rate in zip(("mmap", "pread"), weights[1:], strict=True):
+            peer = f"safetensors {found['safetensors']}, {backend}"
+            print(f"| GB/s of load_file, cold, verified; {peer} | {gb(weights[0])} | {gb(rate)} | "
+                  f"{weights[0] / rate:.2f} |", flush=True)
+
+    def row_stall(self):
+        found = self.checkpoints("stall")
+        theirs = statistics.median(found["theirs"])
+        for side, what in (("ours", "with optimizer="), ("eager", "copied at once")):
+            ours = statistics.median(found[side])
+            print(f"| milliseconds of async_save, {what}; DCP's staging | {1000 * ours:.1f} | "
+                  f"{1000 * theirs:.1f} | {theirs / ours:.1f} |", flush=True)
+
+    def checkpoints(self, side, *options):
+        folder = pathlib.Path(self.args.folder) / "bench-checkpoints"
+        options += ("--bytes", self.args.bytes, "--runs", self.args.runs)
+        found = run([self.python, CHECKPOINTS, side, folder, *options])
+        seconds = [statistics.median(found[each]) for each in ("ours", "theirs")]
+        return found | {"bytes_per_s": [found["bytes"] / each for each in seconds]}
+
     def beside(self, *sides):
         """Runs each side in turn, and all of that --runs times."""
         results = tuple([] for _ in sides)
@@ -199,6 +246,10 @@ class Bench:
         print(f"| {what} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} |", flush=True)
 
 
+def gb(bytes):
+    return f"{bytes / 1e9:.2f}"
+
+
 def median(results, key):
     return statistics.median(result[key] for result in results)
 
@@ -207,7 +258,10 @@ def run(command):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        return json.loads(done.stdout)
+    except ValueError:  # after other lines
+        return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ckpt::{
-    Blob, Check, CheckpointOptions, Group, HeldRegion, JointSaveOptions, PlanCache, Region,
-    RegionRequest, Retention, SaveControl, SavePlan, Span, TensorEntry, TensorSpec,
+    Blob, Check, CheckpointOptions, Drain, DrainOptions, Group, HeldRegion, JointSaveOptions,
+    PlanCache, Region, RegionRequest, Retention, SaveControl, SavePlan, Span, TensorEntry,
+    TensorSpec,
 };
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyValueError;
@@ -143,22 +144,54 @@ impl Checkpoints {
         Ok(inner.map(|inner| Checkpoint { inner, stop, job, home }))
     }
 
-    /// Deletes all but the newest complete steps; returns those that were deleted.
+    /// Deletes all but the newest complete steps, and those that `drain_to` lacks; returns those
+    /// that were deleted.
     fn retain(
         &self,
         py: Python<'_>,
         keep_last: usize,
         keep_every: Option<NonZeroU64>,
+        drain_to: Option<&str>,
     ) -> PyResult<Vec<u64>> {
         let policy = Retention { keep_last, keep_every, check: Check::Lengths };
-        self.run(py, |steps| steps.retain_by(&policy, &[]).map(|plan| plan.delete))
+        self.run(py, |steps| {
+            let drain = drain_to.map(|to| self.drain_of(to)).transpose()?;
+            let undrained = drain.map(|drain| drain.pending()).transpose()?.unwrap_or_default();
+            Ok(steps.retain_by(&policy, &undrained)?.delete)
+        })
+    }
+
+    /// Copies the steps that a second folder lacks; returns those that were copied, and those that
+    /// failed with the reason. `progress` gets the bytes read and written.
+    fn drain(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        progress: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<(Vec<u64>, Vec<(u64, String)>)> {
+        self.check_home()?;
+        let before = self.job.moved_bytes();
+        let look = |_: Python<'_>| match &progress {
+            Some(progress) => progress.call1((self.job.moved_bytes() - before,)).map(|_| ()),
+            None => Ok(()),
+        };
+        let drain = || self.drain_of(to)?.run();
+        let pass = beside_with(py, || self.stop.set(), drain, look)?.or_raise()?;
+        let drained = pass.drained.iter().map(|report| report.step).collect();
+        let failed = pass.failed.iter();
+        Ok((drained, failed.map(|(step, why)| (*step, storage::one_line(why))).collect()))
     }
 }
 
 impl Checkpoints {
+    fn drain_of(&self, to: &str) -> ckpt::Result<Drain> {
+        let to = Arc::new(ckpt::Checkpoints::open(self.job.open_url(to)?, Key::root()));
+        Ok(Drain::new(Arc::clone(&self.inner), to, DrainOptions::default()))
+    }
+
     fn check_home(&self) -> PyResult<()> {
         self.home.check("folder of checkpoints")?;
-        self.stop.0.store(false, Ordering::Relaxed);
+        self.stop.0.store(false, Ordering::Relaxed); // an earlier Ctrl-C is over
         Ok(())
     }
 

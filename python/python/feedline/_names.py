@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -108,9 +107,6 @@ class Names:
     def of_json(cls, found: Mapping[str, Any]) -> Names:
         places = {name: (place[0], place[1]) for name, place in found["tensors"].items()}
         return cls(places, found["paths"])
-
-    def to_json(self) -> bytes:
-        return json.dumps({"tensors": self.places, "paths": self.paths}).encode()
 
 
 def _place(name: str, path: Sequence[Any] | None, is_below_model: bool) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ _ALIGN_BYTES = 64
 
 _LARGE_BYTES = 1 << 20
 """From here on several threads copy a tensor; for less, a call costs more than the copy."""
+
+_PINNED_BYTES = 1 << 30
+"""Pinned memory that is allocated at once."""
 
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -58,8 +62,11 @@ class StagesCopies:
 
 
 def release_staging() -> None:
-    """Frees the memory that is kept for copies. What is still being saved is freed after it."""
+    """Frees the memory that is kept for copies. What is still being saved is not freed."""
     _arenas.release()
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        torch._C._host_emptyCache()
 
 
 class _Leased(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -122,33 +129,28 @@ class _Staged(dict[str, Any]):
 
 
 class _Copy:
-    """A state whose tensors are copies in one arena."""
+    """A state whose tensors are copies in memory that is kept."""
 
     def __init__(self, state: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> None:
         # Of each tensor once, however often the state has it.
         self._tensors: dict[int, torch.Tensor] = {}
         self._find(state)
-        sizes = [tensor.numel() * tensor.element_size() for tensor in self._tensors.values()]
-        steps = [-(-size // _ALIGN_BYTES) * _ALIGN_BYTES for size in sizes]
-        self._is_cuda = any(tensor.is_cuda for tensor in self._tensors.values())
-        arena = _arenas.lend(sum(steps), self._is_cuda)
         self._copies: dict[int, torch.Tensor] = {}
         later = set() if optimizer is None else set(_storages(optimizer))
         parts: tuple[list[_Part], list[_Part]] = ([], [])
-        at = 0
-        for (key, tensor), size, step in zip(self._tensors.items(), sizes, steps, strict=True):
+        for arena, at, tensor in _places(list(self._tensors.values())):
+            size = tensor.numel() * tensor.element_size()
             into = arena[at : at + size].view(tensor.dtype).view(tensor.shape)
-            self._copies[key] = into
-            parts[_storage(tensor) in later].append((at, into, tensor))
-            at += step
+            self._copies[id(tensor)] = into
+            parts[_storage(tensor) in later].append((arena, at, into, tensor))
         self._error: BaseException | None = None
-        self._event: Any = None
+        self._events: list[Any] = []
         self._thread: threading.Thread | None = None
-        self._copy(arena, parts[0])
+        _copy_parts(parts[0])
+        for device in _cuda_devices(parts[0]):
+            torch.cuda.current_stream(device).synchronize()
         if parts[1] and optimizer is not None:
-            self._copy_until_step(arena, parts[1], optimizer)
-        elif self._is_cuda:
-            torch.cuda.current_stream().synchronize()
+            self._copy_until_step(parts[1], optimizer)
 
     def finish_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state over the copies. From then on it alone keeps their memory."""
@@ -168,52 +170,42 @@ class _Copy:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        if self._event is not None:
-            self._event.synchronize()
+        for event in self._events:
+            event.synchronize()
 
-    def _copy_until_step(
-        self, arena: torch.Tensor, parts: list[_Part], optimizer: torch.optim.Optimizer
-    ) -> None:
-        hook = optimizer.register_step_pre_hook(lambda *_: self._end(hook))
-        if self._is_cuda:
-            # The device copies beside the kernels of the loop; the next step of the optimizer
-            # waits for it on the device.
-            cuda: Any = torch.cuda
-            stream = cuda.Stream()
-            stream.wait_stream(cuda.current_stream())
+    def end_before_step(self) -> None:
+        """What the next step of the optimizer waits for. An error belongs to the save."""
+        if self._thread is not None:
+            self._thread.join()
+        for event in self._events:
+            torch.cuda.current_stream(event.device).wait_event(event)
+
+    def _copy_until_step(self, parts: list[_Part], optimizer: torch.optim.Optimizer) -> None:
+        _hooks.add(optimizer, self)
+        # Devices copy beside the kernels of the loop, and their next step waits for it there.
+        cuda: Any = torch.cuda
+        for device in _cuda_devices(parts):
+            stream = cuda.Stream(device)
+            stream.wait_stream(cuda.current_stream(device))
+            mine = [part for part in parts if part[3].device == device]
             with cuda.stream(stream):
-                self._copy(arena, parts)
-                self._event = cuda.Event()
-                self._event.record()
+                _copy_parts(mine)
+            for *_, tensor in mine:
+                tensor.record_stream(stream)
+            self._events.append(stream.record_event())
+        on_host = [part for part in parts if not part[3].is_cuda]
+        if not on_host:
             return
 
         def run() -> None:
             try:
                 with torch.no_grad():
-                    self._copy(arena, parts)
+                    _copy_parts(on_host)
             except BaseException as error:  # raised again where the copy is needed
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="feedline-stage", daemon=True)
         self._thread.start()
-
-    def _end(self, hook: Any) -> None:
-        hook.remove()
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
-        elif self._thread is not None:
-            self._thread.join()  # an error belongs to the save, not to the loop
-
-    def _copy(self, arena: torch.Tensor, parts: list[_Part]) -> None:
-        large = []
-        for at, into, tensor in parts:
-            is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
-            if is_plain and into.numel() * into.element_size() >= _LARGE_BYTES:
-                large.append((at, bytes_of(tensor)))
-            else:
-                into.copy_(tensor, non_blocking=True)
-        if large:
-            _feedline.copy_all(arena.numpy(), large, _THREADS)
 
     def _find(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -230,7 +222,8 @@ class _Copy:
         if isinstance(value, torch.Tensor):
             return self._staged(value)
         if isinstance(value, Mapping):
-            return {key: self._rebuilt(inner) for key, inner in value.items()}
+            pairs = ((key, self._rebuilt(inner)) for key, inner in value.items())
+            return OrderedDict(pairs) if type(value) is OrderedDict else dict(pairs)
         if type(value) in (list, tuple):
             return type(value)(self._rebuilt(inner) for inner in value)
         return copy.deepcopy(value)
@@ -255,8 +248,72 @@ class _Copy:
         return copies[0]
 
 
-_Part = tuple[int, torch.Tensor, torch.Tensor]
-"""The place of a copy in the arena, the copy, and the tensor."""
+_Part = tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]
+"""An arena, the place of a copy in it, the copy, and the tensor."""
+
+
+def _places(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
+    """An arena and a place in it for each tensor. Tensors of devices go to pinned memory, of which
+    torch allocates powers of two: in arenas of a bounded size less of it is unused."""
+    places = []
+    for is_cuda in (False, True):
+        bins: list[tuple[int, list[tuple[int, torch.Tensor]]]] = [(0, [])]
+        for tensor in tensors:
+            if tensor.is_cuda != is_cuda:
+                continue
+            size = tensor.numel() * tensor.element_size()
+            end, inside = bins[-1]
+            if is_cuda and inside and end + size > _PINNED_BYTES:
+                end, inside = 0, []
+                bins.append((end, inside))
+            inside.append((end, tensor))
+            bins[-1] = (end + -(-size // _ALIGN_BYTES) * _ALIGN_BYTES, inside)
+        for end, inside in bins:
+            if inside:
+                arena = _arenas.lend(end, is_cuda)
+                places += [(arena, at, tensor) for at, tensor in inside]
+    return places
+
+
+def _copy_parts(parts: list[_Part]) -> None:
+    large = []
+    for arena, at, into, tensor in parts:
+        is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+        if is_plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES:
+            large.append((at, bytes_of(tensor)))
+            of_large = arena  # what is in host memory has one arena
+        else:
+            into.copy_(tensor, non_blocking=tensor.is_cuda)
+    if large:
+        _feedline.copy_all(of_large.numpy(), large, _THREADS)
+
+
+def _cuda_devices(parts: list[_Part]) -> list[torch.device]:
+    return list(dict.fromkeys(part[3].device for part in parts if part[3].is_cuda))
+
+
+class _Hooks:
+    """Before its next step an optimizer waits for the copies of what it changes. Each optimizer has
+    one hook for good: torch does not let a hook remove itself while it runs."""
+
+    def __init__(self) -> None:
+        self._pending: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Copy]]
+        self._pending = weakref.WeakKeyDictionary()
+
+    def add(self, optimizer: torch.optim.Optimizer, copy_of: _Copy) -> None:
+        if optimizer not in self._pending:
+            self._pending[optimizer] = []
+            optimizer.register_step_pre_hook(self._before_step)
+        self._pending[optimizer].append(copy_of)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        pending = self._pending[optimizer]
+        for each in pending:
+            each.end_before_step()
+        pending.clear()
+
+
+_hooks = _Hooks()
 
 
 def _storages(optimizer: torch.optim.Optimizer) -> Iterator[int]:

@@ -43,11 +43,16 @@ def encoded(value: Any, name: str, allow_pickle: bool) -> Any:
         return {f"${kind.__name__}": _text(value)}
     if kind is io.BytesIO:
         return {"$bytesio": _text(value.getvalue())}
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
+    if isinstance(value, np.generic) and _is_plain(value.dtype):
         return {"$scalar": [value.dtype.str, _text(value.tobytes())]}
-    if kind is np.ndarray and not value.dtype.hasobject:
+    if kind is np.ndarray and _is_plain(value.dtype):
         return {"$array": [value.dtype.str, list(value.shape), _text(value.tobytes())]}
     return _torch_value(value, name, allow_pickle)
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    """Whether the text of a type stands for all of it, and no element is an object."""
+    return not dtype.hasobject and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
 
 
 def _torch_value(value: Any, name: str, allow_pickle: bool) -> Any:

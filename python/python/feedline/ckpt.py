@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from feedline import _feedline
+from feedline.errors import FeedlineError
 from feedline.tokens import Url, text_of
 from feedline.verbs import OnProgress, _Line
 
-__all__ = ["Step", "diff", "ls", "open", "retain", "verify"]
+__all__ = ["Step", "diff", "drain", "ls", "open", "retain", "verify"]
 
 _NUMPY = {
     "BOOL": "?",
@@ -248,15 +249,45 @@ def diff(a: Url, b: Url, *, read: bool = False, progress: OnProgress = None) -> 
         return found
 
 
-def retain(folder: Url, keep_last: int, *, keep_every: int | None = None) -> list[int]:
+def retain(
+    folder: Url, keep_last: int, *, keep_every: int | None = None, drain_to: Url | None = None
+) -> list[int]:
     """Deletes old steps: all but the newest complete ones, which are always at least one.
 
     Args:
         folder: The folder of steps.
         keep_last: How many of the newest stay.
         keep_every: Steps that are a multiple of this stay too.
+        drain_to: Steps that this second folder lacks stay too.
 
     Returns:
         The steps that were deleted.
     """
-    return open_folder(folder).retain(keep_last, keep_every)
+    target = None if drain_to is None else text_of(drain_to)
+    return open_folder(folder).retain(keep_last, keep_every, target)
+
+
+def drain(source: Url, target: Url, *, progress: OnProgress = None) -> list[int]:
+    """Copies the steps that a second folder lacks, verified, each of them whole or not at all.
+
+    A copy that was interrupted continues.
+
+    Args:
+        source: The folder of steps.
+        target: The other folder, usually of another store: ``"s3://bucket/run"``.
+        progress: As for `feedline.check`.
+
+    Returns:
+        The steps that were copied.
+
+    Raises:
+        FeedlineError: A step cannot be copied, as one that is damaged; the others are.
+        OSError: A store failed, or is full.
+    """
+    with _Line("drain", progress) as line:
+        copied, failed = open_folder(source).drain(text_of(target), line.bytes)
+    if failed:
+        step, why = failed[0]
+        more = f", and {len(failed) - 1} others" if len(failed) > 1 else ""
+        raise FeedlineError(f"cannot copy step {step} to {text_of(target)}: {why}{more}")
+    return copied

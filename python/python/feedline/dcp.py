@@ -23,10 +23,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import os
 import secrets
+import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -54,11 +56,11 @@ from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from feedline import _feedline
+from feedline import _feedline, ckpt
 from feedline._names import DTYPES, Names, bytes_of, dtype_name
 from feedline._staging import StagesCopies, release_staging
 from feedline._values import decoded, encoded
-from feedline.ckpt import open_folder, open_step
+from feedline.ckpt import Step, open_folder, open_step
 from feedline.tokens import Url, text_of
 
 __all__ = ["StorageReader", "StorageWriter", "release_staging"]
@@ -95,14 +97,20 @@ class StorageWriter(StagesCopies, _StorageWriter):
     rank that fails or dies ends the save of the others within seconds, and leaves the last step.
     Given to `async_save`, it also copies the state, into memory that is kept for the next step.
 
+    A step has at most 200,000 pieces of tensors: a tensor of which each of 256 ranks has a part is
+    256 of them. With more ranks shard within groups of them (HSDP).
+
     Args:
         folder: The folder of steps: a path or a URL. Each step is a folder in it.
         step: The number of this step; a step that exists is not overwritten.
         meta: JSON that is stored with the step, for `feedline.ckpt.Step.meta`.
         allow_pickle: Whether values that JSON cannot hold are pickled. Reading them needs the
             same permission, for a pickle can run any code.
-        timeout: Seconds after which a save that does not end has failed.
+        timeout: Seconds after which a save that waits for other ranks has failed.
         keep_last: Deletes all but so many of the newest steps after each save.
+        drain_to: A second folder, such as ``s3://bucket/run``, to which a thread copies each step
+            after its commit. Steps that it lacks are not deleted. A step that cannot be copied is
+            logged, and the next copy tries it again.
         shard_bytes_max: Bytes of tensors in a file.
         optimizer: For `async_save`: the optimizer that changes the parameters, and nothing else
             does. Parameters and its state are then copied while the loop computes gradients, and
@@ -127,6 +135,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
         allow_pickle: bool = False,
         timeout: float = 1800,
         keep_last: int | None = None,
+        drain_to: Url | None = None,
         shard_bytes_max: int = 4 << 30,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
@@ -134,12 +143,12 @@ class StorageWriter(StagesCopies, _StorageWriter):
         self.folder = text_of(folder)
         self.step = int(step)
         self.checkpoint_id = f"{self.folder.rstrip('/')}/step-{self.step:012}"
-        self._meta = json.dumps(meta)
+        self._meta = json.dumps(meta, allow_nan=False)
         self._allow_pickle = allow_pickle
         self._timeout = float(timeout)
         self._keep_last = keep_last
+        self._drain_to = None if drain_to is None else text_of(drain_to)
         self._options = {"shard_bytes_max": int(shard_bytes_max)}
-        self._attempt = 0
         self._optimizer = optimizer
         # What can be refused is refused here, where the exception is the caller's own.
         open_folder(self.folder, **self._options)
@@ -167,13 +176,13 @@ class StorageWriter(StagesCopies, _StorageWriter):
                 "cannot save with use_collectives=False: expected ranks that agree on what each of "
                 "them writes (hint: leave the argument out)"
             )
-        self._attempt = _attempts.next(self.checkpoint_id)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return dataclasses.replace(plan, storage_data=_feedline.process_identity())
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         if not any(plan.usable for plan in plans):
+            _last_plans.check()
             return plans  # each rank has the last ones, with what was ordered then
         plans = _last_plans.completed(plans)
         recipe, names = _recipe_of(plans)
@@ -184,6 +193,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
             _Orders(packed, writer, token, members, b"" if writer else zlib.compress(names))
             for writer in range(len(plans))
         ]
+        _last_plans.keep(plans)
         return [
             dataclasses.replace(plan, storage_data=order)
             for plan, order in zip(plans, orders, strict=True)
@@ -191,36 +201,48 @@ class StorageWriter(StagesCopies, _StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         orders = cast(_Orders, plan.storage_data)
-        _last_plans.seen(type(planner))
-        folder = open_folder(self.folder, **self._options)
+        _last_plans.used_by(planner)
         recipe = zlib.decompress(orders.recipe)
         part = json.dumps(
             {
                 "step": self.step,
                 "writer": orders.writer,
-                "token": f"{orders.token}-{self._attempt}",
+                "token": f"{orders.token}-{_attempts.next(self.checkpoint_id)}",
                 "deadline_s": self._timeout,
                 "members": orders.members,
             }
         )
+        folder = open_folder(self.folder, **self._options)
         try:
             self.synchronize_staging()
             tensors, blobs = self._contents(plan, planner, orders)
+            arrays = [bytes_of(tensor) for tensor in tensors]
         except BaseException as error:
             # The other ranks wait for this one in the store, not in a collective.
             if len(orders.members) > 1:
-                folder.decline(recipe, part, f"{type(error).__name__}: {error}")
+                try:
+                    folder.decline(recipe, part, f"{type(error).__name__}: {error}")
+                except Exception as untold:
+                    _log.warning("%s: cannot end the save of the other ranks: %s", self, untold)
             raise
-        arrays = [bytes_of(tensor) for tensor in tensors]
         folder.save(recipe, part, arrays, blobs, self._meta, None)
-        if orders.writer == 0 and self._keep_last is not None:
-            folder.retain(self._keep_last, None)
+        if orders.writer == 0:
+            self._after_commit(folder)
         results = []
         for item in plan.items:
             data = item.tensor_data
             size = 0 if data is None else _bytes(data.chunk.sizes, data.properties.dtype)
             results.append(WriteResult(item.index, size, self.step))
         return _done(results)
+
+    def _after_commit(self, folder: Any) -> None:
+        if self._keep_last is not None:
+            try:
+                folder.retain(self._keep_last, None, self._drain_to)
+            except Exception as error:  # the step is saved; the next save tries again
+                _log.warning("%s: old steps are not deleted: %s", self, error)
+        if self._drain_to is not None:
+            _drains.start(self.folder, self._drain_to)
 
     def _contents(
         self, plan: SavePlan, planner: SavePlanner, orders: _Orders
@@ -238,7 +260,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
             names = json.loads(zlib.decompress(orders.names))
             blobs.append((_BLOB, {"format": "feedline-dcp", "version": 1, **names}))
         if values:
-            blobs.append((f"dcp-values-{orders.writer:05}.json", values))
+            blobs.append((_values_blob(orders.writer), values))
         return tensors, [(name, json.dumps(value, indent=1).encode()) for name, value in blobs]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -263,6 +285,9 @@ class StorageReader(_StorageReader):
         CorruptError: A byte differs from what was saved; the text has the file and the offset.
         ValueError: A value is pickled, and ``allow_pickle`` is not set.
     """
+
+    _gives_raw_bytes = False
+    """Whether a planner gets a stored `io.BytesIO` itself. DCP's own would unpickle it."""
 
     def __init__(
         self, folder: Url, step: int | None = None, *, allow_pickle: bool = False
@@ -365,12 +390,37 @@ class StorageReader(_StorageReader):
     def _pickled(self, name: str) -> io.BytesIO:
         """A value as DCP's planners expect it. The pickle is made here, of what JSON says."""
         value = decoded(self._values[name], name, self._allow_pickle)
-        if isinstance(value, io.BytesIO):
+        if self._gives_raw_bytes and isinstance(value, io.BytesIO):
             return value
         bytes = io.BytesIO()
         torch.save(value, bytes)
         bytes.seek(0)
         return bytes
+
+
+class _Values(Mapping[str, Any]):
+    """The values of a step that are no tensors, as JSON; those of a writer are read when the first
+    of them is asked for."""
+
+    def __init__(self, step: Step, writers: dict[str, int]) -> None:
+        self._step, self._writers = step, writers
+        self._read: dict[int, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        writer = self._writers[name]
+        if writer not in self._read:
+            self._read[writer] = json.loads(self._step.blob(_values_blob(writer)))
+        return self._read[writer][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._writers)
+
+    def __len__(self) -> int:
+        return len(self._writers)
+
+
+def _values_blob(writer: int) -> str:
+    return f"dcp-values-{writer:05}.json"
 
 
 class _Attempts:
@@ -385,28 +435,80 @@ class _Attempts:
 
 
 class _LastPlans:
-    """The plans of the last save, for planners that send only those that have changed."""
+    """The plans of the last save by a planner that keeps its plans, and sends only those that have
+    changed."""
 
     def __init__(self) -> None:
         self._plans: list[SavePlan] = []
+        self._made: list[SavePlan] | None = None
         self._planners: set[type] = set()
-
-    def seen(self, planner: type) -> None:
-        self._planners.add(planner)
+        self._is_complete = False
 
     def completed(self, plans: list[SavePlan]) -> list[SavePlan]:
-        if not all(plan.usable for plan in plans):
-            if len(self._planners) != 1 or len(self._plans) != len(plans):
-                raise ValueError(
-                    "cannot save by a planner that keeps its plans: expected the plans of all "
-                    "ranks, found some of them (hint: leave out enable_plan_caching)"
-                )
-            pairs = zip(plans, self._plans, strict=True)
-            plans = [plan if plan.usable else last for plan, last in pairs]
-        self._plans = plans
-        return plans
+        """The plans of all ranks, with the last one of each rank that has sent none."""
+        # Until `keep`: if the save fails before, the planners have kept what nobody has seen.
+        self._is_complete = False
+        if all(plan.usable for plan in plans):
+            return plans
+        if len(self._planners) != 1 or len(self._plans) != len(plans):
+            raise self._refusal()
+        pairs = zip(plans, self._plans, strict=True)
+        return [plan if plan.usable else last for plan, last in pairs]
+
+    def keep(self, plans: list[SavePlan]) -> None:
+        """These became the plans of a save."""
+        self._made, self._is_complete = plans, True
+
+    def used_by(self, planner: SavePlanner) -> None:
+        """The plans that were made last are those of this planner."""
+        made, self._made = self._made, None
+        if made is not None and getattr(planner, "_enable_plan_caching", False):
+            self._plans = made
+            self._planners.add(type(planner))
+
+    def check(self) -> None:
+        """Whether what all planners have kept is what was saved last."""
+        if not self._is_complete:
+            raise self._refusal()
+
+    def _refusal(self) -> ValueError:
+        return ValueError(
+            "cannot save by a planner that keeps its plans: expected the plans of all ranks, found "
+            "that some are not known, after a save that failed or was of another state (hint: "
+            "leave out enable_plan_caching)"
+        )
 
 
+class _Drains:
+    """Threads that copy steps to second folders, one for each pair. The program ends after them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._again: dict[tuple[str, str], bool] = {}
+
+    def start(self, source: str, target: str) -> None:
+        pair = (source, target)
+        with self._lock:
+            is_running = pair in self._again
+            self._again[pair] = True
+        if not is_running:
+            threading.Thread(target=self._run, args=pair, name="feedline-drain").start()
+
+    def _run(self, source: str, target: str) -> None:
+        while True:
+            with self._lock:
+                if not self._again[source, target]:
+                    del self._again[source, target]
+                    return
+                self._again[source, target] = False
+            try:
+                ckpt.drain(source, target, progress=False)
+            except Exception as error:
+                _log.error("a step is not copied: %s", error)
+
+
+_log = logging.getLogger("feedline.ckpt")
+_drains = _Drains()
 _attempts = _Attempts()
 _last_plans = _LastPlans()
 
@@ -440,10 +542,18 @@ def _recipe_of(plans: list[SavePlan]) -> tuple[dict[str, Any], bytes]:
             spans = [list(s) for s in zip(data.chunk.offsets, data.chunk.sizes, strict=True)]
             regions.append({"tensor": numbers[fqn], "region": {"spans": spans, "flat": None}})
         held.append(regions)
-    return {"specs": specs, "held": held}, names.to_json()
+    # Of a value that several ranks have, DCP leaves one.
+    values = {
+        item.index.fqn: writer
+        for writer, plan in enumerate(plans)
+        for item in plan.items
+        if item.tensor_data is None
+    }
+    of_state = {"tensors": names.places, "paths": names.paths, "values": values}
+    return {"specs": specs, "held": held}, json.dumps(of_state).encode()
 
 
-def _read_names(step: Any) -> tuple[Names, dict[str, Any]]:
+def _read_names(step: Step) -> tuple[Names, Mapping[str, Any]]:
     """The names of a step's tensors in the state, and its values that are no tensors."""
     blobs = step.blobs()
     if _BLOB not in blobs:
@@ -454,17 +564,21 @@ def _read_names(step: Any) -> tuple[Names, dict[str, Any]]:
             f"cannot read {step.folder}/{_BLOB}: expected feedline-dcp 1, found "
             f"{found.get('format')} {found.get('version')}"
         )
-    values: dict[str, Any] = {}
-    for blob in blobs:
-        if blob.startswith("dcp-values-"):
-            values.update(json.loads(step.blob(blob)))
-    return Names.of_json(found), values
+    return Names.of_json(found), _Values(step, found["values"])
 
 
 def _host_tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     """The bytes of an item: the tensor itself where it is contiguous in host memory."""
-    tensor = cast(torch.Tensor, planner.resolve_data(item))
-    return tensor.detach().to("cpu").contiguous()
+    tensor = cast(torch.Tensor, planner.resolve_data(item)).detach()
+    assert item.tensor_data is not None
+    planned = (item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes)
+    if (tensor.dtype, tensor.shape) != planned:
+        raise ValueError(
+            f"cannot save '{item.index.fqn}': expected {planned[0]} {list(planned[1])} as planned, "
+            f"found {tensor.dtype} {list(tensor.shape)} (hint: a planner that keeps its plans does "
+            "not see that a type has changed; leave out enable_plan_caching)"
+        )
+    return tensor.to("cpu").contiguous()
 
 
 def _value_of(planner: SavePlanner, item: WriteItem) -> Any:

@@ -16,6 +16,7 @@ the format ``torch_dist``, the one that all versions of Megatron accept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import importlib
@@ -339,6 +340,7 @@ class LoadStrategy(strategies.TorchDistLoadShardedStrategy):
         if _is_megatrons(checkpoint_dir):
             return super().load(sharded_state_dict, checkpoint_dir, **options)
         reader = StorageReader(checkpoint_dir)
+        reader._gives_raw_bytes = True  # Megatron has pickled its objects, and unpickles them
         wanted = [t for t in nested_values(sharded_state_dict) if isinstance(t, ShardedTensor)]
         planner = strategies.MCoreLoadPlanner(
             shapes_validation_sharded_tensors=[t for t in wanted if not t.allow_shape_mismatch],
@@ -474,8 +476,9 @@ class _ProcessLock:
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
     def release(self) -> None:
-        os.unlink(self.path)
-        os.close(self._file)
+        os.close(self._file)  # first: this is what others wait for
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
 
 
 def _wait_for(path: str) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -172,8 +173,10 @@ class SavesSteps(_Trainer):
         if step == self._saved_step:
             return
         self._finish_save()
-        if self.state.best_global_step:
-            self.state.best_model_checkpoint = _step_folder(folder, self.state.best_global_step)
+        # The best step may not be one that was saved; the best that was stays the one to load.
+        best = self.state.best_global_step
+        if best and (best == step or best in _steps(folder)):
+            self.state.best_model_checkpoint = _step_folder(folder, best)
         for exported in (*self.callback_handler.callbacks, self.control):
             if isinstance(exported, ExportableState):
                 states = self.state.stateful_callbacks
@@ -228,9 +231,10 @@ class SavesSteps(_Trainer):
         limit = int(self.args.save_total_limit or 0)
         if limit <= 0:
             return None
-        best = self.state.best_global_step
-        if not best:
+        found = re.search(r"step-(\d+)/?$", self.state.best_model_checkpoint or "")
+        if found is None:
             return limit
+        best = int(found[1])
         return max(limit, 1 + len([step for step in _steps(folder) if step >= best]))
 
     def _step_state(self) -> dict[str, Any]:
@@ -250,8 +254,10 @@ class SavesSteps(_Trainer):
                 common["scaler"] = self.accelerator.scaler.state_dict()
             rank = str(self.args.process_index)
             state["rng"] = {rank: json.dumps(encoded(_random_states(), "rng", False))}
+        # In all ranks: what cannot be stored is an error of all, before any of them waits.
+        text = json.dumps(encoded(common, "trainer", False))
         if self.args.should_save:
-            state["trainer"] = json.dumps(encoded(common, "trainer", False))
+            state["trainer"] = text
         return state
 
     def _parameters_by_number(self) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -113,6 +114,21 @@ def refused(folder: str, rank: int, world: int) -> None:
             assert "'when'" in str(exception) and f"writer {world - 1} of" in str(exception)
     else:
         raise AssertionError("it was saved")
+    # The same step again, after one that failed in one rank before it was written.
+    state.pop("when", None)
+
+    class Fails(DefaultSavePlanner):
+        def set_up_planner(self, *args: Any, **options: Any) -> None:
+            super().set_up_planner(*args, **options)
+            if rank == 0:
+                raise RuntimeError("no plan")
+
+    for planner in (Fails(), None):
+        try:
+            dcp.save(state, storage_writer=StorageWriter(folder, 1), planner=planner)
+        except dcp.api.CheckpointException as error:
+            assert planner is not None, error
+    assert StorageReader(folder).step == 1
 
 
 def main() -> None:

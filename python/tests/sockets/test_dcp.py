@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import copy
 import datetime
+import io
 import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +284,25 @@ def test_old_steps_go(tmp_path: Path) -> None:
     assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [2, 3]
 
 
+def test_steps_are_copied_to_a_second_folder(tmp_path: Path) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    for step in range(3):
+        save(a_state(step), near, step, keep_last=1, drain_to=far)
+    for thread in threading.enumerate():
+        if thread.name == "feedline-drain":
+            thread.join(60)
+    assert [line["step"] for line in ckpt.ls(far)["steps"]] == [0, 1, 2]
+    assert ckpt.verify(far)["ok"] and ckpt.diff(near, far)["same"]
+    assert ckpt.retain(near, 1, drain_to=far) in ([], [1], [0, 1])
+    assert [line["step"] for line in ckpt.ls(near)["steps"]] == [2]
+
+    save(a_state(), near, 3)
+    (file,) = (near / "step-000000000003").glob("other-*")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(feedline.FeedlineError, match="cannot copy step 3"):
+        ckpt.drain(near, far, progress=False)
+
+
 def test_a_step_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         StorageReader(tmp_path)
@@ -316,6 +337,94 @@ def test_a_kept_plan_saves_what_is_there_now(tmp_path: Path) -> None:
         found = zeros_like(state)
         dcp.load(found, storage_reader=StorageReader(tmp_path, step))
         assert_equal(found, state)
+
+
+def save_caching(state: dict[str, Any], folder: Path, step: int) -> None:
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    dcp.save(state, storage_writer=StorageWriter(folder, step), planner=planner)
+
+
+def test_a_kept_plan_after_a_failed_save_is_refused(tmp_path: Path) -> None:
+    # DCP keeps plans for the whole process, by the name of the planner's class.
+    state = {"model": {"w": torch.ones(2)}}
+    save_caching(state, tmp_path, 1)
+    state["model"]["v"] = torch.ones(2, dtype=torch.complex64)
+    for step, text in ((2, "complex64"), (3, "enable_plan_caching")):
+        with pytest.raises(dcp.api.CheckpointException) as caught:
+            save_caching(state, tmp_path, step)
+        assert text in str(raised(caught.value))
+    assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [1]
+    del state["model"]["v"]
+    save_caching(state, tmp_path, 4)
+
+
+def test_a_type_that_a_kept_plan_does_not_know_is_refused(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2, dtype=torch.bfloat16)}
+    save_caching(state, tmp_path, 1)
+    state["w"] = state["w"].half()
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        save_caching(state, tmp_path, 2)
+    text = str(raised(caught.value))
+    assert "expected torch.bfloat16 [2] as planned, found torch.float16" in text
+
+
+class Executes:
+    """Its pickle writes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.file,))
+
+
+def test_stored_bytes_are_not_unpickled(tmp_path: Path) -> None:
+    stored = io.BytesIO()
+    torch.save(Executes(tmp_path / "executed"), stored)
+    save({"bytes": stored}, tmp_path, 1)
+    found: dict[str, Any] = {"bytes": None}
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert found["bytes"].getvalue() == stored.getvalue()
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("value", [np.zeros(2, [("a", "i4"), ("b", "f4")]), np.str_(""), {1, None}])
+def test_a_value_comes_back_as_it_was_or_is_refused(tmp_path: Path, value: Any) -> None:
+    try:
+        save({"value": value}, tmp_path, 1)
+    except dcp.api.CheckpointException as error:
+        assert "cannot save 'value'" in str(raised(error))
+        return
+    found: dict[str, Any] = {"value": None}
+    dcp.load(found, storage_reader=StorageReader(tmp_path))
+    assert type(found["value"]) is type(value) and found["value"] == value
+
+
+def test_a_committed_step_is_saved_though_old_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save({"w": torch.ones(2)}, tmp_path, 1)
+    writer = StorageWriter(tmp_path, 2, keep_last=1, drain_to="nowhere://")
+    with caplog.at_level("WARNING"):
+        dcp.save({"w": torch.ones(2)}, storage_writer=writer)
+    assert "old steps are not deleted" in caplog.text
+    assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [1, 2]
+
+
+def test_an_optimizer_waits_for_all_copies(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(1 << 20))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    calls: list[int] = []
+    staged = []
+    for step in range(2):
+        writer = StorageWriter(tmp_path, step, optimizer=optimizer)
+        staged.append(writer.stage({"w": weight}))
+        optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert len(calls) == 4 and weight.sum() == -(1 << 20)
+    assert all((copied["w"] == 1).all() for copied in staged)
 
 
 def test_a_background_save_is_of_the_moment_of_the_call(tmp_path: Path) -> None:

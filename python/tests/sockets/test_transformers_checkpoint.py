@@ -155,6 +155,28 @@ def test_the_best_step_stays(tmp_path: Path) -> None:
     assert (trainer.model.transformer.wte.weight.detach().numpy() == stored).all()
 
 
+def test_the_best_step_that_was_saved_is_loaded(tmp_path: Path) -> None:
+    losses = {1: 5.0, 2: 3.0, 3: 1.0, 4: 4.0}
+
+    class Evaluated(feedline.transformers.Trainer):
+        def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+            return {"eval_loss": losses[self.state.global_step]}
+
+    _, trainer = run(
+        tmp_path,
+        trainer_type=Evaluated,
+        max_steps=4,
+        save_steps=2,
+        save_total_limit=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+    )
+    assert trainer.state.best_global_step == 3  # of which there is no checkpoint
+    assert trainer.state.best_model_checkpoint == str(step_folder(tmp_path, 2))
+    assert [step["step"] for step in ckpt.ls(tmp_path)["steps"]] == [2, 4]
+
+
 @pytest.mark.parametrize("optim", ["adafactor", "sgd"])
 def test_other_optimizers_and_frozen_weights(tmp_path: Path, optim: str) -> None:
     def model() -> Any:

@@ -168,7 +168,7 @@ impl Checkpoints {
         py: Python<'_>,
         to: &str,
         progress: Option<Bound<'_, PyAny>>,
-    ) -> PyResult<(Vec<u64>, Vec<(u64, String)>)> {
+    ) -> PyResult<Drained> {
         self.check_home()?;
         let before = self.job.moved_bytes();
         let look = |_: Python<'_>| match &progress {
@@ -204,6 +204,9 @@ impl Checkpoints {
         beside(py, || self.stop.set(), || work(&self.inner))?.or_raise()
     }
 }
+
+/// Steps that were copied, and those that were not with the reason.
+type Drained = (Vec<u64>, Vec<(u64, String)>);
 
 /// A region of a tensor to be read: name, group, box (the whole tensor if absent), and memory.
 type Want<'py> = (String, String, Option<Vec<[u64; 2]>>, PyReadwriteArray1<'py, u8>);

@@ -3,6 +3,7 @@
 pub(crate) mod checksum;
 pub(crate) mod error;
 pub(crate) mod key;
+pub(crate) mod per_process;
 pub(crate) mod printable;
 pub(crate) mod process_identity;
 pub(crate) mod remote_error;

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{fmt, fs};
 
 use crate::api::settings::{IoSettings, Setting};
+use crate::base::per_process::PerProcess;
 use crate::fs::mount;
 use crate::io::uring_batch;
 use crate::simulate::MARK;
@@ -152,11 +153,11 @@ impl Profile {
     }
 
     fn tell_once(&self, there: &Path, name: &str) {
-        static TOLD: Mutex<Option<HashSet<(u64, IoEngine, bool)>>> = Mutex::new(None);
+        static TOLD: PerProcess<Mutex<HashSet<(u64, IoEngine, bool)>>> = PerProcess::new();
         let device = fs::metadata(there).map_or(0, |meta| meta.dev());
-        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = TOLD.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         let choice = (device, self.engine, self.direct);
-        if told.get_or_insert_default().insert(choice) {
+        if told.insert(choice) {
             log::debug!("{name}: {self}");
         }
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fmt, fs, io};
 
+use crate::base::per_process::PerProcess;
 use crate::fs::detect;
 use crate::sys::syscalls;
 
@@ -77,18 +78,19 @@ pub(crate) struct Mount {
 }
 
 /// All mounts examined so far, by their device number.
-static MOUNTS: Mutex<Option<HashMap<u64, Arc<Mount>>>> = Mutex::new(None);
+static MOUNTS: PerProcess<Mutex<HashMap<u64, Arc<Mount>>>> = PerProcess::new();
 
 impl Mount {
     /// The mount of an open file. Blocks if its file system does.
     pub(crate) fn of(file: &File) -> io::Result<Arc<Self>> {
         let device = file.metadata()?.dev();
-        let lock = || MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mount) = lock().get_or_insert_default().get(&device) {
+        let mounts = MOUNTS.get(Mutex::default);
+        let lock = || mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mount) = lock().get(&device) {
             return Ok(Arc::clone(mount));
         }
         let found = Arc::new(Mount::look(file, device)?);
-        Ok(Arc::clone(lock().get_or_insert_default().entry(device).or_insert(found)))
+        Ok(Arc::clone(lock().entry(device).or_insert(found)))
     }
 
     fn look(file: &File, device: u64) -> io::Result<Self> {

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Object;
+use crate::base::per_process::PerProcess;
 
 /// The reads of this process in flight.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +112,7 @@ impl RequestTable {
     pub(crate) fn new(count: usize, warn_after: [Duration; 3]) -> Self {
         let seats = std::iter::repeat_with(RequestEntry::default).take(count).collect();
         let table = Arc::new(Table { warn_after, seats });
-        let mut all = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = all_tables();
         all.push(Arc::downgrade(&table));
         drop(all);
         start_watchdog();
@@ -214,10 +215,14 @@ impl Table {
 }
 
 /// The tables of all live readers.
-static TABLES: Mutex<Vec<Weak<Table>>> = Mutex::new(Vec::new());
+static TABLES: PerProcess<Mutex<Vec<Weak<Table>>>> = PerProcess::new();
+
+fn all_tables() -> MutexGuard<'static, Vec<Weak<Table>>> {
+    TABLES.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn tables() -> Vec<Arc<Table>> {
-    let mut all = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = all_tables();
     all.retain(|table| table.strong_count() > 0);
     all.iter().filter_map(Weak::upgrade).collect()
 }

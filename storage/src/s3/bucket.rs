@@ -15,6 +15,7 @@ use super::latency::LatencyTracker;
 use super::limiter::Limiter;
 use super::location::S3Options;
 use super::runtime::runtime;
+use crate::base::per_process::PerProcess;
 use crate::base::rng::Rng;
 use crate::{Error, RemoteError, RemoteErrorKind, Result};
 
@@ -42,8 +43,8 @@ impl Bucket {
     /// The bucket with this name and these options: always the same one.
     pub(crate) fn of(name: &str, options: &S3Options) -> Arc<Self> {
         type Known = HashMap<(String, S3Options), Arc<Bucket>>;
-        static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        static KNOWN: PerProcess<Mutex<Known>> = PerProcess::new();
+        let mut known = KNOWN.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             Arc::new(Bucket {
                 name: name.to_owned(),
@@ -53,7 +54,7 @@ impl Bucket {
             })
         };
         let key = (name.to_owned(), options.clone());
-        Arc::clone(known.get_or_insert_default().entry(key).or_insert_with(new))
+        Arc::clone(known.entry(key).or_insert_with(new))
     }
 
     /// The part of this process, created at first use.

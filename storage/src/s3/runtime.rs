@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::runtime::{Builder, Runtime};
 
+use crate::base::per_process::PerProcess;
 use crate::{Error, Result};
 
 /// Two: a reader copies bodies on them, and a 100 Gbit/s link needs more than one core for that.
@@ -16,12 +17,11 @@ const LOOKUPS_MAX: usize = 4;
 /// The runtime of this process, started at first use. A process that was forked has the memory of
 /// its parent's runtime but none of its threads, and gets one of its own.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
-    static OURS: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
-    let process = std::process::id();
-    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    static OURS: PerProcess<Mutex<Option<&'static Runtime>>> = PerProcess::new();
+    let mut ours = OURS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     match *ours {
-        Some((of, runtime)) if of == process => Ok(runtime),
-        _ => {
+        Some(runtime) => Ok(runtime),
+        None => {
             let built = Builder::new_multi_thread()
                 .worker_threads(THREADS)
                 .max_blocking_threads(LOOKUPS_MAX)
@@ -31,7 +31,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
             let failed = |e| Error::from_io("start", "the threads of S3 requests", e);
             // Never dropped: a drop would wait for its threads, also at process exit.
             let runtime: &'static Runtime = Box::leak(Box::new(built.map_err(failed)?));
-            *ours = Some((process, runtime));
+            *ours = Some(runtime);
             Ok(runtime)
         }
     }

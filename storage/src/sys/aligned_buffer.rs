@@ -3,9 +3,11 @@
 use std::alloc::{Layout, handle_alloc_error};
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
+
+use crate::base::per_process::PerProcess;
 
 /// Alignment of direct I/O, in memory and in the file: every known device and file system requires
 /// 4,096 or less, and Lustre exactly that.
@@ -20,7 +22,11 @@ const IDLE_MAX: usize = 4;
 
 const _: () = assert!(BUF_BYTES.is_multiple_of(ALIGN_BYTES));
 
-static IDLE: Mutex<Vec<Zeros>> = Mutex::new(Vec::new());
+static IDLE: PerProcess<Mutex<Vec<Zeros>>> = PerProcess::new();
+
+fn idle() -> MutexGuard<'static, Vec<Zeros>> {
+    IDLE.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// [`BUF_BYTES`] of memory at a multiple of [`ALIGN_BYTES`]. Returns to the pool when dropped; its
 /// initial content is unspecified.
@@ -29,8 +35,7 @@ pub(crate) struct AlignedBuffer(Option<Zeros>);
 
 impl AlignedBuffer {
     pub(crate) fn take() -> Self {
-        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        AlignedBuffer(Some(idle.unwrap_or_else(|| Zeros::new(BUF_BYTES))))
+        AlignedBuffer(Some(idle().pop().unwrap_or_else(|| Zeros::new(BUF_BYTES))))
     }
 
     fn block(&self) -> &Zeros {
@@ -40,7 +45,7 @@ impl AlignedBuffer {
 
 impl Drop for AlignedBuffer {
     fn drop(&mut self) {
-        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = idle();
         if idle.len() < IDLE_MAX {
             idle.extend(self.0.take());
         }
@@ -122,6 +127,6 @@ mod tests {
         }
         assert!(held.iter().enumerate().all(|(i, buf)| buf[BUF_BYTES - 1] == i as u8));
         drop(held);
-        assert!(IDLE.lock().unwrap().len() <= IDLE_MAX);
+        assert!(idle().len() <= IDLE_MAX);
     }
 }

@@ -327,10 +327,15 @@ fn entry_of(tensor: &TensorEntry) -> (&str, &'static str, &'static str, Vec<u64>
 /// The step in the last component of a name, `.../step-000000001000`, and the folder before it.
 #[pyfunction]
 pub(crate) fn split_step(name: &str) -> Option<(String, u64)> {
+    // The options of a URL belong to the store: `s3://bucket/run/step-000000001000?endpoint=...`.
+    let (name, options) = match name.split_once('?').filter(|_| name.contains("://")) {
+        Some((name, options)) => (name, format!("?{options}")),
+        None => (name, String::new()),
+    };
     let name = name.trim_end_matches('/');
     let (folder, last) = name.rsplit_once('/').unwrap_or((".", name));
     let folder = if folder.is_empty() && Path::new(name).is_absolute() { "/" } else { folder };
-    ckpt::step_of(last).map(|step| (folder.to_owned(), step))
+    ckpt::step_of(last).map(|step| (format!("{folder}{options}"), step))
 }
 
 fn group_of(name: &str) -> PyResult<Group> {

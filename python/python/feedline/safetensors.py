@@ -172,7 +172,9 @@ class safe_open:  # noqa: N801, the name of the package that it stands for
         self._device = device
         name = text_of(filename)
         self._source: _FileTensors | _StepTensors
-        if name.endswith(".safetensors") or (os.path.isfile(name) and "://" not in name):
+        is_url = "://" in name
+        path = name.partition("?")[0] if is_url else name
+        if path.endswith(".safetensors") or (not is_url and os.path.isfile(name)):
             self._source = _FileTensors(name)
         else:
             self._source = _StepTensors(open_step(name))

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import feedline
+from feedline import _feedline
 from feedline import safetensors as ours
 from feedline.dcp import StorageWriter
 
@@ -127,3 +128,12 @@ def test_damage_is_found_by_the_sums_in_the_metadata(tmp_path: Path) -> None:
         ours.load_file(file)
     with pytest.raises(FileNotFoundError):
         ours.load_file(tmp_path / "none.safetensors")
+
+
+def test_the_options_of_a_url_are_not_its_name() -> None:
+    step = "s3://bucket/run/step-000000001000?endpoint=http://127.0.0.1:9"
+    folder = "s3://bucket/run?endpoint=http://127.0.0.1:9"
+    assert _feedline.split_step(step) == (folder, 1000)
+    assert _feedline.split_step(folder) is None
+    assert _feedline.split_step("run/step-000000001000/") == ("run", 1000)
+    assert _feedline.split_step("/step-000000001000") == ("/", 1000)

@@ -22,7 +22,7 @@ use tools::ui::job::CancellableJob;
 use tools::ui::timeout::StopSignal;
 
 use crate::errors::OrRaise as _;
-use crate::wait::{HomeProcess, beside, beside_with};
+use crate::wait::{HomeProcess, beside, beside_with, reporting};
 
 /// The tensors of a state and the regions that each writer has of them, as JSON of `feedline.dcp`.
 #[derive(Debug, Deserialize)]
@@ -108,10 +108,7 @@ impl Checkpoints {
                 .save_watched(part.step, &plan, &held, &blobs, meta, &together, &members, &control);
             saved.or_raise()
         };
-        let look = |_: Python<'_>| match &progress {
-            Some(progress) => progress.call1((control.bytes(),)).map(|_| ()),
-            None => Ok(()),
-        };
+        let look = reporting(progress.as_ref(), || control.bytes());
         let report = beside_with(py, || control.cancel(), save, look)??;
         serde_json::to_string(&report).map_err(bad_json)
     }
@@ -171,10 +168,7 @@ impl Checkpoints {
     ) -> PyResult<Drained> {
         self.check_home()?;
         let before = self.job.moved_bytes();
-        let look = |_: Python<'_>| match &progress {
-            Some(progress) => progress.call1((self.job.moved_bytes() - before,)).map(|_| ()),
-            None => Ok(()),
-        };
+        let look = reporting(progress.as_ref(), || self.job.moved_bytes() - before);
         let drain = || self.drain_of(to)?.run();
         let pass = beside_with(py, || self.stop.set(), drain, look)?.or_raise()?;
         let drained = pass.drained.iter().map(|report| report.step).collect();
@@ -281,10 +275,7 @@ impl Checkpoint {
             requests.push(RegionRequest { name, group, region, into: into.as_slice_mut()? });
         }
         let before = self.job.moved_bytes();
-        let look = |_: Python<'_>| match &progress {
-            Some(progress) => progress.call1((self.job.moved_bytes() - before,)).map(|_| ()),
-            None => Ok(()),
-        };
+        let look = reporting(progress.as_ref(), || self.job.moved_bytes() - before);
         let report = beside_with(py, || self.stop.set(), || self.inner.read(requests), look)?;
         Ok(report.or_raise()?.block_bytes)
     }

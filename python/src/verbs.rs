@@ -19,7 +19,7 @@ use tools::ui::step_folder::existing;
 use tools::ui::timeout::StopSignal;
 
 use crate::errors::OrRaise as _;
-use crate::wait::beside_with;
+use crate::wait::{beside_with, reporting};
 
 /// How `preprocess` is to run, as JSON of `feedline.preprocess`.
 fn options_of(
@@ -184,10 +184,7 @@ fn verb(
 ) -> PyResult<String> {
     let stop = StopSignal::default();
     let job = CancellableJob::until(stop.clone());
-    let look = |_: Python<'_>| match progress {
-        Some(progress) => progress.call1((job.moved_bytes(),)).map(|_| ()),
-        None => Ok(()),
-    };
+    let look = reporting(progress, || job.moved_bytes());
     let value = beside_with(py, || stop.set(), || run(&job), look)?;
     value.or_raise().map(|value| value.to_string())
 }

@@ -116,3 +116,14 @@ pub(crate) fn beside_with<T: Send>(
     })?;
     came.ok_or_else(|| PyRuntimeError::new_err("a thread of feedline panicked"))
 }
+
+/// Calls a function of the caller, if there is one, with a number of bytes: for [`beside_with`].
+pub(crate) fn reporting<'py>(
+    progress: Option<&Bound<'py, PyAny>>,
+    bytes: impl Fn() -> u64,
+) -> impl FnMut(Python<'_>) -> PyResult<()> {
+    move |_| match progress {
+        Some(progress) => progress.call1((bytes(),)).map(|_| ()),
+        None => Ok(()),
+    }
+}

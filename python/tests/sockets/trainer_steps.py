@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,14 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    TrainerCallback,
-    TrainingArguments,
-)
+from trainer_run import Recorder
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from feedline.transformers import Trainer
 
 STEPS = 12
 SAVE_STEPS = 5
 SAMPLES = 32
-
-
-class Recorder(TrainerCallback):
-    """Keeps the loss of each step, and waits to be killed after one of them."""
-
-    def __init__(self, pause_after: int | None) -> None:
-        self.losses: dict[int, float] = {}
-        self.pause_after = pause_after
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if "loss" in logs:
-            self.losses[state.global_step] = logs["loss"]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.pause_after:
-            print("paused", flush=True)
-            time.sleep(600)
 
 
 def tiny_model() -> GPT2LMHeadModel:

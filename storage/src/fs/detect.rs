@@ -148,16 +148,16 @@ impl Profile {
         let align_bytes = align.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES as u32);
         let mount_point = mount::point_of(there).unwrap_or_default();
         let profile = Profile { file_system, engine, engine_why, direct, align_bytes, mount_point };
-        profile.tell_once(there, &name);
+        profile.log_once(there, &name);
         Ok(profile)
     }
 
-    fn tell_once(&self, there: &Path, name: &str) {
-        static TOLD: PerProcess<Mutex<HashSet<(u64, IoEngine, bool)>>> = PerProcess::new();
+    fn log_once(&self, there: &Path, name: &str) {
+        static LOGGED: PerProcess<Mutex<HashSet<(u64, IoEngine, bool)>>> = PerProcess::new();
         let device = fs::metadata(there).map_or(0, |meta| meta.dev());
-        let mut told = TOLD.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = LOGGED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         let choice = (device, self.engine, self.direct);
-        if told.insert(choice) {
+        if logged.insert(choice) {
             log::debug!("{name}: {self}");
         }
     }

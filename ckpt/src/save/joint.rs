@@ -14,6 +14,7 @@
 //! committed step.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -269,7 +270,7 @@ impl JointSave<'_> {
     }
 
     fn lead(&self, user: serde_json::Value) -> Result<SaveReport> {
-        let led = self.try_lead(user);
+        let led = self.unless_panicked(|| self.try_lead(user));
         let Err(error) = led else { return led };
         let told = self.told(&error);
         match self.decide(false, &told) {
@@ -414,7 +415,7 @@ impl JointSave<'_> {
     pub(super) fn write(&self, data: &Key) -> Result<WriterOutput> {
         let staging = self.staging(data);
         let write = || staging.write_part(self.together.writer, self.pieces, self.blobs);
-        match self.unless_given_up(write) {
+        match self.unless_given_up(|| self.unless_panicked(write)) {
             Err(Error::Cancelled) if !self.control.is_cancelled() => {
                 self.go_on().and(Err(Error::Cancelled))
             }
@@ -444,6 +445,16 @@ impl JointSave<'_> {
             drop(writing);
             done
         })
+    }
+
+    /// Runs `work`. A panic becomes an error, which the other writers then report: this process may
+    /// live on, so nothing else would end their wait before the deadline.
+    fn unless_panicked<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let panicked = || {
+            let reason = "a thread of the save panicked".to_owned();
+            Error::BadInput { object: self.what(), reason }
+        };
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()))
     }
 
     fn staging<'b>(&'b self, folder: &'b Key) -> Staging<'b> {

@@ -105,6 +105,32 @@ fn the_failure_of_one_is_that_of_all() {
     }
 }
 
+/// A panic of one writer, whose process lives on, ends the save of all long before the deadline.
+#[test]
+fn a_panic_of_one_writer_ends_the_save_of_all() {
+    let ranks = Ranks::new(&State::of_model(3), 3, LIMITS);
+    for victim in 0..3 {
+        let folder = Folder::new();
+        for report in save_all(&stores_in(&folder, 3), &ranks, 3, "earlier", DEADLINE) {
+            report.unwrap();
+        }
+        let mut stores = stores_in(&folder, 3);
+        let gate = Gate::new(folder.store());
+        gate.set(Way::Panics);
+        stores[victim] = gate.store();
+        for (writer, report) in save_all(&stores, &ranks, 4, "t", DEADLINE).iter().enumerate() {
+            let text = report.as_ref().unwrap_err().to_string();
+            assert!(text.contains("a thread of the save panicked"), "writer {writer}: {text}");
+            let names_it = text.contains(&format!("writer {victim} of 3 (process "));
+            assert!(names_it || writer == victim, "writer {writer}: {text}");
+        }
+        let steps = folder.steps(SERIAL);
+        assert_eq!(steps.newest().unwrap().unwrap().step(), 3);
+        steps.sweep().unwrap();
+        assert_eq!(folder.names(), ["step-000000000003"], "writer {victim}");
+    }
+}
+
 /// A writer whose store takes its part, says that it did not, and is then gone until the others
 /// have ended. It deletes nothing, for the step is there; and it finds that out, even if the
 /// meeting was swept away in between.

@@ -33,7 +33,7 @@ pub mod simulate;
 mod sys;
 pub mod testing;
 
-pub use api::manifest::{FileEntry, Manifest, VerifyReport};
+pub use api::manifest::{FileEntry, Manifest, VerifyReport, unique_json};
 pub use api::pending_dir_sync::PendingDirSync;
 pub use api::reader::{
     Completion, RETRY_CAUSES, ReadRequest, Reader, ReaderCounters, ReaderOptions,

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use crate::format::catalog::Catalog;
 use crate::read::block_reader::{BlockDestination, ChecksumBlock, PackedBlock};
 use crate::{Chunk, Dtype, Error, Group, Region, RegionRequest, Result, Span, TensorEntry};
-use storage::{Key, Manifest, Object, Storage, crc64, read_all};
+use storage::{Key, Object, Storage, crc64, read_all};
 
 /// The manifest of a step.
 pub(crate) const MANIFEST: &str = "MANIFEST.json";
@@ -68,8 +68,7 @@ impl Checkpoint {
             let expected = "a file in the folder of the step (links are not followed)".to_owned();
             return bad("commit record", "none".to_owned(), expected);
         }
-        let (manifest, manifest_crc64) = Manifest::read_summed(&**store, &key)?;
-        let catalog = Catalog::new(manifest, &object)?;
+        let (catalog, manifest_crc64) = Catalog::read(&**store, &key)?;
         if catalog.meta.step != step {
             let expected = format!("step {step} as in the folder name");
             return bad("meta", format!("step {}", catalog.meta.step), expected);

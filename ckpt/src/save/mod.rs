@@ -253,8 +253,6 @@ impl Checkpoints {
         let key = place.data.join(MANIFEST)?;
         let Catalog { meta, files, .. } = Catalog::of(meta, files, &self.store.display(&key))?;
         let version = version_of(&meta.tensors);
-        let meta = serde_json::to_value(meta)
-            .expect("strings, numbers and lists always serialize, and all keys are strings");
         let manifest = Manifest { format: FORMAT.to_owned(), version, files, meta };
         let sealed = manifest.write(&*self.store, &key)?;
         self.check_lease()?;

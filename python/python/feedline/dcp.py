@@ -97,8 +97,8 @@ class StorageWriter(StagesCopies, _StorageWriter):
     rank that fails or dies ends the save of the others within seconds, and leaves the last step.
     Given to `async_save`, it also copies the state, into memory that is kept for the next step.
 
-    A step has at most 200,000 pieces of tensors: a tensor of which each of 256 ranks has a part is
-    256 of them. With more ranks shard within groups of them (HSDP).
+    A step has at most 1,000,000 pieces of tensors: the weights and moments of 300 parameters, each
+    sharded over 1,024 ranks, are 921,600. With more ranks shard within groups of them (HSDP).
 
     Args:
         folder: The folder of steps: a path or a URL. Each step is a folder in it.

@@ -2,41 +2,48 @@ use super::*;
 use crate::plan::merge::WriterFiles;
 use crate::plan::{PlanLimits, SavePlan};
 use crate::spec::{HeldRegion, TensorSpec};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-/// A manifest of one tensor of bytes, 400 by 500, in so many ranges of one element, and what is
-/// left in one more.
-fn manifest_of(count: u64, left_out: u64) -> Manifest {
-    let box_: Value = json!([[0, 400], [0, 500]]);
-    let zero = "0000000000000000";
-    let chunk = |start: u64, len: u64| {
-        json!({
-            "file": "a", "offset": start, "bytes": len, "crc64": zero, "box": box_,
-            "flat": [start, len],
-        })
+/// One tensor of bytes, 1000 by 1000, in `count` ranges of one element and a last range of the
+/// other elements but for `left_out`.
+fn catalog_of(count: u64, left_out: u64) -> Result<Catalog> {
+    let total = u64::try_from(CHUNKS_MAX).unwrap();
+    let whole = Span { start: 0, len: 1000 };
+    let chunk = |start, len| Chunk {
+        file: "a".to_owned(),
+        offset: start,
+        bytes: len,
+        crc64: 0,
+        blocks: Vec::new(),
+        spans: vec![whole, whole],
+        flat: Some(Span { start, len }),
+        packed: None,
     };
-    let mut chunks: Vec<Value> = (0..count).map(|start| chunk(start, 1)).collect();
-    if count < 200_000 {
-        chunks.push(chunk(count, 200_000 - count - left_out));
+    let mut chunks: Vec<Chunk> = (0..count).map(|start| chunk(start, 1)).collect();
+    if count < total {
+        chunks.push(chunk(count, total - count - left_out));
     }
-    let tensor = json!({
-        "name": "t", "group": "master", "dtype": "U8", "shape": [400, 500], "chunks": chunks,
-    });
-    let meta = json!({
-        "step": 1, "block_bytes": 1 << 20, "tensors": [tensor], "blobs": [], "user": null,
-    });
-    let file = FileEntry { path: "a".to_owned(), bytes: 300_000, crc64: 0 };
-    Manifest { format: FORMAT.to_owned(), version: 1, files: vec![file], meta }
+    let tensor = TensorEntry {
+        name: "t".to_owned(),
+        group: Group::Master,
+        dtype: Dtype::U8,
+        shape: vec![1000, 1000],
+        chunks,
+    };
+    let (tensors, blobs, user) = (vec![tensor], Vec::new(), Value::Null);
+    let meta = Meta { step: 1, block_bytes: 1 << 20, tensors, blobs, user };
+    let file = FileEntry { path: "a".to_owned(), bytes: 2 * total, crc64: 0 };
+    Catalog::of(meta, vec![file], "m")
 }
 
 /// As many chunks of one tensor as a manifest may have are checked without comparing all pairs.
 #[test]
 fn many_chunks_are_checked_and_more_are_refused() {
-    Catalog::new(manifest_of(199_999, 0), "m").unwrap();
-    let text = Catalog::new(manifest_of(1000, 1), "m").unwrap_err().to_string();
+    catalog_of(999_999, 0).unwrap();
+    let text = catalog_of(1000, 1).unwrap_err().to_string();
     assert!(text.contains("overlap or leave gaps"), "{text}");
-    let text = Catalog::new(manifest_of(200_001, 0), "m").unwrap_err().to_string();
-    assert!(text.contains("expected at most 200000 chunks, found 200001"), "{text}");
+    let text = catalog_of(1_000_001, 0).unwrap_err().to_string();
+    assert!(text.contains("expected at most 1000000 chunks, found 1000001"), "{text}");
 }
 
 /// What another process says that it wrote is compared with what it was to write.

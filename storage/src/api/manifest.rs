@@ -384,7 +384,10 @@ mod tests {
             }
         }
         for len in 0..text.len() {
-            assert!(Manifest::<Value>::from_bytes(&text[..len], "m").is_err(), "cut to {len} bytes");
+            assert!(
+                Manifest::<Value>::from_bytes(&text[..len], "m").is_err(),
+                "cut to {len} bytes"
+            );
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Write and read rates of one folder, by engine and by the way around or through the page cache.
+//! Write and read rates of one folder, by engine, with direct and with buffered I/O.
 //!
 //! ```text
 //! cargo bench -p storage --bench io -- [FOLDER] [MIB]
 //! ```
 //!
-//! Reads are cold: the file is written around the cache, or dropped from it before each.
+//! Reads are cold: the file is written with direct I/O, or dropped from the page cache before each.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
@@ -26,17 +26,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let len = args.next().map_or(Ok(1024), |text| text.parse::<usize>())? * MIB;
     let folder = tempfile::tempdir_in(&base)?;
     let root = folder.path().display();
-    println!(
-        "{} MiB in {root}, {} MiB written by std through the page cache:",
-        len / MIB,
-        len / MIB
-    );
+    println!("{} MiB in {root}, {} MiB written by std with buffered I/O:", len / MIB, len / MIB);
     by_std(&folder.path().join("std"), len)?;
     for engine in ["ring", "pread"] {
         for direct in ["on", "off"] {
             let url = format!("file:{root}?engine={engine}&direct={direct}");
             let Ok(store) = open_url(&url) else {
-                println!("{engine:5} direct={direct:3}  does not work here");
+                println!("{engine:5} direct={direct:3}  not available here");
                 continue;
             };
             println!("{engine:5} direct={direct:3}  {}", bench(&*store, folder.path(), len)?);
@@ -81,22 +77,22 @@ fn bench(store: &dyn Storage, folder: &Path, len: usize) -> Result<String, Box<d
     ))
 }
 
-/// Batches of a loader: 64 samples of 8 KiB, at random places that are the same each time.
+/// Batches of a loader: 64 samples of 8 KiB, at random offsets that are equal in every run.
 const BATCHES: usize = 200;
 const BATCH: usize = 64;
 
 fn samples(object: &dyn storage::Object, len: usize) -> Result<Duration, Box<dyn Error>> {
     let mut bufs = vec![vec![0; 8192]; BATCH];
-    let mut place = 1_u64;
+    let mut state = 1_u64;
     let started = Instant::now();
     for _ in 0..BATCHES {
         let mut reads: Vec<_> = bufs
             .iter_mut()
             .map(|buf| {
-                place = place
+                state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1_442_695_040_888_963_407);
-                RangeRead { offset: (place >> 16) % (len as u64 - 8192), buf }
+                RangeRead { offset: (state >> 16) % (len as u64 - 8192), buf }
             })
             .collect();
         object.read_many(&mut reads)?;
@@ -104,7 +100,7 @@ fn samples(object: &dyn storage::Object, len: usize) -> Result<Duration, Box<dyn
     Ok(started.elapsed())
 }
 
-/// What everybody does, for comparison.
+/// Plain reads and writes by the standard library, for comparison.
 fn by_std(path: &Path, len: usize) -> Result<(), Box<dyn Error>> {
     let block = noise(4 * MIB);
     let started = Instant::now();
@@ -135,7 +131,7 @@ fn drop_from_cache(path: &Path) -> Result<(), Box<dyn Error>> {
     if status.success() { Ok(()) } else { Err("dd could not drop the file from the cache".into()) }
 }
 
-/// Bytes that nothing on the way can compress.
+/// Bytes that no layer can compress.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 88_172_645_463_325_252_u64;
     let mut next = || {

@@ -1,4 +1,5 @@
-//! Random reads of a reader against fio, in turns on the same file: same engine, block and depth.
+//! Random reads of a reader compared with fio, alternating on the same file: same engine, block and
+//! depth.
 //!
 //! ```text
 //! cargo bench -p storage --bench reader -- [FOLDER] [MIB] [BLOCK] [DEPTH] [SECONDS] [OPTIONS]
@@ -48,12 +49,16 @@ fn main() -> Outcome<()> {
     for _ in 0..TURNS {
         turns[0].push(fio(&path, load, false)?);
         turns[1].push(fio(&path, load, true)?);
-        turns[2].push(ours(&*store, &key, load)?);
+        turns[2].push(reader_rate(&*store, &key, load)?);
         let last = turns.each_ref().map(|turn| turn[turn.len() - 1]);
         println!("fio {:9.0}   fio registered {:9.0}   reader {:9.0}", last[0], last[1], last[2]);
     }
-    let [plain, registered, ours] = turns.map(median);
-    println!("reader / fio {:.3}, / fio registered {:.3}", ours / plain, ours / registered);
+    let [plain, registered, reader_rate] = turns.map(median);
+    println!(
+        "reader / fio {:.3}, / fio registered {:.3}",
+        reader_rate / plain,
+        reader_rate / registered
+    );
     Ok(())
 }
 
@@ -89,10 +94,10 @@ fn fio(path: &Path, load: Load, registered: bool) -> Outcome<f64> {
     // The fields of the terse format: version, program, job, group, error, then of reads: KiB, KiB
     // a second, operations a second.
     let field = text.lines().find_map(|line| line.strip_prefix("3;")?.split(';').nth(6));
-    Ok(field.ok_or("fio told no rate")?.parse()?)
+    Ok(field.ok_or("fio reported no rate")?.parse()?)
 }
 
-fn ours(store: &dyn Storage, key: &Key, load: Load) -> Outcome<f64> {
+fn reader_rate(store: &dyn Storage, key: &Key, load: Load) -> Outcome<f64> {
     let object = store.open(key)?;
     let pool = BufferPool::new(load.depth * (load.block + 4096) + (1 << 20));
     let mut options = ReaderOptions::new(&pool);
@@ -100,27 +105,27 @@ fn ours(store: &dyn Storage, key: &Key, load: Load) -> Outcome<f64> {
     let mut reader = store.reader(&options)?;
     let mut random = Random(42);
     let blocks = object.len_bytes() / load.block as u64;
-    let (mut came, mut count, mut last_due) = (Vec::new(), 0_u64, 0);
-    let begun = Instant::now();
-    while begun.elapsed() < load.time {
+    let (mut completions, mut count, mut last_tag) = (Vec::new(), 0_u64, 0);
+    let started = Instant::now();
+    while started.elapsed() < load.time {
         while reader.in_flight() < reader.depth_max() {
             let offset = random.next() % blocks * load.block as u64;
-            reader.submit(want(&object, &pool, offset, load.block)?);
+            reader.submit(request(&object, &pool, offset, load.block)?);
         }
-        reader.wait(Instant::now() + Duration::from_secs(10), &mut came)?;
-        for one in came.drain(..) {
+        reader.wait(Instant::now() + Duration::from_secs(10), &mut completions)?;
+        for one in completions.drain(..) {
             one.outcome?;
             count += 1;
-            last_due = one.tag;
+            last_tag = one.tag;
         }
     }
-    let rate = count as f64 / begun.elapsed().as_secs_f64();
+    let rate = count as f64 / started.elapsed().as_secs_f64();
     drain(&mut *reader)?;
-    std::hint::black_box(last_due);
+    std::hint::black_box(last_tag);
     Ok(rate)
 }
 
-fn want(
+fn request(
     object: &Arc<dyn Object>,
     pool: &Arc<BufferPool>,
     offset: u64,

@@ -299,10 +299,11 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::Refused`] if the requested read method does not work here.
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
-        // At 4,600 reads a second with one in fifty a second late, 92 requests only wait.
+        // At 4,600 reads a second, of which one in fifty is a second late, 92 requests are late at
+        // any time.
         let depth = options.depth_or(256);
-        let carrier = reader::worker_pool::WorkerPool::new(depth + options.orphans_max);
-        Ok(Box::new(reader::in_flight::InFlightReader::new(carrier, depth, options)))
+        let backend = reader::worker_pool::WorkerPool::new(depth + options.orphans_max);
+        Ok(Box::new(reader::in_flight::InFlightReader::new(backend, depth, options)))
     }
 
     /// A [`Reader`] of one store can serve every store with the same group, so that one mount or
@@ -438,7 +439,7 @@ pub trait Upload: fmt::Debug + Send {
     fn len_bytes(&self) -> u64;
 
     /// Ends the writing: waits until the store has every byte, durable or not, and frees the
-    /// buffers. Many uploads can so be flushed one by one when they are full, and finished
+    /// buffers. So many uploads can be flushed one by one when they are full, and finished
     /// together. No write may follow.
     ///
     /// # Errors
@@ -513,7 +514,7 @@ pub struct ObjectMeta {
 /// [`Error::BadUrl`] for an unknown scheme or option, or an engine that does not work here.
 pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
     #[cfg(feature = "s3")]
-    if s3::is_ours(url) {
+    if s3::is_s3_url(url) {
         return s3::open(url);
     }
     posix::store::open(&api::settings::parse(url)?)
@@ -527,7 +528,7 @@ pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
 /// [`Error::BadUrl`] as for [`open_url`], or for a path without a last component.
 pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
     #[cfg(feature = "s3")]
-    if s3::is_ours(url) {
+    if s3::is_s3_url(url) {
         return s3::locate(url);
     }
     let mut location = api::settings::parse(url)?;

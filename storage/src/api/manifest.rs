@@ -37,7 +37,7 @@ pub struct Manifest<M = Value> {
     pub meta: M,
 }
 
-/// A manifest as its text has it.
+/// A manifest as it is stored.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sealed<M> {
@@ -84,11 +84,12 @@ impl<M: Serialize> Manifest<M> {
     fn to_text(&self) -> String {
         let mut text =
             serde_json::to_string_pretty(self).expect("strings and numbers always serialize");
-        let open = text.strip_suffix("\n}").expect("a pretty object ends so").len();
-        text.truncate(open);
+        let unsealed =
+            text.strip_suffix("\n}").expect("a pretty-printed object ends with this").len();
+        text.truncate(unsealed);
         text.push(',');
-        let sum = crc64(text.as_bytes());
-        text.push_str(&format!("{SEAL}{sum:016x}\"\n}}\n"));
+        let crc = crc64(text.as_bytes());
+        text.push_str(&format!("{SEAL}{crc:016x}\"\n}}\n"));
         text
     }
 }
@@ -130,17 +131,17 @@ impl<M: DeserializeOwned> Manifest<M> {
             .ok_or_else(|| {
                 corrupt(seal, "a truncated last line".to_owned(), "16 hexadecimal digits")
             })?;
-        let sum = crc64(&bytes[..seal]);
-        if sum != digits {
+        let crc = crc64(&bytes[..seal]);
+        if crc != digits {
             return Err(corrupt(
                 seal,
                 format!("manifest_crc64 {digits:016x}"),
-                &format!("manifest_crc64 {sum:016x}, the checksum of the text before it"),
+                &format!("manifest_crc64 {crc:016x}, the checksum of the text before it"),
             ));
         }
         let Sealed { format, version, files, meta, .. } = serde_json::from_str(text)
             .map_err(|e| corrupt(0, e.to_string(), "exactly the fields of a manifest"))?;
-        Ok((Manifest { format, version, files, meta }, sum))
+        Ok((Manifest { format, version, files, meta }, crc))
     }
 }
 
@@ -159,9 +160,9 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::read`].
     pub fn read_summed(store: &dyn Storage, key: &Key) -> Result<(Self, u64)> {
-        let (Manifest { format, version, files, meta: UniqueJson(meta) }, sum) =
+        let (Manifest { format, version, files, meta: UniqueJson(meta) }, crc) =
             Manifest::<UniqueJson>::read_typed(store, key)?;
-        Ok((Manifest { format, version, files, meta }, sum))
+        Ok((Manifest { format, version, files, meta }, crc))
     }
 
     /// Reads every file that the manifest lists below `folder` and compares its length and
@@ -195,7 +196,7 @@ impl FileEntry {
             let found = format!("{} bytes", object.len_bytes());
             return corrupt(found, format!("{} bytes as listed in the manifest", self.bytes));
         }
-        let mut sum = Crc64::new();
+        let mut crc = Crc64::new();
         let mut buf = vec![
             0;
             VERIFY_READ_BYTES
@@ -206,11 +207,11 @@ impl FileEntry {
             // fits: at most the buffer
             let len = (self.bytes - offset).min(buf.len() as u64) as usize;
             object.read_many(&mut [RangeRead { offset, buf: &mut buf[..len] }])?;
-            sum.update(&buf[..len]);
+            crc.update(&buf[..len]);
             offset += len as u64;
         }
-        if sum.value() != self.crc64 {
-            let found = format!("CRC-64 {:016x} of {} bytes", sum.value(), self.bytes);
+        if crc.value() != self.crc64 {
+            let found = format!("CRC-64 {:016x} of {} bytes", crc.value(), self.bytes);
             return corrupt(found, format!("CRC-64 {:016x} as listed in the manifest", self.crc64));
         }
         Ok(())
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn is_json_and_comes_back() {
+    fn round_trip_through_json() {
         let text = sample().to_text();
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["files"][0]["crc64"], "0000000000000007");
@@ -346,12 +347,12 @@ mod tests {
 
     /// `meta` is parsed as by `serde_json`, but duplicate names are refused.
     #[test]
-    fn a_name_that_is_there_twice_is_refused() {
+    fn duplicate_names_are_refused() {
         let read = |meta: &str| {
-            let open = sample().to_text();
-            let (head, _) = open.split_once("  \"meta\"").unwrap();
-            let open = format!("{head}  \"meta\": {meta},");
-            let text = format!("{open}{SEAL}{:016x}\"\n}}\n", crc64(open.as_bytes()));
+            let unsealed = sample().to_text();
+            let (head, _) = unsealed.split_once("  \"meta\"").unwrap();
+            let unsealed = format!("{head}  \"meta\": {meta},");
+            let text = format!("{unsealed}{SEAL}{:016x}\"\n}}\n", crc64(unsealed.as_bytes()));
             Manifest::<UniqueJson>::from_bytes(text.as_bytes(), "m").map(|(m, _)| m.meta.0)
         };
         for meta in [
@@ -371,16 +372,16 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_is_seen() {
+    fn every_changed_byte_is_detected() {
         let text = sample().to_text().into_bytes();
-        for place in 0..text.len() {
+        for position in 0..text.len() {
             for bit in 0..8 {
                 let mut bad = text.clone();
-                bad[place] ^= 1 << bit;
+                bad[position] ^= 1 << bit;
                 // Only the case of a hexadecimal digit of the checksum may differ.
-                let same = bad.eq_ignore_ascii_case(&text) && place > text.len() - 22;
+                let same = bad.eq_ignore_ascii_case(&text) && position > text.len() - 22;
                 let read = Manifest::<Value>::from_bytes(&bad, "m");
-                assert!(read.is_err() || same, "bit {bit} of byte {place} went unseen");
+                assert!(read.is_err() || same, "bit {bit} of byte {position} was not detected");
             }
         }
         for len in 0..text.len() {

@@ -1,4 +1,4 @@
-//! The contract that every store keeps, beside the traits in `lib.rs`.
+//! The contract of every store, with the traits in `lib.rs`.
 
 pub(crate) mod manifest;
 pub(crate) mod pending_dir_sync;

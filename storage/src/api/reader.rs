@@ -32,7 +32,7 @@ pub trait Reader: fmt::Debug {
     ///
     /// # Panics
     /// If [`Reader::depth_max`] requests are in flight, or the buffer is too small for the read.
-    fn submit(&mut self, want: ReadRequest);
+    fn submit(&mut self, request: ReadRequest);
 
     /// Waits for at least one completion or until `until`, and appends the completions. If `until`
     /// is past it polls once; with nothing in flight it returns at once.
@@ -41,7 +41,7 @@ pub trait Reader: fmt::Debug {
     /// [`crate::Error::Stuck`] if more than [`ReaderOptions::orphans_max`] requests are stuck. No
     /// further progress is to be expected then. An error of one read is in its
     /// [`Completion::outcome`].
-    fn wait(&mut self, until: Instant, came: &mut Vec<Completion>) -> Result<()>;
+    fn wait(&mut self, until: Instant, completions: &mut Vec<Completion>) -> Result<()>;
 
     /// Counters since the reader was created.
     fn counters(&self) -> ReaderCounters;
@@ -86,8 +86,8 @@ impl ReaderOptions {
     }
 
     /// The depth set, or else the backend's default.
-    pub(crate) fn depth_or(&self, liked: usize) -> usize {
-        self.depth.unwrap_or(liked).clamp(1, DEPTH_MAX)
+    pub(crate) fn depth_or(&self, default: usize) -> usize {
+        self.depth.unwrap_or(default).clamp(1, DEPTH_MAX)
     }
 }
 
@@ -100,7 +100,7 @@ pub struct ReadRequest {
     pub offset: u64,
     /// Bytes.
     pub len: usize,
-    /// The destination: taken with
+    /// The destination, taken with [`BufferPool::take`].
     pub buf: Buffer,
     /// Returned in the [`Completion`].
     pub tag: u64,
@@ -160,7 +160,7 @@ pub struct ReaderCounters {
     pub short_reads: u64,
     /// Retries after an error.
     pub retries: u64,
-    /// Retries by error, in the order
+    /// Retries by error, in the order of [`RETRY_CAUSES`].
     pub retries_by: [u64; RETRY_CAUSES.len()],
     /// Reads that timed out as stuck.
     pub stuck: u64,

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub(crate) path: PathBuf,
-    pub(crate) wishes: IoSettings,
+    pub(crate) settings: IoSettings,
 }
 
 /// The I/O settings that the user may fix.
@@ -28,8 +28,8 @@ pub(crate) enum Setting<T> {
     Only(T),
 }
 
-/// Parses a URL, or a plain path, which is taken literally: a question mark in it is a question
-/// mark. URLs have no percent escapes: give a path that would need them as a plain path.
+/// Parses a URL, or a plain path, which is taken literally, also with a question mark. URLs have no
+/// percent escapes: give a path that would need them as a plain path.
 pub(crate) fn parse(url: &str) -> Result<Location> {
     let bad = |reason: String| Error::BadUrl { url: url.to_owned(), reason };
     if url.is_empty() {
@@ -43,7 +43,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
             None if url.starts_with("s3:") => Err(bad(
                 "expected s3://BUCKET/PREFIX (hint: a folder of this name is ./s3:)".to_owned(),
             )),
-            None => Ok(Location { path: url.into(), wishes: IoSettings::default() }),
+            None => Ok(Location { path: url.into(), settings: IoSettings::default() }),
         };
     };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -51,22 +51,22 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     if path.is_empty() {
         return Err(bad("expected a path after file:".to_owned()));
     }
-    let mut wishes = IoSettings::default();
+    let mut settings = IoSettings::default();
     for option in query.split('&').filter(|option| !option.is_empty()) {
         match option {
-            "engine=auto" => wishes.engine = Setting::Auto,
-            "engine=ring" => wishes.engine = Setting::Only(crate::IoEngine::Ring),
-            "engine=pread" => wishes.engine = Setting::Only(crate::IoEngine::Pread),
-            "direct=auto" => wishes.direct = Setting::Auto,
-            "direct=on" => wishes.direct = Setting::Only(true),
-            "direct=off" => wishes.direct = Setting::Only(false),
+            "engine=auto" => settings.engine = Setting::Auto,
+            "engine=ring" => settings.engine = Setting::Only(crate::IoEngine::Ring),
+            "engine=pread" => settings.engine = Setting::Only(crate::IoEngine::Pread),
+            "direct=auto" => settings.direct = Setting::Auto,
+            "direct=on" => settings.direct = Setting::Only(true),
+            "direct=off" => settings.direct = Setting::Only(false),
             _ => {
                 let options = "engine=auto|ring|pread or direct=auto|on|off";
                 return Err(bad(format!("expected {options}, found option '{option}'")));
             }
         }
     }
-    Ok(Location { path: path.into(), wishes })
+    Ok(Location { path: path.into(), settings })
 }
 
 #[cfg(test)]
@@ -76,16 +76,16 @@ mod tests {
 
     #[test]
     fn paths_and_options() {
-        let plain = |path: &str| Location { path: path.into(), wishes: IoSettings::default() };
+        let plain = |path: &str| Location { path: path.into(), settings: IoSettings::default() };
         assert_eq!(parse("a/b?engine=ring").unwrap(), plain("a/b?engine=ring"));
         assert_eq!(parse("file:a/b").unwrap(), plain("a/b"));
         assert_eq!(parse("file:///a/b?").unwrap(), plain("/a/b"));
-        let wishes =
+        let settings =
             IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
-        assert_eq!(parse("file:/a?engine=pread&direct=off").unwrap().wishes, wishes);
-        let wishes =
+        assert_eq!(parse("file:/a?engine=pread&direct=off").unwrap().settings, settings);
+        let settings =
             IoSettings { engine: Setting::Only(IoEngine::Ring), direct: Setting::Only(true) };
-        assert_eq!(parse("file:/a?direct=on&engine=ring").unwrap().wishes, wishes);
+        assert_eq!(parse("file:/a?direct=on&engine=ring").unwrap().settings, settings);
         for bad in
             ["", "file:", "file://", "s3:/a", "s3://a/b", "file:/a?engine=fast", "file:/a?depth=4"]
         {

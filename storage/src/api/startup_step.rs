@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// A startup step with a name and a time limit, such as `open corpus.bin`.
 ///
 /// Opening a file on a dead server may block for ever. A stage runs the step on a thread of its
-/// own: after the limit the start fails with an error that names the step, and the thread is left
+/// own: after the limit the start fails with an error that names the step, and the thread stays
 /// blocked.
 ///
 /// ```
@@ -26,18 +26,18 @@ pub struct Stage {
     stop: Option<(Arc<AtomicBool>, Duration)>,
 }
 
-/// How often the flag is polled.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which the stop flag is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Stage {
     /// A step with this time limit. The log reports it at 10, 30 and 60 s.
     #[must_use]
-    pub fn begin(what: impl Into<String>, limit: Duration) -> Self {
+    pub fn begin(operation: impl Into<String>, limit: Duration) -> Self {
         let warn_after = [10, 30, 60].map(Duration::from_secs);
-        Stage { operation: what.into(), limit, warn_after, stop: None }
+        Stage { operation: operation.into(), limit, warn_after, stop: None }
     }
 
-    /// Other ages at which the log reports it.
+    /// Sets the ages at which the log reports it.
     #[must_use]
     pub fn warn_after(self, warn_after: [Duration; 3]) -> Self {
         Stage { warn_after, ..self }
@@ -57,36 +57,37 @@ impl Stage {
     /// # Panics
     /// If the step panics.
     pub fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-        let Stage { operation: what, mut limit, warn_after, mut stop } = self;
-        let (answer, answered) = sync_channel(1);
-        let begun = Instant::now();
-        let act = move || drop(answer.send(work()));
+        let Stage { operation, mut limit, warn_after, mut stop } = self;
+        let (sender, receiver) = sync_channel(1);
+        let started = Instant::now();
+        let run = move || drop(sender.send(work()));
         let worker = thread::Builder::new()
             .name("stage".to_owned())
-            .spawn(act)
-            .map_err(|e| Error::from_io("start", format!("a thread to {what}"), e))?;
-        let most = limit;
-        let mut warnings = warn_after.into_iter().filter(|after| *after < most).peekable();
-        while begun.elapsed() < limit {
+            .spawn(run)
+            .map_err(|e| Error::from_io("start", format!("a thread to {operation}"), e))?;
+        let limit_max = limit;
+        let mut warnings = warn_after.into_iter().filter(|after| *after < limit_max).peekable();
+        while started.elapsed() < limit {
             let next = warnings.peek().copied().unwrap_or(limit).min(limit);
-            let wait = next.saturating_sub(begun.elapsed());
-            let wait = if stop.is_some() { wait.min(LOOK) } else { wait };
-            match answered.recv_timeout(wait) {
-                Ok(given) => return Ok(given),
+            let wait = next.saturating_sub(started.elapsed());
+            let wait = if stop.is_some() { wait.min(POLL_INTERVAL) } else { wait };
+            match receiver.recv_timeout(wait) {
+                Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Disconnected) => {
-                    let panic = worker.join().expect_err("it ended without an answer");
+                    let panic =
+                        worker.join().expect_err("a thread that sends no result has panicked");
                     std::panic::resume_unwind(panic);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if let Some((_, grace)) = stop.take_if(|(flag, _)| flag.load(Ordering::Relaxed)) {
-                limit = limit.min(begun.elapsed() + grace);
+                limit = limit.min(started.elapsed() + grace);
             }
-            if let Some(after) = warnings.next_if(|after| begun.elapsed() >= *after) {
-                log::warn!("{what}: not done after {} s", after.as_secs());
+            if let Some(after) = warnings.next_if(|after| started.elapsed() >= *after) {
+                log::warn!("{operation}: not done after {} s", after.as_secs());
             }
         }
-        Err(Error::StageTimeout { stage: what, limit })
+        Err(Error::StageTimeout { stage: operation, limit })
     }
 }
 
@@ -97,10 +98,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stage_gives_what_it_found_or_names_itself() {
+    fn a_step_returns_its_result_or_a_timeout() {
         let long = Duration::from_secs(600);
         assert_eq!(Stage::begin("a", long).run(|| 7).unwrap(), 7);
-        // It blocks until this test is over.
+        // The step blocks until the end of this test.
         let (_release, released) = channel::<()>();
         let short = Stage::begin("open corpus.bin", Duration::from_millis(20));
         let short = short.warn_after([Duration::from_millis(5); 3]);
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_is_told_to_stop_has_a_moment_left() {
+    fn the_stop_flag_shortens_the_limit() {
         let (_release, released) = channel::<()>();
         let flag = Arc::new(AtomicBool::new(true));
         let stage = Stage::begin("read corpus.bin", Duration::from_secs(600));
@@ -121,13 +122,13 @@ mod tests {
         let error = stage.run(move || released.recv().is_err()).unwrap_err();
         assert!(matches!(&error, Error::StageTimeout { .. }), "{error}");
         let stage = Stage::begin("add up", Duration::from_secs(600));
-        let sum = stage.or_when(&flag, Duration::from_secs(600)).run(|| 7).unwrap();
-        assert_eq!(sum, 7);
+        let value = stage.or_when(&flag, Duration::from_secs(600)).run(|| 7).unwrap();
+        assert_eq!(value, 7);
     }
 
     #[test]
-    #[should_panic(expected = "the step broke")]
-    fn a_panic_is_passed_on() {
-        let _ = Stage::begin("a", Duration::from_secs(600)).run(|| panic!("the step broke"));
+    #[should_panic(expected = "the step failed")]
+    fn a_panic_is_resumed_in_the_caller() {
+        let _ = Stage::begin("a", Duration::from_secs(600)).run(|| panic!("the step failed"));
     }
 }

@@ -32,7 +32,7 @@ impl Default for Crc64 {
     }
 }
 
-/// A running CRC-32 as ZIP and gzip have it (ISO-HDLC).
+/// A running CRC-32 of ZIP and gzip (ISO-HDLC).
 #[derive(Debug)]
 pub struct Crc32(Digest);
 
@@ -109,21 +109,21 @@ pub fn crc64(bytes: &[u8]) -> u64 {
 /// of the checksum crate takes fifty. A checkpoint joins a hundred thousand checksums.
 #[must_use]
 pub fn crc64_join(crc_a: u64, crc_b: u64, len_b_bytes: u64) -> u64 {
-    let mut moved = crc_a;
-    let mut left = len_b_bytes;
-    while left > 0 {
+    let mut shifted = crc_a;
+    let mut remaining = len_b_bytes;
+    while remaining > 0 {
         // Plus 3: a byte has eight bits.
-        moved = multiply(moved, POWERS[left.trailing_zeros() as usize + 3]);
-        left &= left - 1;
+        shifted = multiply(shifted, POWERS[remaining.trailing_zeros() as usize + 3]);
+        remaining &= remaining - 1;
     }
-    moved ^ crc_b
+    shifted ^ crc_b
 }
 
 /// The polynomial of CRC-64/NVME with the bits in reverse, as the checksum has them: the highest
 /// bit of a number is the coefficient of `x^0`.
 const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 
-/// `x^(2^n)` modulo the polynomial, for `n` up to three more than a length has bits.
+/// `x^(2^n)` modulo the polynomial, for `n` up to three more than the bits of a length.
 const POWERS: [u64; 67] = {
     let mut powers = [1 << 62; 67];
     let mut n = 1;
@@ -138,7 +138,7 @@ const POWERS: [u64; 67] = {
 const fn multiply(mut a: u64, mut b: u64) -> u64 {
     let mut product = 0;
     while a != 0 {
-        // The coefficient of the lowest power that is left.
+        // The coefficient of the lowest remaining power.
         if a >> 63 == 1 {
             product ^= b;
         }
@@ -156,13 +156,13 @@ mod tests {
     #[test]
     fn check_value() {
         assert_eq!(crc64(b"123456789"), 0xae8b_1486_0a79_9888);
-        let mut sum = Crc32::new();
-        sum.update(b"123456789");
-        assert_eq!(sum.value(), 0xcbf4_3926);
+        let mut crc = Crc32::new();
+        crc.update(b"123456789");
+        assert_eq!(crc.value(), 0xcbf4_3926);
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-        let mut sum = Crc32c::new();
-        [&b"1234"[..], b"56789"].iter().for_each(|part| sum.update(part));
-        assert_eq!(sum.value(), 0xe306_9283);
+        let mut crc = Crc32c::new();
+        [&b"1234"[..], b"56789"].iter().for_each(|part| crc.update(part));
+        assert_eq!(crc.value(), 0xe306_9283);
     }
 
     #[test]
@@ -179,14 +179,14 @@ mod tests {
         }
     }
 
-    /// Joins as the checksum crate does, for lengths that no test can compute.
+    /// Compares with the checksum crate, for lengths too large to compute in a test.
     #[test]
     fn joins_any_lengths() {
         let (a, b) = (crc64(b"a"), crc64(b"b"));
         let lengths = (0..64).flat_map(|bit| [1 << bit, (1 << bit) - 1, (1_u64 << bit) ^ 0x55]);
         for len in lengths.filter(|&len: &u64| len <= u64::MAX / 8) {
-            let due = crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, a, b, len);
-            assert_eq!(crc64_join(a, b, len), due, "{len}");
+            let expected = crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, a, b, len);
+            assert_eq!(crc64_join(a, b, len), expected, "{len}");
         }
     }
 }

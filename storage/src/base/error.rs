@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cause_is_repeated() {
+    fn one_line_repeats_no_cause() {
         let error = Error::from_io("open", "a.txt", io::Error::other("bad luck"));
         assert_eq!(one_line(&error), "cannot open a.txt: bad luck");
         let outer = Outer(error);

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(String);
 
-/// S3 takes keys of 1,024 bytes; a path on Linux has room for four times as much.
+/// S3 takes keys of 1,024 bytes; a path on Linux may be four times as long.
 const KEY_BYTES_MAX: usize = 1024;
 
 impl Key {
@@ -35,7 +35,7 @@ impl Key {
         Ok(Key(name))
     }
 
-    /// The folder that holds everything.
+    /// The root folder.
     #[must_use]
     pub fn root() -> Self {
         Key(String::new())

@@ -1,4 +1,4 @@
-//! Errors, keys, units, checksums and names, which all folders above it use.
+//! Errors, keys, units, checksums and names, which all other modules use.
 
 pub(crate) mod checksum;
 pub(crate) mod error;

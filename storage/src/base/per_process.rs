@@ -1,15 +1,15 @@
-//! State that each process has for itself, also after a fork.
+//! State that each process has of its own, also after a fork.
 
 use std::sync::OnceLock;
 
-/// A fork of a fork, and so on. Python's workers are one or two.
+/// Generations of forks; Python's workers are the first or second.
 const FORKS_MAX: usize = 8;
 
 /// A value of this process, made at first use. A forked child makes its own: a lock that another
-/// thread held at the moment of the fork stays locked in the child for ever, because that thread is
-/// not there. What the parent made is neither used nor dropped.
+/// thread held at the moment of the fork stays locked in the child for ever, because that thread
+/// does not exist there. The value of the parent is neither used nor dropped.
 pub(crate) struct PerProcess<T> {
-    /// Of this process and those that it descends from, the oldest first.
+    /// Values of this process and its ancestors, the oldest first.
     slots: [OnceLock<(u32, T)>; FORKS_MAX],
 }
 
@@ -46,7 +46,7 @@ mod tests {
             assert_eq!(*NUMBERS.of(process, || 0), process * 10);
         }
         assert_eq!(*NUMBERS.of(1, || 0), 10);
-        // Descendants beyond share the last.
+        // Further descendants share the last slot.
         assert_eq!(*NUMBERS.of(99, || 0), FORKS_MAX as u32 * 10);
     }
 }

@@ -1,10 +1,10 @@
-//! Text of the outside world (names of files, contents of inputs) as messages may have it: without
-//! control characters, which would reach the terminal, and of a bounded length.
+//! Makes external text (file names, contents of inputs) safe for messages: without control
+//! characters, which would reach the terminal, and of a bounded length.
 
 /// Longest name or quotation in a message: paths have at most 4096 bytes, and few over 200.
 const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// Longest message: some tens of refused keys, a line each.
+/// Longest message: room for some tens of refused keys, one per line.
 const MESSAGE_BYTES_MAX: usize = 8 << 10;
 
 /// A name or a quotation for a message: control characters are escaped, and the middle of what is
@@ -14,14 +14,14 @@ pub fn printable(text: &str) -> String {
     escaped(&shortened(text, NAME_BYTES_MAX), is_control)
 }
 
-/// A whole message: as [`printable`], but it may have several lines and 8 KiB.
+/// A complete message: as [`printable`], but with line breaks and up to 8 KiB.
 #[must_use]
 pub fn printable_message(text: &str) -> String {
     let text = shortened(text, MESSAGE_BYTES_MAX);
     escaped(&text, |char| is_control(char) && !matches!(char, '\n' | '\t'))
 }
 
-/// Characters that move the cursor, change colours, or turn the direction of writing.
+/// Characters that move the cursor, change colours, or reverse the writing direction.
 fn is_control(char: char) -> bool {
     char.is_control() || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -67,13 +67,13 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_lose_their_middle() {
+    fn long_texts_are_shortened_in_the_middle() {
         let name = format!("{}{}", "é".repeat(10_000), "end");
         let shown = printable(&name);
         assert!(shown.len() < NAME_BYTES_MAX + 40, "{} bytes", shown.len());
         assert!(shown.starts_with("ééé") && shown.ends_with("éend"), "{shown}");
         assert!(shown.contains(" bytes ...] "), "{shown}");
-        // Escapes take the more room, the more there are.
+        // An escape is up to six times as long as its character.
         assert!(printable(&"\u{1b}".repeat(100_000)).len() <= 6 * NAME_BYTES_MAX + 40);
         assert_eq!(printable_message(&"x".repeat(MESSAGE_BYTES_MAX)).len(), MESSAGE_BYTES_MAX);
     }

@@ -1,6 +1,6 @@
 //! The process that made a temporary file, a temporary folder or a lease, written into its very
-//! name, and whether that process still lives. A name is created atomically; a note inside a folder
-//! could be missing after a crash.
+//! name, and whether that process is still alive. A name is created atomically; a note inside a
+//! folder could be missing after a crash.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A process, distinct from every other that ever had its pid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessIdentity {
-    /// The machine's name, which may itself hold dots.
+    /// The machine's name, which may itself contain dots.
     host: String,
     /// The first 8 digits of the machine's id, since many machines are called `localhost`.
     machine: String,
@@ -31,14 +31,14 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Used if there is no id to read.
 const NO_ID: &str = "0";
 
-/// Whether a process lives.
+/// Whether a process is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// It is this process.
     Ours,
     /// It runs.
     Alive,
-    /// It is gone, whatever happens.
+    /// It has ended, for certain.
     Dead,
     /// It counts as alive: it is on another machine or in another container.
     Unknown,
@@ -59,7 +59,7 @@ impl ProcessIdentity {
     fn here() -> ProcessIdentity {
         static HERE: OnceLock<ProcessIdentity> = OnceLock::new();
         let here = HERE.get_or_init(ProcessIdentity::read);
-        // After a fork without exec, as Python programs do, it is that of the parent.
+        // After a fork without exec, as in Python programs, the cached one is that of the parent.
         if here.pid == std::process::id() { here.clone() } else { ProcessIdentity::read() }
     }
 
@@ -76,13 +76,13 @@ impl ProcessIdentity {
         }
     }
 
-    /// Its number in the simulated machine.
+    /// Its pid on the simulated machine.
     #[cfg(feature = "sim")]
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Its number, with another process.
+    /// The same number, with another process.
     #[cfg(feature = "sim")]
     pub(crate) fn of_process(self, process: &ProcessIdentity) -> Self {
         ProcessIdentity { number: self.number, ..process.clone() }
@@ -101,7 +101,7 @@ impl ProcessIdentity {
         ProcessIdentity { host, machine, boot, namespace: 0, pid, started: 0, number: 0 }
     }
 
-    /// Reads what `ProcessIdentity::to_string` wrote.
+    /// Parses the result of `ProcessIdentity::to_string`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.rsplitn(7, '.');
@@ -114,7 +114,7 @@ impl ProcessIdentity {
         Some(ProcessIdentity { host, machine, boot, namespace, pid, started, number })
     }
 
-    /// Whether the process lives, as far as is known here.
+    /// Whether the process is alive, as far as this machine can tell.
     #[must_use]
     pub fn life(&self) -> Liveness {
         self.life_as_seen_by(&ProcessIdentity::here())
@@ -126,8 +126,8 @@ impl ProcessIdentity {
         } else if self.boot != here.boot {
             // A container takes its name, and an id that is part of its image, to other machines.
             let is_machine = |owner: &ProcessIdentity| owner.namespace == FIRST_NAMESPACE;
-            let is_told_apart = self.machine != NO_ID && is_machine(self) && is_machine(here);
-            if is_told_apart { Liveness::Dead } else { Liveness::Unknown }
+            let is_distinct = self.machine != NO_ID && is_machine(self) && is_machine(here);
+            if is_distinct { Liveness::Dead } else { Liveness::Unknown }
         } else if self.namespace != here.namespace {
             Liveness::Unknown
         } else if self.pid == here.pid && self.started == here.started {
@@ -160,7 +160,7 @@ fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     let plain = |c| if is_plain(c) { c } else { '_' };
-    // A file name has room for 255 bytes, and POSIX host names have at most 64.
+    // A file name has at most 255 bytes, and POSIX host names have at most 64.
     let name: String = name.trim().chars().take(64).map(plain).collect();
     if name.is_empty() { "unnamed".to_owned() } else { name }
 }
@@ -178,19 +178,19 @@ fn namespace() -> u64 {
     digits.parse().unwrap_or(0)
 }
 
-/// Whether a process that `/proc` does not show is not there. `/proc` may be that of another
-/// namespace, and may hide the processes of others, that of the first among them (`hidepid`).
+/// Whether a process missing in `/proc` has ended. `/proc` may belong to another namespace, and may
+/// hide the processes of other users, pid 1 among them (`hidepid`).
 fn processes_are_visible() -> bool {
     let own = fs::read_link("/proc/self").unwrap_or_default();
     own.to_str() == Some(&std::process::id().to_string()) && started(1).is_some()
 }
 
-/// When a process began, in clock ticks since the boot; `None` if it is gone, or only its exit
-/// status still waits to be fetched.
+/// When a process started, in clock ticks since the boot; `None` if it has ended, even if its
+/// parent has not yet waited for it (a zombie).
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in brackets, and may hold spaces and brackets:
-    // proc_pid_stat(5). State is the third field, the start time the twenty-second.
+    // The second field is the program's name in parentheses, and may contain spaces and
+    // parentheses: proc_pid_stat(5). State is the third field, the start time the twenty-second.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back() {
+    fn names_are_parsed_back() {
         let here = ProcessIdentity::new();
         assert_eq!(ProcessIdentity::parse(&here.to_string()), Some(here.clone()));
         let dotted = ProcessIdentity { host: "node-7.rack.example".to_owned(), ..here };
@@ -216,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_ends_what_ran_on_a_machine_and_not_what_ran_in_a_container() {
-        let seen = |namespace: u64, machine: &str| {
+    fn a_reboot_ends_host_processes_but_not_containers() {
+        let life_before_reboot = |namespace: u64, machine: &str| {
             let here = ProcessIdentity {
                 namespace,
                 machine: machine.to_owned(),
@@ -225,13 +225,13 @@ mod tests {
             };
             ProcessIdentity { boot: "before".to_owned(), ..here.clone() }.life_as_seen_by(&here)
         };
-        assert_eq!(seen(FIRST_NAMESPACE, "1f2e3d4c"), Liveness::Dead);
-        assert_eq!(seen(FIRST_NAMESPACE, NO_ID), Liveness::Unknown);
-        assert_eq!(seen(4_026_532_999, "1f2e3d4c"), Liveness::Unknown);
+        assert_eq!(life_before_reboot(FIRST_NAMESPACE, "1f2e3d4c"), Liveness::Dead);
+        assert_eq!(life_before_reboot(FIRST_NAMESPACE, NO_ID), Liveness::Unknown);
+        assert_eq!(life_before_reboot(4_026_532_999, "1f2e3d4c"), Liveness::Unknown);
     }
 
     #[test]
-    fn tells_the_living_from_the_dead() {
+    fn liveness_of_own_other_and_ended_processes() {
         let here = ProcessIdentity::new();
         assert_eq!(here.life(), Liveness::Ours);
         let other = |host: &str, boot: &str| ProcessIdentity {
@@ -244,7 +244,7 @@ mod tests {
         if !processes_are_visible() {
             return eprintln!("SKIPPED: /proc hides processes, so that none is known to be dead");
         }
-        // The same number, but another process had it.
+        // A reused pid: the start time differs.
         assert_eq!(
             ProcessIdentity { started: here.started + 1, ..here.clone() }.life(),
             Liveness::Dead
@@ -254,7 +254,7 @@ mod tests {
         let theirs = ProcessIdentity { pid, started: started(pid).unwrap(), ..here };
         assert_eq!(theirs.life(), Liveness::Alive);
         child.kill().unwrap();
-        // Killed, but not waited for: it is dead long before its entry goes.
+        // Killed, but not waited for: a zombie counts as dead while its /proc entry exists.
         while theirs.life() == Liveness::Alive {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! SplitMix64: enough randomness to place faults by, the same on every machine.
+//! SplitMix64: enough randomness for fault injection, the same on every machine.
 
 /// A generator with 64 bits of state (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -9,7 +9,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// Seeded as the standard hash maps are: for uses that need not be repeatable.
+    /// Seeded like the standard hash maps: for uses that need not be reproducible.
     #[cfg(feature = "s3")]
     pub(crate) fn from_entropy() -> Self {
         use std::hash::{BuildHasher as _, RandomState};
@@ -29,7 +29,7 @@ impl Rng {
         self.next() % end.max(1)
     }
 
-    /// Whether an event of so many in a thousand happens.
+    /// True with a probability of `per_mille` in a thousand.
     #[cfg(any(feature = "server", feature = "sim", test))]
     pub(crate) fn chance(&mut self, per_mille: u32) -> bool {
         self.below(1000) < u64::from(per_mille)
@@ -49,11 +49,11 @@ mod tests {
 
     /// The first outputs for the seed 1234567, as the reference implementation in C returns them.
     #[test]
-    fn as_published() {
+    fn equals_the_reference_implementation() {
         let mut rng = Rng::new(1_234_567);
-        let came = [rng.next(), rng.next(), rng.next()];
+        let found = [rng.next(), rng.next(), rng.next()];
         assert_eq!(
-            came,
+            found,
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
     }

@@ -1,7 +1,7 @@
 //! Names of files that are being written, and of folders that are being deleted: `.NAME.tmp-OWNER`,
 //! and `.NAME.draft` for a resumable upload, which outlives its writer. They are hidden from
-//! listings. A temporary name contains its writer, so that orphans of a dead process are not taken
-//! for files of a live one.
+//! listings. A temporary name contains its writer, so that orphans of a dead process are
+//! distinguished from files of a live one.
 
 use crate::ProcessIdentity;
 
@@ -14,9 +14,9 @@ const NAME_BYTES_MAX: usize = 255;
 /// A fresh temporary name for `name`, which is truncated if the result would be too long.
 pub(crate) fn name_for(name: &str, writer: &ProcessIdentity) -> String {
     let tail = format!("{MARK}{writer}");
-    let room = NAME_BYTES_MAX.saturating_sub(tail.len() + 1);
-    let kept = (0..=room.min(name.len())).rev().find(|&at| name.is_char_boundary(at));
-    format!(".{}{tail}", &name[..kept.unwrap_or(0)])
+    let room_bytes = NAME_BYTES_MAX.saturating_sub(tail.len() + 1);
+    let kept_len = (0..=room_bytes.min(name.len())).rev().find(|&at| name.is_char_boundary(at));
+    format!(".{}{tail}", &name[..kept_len.unwrap_or(0)])
 }
 
 /// The process that made a temporary name; `None` for every other name.
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_their_writer() {
+    fn temporary_names_contain_their_writer() {
         let ours = ProcessIdentity::new();
         let long = "表".repeat(85);
         for name in ["a", "a.tmp-b", ".tmp-x-1-2", "step-7", &long] {
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_and_still_open_is_hidden() {
+    fn names_of_deleted_open_files_are_hidden() {
         assert!(is_hidden(".nfs000000000b0a1c2d00000001"));
         assert!(is_hidden(".fuse_hidden0000000300000001"));
         assert!(is_hidden(&name_for("a", &ProcessIdentity::new())));

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimeSpan(pub Duration);
 
-/// Units and their milliseconds. `ms` and `min` are looked for before `s` and `m`.
+/// Units and their milliseconds. `ms` and `min` are matched before `s` and `m`.
 const UNITS: [(&str, u64); 6] =
     [("ms", 1), ("min", 60_000), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_has_a_unit() {
+    fn times_need_a_unit() {
         for (text, millis) in
             [("200ms", 200), ("30s", 30_000), ("2min", 120_000), ("2m", 120_000), ("1h", 3_600_000)]
         {

@@ -3,7 +3,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// A number of bytes that is parsed and formatted as `64MiB`. A bare number is refused: too many
-/// configurations meant MiB and got bytes.
+/// configurations meant MiB and were read as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_and_writes_itself() {
+    fn sizes_are_parsed_and_formatted() {
         for (text, bytes) in
             [("64MiB", 64 << 20), ("1 GB", 1_000_000_000), ("0B", 0), ("7KB", 7000)]
         {

@@ -88,13 +88,13 @@ pub(crate) fn kind_of(magic: u32) -> (String, bool) {
 
 /// The settings, with the engine of the environment where the URL has none. An invalid engine was
 /// refused when the store was opened.
-pub(crate) fn with_environment(wishes: IoSettings) -> IoSettings {
-    let engine = match (wishes.engine, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
+pub(crate) fn with_environment(settings: IoSettings) -> IoSettings {
+    let engine = match (settings.engine, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
         (Setting::Auto, Some("ring")) => Setting::Only(IoEngine::Ring),
         (Setting::Auto, Some("pread")) => Setting::Only(IoEngine::Pread),
-        (wish, _) => wish,
+        (requested, _) => requested,
     };
-    IoSettings { engine, ..wishes }
+    IoSettings { engine, ..settings }
 }
 
 impl Profile {
@@ -104,7 +104,7 @@ impl Profile {
         self.file_system.strip_prefix(MARK).unwrap_or(&self.file_system)
     }
 
-    /// Whether it is a model of that kind of file system.
+    /// Whether it is a simulated file system.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.file_system.starts_with(MARK)
@@ -128,33 +128,34 @@ impl Profile {
     ///
     /// # Errors
     /// A setting that does not work here.
-    pub(crate) fn detect(root: &Path, wishes: IoSettings) -> Result<Self> {
+    pub(crate) fn detect(root: &Path, settings: IoSettings) -> Result<Self> {
         let name = root.display().to_string();
-        let there = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
+        let nearest = root.ancestors().map(or_here).find(|p| p.exists()).unwrap_or(Path::new("/"));
         let status =
-            syscalls::file_system(there).map_err(|e| Error::from_io("stat", name.clone(), e))?;
+            syscalls::file_system(nearest).map_err(|e| Error::from_io("stat", name.clone(), e))?;
         let (kind, asynchronous) = kind_of(status.magic);
         let file_system = match kind.as_str() {
-            "fuse" => fuse_name(there).unwrap_or(kind),
+            "fuse" => fuse_name(nearest).unwrap_or(kind),
             _ => kind,
         };
-        let (engine, engine_why) = choose_engine(&name, &file_system, asynchronous, wishes.engine)?;
+        let (engine, engine_why) =
+            choose_engine(&name, &file_system, asynchronous, settings.engine)?;
         let in_memory = matches!(file_system.as_str(), "tmpfs" | "ramfs");
-        let align = align_of_some_file(there);
-        let direct = match wishes.direct {
-            Setting::Only(wish) => wish,
+        let align = align_of_some_file(nearest);
+        let direct = match settings.direct {
+            Setting::Only(requested) => requested,
             Setting::Auto => !in_memory && align != Some(0),
         };
         let align_bytes = align.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES as u32);
-        let mount_point = mount::point_of(there).unwrap_or_default();
+        let mount_point = mount::point_of(nearest).unwrap_or_default();
         let profile = Profile { file_system, engine, engine_why, direct, align_bytes, mount_point };
-        profile.log_once(there, &name);
+        profile.log_once(nearest, &name);
         Ok(profile)
     }
 
-    fn log_once(&self, there: &Path, name: &str) {
+    fn log_once(&self, nearest: &Path, name: &str) {
         static LOGGED: PerProcess<Mutex<HashSet<(u64, IoEngine, bool)>>> = PerProcess::new();
-        let device = fs::metadata(there).map_or(0, |meta| meta.dev());
+        let device = fs::metadata(nearest).map_or(0, |meta| meta.dev());
         let mut logged = LOGGED.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         let choice = (device, self.engine, self.direct);
         if logged.insert(choice) {
@@ -175,15 +176,15 @@ impl fmt::Display for Profile {
     }
 }
 
-/// The URL has priority, then the environment, then the best engine.
+/// Chooses the engine: from the URL, else the environment, else the best one.
 fn choose_engine(
     name: &str,
     file_system: &str,
     asynchronous: bool,
-    wish: Setting<IoEngine>,
+    requested: Setting<IoEngine>,
 ) -> Result<(IoEngine, String)> {
     let bad = |reason: String| Error::BadUrl { url: name.to_owned(), reason };
-    let (wish, whose) = match (wish, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
+    let (requested, set_by) = match (requested, std::env::var(ENGINE_VARIABLE).ok().as_deref()) {
         (Setting::Only(engine), _) => (Setting::Only(engine), "set in the URL".to_owned()),
         (Setting::Auto, None | Some("" | "auto")) => (Setting::Auto, String::new()),
         (Setting::Auto, Some(value)) => {
@@ -200,11 +201,11 @@ fn choose_engine(
         }
     };
     let works = uring_batch::probe();
-    match (wish, works) {
+    match (requested, works) {
         (Setting::Only(IoEngine::Ring), Err(reason)) => {
             Err(bad(format!("engine ring is not available: {reason}")))
         }
-        (Setting::Only(engine), _) => Ok((engine, whose)),
+        (Setting::Only(engine), _) => Ok((engine, set_by)),
         (Setting::Auto, Err(reason)) => {
             Ok((IoEngine::Pread, format!("io_uring is not available: {reason}")))
         }
@@ -217,10 +218,10 @@ fn choose_engine(
     }
 }
 
-/// Only a file reports the alignment of direct I/O; any file of this folder will do.
+/// Only a file reports the alignment of direct I/O: queries one of the files in this folder.
 fn align_of_some_file(folder: &Path) -> Option<u32> {
-    const LOOKED_AT_MAX: usize = 64;
-    let entries = fs::read_dir(folder).ok()?.take(LOOKED_AT_MAX);
+    const ENTRIES_MAX: usize = 64;
+    let entries = fs::read_dir(folder).ok()?.take(ENTRIES_MAX);
     let file = entries.flatten().find(|e| e.file_type().is_ok_and(|kind| kind.is_file()))?;
     syscalls::direct_align(&File::open(file.path()).ok()?).map(syscalls::DirectAlign::most)
 }
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_kind_of_this_machine_even_for_a_folder_yet_to_be() {
+    fn detects_the_file_system_of_a_folder_that_does_not_exist_yet() {
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("not/yet/there");
         let profile = Profile::detect(&deep, IoSettings::default()).unwrap();
@@ -260,11 +261,11 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_granted() {
+    fn settings_of_the_url_are_used() {
         let folder = tempfile::tempdir().unwrap();
-        let wishes =
+        let settings =
             IoSettings { engine: Setting::Only(IoEngine::Pread), direct: Setting::Only(false) };
-        let profile = Profile::detect(folder.path(), wishes).unwrap();
+        let profile = Profile::detect(folder.path(), settings).unwrap();
         assert_eq!((profile.engine, profile.direct), (IoEngine::Pread, false));
         assert_eq!(profile.engine_why, "set in the URL");
     }

@@ -1,6 +1,6 @@
-//! The file-system operations that the protocol in `posix` is made of. `os_filesystem` has the real
-//! ones; `testing` has implementations with fault injection and simulated power loss, so that tests
-//! run the real protocol.
+//! The file-system operations that the protocol in `posix` uses. `os_filesystem` has the real ones;
+//! `testing` has implementations with fault injection and simulated power loss, so that tests run
+//! the real protocol.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Renames a file or folder without replacing anything: `EEXIST`.
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Whether `rename_new` of a folder is one operation in this folder, found by a test.
+    /// Whether `rename_new` of a folder is atomic in this folder; tested with a file.
     fn renames_exclusively(&self, folder: &Path) -> io::Result<bool>;
 
     /// Renames a file, replacing another.
@@ -54,13 +54,13 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Makes all changes of a folder's entries durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// The names in a folder that are UTF-8, in no order.
+    /// The UTF-8 names in a folder, in no particular order.
     fn read_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>>;
 
     /// Bytes that may still be written, if the file system keeps count. The path need not exist.
     fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>>;
 
-    /// A new identity of this writer at every call: the mark in temporary names.
+    /// A new identity of this writer at every call, for temporary names.
     fn writer(&self) -> ProcessIdentity;
 
     /// Whether a writer still runs. One on another machine counts as running.
@@ -69,7 +69,7 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     fn profile(&self) -> &Profile;
 
     /// The read settings for its files, if they are files of this machine.
-    fn wishes(&self) -> Option<IoSettings> {
+    fn settings(&self) -> Option<IoSettings> {
         None
     }
 }
@@ -85,7 +85,7 @@ pub(crate) trait FsFile: fmt::Debug + Send + Sync {
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TransferError>;
 
     /// The number of threads to write it with: while one waits for the last of its requests, the
-    /// device has those of another.
+    /// device processes those of another.
     fn writers(&self) -> usize {
         1
     }

@@ -2,9 +2,9 @@
 //! library of Lustre.
 //!
 //! Layouts are `lov_user_md` of `lustre_user.h`: plain ones, by version 1 or with a pool of targets
-//! by version 3, and composites, of which each part has its own (progressive file layouts). They
-//! are read from the attribute `lustre.lov`. A plain one is set by an `ioctl`, as `lfs setstripe`
-//! does, a composite by that attribute.
+//! by version 3, and composites, whose components each have a plain layout (progressive file
+//! layouts). They are read from the attribute `lustre.lov`. A plain one is set by an `ioctl`, as
+//! `lfs setstripe` does, a composite by that attribute.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -20,7 +20,7 @@ use crate::{ByteSize, Error, Result};
 /// The striping layout of a file, or of new files in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Striping {
-    /// From the first byte to the end of the file. A plain layout has one.
+    /// The components, from the first byte to the end of the file. A plain layout has one.
     pub parts: Vec<LayoutComponent>,
 }
 
@@ -48,8 +48,8 @@ const LOV_V1: u32 = 0x0bd1_0bd0;
 const LOV_V3: u32 = 0x0bd3_0bd0;
 const LOV_COMPOSITE: u32 = 0x0bd6_0bd0;
 
-/// Bytes before the targets of a plain layout, those of one target, and those of the header and of
-/// an entry of a composite.
+/// Bytes before the targets of a plain layout, of one target, and of the header and of an entry of
+/// a composite.
 const V1_BYTES: usize = 32;
 const V3_BYTES: usize = 48;
 const TARGET_BYTES: usize = 24;
@@ -100,7 +100,7 @@ impl LayoutComponent {
         }
     }
 
-    /// The target that has the byte at this offset of the file, if it is of this part.
+    /// The target that has the byte at this offset of the file, if this component covers it.
     #[must_use]
     pub fn target(&self, offset: u64) -> Option<u32> {
         if offset < self.start || offset >= self.end || self.targets.is_empty() {
@@ -111,7 +111,7 @@ impl LayoutComponent {
     }
 
     /// `struct lov_user_md_v1`: magic, pattern, owner, stripe size, count, first target; or `_v3`,
-    /// which has a pool behind it.
+    /// which is followed by a pool name.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; if self.pool.is_empty() { V1_BYTES } else { V3_BYTES }];
         let magic = if self.pool.is_empty() { LOV_V1 } else { LOV_V3 };
@@ -142,9 +142,9 @@ impl LayoutComponent {
         // A file without objects yet has the requested count, and no targets.
         let count = usize::from(stripe_count);
         let target = |i| u32_at(lov, targets_at + i * TARGET_BYTES + 20);
-        let whole = count <= TARGETS_MAX && lov.len() >= targets_at + count * TARGET_BYTES;
+        let is_complete = count <= TARGETS_MAX && lov.len() >= targets_at + count * TARGET_BYTES;
         let targets =
-            if whole { (0..count).map(target).collect::<Option<_>>()? } else { Vec::new() };
+            if is_complete { (0..count).map(target).collect::<Option<_>>()? } else { Vec::new() };
         let on_mdt = pattern & ON_MDT != 0;
         Some(LayoutComponent { start, end, stripe_bytes, stripe_count, pool, on_mdt, targets })
     }
@@ -166,11 +166,11 @@ impl LayoutComponent {
                  end {end}"
             ));
         }
-        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if pool.len() >= POOL_BYTES || !pool.bytes().all(named) {
-            let most = POOL_BYTES - 1;
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if pool.len() >= POOL_BYTES || !pool.bytes().all(is_valid) {
+            let len_max = POOL_BYTES - 1;
             return Err(format!(
-                "expected a pool name of at most {most} letters, digits, '.', '_' or '-', found \
+                "expected a pool name of at most {len_max} letters, digits, '.', '_' or '-', found \
                  '{pool}'"
             ));
         }
@@ -184,7 +184,7 @@ impl LayoutComponent {
 
 impl Striping {
     /// Reads the layout of a file, or of new files in a folder. `None`: the folder has no layout of
-    /// its own, and uses that of the file system.
+    /// its own, and uses the default of the file system.
     ///
     /// # Errors
     /// [`Error::Refused`] on any other file system; errors of the file system; [`Error::Corrupt`]
@@ -299,19 +299,21 @@ impl Striping {
     /// [`Error::BadUrl`] for a layout that Lustre would refuse, [`Error::Exists`] for an existing
     /// file, [`Error::Refused`] on any other file system, and errors of the file system.
     pub fn set(&self, path: &Path) -> Result<Option<Self>> {
-        let what = path.display().to_string();
-        self.check()
-            .map_err(|reason| Error::BadUrl { url: format!("stripe layout of {what}"), reason })?;
+        let object = path.display().to_string();
+        self.check().map_err(|reason| Error::BadUrl {
+            url: format!("stripe layout of {object}"),
+            reason,
+        })?;
         if path.is_dir() {
             let folder = open(path)?;
-            self.give(&folder, &what)?;
+            self.apply(&folder, &object)?;
             return Self::read(&folder, path);
         }
         require_lustre(&crate::fs::filesystem::folder_of(path))?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).custom_flags(DELAY_CREATE);
-        let file = options.open(path).map_err(|e| Error::from_io("create", what.clone(), e))?;
-        let set = self.give(&file, &what).and_then(|()| Self::read(&file, path));
+        let file = options.open(path).map_err(|e| Error::from_io("create", object.clone(), e))?;
+        let set = self.apply(&file, &object).and_then(|()| Self::read(&file, path));
         if set.is_err() {
             // The first error is the one to report.
             let _ = std::fs::remove_file(path);
@@ -319,28 +321,31 @@ impl Striping {
         set
     }
 
-    fn give(&self, file: &File, what: &str) -> Result<()> {
+    fn apply(&self, file: &File, object: &str) -> Result<()> {
         let bytes = self.to_bytes();
-        let given = match &self.parts[..] {
+        let outcome = match &self.parts[..] {
             [_] => syscalls::set_stripes(file, &bytes),
             _ => syscalls::set_attribute(file, ATTRIBUTE, &bytes),
         };
-        given.map_err(|e| Error::from_io("set", format!("the layout of {what}"), e))
+        outcome.map_err(|e| Error::from_io("set", format!("the layout of {object}"), e))
     }
 
-    /// Whether this layout, which was read back, satisfies the request. Values left open in the
-    /// request may be anything.
+    /// Whether this layout, which was read back, satisfies the requested one. Defaults in the
+    /// request match any value.
     #[must_use]
-    pub fn grants(&self, wish: &Self) -> bool {
-        let grants = |(got, due): (&LayoutComponent, &LayoutComponent)| {
-            let all = due.stripe_count == LayoutComponent::ALL && got.stripe_count > 0;
-            (got.start, got.end) == (due.start, due.end)
-                && (due.stripe_bytes == 0 || due.stripe_bytes == got.stripe_bytes)
-                && (due.stripe_count == 0 || all || due.stripe_count == got.stripe_count)
-                && (due.pool.is_empty() || due.pool == got.pool)
-                && due.on_mdt == got.on_mdt
+    pub fn grants(&self, requested: &Self) -> bool {
+        let grants = |(found, expected): (&LayoutComponent, &LayoutComponent)| {
+            let all = expected.stripe_count == LayoutComponent::ALL && found.stripe_count > 0;
+            (found.start, found.end) == (expected.start, expected.end)
+                && (expected.stripe_bytes == 0 || expected.stripe_bytes == found.stripe_bytes)
+                && (expected.stripe_count == 0
+                    || all
+                    || expected.stripe_count == found.stripe_count)
+                && (expected.pool.is_empty() || expected.pool == found.pool)
+                && expected.on_mdt == found.on_mdt
         };
-        self.parts.len() == wish.parts.len() && self.parts.iter().zip(&wish.parts).all(grants)
+        self.parts.len() == requested.parts.len()
+            && self.parts.iter().zip(&requested.parts).all(grants)
     }
 }
 
@@ -385,26 +390,26 @@ impl fmt::Display for LayoutComponent {
 pub fn target_count() -> Option<u32> {
     let clients = std::fs::read_dir("/sys/fs/lustre/lov").ok()?;
     let count = |entry: std::fs::DirEntry| {
-        let told = std::fs::read_to_string(entry.path().join("numobd")).ok()?;
-        told.trim().parse().ok()
+        let text = std::fs::read_to_string(entry.path().join("numobd")).ok()?;
+        text.trim().parse().ok()
     };
     clients.flatten().filter_map(count).max()
 }
 
 fn open(path: &Path) -> Result<File> {
     require_lustre(path)?;
-    let what = path.display().to_string();
-    File::open(path).map_err(|e| Error::from_io("open", what, e))
+    let object = path.display().to_string();
+    File::open(path).map_err(|e| Error::from_io("open", object, e))
 }
 
 fn require_lustre(path: &Path) -> Result<()> {
-    let what = path.display().to_string();
+    let object = path.display().to_string();
     let status =
-        syscalls::file_system(path).map_err(|e| Error::from_io("stat", what.clone(), e))?;
+        syscalls::file_system(path).map_err(|e| Error::from_io("stat", object.clone(), e))?;
     match detect::kind_of(status.magic).0.as_str() {
         "lustre" => Ok(()),
         kind => Err(Error::Refused {
-            way: format!("striping on {what}"),
+            way: format!("striping on {object}"),
             reason: format!("only Lustre has stripes, found {kind}"),
         }),
     }
@@ -424,7 +429,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Whether a Lustre folder has a composite layout, which sites use to let striping grow with the
 /// file.
-pub(crate) fn grows(folder: &File) -> bool {
-    let told = syscalls::attribute(folder, ATTRIBUTE).ok();
-    told.and_then(|lov| u32_at(&lov, 0)) == Some(LOV_COMPOSITE)
+pub(crate) fn is_composite(folder: &File) -> bool {
+    let lov = syscalls::attribute(folder, ATTRIBUTE).ok();
+    lov.and_then(|lov| u32_at(&lov, 0)) == Some(LOV_COMPOSITE)
 }

@@ -58,11 +58,10 @@ impl fmt::Display for ReadMethod {
     }
 }
 
-/// The bit after those of [`ReadMethod`]: buffered reads cannot bypass caching (`RWF_DONTCACHE` is
-/// refused).
-const KEEPS_CACHE: u8 = 1 << 7;
+/// The bit after those of [`ReadMethod`]: the file system refuses `RWF_DONTCACHE`.
+const DONTCACHE_REFUSED: u8 = 1 << 7;
 
-/// One mounted file system, as far as this process knows it.
+/// One mounted file system, as this process knows it.
 #[derive(Debug)]
 pub(crate) struct Mount {
     /// Such as `ext4`, `lustre` or `fuse.ceph-fuse`.
@@ -71,7 +70,7 @@ pub(crate) struct Mount {
     pub(crate) description: String,
     /// Whether buffered reads are asynchronous: then a submission does not block.
     pub(crate) inline: bool,
-    /// Bits of [`ReadMethod`], and [`KEEPS_CACHE`].
+    /// Bits of [`ReadMethod`], and [`DONTCACHE_REFUSED`].
     refused: AtomicU8,
     /// Set once a ring was probed on it.
     pub(crate) probed: OnceLock<()>,
@@ -89,11 +88,11 @@ impl Mount {
         if let Some(mount) = lock().get(&device) {
             return Ok(Arc::clone(mount));
         }
-        let found = Arc::new(Mount::look(file, device)?);
+        let found = Arc::new(Mount::examine(file, device)?);
         Ok(Arc::clone(lock().entry(device).or_insert(found)))
     }
 
-    fn look(file: &File, device: u64) -> io::Result<Self> {
+    fn examine(file: &File, device: u64) -> io::Result<Self> {
         let (file_system, inline) = detect::kind_of(syscalls::magic_of(file)?);
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let line = MountLine::find(&table, device);
@@ -102,29 +101,29 @@ impl Mount {
             Some(line) if file_system == "fuse" => line.kind.to_owned(),
             _ => file_system,
         };
-        let told = line.map_or_else(String::new, |line| line.tell());
+        let description = line.map_or_else(String::new, |line| line.describe());
         let refused = AtomicU8::new(0);
-        Ok(Mount { file_system, description: told, inline, refused, probed: OnceLock::new() })
+        Ok(Mount { file_system, description, inline, refused, probed: OnceLock::new() })
     }
 
-    pub(crate) fn is_refused(&self, way: ReadMethod) -> bool {
-        self.refused.load(Ordering::Relaxed) & way.bit() != 0
+    pub(crate) fn is_refused(&self, method: ReadMethod) -> bool {
+        self.refused.load(Ordering::Relaxed) & method.bit() != 0
     }
 
     /// Disables a read method of this mount, for this process, and logs it once.
-    pub(crate) fn refuse(&self, way: ReadMethod, why: &dyn fmt::Display) {
-        if self.refused.fetch_or(way.bit(), Ordering::Relaxed) & way.bit() == 0 {
-            log::info!("{} {}: {way} not used: {why}", self.file_system, self.description);
+    pub(crate) fn refuse(&self, method: ReadMethod, why: &dyn fmt::Display) {
+        if self.refused.fetch_or(method.bit(), Ordering::Relaxed) & method.bit() == 0 {
+            log::info!("{} {}: {method} not used: {why}", self.file_system, self.description);
         }
     }
 
     /// Whether buffered reads can use `RWF_DONTCACHE`.
-    pub(crate) fn spares_cache(&self) -> bool {
-        self.refused.load(Ordering::Relaxed) & KEEPS_CACHE == 0
+    pub(crate) fn uses_dontcache(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) & DONTCACHE_REFUSED == 0
     }
 
-    pub(crate) fn keeps_cache(&self) {
-        self.refused.fetch_or(KEEPS_CACHE, Ordering::Relaxed);
+    pub(crate) fn refuse_dontcache(&self) {
+        self.refused.fetch_or(DONTCACHE_REFUSED, Ordering::Relaxed);
     }
 }
 
@@ -142,13 +141,13 @@ pub(crate) struct MountLine<'a> {
     pub(crate) kind: &'a str,
     /// What is mounted, such as `/dev/vda` or `10.0.0.2@tcp:/scratch`.
     pub(crate) source: &'a str,
-    /// Of the mount itself, such as `ro`.
+    /// Options of the mount itself, such as `ro`.
     pub(crate) flags: &'a str,
     pub(crate) options: &'a str,
 }
 
-/// Options that change how reads go, without their values.
-const TELLING: [&str; 16] = [
+/// Mount options that change how reads work, without their values.
+const READ_OPTIONS: [&str; 16] = [
     "flock",
     "localflock",
     "noflock",
@@ -168,7 +167,7 @@ const TELLING: [&str; 16] = [
 ];
 
 impl<'a> MountLine<'a> {
-    /// By the device, not by the path: so links and bind mounts are resolved.
+    /// Finds it by the device, not by the path, so that links and bind mounts are resolved.
     pub(crate) fn find(table: &'a str, device: u64) -> Option<Self> {
         let device = format!("{}:{}", libc::major(device), libc::minor(device));
         table.lines().find_map(|line| {
@@ -184,12 +183,12 @@ impl<'a> MountLine<'a> {
         })
     }
 
-    fn tell(&self) -> String {
-        let telling = |option: &&str| {
+    fn describe(&self) -> String {
+        let is_read_option = |option: &&str| {
             let name = option.split('=').next().unwrap_or(option);
-            TELLING.contains(&name)
+            READ_OPTIONS.contains(&name)
         };
-        let options: Vec<&str> = self.options.split(',').filter(telling).collect();
+        let options: Vec<&str> = self.options.split(',').filter(is_read_option).collect();
         match options.as_slice() {
             [] => self.point.to_owned(),
             some => format!("{} ({})", self.point, some.join(",")),
@@ -212,30 +211,33 @@ broken line
 
     #[test]
     fn the_mount_table_is_read_by_device() {
-        let told = |major, minor| {
+        let described = |major, minor| {
             let line = MountLine::find(TABLE, libc::makedev(major, minor))?;
-            Some((line.kind, line.tell()))
+            Some((line.kind, line.describe()))
         };
-        assert_eq!(told(254, 0), Some(("ext4", "/".to_owned())));
+        assert_eq!(described(254, 0), Some(("ext4", "/".to_owned())));
         let ceph = "/ceph (rasize=8388608,recover_session=clean)".to_owned();
-        assert_eq!(told(0, 35), Some(("ceph", ceph)));
-        assert_eq!(told(0, 36), Some(("fuse.ceph-fuse", "/a\\040b (max_read=131072)".to_owned())));
-        assert_eq!(told(2840, 1053), Some(("lustre", "/lustre (flock)".to_owned())));
-        assert_eq!(told(0, 50), Some(("nfs4", "/short".to_owned())));
-        assert_eq!(told(9, 9), None);
+        assert_eq!(described(0, 35), Some(("ceph", ceph)));
+        assert_eq!(
+            described(0, 36),
+            Some(("fuse.ceph-fuse", "/a\\040b (max_read=131072)".to_owned()))
+        );
+        assert_eq!(described(2840, 1053), Some(("lustre", "/lustre (flock)".to_owned())));
+        assert_eq!(described(0, 50), Some(("nfs4", "/short".to_owned())));
+        assert_eq!(described(9, 9), None);
     }
 
     #[test]
-    fn a_refused_way_stays_refused_for_all() {
+    fn a_refused_method_stays_refused_on_its_mount() {
         let file = tempfile::tempfile().unwrap();
-        let mount = Mount::look(&file, file.metadata().unwrap().dev()).unwrap();
+        let mount = Mount::examine(&file, file.metadata().unwrap().dev()).unwrap();
         assert!(!mount.is_refused(ReadMethod::RingCached));
-        mount.refuse(ReadMethod::RingCached, &"a test says so");
+        mount.refuse(ReadMethod::RingCached, &"refused by a test");
         assert!(
             mount.is_refused(ReadMethod::RingCached) && !mount.is_refused(ReadMethod::RingDirect)
         );
-        assert!(mount.spares_cache());
-        mount.keeps_cache();
-        assert!(!mount.spares_cache() && !mount.is_refused(ReadMethod::ThreadsCached));
+        assert!(mount.uses_dontcache());
+        mount.refuse_dontcache();
+        assert!(!mount.uses_dontcache() && !mount.is_refused(ReadMethod::ThreadsCached));
     }
 }

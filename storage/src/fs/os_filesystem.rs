@@ -30,14 +30,14 @@ const DIRECT_READ_BYTES_MIN: usize = 512 << 10;
 /// each file being written.
 const WRITERS: usize = 2;
 
-/// A buffer holds a window wherever in a block that starts.
+/// A buffer has room for a window at any offset within a block.
 const WINDOW_BYTES: usize = BUF_BYTES - ALIGN_BYTES;
 
 #[derive(Debug)]
 pub(crate) struct OsFileSystem {
     profile: Profile,
-    wishes: IoSettings,
-    carrier: Arc<SharedIo>,
+    settings: IoSettings,
+    shared: Arc<SharedIo>,
     /// Whether the file system knows `RENAME_NOREPLACE`, once tested.
     renames_exclusively: OnceLock<bool>,
 }
@@ -45,14 +45,14 @@ pub(crate) struct OsFileSystem {
 /// Shared by the open files of one file system.
 #[derive(Debug)]
 struct SharedIo {
-    mover: BatchEngine,
-    /// Turned off for good when the file system refuses.
+    engine: BatchEngine,
+    /// Turned off permanently when the file system refuses direct I/O.
     direct: AtomicBool,
 }
 
 impl OsFileSystem {
     pub(crate) fn new(location: &Location) -> crate::Result<Self> {
-        let profile = Profile::detect(&location.path, location.wishes)?;
+        let profile = Profile::detect(&location.path, location.settings)?;
         // If a ring was requested for a file system whose submission may block, requests start on
         // kernel threads, so that 64 of them wait concurrently and not one after the other.
         let inline = matches!(profile.file_system.as_str(), "ext4" | "xfs" | "btrfs" | "f2fs");
@@ -60,43 +60,43 @@ impl OsFileSystem {
         // Copies in memory are no faster with more threads, which cost time to start.
         let in_memory = matches!(profile.file_system.as_str(), "tmpfs" | "ramfs");
         let threads_max = if in_memory { 1 } else { pread::THREADS_MAX };
-        let mover = BatchEngine::new(profile.engine, start, threads_max);
-        let carrier = SharedIo { mover, direct: AtomicBool::new(profile.direct) };
-        let wishes = detect::with_environment(location.wishes);
+        let engine = BatchEngine::new(profile.engine, start, threads_max);
+        let shared = SharedIo { engine, direct: AtomicBool::new(profile.direct) };
+        let settings = detect::with_environment(location.settings);
         let renames_exclusively = OnceLock::new();
-        Ok(OsFileSystem { profile, wishes, carrier: Arc::new(carrier), renames_exclusively })
+        Ok(OsFileSystem { profile, settings, shared: Arc::new(shared), renames_exclusively })
     }
 
     fn file(&self, file: File, writable: bool) -> Arc<dyn FsFile> {
-        let carrier = Arc::clone(&self.carrier);
-        Arc::new(OsFile { file, writable, direct: OnceLock::new(), carrier })
+        let shared = Arc::clone(&self.shared);
+        Arc::new(OsFile { file, writable, direct: OnceLock::new(), shared })
     }
 
-    /// Looks a name up, and if its absence may only be cached, once more. An NFS client caches for
-    /// 30 s and more (`acdirmin`) that a name does not exist, whatever other clients have created
-    /// since.
-    fn look<T>(&self, path: &Path, look: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        match look() {
-            Err(e) if is_absent(&e) && self.remembers_names() => {
-                ask_anew(&folder_of(path));
-                look()
+    /// Looks a name up, and once more if the client may have cached its absence. An NFS client
+    /// caches for 30 s or more (`acdirmin`) that a name does not exist, even if another client
+    /// creates it.
+    fn lookup<T>(&self, path: &Path, attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match attempt() {
+            Err(e) if is_absent(&e) && self.caches_absent_names() => {
+                revalidate(&folder_of(path));
+                attempt()
             }
             outcome => outcome,
         }
     }
 
-    fn remembers_names(&self) -> bool {
+    fn caches_absent_names(&self) -> bool {
         self.profile.file_system == "nfs"
     }
 }
 
 /// Makes the NFS client revalidate a folder with its server, and the parents that it caches as
 /// absent: opening a folder does that.
-fn ask_anew(folder: &Path) {
-    let is_gone = matches!(File::open(folder), Err(e) if is_absent(&e));
-    let above = folder_of(folder);
-    if is_gone && above != folder {
-        ask_anew(&above);
+fn revalidate(folder: &Path) {
+    let is_missing = matches!(File::open(folder), Err(e) if is_absent(&e));
+    let parent = folder_of(folder);
+    if is_missing && parent != folder {
+        revalidate(&parent);
         // If it fails, the lookup in it fails too and reports it.
         let _ = File::open(folder);
     }
@@ -111,7 +111,7 @@ impl FileSystem for OsFileSystem {
         // Without O_NONBLOCK, opening a named pipe would wait for a writer.
         let mut options = OpenOptions::new();
         let options = options.read(true).custom_flags(libc::O_NONBLOCK);
-        let file = self.look(path, || options.open(path))?;
+        let file = self.lookup(path, || options.open(path))?;
         let meta = file.metadata()?;
         if meta.is_dir() {
             return Err(io::Error::from_raw_os_error(libc::EISDIR));
@@ -140,14 +140,14 @@ impl FileSystem for OsFileSystem {
     }
 
     fn reopen(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
-        let open = self.look(path, || OpenOptions::new().read(true).write(true).open(path))?;
+        let open = self.lookup(path, || OpenOptions::new().read(true).write(true).open(path))?;
         let ours = open.metadata()?;
         let file = self.file(open, true);
         file.lock()?;
         // Its writer may have finished or removed it before it released the lock: the locked file
         // is then another object, or none.
-        if self.remembers_names() {
-            ask_anew(&folder_of(path));
+        if self.caches_absent_names() {
+            revalidate(&folder_of(path));
         }
         let named = fs::metadata(path)?;
         match (named.dev(), named.ino()) == (ours.dev(), ours.ino()) {
@@ -157,7 +157,7 @@ impl FileSystem for OsFileSystem {
     }
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
-        let meta = self.look(path, || fs::metadata(path))?;
+        let meta = self.lookup(path, || fs::metadata(path))?;
         Ok(match meta.file_type() {
             kind if kind.is_file() => Stat::File { len_bytes: meta.len() },
             kind if kind.is_dir() => Stat::Folder,
@@ -167,7 +167,7 @@ impl FileSystem for OsFileSystem {
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
         match syscalls::rename_noreplace(from, to) {
-            Err(e) if is_unknown_rename(&e) => rename_new_by_other_means(from, to),
+            Err(e) if lacks_rename_noreplace(&e) => rename_new_fallback(from, to),
             outcome => outcome,
         }
     }
@@ -179,11 +179,11 @@ impl FileSystem for OsFileSystem {
         let name = || folder.join(temp_names::name_for("rename", &self.writer()));
         let (from, to) = (name(), name());
         drop(OpenOptions::new().write(true).create_new(true).open(&from)?);
-        let tried = syscalls::rename_noreplace(&from, &to);
-        fs::remove_file(if tried.is_ok() { &to } else { &from })?;
-        let found = match tried {
+        let renamed = syscalls::rename_noreplace(&from, &to);
+        fs::remove_file(if renamed.is_ok() { &to } else { &from })?;
+        let found = match renamed {
             Ok(()) => true,
-            Err(e) if is_unknown_rename(&e) => false,
+            Err(e) if lacks_rename_noreplace(&e) => false,
             Err(e) => return Err(e),
         };
         Ok(*self.renames_exclusively.get_or_init(|| found))
@@ -194,7 +194,7 @@ impl FileSystem for OsFileSystem {
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
-        self.look(path, || fs::remove_file(path))
+        self.lookup(path, || fs::remove_file(path))
     }
 
     fn mkdir(&self, path: &Path) -> io::Result<()> {
@@ -208,7 +208,7 @@ impl FileSystem for OsFileSystem {
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
             // Some FUSE and network file systems do not support it: their entries are durable when
-            // the call that made them returns, or nothing can be done.
+            // the call that made them returns, or cannot be made durable.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
             outcome => outcome,
         }
@@ -216,7 +216,7 @@ impl FileSystem for OsFileSystem {
 
     fn read_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
         let mut names = Vec::new();
-        for entry in self.look(path, || fs::read_dir(path))? {
+        for entry in self.lookup(path, || fs::read_dir(path))? {
             let entry = entry?;
             let Ok(text) = entry.file_name().into_string() else { continue };
             match entry.file_type() {
@@ -231,8 +231,8 @@ impl FileSystem for OsFileSystem {
     }
 
     fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>> {
-        let there = path.ancestors().find(|p| !p.as_os_str().is_empty() && p.exists());
-        Ok(syscalls::file_system(there.unwrap_or(Path::new(".")))?.free_bytes)
+        let nearest = path.ancestors().find(|p| !p.as_os_str().is_empty() && p.exists());
+        Ok(syscalls::file_system(nearest.unwrap_or(Path::new(".")))?.free_bytes)
     }
 
     fn writer(&self) -> ProcessIdentity {
@@ -247,12 +247,12 @@ impl FileSystem for OsFileSystem {
         &self.profile
     }
 
-    fn wishes(&self) -> Option<IoSettings> {
-        Some(self.wishes)
+    fn settings(&self) -> Option<IoSettings> {
+        Some(self.settings)
     }
 }
 
-fn is_unknown_rename(e: &io::Error) -> bool {
+fn lacks_rename_noreplace(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS))
 }
 
@@ -263,7 +263,7 @@ fn new_file() -> OpenOptions {
 }
 
 /// For file systems that do not know `RENAME_NOREPLACE`: FUSE, NFS, older Lustre.
-fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
+fn rename_new_fallback(from: &Path, to: &Path) -> io::Result<()> {
     if fs::symlink_metadata(from)?.is_dir() {
         // A plain rename replaces at most an empty folder, so nothing can be lost.
         return match fs::symlink_metadata(to) {
@@ -273,8 +273,8 @@ fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
         };
     }
     match fs::hard_link(from, to) {
-        // If the reply of the network was lost and the request repeated, the existing link is this
-        // writer's: no other process links to a temporary file.
+        // If the server's reply was lost and the client repeated the request, the existing link is
+        // this writer's: no other process links to a temporary file.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !is_same_file(from, to) => Err(e),
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         _ => {
@@ -291,8 +291,8 @@ fn rename_new_by_other_means(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 fn is_same_file(a: &Path, b: &Path) -> bool {
-    let place = |path| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()));
-    matches!((place(a), place(b)), (Ok(a), Ok(b)) if a == b)
+    let inode = |path| fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    matches!((inode(a), inode(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 #[derive(Debug)]
@@ -301,7 +301,7 @@ struct OsFile {
     writable: bool,
     /// The same file, reopened for direct I/O; `None` if that fails.
     direct: OnceLock<Option<Direct>>,
-    carrier: Arc<SharedIo>,
+    shared: Arc<SharedIo>,
 }
 
 /// A file opened for direct I/O.
@@ -321,14 +321,14 @@ impl FsFile for OsFile {
         let is_big = |read: &RangeRead<'_>| read.buf.len() >= DIRECT_READ_BYTES_MIN;
         let direct = if reads.iter().any(is_big) { self.direct() } else { None };
         let Some(direct) = direct else {
-            return self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(reads));
+            return self.shared.engine.transfer(&self.file, &mut Transfer::of_reads(reads));
         };
         let (big, small): (Vec<_>, Vec<_>) = reads.iter_mut().partition(|read| is_big(read));
         self.read_cached(small)?;
-        let (mut straight, bounced): (Vec<_>, Vec<_>) =
+        let (mut in_place, bounced): (Vec<_>, Vec<_>) =
             big.into_iter().partition(|read| direct::fits(read, direct.memory_align));
-        for reads in straight.chunks_mut(direct::READS_MAX) {
-            self.read_straight(direct, reads)?;
+        for reads in in_place.chunks_mut(direct::READS_MAX) {
+            self.read_in_place(direct, reads)?;
         }
         self.read_bounced(direct, bounced)
     }
@@ -340,14 +340,14 @@ impl FsFile for OsFile {
             && offset.is_multiple_of(ALIGN_BYTES as u64);
         if aligned && let Some(direct) = self.direct() {
             let mut pieces = Transfer::of_write(offset, bytes, ALIGN_BYTES);
-            match self.carrier.mover.transfer(&direct.file, &mut pieces) {
+            match self.shared.engine.transfer(&direct.file, &mut pieces) {
                 Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                    self.carrier.give_up_direct("the file system refused a direct write");
+                    self.shared.disable_direct("the file system refused a direct write");
                 }
                 outcome => return outcome,
             }
         }
-        self.carrier.mover.transfer(&self.file, &mut Transfer::of_write(offset, bytes, 1))
+        self.shared.engine.transfer(&self.file, &mut Transfer::of_write(offset, bytes, 1))
     }
 
     fn writers(&self) -> usize {
@@ -409,7 +409,7 @@ impl FsFile for OsFile {
 
 impl OsFile {
     fn direct(&self) -> Option<&Direct> {
-        if !self.carrier.direct.load(Ordering::Relaxed) {
+        if !self.shared.direct.load(Ordering::Relaxed) {
             return None;
         }
         self.direct.get_or_init(|| self.open_direct()).as_ref()
@@ -423,13 +423,13 @@ impl OsFile {
             return None;
         }
         let memory_align = align.map_or(ALIGN_BYTES, |align| align.memory as usize);
-        let same = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let mut options = OpenOptions::new();
         options.read(true).write(self.writable).custom_flags(libc::O_DIRECT);
-        match options.open(&same) {
+        match options.open(&path) {
             Ok(file) => Some(Direct { file, memory_align }),
             Err(e) => {
-                self.carrier.give_up_direct(&e.to_string());
+                self.shared.disable_direct(&e.to_string());
                 None
             }
         }
@@ -439,17 +439,17 @@ impl OsFile {
         let reads =
             reads.into_iter().map(|RangeRead { offset, buf }| RangeRead { offset: *offset, buf });
         let mut reads: Vec<RangeRead<'_>> = reads.collect();
-        self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(&mut reads))
+        self.shared.engine.transfer(&self.file, &mut Transfer::of_reads(&mut reads))
     }
 
-    fn read_straight(
+    fn read_in_place(
         &self,
         direct: &Direct,
         reads: &mut [&mut RangeRead<'_>],
     ) -> Result<(), TransferError> {
-        match direct::read(&self.carrier.mover, &direct.file, reads) {
+        match direct::read(&self.shared.engine, &direct.file, reads) {
             Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                self.carrier.give_up_direct("the file system refused a direct read");
+                self.shared.disable_direct("the file system refused a direct read");
                 self.read_cached(reads.iter_mut().map(|read| &mut **read).collect())
             }
             outcome => outcome,
@@ -477,7 +477,7 @@ impl OsFile {
         })
     }
 
-    /// Reads whole blocks into an aligned buffer, and copies the requested bytes out.
+    /// Reads complete blocks into an aligned buffer, and copies the requested bytes out.
     fn read_window(
         &self,
         direct: &File,
@@ -486,21 +486,21 @@ impl OsFile {
     ) -> Result<(), TransferError> {
         let skip = (window.offset % ALIGN_BYTES as u64) as usize; // fits: less than ALIGN_BYTES
         let start = window.offset - skip as u64;
-        let due = skip + window.buf.len();
-        let chunks = bounce[..due.next_multiple_of(ALIGN_BYTES)].chunks_mut(PIECE_BYTES);
+        let needed = skip + window.buf.len();
+        let chunks = bounce[..needed.next_multiple_of(ALIGN_BYTES)].chunks_mut(PIECE_BYTES);
         let pieces = chunks.enumerate().map(|(i, chunk)| {
             let first = i * PIECE_BYTES;
-            Transfer::read(start + first as u64, chunk).direct(ALIGN_BYTES, due - first)
+            Transfer::read(start + first as u64, chunk).direct(ALIGN_BYTES, needed - first)
         });
-        match self.carrier.mover.transfer(direct, &mut pieces.collect::<Vec<_>>()) {
+        match self.shared.engine.transfer(direct, &mut pieces.collect::<Vec<_>>()) {
             Err(failure) if failure.errno() == Some(libc::EINVAL) => {
-                self.carrier.give_up_direct("the file system refused a direct read");
+                self.shared.disable_direct("the file system refused a direct read");
                 let window = std::slice::from_mut(window);
-                self.carrier.mover.transfer(&self.file, &mut Transfer::of_reads(window))
+                self.shared.engine.transfer(&self.file, &mut Transfer::of_reads(window))
             }
             outcome => {
                 outcome?;
-                window.buf.copy_from_slice(&bounce[skip..due]);
+                window.buf.copy_from_slice(&bounce[skip..needed]);
                 Ok(())
             }
         }
@@ -508,7 +508,7 @@ impl OsFile {
 }
 
 impl SharedIo {
-    fn give_up_direct(&self, why: &str) {
+    fn disable_direct(&self, why: &str) {
         if self.direct.swap(false, Ordering::Relaxed) {
             log::warn!("large transfers use buffered I/O from now on: {why}");
         }

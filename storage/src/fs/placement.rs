@@ -15,7 +15,7 @@ pub(crate) enum Layout {
     Unknown,
     /// Lustre: parts of the file, each striped over object storage targets.
     Lustre(Striping),
-    /// CephFS: objects of a pool, whose names say which file and which part of it they are.
+    /// CephFS: objects of a pool, whose names contain the inode and the index of the object.
     Ceph(CephLayout),
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct CephLayout {
     stripe_count: u64,
     object_size: u64,
     pool: String,
-    /// Of the pool; empty for its usual one.
+    /// Namespace in the pool; empty for the default one.
     namespace: String,
 }
 
@@ -39,14 +39,14 @@ impl Layout {
     pub(crate) fn of(file: &File, file_system: &str) -> Self {
         match file_system {
             "lustre" => {
-                let told = syscalls::attribute(file, c"lustre.lov").ok();
-                told.and_then(|lov| Striping::parse(&lov)).map_or(Layout::Unknown, Layout::Lustre)
+                let lov = syscalls::attribute(file, c"lustre.lov").ok();
+                lov.and_then(|lov| Striping::parse(&lov)).map_or(Layout::Unknown, Layout::Lustre)
             }
             "ceph" | "fuse.ceph-fuse" | "fuse.ceph" => {
                 let inode = file.metadata().map_or(0, |meta| meta.ino());
-                let told = syscalls::attribute(file, c"ceph.file.layout").ok();
+                let text = syscalls::attribute(file, c"ceph.file.layout").ok();
                 let parsed =
-                    told.and_then(|text| parse_ceph(&String::from_utf8(text).ok()?, inode));
+                    text.and_then(|text| parse_ceph(&String::from_utf8(text).ok()?, inode));
                 parsed.map_or(Layout::Unknown, Layout::Ceph)
             }
             _ => Layout::Unknown,
@@ -67,8 +67,8 @@ impl Layout {
 }
 
 impl CephLayout {
-    /// Stripes go round robin over the objects of a set until they are full; then comes the next
-    /// set.
+    /// Stripes go round robin over the objects of a set until they are full; then the next set
+    /// follows.
     fn object(&self, offset: u64) -> String {
         let block = offset / self.stripe_unit;
         let (row, column) = (block / self.stripe_count, block % self.stripe_count);
@@ -82,7 +82,7 @@ impl CephLayout {
     }
 }
 
-/// `stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data`, and behind it
+/// `stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data`, followed by
 /// `pool_namespace=a` if the file is in one.
 fn parse_ceph(text: &str, inode: u64) -> Option<CephLayout> {
     let field = |name: &str| {
@@ -112,15 +112,15 @@ mod tests {
         let objects = [0, 1, 0, 1, 2, 3];
         for (block, object) in objects.into_iter().enumerate() {
             let name = format!("100000001f5.{object:08x}");
-            let due = format!(
+            let expected = format!(
                 "object {name} of pool cephfs (`ceph osd map cephfs {name}` lists its OSDs)"
             );
-            assert_eq!(layout.placement(block as u64 * 65536), due);
+            assert_eq!(layout.placement(block as u64 * 65536), expected);
         }
         let text = format!("{text}_data pool_namespace=runs\0");
         let placement = Layout::Ceph(parse_ceph(&text, 0x1f5).unwrap()).placement(0);
-        let due = "ceph osd map cephfs_data 1f5.00000000 runs`";
-        assert!(placement.contains(due), "{placement}");
+        let expected = "ceph osd map cephfs_data 1f5.00000000 runs`";
+        assert!(placement.contains(expected), "{placement}");
         for bad in [
             "",
             "stripe_unit=0 stripe_count=1 object_size=1 pool=a",

@@ -6,7 +6,7 @@ use crate::fs::lustre::LayoutComponent;
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// `.idx` files, manifests and the like: read whole, once a node.
+    /// `.idx` files, manifests and the like: read completely, once per node.
     Index,
     /// Tokens, read in small pieces by all nodes.
     Data,
@@ -23,7 +23,7 @@ pub struct Recommendation {
     pub stripe_count: u16,
     /// Stripe size in bytes.
     pub stripe_bytes: u32,
-    /// In words.
+    /// The reason, for people.
     pub reason: String,
 }
 
@@ -39,10 +39,11 @@ const HUGE_BYTES: u64 = 64 << 30;
 /// Nodes from which on readers of one file contend for a target.
 const NODES_MANY: u32 = 16;
 
-/// As long as the buffers that Feedline writes from, so that no write is cut in two.
+/// As long as the buffers that Feedline writes from, so that no write is split.
 const WRITTEN_BYTES: u32 = 8 << 20;
 
-/// Of a file that all write into: longer ones gain nothing, shorter ones are locks.
+/// Stripe size of a file that all write into: longer ones gain nothing, shorter ones cost more
+/// locks.
 const SHARED_BYTES_MIN: u64 = 4 << 20;
 const SHARED_BYTES_MAX: u64 = 16 << 20;
 

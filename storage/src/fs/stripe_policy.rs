@@ -16,7 +16,7 @@ use crate::sys::syscalls;
 const STRIPED_BYTES_MIN: u64 = 1 << 30;
 
 /// A target for each GiB, up to four: as Lustre's manual advises for one writer a file. Many
-/// writers then reach all targets, each by files of its own.
+/// writers then use all targets, because each writes its own files.
 const TARGETS_MAX: u64 = 4;
 
 /// A stripe is a staging buffer, so that no write is cut in two and no lock is requested twice.
@@ -44,13 +44,13 @@ impl StripePolicy {
     /// the site's administrators chose on purpose. `None`: the folder has such a layout, or Lustre
     /// refused.
     pub(crate) fn create(self, path: &Path, options: &OpenOptions) -> io::Result<Option<File>> {
-        if lustre::grows(&File::open(folder_of(path))?) {
+        if lustre::is_composite(&File::open(folder_of(path))?) {
             return Ok(None);
         }
         let file = options.clone().custom_flags(lustre::DELAY_CREATE).open(path)?;
         let set = syscalls::set_attribute(&file, lustre::ATTRIBUTE, &self.part().to_bytes());
-        let told = set.map(|()| Layout::of(&file, "lustre"));
-        match told {
+        let layout = set.map(|()| Layout::of(&file, "lustre"));
+        match layout {
             Ok(Layout::Lustre(_)) => Ok(Some(file)),
             refused => {
                 log::warn!("{}: stripe layout not set: {refused:?}", path.display());
@@ -77,17 +77,17 @@ mod tests {
 
     /// Byte for byte what `lfs setstripe -S 8M -c 2` passes to the client.
     #[test]
-    fn the_layout_is_as_lustre_reads_it() {
+    fn encodes_like_lfs_setstripe() {
         let bytes = StripePolicy { targets: 2 }.part().to_bytes();
         assert_eq!(bytes[..8], [0xd0, 0x0b, 0xd1, 0x0b, 1, 0, 0, 0]);
         assert_eq!(bytes[8..24], [0; 16]);
         assert_eq!(bytes[24..], [0, 0, 0x80, 0, 2, 0, 0xff, 0xff]);
     }
 
-    /// On a file system that is no Lustre there is no such attribute: nothing stays, and the caller
-    /// makes its file as usual.
+    /// Other file systems than Lustre have no such attribute: no file is left, and the caller
+    /// creates its file as usual.
     #[test]
-    fn where_it_is_refused_nothing_stays() {
+    fn a_refused_layout_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let mut options = OpenOptions::new();

@@ -11,7 +11,7 @@ use crate::io::uring_batch::{self, BatchError, SubmitMode};
 /// The engine of one store.
 #[derive(Debug)]
 pub(crate) struct BatchEngine {
-    /// Turned off for good when the kernel refuses a ring or a request; never for an I/O error.
+    /// Turned off permanently when the kernel refuses a ring or a request; never for an I/O error.
     ring: AtomicBool,
     start: SubmitMode,
     threads_max: usize,

@@ -2,7 +2,7 @@
 //!
 //! Direct I/O transfers whole blocks to aligned memory. If the destination has the same alignment
 //! as the bytes have in their block, all but the two ends can be read in place: nothing is copied,
-//! and one call can have as much in flight as the device likes. A network drive or an NVMe needs
+//! and one call can keep as much in flight as the device needs. A network drive or an NVMe needs
 //! memory aligned to 4 bytes, which every tensor's is; others need 512.
 
 use std::fs::File;
@@ -19,13 +19,13 @@ pub(crate) const READS_MAX: usize = BUF_BYTES / ALIGN_BYTES / 2;
 /// Whether the inner blocks of a read can be read in place.
 pub(crate) fn fits(read: &RangeRead<'_>, memory_align: usize) -> bool {
     let phase = |value: usize| value % memory_align;
-    // fits: of the offset only the place in a block counts.
+    // fits: less than ALIGN_BYTES
     phase(read.buf.as_ptr() as usize) == phase((read.offset % ALIGN_BYTES as u64) as usize)
 }
 
 /// Completes up to [`READS_MAX`] reads that [`fits`] has allowed.
 pub(crate) fn read(
-    mover: &BatchEngine,
+    engine: &BatchEngine,
     file: &File,
     reads: &mut [&mut RangeRead<'_>],
 ) -> Result<(), TransferError> {
@@ -44,18 +44,19 @@ pub(crate) fn read(
             if end.is_empty() {
                 continue;
             }
-            let (place, block) = blocks.next().expect("two blocks for each of READS_MAX");
-            let due = skip + end.len();
-            pieces.push(Transfer::read(offset - skip as u64, block).direct(ALIGN_BYTES, due));
-            let from = place * ALIGN_BYTES + skip;
+            let (index, block) = blocks.next().expect("two blocks for each of READS_MAX");
+            let needed = skip + end.len();
+            pieces.push(Transfer::read(offset - skip as u64, block).direct(ALIGN_BYTES, needed));
+            let from = index * ALIGN_BYTES + skip;
             ends.push((from..from + end.len(), end));
         }
         pieces.extend(inner.chunks_mut(PIECE_BYTES).enumerate().map(|(i, chunk)| {
-            let due = chunk.len();
-            Transfer::read(inner_offset + (i * PIECE_BYTES) as u64, chunk).direct(ALIGN_BYTES, due)
+            let needed = chunk.len();
+            Transfer::read(inner_offset + (i * PIECE_BYTES) as u64, chunk)
+                .direct(ALIGN_BYTES, needed)
         }));
     }
-    mover.transfer(file, &mut pieces)?;
+    engine.transfer(file, &mut pieces)?;
     drop(pieces);
     for (from, end) in ends {
         end.copy_from_slice(&bounce[from]);
@@ -71,13 +72,13 @@ mod tests {
     use crate::IoEngine;
     use crate::io::uring_batch::SubmitMode;
 
-    /// Every phase of both ends, also where a read lies within one block, and at the file's end.
+    /// Every phase of both ends, also reads within one block, and at the file's end.
     #[test]
-    fn every_byte_comes_to_its_place() {
+    fn all_bytes_are_read_to_their_place() {
         let bytes: Vec<u8> = (0..3_000_001_u32).map(|i| (i * 31 % 251) as u8).collect();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
-        let mover = BatchEngine::new(IoEngine::Pread, SubmitMode::Inline, 1);
+        let engine = BatchEngine::new(IoEngine::Pread, SubmitMode::Inline, 1);
         let mut memory = vec![0; bytes.len() + 2 * ALIGN_BYTES];
         let aligned = memory.as_ptr().align_offset(ALIGN_BYTES);
         let memory = &mut memory[aligned..];
@@ -96,12 +97,12 @@ mod tests {
             buf.fill(0);
             let mut wanted = RangeRead { offset: start as u64, buf };
             assert!(fits(&wanted, ALIGN_BYTES) && fits(&wanted, 4));
-            read(&mover, &file, &mut [&mut wanted]).unwrap();
+            read(&engine, &file, &mut [&mut wanted]).unwrap();
             assert!(wanted.buf == &bytes[start..end], "{start}..{end}");
         }
         let odd = RangeRead { offset: 512, buf: &mut memory[4..1000] };
         assert!(fits(&odd, 4) && !fits(&odd, 512));
         let mut past = RangeRead { offset: 2_999_000, buf: &mut memory[728..9000] };
-        assert!(read(&mover, &file, &mut [&mut past]).is_err(), "past the end");
+        assert!(read(&engine, &file, &mut [&mut past]).is_err(), "past the end");
     }
 }

@@ -15,11 +15,11 @@ pub(crate) const THREADS_MAX: usize = 8;
 
 const PIECES_PER_THREAD: usize = 8;
 
-/// A file, as far as this engine knows one.
+/// A file with positioned reads and writes.
 pub(crate) trait PositionedIo: Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Reads cached pages only, and fails if there are none or the kernel cannot tell.
+    /// Reads cached pages only, and fails if there are none or the kernel does not support this.
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
@@ -47,21 +47,21 @@ pub(crate) fn transfer(
 ) -> Result<(), TransferError> {
     let threads = |pieces: usize| threads_max.min(pieces / PIECES_PER_THREAD);
     if threads(pieces.len()) < 2 {
-        return pieces.iter_mut().try_for_each(|piece| carry(file, piece));
+        return pieces.iter_mut().try_for_each(|piece| run_transfer(file, piece));
     }
     // Copying from the page cache takes less time than starting a thread.
-    let mut waiting = Vec::with_capacity(pieces.len());
+    let mut uncached = Vec::with_capacity(pieces.len());
     for piece in pieces {
-        if !carry_cached(file, piece)? {
-            waiting.push(piece);
+        if !run_from_cache(file, piece)? {
+            uncached.push(piece);
         }
     }
-    let threads = threads(waiting.len()).max(1);
-    share(&mut waiting, threads, || (), |(), piece| carry(file, piece))
+    let threads = threads(uncached.len()).max(1);
+    share(&mut uncached, threads, || (), |(), piece| run_transfer(file, piece))
 }
 
-/// Runs `work` on every item, with this many threads, of which the caller is one and each has its
-/// own `tool`. Returns the first failure; items not started by then are skipped.
+/// Runs `work` on every item, with this many threads, the caller among them, each with its own
+/// `tool`. Returns the first failure; items not started by then are skipped.
 pub(crate) fn share<T: Send, Tool>(
     items: &mut [T],
     threads: usize,
@@ -84,32 +84,35 @@ pub(crate) fn share<T: Send, Tool>(
         return run();
     }
     thread::scope(|scope| {
-        // If the system creates no more threads, the existing ones do all of it.
+        // If the system creates no more threads, the existing ones do all the work.
         let spawn = |_| thread::Builder::new().spawn_scoped(scope, run).ok();
         let helpers: Vec<_> = (1..threads).filter_map(spawn).collect();
         let mut outcome = run();
         for helper in helpers {
-            let theirs = helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            outcome = outcome.and(theirs);
+            let other = helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            outcome = outcome.and(other);
         }
         outcome
     })
 }
 
-fn carry(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<(), TransferError> {
+fn run_transfer(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<(), TransferError> {
     loop {
-        let came = match piece.rest() {
+        let result = match piece.rest() {
             (offset, TransferBuffer::Into(buf)) => file.read_at(buf, offset),
             (offset, TransferBuffer::From(bytes)) => file.write_at(bytes, offset),
         };
-        if piece.advance(came)? == NextStep::Done {
+        if piece.advance(result)? == NextStep::Done {
             return Ok(());
         }
     }
 }
 
 /// Whether the transfer is complete. Otherwise it has advanced as far as the cache had pages.
-fn carry_cached(file: &dyn PositionedIo, piece: &mut Transfer<'_>) -> Result<bool, TransferError> {
+fn run_from_cache(
+    file: &dyn PositionedIo,
+    piece: &mut Transfer<'_>,
+) -> Result<bool, TransferError> {
     loop {
         let (offset, TransferBuffer::Into(buf)) = piece.rest() else { return Ok(false) };
         match file.read_cached_at(buf, offset) {

@@ -10,8 +10,8 @@ use crate::{Error, RangeRead};
 /// pieces in flight carry 7 GB/s up to 9.5 ms of latency.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
-/// Interrupted or postponed calls in a row before a transfer fails: with [`BACKOFF`] that is 64 ms
-/// of `EAGAIN`, which no healthy file system returns.
+/// Consecutive interrupted or postponed calls before a transfer fails: with [`BACKOFF`] that is 64
+/// ms of `EAGAIN`, which no healthy file system returns.
 const RETRIES_MAX: u32 = 32;
 
 /// The pause before a postponed call is retried.
@@ -82,9 +82,9 @@ impl<'a> Transfer<'a> {
         Transfer { span: TransferBuffer::From(bytes), offset, progress }
     }
 
-    /// Resumes at multiples of `align` only, and needs only `due` bytes.
-    pub(crate) fn direct(mut self, align: usize, due: usize) -> Self {
-        self.progress = TransferProgress::new(due.min(self.progress.expected), align);
+    /// Resumes at multiples of `align` only, and needs only `needed` bytes.
+    pub(crate) fn direct(mut self, align: usize, needed: usize) -> Self {
+        self.progress = TransferProgress::new(needed.min(self.progress.expected), align);
         self
     }
 
@@ -105,8 +105,8 @@ impl<'a> Transfer<'a> {
             Transfer::write(offset + (i * PIECE_BYTES) as u64, chunk)
         };
         let aligned = |piece: Self| {
-            let due = piece.progress.expected;
-            piece.direct(align, due)
+            let expected = piece.progress.expected;
+            piece.direct(align, expected)
         };
         chunks.map(piece).map(aligned).collect()
     }
@@ -130,8 +130,8 @@ impl<'a> Transfer<'a> {
     ///
     /// # Errors
     /// The end of the file, exhausted retries, or the error of the system.
-    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Result<NextStep, TransferError> {
-        self.progress.advance(came).map_err(|cause| {
+    pub(crate) fn advance(&mut self, result: io::Result<usize>) -> Result<NextStep, TransferError> {
+        self.progress.advance(result).map_err(|cause| {
             let cause = match (&self.span, cause) {
                 // Only a read can hit the end of a file.
                 (TransferBuffer::From(_), TransferErrorKind::End) => {
@@ -161,9 +161,9 @@ impl TransferProgress {
     /// The end of the file, exhausted retries, or the error of the system.
     pub(crate) fn advance(
         &mut self,
-        came: io::Result<usize>,
+        result: io::Result<usize>,
     ) -> Result<NextStep, TransferErrorKind> {
-        match came {
+        match result {
             Ok(0) if self.done < self.expected => Err(TransferErrorKind::End),
             Ok(count) => {
                 let done = self.done + count;
@@ -171,8 +171,8 @@ impl TransferProgress {
                     self.done = done;
                     return Ok(NextStep::Done);
                 }
-                // Direct IO refuses an unaligned rest: go back to the last aligned byte. If that
-                // repeatedly brings nothing new, the file is truncated.
+                // Direct IO refuses an unaligned rest: resume at the last aligned byte. If that
+                // repeatedly makes no progress, the file is truncated.
                 let resumed = done / self.align * self.align;
                 if resumed > self.done {
                     (self.done, self.retries) = (resumed, 0);
@@ -299,8 +299,8 @@ mod tests {
         assert_eq!(error, expected);
 
         piece.reset();
-        let spent = (0..=RETRIES_MAX).find_map(|_| piece.advance(errno(libc::EINTR)).err());
-        assert!(spent.unwrap().to_string().contains("after 32 retries"));
+        let exhausted = (0..=RETRIES_MAX).find_map(|_| piece.advance(errno(libc::EINTR)).err());
+        assert!(exhausted.unwrap().to_string().contains("after 32 retries"));
         piece.reset();
         let stale = piece.advance(errno(libc::ESTALE)).unwrap_err().of_read("a.bin", 15);
         assert!(matches!(stale, Error::Stale { .. }), "{stale:?}");

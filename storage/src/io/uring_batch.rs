@@ -69,20 +69,20 @@ pub(crate) fn transfer(
     pieces: &mut [Transfer<'_>],
     start: SubmitMode,
 ) -> Result<(), BatchError> {
-    let mut flight = BatchInFlight { lease: RingGuard::take()?, flying: 0 };
-    let mut begun = 0;
+    let mut batch = BatchInFlight { lease: RingGuard::take()?, in_flight: 0 };
+    let mut started = 0;
     loop {
-        while begun < pieces.len() && flight.flying < DEPTH {
-            flight.push(file, &mut pieces[begun], begun, start);
-            begun += 1;
+        while started < pieces.len() && batch.in_flight < DEPTH {
+            batch.push(file, &mut pieces[started], started, start);
+            started += 1;
         }
-        if flight.flying == 0 {
+        if batch.in_flight == 0 {
             return Ok(());
         }
-        flight.wait()?;
-        while let Some((index, came)) = flight.reap() {
-            if pieces[index].advance(came)? == NextStep::Again {
-                flight.push(file, &mut pieces[index], index, start);
+        batch.wait()?;
+        while let Some((index, result)) = batch.reap() {
+            if pieces[index].advance(result)? == NextStep::Again {
+                batch.push(file, &mut pieces[index], index, start);
             }
         }
     }
@@ -111,12 +111,12 @@ pub(crate) fn probe() -> Result<(), &'static str> {
 struct BatchInFlight {
     lease: RingGuard,
     /// Entries pushed and not yet completed.
-    flying: usize,
+    in_flight: usize,
 }
 
 impl BatchInFlight {
     fn push(&mut self, file: &File, piece: &mut Transfer<'_>, index: usize, start: SubmitMode) {
-        assert!(self.flying < DEPTH, "the window is bounded");
+        assert!(self.in_flight < DEPTH, "the window is bounded");
         let fd = types::Fd(file.as_raw_fd());
         let entry = match piece.rest() {
             // fits: a piece is at most PIECE_BYTES, 1 MiB.
@@ -137,13 +137,13 @@ impl BatchInFlight {
         // accesses the buffer until then.
         let pushed = unsafe { self.lease.ring().submission().push(&entry) };
         pushed.expect("the queue has DEPTH entries, and fewer are in flight");
-        self.flying += 1;
+        self.in_flight += 1;
     }
 
     /// Submits the pushed entries and waits for an eighth of the requests in flight, at least one:
-    /// each call then pays for several completions, and the device never runs dry.
+    /// each call then yields several completions, and the device is never idle.
     fn wait(&mut self) -> Result<(), BatchError> {
-        let want = (self.flying / 8).max(1);
+        let want = (self.in_flight / 8).max(1);
         for _ in 0..BUSY_MAX {
             let Err(e) = self.lease.ring().submit_and_wait(want) else { return Ok(()) };
             match e.raw_os_error() {
@@ -162,23 +162,23 @@ impl BatchInFlight {
 
     fn reap(&mut self) -> Option<(usize, io::Result<usize>)> {
         let entry = self.lease.ring().completion().next()?;
-        self.flying -= 1;
-        let came = usize::try_from(entry.result())
+        self.in_flight -= 1;
+        let result = usize::try_from(entry.result())
             .map_err(|_| io::Error::from_raw_os_error(-entry.result()));
-        Some((entry.user_data() as usize, came)) // fits: it was an index
+        Some((entry.user_data() as usize, result)) // fits: it was an index
     }
 }
 
 impl Drop for BatchInFlight {
     fn drop(&mut self) {
-        while self.flying > 0 {
+        while self.in_flight > 0 {
             if let Err(e) = self.lease.ring().submit_and_wait(1)
                 && e.raw_os_error() != Some(libc::EINTR)
             {
                 // The kernel accepts no more. Entries that it never accepted are not executed; the
                 // rest is waited for, as a `pread` would.
-                self.lease.sound = false;
-                if self.flying <= self.lease.ring().submission().len() {
+                self.lease.usable = false;
+                if self.in_flight <= self.lease.ring().submission().len() {
                     return;
                 }
                 thread::sleep(BUSY_PAUSE);
@@ -191,7 +191,7 @@ impl Drop for BatchInFlight {
 /// One ring of the pool, returned when dropped unless it is broken.
 struct RingGuard {
     ring: Option<IoUring>,
-    sound: bool,
+    usable: bool,
 }
 
 #[derive(Default)]
@@ -200,7 +200,8 @@ struct RingPool {
     alive: usize,
 }
 
-/// Not those of a parent: after a fork both would share the memory and the completions of a ring.
+/// Not inherited by a forked child: both processes would share the memory and completions of a
+/// ring.
 static RINGS: PerProcess<Mutex<RingPool>> = PerProcess::new();
 
 fn rings() -> MutexGuard<'static, RingPool> {
@@ -223,7 +224,7 @@ impl RingGuard {
                 made
             }
         };
-        Ok(RingGuard { ring: Some(ring), sound: true })
+        Ok(RingGuard { ring: Some(ring), usable: true })
     }
 
     fn ring(&mut self) -> &mut IoUring {
@@ -235,7 +236,7 @@ impl Drop for RingGuard {
     fn drop(&mut self) {
         let mut rings = rings();
         match self.ring.take() {
-            Some(ring) if self.sound => rings.idle.push(ring),
+            Some(ring) if self.usable => rings.idle.push(ring),
             _ => rings.alive -= 1,
         }
     }
@@ -256,7 +257,7 @@ pub(crate) fn explain(call: &str, e: &io::Error) -> String {
     let cause = match e.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
             let setting = read("/proc/sys/kernel/io_uring_disabled");
-            by_whom(setting.trim(), &read("/proc/self/status"))
+            refused_by(setting.trim(), &read("/proc/self/status"))
         }
         Some(libc::ENOMEM) => " (limit of locked memory, ulimit -l)".to_owned(),
         _ => String::new(),
@@ -264,8 +265,8 @@ pub(crate) fn explain(call: &str, e: &io::Error) -> String {
     format!("{call}: {e}{cause}")
 }
 
-/// What forbids it: the kernel's setting, a seccomp filter, or a security module.
-fn by_whom(setting: &str, status: &str) -> String {
+/// The cause of a refusal: the kernel's setting, a seccomp filter, or a security module.
+fn refused_by(setting: &str, status: &str) -> String {
     let filter = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     match (setting, filter.map(str::trim)) {
         ("" | "0", Some("1" | "2")) => " (blocked by a seccomp filter)".to_owned(),
@@ -321,24 +322,24 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_an_author() {
-        assert!(by_whom("2", "Seccomp:\t2\n").contains("io_uring_disabled = 2"));
-        assert!(by_whom("0", "Name:\ta\nSeccomp:\t2\n").contains("seccomp filter"));
-        assert!(by_whom("", "Seccomp:\t0\n").contains("SELinux"));
-        let told = explain("io_uring_setup", &io::Error::from_raw_os_error(libc::ENOMEM));
-        assert!(told.contains("locked memory"), "{told}");
+    fn a_refusal_names_its_cause() {
+        assert!(refused_by("2", "Seccomp:\t2\n").contains("io_uring_disabled = 2"));
+        assert!(refused_by("0", "Name:\ta\nSeccomp:\t2\n").contains("seccomp filter"));
+        assert!(refused_by("", "Seccomp:\t0\n").contains("SELinux"));
+        let text = explain("io_uring_setup", &io::Error::from_raw_os_error(libc::ENOMEM));
+        assert!(text.contains("locked memory"), "{text}");
     }
 
     #[test]
-    fn what_is_refused_is_not_what_failed() {
-        let stop = |errno| {
+    fn refusals_are_distinguished_from_io_errors() {
+        let error_of = |errno| {
             let cause =
                 crate::io::transfer::TransferErrorKind::Io(io::Error::from_raw_os_error(errno));
             BatchError::from(TransferError { offset: 0, expected: 1, found: 0, cause })
         };
-        assert!(matches!(stop(libc::EPERM), BatchError::Refused(_)));
-        assert!(matches!(stop(libc::EOPNOTSUPP), BatchError::Refused(_)));
-        assert!(matches!(stop(libc::EIO), BatchError::Failed(_)));
-        assert!(matches!(stop(libc::EINVAL), BatchError::Failed(_)));
+        assert!(matches!(error_of(libc::EPERM), BatchError::Refused(_)));
+        assert!(matches!(error_of(libc::EOPNOTSUPP), BatchError::Refused(_)));
+        assert!(matches!(error_of(libc::EIO), BatchError::Failed(_)));
+        assert!(matches!(error_of(libc::EINVAL), BatchError::Failed(_)));
     }
 }

@@ -31,13 +31,13 @@ impl Arena {
     pub fn new(len: usize) -> Result<Self> {
         let failed = |e| Error::from_io("reserve", format!("{len} bytes of memory"), e);
         let map = MmapMut::map_anon(len.max(1)).map_err(failed)?;
-        // It is advice: where it is not taken, copies are somewhat slower.
+        // It is advice: if ignored, copies are somewhat slower.
         let _ = map.advise(Advice::HugePage);
         Ok(Arena(Backing::Own(map)))
     }
 
     /// Memory that other processes may open by its descriptor, and that outlives this one with
-    /// them. All who have it must agree on who writes when: it is read as plain memory.
+    /// them. All processes that have it must agree on who writes when: it is read as plain memory.
     ///
     /// # Errors
     /// [`Error::Io`] if the kernel has none.
@@ -46,7 +46,7 @@ impl Arena {
         Ok(Arena(Backing::Shared(SharedMemory::create(len.max(1)).map_err(failed)?)))
     }
 
-    /// Opens the memory that another process created with
+    /// Opens the memory that another process created with [`Arena::new_shared`].
     ///
     /// # Errors
     /// [`Error::Io`] if it has another length, or could lose pages.
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_writes_the_other_reads() {
+    fn shared_memory_is_visible_to_both_sides() {
         let len = 3 * 4096 + 5;
         let mut mine = Arena::new_shared(len).unwrap();
         mine.populate(2).unwrap();
@@ -160,11 +160,11 @@ mod tests {
         assert_eq!((theirs.len(), theirs[len - 1]), (len, 7));
         assert!(Arena::open(fd, len - 1).is_err(), "of another length");
         drop(mine);
-        assert_eq!(theirs[len - 1], 7, "it lives as long as anybody has it");
+        assert_eq!(theirs[len - 1], 7, "it outlives its creator while another has it");
     }
 
     #[test]
-    fn memory_of_ones_own() {
+    fn private_memory_is_zeroed_and_populated() {
         let mut arena = Arena::new(POPULATE_BYTES + 12345).unwrap();
         arena.populate(3).unwrap();
         assert!(arena.fd().is_none());

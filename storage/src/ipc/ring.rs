@@ -1,7 +1,7 @@
 //! One sender, one receiver, a few slots between them.
 //!
 //! ```text
-//! page 0    magic, slots, bytes a slot; bell, sent, state; taken; the last words and their length
+//! page 0    magic, slots, bytes a slot; bell, sent, state; taken; reason of a failure, its length
 //! page 1    the lengths of the messages, a word each
 //! page 2..  the slots, each from a page of its own
 //! ```
@@ -32,7 +32,7 @@ pub struct Geometry {
 /// What follows the last message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RingEnd {
-    /// More messages may come.
+    /// More messages may follow.
     Open,
     /// No more: the sender has sent all.
     End,
@@ -41,7 +41,7 @@ pub enum RingEnd {
 }
 
 /// The sending side. If it is dropped without a close, the ring stays [`RingEnd::Open`]: the socket
-/// reports that its process is gone.
+/// reports that its process has ended.
 #[derive(Debug)]
 pub struct RingSender {
     memory: SharedMemory,
@@ -56,7 +56,7 @@ pub struct RingReceiver {
     memory: SharedMemory,
     geometry: Geometry,
     taken: u32,
-    holds: bool,
+    holds_message: bool,
 }
 
 const PAGE_BYTES: usize = 4096;
@@ -73,11 +73,11 @@ const AT_SENT: usize = 68;
 const AT_STATE: usize = 72;
 const AT_NOTE: usize = 76;
 const AT_TAKEN: usize = 128;
-const AT_WORDS_LEN: usize = 192;
-const AT_WORDS: usize = 256;
+const AT_REASON_LEN: usize = 192;
+const AT_REASON: usize = 256;
 const AT_LENGTHS: usize = PAGE_BYTES;
 const AT_MESSAGES: usize = 2 * PAGE_BYTES;
-const WORDS_MAX: usize = PAGE_BYTES - AT_WORDS;
+const REASON_BYTES_MAX: usize = PAGE_BYTES - AT_REASON;
 
 const OPEN: u32 = 0;
 const END: u32 = 1;
@@ -136,7 +136,7 @@ impl RingSender {
         if self.closed || waiting == self.geometry.slots {
             return Ok(None);
         }
-        let at = place(&self.geometry, self.sent);
+        let at = message_offset(&self.geometry, self.sent);
         Ok(Some(self.memory.bytes_mut(at, self.geometry.slot_bytes)))
     }
 
@@ -151,36 +151,37 @@ impl RingSender {
         self.memory.word(at).store(len as u32, Ordering::Relaxed);
         self.sent = self.sent.wrapping_add(1);
         self.memory.word(AT_SENT).store(self.sent, Ordering::Release);
-        self.ring_the_bell();
+        self.wake_receiver();
     }
 
     /// Ends the ring, with the reason. Messages sent before can still be received.
     pub fn close(&mut self, tail: &RingEnd) {
-        let (state, words) = match tail {
+        let (state, reason) = match tail {
             RingEnd::Open => return,
             RingEnd::End => (END, ""),
-            RingEnd::Failed(words) => (FAILED, words.as_str()),
+            RingEnd::Failed(reason) => (FAILED, reason.as_str()),
         };
         if self.closed {
             return;
         }
-        let mut len = words.len().min(WORDS_MAX);
-        while !words.is_char_boundary(len) {
+        let mut len = reason.len().min(REASON_BYTES_MAX);
+        while !reason.is_char_boundary(len) {
             len -= 1;
         }
-        self.memory.bytes_mut(AT_WORDS, len).copy_from_slice(&words.as_bytes()[..len]);
-        self.memory.word(AT_WORDS_LEN).store(len as u32, Ordering::Relaxed);
+        self.memory.bytes_mut(AT_REASON, len).copy_from_slice(&reason.as_bytes()[..len]);
+        self.memory.word(AT_REASON_LEN).store(len as u32, Ordering::Relaxed);
         self.memory.word(AT_STATE).store(state, Ordering::Release);
         self.closed = true;
-        self.ring_the_bell();
+        self.wake_receiver();
     }
 
-    /// Sets a number for the error message of a receiver that times out. It wakes no one.
+    /// Sets a number for the error message of a receiver that times out. It does not wake the
+    /// receiver.
     pub fn note(&self, number: u32) {
         self.memory.word(AT_NOTE).store(number, Ordering::Relaxed);
     }
 
-    fn ring_the_bell(&self) {
+    fn wake_receiver(&self) {
         let bell = self.memory.word(AT_BELL);
         bell.fetch_add(1, Ordering::Release);
         wake(bell);
@@ -188,7 +189,7 @@ impl RingSender {
 }
 
 impl RingReceiver {
-    /// The ring that another process made.
+    /// Opens the ring that another process created.
     ///
     /// # Errors
     /// [`Error::Io`] if it is not what both sides agreed on.
@@ -202,7 +203,7 @@ impl RingReceiver {
             let reason = format!("expected header {expected:?}, found {found:?}");
             return Err(open(io::Error::new(io::ErrorKind::InvalidData, reason)));
         }
-        Ok(RingReceiver { memory, geometry, taken: 0, holds: false })
+        Ok(RingReceiver { memory, geometry, taken: 0, holds_message: false })
     }
 
     /// The oldest message that was not released, if there is one. It is read in place.
@@ -210,8 +211,8 @@ impl RingReceiver {
     /// # Errors
     /// [`Error::Corrupt`] if the sender's counter or length is invalid.
     pub fn message(&mut self) -> Result<Option<&[u8]>> {
-        self.holds = self.waiting()? > 0;
-        if !self.holds {
+        self.holds_message = self.waiting()? > 0;
+        if !self.holds_message {
             return Ok(None);
         }
         let at = AT_LENGTHS + 4 * nth(&self.geometry, self.taken);
@@ -220,13 +221,13 @@ impl RingReceiver {
             let expected = format!("a message of at most {} bytes", self.geometry.slot_bytes);
             return Err(corrupt(at, format!("{len} bytes"), expected));
         }
-        Ok(Some(self.memory.bytes(place(&self.geometry, self.taken), len)))
+        Ok(Some(self.memory.bytes(message_offset(&self.geometry, self.taken), len)))
     }
 
     /// Frees the slot of the message last read; returns whether one was held. The sender does not
     /// sleep on the ring: notify it.
     pub fn release(&mut self) -> bool {
-        let held = std::mem::take(&mut self.holds);
+        let held = std::mem::take(&mut self.holds_message);
         if held {
             self.taken = self.taken.wrapping_add(1);
             self.memory.word(AT_TAKEN).store(self.taken, Ordering::Release);
@@ -249,15 +250,15 @@ impl RingReceiver {
             OPEN => Ok(RingEnd::Open),
             END => Ok(RingEnd::End),
             FAILED => {
-                let len = self.memory.word(AT_WORDS_LEN).load(Ordering::Relaxed) as usize;
-                let words = self.memory.bytes(AT_WORDS, len.min(WORDS_MAX));
-                Ok(RingEnd::Failed(String::from_utf8_lossy(words).into_owned()))
+                let len = self.memory.word(AT_REASON_LEN).load(Ordering::Relaxed) as usize;
+                let reason = self.memory.bytes(AT_REASON, len.min(REASON_BYTES_MAX));
+                Ok(RingEnd::Failed(String::from_utf8_lossy(reason).into_owned()))
             }
             state => Err(corrupt(AT_STATE, format!("state {state}"), "state 0 to 2".to_owned())),
         }
     }
 
-    /// Sleeps until a message or the end may be there, or for `limit`. Checks first.
+    /// Sleeps until a message or the end may have arrived, or for `limit`. Checks first.
     ///
     /// # Errors
     /// As [`Self::message`].
@@ -295,7 +296,7 @@ fn nth(geometry: &Geometry, count: u32) -> usize {
     count as usize % geometry.slots
 }
 
-fn place(geometry: &Geometry, count: u32) -> usize {
+fn message_offset(geometry: &Geometry, count: u32) -> usize {
     AT_MESSAGES + nth(geometry, count) * geometry.stride()
 }
 

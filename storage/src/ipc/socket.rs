@@ -102,7 +102,7 @@ impl Peer {
         Ok(Peer { stream, pid: pid.unsigned_abs() })
     }
 
-    /// Its process id; 0 if that is not
+    /// Its process id; 0 if that is not visible in this PID namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
@@ -132,8 +132,8 @@ impl Peer {
         loop {
             let (into, flags) = (bytes.as_mut_ptr().cast(), libc::MSG_DONTWAIT);
             // SAFETY: the buffer has that length and lives until the call returns.
-            let got = unsafe { libc::recv(self.stream.as_raw_fd(), into, bytes.len(), flags) };
-            match got {
+            let count = unsafe { libc::recv(self.stream.as_raw_fd(), into, bytes.len(), flags) };
+            match count {
                 0 => return false,
                 1.. => {}
                 _ => match io::Error::last_os_error().kind() {
@@ -169,9 +169,9 @@ impl Peer {
             cmsg_level: libc::SOL_SOCKET,
             cmsg_type: libc::SCM_RIGHTS,
         };
-        // SAFETY: the header lies in the control buffer, which is aligned for it.
+        // SAFETY: the header is in the control buffer, which is aligned for it.
         unsafe { header.write(told) };
-        // SAFETY: the data of the header lies in the control buffer.
+        // SAFETY: the data of the header is in the control buffer.
         let data = unsafe { libc::CMSG_DATA(header) };
         // SAFETY: there is room for one descriptor; it need not be aligned.
         unsafe { data.cast::<libc::c_int>().write_unaligned(fd.as_raw_fd()) };
@@ -194,11 +194,11 @@ impl Peer {
         let mut control = Control::zeroed();
         let mut message = control.message(&mut part);
         let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_CMSG_CLOEXEC);
-        let got = uninterrupted(|| {
+        let count = uninterrupted(|| {
             // SAFETY: the message and all that it points to live until the call returns.
             unsafe { libc::recvmsg(socket, &raw mut message, flags) }
         })?;
-        if got == 0 {
+        if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         // SAFETY: the kernel wrote the control buffer and how much of it counts.
@@ -207,12 +207,13 @@ impl Peer {
             return Ok((byte[0], None));
         }
         // SAFETY: a header that is present is complete.
-        let told = unsafe { header.read() };
-        let rights = told.cmsg_level == libc::SOL_SOCKET && told.cmsg_type == libc::SCM_RIGHTS;
-        if !rights || told.cmsg_len != Control::FD_LEN {
+        let received = unsafe { header.read() };
+        let rights =
+            received.cmsg_level == libc::SOL_SOCKET && received.cmsg_type == libc::SCM_RIGHTS;
+        if !rights || received.cmsg_len != Control::FD_LEN {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "expected a descriptor"));
         }
-        // SAFETY: the data of the header lies in the control buffer.
+        // SAFETY: the data of the header is in the control buffer.
         let data = unsafe { libc::CMSG_DATA(header) };
         // SAFETY: the length says that one descriptor is there; it need not be aligned.
         let fd = unsafe { data.cast::<libc::c_int>().read_unaligned() };
@@ -298,11 +299,11 @@ fn user() -> u32 {
 }
 
 fn credentials(stream: &UnixStream) -> io::Result<(i32, u32)> {
-    let mut told = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (socket, into) = (stream.as_raw_fd(), (&raw mut told).cast());
+    let (socket, into) = (stream.as_raw_fd(), (&raw mut peer).cast());
     let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
     // SAFETY: there is room for one `ucred`, and both live until the call returns.
     let rc = unsafe { libc::getsockopt(socket, level, option, into, &raw mut len) };
-    if rc == 0 { Ok((told.pid, told.uid)) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 { Ok((peer.pid, peer.uid)) } else { Err(io::Error::last_os_error()) }
 }

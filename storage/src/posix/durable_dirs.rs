@@ -21,7 +21,7 @@ pub(crate) type Failed = (PathBuf, io::Error);
 
 impl DurableDirs {
     /// Creates `folder` and its parents durably. Returns those created, outermost first; if it
-    /// fails, none of them stays.
+    /// fails, it removes them.
     pub(crate) fn make(
         &self,
         disk: &dyn FileSystem,
@@ -43,19 +43,19 @@ impl DurableDirs {
         root: &Path,
         folder: &Path,
     ) -> Result<(), Failed> {
-        let mut way: Vec<&Path> = folder.ancestors().collect();
-        way.retain(|path| !path.as_os_str().is_empty());
-        for path in way.into_iter().rev() {
+        let mut ancestors: Vec<&Path> = folder.ancestors().collect();
+        ancestors.retain(|path| !path.as_os_str().is_empty());
+        for path in ancestors.into_iter().rev() {
             // The root and its parents need only exist: if they existed before, their durability is
             // not this store's concern, and they may not even be readable.
-            let ours = path != root && path.starts_with(root);
-            if self.known().contains(path) || (!ours && disk.stat(path).is_ok()) {
+            let is_below_root = path != root && path.starts_with(root);
+            if self.known().contains(path) || (!is_below_root && disk.stat(path).is_ok()) {
                 continue;
             }
             let failed = |e| (path.to_owned(), e);
             match disk.mkdir(path) {
                 Ok(()) => made.push(path.to_owned()),
-                // Its creator may not have made it durable yet.
+                // The process that created it may not have made it durable yet.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -69,7 +69,7 @@ impl DurableDirs {
         Ok(())
     }
 
-    /// Forgets a folder and all in it, before it goes.
+    /// Forgets a folder and all in it, before it is renamed or removed.
     pub(crate) fn forget(&self, folder: &Path) {
         self.known().retain(|path| !path.starts_with(folder));
     }

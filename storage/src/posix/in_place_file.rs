@@ -1,6 +1,6 @@
 //! Files written in place by one process while it lives: state that is on disk because memory
-//! cannot hold it. Unlike an object, such a file exists before it is complete; an object, written
-//! as a record, says which of its bytes are valid.
+//! cannot hold it. Unlike an object, such a file exists before it is complete; a separate object,
+//! the record, lists which of its bytes are valid.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use crate::sys::syscalls;
 use crate::{Error, Key, Map, Object, PendingDirSync, RangeRead, Result};
 
 /// A file of a fixed length that its owner writes in place. Bytes are read and written by any
-/// number of threads, as long as none of them writes what another reads or writes.
+/// number of threads, as long as no range is written while another thread reads or writes it.
 pub trait InPlaceFile: Object {
     /// Writes all bytes. No request is in flight when it returns. Ranges that start and end at
     /// multiples of 4096, in memory and in the file, use direct I/O.
@@ -32,7 +32,7 @@ pub trait InPlaceFile: Object {
     fn sync(&self) -> Result<()>;
 
     /// The number of hard links: zero if the file was removed, more than one if it is also an
-    /// object, and must not be written any more.
+    /// object and must no longer be written.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -51,7 +51,7 @@ pub enum LinkMethod {
 /// An in-place file of a file system.
 pub(crate) struct PosixInPlaceFile {
     object: PosixObject,
-    place: Arc<StoreRoot>,
+    root: Arc<StoreRoot>,
 }
 
 impl fmt::Debug for PosixInPlaceFile {
@@ -62,78 +62,79 @@ impl fmt::Debug for PosixInPlaceFile {
 
 impl PosixInPlaceFile {
     /// Creates one, with all its space. Its name is durable when this returns.
-    pub(crate) fn create(place: Arc<StoreRoot>, key: &Key, len_bytes: u64) -> Result<Self> {
-        let path = place.path(key);
+    pub(crate) fn create(root: Arc<StoreRoot>, key: &Key, len_bytes: u64) -> Result<Self> {
+        let path = root.path(key);
         let name = path.display().to_string();
-        place.make_folder(&folder_of(&path))?;
-        let file = place.disk.create_sized(&path, len_bytes).map_err(|e| match e.kind() {
+        root.make_folder(&folder_of(&path))?;
+        let file = root.disk.create_sized(&path, len_bytes).map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => Error::Exists { object: name.clone() },
             _ => Error::from_io("create", &name, e),
         })?;
         let make = || {
             file.lock()?;
             file.allocate(len_bytes)?;
-            // Where space cannot be reserved the length is set all the same.
+            // The length is set even where space cannot be reserved.
             file.set_len(len_bytes)?;
-            place.disk.sync_dir(&folder_of(&path))
+            root.disk.sync_dir(&folder_of(&path))
         };
         if let Err(e) = make() {
-            // Best effort: a file of a slot without a record is removed by the next opening.
-            let _ = place.disk.unlink(&path);
+            // Best effort: a leftover file without a record is removed when its owner next opens
+            // its files.
+            let _ = root.disk.unlink(&path);
             let failed = Error::from_io("allocate", &name, e);
-            return Err(no_space(&place, &path, len_bytes, failed));
+            return Err(no_space(&root, &path, len_bytes, failed));
         }
-        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, root })
     }
 
     /// Creates one without a name, with all its space.
     pub(crate) fn create_unnamed(
-        place: Arc<StoreRoot>,
+        root: Arc<StoreRoot>,
         folder: &Key,
         len_bytes: u64,
     ) -> Result<Self> {
-        let folder = place.path(folder);
+        let folder = root.path(folder);
         let name = format!("an unnamed file in {}", folder.display());
-        place.make_folder(&folder)?;
-        // It briefly has a name, by which a sweep finds it if this process dies in that moment.
-        let path = folder.join(temp_names::name_for("unnamed", &place.disk.writer()));
+        root.make_folder(&folder)?;
+        // It briefly has a name, by which a sweep finds it if this process dies at that moment.
+        let path = folder.join(temp_names::name_for("unnamed", &root.disk.writer()));
         let make = || {
-            let file = place.disk.create_sized(&path, len_bytes)?;
-            place.disk.unlink(&path)?;
+            let file = root.disk.create_sized(&path, len_bytes)?;
+            root.disk.unlink(&path)?;
             file.allocate(len_bytes)?;
             file.set_len(len_bytes)?;
             Ok(file)
         };
         let file = make().map_err(|e| {
             let failed = Error::from_io("allocate", &name, e);
-            no_space(&place, &path, len_bytes, failed)
+            no_space(&root, &path, len_bytes, failed)
         })?;
-        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, root })
     }
 
-    pub(crate) fn open(place: Arc<StoreRoot>, key: &Key) -> Result<Self> {
-        let path = place.path(key);
+    pub(crate) fn open(root: Arc<StoreRoot>, key: &Key) -> Result<Self> {
+        let path = root.path(key);
         let name = path.display().to_string();
-        let file = place.disk.reopen(&path).map_err(|e| match e.kind() {
+        let file = root.disk.reopen(&path).map_err(|e| match e.kind() {
             io::ErrorKind::WouldBlock => Error::Locked { object: name.clone() },
             _ => Error::from_io("open", &name, e),
         })?;
         let len_bytes = file.len_bytes().map_err(|e| Error::from_io("open", &name, e))?;
-        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, place })
+        Ok(PosixInPlaceFile { object: PosixObject { file, len_bytes, name }, root })
     }
 
     fn failed(&self, failure: TransferError) -> Error {
-        let doing = format!("write {} bytes at byte {} of", failure.expected, failure.offset);
-        let failed = Error::from_io(doing, &self.object.name, failure.into_io());
-        no_space(&self.place, self.object.name.as_ref(), self.object.len_bytes, failed)
+        let operation = format!("write {} bytes at byte {} of", failure.expected, failure.offset);
+        let failed = Error::from_io(operation, &self.object.name, failure.into_io());
+        no_space(&self.root, self.object.name.as_ref(), self.object.len_bytes, failed)
     }
 }
 
 /// Converts an error, with the byte counts if space ran out.
-fn no_space(place: &StoreRoot, path: &Path, need_bytes: u64, failed: Error) -> Error {
+fn no_space(root: &StoreRoot, path: &Path, need_bytes: u64, failed: Error) -> Error {
     match failed {
         Error::NoSpace { object, .. } => {
-            let free_bytes = place.disk.free_bytes(&folder_of(path)).ok().flatten();
+            let free_bytes = root.disk.free_bytes(&folder_of(path)).ok().flatten();
             Error::NoSpace { object, need_bytes, free_bytes }
         }
         other => other,
@@ -176,8 +177,8 @@ impl InPlaceFile for PosixInPlaceFile {
             return Err(Error::Corrupt { object, offset, found, expected });
         }
         // The end of a file need not be block-aligned, and uses buffered I/O.
-        let (whole, end) = bytes.split_at(bytes.len() / ALIGN_BYTES * ALIGN_BYTES);
-        for (offset, bytes) in [(offset, whole), (offset + whole.len() as u64, end)] {
+        let (aligned, end) = bytes.split_at(bytes.len() / ALIGN_BYTES * ALIGN_BYTES);
+        for (offset, bytes) in [(offset, aligned), (offset + aligned.len() as u64, end)] {
             if !bytes.is_empty() {
                 self.object.file.write(offset, bytes).map_err(|failure| self.failed(failure))?;
             }
@@ -198,23 +199,23 @@ impl InPlaceFile for PosixInPlaceFile {
 
 /// Creates the object `path` from the bytes of a file. `None` if this file system or these two
 /// files do not support that.
-pub(crate) fn share(
-    place: &Arc<StoreRoot>,
+pub(crate) fn link(
+    root: &Arc<StoreRoot>,
     path: &Path,
     from: &std::fs::File,
     how: LinkMethod,
 ) -> Result<Option<PendingDirSync>> {
     let name = path.display().to_string();
     let folder = folder_of(path);
-    place.make_folder(&folder)?;
-    let shared = match how {
+    root.make_folder(&folder)?;
+    let linked = match how {
         LinkMethod::Name => syscalls::link(from, path),
-        LinkMethod::Blocks => clone(place, path, from),
+        LinkMethod::Blocks => clone(root, path, from),
     };
-    match shared {
-        Ok(()) => Ok(Some(PendingDirSync::in_folder(Arc::clone(&place.disk), folder))),
+    match linked {
+        Ok(()) => Ok(Some(PendingDirSync::in_folder(Arc::clone(&root.disk), folder))),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::Exists { object: name }),
-        Err(e) if cannot(&e) => {
+        Err(e) if is_unsupported(&e) => {
             log::debug!("{name}: {how:?} not linked: {e}");
             Ok(None)
         }
@@ -222,24 +223,25 @@ pub(crate) fn share(
     }
 }
 
-fn clone(place: &StoreRoot, path: &Path, from: &std::fs::File) -> io::Result<()> {
+fn clone(root: &StoreRoot, path: &Path, from: &std::fs::File) -> io::Result<()> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let temporary = folder_of(path).join(temp_names::name_for(name, &place.disk.writer()));
-    let file = place.disk.create_new(&temporary)?;
+    let temporary = folder_of(path).join(temp_names::name_for(name, &root.disk.writer()));
+    let file = root.disk.create_new(&temporary)?;
     let make = || {
         syscalls::clone_blocks(from, file.os_file().ok_or(io::ErrorKind::Unsupported)?)?;
         file.sync()?;
-        place.disk.rename_new(&temporary, path)
+        root.disk.rename_new(&temporary, path)
     };
     make().inspect_err(|_| {
-        // Best effort: a leftover is hidden, and swept when this process is gone.
-        let _ = place.disk.unlink(&temporary);
+        // Best effort: a leftover is hidden, and a sweep removes it after this process has ended.
+        let _ = root.disk.unlink(&temporary);
     })
 }
 
-/// Another file system, one that has no such thing, too many names of one file, a sandbox.
-fn cannot(e: &io::Error) -> bool {
+/// Whether an error means another file system, a missing feature, too many hard links, or a
+/// sandbox.
+fn is_unsupported(e: &io::Error) -> bool {
     use libc::{EINVAL, EMLINK, ENOSYS, ENOTTY, EOPNOTSUPP, EPERM, EXDEV};
-    let said = [EXDEV, EOPNOTSUPP, ENOTTY, EINVAL, EPERM, EMLINK, ENOSYS];
-    e.kind() == io::ErrorKind::Unsupported || e.raw_os_error().is_some_and(|e| said.contains(&e))
+    let errnos = [EXDEV, EOPNOTSUPP, ENOTTY, EINVAL, EPERM, EMLINK, ENOSYS];
+    e.kind() == io::ErrorKind::Unsupported || e.raw_os_error().is_some_and(|e| errnos.contains(&e))
 }

@@ -29,8 +29,8 @@ pub(crate) fn may_share(profile: &Profile) -> bool {
 /// Copies a range of a file to a place in another within the kernel. If both are on a file system
 /// that shares blocks (XFS, btrfs) and the offsets are aligned to its blocks, nothing is copied at
 /// all; network file systems copy on their servers. Returns the bytes copied, from the front: fewer
-/// than requested, or none, if the two files or this kernel do not support it, or if `go_on`, which
-/// gets the bytes of each request, returns false.
+/// than requested, or none, if the two files or this kernel do not support it, or if
+/// `may_continue`, which is called with the bytes of each request, returns false.
 ///
 /// # Errors
 /// Errors of the system on read or write.
@@ -39,11 +39,11 @@ pub(crate) fn copy_range(
     range: &Range<u64>,
     to: &File,
     to_offset: u64,
-    go_on: &dyn Fn(u64) -> bool,
+    may_continue: &dyn Fn(u64) -> bool,
 ) -> io::Result<u64> {
-    // Without read-ahead, which is off for the files of samples, it would wait for every page.
+    // Without read-ahead, which is off for sample files, the copy would wait for every page.
     syscalls::advise_sequential(from);
-    let outcome = copy_advised(from, range, to, to_offset, go_on);
+    let outcome = copy_advised(from, range, to, to_offset, may_continue);
     syscalls::advise_random(from);
     outcome
 }
@@ -53,7 +53,7 @@ fn copy_advised(
     range: &Range<u64>,
     to: &File,
     to_offset: u64,
-    go_on: &dyn Fn(u64) -> bool,
+    may_continue: &dyn Fn(u64) -> bool,
 ) -> io::Result<u64> {
     let len = range.end - range.start;
     let (mut done, mut retries) = (0, 0);
@@ -64,14 +64,14 @@ fn copy_advised(
             Ok(0) => break,
             Ok(count) => {
                 (done, retries) = (done + count as u64, 0);
-                if !go_on(count as u64) {
+                if !may_continue(count as u64) {
                     break;
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted && retries < RETRIES_MAX => {
                 retries += 1;
             }
-            Err(e) if cannot(&e) => {
+            Err(e) if is_unsupported(&e) => {
                 log::debug!("copy_file_range not used; copied by reading and writing: {e}");
                 break;
             }
@@ -81,10 +81,10 @@ fn copy_advised(
     Ok(done)
 }
 
-/// Another file system, an old kernel, a file system that has no such call, a sandbox.
-fn cannot(e: &io::Error) -> bool {
-    let said = [libc::EXDEV, libc::ENOSYS, libc::EOPNOTSUPP, libc::EINVAL, libc::EPERM];
-    e.raw_os_error().is_some_and(|errno| said.contains(&errno))
+/// Whether an error means another file system, an old kernel, a missing feature, or a sandbox.
+fn is_unsupported(e: &io::Error) -> bool {
+    let errnos = [libc::EXDEV, libc::ENOSYS, libc::EOPNOTSUPP, libc::EINVAL, libc::EPERM];
+    e.raw_os_error().is_some_and(|errno| errnos.contains(&errno))
 }
 
 /// Appends a range of an object by reading it. Two buffers of an upload and this one are in use, so
@@ -93,24 +93,24 @@ pub(crate) fn read_and_write<U: Upload + ?Sized>(
     upload: &mut U,
     object: &dyn Object,
     range: &Range<u64>,
-    crc64_due: Option<u64>,
+    crc64_expected: Option<u64>,
 ) -> Result<()> {
     let len = range.end.checked_sub(range.start).expect("a range that ends after its start");
     let mut buf = vec![0; len.min(READ_BYTES) as usize]; // fits: 8 MiB at most
-    let mut sum = Crc64::new();
+    let mut crc = Crc64::new();
     let mut offset = range.start;
     while offset < range.end {
         let chunk = &mut buf[..(range.end - offset).min(READ_BYTES) as usize]; // fits: as above
         object.read_many(&mut [RangeRead { offset, buf: chunk }])?;
-        sum.update(chunk);
+        crc.update(chunk);
         upload.write(chunk)?;
         offset += chunk.len() as u64;
     }
-    match crc64_due {
-        Some(recorded) if recorded != sum.value() => Err(Error::Corrupt {
+    match crc64_expected {
+        Some(recorded) if recorded != crc.value() => Err(Error::Corrupt {
             object: object.display(),
             offset: range.start,
-            found: format!("CRC-64 {:016x} of {len} bytes", sum.value()),
+            found: format!("CRC-64 {:016x} of {len} bytes", crc.value()),
             expected: format!("the recorded CRC-64 {recorded:016x}"),
         }),
         _ => Ok(()),
@@ -123,7 +123,7 @@ mod tests {
     use std::io::{Read as _, Seek as _, Write as _};
 
     #[test]
-    fn a_range_arrives_at_its_place() {
+    fn copies_a_range_to_its_offset() {
         let mut from = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000_u32).map(|i| (i * 31 % 251) as u8).collect();
         from.write_all(&bytes).unwrap();
@@ -132,11 +132,11 @@ mod tests {
             let done = copy_range(&from, &range, &to, at, &|_| true).unwrap();
             // A file system without support is fine; one with support must copy everything.
             assert!(done == range.end - range.start || done == 0, "{done} of {range:?}");
-            let mut got = Vec::new();
+            let mut found = Vec::new();
             to.rewind().unwrap();
-            to.read_to_end(&mut got).unwrap();
-            let due = &bytes[range.start as usize..range.end as usize];
-            assert!(done == 0 || got[at as usize..] == *due, "{range:?} to {at}");
+            to.read_to_end(&mut found).unwrap();
+            let expected = &bytes[range.start as usize..range.end as usize];
+            assert!(done == 0 || found[at as usize..] == *expected, "{range:?} to {at}");
         }
         let past = copy_range(&from, &(100_000..100_001), &from, 200_000, &|_| true);
         assert_eq!(past.unwrap(), 0, "past it");

@@ -1,4 +1,4 @@
-//! The contract on file systems: data becomes durable first, then visible.
+//! The storage contract on file systems: data becomes durable first, then visible.
 
 mod durable_dirs;
 pub(crate) mod in_place_file;

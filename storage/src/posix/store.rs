@@ -16,7 +16,7 @@ use crate::io::transfer::TransferError;
 use crate::posix::durable_dirs::DurableDirs;
 use crate::posix::in_place_file::PosixInPlaceFile;
 use crate::posix::{in_place_file, upload};
-use crate::reader::file_backend::{FileBackend, depth_liked};
+use crate::reader::file_backend::{FileBackend, default_depth};
 use crate::reader::in_flight::InFlightReader;
 use crate::reader::worker_pool::WorkerPool;
 use crate::sys::syscalls;
@@ -74,34 +74,36 @@ impl Posix {
     fn remove_temporaries(
         &self,
         folder: &Key,
-        is_doomed: impl Fn(&ProcessIdentity) -> bool,
+        is_orphan: impl Fn(&ProcessIdentity) -> bool,
     ) -> Result<Vec<String>> {
         let path = self.0.path(folder);
         let failed = |e| Error::from_io("clean", self.display(folder), e);
-        let mut swept = Vec::new();
+        let mut removed_names = Vec::new();
         for name in or_none(self.disk().read_dir(&path)).map_err(failed)? {
             let Some(writer) = temp_names::writer_of(&name.text) else { continue };
-            if !is_doomed(&writer) {
+            if !is_orphan(&writer) {
                 continue;
             }
-            let left = path.join(&name.text);
+            let leftover = path.join(&name.text);
             let removed = match name.is_folder {
-                true => self.0.remove_tree(&left),
-                false => self.disk().unlink(&left),
+                true => self.0.remove_tree(&leftover),
+                false => self.disk().unlink(&leftover),
             };
             match removed {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another swept it
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {} // another process removed it
                 // NFS and FUSE: a reader has a file in it open.
-                Err(e) if is_in_use(&e) => log::debug!("{}: in use, not removed: {e}", show(&left)),
+                Err(e) if is_in_use(&e) => {
+                    log::debug!("{}: in use, not removed: {e}", show(&leftover));
+                }
                 Err(e) => return Err(failed(e)),
-                Ok(()) => swept.push(name.text),
+                Ok(()) => removed_names.push(name.text),
             }
         }
-        if !swept.is_empty() {
+        if !removed_names.is_empty() {
             self.disk().sync_dir(&path).map_err(failed)?;
         }
-        swept.sort();
-        Ok(swept)
+        removed_names.sort();
+        Ok(removed_names)
     }
 }
 
@@ -119,7 +121,7 @@ impl Storage for Posix {
         if self.stat(key)?.is_some() {
             return Err(Error::Exists { object: self.display(key) });
         }
-        Ok(Box::new(upload::PosixUpload::begin(Arc::clone(&self.0), key, len_bytes_max)?))
+        Ok(Box::new(upload::PosixUpload::start(Arc::clone(&self.0), key, len_bytes_max)?))
     }
 
     fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
@@ -157,8 +159,8 @@ impl Storage for Posix {
         })?;
         let synced = self.0.sync_both(&to, &from);
         if synced.is_err() {
-            // Not durable is not published. If the rename cannot be undone either, the next reader
-            // finds the folder complete, as it would after a crash at this point.
+            // A folder that is not durable is not published. If the rename cannot be undone either,
+            // the next reader finds the folder complete, as after a crash at this point.
             let _ = self.disk().rename_new(&to, &from);
         }
         synced.map_err(failed)
@@ -208,17 +210,17 @@ impl Storage for Posix {
             Some(_) => return Err(failed(io::Error::from_raw_os_error(libc::ENOTDIR))),
         }
         self.0.folders.forget(&path);
-        // It disappears in one step, under a name that a sweep recognises, before its content is
-        // deleted.
-        let doomed =
+        // The folder is first renamed, in one step, to a name that a sweep recognises; then its
+        // content is deleted.
+        let trash =
             folder_of(&path).join(temp_names::name_for(folder.name(), &self.disk().writer()));
-        self.disk().rename_new(&path, &doomed).map_err(failed)?;
+        self.disk().rename_new(&path, &trash).map_err(failed)?;
         self.disk().sync_dir(&folder_of(&path)).map_err(failed)?;
-        match self.0.remove_tree(&doomed) {
-            // NFS and FUSE keep files that a reader has open. The name is gone, and the rest is
-            // swept when the reader and this process are.
+        match self.0.remove_tree(&trash) {
+            // NFS and FUSE keep files that a reader has open. The name is free already; a sweep
+            // removes the rest once the reader and this process have ended.
             Err(e) if is_in_use(&e) => {
-                log::warn!("{}: not removed while a reader has it open: {e}", show(&doomed));
+                log::warn!("{}: not removed while a reader has it open: {e}", show(&trash));
                 Ok(())
             }
             outcome => outcome.map_err(failed),
@@ -266,7 +268,7 @@ impl Storage for Posix {
         if self.stat(key)?.is_some() {
             return Err(Error::Exists { object: self.display(key) });
         }
-        Ok(Box::new(upload::PosixUpload::begin_draft(Arc::clone(&self.0), key)?))
+        Ok(Box::new(upload::PosixUpload::start_resumable(Arc::clone(&self.0), key)?))
     }
 
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
@@ -278,7 +280,7 @@ impl Storage for Posix {
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        Ok(Box::new(upload::PosixUpload::resume_draft(Arc::clone(&self.0), key, find)?))
+        Ok(Box::new(upload::PosixUpload::resume(Arc::clone(&self.0), key, find)?))
     }
 
     fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
@@ -320,27 +322,27 @@ impl Storage for Posix {
     ) -> Result<Option<PendingDirSync>> {
         self.0.refuse_temporary(key)?;
         match from.file() {
-            Some(from) => in_place_file::share(&self.0, &self.0.path(key), from, how),
+            Some(from) => in_place_file::link(&self.0, &self.0.path(key), from, how),
             None => Ok(None),
         }
     }
 
     fn reader(&self, options: &ReaderOptions) -> Result<Box<dyn Reader>> {
-        let depth = options.depth_or(depth_liked(&self.profile().file_system));
+        let depth = options.depth_or(default_depth(&self.profile().file_system));
         let slots_max = depth + options.orphans_max;
-        Ok(match self.disk().wishes() {
-            Some(wishes) => {
-                let carrier = FileBackend::new(wishes, slots_max, &options.pool);
-                Box::new(InFlightReader::new(carrier, depth, options))
+        Ok(match self.disk().settings() {
+            Some(settings) => {
+                let backend = FileBackend::new(settings, slots_max, &options.pool);
+                Box::new(InFlightReader::new(backend, depth, options))
             }
             None => Box::new(InFlightReader::new(WorkerPool::new(slots_max), depth, options)),
         })
     }
 
     fn reader_group(&self) -> Option<String> {
-        let wishes = self.disk().wishes()?;
+        let settings = self.disk().settings()?;
         let device = std::fs::metadata(&self.0.root).ok()?.dev();
-        Some(format!("device {device}, {wishes:?}"))
+        Some(format!("device {device}, {settings:?}"))
     }
 
     fn profile(&self) -> &Profile {
@@ -401,7 +403,7 @@ impl StoreRoot {
                 true => self.remove_tree(&path),
                 false => self.disk.unlink(&path),
             };
-            // The files that NFS keeps for open handles disappear when those are closed.
+            // NFS deletes the files that it keeps for open handles when those are closed.
             removed
                 .or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?;
         }

@@ -1,5 +1,5 @@
 //! The protocol that creates an object: temporary name, space, content, fsync, exclusive rename,
-//! fsync of the folder. If any step fails, no file stays.
+//! fsync of the folder. If a step fails, no file is left.
 
 use std::fmt;
 use std::ops::Range;
@@ -30,7 +30,7 @@ const FOLDER_RETRIES_MAX: usize = 16;
 
 /// An object being written.
 pub(crate) struct PosixUpload {
-    place: Arc<StoreRoot>,
+    root: Arc<StoreRoot>,
     /// `None` once it is closed.
     file: Option<Arc<dyn FsFile>>,
     content: UploadBuffer,
@@ -51,8 +51,8 @@ pub(crate) struct PosixUpload {
     /// The sync point that this writer resumed from.
     resumed: SyncPoint,
     /// Checksum of the bytes after that.
-    sum: Crc64,
-    life: OnDrop,
+    crc: Crc64,
+    on_drop: OnDrop,
     state: UploadState,
 }
 
@@ -69,8 +69,8 @@ enum OnDrop {
 enum UploadBuffer {
     Small(Vec<u8>),
     Large(WriteBehind),
-    /// All bytes are written, or the upload was given up.
-    Settled,
+    /// All bytes are written, or the upload was dropped.
+    Flushed,
 }
 
 enum UploadState {
@@ -87,18 +87,18 @@ impl fmt::Debug for PosixUpload {
 }
 
 impl PosixUpload {
-    pub(crate) fn begin(place: Arc<StoreRoot>, key: &Key, len_bytes_max: u64) -> Result<Self> {
-        let path = place.path(key);
+    pub(crate) fn start(root: Arc<StoreRoot>, key: &Key, len_bytes_max: u64) -> Result<Self> {
+        let path = root.path(key);
         let name = path.display().to_string();
         let folder = folder_of(&path);
-        let free_bytes = place.disk.free_bytes(&folder).ok().flatten();
+        let free_bytes = root.disk.free_bytes(&folder).ok().flatten();
         if let Some(free) = free_bytes
             && free < len_bytes_max
         {
             return Err(Error::NoSpace { object: name, need_bytes: len_bytes_max, free_bytes });
         }
-        let (made, temporary, file) = create_temporary(&place, &path, key.name(), len_bytes_max)?;
-        let mut upload = PosixUpload::new(place, key, file, temporary);
+        let (made, temporary, file) = create_temporary(&root, &path, key.name(), len_bytes_max)?;
+        let mut upload = PosixUpload::new(root, key, file, temporary);
         upload.made = made;
         upload.len_bytes_max = len_bytes_max;
         if len_bytes_max > SMALL_BYTES_MAX as u64 {
@@ -109,30 +109,29 @@ impl PosixUpload {
         Ok(upload)
     }
 
-    pub(crate) fn begin_draft(place: Arc<StoreRoot>, key: &Key) -> Result<Self> {
-        let path = place.draft_path(key);
-        place.make_folder(&folder_of(&path))?;
+    pub(crate) fn start_resumable(root: Arc<StoreRoot>, key: &Key) -> Result<Self> {
+        let path = root.draft_path(key);
+        root.make_folder(&folder_of(&path))?;
         let failed = |e| Error::from_io("create", path.display().to_string(), e);
-        let file = place.disk.create_new(&path).map_err(failed)?;
+        let file = root.disk.create_new(&path).map_err(failed)?;
         file.lock().map_err(|e| locked(&path, e))?;
-        let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
+        let mut upload = PosixUpload::new(root, key, Arc::clone(&file), path);
         let large = WriteBehind::start(file, BUFFERS_MIN);
         upload.content = UploadBuffer::Large(large.map_err(|e| upload.failed("create", e))?);
-        // An upload that could not begin leaves no draft.
-        upload.life = OnDrop::Kept { named: false };
+        // An upload that fails to start leaves no file: it is kept only from here on.
+        upload.on_drop = OnDrop::Kept { named: false };
         Ok(upload)
     }
 
-    /// `find` returns the sync point; it is called when no other process can write the file any
-    /// more.
-    pub(crate) fn resume_draft(
-        place: Arc<StoreRoot>,
+    /// `find` returns the sync point; it is called once no other process can write the file.
+    pub(crate) fn resume(
+        root: Arc<StoreRoot>,
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Self> {
-        let path = place.draft_path(key);
+        let path = root.draft_path(key);
         let failed = |e| Error::from_io("resume", path.display().to_string(), e);
-        let file = place.disk.reopen(&path).map_err(|e| locked(&path, e))?;
+        let file = root.disk.reopen(&path).map_err(|e| locked(&path, e))?;
         let len_bytes = file.len_bytes().map_err(failed)?;
         let name = path.display().to_string();
         let from = find(&PosixObject { file: Arc::clone(&file), len_bytes, name })?;
@@ -145,8 +144,8 @@ impl PosixUpload {
             });
         }
         file.set_len(from.bytes).map_err(failed)?;
-        let mut upload = PosixUpload::new(place, key, Arc::clone(&file), path);
-        upload.life = OnDrop::Kept { named: false };
+        let mut upload = PosixUpload::new(root, key, Arc::clone(&file), path);
+        upload.on_drop = OnDrop::Kept { named: false };
         (upload.resumed, upload.len_bytes) = (from, from.bytes);
         let large = WriteBehind::resume(&file, from.bytes, BUFFERS_MIN);
         upload.content =
@@ -154,8 +153,8 @@ impl PosixUpload {
         Ok(upload)
     }
 
-    fn new(place: Arc<StoreRoot>, key: &Key, file: Arc<dyn FsFile>, temporary: PathBuf) -> Self {
-        let path = place.path(key);
+    fn new(root: Arc<StoreRoot>, key: &Key, file: Arc<dyn FsFile>, temporary: PathBuf) -> Self {
+        let path = root.path(key);
         PosixUpload {
             file: Some(file),
             content: UploadBuffer::Small(Vec::new()),
@@ -169,17 +168,17 @@ impl PosixUpload {
             len_bytes: 0,
             len_bytes_max: 0,
             resumed: SyncPoint::default(),
-            sum: Crc64::new(),
-            life: OnDrop::Removed,
+            crc: Crc64::new(),
+            on_drop: OnDrop::Removed,
             state: UploadState::Open,
-            place,
+            root,
         }
     }
 
     /// Checksum of all bytes, with those of earlier writers.
     fn crc64(&self) -> u64 {
         let SyncPoint { bytes, crc64 } = self.resumed;
-        crc64_join(crc64, self.sum.value(), self.len_bytes - bytes)
+        crc64_join(crc64, self.crc.value(), self.len_bytes - bytes)
     }
 
     fn sync_content(&mut self) -> Result<()> {
@@ -188,10 +187,10 @@ impl PosixUpload {
             flushed.map_err(|failure| self.write_failed(failure))?;
         }
         self.file().sync().map_err(|e| self.failed("sync", e))?;
-        if self.life == (OnDrop::Kept { named: false }) {
-            let synced = self.place.disk.sync_dir(&folder_of(&self.temporary));
+        if self.on_drop == (OnDrop::Kept { named: false }) {
+            let synced = self.root.disk.sync_dir(&folder_of(&self.temporary));
             synced.map_err(|e| self.failed("sync the folder of", e))?;
-            self.life = OnDrop::Kept { named: true };
+            self.on_drop = OnDrop::Kept { named: true };
         }
         Ok(())
     }
@@ -209,17 +208,17 @@ impl PosixUpload {
         self.file.as_ref().expect("open until all is written and synced")
     }
 
-    /// Appends bytes, and computes their checksum unless it is given.
-    fn append(&mut self, bytes: &[u8], given: Option<u64>) -> Result<()> {
+    /// Appends bytes, and computes their checksum unless it is known.
+    fn append(&mut self, bytes: &[u8], known_crc64: Option<u64>) -> Result<()> {
         let offset = self.len_bytes;
-        let joined = given.map(|crc64| crc64_join(self.crc64(), crc64, bytes.len() as u64));
+        let joined = known_crc64.map(|crc64| crc64_join(self.crc64(), crc64, bytes.len() as u64));
         self.len_bytes += bytes.len() as u64;
         if let UploadBuffer::Small(small) = &mut self.content {
             if small.len() + bytes.len() <= SMALL_BYTES_MAX {
                 small.extend_from_slice(bytes);
                 match joined {
-                    Some(crc64) => self.sum_from(crc64),
-                    None => self.sum.update(bytes),
+                    Some(crc64) => self.restart_crc(crc64),
+                    None => self.crc.update(bytes),
                 }
                 return Ok(());
             }
@@ -229,11 +228,11 @@ impl PosixUpload {
                     Error::from_io("start", format!("a thread to write {}", self.name), e)
                 })?;
             // The checksum has these bytes already.
-            let moved = large.copy(&small);
+            let copied = large.copy(&small);
             self.content = UploadBuffer::Large(large);
-            moved.map_err(|failure| self.write_failed(failure))?;
+            copied.map_err(|failure| self.write_failed(failure))?;
         }
-        if let UploadBuffer::Settled = self.content {
+        if let UploadBuffer::Flushed = self.content {
             let large = WriteBehind::resume(self.file(), offset, self.buffers_max);
             self.content =
                 UploadBuffer::Large(large.map_err(|failure| self.write_failed(failure))?);
@@ -241,24 +240,24 @@ impl PosixUpload {
         let UploadBuffer::Large(large) = &mut self.content else {
             unreachable!("large since above")
         };
-        let pushed = match given {
+        let pushed = match known_crc64 {
             Some(_) => large.copy(bytes),
-            None => large.push(bytes, &mut self.sum),
+            None => large.push(bytes, &mut self.crc),
         };
         pushed.map_err(|failure| self.write_failed(failure))?;
-        joined.into_iter().for_each(|crc64| self.sum_from(crc64));
+        joined.into_iter().for_each(|crc64| self.restart_crc(crc64));
         Ok(())
     }
 
     /// Starts a new checksum after all bytes so far, whose checksum is `crc64`.
-    fn sum_from(&mut self, crc64: u64) {
-        (self.resumed, self.sum) = (SyncPoint { bytes: self.len_bytes, crc64 }, Crc64::new());
+    fn restart_crc(&mut self, crc64: u64) {
+        (self.resumed, self.crc) = (SyncPoint { bytes: self.len_bytes, crc64 }, Crc64::new());
     }
 
     /// Runs a step that changes the upload; after the first failure all later steps fail.
-    fn attempt<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    fn attempt<T>(&mut self, step: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.check_state()?;
-        act(self).inspect_err(|e| self.state = UploadState::Poisoned(e.to_string()))
+        step(self).inspect_err(|e| self.state = UploadState::Poisoned(e.to_string()))
     }
 
     /// Appends by a copy within the kernel where possible, else by reading.
@@ -267,19 +266,19 @@ impl PosixUpload {
         let (crc64_b, from) = match (crc64, object.file()) {
             (Some(crc64), Some(from))
                 if len > SMALL_BYTES_MAX as u64
-                    && kernel_copy::may_share(self.place.disk.profile()) =>
+                    && kernel_copy::may_share(self.root.disk.profile()) =>
             {
                 (crc64, from)
             }
             _ => return kernel_copy::read_and_write(self, object, range, crc64),
         };
         self.len_bytes_max = self.len_bytes_max.max(self.len_bytes + len);
-        self.settle_content()?;
+        self.flush_content()?;
         let Some(to) = self.file().os_file() else {
             return kernel_copy::read_and_write(self, object, range, crc64);
         };
-        let go_on = |bytes| object.copied(bytes);
-        let copied = kernel_copy::copy_range(from, range, to, self.len_bytes, &go_on);
+        let may_continue = |bytes| object.copied(bytes);
+        let copied = kernel_copy::copy_range(from, range, to, self.len_bytes, &may_continue);
         self.allocated = u64::MAX; // it may have grown past its end
         if copied.map_err(|e| self.failed(&format!("copy {} to", object.display()), e))? < len {
             // The part already copied is overwritten with the same bytes.
@@ -287,32 +286,32 @@ impl PosixUpload {
         }
         let crc64 = crc64_join(self.crc64(), crc64_b, len);
         self.len_bytes += len;
-        self.sum_from(crc64);
+        self.restart_crc(crc64);
         Ok(())
     }
 
     /// Writes all bytes still in buffers.
-    fn settle_content(&mut self) -> Result<()> {
-        let written = match mem::replace(&mut self.content, UploadBuffer::Settled) {
+    fn flush_content(&mut self) -> Result<()> {
+        let written = match mem::replace(&mut self.content, UploadBuffer::Flushed) {
             UploadBuffer::Small(small) => self.file().write(0, &small).map(|()| small.len() as u64),
             // The last block is padded.
             UploadBuffer::Large(large) => large.finish(),
-            UploadBuffer::Settled => Ok(0),
+            UploadBuffer::Flushed => Ok(0),
         };
         let end = written.map_err(|failure| self.write_failed(failure))?;
         self.allocated = self.allocated.max(end);
         Ok(())
     }
 
-    fn finished(&mut self) -> FileEntry {
+    fn mark_finished(&mut self) -> FileEntry {
         self.state = UploadState::Finished;
         let path = mem::take(&mut self.file_name);
         FileEntry { path, bytes: self.len_bytes, crc64: self.crc64() }
     }
 
     /// Makes all bytes durable under the final name, which a crash may still lose.
-    fn name(&mut self) -> Result<()> {
-        self.settle_content()?;
+    fn rename_to_final(&mut self) -> Result<()> {
+        self.flush_content()?;
         if self.allocated != self.len_bytes {
             let cut = self.file().set_len(self.len_bytes);
             cut.map_err(|e| self.failed("truncate", e))?;
@@ -320,18 +319,18 @@ impl PosixUpload {
         let synced = self.file().sync();
         synced.map_err(|e| self.failed("sync", e))?;
         self.file = None;
-        let named = self.place.disk.rename_new(&self.temporary, &self.path);
+        let named = self.root.disk.rename_new(&self.temporary, &self.path);
         named.map_err(|e| self.failed("rename", e))
     }
 
     /// Makes all bytes and the final name durable.
     fn commit(&mut self) -> Result<()> {
-        self.name()?;
-        let disk = &*self.place.disk;
+        self.rename_to_final()?;
+        let disk = &*self.root.disk;
         if let Err(e) = disk.sync_dir(&folder_of(&self.path)) {
             // Visible but perhaps not durable breaks the contract, so the name is undone. A
             // resumable upload gets its hidden name back: its writer resumes from it.
-            let _ = match self.life {
+            let _ = match self.on_drop {
                 OnDrop::Removed => disk.unlink(&self.path),
                 OnDrop::Kept { .. } => disk.rename_new(&self.path, &self.temporary),
             };
@@ -350,12 +349,12 @@ impl PosixUpload {
     }
 
     /// Converts an error, with the byte counts if space ran out.
-    fn failed(&self, doing: &str, e: io::Error) -> Error {
-        match Error::from_io(doing, &self.name, e) {
+    fn failed(&self, operation: &str, e: io::Error) -> Error {
+        match Error::from_io(operation, &self.name, e) {
             Error::NoSpace { object, .. } => {
                 let need_bytes = self.len_bytes_max.max(self.len_bytes);
                 let folder = folder_of(&self.path);
-                let free_bytes = self.place.disk.free_bytes(&folder).ok().flatten();
+                let free_bytes = self.root.disk.free_bytes(&folder).ok().flatten();
                 Error::NoSpace { object, need_bytes, free_bytes }
             }
             other => other,
@@ -370,9 +369,9 @@ impl Upload for PosixUpload {
 
     fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
         self.attempt(|upload| {
-            upload.sum_from(upload.crc64());
+            upload.restart_crc(upload.crc64());
             upload.append(bytes, None)?;
-            Ok(upload.sum.value())
+            Ok(upload.crc.value())
         })
     }
 
@@ -400,7 +399,7 @@ impl Upload for PosixUpload {
 
     fn flush(&mut self) -> Result<()> {
         self.attempt(|upload| {
-            upload.settle_content()?;
+            upload.flush_content()?;
             // Sync a buffered file now: its pages reach the disk while other files are still being
             // written.
             if upload.file().is_direct() {
@@ -413,14 +412,14 @@ impl Upload for PosixUpload {
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
         self.check_state()?;
         self.commit()?;
-        Ok(self.finished())
+        Ok(self.mark_finished())
     }
 
     fn finish_deferred(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
         self.check_state()?;
-        self.name()?;
-        let disk = Arc::clone(&self.place.disk);
-        Ok((self.finished(), PendingDirSync::in_folder(disk, folder_of(&self.path))))
+        self.rename_to_final()?;
+        let disk = Arc::clone(&self.root.disk);
+        Ok((self.mark_finished(), PendingDirSync::in_folder(disk, folder_of(&self.path))))
     }
 }
 
@@ -436,16 +435,16 @@ impl Drop for PosixUpload {
         if matches!(self.state, UploadState::Finished) {
             return;
         }
-        self.content = UploadBuffer::Settled; // waits for writes in flight
-        if matches!(self.life, OnDrop::Kept { .. }) {
+        self.content = UploadBuffer::Flushed; // waits for writes in flight
+        if matches!(self.on_drop, OnDrop::Kept { .. }) {
             return;
         }
         // NFS and FUSE keep a file that is unlinked while it is open, under a name of their own.
         self.file = None;
-        // Best effort: a file that cannot be removed is hidden, and swept when this process is
-        // gone.
-        let _ = self.place.disk.unlink(&self.temporary);
-        self.place.unmake_folders(&self.made);
+        // Best effort: a file that cannot be removed is hidden, and a sweep removes it after this
+        // process has ended.
+        let _ = self.root.disk.unlink(&self.temporary);
+        self.root.unmake_folders(&self.made);
     }
 }
 
@@ -460,7 +459,7 @@ fn locked(path: &std::path::Path, e: io::Error) -> Error {
 type Created = (Vec<PathBuf>, PathBuf, Arc<dyn FsFile>);
 
 fn create_temporary(
-    place: &StoreRoot,
+    root: &StoreRoot,
     path: &std::path::Path,
     name: &str,
     len_bytes_max: u64,
@@ -469,16 +468,16 @@ fn create_temporary(
     let mut made = Vec::new();
     let mut tries = 0;
     loop {
-        made.extend(place.make_folder(&folder)?);
-        let temporary = folder.join(temp_names::name_for(name, &place.disk.writer()));
-        match place.disk.create_sized(&temporary, len_bytes_max) {
+        made.extend(root.make_folder(&folder)?);
+        let temporary = folder.join(temp_names::name_for(name, &root.disk.writer()));
+        match root.disk.create_sized(&temporary, len_bytes_max) {
             Ok(file) => return Ok((made, temporary, file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound && tries < FOLDER_RETRIES_MAX => {
-                place.forget_folder(&folder);
+                root.forget_folder(&folder);
                 tries += 1;
             }
             Err(e) => {
-                place.unmake_folders(&made);
+                root.unmake_folders(&made);
                 return Err(Error::from_io("create", path.display().to_string(), e));
             }
         }

@@ -37,7 +37,7 @@ pub(crate) struct WriteBehind {
     buffers: usize,
     buffers_max: usize,
     /// Buffers handed to the writers.
-    flying: usize,
+    in_flight: usize,
     to_writers: Option<Sender<FullBuffer>>,
     from_writers: Receiver<Result<AlignedBuffer, TransferError>>,
     writers: Vec<JoinHandle<()>>,
@@ -46,7 +46,7 @@ pub(crate) struct WriteBehind {
 impl WriteBehind {
     pub(crate) fn start(file: Arc<dyn FsFile>, buffers_max: usize) -> io::Result<Self> {
         let (to_writers, work) = channel();
-        let (answers, from_writers) = channel();
+        let (returns, from_writers) = channel();
         let work = Arc::new(Mutex::new(work));
         let mut behind = WriteBehind {
             file,
@@ -56,15 +56,15 @@ impl WriteBehind {
             spare: Vec::new(),
             buffers: 1,
             buffers_max: buffers_max.clamp(BUFFERS_MIN, BUFFERS_MAX),
-            flying: 0,
+            in_flight: 0,
             to_writers: Some(to_writers),
             from_writers,
             writers: Vec::new(),
         };
         for _ in 0..behind.file.writers() {
             let (file, work) = (Arc::clone(&behind.file), Arc::clone(&work));
-            let answers = BufferReturn(answers.clone());
-            let run = move || write_all(&*file, &work, &answers);
+            let returns = BufferReturn(returns.clone());
+            let run = move || write_all(&*file, &work, &returns);
             let writer = thread::Builder::new().name("storage-write".to_owned()).spawn(run)?;
             behind.writers.push(writer);
         }
@@ -72,7 +72,7 @@ impl WriteBehind {
     }
 
     /// As [`Self::start`], from the length that a file was truncated to. Its last partial block is
-    /// read back into memory, because only whole blocks are written.
+    /// read back into memory, because only complete blocks are written.
     pub(crate) fn resume(
         file: &Arc<dyn FsFile>,
         len_bytes: u64,
@@ -97,20 +97,24 @@ impl WriteBehind {
     /// Waits until all pushed bytes are written, the last block padded with zeros. More can be
     /// pushed after it.
     pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
-        while self.flying > 0 {
-            let back = self.wait()?;
-            self.spare.push(back);
+        while self.in_flight > 0 {
+            let written = self.wait()?;
+            self.spare.push(written);
         }
-        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
-        self.filling[self.filled..whole].fill(0);
-        if whole == 0 { Ok(()) } else { self.file.write(self.offset, &self.filling[..whole]) }
+        let padded_len = self.filled.next_multiple_of(ALIGN_BYTES);
+        self.filling[self.filled..padded_len].fill(0);
+        if padded_len == 0 {
+            Ok(())
+        } else {
+            self.file.write(self.offset, &self.filling[..padded_len])
+        }
     }
 
     /// Copies bytes in, updates the checksum, and sends full buffers to the writers.
-    pub(crate) fn push(&mut self, bytes: &[u8], sum: &mut Crc64) -> Result<(), TransferError> {
+    pub(crate) fn push(&mut self, bytes: &[u8], crc: &mut Crc64) -> Result<(), TransferError> {
         for chunk in bytes.chunks(COPY_BYTES) {
             self.copy(chunk)?;
-            sum.update(chunk);
+            crc.update(chunk);
         }
         Ok(())
     }
@@ -129,14 +133,14 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Writes the rest, padded with zeros to a whole block, and waits for all writes. Returns the
-    /// padded length; the caller truncates the file.
+    /// Writes the rest, padded with zeros to a complete block, and waits for all writes. Returns
+    /// the padded length; the caller truncates the file.
     pub(crate) fn finish(mut self) -> Result<u64, TransferError> {
-        let whole = self.filled.next_multiple_of(ALIGN_BYTES);
-        self.filling[self.filled..whole].fill(0);
-        let end = self.offset + whole as u64;
-        self.filled = whole;
-        if whole > 0 {
+        let padded_len = self.filled.next_multiple_of(ALIGN_BYTES);
+        self.filling[self.filled..padded_len].fill(0);
+        let end = self.offset + padded_len as u64;
+        self.filled = padded_len;
+        if padded_len > 0 {
             self.send()?;
         }
         self.to_writers = None;
@@ -154,18 +158,18 @@ impl WriteBehind {
         let to_writers = self.to_writers.as_ref().expect("open until finished");
         let offset = self.offset;
         self.offset += len as u64;
-        self.flying += 1;
-        to_writers.send((offset, full, len)).map_err(|_| gone())
+        self.in_flight += 1;
+        to_writers.send((offset, full, len)).map_err(|_| writer_ended())
     }
 
-    /// A free buffer, else a new one, else the next to be written.
+    /// A free buffer, else a new one, else the next one that a writer returns.
     fn next(&mut self) -> Result<AlignedBuffer, TransferError> {
         if let Some(spare) = self.spare.pop() {
             return Ok(spare);
         }
         match self.from_writers.try_recv() {
             Ok(outcome) => {
-                self.flying -= 1;
+                self.in_flight -= 1;
                 outcome
             }
             Err(TryRecvError::Empty) if self.buffers < self.buffers_max => {
@@ -177,8 +181,8 @@ impl WriteBehind {
     }
 
     fn wait(&mut self) -> Result<AlignedBuffer, TransferError> {
-        self.flying -= 1;
-        self.from_writers.recv().map_err(|_| gone())?
+        self.in_flight -= 1;
+        self.from_writers.recv().map_err(|_| writer_ended())?
     }
 }
 
@@ -186,7 +190,8 @@ impl Drop for WriteBehind {
     fn drop(&mut self) {
         self.to_writers = None;
         for writer in self.writers.drain(..) {
-            // The panic hook has reported a panic there, and the caller got it as an error.
+            // The panic hook has reported a panic of the thread, and the caller has received an
+            // error.
             let _ = writer.join();
         }
     }
@@ -199,25 +204,25 @@ struct BufferReturn(Sender<Result<AlignedBuffer, TransferError>>);
 impl Drop for BufferReturn {
     fn drop(&mut self) {
         if thread::panicking() {
-            // The receiver is gone if the upload was dropped.
-            let _ = self.0.send(Err(gone()));
+            // The receiver is closed if the upload was dropped.
+            let _ = self.0.send(Err(writer_ended()));
         }
     }
 }
 
-fn write_all(file: &dyn FsFile, work: &Mutex<Receiver<FullBuffer>>, answers: &BufferReturn) {
+fn write_all(file: &dyn FsFile, work: &Mutex<Receiver<FullBuffer>>, returns: &BufferReturn) {
     // The writer that waits for work holds the lock; the others queue on the lock.
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok((offset, buf, len)) = take() {
         let outcome = file.write(offset, &buf[..len]);
-        // The receiver is gone if the upload was dropped; then no more work is sent either.
-        if answers.0.send(outcome.map(|()| buf)).is_err() {
+        // The receiver is closed if the upload was dropped; then no more work is sent either.
+        if returns.0.send(outcome.map(|()| buf)).is_err() {
             return;
         }
     }
 }
 
-fn gone() -> TransferError {
+fn writer_ended() -> TransferError {
     let cause =
         TransferErrorKind::Io(io::Error::other("cannot reach the writer thread: it has ended"));
     TransferError { offset: 0, expected: 0, found: 0, cause }

@@ -33,7 +33,7 @@ pub enum UnfinishedUpload {
 }
 
 impl UnfinishedUpload {
-    /// What a file name says; `None` for objects and for the files of other programs.
+    /// The kind of a file by its name; `None` for objects and for the files of other programs.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         let draft = || temp_names::is_draft(name).then_some(UnfinishedUpload::Draft);
@@ -77,11 +77,11 @@ impl MountInfo {
         let failed = |e| Error::from_io("stat", path.display().to_string(), e);
         let path = std::path::absolute(path).map_err(failed)?;
         let nearest = nearest(&path)?;
-        let told = syscalls::file_system(&nearest).map_err(failed)?;
+        let stat = syscalls::file_system(&nearest).map_err(failed)?;
         let device = fs::metadata(&nearest).map_err(failed)?.dev();
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let line = MountLine::find(&table, device);
-        let kind = detect::kind_of(told.magic).0;
+        let kind = detect::kind_of(stat.magic).0;
         // FUSE serves a hundred file systems; the mount table names this one.
         let file_system = match &line {
             Some(line) if kind == "fuse" => line.kind.to_owned(),
@@ -92,19 +92,19 @@ impl MountInfo {
         let mut options: Vec<String> = words.filter(|w| !w.is_empty()).map(str::to_owned).collect();
         options.sort_unstable();
         options.dedup();
-        let place = |name: Option<&str>| name.unwrap_or_default().to_owned();
+        let text = |name: Option<&str>| name.unwrap_or_default().to_owned();
         Ok(MountInfo {
             is_there: nearest == path,
             nearest: nearest.display().to_string(),
-            point: place(line.as_ref().map(|line| line.point)),
-            source: place(line.as_ref().map(|line| line.source)),
+            point: text(line.as_ref().map(|line| line.point)),
+            source: text(line.as_ref().map(|line| line.source)),
             file_system,
             options,
             read_ahead_kib: read_ahead_kib(device),
-            total_bytes: told.total_bytes,
-            free_bytes: told.free_bytes,
-            free_files: told.files.map(|(free, _)| free),
-            total_files: told.files.map(|(_, total)| total),
+            total_bytes: stat.total_bytes,
+            free_bytes: stat.free_bytes,
+            free_files: stat.files.map(|(free, _)| free),
+            total_files: stat.files.map(|(_, total)| total),
         })
     }
 
@@ -126,11 +126,11 @@ impl MountInfo {
 
 /// The nearest of a path and the folders above it that exists.
 fn nearest(path: &Path) -> Result<PathBuf> {
-    for there in path.ancestors() {
-        match fs::metadata(there) {
-            Ok(_) => return Ok(there.to_owned()),
+    for folder in path.ancestors() {
+        match fs::metadata(folder) {
+            Ok(_) => return Ok(folder.to_owned()),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::from_io("stat", there.display().to_string(), e)),
+            Err(e) => return Err(Error::from_io("stat", folder.display().to_string(), e)),
         }
     }
     Err(Error::NotFound { object: path.display().to_string() })
@@ -138,8 +138,8 @@ fn nearest(path: &Path) -> Result<PathBuf> {
 
 fn read_ahead_kib(device: u64) -> Option<u64> {
     let (major, minor) = (libc::major(device), libc::minor(device));
-    let told = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).ok()?;
-    told.trim().parse().ok()
+    let text = fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).ok()?;
+    text.trim().parse().ok()
 }
 
 /// The limits of this machine.
@@ -161,13 +161,13 @@ impl HostInfo {
     /// Examines this machine.
     #[must_use]
     pub fn here() -> Self {
-        let told = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
+        let text = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
         HostInfo {
             ring_refused: uring_batch::probe().err().map(str::to_owned),
-            ring_disabled: told.and_then(|told| told.trim().parse().ok()),
+            ring_disabled: text.and_then(|text| text.trim().parse().ok()),
             memlock_bytes: limit("Max locked memory"),
             open_files: limit("Max open files"),
-            clock_is_kept: syscalls::clock().ok().map(|(kept, _)| kept),
+            clock_is_kept: syscalls::clock().ok().map(|(is_synchronized, _)| is_synchronized),
         }
     }
 }
@@ -200,7 +200,7 @@ pub struct BucketInfo {
     pub aborts_parts: Option<bool>,
 }
 
-/// How far an examination goes.
+/// What a probe may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeDepth {
     /// Nothing is written.
@@ -211,13 +211,13 @@ pub enum ProbeDepth {
 
 #[cfg(feature = "s3")]
 impl BucketInfo {
-    /// Examines the folder of a bucket that a URL names, or tests the operations in it. `doing` is
-    /// called with the name of each step before it.
+    /// Examines the folder of a bucket that a URL names, or tests the operations in it. `announce`
+    /// is called with the name of each step before it.
     ///
     /// # Errors
     /// [`Error::BadUrl`]. Operations that the bucket refuses are part of the result.
-    pub fn of(url: &str, trial: ProbeDepth, doing: &dyn Fn(&'static str)) -> Result<Self> {
-        crate::s3::examine(url, trial, doing)
+    pub fn of(url: &str, depth: ProbeDepth, announce: &dyn Fn(&'static str)) -> Result<Self> {
+        crate::s3::examine(url, depth, announce)
     }
 }
 

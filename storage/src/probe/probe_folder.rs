@@ -11,13 +11,13 @@ use crate::sys::syscalls;
 use crate::{Error, ProcessIdentity, Result};
 
 /// A temporary folder in which a file system is tested. [`ProbeFolder::remove`] deletes it; that of
-/// a dead process is removed by the next sweep, as everything that starts with `.tmp-`.
+/// a dead process is removed by the next sweep, like everything whose name starts with `.tmp-`.
 #[derive(Clone, Debug)]
 pub struct ProbeFolder {
     folder: PathBuf,
 }
 
-/// The direct I/O that works.
+/// The direct I/O that the file system supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Direct {
     /// The least alignment of offsets that was accepted, in bytes.
@@ -167,13 +167,13 @@ impl ProbeFolder {
         const ROUNDS: usize = 5;
         let mut all = Vec::with_capacity(ROUNDS);
         for round in 0..ROUNDS {
-            let begun = Instant::now();
+            let started = Instant::now();
             let mut file = self.make(&format!("durable {round}"))?;
             file.write_all(&[7; ALIGN_BYTES])?;
             file.sync_all()?;
             // Some file systems do not support it, and do not need it.
             let _ = File::open(&self.folder)?.sync_all();
-            all.push(begun.elapsed().as_secs_f64() * 1e3);
+            all.push(started.elapsed().as_secs_f64() * 1e3);
         }
         all.sort_by(f64::total_cmp);
         Ok(all[ROUNDS / 2])

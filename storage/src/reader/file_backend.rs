@@ -23,24 +23,24 @@ use crate::{BufferPool, Object};
 
 /// Timeout of the first read through a ring on a mount, after which the mount is read by threads.
 /// With some versions of some clients that read never returns.
-const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often each is polled while a ring and threads both have reads.
-const TURN: Duration = Duration::from_millis(1);
+/// Interval at which each is polled while a ring and threads both have reads.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The read backend of a store of files.
 #[derive(Debug)]
 pub(crate) struct FileBackend {
-    wishes: IoSettings,
+    settings: IoSettings,
     slots_max: usize,
     pool: Arc<BufferPool>,
     ring: Option<UringBackend>,
-    /// A ring cannot be created.
-    ringless: bool,
+    /// Whether a ring cannot be created.
+    ring_unavailable: bool,
     threads: WorkerPool<FileRequest>,
     in_threads: usize,
     files: OpenFiles,
-    landed: Vec<RingOutcome>,
+    ring_outcomes: Vec<RingOutcome>,
     done: Vec<FileCompletion>,
     query: CacheQuery,
     /// Reads that were copied from the page cache, until the next `wait`.
@@ -49,17 +49,17 @@ pub(crate) struct FileBackend {
 }
 
 impl FileBackend {
-    pub(crate) fn new(wishes: IoSettings, slots_max: usize, pool: &Arc<BufferPool>) -> Self {
+    pub(crate) fn new(settings: IoSettings, slots_max: usize, pool: &Arc<BufferPool>) -> Self {
         FileBackend {
-            wishes,
+            settings,
             slots_max,
             pool: Arc::clone(pool),
             ring: None,
-            ringless: false,
+            ring_unavailable: false,
             threads: WorkerPool::new(slots_max),
             in_threads: 0,
             files: OpenFiles::default(),
-            landed: Vec::with_capacity(slots_max),
+            ring_outcomes: Vec::with_capacity(slots_max),
             done: Vec::with_capacity(slots_max),
             query: is_cached,
             cached: Vec::with_capacity(slots_max),
@@ -67,37 +67,37 @@ impl FileBackend {
         }
     }
 
-    fn hand_over(&mut self, load: BackendRead, work: FileTask) {
+    fn push_to_threads(&mut self, request: BackendRead, work: FileTask) {
         self.in_threads += 1;
-        self.threads.push(FileRequest { load, work, wishes: self.wishes });
+        self.threads.push(FileRequest { request, work, settings: self.settings });
     }
 
     /// Starts a read of an open file.
-    fn send(&mut self, load: BackendRead, number: u32, file: Arc<OpenFile>) {
-        let load = match file.read_cached(load, self.query) {
+    fn send(&mut self, request: BackendRead, number: u32, file: Arc<OpenFile>) {
+        let request = match file.read_cached(request, self.query) {
             Ok(done) => {
                 self.page_cache_bytes += done.moved_bytes;
                 return self.cached.push(done);
             }
-            Err(load) => load,
+            Err(request) => request,
         };
-        let way = file.way(self.wishes);
-        if way.is_ring() && self.has_ring() {
-            let ring = self.ring.as_mut().expect("it was just looked for");
-            return ring.begin(load, file, number, way);
+        let method = file.method(self.settings);
+        if method.is_ring() && self.has_ring() {
+            let ring = self.ring.as_mut().expect("checked above");
+            return ring.start(request, file, number, method);
         }
-        self.hand_over(load, FileTask::Read(file));
+        self.push_to_threads(request, FileTask::Read(file));
     }
 
     /// Creates the ring for the first read that uses it.
     fn has_ring(&mut self) -> bool {
-        if self.ring.is_none() && !self.ringless {
+        if self.ring.is_none() && !self.ring_unavailable {
             match UringBackend::new(self.slots_max, &self.pool) {
                 Ok(ring) => self.ring = Some(ring),
                 Err(why) => {
-                    static TOLD: AtomicBool = AtomicBool::new(false);
-                    self.ringless = true;
-                    if !TOLD.swap(true, Ordering::Relaxed) {
+                    static LOGGED: AtomicBool = AtomicBool::new(false);
+                    self.ring_unavailable = true;
+                    if !LOGGED.swap(true, Ordering::Relaxed) {
                         log::warn!("io_uring is not available; reads use threads: {why}");
                     }
                 }
@@ -107,58 +107,60 @@ impl FileBackend {
     }
 
     /// Sorts the outcomes of the ring: completions, and reads for the threads.
-    fn settle_ring(&mut self, done: &mut Vec<BackendCompletion>) {
-        let mut landed = std::mem::take(&mut self.landed);
-        for one in landed.drain(..) {
+    fn collect_ring(&mut self, done: &mut Vec<BackendCompletion>) {
+        let mut ring_outcomes = std::mem::take(&mut self.ring_outcomes);
+        for one in ring_outcomes.drain(..) {
             match one {
                 RingOutcome::Done(one) => done.push(one),
-                RingOutcome::Refused(load, file) => self.hand_over(load, FileTask::Read(file)),
-                // A thread asks the file system whether the file ended or failed.
-                RingOutcome::Failed(load, file, cause) => {
-                    self.hand_over(load, FileTask::Explain(file, cause));
+                RingOutcome::Refused(request, file) => {
+                    self.push_to_threads(request, FileTask::Read(file));
+                }
+                // A thread checks whether the file was truncated or the read failed.
+                RingOutcome::Failed(request, file, cause) => {
+                    self.push_to_threads(request, FileTask::Explain(file, cause));
                 }
             }
         }
-        self.landed = landed;
+        self.ring_outcomes = ring_outcomes;
     }
 
     /// Takes the completions of the threads, and starts the reads that waited for a file to open.
-    fn settle_threads(&mut self, done: &mut Vec<BackendCompletion>) {
-        let mut came = std::mem::take(&mut self.done);
-        for FileCompletion { done: one, object, opened } in came.drain(..) {
+    fn collect_threads(&mut self, done: &mut Vec<BackendCompletion>) {
+        let mut completions = std::mem::take(&mut self.done);
+        for FileCompletion { done: one, object, opened } in completions.drain(..) {
             self.in_threads -= 1;
             done.push(one);
             let Some((object, opened)) = object.zip(opened) else { continue };
             match opened {
                 Opened::File(file) => {
-                    for (load, number, file) in self.files.opened(&object, &file) {
-                        self.send(load, number, file);
+                    for (request, number, file) in self.files.opened(&object, &file) {
+                        self.send(request, number, file);
                     }
                 }
                 Opened::Failed => {
-                    for load in self.files.failed(&object) {
-                        // Each read opens the file itself, and fails or not on its own.
-                        self.hand_over(load, FileTask::Open);
+                    for request in self.files.failed(&object) {
+                        // Each read opens the file itself, and gets its own error.
+                        self.push_to_threads(request, FileTask::Open);
                     }
                 }
             }
         }
-        self.done = came;
+        self.done = completions;
     }
 }
 
 impl ReadBackend for FileBackend {
-    fn carry(&mut self, load: BackendRead) {
-        if load.object.file().is_none() {
-            return self.hand_over(load, FileTask::Object);
+    fn submit(&mut self, request: BackendRead) {
+        if request.object.file().is_none() {
+            return self.push_to_threads(request, FileTask::Object);
         }
-        if load.attempt > 0 {
-            let known = self.files.look(&load.object).map(Arc::clone);
-            return self.hand_over(load, FileTask::Reopen(known));
+        if request.attempt > 0 {
+            let known = self.files.get(&request.object).map(Arc::clone);
+            return self.push_to_threads(request, FileTask::Reopen(known));
         }
-        match self.files.find(load) {
-            FileLookup::Open(load, number, file) => self.send(load, number, file),
-            FileLookup::New(load) => self.hand_over(load, FileTask::Open),
+        match self.files.find(request) {
+            FileLookup::Open(request, number, file) => self.send(request, number, file),
+            FileLookup::New(request) => self.push_to_threads(request, FileTask::Open),
             FileLookup::Waits => {}
         }
     }
@@ -166,10 +168,10 @@ impl ReadBackend for FileBackend {
     fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
         let before = done.len();
         done.append(&mut self.cached);
-        // With completions at hand, the others are only polled.
+        // If completions are ready, the ring and the threads are only polled.
         let until = if done.len() > before { Instant::now() } else { until };
         loop {
-            let in_ring = self.ring.as_ref().map_or(0, UringBackend::flying);
+            let in_ring = self.ring.as_ref().map_or(0, UringBackend::in_flight);
             let now = Instant::now();
             if in_ring == 0 && self.in_threads == 0 {
                 if done.len() > before {
@@ -178,31 +180,34 @@ impl ReadBackend for FileBackend {
                 // Every request in flight waits for a retry.
                 return thread::sleep(until.saturating_duration_since(now));
             }
-            let turn =
-                if in_ring > 0 && self.in_threads > 0 { until.min(now + TURN) } else { until };
+            let poll_until = if in_ring > 0 && self.in_threads > 0 {
+                until.min(now + POLL_INTERVAL)
+            } else {
+                until
+            };
             if in_ring > 0
                 && let Some(ring) = &mut self.ring
             {
                 let wake = if self.in_threads > 0 { now } else { until };
-                ring.wait(wake, &mut self.landed);
+                ring.wait(wake, &mut self.ring_outcomes);
             }
             if self.in_threads > 0 {
-                let wake = if self.landed.is_empty() { turn } else { now };
+                let wake = if self.ring_outcomes.is_empty() { poll_until } else { now };
                 self.threads.wait(wake, &mut self.done);
             }
-            self.settle_ring(done);
-            self.settle_threads(done);
+            self.collect_ring(done);
+            self.collect_threads(done);
             if done.len() > before || now >= until {
                 return;
             }
         }
     }
 
-    fn place(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String) {
-        match self.files.look(object) {
+    fn describe(&self, object: &Arc<dyn Object>, offset: u64) -> (String, String) {
+        match self.files.get(object) {
             Some(file) => {
                 let kind = &file.mount.file_system;
-                (format!("{kind}, {}", file.way(self.wishes)), file.layout.placement(offset))
+                (format!("{kind}, {}", file.method(self.settings)), file.layout.placement(offset))
             }
             None => ("open in progress".to_owned(), String::new()),
         }
@@ -246,34 +251,34 @@ fn address(object: &Arc<dyn Object>) -> usize {
 }
 
 impl OpenFiles {
-    fn find(&mut self, load: BackendRead) -> FileLookup {
+    fn find(&mut self, request: BackendRead) -> FileLookup {
         self.clock += 1;
-        if let Some(&number) = self.numbers.get(&address(&load.object)) {
+        if let Some(&number) = self.numbers.get(&address(&request.object)) {
             let entry = &mut self.entries[number as usize];
             entry.used = self.clock;
             return match &entry.file {
-                Some(file) => FileLookup::Open(load, number, Arc::clone(file)),
-                None if !std::mem::replace(&mut entry.opening, true) => FileLookup::New(load),
+                Some(file) => FileLookup::Open(request, number, Arc::clone(file)),
+                None if !std::mem::replace(&mut entry.opening, true) => FileLookup::New(request),
                 None => {
-                    entry.waiting.push(load);
+                    entry.waiting.push(request);
                     FileLookup::Waits
                 }
             };
         }
-        let (object, used) = (Arc::clone(&load.object), self.clock);
+        let (object, used) = (Arc::clone(&request.object), self.clock);
         let entry = FileSlot { object, file: None, opening: true, waiting: Vec::new(), used };
-        if let Some(number) = self.place_for_one() {
+        if let Some(number) = self.free_number() {
             self.numbers.insert(address(&entry.object), number);
             match self.entries.get_mut(number as usize) {
                 Some(old) => *old = entry,
                 None => self.entries.push(entry),
             }
         }
-        FileLookup::New(load)
+        FileLookup::New(request)
     }
 
-    /// A free number, if need be by closing the least recently used file.
-    fn place_for_one(&mut self) -> Option<u32> {
+    /// A free number; if there is none, closes the least recently used file.
+    fn free_number(&mut self) -> Option<u32> {
         if self.entries.len() < FILES_MAX {
             return Some(self.entries.len() as u32); // fits: below FILES_MAX
         }
@@ -295,7 +300,7 @@ impl OpenFiles {
         let entry = &mut self.entries[number as usize];
         (entry.file, entry.opening) = (Some(Arc::clone(file)), false);
         let waiting = std::mem::take(&mut entry.waiting);
-        waiting.into_iter().map(|load| (load, number, Arc::clone(file))).collect()
+        waiting.into_iter().map(|request| (request, number, Arc::clone(file))).collect()
     }
 
     /// The file could not be opened; returns the reads that waited for it.
@@ -306,7 +311,7 @@ impl OpenFiles {
         std::mem::take(&mut entry.waiting)
     }
 
-    fn look(&self, object: &Arc<dyn Object>) -> Option<&Arc<OpenFile>> {
+    fn get(&self, object: &Arc<dyn Object>) -> Option<&Arc<OpenFile>> {
         let number = self.numbers.get(&address(object))?;
         self.entries[*number as usize].file.as_ref()
     }
@@ -315,9 +320,9 @@ impl OpenFiles {
 /// A read for a thread, and how to do it.
 #[derive(Debug)]
 struct FileRequest {
-    load: BackendRead,
+    request: BackendRead,
     work: FileTask,
-    wishes: IoSettings,
+    settings: IoSettings,
 }
 
 #[derive(Debug)]
@@ -329,7 +334,7 @@ enum FileTask {
     /// Reopen it after an error, if it is still the same file.
     Reopen(Option<Arc<OpenFile>>),
     Read(Arc<OpenFile>),
-    /// Find the error that a failure in the ring stands for.
+    /// Determine the error behind a failure in the ring.
     Explain(Arc<OpenFile>, crate::io::transfer::TransferErrorKind),
 }
 
@@ -351,35 +356,35 @@ impl PoolTask for FileRequest {
     type Out = FileCompletion;
 
     fn run(self) -> FileCompletion {
-        let FileRequest { load, work, wishes } = self;
-        let object = Arc::clone(&load.object);
+        let FileRequest { request, work, settings } = self;
+        let object = Arc::clone(&request.object);
         let opened = match work {
-            FileTask::Object => return FileCompletion::of(load.read()),
-            FileTask::Read(file) => return FileCompletion::of(file.read(load, wishes)),
+            FileTask::Object => return FileCompletion::of(request.read()),
+            FileTask::Read(file) => return FileCompletion::of(file.read(request, settings)),
             FileTask::Explain(file, cause) => {
-                let error = file.error(&load, cause);
-                return FileCompletion::of(load.failed(error));
+                let error = file.error(&request, cause);
+                return FileCompletion::of(request.failed(error));
             }
             FileTask::Open => match object.file() {
-                Some(file) => OpenFile::open(&object, file, wishes),
-                None => return FileCompletion::of(load.read()),
+                Some(file) => OpenFile::open(&object, file, settings),
+                None => return FileCompletion::of(request.read()),
             },
-            FileTask::Reopen(known) => OpenFile::reopen(&object, known.as_deref(), wishes),
+            FileTask::Reopen(known) => OpenFile::reopen(&object, known.as_deref(), settings),
         };
         let (done, opened) = match opened {
             Ok(file) => {
-                let done = file.read(load, wishes);
-                probe(&file, wishes);
+                let done = file.read(request, settings);
+                probe(&file, settings);
                 (done, Opened::File(Arc::new(file)))
             }
-            Err(error) => (load.failed(error), Opened::Failed),
+            Err(error) => (request.failed(error), Opened::Failed),
         };
         FileCompletion { done, object: Some(object), opened: Some(opened) }
     }
 
     fn fail(self, e: io::Error) -> FileCompletion {
-        let object = Some(Arc::clone(&self.load.object));
-        FileCompletion { done: self.load.fail(e), object, opened: Some(Opened::Failed) }
+        let object = Some(Arc::clone(&self.request.object));
+        FileCompletion { done: self.request.fail(e), object, opened: Some(Opened::Failed) }
     }
 }
 
@@ -391,25 +396,28 @@ impl FileCompletion {
 
 /// Once per mount: reads a block of the file through a ring, on a thread that may get stuck, and
 /// drops the read methods that do not work. Logs how the mount is read.
-fn probe(file: &OpenFile, wishes: IoSettings) {
+fn probe(file: &OpenFile, settings: IoSettings) {
     file.mount.probed.get_or_init(|| {
-        let mut way = file.way(wishes);
-        while way.is_ring()
-            && let Err(why) = try_ring(file, way)
+        let mut method = file.method(settings);
+        while method.is_ring()
+            && let Err(why) = try_ring(file, method)
         {
-            file.mount.refuse(way, &why);
-            way = file.way(wishes);
+            file.mount.refuse(method, &why);
+            method = file.method(settings);
         }
         let (kind, description) = (&file.mount.file_system, &file.mount.description);
-        log::info!("{kind} {description}: reads use {way}, aligned to {} bytes", file.align(way));
+        log::info!(
+            "{kind} {description}: reads use {method}, aligned to {} bytes",
+            file.align(method)
+        );
     });
 }
 
-fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
+fn try_ring(file: &OpenFile, method: ReadMethod) -> Result<(), String> {
     let start = if file.mount.inline { SubmitMode::Inline } else { SubmitMode::Punted };
-    // Running out of descriptors says nothing about the mount.
-    let Ok(own) = file.file(way).try_clone() else { return Ok(()) };
-    let (answer, answered) = mpsc::sync_channel(1);
+    // Running out of descriptors is no property of the mount.
+    let Ok(own) = file.file(method).try_clone() else { return Ok(()) };
+    let (sender, receiver) = mpsc::sync_channel(1);
     let read = move || {
         let mut block = AlignedBuffer::take();
         // The file may be shorter than a block; this only probes whether it can be read.
@@ -417,25 +425,25 @@ fn try_ring(file: &OpenFile, way: ReadMethod) -> Result<(), String> {
         let outcome = match uring_batch::transfer(&own, &mut [piece], start) {
             Err(BatchError::Refused(why)) => Err(why),
             Err(BatchError::Failed(failure)) => match &failure.cause {
-                crate::io::transfer::TransferErrorKind::Io(e) if is_refusal(e, way) => {
+                crate::io::transfer::TransferErrorKind::Io(e) if is_refusal(e, method) => {
                     Err(e.to_string())
                 }
                 _ => Ok(()), // an I/O error is no refusal
             },
             Err(BatchError::Busy) | Ok(()) => Ok(()),
         };
-        let _ = answer.send(outcome);
+        let _ = sender.send(outcome);
     };
     let builder = thread::Builder::new().name("read".to_owned());
     builder.spawn(read).map_err(|e| e.to_string())?;
-    answered.recv_timeout(PROBE_PATIENCE).unwrap_or_else(|_| {
-        Err(format!("no completion of a test read within {} s", PROBE_PATIENCE.as_secs()))
+    receiver.recv_timeout(PROBE_TIMEOUT).unwrap_or_else(|_| {
+        Err(format!("no completion of a test read within {} s", PROBE_TIMEOUT.as_secs()))
     })
 }
 
 /// The queue depth limit for a kind of file system. The loader finds the best depth up to it;
 /// beyond it nothing is gained even if many reads are late.
-pub(crate) fn depth_liked(file_system: &str) -> usize {
+pub(crate) fn default_depth(file_system: &str) -> usize {
     match file_system {
         // Eight requests for each of 32 servers.
         "lustre" => 256,
@@ -445,7 +453,7 @@ pub(crate) fn depth_liked(file_system: &str) -> usize {
         kind if kind.starts_with("fuse") => 4,
         // An SSD, or a network with latency: 64 random reads of 8 KiB at once gave 59.7 thousand
         // reads a second, 16 gave 48.2 and 128 gave 51.6. But if one in fifty of 4,600 reads a
-        // second is a second late, 92 are waiting at any time.
+        // second is a second late, 92 are late at any time.
         _ => 128,
     }
 }
@@ -460,10 +468,10 @@ mod tests {
     use crate::sys::syscalls;
     use crate::{Key, ReadRequest, ReaderOptions, open_url, write_all};
 
-    /// How often the kernel was queried, or a test in its place.
+    /// How often a test was queried instead of the kernel.
     static QUERIES: AtomicU32 = AtomicU32::new(0);
 
-    /// A kernel before Linux 6.5, or a file of another user.
+    /// As a kernel before Linux 6.5, or for a file of another user.
     fn refuse(_: &File, _: u64, _: usize) -> io::Result<bool> {
         QUERIES.fetch_add(1, Ordering::Relaxed);
         Err(io::Error::from_raw_os_error(libc::ENOSYS))
@@ -476,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_bypass_a_cache_that_is_not_reported_or_loses_pages() {
+    fn reads_bypass_the_cache_if_the_query_fails_or_pages_are_evicted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         std::fs::write(&path, [9; 10_000]).unwrap();
@@ -490,9 +498,9 @@ mod tests {
             for slot in 0..4 {
                 let (object, buf) = (Arc::clone(&object), pool.take(3000).unwrap());
                 let (offset, len) = (u64::from(slot) * 1000, 3000);
-                let load =
+                let request =
                     BackendRead { slot, object, offset, len, buf, deadline: None, attempt: 0 };
-                backend.carry(load);
+                backend.submit(request);
                 let (mut done, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
                 backend.wait(until, &mut done);
                 let [BackendCompletion { buf, data, outcome, .. }] = &done[..] else {
@@ -501,7 +509,7 @@ mod tests {
                 outcome.as_ref().unwrap();
                 assert_eq!(buf[data.clone()], [9; 3000]);
             }
-            // A file system in memory has nothing to evict to.
+            // A file system in memory evicts no pages.
             let is_refused = QUERIES.load(Ordering::Relaxed) == 1;
             assert!(is_refused, "one query for a file");
             if backend.page_cache_bytes() > 0 {
@@ -513,7 +521,7 @@ mod tests {
     /// A tmpfs does not support `RWF_DONTCACHE`. Many such reads in flight at once are refused one
     /// by one, and that once disabled the ring for the mount.
     #[test]
-    fn a_flag_that_is_refused_leaves_the_ring() {
+    fn a_refused_flag_does_not_disable_the_ring() {
         let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
             return eprintln!("SKIPPED: no memory file system at /dev/shm");
         };
@@ -541,11 +549,11 @@ mod tests {
                     deadline: None,
                 });
             }
-            let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+            let (mut completions, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
             while reader.in_flight() > 0 && Instant::now() < until {
-                reader.wait(until, &mut came).unwrap();
+                reader.wait(until, &mut completions).unwrap();
             }
-            assert!(came.iter().all(|came| came.bytes() == [7; 100]), "{came:?}");
+            assert!(completions.iter().all(|one| one.bytes() == [7; 100]), "{completions:?}");
         }
         let file = File::open(object.display()).unwrap();
         assert!(!Mount::of(&file).unwrap().is_refused(ReadMethod::RingCached));

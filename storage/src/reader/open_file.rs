@@ -25,15 +25,15 @@ pub(crate) struct OpenFile {
     object: Arc<dyn Object>,
     identity: Identity,
     /// Reopened by path after an error.
-    again: Option<File>,
+    reopened: Option<File>,
     /// Opened for direct I/O.
     direct: Option<File>,
     /// Alignment of direct reads, in bytes.
     align: usize,
     pub(crate) mount: Arc<Mount>,
     pub(crate) layout: Layout,
-    /// Whether to look for its bytes in the page cache. Turned off for good by the first error.
-    asks_cache: AtomicBool,
+    /// Whether reads try the page cache first. Turned off permanently by the first error.
+    tries_cache: AtomicBool,
 }
 
 /// Whether all bytes of a range of a file are in the page cache.
@@ -66,112 +66,116 @@ impl Identity {
 impl OpenFile {
     /// Examines the file of an object, and opens it as the settings say. Blocks if its file system
     /// does.
-    pub(crate) fn open(object: &Arc<dyn Object>, file: &File, wishes: IoSettings) -> Result<Self> {
+    pub(crate) fn open(
+        object: &Arc<dyn Object>,
+        file: &File,
+        settings: IoSettings,
+    ) -> Result<Self> {
         let failed = |e| Error::from_io("stat", object.display(), e);
         let mount = Mount::of(file).map_err(failed)?;
         let identity = Identity::of(&file.metadata().map_err(failed)?);
-        Self::with(object, file, None, identity, mount, wishes).map_err(failed)
+        Self::with(object, file, None, identity, mount, settings).map_err(failed)
     }
 
     /// Opens the file of an object by its path, and verifies that it is still the same file, by
     /// `known` or by the object's own handle. A handle is stale when its file was replaced, so if
-    /// neither can tell, the result is the stale error.
+    /// neither identifies the file, the result is the stale error.
     pub(crate) fn reopen(
         object: &Arc<dyn Object>,
         known: Option<&OpenFile>,
-        wishes: IoSettings,
+        settings: IoSettings,
     ) -> Result<Self> {
         let failed = |e| Error::from_io("open", object.display(), e);
-        let ask = || Some(Identity::of(&object.file()?.metadata().ok()?));
-        let Some(due) = known.map(|known| known.identity).or_else(ask) else {
+        let of_handle = || Some(Identity::of(&object.file()?.metadata().ok()?));
+        let Some(expected) = known.map(|known| known.identity).or_else(of_handle) else {
             return Err(Error::Stale { operation: "open".to_owned(), object: object.display() });
         };
         let file = File::open(object.display()).map_err(failed)?;
         let identity = Identity::of(&file.metadata().map_err(failed)?);
         let len_then = object.len_bytes();
-        if identity != due || identity.len_bytes != len_then {
-            let (what, len_now) = (object.display(), Some(identity.len_bytes));
-            return Err(Error::Changed { object: what, offset: 0, len_then, len_now });
+        if identity != expected || identity.len_bytes != len_then {
+            let (object_name, len_now) = (object.display(), Some(identity.len_bytes));
+            return Err(Error::Changed { object: object_name, offset: 0, len_then, len_now });
         }
         let mount = Mount::of(&file).map_err(failed)?;
-        let again = file.try_clone().map_err(failed)?;
-        Self::with(object, &file, Some(again), identity, mount, wishes).map_err(failed)
+        let reopened = file.try_clone().map_err(failed)?;
+        Self::with(object, &file, Some(reopened), identity, mount, settings).map_err(failed)
     }
 
     fn with(
         object: &Arc<dyn Object>,
         file: &File,
-        again: Option<File>,
+        reopened: Option<File>,
         identity: Identity,
         mount: Arc<Mount>,
-        wishes: IoSettings,
+        settings: IoSettings,
     ) -> io::Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         syscalls::advise_random(file);
-        let told = syscalls::direct_align(file).map(|align| align.most() as usize);
-        let align = told.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES);
-        let can = told != Some(0) && align <= ALIGN_BYTES && align.is_power_of_two();
-        let direct = match wishes.direct {
+        let reported = syscalls::direct_align(file).map(|align| align.most() as usize);
+        let align = reported.filter(|&align| align > 0).unwrap_or(ALIGN_BYTES);
+        let can = reported != Some(0) && align <= ALIGN_BYTES && align.is_power_of_two();
+        let direct = match settings.direct {
             Setting::Only(false) => None,
-            _ if !can || ladder(&mount, wishes).all(|way| !way.is_direct()) => None,
+            _ if !can || methods(&mount, settings).all(|method| !method.is_direct()) => None,
             _ => open_direct(file, &mount),
         };
         let layout = Layout::of(file, &mount.file_system);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let object = Arc::clone(object);
-        // Who sets direct I/O wants the bytes of the device.
-        let asks_cache = AtomicBool::new(wishes.direct != Setting::Only(true));
-        Ok(OpenFile { id, object, identity, again, direct, align, mount, layout, asks_cache })
+        // A user who sets direct I/O wants the bytes of the device.
+        let tries_cache = AtomicBool::new(settings.direct != Setting::Only(true));
+        Ok(OpenFile { id, object, identity, reopened, direct, align, mount, layout, tries_cache })
     }
 
     /// Copies the bytes from the page cache if all of them are there, and otherwise returns the
-    /// read. It waits for no device, and a read that misses leaves nothing in the cache.
+    /// read. It waits for no device, and a miss adds nothing to the cache.
     ///
-    /// The query comes first because a buffered read that misses starts to read the pages, also
-    /// with `RWF_NOWAIT`. Where the kernel does not know the query, or the file system that flag
-    /// (network file systems, FUSE), all reads of the file bypass the cache.
+    /// The query precedes the read because a buffered read that misses starts to read the pages,
+    /// also with `RWF_NOWAIT`. Where the kernel does not know the query, or the file system that
+    /// flag (network file systems, FUSE), all reads of the file bypass the cache.
     pub(crate) fn read_cached(
         &self,
-        mut load: BackendRead,
+        mut request: BackendRead,
         query: CacheQuery,
     ) -> std::result::Result<BackendCompletion, BackendRead> {
-        if !self.asks_cache.load(Ordering::Relaxed) {
-            return Err(load);
+        if !self.tries_cache.load(Ordering::Relaxed) {
+            return Err(request);
         }
-        let (file, len) = (self.file(ReadMethod::ThreadsCached), load.len);
-        let came = match query(file, load.offset, len) {
-            Ok(true) => syscalls::read_cached_at(file, &mut load.buf[..len], load.offset),
-            Ok(false) => return Err(load),
+        let (file, len) = (self.file(ReadMethod::ThreadsCached), request.len);
+        let result = match query(file, request.offset, len) {
+            Ok(true) => syscalls::read_cached_at(file, &mut request.buf[..len], request.offset),
+            Ok(false) => return Err(request),
             Err(e) => Err(e),
         };
-        match came {
+        match result {
             Ok(count) if count == len => {
-                let (slot, buf, moved_bytes) = (load.slot, load.buf, len as u64);
+                let (slot, buf, moved_bytes) = (request.slot, request.buf, len as u64);
                 let (data, outcome) = (0..len, Ok(()));
                 Ok(BackendCompletion { slot, buf, data, moved_bytes, short_reads: 0, outcome })
             }
             // The kernel evicted a page meanwhile, or the file was truncated.
-            Ok(_) => Err(load),
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Err(load),
+            Ok(_) => Err(request),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Err(request),
             Err(e) => {
-                self.asks_cache.store(false, Ordering::Relaxed);
-                log::debug!("{}: reads bypass the page cache: {e}", load.object.display());
-                Err(load)
+                self.tries_cache.store(false, Ordering::Relaxed);
+                log::debug!("{}: reads bypass the page cache: {e}", request.object.display());
+                Err(request)
             }
         }
     }
 
     /// The best read method available for this file.
-    pub(crate) fn way(&self, wishes: IoSettings) -> ReadMethod {
-        let usable = |way: &ReadMethod| self.direct.is_some() || !way.is_direct();
-        ladder(&self.mount, wishes).find(usable).unwrap_or(ReadMethod::ThreadsCached)
+    pub(crate) fn method(&self, settings: IoSettings) -> ReadMethod {
+        let usable = |method: &ReadMethod| self.direct.is_some() || !method.is_direct();
+        methods(&self.mount, settings).find(usable).unwrap_or(ReadMethod::ThreadsCached)
     }
 
     /// The best method for a thread.
-    pub(crate) fn way_of_threads(&self, wishes: IoSettings) -> ReadMethod {
+    pub(crate) fn thread_method(&self, settings: IoSettings) -> ReadMethod {
         match &self.direct {
             Some(_)
-                if wishes.direct != Setting::Only(false)
+                if settings.direct != Setting::Only(false)
                     && !self.mount.is_refused(ReadMethod::ThreadsDirect) =>
             {
                 ReadMethod::ThreadsDirect
@@ -180,52 +184,52 @@ impl OpenFile {
         }
     }
 
-    pub(crate) fn file(&self, way: ReadMethod) -> &File {
+    pub(crate) fn file(&self, method: ReadMethod) -> &File {
         match &self.direct {
-            Some(direct) if way.is_direct() => direct,
-            _ => self.again.as_ref().or(self.object.file()).expect("opened from a file"),
+            Some(direct) if method.is_direct() => direct,
+            _ => self.reopened.as_ref().or(self.object.file()).expect("opened from a file"),
         }
     }
 
-    pub(crate) fn align(&self, way: ReadMethod) -> usize {
-        if way.is_direct() { self.align } else { 1 }
+    pub(crate) fn align(&self, method: ReadMethod) -> usize {
+        if method.is_direct() { self.align } else { 1 }
     }
 
     /// Reads by `pread`, on this thread, by the best method that works.
-    pub(crate) fn read(&self, mut load: BackendRead, wishes: IoSettings) -> BackendCompletion {
+    pub(crate) fn read(&self, mut request: BackendRead, settings: IoSettings) -> BackendCompletion {
         loop {
-            let way = self.way_of_threads(wishes);
-            let mut transfer = AlignedRead::new(&load, self.align(way));
-            let cause = match self.carry(&mut load, &mut transfer, way) {
-                Ok(()) => return transfer.done(load, Ok(())),
+            let method = self.thread_method(settings);
+            let mut transfer = AlignedRead::new(&request, self.align(method));
+            let cause = match self.run_transfer(&mut request, &mut transfer, method) {
+                Ok(()) => return transfer.done(request, Ok(())),
                 Err(cause) => cause,
             };
             match cause {
                 TransferErrorKind::Io(e)
-                    if is_refusal(&e, way) && way != ReadMethod::ThreadsCached =>
+                    if is_refusal(&e, method) && method != ReadMethod::ThreadsCached =>
                 {
-                    self.mount.refuse(way, &e);
+                    self.mount.refuse(method, &e);
                 }
                 cause => {
-                    let error = self.error(&load, cause);
-                    return transfer.done(load, Err(error));
+                    let error = self.error(&request, cause);
+                    return transfer.done(request, Err(error));
                 }
             }
         }
     }
 
-    fn carry(
+    fn run_transfer(
         &self,
-        load: &mut BackendRead,
+        request: &mut BackendRead,
         transfer: &mut AlignedRead,
-        way: ReadMethod,
+        method: ReadMethod,
     ) -> Carried<()> {
-        let file = self.file(way);
+        let file = self.file(method);
         loop {
             let (offset, range) = transfer.rest();
-            let came = file.read_at(&mut load.buf[range.clone()], offset);
-            if transfer.advance(came)? == NextStep::Done {
-                if !way.is_direct() && self.mount.spares_cache() {
+            let result = file.read_at(&mut request.buf[range.clone()], offset);
+            if transfer.advance(result)? == NextStep::Done {
+                if !method.is_direct() && self.mount.uses_dontcache() {
                     syscalls::advise_done(file, offset, range.len());
                 }
                 return Ok(());
@@ -233,19 +237,19 @@ impl OpenFile {
         }
     }
 
-    /// The error of a failed read. Asks the file system where the file ended.
-    pub(crate) fn error(&self, load: &BackendRead, cause: TransferErrorKind) -> Error {
-        let object = load.object.display();
+    /// The error of a failed read. Queries the file system for the current length.
+    pub(crate) fn error(&self, request: &BackendRead, cause: TransferErrorKind) -> Error {
+        let object = request.object.display();
         match cause {
             TransferErrorKind::Io(e) => {
-                let operation = format!("read {} bytes at byte {} of", load.len, load.offset);
+                let operation = format!("read {} bytes at byte {} of", request.len, request.offset);
                 Error::from_io(operation, object, e)
             }
             TransferErrorKind::End => {
                 let len_now =
                     self.file(ReadMethod::ThreadsCached).metadata().ok().map(|meta| meta.len());
-                let len_then = load.object.len_bytes();
-                Error::Changed { object, offset: load.offset, len_then, len_now }
+                let len_then = request.object.len_bytes();
+                Error::Changed { object, offset: request.offset, len_then, len_now }
             }
         }
     }
@@ -255,7 +259,7 @@ impl OpenFile {
 type Carried<T> = std::result::Result<T, TransferErrorKind>;
 
 /// Drops bytes of an object from the page cache, so that the next read of them is from the device:
-/// for bytes that are not as they should be. A hint, without effect on objects that are no files.
+/// for corrupt bytes. A hint, without effect on objects that are no files.
 pub fn drop_cached(object: &dyn Object, offset: u64, len: usize) {
     if let Some(file) = object.file() {
         syscalls::advise_done(file, offset, len);
@@ -265,12 +269,12 @@ pub fn drop_cached(object: &dyn Object, offset: u64, len: usize) {
 /// Reopens an open file by its descriptor, so that it is the same file even if its name was
 /// replaced.
 fn open_direct(file: &File, mount: &Mount) -> Option<File> {
-    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut options = File::options();
-    match options.read(true).custom_flags(libc::O_DIRECT).open(same) {
+    match options.read(true).custom_flags(libc::O_DIRECT).open(path) {
         Ok(file) => Some(file),
         Err(e) => {
-            // Running out of descriptors says nothing about the mount.
+            // Running out of descriptors is no property of the mount.
             if is_refusal(&e, ReadMethod::ThreadsDirect) {
                 mount.refuse(ReadMethod::RingDirect, &e);
                 mount.refuse(ReadMethod::ThreadsDirect, &e);
@@ -281,44 +285,45 @@ fn open_direct(file: &File, mount: &Mount) -> Option<File> {
 }
 
 /// The read methods that the mount and the settings allow, best first.
-pub(crate) fn ladder(mount: &Mount, wishes: IoSettings) -> impl Iterator<Item = ReadMethod> {
+pub(crate) fn methods(mount: &Mount, settings: IoSettings) -> impl Iterator<Item = ReadMethod> {
     let kind = mount.file_system.as_str();
     let in_memory = matches!(kind, "tmpfs" | "ramfs");
     // Without asynchronous buffered reads, a ring blocks a kernel thread for each. Direct reads do
     // not, unless the file system is a daemon that serves one at a time.
     let network = matches!(kind, "lustre" | "ceph" | "nfs" | "nfs4" | "gpfs" | "beegfs");
-    let (inline, asked) = (mount.inline, wishes.engine);
-    let liked = move |way: ReadMethod| match way {
+    let (inline, requested) = (mount.inline, settings.engine);
+    let preferred = move |method: ReadMethod| match method {
         ReadMethod::RingDirect => inline || network,
         ReadMethod::RingCached => inline,
         ReadMethod::ThreadsDirect => !in_memory,
         ReadMethod::ThreadsCached => true,
     };
-    let granted = move |way: ReadMethod| {
-        let engine = match asked {
-            Setting::Auto => liked(way),
+    let allowed = move |method: ReadMethod| {
+        let engine = match requested {
+            Setting::Auto => preferred(method),
             Setting::Only(IoEngine::Ring) => true,
-            Setting::Only(IoEngine::Pread) => !way.is_ring(),
+            Setting::Only(IoEngine::Pread) => !method.is_ring(),
         };
-        let direct = match wishes.direct {
-            Setting::Auto => !way.is_direct() || !in_memory,
-            Setting::Only(wish) => wish || !way.is_direct(),
+        let direct = match settings.direct {
+            Setting::Auto => !method.is_direct() || !in_memory,
+            Setting::Only(direct) => direct || !method.is_direct(),
         };
         engine && direct
     };
-    let left = ReadMethod::ALL.map(|way| (way, granted(way) && !mount.is_refused(way)));
-    left.into_iter().filter(|(_, left)| *left).map(|(way, _)| way)
+    let usable =
+        ReadMethod::ALL.map(|method| (method, allowed(method) && !mount.is_refused(method)));
+    usable.into_iter().filter(|(_, usable)| *usable).map(|(method, _)| method)
 }
 
 /// Errors of sandboxes, old kernels and file systems without the operation; never I/O errors.
-pub(crate) fn is_refusal(e: &io::Error, way: ReadMethod) -> bool {
+pub(crate) fn is_refusal(e: &io::Error, method: ReadMethod) -> bool {
     match e.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => true,
-        Some(libc::EPERM | libc::EACCES) => way.is_ring(),
-        // The alignment is not enough, whatever the file system reported.
-        Some(libc::EINVAL) => way.is_direct(),
-        // Postponed until the retries were spent: threads may block instead.
-        _ => way.is_ring() && e.kind() == io::ErrorKind::WouldBlock,
+        Some(libc::EPERM | libc::EACCES) => method.is_ring(),
+        // The alignment is insufficient, whatever the file system reported.
+        Some(libc::EINVAL) => method.is_direct(),
+        // Postponed until the retries were exhausted: threads may block instead.
+        _ => method.is_ring() && e.kind() == io::ErrorKind::WouldBlock,
     }
 }
 
@@ -335,12 +340,13 @@ pub(crate) struct AlignedRead {
 }
 
 impl AlignedRead {
-    pub(crate) fn new(load: &BackendRead, align: usize) -> Self {
-        let skip = (load.offset % align as u64) as usize; // fits: less than align
-        let due = skip + load.len;
-        let span = due.next_multiple_of(align);
-        assert!(span <= load.buf.len(), "the buffer has room for the blocks of its read");
-        let (start, progress) = (load.offset - skip as u64, TransferProgress::new(due, align));
+    pub(crate) fn new(request: &BackendRead, align: usize) -> Self {
+        let skip = (request.offset % align as u64) as usize; // fits: less than align
+        let needed = skip + request.len;
+        let span = needed.next_multiple_of(align);
+        assert!(span <= request.buf.len(), "the buffer has room for the blocks of its read");
+        let (start, progress) =
+            (request.offset - skip as u64, TransferProgress::new(needed, align));
         AlignedRead { start, skip, span, progress, moved_bytes: 0, short_reads: 0 }
     }
 
@@ -350,19 +356,19 @@ impl AlignedRead {
         (self.start + done as u64, done..self.span)
     }
 
-    pub(crate) fn advance(&mut self, came: io::Result<usize>) -> Carried<NextStep> {
-        self.moved_bytes += came.as_ref().map_or(0, |&count| count as u64);
-        let step = self.progress.advance(came)?;
+    pub(crate) fn advance(&mut self, result: io::Result<usize>) -> Carried<NextStep> {
+        self.moved_bytes += result.as_ref().map_or(0, |&count| count as u64);
+        let step = self.progress.advance(result)?;
         self.short_reads += u32::from(step == NextStep::Again);
         Ok(step)
     }
 
-    pub(crate) fn done(self, load: BackendRead, outcome: Result<()>) -> BackendCompletion {
-        let data = if outcome.is_ok() { self.skip..self.skip + load.len } else { 0..0 };
+    pub(crate) fn done(self, request: BackendRead, outcome: Result<()>) -> BackendCompletion {
+        let data = if outcome.is_ok() { self.skip..self.skip + request.len } else { 0..0 };
         let AlignedRead { moved_bytes, short_reads, .. } = self;
         BackendCompletion {
-            slot: load.slot,
-            buf: load.buf,
+            slot: request.slot,
+            buf: request.buf,
             data,
             moved_bytes,
             short_reads,
@@ -402,34 +408,34 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_only_puts_off_is_refused_and_data_errors_are_not() {
-        let put_off = io::Error::new(io::ErrorKind::WouldBlock, "also after 32 retries");
+    fn postponed_ring_reads_are_refusals_and_io_errors_are_not() {
+        let postponed = io::Error::new(io::ErrorKind::WouldBlock, "also after 32 retries");
         assert!(
-            is_refusal(&put_off, ReadMethod::RingCached)
-                && !is_refusal(&put_off, ReadMethod::ThreadsCached)
+            is_refusal(&postponed, ReadMethod::RingCached)
+                && !is_refusal(&postponed, ReadMethod::ThreadsCached)
         );
         let broken = io::Error::from_raw_os_error(libc::EIO);
-        assert!(ReadMethod::ALL.into_iter().all(|way| !is_refusal(&broken, way)));
+        assert!(ReadMethod::ALL.into_iter().all(|method| !is_refusal(&broken, method)));
     }
 
     /// A replaced file of the same length was once taken for the original if the old handle was
-    /// stale; and it is stale because the file was replaced.
+    /// stale; and a handle is stale because its file was replaced.
     #[test]
-    fn a_stale_handle_does_not_lead_to_another_file() {
+    fn a_stale_handle_is_not_reopened_as_another_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let write = |name: &str, bytes: &[u8]| fs::write(path(name), bytes).unwrap();
         write("a", b"the one");
         write("b", b"another");
         let object: Arc<dyn Object> = Arc::new(Stale(path("a"), 7));
-        let wishes = IoSettings::default();
-        let open = |at: &Path| OpenFile::open(&object, &File::open(at).unwrap(), wishes).unwrap();
+        let settings = IoSettings::default();
+        let open = |at: &Path| OpenFile::open(&object, &File::open(at).unwrap(), settings).unwrap();
         let known = open(&path("a"));
-        assert!(OpenFile::reopen(&object, Some(&known), wishes).is_ok());
-        let untold = OpenFile::reopen(&object, None, wishes);
-        assert!(matches!(untold, Err(Error::Stale { .. })), "{untold:?}");
+        assert!(OpenFile::reopen(&object, Some(&known), settings).is_ok());
+        let unidentified = OpenFile::reopen(&object, None, settings);
+        assert!(matches!(unidentified, Err(Error::Stale { .. })), "{unidentified:?}");
         fs::rename(path("b"), path("a")).unwrap();
-        let changed = OpenFile::reopen(&object, Some(&known), wishes);
+        let changed = OpenFile::reopen(&object, Some(&known), settings);
         assert!(matches!(changed, Err(Error::Changed { .. })), "{changed:?}");
     }
 }

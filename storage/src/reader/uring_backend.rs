@@ -21,49 +21,49 @@ use crate::reader::open_file::{AlignedRead, OpenFile, is_refusal};
 /// of the usual limit of locked memory, and four times what 64 samples of 16 KiB need.
 const FIXED_BYTES_MAX: usize = 4 << 20;
 
-/// The least to register if halving gets there: less gains nothing.
+/// The least to register after halving: less gains nothing.
 const FIXED_BYTES_MIN: usize = 256 << 10;
 
 /// Registered files of a ring, which save a look-up of the descriptor for each request.
 pub(crate) const FILES_MAX: usize = 256;
 
 /// Entries of the file table: one for direct and one for buffered reads of each file.
-const PLACES: usize = 2 * FILES_MAX;
+const FILE_TABLE_ENTRIES: usize = 2 * FILES_MAX;
 
 /// How long to batch completions: until a quarter of the requests in flight, at most 16, are
-/// complete. Each system call, and each signal to the device, then pays for several.
-const COMPANY: Duration = Duration::from_millis(1);
+/// complete. Each system call, and each signal to the device, then serves several.
+const BATCH_WAIT: Duration = Duration::from_millis(1);
 
 /// How long a dropped ring waits for its requests in flight before it abandons them.
-const DROP_PATIENCE: Duration = Duration::from_millis(100);
+const DROP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The ring of a reader. Dropping it waits briefly for the requests in flight, then abandons them.
 pub(crate) struct UringBackend(Option<Ring>);
 
 struct Ring {
     ring: IoUring,
-    flights: Vec<Option<RingRead>>,
-    flying: usize,
+    requests: Vec<Option<RingRead>>,
+    in_flight: usize,
     pool: Arc<BufferPool>,
     fixed_bytes: usize,
     /// The id of the file in each entry of the kernel's file table. A file has two entries, for
     /// direct and for buffered reads: the kernel may look an entry up long after submission, so it
     /// must not change while a read through it is in flight.
-    places: Vec<u64>,
+    registered_ids: Vec<u64>,
     /// Whether the limit of kernel worker threads (io-wq) has been set, for requests that may
     /// block.
-    punts: bool,
+    has_worker_limit: bool,
 }
 
 #[derive(Debug)]
 struct RingRead {
-    load: BackendRead,
+    request: BackendRead,
     file: Arc<OpenFile>,
     number: u32,
-    way: ReadMethod,
+    method: ReadMethod,
     transfer: AlignedRead,
     /// Submitted with [`RWF_DONTCACHE`].
-    spares_cache: bool,
+    dontcache: bool,
 }
 
 /// The outcome of a read through a ring.
@@ -80,7 +80,7 @@ pub(crate) enum RingOutcome {
 impl fmt::Debug for UringBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ring = self.ring();
-        write!(f, "Uring({} in flight, {} bytes registered)", ring.flying, ring.fixed_bytes)
+        write!(f, "Uring({} in flight, {} bytes registered)", ring.in_flight, ring.fixed_bytes)
     }
 }
 
@@ -95,109 +95,116 @@ impl UringBackend {
             return Err("io_uring_enter: the kernel does not support timeouts".to_owned());
         }
         // Without sparse file tables (before Linux 5.19), reads use file descriptors.
-        let numbered = ring.submitter().register_files_sparse(PLACES as u32).is_ok();
+        let has_file_table =
+            ring.submitter().register_files_sparse(FILE_TABLE_ENTRIES as u32).is_ok();
         let fixed_bytes = register(&ring, pool);
-        sweep_graves();
+        reap_abandoned();
         Ok(UringBackend(Some(Ring {
             ring,
-            flights: std::iter::repeat_with(|| None).take(slots_max).collect(),
-            flying: 0,
+            requests: std::iter::repeat_with(|| None).take(slots_max).collect(),
+            in_flight: 0,
             pool: Arc::clone(pool),
             fixed_bytes,
-            places: if numbered { vec![0; PLACES] } else { Vec::new() },
-            punts: false,
+            registered_ids: if has_file_table { vec![0; FILE_TABLE_ENTRIES] } else { Vec::new() },
+            has_worker_limit: false,
         })))
     }
 
-    pub(crate) fn flying(&self) -> usize {
-        self.ring().flying
+    pub(crate) fn in_flight(&self) -> usize {
+        self.ring().in_flight
     }
 
     /// Queues a read; it starts in the next `wait`, or sooner. `number` is below [`FILES_MAX`], and
     /// belongs to one file as long as that is in use.
-    pub(crate) fn begin(
+    pub(crate) fn start(
         &mut self,
-        load: BackendRead,
+        request: BackendRead,
         file: Arc<OpenFile>,
         number: u32,
-        way: ReadMethod,
+        method: ReadMethod,
     ) {
-        self.ring_mut().begin(load, file, number, way);
+        self.ring_mut().start(request, file, number, method);
     }
 
     /// Submits queued reads, and waits for at least one outcome or until `until`.
-    pub(crate) fn wait(&mut self, until: Instant, landed: &mut Vec<RingOutcome>) {
-        self.ring_mut().wait(until, landed);
+    pub(crate) fn wait(&mut self, until: Instant, outcomes: &mut Vec<RingOutcome>) {
+        self.ring_mut().wait(until, outcomes);
     }
 
     fn ring(&self) -> &Ring {
-        self.0.as_ref().expect("there until it is dropped")
+        self.0.as_ref().expect("present until dropped")
     }
 
     fn ring_mut(&mut self) -> &mut Ring {
-        self.0.as_mut().expect("there until it is dropped")
+        self.0.as_mut().expect("present until dropped")
     }
 }
 
 impl Drop for UringBackend {
     fn drop(&mut self) {
-        let mut ring = self.0.take().expect("there until it is dropped");
-        if ring.drain(DROP_PATIENCE) {
+        let mut ring = self.0.take().expect("present until dropped");
+        if ring.drain(DROP_TIMEOUT) {
             log::warn!(
                 "{} reads still in flight at shutdown; their buffers stay allocated",
-                ring.flying
+                ring.in_flight
             );
             let mut ring = Some(ring);
-            let _ = GRAVES.try_with(|graves| graves.borrow_mut().0.extend(ring.take()));
-            // A thread that is ending has no list of abandoned rings any more.
+            let _ = ABANDONED.try_with(|abandoned| abandoned.borrow_mut().0.extend(ring.take()));
+            // A thread that is ending no longer has a list of abandoned rings.
             mem::forget(ring);
         }
     }
 }
 
 impl Ring {
-    fn begin(&mut self, load: BackendRead, file: Arc<OpenFile>, number: u32, way: ReadMethod) {
-        let transfer = AlignedRead::new(&load, file.align(way));
-        let slot = load.slot as usize;
-        assert!(self.flights[slot].is_none(), "a slot is in flight once");
-        if !file.mount.inline && !mem::replace(&mut self.punts, true) {
+    fn start(
+        &mut self,
+        request: BackendRead,
+        file: Arc<OpenFile>,
+        number: u32,
+        method: ReadMethod,
+    ) {
+        let transfer = AlignedRead::new(&request, file.align(method));
+        let slot = request.slot as usize;
+        assert!(self.requests[slot].is_none(), "a slot is in flight once");
+        if !file.mount.inline && !mem::replace(&mut self.has_worker_limit, true) {
             // The kernel's default is four threads per processor.
-            let mut most = [self.flights.len() as u32, 0]; // fits: DEPTH_MAX and orphans
-            let _ = self.ring.submitter().register_iowq_max_workers(&mut most);
+            let mut limits = [self.requests.len() as u32, 0]; // fits: DEPTH_MAX and orphans
+            let _ = self.ring.submitter().register_iowq_max_workers(&mut limits);
         }
-        let spares_cache = false;
-        self.flights[slot] = Some(RingRead { load, file, number, way, transfer, spares_cache });
-        self.flying += 1;
+        let dontcache = false;
+        self.requests[slot] = Some(RingRead { request, file, number, method, transfer, dontcache });
+        self.in_flight += 1;
         self.push(slot);
     }
 
     fn push(&mut self, slot: usize) {
-        let flight = self.flights[slot].as_mut().expect("in flight");
-        let RingRead { load, file, number, way, transfer, spares_cache } = flight;
-        let fd = file.file(*way).as_raw_fd();
-        let place = 2 * *number + u32::from(way.is_direct());
-        let known = self.places.get_mut(place as usize).is_some_and(|known| {
-            let update = || self.ring.submitter().register_files_update(place, &[fd]);
+        let ring_read = self.requests[slot].as_mut().expect("in flight");
+        let RingRead { request, file, number, method, transfer, dontcache } = ring_read;
+        let fd = file.file(*method).as_raw_fd();
+        let index = 2 * *number + u32::from(method.is_direct());
+        let known = self.registered_ids.get_mut(index as usize).is_some_and(|known| {
+            let update = || self.ring.submitter().register_files_update(index, &[fd]);
             if *known != file.id && matches!(update(), Ok(1)) {
                 *known = file.id;
             }
             *known == file.id
         });
         let (offset, range) = transfer.rest();
-        let fixed = load.buf.place_in(&self.pool);
-        let fixed = fixed.is_some_and(|place| place + range.end <= self.fixed_bytes);
-        let to = &mut load.buf[range];
+        let fixed = request.buf.offset_in(&self.pool);
+        let fixed = fixed.is_some_and(|at| at + range.end <= self.fixed_bytes);
+        let to = &mut request.buf[range];
         // fits: a read is as long as its buffer, which is below 2 GiB in any sane pool; bytes cut
         // off here are read by the next request.
         let (start, len) = (to.as_mut_ptr(), u32::try_from(to.len()).unwrap_or(1 << 30));
-        *spares_cache = !way.is_direct() && file.mount.spares_cache();
-        let flags = if *spares_cache { RWF_DONTCACHE } else { 0 };
+        *dontcache = !method.is_direct() && file.mount.uses_dontcache();
+        let flags = if *dontcache { RWF_DONTCACHE } else { 0 };
         let entry = match (known, fixed) {
-            (true, true) => opcode::ReadFixed::new(types::Fixed(place), start, len, 0)
+            (true, true) => opcode::ReadFixed::new(types::Fixed(index), start, len, 0)
                 .offset(offset)
                 .rw_flags(flags)
                 .build(),
-            (true, false) => opcode::Read::new(types::Fixed(place), start, len)
+            (true, false) => opcode::Read::new(types::Fixed(index), start, len)
                 .offset(offset)
                 .rw_flags(flags)
                 .build(),
@@ -213,7 +220,7 @@ impl Ring {
         let punt = if file.mount.inline { squeue::Flags::empty() } else { squeue::Flags::ASYNC };
         let entry = entry.flags(punt).user_data(slot as u64);
         loop {
-            // SAFETY: the request owns its buffer and its file, and stays in `flights`, of this or
+            // SAFETY: the request owns its buffer and its file, and stays in `requests`, of this or
             // an abandoned ring, until its completion was taken. Nothing else accesses the buffer
             // until then.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
@@ -226,99 +233,100 @@ impl Ring {
         }
     }
 
-    fn wait(&mut self, until: Instant, landed: &mut Vec<RingOutcome>) {
-        let company = (self.flying / 4).clamp(1, 16);
+    fn wait(&mut self, until: Instant, outcomes: &mut Vec<RingOutcome>) {
+        let batch = (self.in_flight / 4).clamp(1, 16);
         let now = Instant::now();
-        let left = until.saturating_duration_since(now);
-        if company > 1 && left > COMPANY {
-            self.enter(company, COMPANY);
-            if self.reap(landed) {
+        let remaining = until.saturating_duration_since(now);
+        if batch > 1 && remaining > BATCH_WAIT {
+            self.enter(batch, BATCH_WAIT);
+            if self.reap(outcomes) {
                 return;
             }
         }
         self.enter(1, until.saturating_duration_since(now));
-        self.reap(landed);
+        self.reap(outcomes);
     }
 
-    /// Submits, and waits for `want` completions or for `patience`.
-    fn enter(&mut self, want: usize, patience: Duration) {
-        let time = types::Timespec::from(patience);
+    /// Submits, and waits for `count` completions or for `timeout`.
+    fn enter(&mut self, count: usize, timeout: Duration) {
+        let time = types::Timespec::from(timeout);
         let args = types::SubmitArgs::new().timespec(&time);
-        let Err(e) = self.ring.submitter().submit_with_args(want, &args) else { return };
+        let Err(e) = self.ring.submitter().submit_with_args(count, &args) else { return };
         match e.raw_os_error() {
             Some(libc::ETIME | libc::EINTR) => {}
-            Some(libc::EAGAIN | libc::EBUSY) => thread::sleep(patience.min(COMPANY)),
+            Some(libc::EAGAIN | libc::EBUSY) => thread::sleep(timeout.min(BATCH_WAIT)),
             _ => {
                 // Submitted requests complete or time out; so do those that were not submitted.
                 log::warn!("{}", explain("io_uring_enter", &e));
-                thread::sleep(patience.min(COMPANY));
+                thread::sleep(timeout.min(BATCH_WAIT));
             }
         }
     }
 
     /// Takes all completions; true if any request is done.
-    fn reap(&mut self, landed: &mut Vec<RingOutcome>) -> bool {
-        let before = landed.len();
+    fn reap(&mut self, outcomes: &mut Vec<RingOutcome>) -> bool {
+        let before = outcomes.len();
         loop {
             let Some(entry) = self.ring.completion().next() else { break };
             let slot = entry.user_data() as usize; // fits: it was an index
             let result = entry.result();
-            let came = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-            if let Some(one) = self.settle(slot, came) {
-                landed.push(one);
+            let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+            if let Some(one) = self.complete(slot, result) {
+                outcomes.push(one);
             }
         }
-        landed.len() > before
+        outcomes.len() > before
     }
 
     /// Processes a completion: `None` if the read continues.
-    fn settle(&mut self, slot: usize, came: io::Result<usize>) -> Option<RingOutcome> {
-        let flight = self.flights[slot].as_mut().expect("a completion is of something in flight");
-        let way = flight.way;
-        let verdict = flight.transfer.advance(came);
-        if matches!(verdict, Ok(NextStep::Again)) {
+    fn complete(&mut self, slot: usize, result: io::Result<usize>) -> Option<RingOutcome> {
+        let ring_read =
+            self.requests[slot].as_mut().expect("a completion is of something in flight");
+        let method = ring_read.method;
+        let step = ring_read.transfer.advance(result);
+        if matches!(step, Ok(NextStep::Again)) {
             self.push(slot);
             return None;
         }
-        if let Err(TransferErrorKind::Io(e)) = &verdict
-            && is_refusal(e, way)
+        if let Err(TransferErrorKind::Io(e)) = &step
+            && is_refusal(e, method)
         {
-            let mount = &flight.file.mount;
+            let mount = &ring_read.file.mount;
             // Each of the reads in flight together gets this error; only the flag is refused.
-            if flight.spares_cache && e.raw_os_error() == Some(libc::EOPNOTSUPP) {
-                mount.keeps_cache();
+            if ring_read.dontcache && e.raw_os_error() == Some(libc::EOPNOTSUPP) {
+                mount.refuse_dontcache();
                 self.push(slot);
                 return None;
             }
-            mount.refuse(way, e);
-            let RingRead { load, file, .. } = self.take(slot);
-            return Some(RingOutcome::Refused(load, file));
+            mount.refuse(method, e);
+            let RingRead { request, file, .. } = self.take(slot);
+            return Some(RingOutcome::Refused(request, file));
         }
-        let RingRead { load, file, transfer, .. } = self.take(slot);
-        Some(match verdict {
-            Ok(_) => RingOutcome::Done(transfer.done(load, Ok(()))),
-            Err(cause) => RingOutcome::Failed(load, file, cause),
+        let RingRead { request, file, transfer, .. } = self.take(slot);
+        Some(match step {
+            Ok(_) => RingOutcome::Done(transfer.done(request, Ok(()))),
+            Err(cause) => RingOutcome::Failed(request, file, cause),
         })
     }
 
     fn take(&mut self, slot: usize) -> RingRead {
-        self.flying -= 1;
-        self.flights[slot].take().expect("in flight")
+        self.in_flight -= 1;
+        self.requests[slot].take().expect("in flight")
     }
 
-    /// Waits up to `patience` for the requests in flight; true if any still is.
-    fn drain(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        let mut landed = Vec::new();
-        while self.flying > 0 {
+    /// Waits up to `timeout` for the requests in flight; true if any still is.
+    fn drain(&mut self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut outcomes = Vec::new();
+        while self.in_flight > 0 {
             self.enter(1, until.saturating_duration_since(Instant::now()));
-            self.reap(&mut landed);
-            landed.clear();
+            self.reap(&mut outcomes);
+            outcomes.clear();
             if Instant::now() >= until {
                 break;
             }
         }
-        self.flying > 0
+        self.in_flight > 0
     }
 }
 
@@ -327,9 +335,10 @@ const RWF_DONTCACHE: i32 = 0x80;
 
 thread_local! {
     /// Rings of this thread that were dropped with stuck requests. No other thread may take their
-    /// completions (`SINGLE_ISSUER`), so they are kept here, with all memory that the kernel may
-    /// still write to, until this thread creates another ring. Rings left when it ends are leaked.
-    static GRAVES: RefCell<AbandonedRings> = const { RefCell::new(AbandonedRings(Vec::new())) };
+    /// completions (`SINGLE_ISSUER`), so they are retained here, with all memory that the kernel
+    /// may still write to, until this thread creates another ring. Remaining rings are leaked when
+    /// the thread ends.
+    static ABANDONED: RefCell<AbandonedRings> = const { RefCell::new(AbandonedRings(Vec::new())) };
 }
 
 struct AbandonedRings(Vec<Ring>);
@@ -340,8 +349,9 @@ impl Drop for AbandonedRings {
     }
 }
 
-fn sweep_graves() {
-    GRAVES.with_borrow_mut(|graves| graves.0.retain_mut(|ring| ring.drain(Duration::ZERO)));
+fn reap_abandoned() {
+    ABANDONED
+        .with_borrow_mut(|abandoned| abandoned.0.retain_mut(|ring| ring.drain(Duration::ZERO)));
 }
 
 /// Creates a ring with the fastest setup that this kernel supports.

@@ -4,8 +4,8 @@
 //! A reader has a [`RequestTable`], with an entry for each of its slots. Filling and clearing an
 //! entry are a few stores by the reader's thread, and a lock that is contended only if the entry is
 //! old. The watchdog scans all tables. When a read is 10, 30 and 60 s old it reports the object,
-//! the server and how the other reads fare: one stuck read among many that complete points to a
-//! server, all of them together to a network or a mount.
+//! the server and how many other reads are not stuck: one stuck read among many that complete
+//! points to a server, all of them together to a network or a mount.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -26,9 +26,9 @@ pub struct StuckReads;
 pub struct StuckRead {
     /// The object.
     pub object: String,
-    /// Its first byte.
+    /// Offset of its first byte.
     pub offset: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub len: u64,
     /// How long it has been in flight.
     pub age: Duration,
@@ -86,7 +86,7 @@ pub(crate) struct RequestTable(Arc<Table>);
 #[derive(Debug)]
 struct Table {
     warn_after: [Duration; 3],
-    seats: Box<[RequestEntry]>,
+    entries: Box<[RequestEntry]>,
 }
 
 #[derive(Debug, Default)]
@@ -98,7 +98,7 @@ struct RequestEntry {
     retries: AtomicU32,
     /// Warnings so far. Written only by the watchdog, except for the reset to 0.
     warned: AtomicU8,
-    who: Mutex<RequestTarget>,
+    target: Mutex<RequestTarget>,
 }
 
 #[derive(Debug, Default)]
@@ -110,8 +110,8 @@ struct RequestTarget {
 
 impl RequestTable {
     pub(crate) fn new(count: usize, warn_after: [Duration; 3]) -> Self {
-        let seats = std::iter::repeat_with(RequestEntry::default).take(count).collect();
-        let table = Arc::new(Table { warn_after, seats });
+        let entries = std::iter::repeat_with(RequestEntry::default).take(count).collect();
+        let table = Arc::new(Table { warn_after, entries });
         let mut all = all_tables();
         all.push(Arc::downgrade(&table));
         drop(all);
@@ -120,7 +120,7 @@ impl RequestTable {
     }
 
     /// Fills an entry when a read starts.
-    pub(crate) fn sit(
+    pub(crate) fn fill(
         &self,
         i: usize,
         object: &Arc<dyn Object>,
@@ -128,36 +128,36 @@ impl RequestTable {
         len: u64,
         now: Instant,
     ) {
-        let seat = &self.0.seats[i];
-        seat.who().object = Some(Arc::clone(object));
-        seat.offset.store(offset, Ordering::Relaxed);
-        seat.len.store(len, Ordering::Relaxed);
-        seat.retries.store(0, Ordering::Relaxed);
-        seat.warned.store(0, Ordering::Relaxed);
-        seat.since.store(clock(now), Ordering::Release);
+        let entry = &self.0.entries[i];
+        entry.target().object = Some(Arc::clone(object));
+        entry.offset.store(offset, Ordering::Relaxed);
+        entry.len.store(len, Ordering::Relaxed);
+        entry.retries.store(0, Ordering::Relaxed);
+        entry.warned.store(0, Ordering::Relaxed);
+        entry.since.store(clock(now), Ordering::Release);
     }
 
     pub(crate) fn retried(&self, i: usize) {
-        self.0.seats[i].retries.fetch_add(1, Ordering::Relaxed);
+        self.0.entries[i].retries.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records the backend and placement of an old read.
-    pub(crate) fn place(&self, i: usize, (backend, placement): (String, String)) {
-        let mut who = self.0.seats[i].who();
-        (who.backend, who.placement) = (backend, placement);
+    pub(crate) fn set_description(&self, i: usize, (backend, placement): (String, String)) {
+        let mut target = self.0.entries[i].target();
+        (target.backend, target.placement) = (backend, placement);
     }
 
     /// Clears the entry of a read that is done.
-    pub(crate) fn rise(&self, i: usize) {
-        let seat = &self.0.seats[i];
-        seat.since.store(0, Ordering::Release);
-        *seat.who() = RequestTarget::default();
+    pub(crate) fn clear(&self, i: usize) {
+        let entry = &self.0.entries[i];
+        entry.since.store(0, Ordering::Release);
+        *entry.target() = RequestTarget::default();
     }
 }
 
 impl RequestEntry {
-    fn who(&self) -> MutexGuard<'_, RequestTarget> {
-        self.who.lock().unwrap_or_else(PoisonError::into_inner)
+    fn target(&self) -> MutexGuard<'_, RequestTarget> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn age(&self, now: u64) -> Option<Duration> {
@@ -169,7 +169,8 @@ impl RequestEntry {
 impl Table {
     fn oldest(&self) -> Option<StuckRead> {
         let now = clock(Instant::now());
-        let ages = self.seats.iter().enumerate().filter_map(|(i, seat)| Some((seat.age(now)?, i)));
+        let ages =
+            self.entries.iter().enumerate().filter_map(|(i, entry)| Some((entry.age(now)?, i)));
         let (age, i) = ages.max()?;
         self.pending(i, age)
     }
@@ -177,37 +178,37 @@ impl Table {
     fn pending(&self, i: usize, age: Duration) -> Option<StuckRead> {
         let now = clock(Instant::now());
         let young =
-            |seat: &&RequestEntry| seat.age(now).is_some_and(|age| age < self.warn_after[0]);
-        let siblings = self.seats.iter().filter(young).count();
-        let seat = &self.seats[i];
-        let who = seat.who();
+            |entry: &&RequestEntry| entry.age(now).is_some_and(|age| age < self.warn_after[0]);
+        let siblings = self.entries.iter().filter(young).count();
+        let entry = &self.entries[i];
+        let target = entry.target();
         let pending = StuckRead {
-            object: who.object.as_ref()?.display(),
-            offset: seat.offset.load(Ordering::Relaxed),
-            len: seat.len.load(Ordering::Relaxed),
+            object: target.object.as_ref()?.display(),
+            offset: entry.offset.load(Ordering::Relaxed),
+            len: entry.len.load(Ordering::Relaxed),
             age,
-            backend: who.backend.clone(),
-            placement: who.placement.clone(),
-            retries: seat.retries.load(Ordering::Relaxed),
+            backend: target.backend.clone(),
+            placement: target.placement.clone(),
+            retries: entry.retries.load(Ordering::Relaxed),
             siblings: siblings - usize::from(siblings > 0 && age < self.warn_after[0]),
         };
-        drop(who);
+        drop(target);
         // The entry may have been freed meanwhile, and reused.
-        seat.age(now)?;
+        entry.age(now)?;
         Some(pending)
     }
 
-    /// Warns of reads that passed a warning age since the last round.
-    fn go_round(&self) {
+    /// Warns of reads that passed a warning age since the last scan.
+    fn warn_of_old_reads(&self) {
         let now = clock(Instant::now());
-        for (i, seat) in self.seats.iter().enumerate() {
-            let Some(age) = seat.age(now) else { continue };
-            let due = self.warn_after.iter().filter(|after| age >= **after).count();
-            let due = due as u8; // fits: 3 at most
-            if due > seat.warned.load(Ordering::Relaxed)
+        for (i, entry) in self.entries.iter().enumerate() {
+            let Some(age) = entry.age(now) else { continue };
+            let passed = self.warn_after.iter().filter(|after| age >= **after).count();
+            let passed = passed as u8; // fits: 3 at most
+            if passed > entry.warned.load(Ordering::Relaxed)
                 && let Some(pending) = self.pending(i, age)
             {
-                seat.warned.store(due, Ordering::Relaxed);
+                entry.warned.store(passed, Ordering::Relaxed);
                 log::warn!("{pending}");
             }
         }
@@ -227,11 +228,11 @@ fn tables() -> Vec<Arc<Table>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The longest pause between two rounds: a warning is at most this late.
-const ROUND_MAX: Duration = Duration::from_secs(1);
+/// The longest pause between two scans: a warning is at most this late.
+const SCAN_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The shortest, for tests with short limits.
-const ROUND_MIN: Duration = Duration::from_millis(5);
+const SCAN_PAUSE_MIN: Duration = Duration::from_millis(5);
 
 fn start_watchdog() {
     // The process that the watchdog runs in: a forked child has none of its parent's threads.
@@ -243,10 +244,10 @@ fn start_watchdog() {
     let watch = || {
         loop {
             let tables = tables();
-            tables.iter().for_each(|table| table.go_round());
+            tables.iter().for_each(|table| table.warn_of_old_reads());
             let soonest = tables.iter().map(|table| table.warn_after[0] / 8).min();
             drop(tables);
-            thread::sleep(soonest.unwrap_or(ROUND_MAX).clamp(ROUND_MIN, ROUND_MAX));
+            thread::sleep(soonest.unwrap_or(SCAN_PAUSE_MAX).clamp(SCAN_PAUSE_MIN, SCAN_PAUSE_MAX));
         }
     };
     let builder = thread::Builder::new().name("watchdog".to_owned()).stack_size(256 << 10);
@@ -258,7 +259,7 @@ fn start_watchdog() {
 
 /// Nanoseconds since the first call, and never 0.
 fn clock(now: Instant) -> u64 {
-    static BEGAN: OnceLock<Instant> = OnceLock::new();
-    let since = now.saturating_duration_since(*BEGAN.get_or_init(Instant::now));
+    static START: OnceLock<Instant> = OnceLock::new();
+    let since = now.saturating_duration_since(*START.get_or_init(Instant::now));
     1 + since.as_nanos() as u64 // fits: 584 years
 }

@@ -9,7 +9,7 @@ use std::{fmt, io, thread};
 use crate::reader::in_flight::{BackendCompletion, BackendRead, ReadBackend};
 use crate::{Error, Object, RangeRead};
 
-/// Stack of a thread. It needs some kilobytes; the rest is address space that is never touched.
+/// Stack of a thread. It needs some kilobytes; the rest is untouched address space.
 const STACK_BYTES: usize = 256 << 10;
 
 /// A task for a thread, and its result.
@@ -34,7 +34,7 @@ pub(crate) struct WorkerPool<J: PoolTask> {
 struct PoolShared<J: PoolTask> {
     state: Mutex<PoolState<J>>,
     work: Condvar,
-    news: Condvar,
+    completed: Condvar,
 }
 
 #[derive(Debug)]
@@ -55,8 +55,8 @@ impl<J: PoolTask> WorkerPool<J> {
             idle: 0,
             closed: false,
         };
-        let (work, news) = (Condvar::new(), Condvar::new());
-        let shared = PoolShared { state: Mutex::new(state), work, news };
+        let (work, completed) = (Condvar::new(), Condvar::new());
+        let shared = PoolShared { state: Mutex::new(state), work, completed };
         WorkerPool { shared: Arc::new(shared), threads: 0 }
     }
 
@@ -94,7 +94,7 @@ impl<J: PoolTask> WorkerPool<J> {
                 done.append(&mut state.done);
                 return;
             }
-            let woken = self.shared.news.wait_timeout(state, until - now);
+            let woken = self.shared.completed.wait_timeout(state, until - now);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -134,22 +134,22 @@ impl<J: PoolTask> PoolShared<J> {
             state = self.lock();
             if !state.closed {
                 state.done.push(done);
-                self.news.notify_one();
+                self.completed.notify_one();
             }
         }
     }
 }
 
 impl ReadBackend for WorkerPool<BackendRead> {
-    fn carry(&mut self, load: BackendRead) {
-        self.push(load);
+    fn submit(&mut self, request: BackendRead) {
+        self.push(request);
     }
 
     fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
         WorkerPool::wait(self, until, done);
     }
 
-    fn place(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
+    fn describe(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
         ("threads".to_owned(), String::new())
     }
 }

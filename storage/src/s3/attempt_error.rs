@@ -52,9 +52,9 @@ impl AttemptError {
 
     /// The network error, from the sources of this one.
     fn of_network(error: &(dyn StdError + 'static)) -> Self {
-        let said = chain(error);
-        let told = error_of::<io::Error>(error).map(io::Error::kind);
-        let holds = |words: &[&str]| words.iter().any(|word| said.contains(word));
+        let text = chain(error);
+        let kind = error_of::<io::Error>(error).map(io::Error::kind);
+        let holds = |words: &[&str]| words.iter().any(|word| text.contains(word));
         let cause = if error_of::<NameUnknown>(error).is_some() {
             RemoteErrorKind::Dns
         } else if holds(&["redential"]) {
@@ -64,7 +64,7 @@ impl AttemptError {
         } else if holds(&["connection closed before message completed", "end of file before"]) {
             RemoteErrorKind::Truncated
         } else {
-            match told {
+            match kind {
                 Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable) => {
                     RemoteErrorKind::Unreachable
                 }
@@ -78,7 +78,7 @@ impl AttemptError {
                 _ => RemoteErrorKind::Other,
             }
         };
-        AttemptError::new(cause, said)
+        AttemptError::new(cause, text)
     }
 
     /// The error of an SDK operation.
@@ -93,14 +93,14 @@ impl AttemptError {
                 let id = meta.request_id().or_else(|| raw.headers().get("x-amz-request-id"));
                 let status = raw.status().as_u16();
                 let (code, message) = (meta.code().unwrap_or(""), meta.message().unwrap_or(""));
-                Self::of_answer(status, code, message, id)
+                Self::of_response(status, code, message, id)
             }
             SdkError::ResponseError(response) => {
                 let status = response.raw().status().as_u16();
                 let id = response.raw().headers().get("x-amz-request-id");
                 // A body that breaks off, or is no XML, such as the page of a proxy.
-                let said = "not the response of an S3 server";
-                let mut failed = Self::of_answer(status, "", said, id);
+                let message = "not the response of an S3 server";
+                let mut failed = Self::of_response(status, "", message, id);
                 if failed.cause == RemoteErrorKind::Other {
                     failed.cause = RemoteErrorKind::Truncated;
                 }
@@ -121,7 +121,7 @@ impl AttemptError {
     }
 
     /// The error response of the server.
-    fn of_answer(status: u16, code: &str, message: &str, request_id: Option<&str>) -> Self {
+    fn of_response(status: u16, code: &str, message: &str, request_id: Option<&str>) -> Self {
         let cause = match (code, status) {
             ("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired", _) => {
                 RemoteErrorKind::Expired
@@ -161,21 +161,21 @@ impl AttemptError {
 /// The texts of an error and its sources, without repetition. None of them has credentials.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     const BYTES_MAX: usize = 500;
-    let mut said = String::new();
+    let mut joined = String::new();
     let mut next = Some(error);
-    while let Some(error) = next.filter(|_| said.len() < BYTES_MAX) {
+    while let Some(error) = next.filter(|_| joined.len() < BYTES_MAX) {
         let text = error.to_string();
-        if !said.contains(&text) {
-            said.push_str(if said.is_empty() { "" } else { ": " });
-            said.push_str(&text);
+        if !joined.contains(&text) {
+            joined.push_str(if joined.is_empty() { "" } else { ": " });
+            joined.push_str(&text);
         }
         next = error.source();
     }
-    said
+    joined
 }
 
-/// The first error of a type in the source chain. An error within an `io::Error` is no source of
-/// it, and is checked too.
+/// The first error of a type in the source chain. An error within an `io::Error` is not its source,
+/// and is checked too.
 fn error_of<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -192,8 +192,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_apart() {
-        for (status, code, due) in [
+    fn responses_are_classified() {
+        for (status, code, expected) in [
             (400, "ExpiredToken", RemoteErrorKind::Expired),
             (403, "RequestTimeTooSkewed", RemoteErrorKind::ClockSkew),
             (403, "AccessDenied", RemoteErrorKind::Denied),
@@ -209,27 +209,28 @@ mod tests {
             (416, "InvalidRange", RemoteErrorKind::Range),
             (400, "InvalidArgument", RemoteErrorKind::Refused),
         ] {
-            let failed = AttemptError::of_answer(status, code, "", Some("r-1"));
-            assert_eq!(failed.cause, due, "{status} {code}");
+            let failed = AttemptError::of_response(status, code, "", Some("r-1"));
+            assert_eq!(failed.cause, expected, "{status} {code}");
             assert_eq!(failed.request_id.as_deref(), Some("r-1"));
         }
-        assert!(AttemptError::of_answer(404, "NoSuchKey", "", None).is_absent());
-        assert!(!AttemptError::of_answer(404, "NoSuchBucket", "", None).is_absent());
-        for (status, due) in [(0, true), (200, true), (412, false), (429, false), (503, true)] {
-            let failed = AttemptError::of_answer(status, "InternalError", "", None);
-            assert_eq!(failed.is_ambiguous(), due, "{status}");
+        assert!(AttemptError::of_response(404, "NoSuchKey", "", None).is_absent());
+        assert!(!AttemptError::of_response(404, "NoSuchBucket", "", None).is_absent());
+        for (status, expected) in [(0, true), (200, true), (412, false), (429, false), (503, true)]
+        {
+            let failed = AttemptError::of_response(status, "InternalError", "", None);
+            assert_eq!(failed.is_ambiguous(), expected, "{status}");
         }
     }
 
     #[test]
-    fn what_the_network_says_is_told_apart() {
-        for (kind, due) in [
+    fn network_errors_are_classified() {
+        for (kind, expected) in [
             (io::ErrorKind::ConnectionReset, RemoteErrorKind::Reset),
             (io::ErrorKind::ConnectionRefused, RemoteErrorKind::Unreachable),
             (io::ErrorKind::UnexpectedEof, RemoteErrorKind::Truncated),
             (io::ErrorKind::TimedOut, RemoteErrorKind::Stalled),
         ] {
-            assert_eq!(AttemptError::of_body(&io::Error::from(kind)).cause, due);
+            assert_eq!(AttemptError::of_body(&io::Error::from(kind)).cause, expected);
         }
         let tls = io::Error::other("invalid peer certificate: UnknownIssuer");
         assert_eq!(AttemptError::of_body(&tls).cause, RemoteErrorKind::Tls);

@@ -35,12 +35,12 @@ pub(crate) struct ProcessBucket {
     pub(crate) bucket: String,
     pub(crate) options: S3Options,
     pub(crate) limiter: Limiter,
-    pub(crate) pace: LatencyTracker,
+    pub(crate) latency: LatencyTracker,
     pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Bucket {
-    /// The bucket with this name and these options: always the same one.
+    /// The bucket with this name and these options; equal arguments return the same one.
     pub(crate) fn of(name: &str, options: &S3Options) -> Arc<Self> {
         type Known = HashMap<(String, S3Options), Arc<Bucket>>;
         static KNOWN: PerProcess<Mutex<Known>> = PerProcess::new();
@@ -61,7 +61,7 @@ impl Bucket {
     pub(crate) fn live(&self) -> Result<Arc<ProcessBucket>> {
         let process = std::process::id();
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(live) = live.as_ref().filter(|live| live.is_here()) {
+        if let Some(live) = live.as_ref().filter(|live| live.is_in_this_process()) {
             return Ok(Arc::clone(live));
         }
         let runtime = runtime()?;
@@ -75,10 +75,10 @@ impl Bucket {
             bucket: self.name.clone(),
             options: self.options.clone(),
             limiter: Limiter::new(self.options.depth),
-            pace: LatencyTracker::new(),
+            latency: LatencyTracker::new(),
             metrics: Arc::clone(&self.metrics),
         });
-        // The parent's part is not dropped: its connections are the parent's to close.
+        // The parent's part is not dropped: the parent closes its connections.
         std::mem::forget(live.replace(Arc::clone(&made)));
         Ok(made)
     }
@@ -107,8 +107,8 @@ pub(crate) struct Metrics {
     retries: [AtomicU64; RemoteErrorKind::ALL.len()],
 }
 
-pub(crate) fn count(what: &AtomicU64, by: u64) {
-    what.fetch_add(by, Ordering::Relaxed);
+pub(crate) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
 }
 
 impl Metrics {
@@ -136,7 +136,7 @@ const TOTAL_MAX: Duration = Duration::from_secs(300);
 /// The first pause is up to this, each next one up to twice as long as the one before.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 
-/// Longer pauses only make the recovery longer.
+/// Longer pauses only delay the recovery.
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
 /// The attempts of one request.
@@ -148,9 +148,9 @@ pub(crate) struct Tries {
 }
 
 impl Tries {
-    /// Starts an attempt. Waiting for admission behind others, as the last part of a long read
-    /// does, is no failure of the request.
-    pub(crate) fn begin(&mut self) {
+    /// Starts an attempt. The total time counts from the first attempt: it excludes the wait for
+    /// admission, which is long for the last part of a long read.
+    pub(crate) fn start(&mut self) {
         self.started.get_or_insert_with(Instant::now);
     }
 
@@ -163,7 +163,7 @@ impl Tries {
     }
 
     /// After a failed attempt: waits for the next one, or returns the error if there is none.
-    pub(crate) async fn again(
+    pub(crate) async fn wait_for_retry(
         &mut self,
         live: &ProcessBucket,
         failed: AttemptError,
@@ -179,8 +179,8 @@ impl Tries {
         count(&live.metrics.retries[failed.cause as usize], 1);
         let doubled = PAUSE_FIRST.saturating_mul(1 << self.made.min(10)) / 2;
         // Full jitter: requests that failed together do not retry together.
-        let upto = doubled.min(PAUSE_MAX).as_micros() as u64; // fits: 20 s
-        let pause = Duration::from_micros(Rng::from_entropy().below(upto + 1));
+        let pause_max_us = doubled.min(PAUSE_MAX).as_micros() as u64; // fits: 20 s
+        let pause = Duration::from_micros(Rng::from_entropy().below(pause_max_us + 1));
         tokio::time::sleep(pause).await;
         Ok(())
     }
@@ -204,27 +204,27 @@ impl Tries {
 
 impl ProcessBucket {
     /// Whether this is the process that created it.
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_in_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
     /// Sends a small request, with retries.
-    pub(crate) async fn ask<T, Asked>(
+    pub(crate) async fn with_retries<T, Attempt>(
         &self,
-        doing: &str,
-        what: &str,
-        mut ask: impl FnMut() -> Asked,
+        operation: &str,
+        object: &str,
+        mut attempt: impl FnMut() -> Attempt,
     ) -> Result<T>
     where
-        Asked: Future<Output = std::result::Result<T, AttemptError>>,
+        Attempt: Future<Output = std::result::Result<T, AttemptError>>,
     {
         let mut tries = Tries::default();
         loop {
-            match self.once(&mut tries, self.answer_max(0), ask()).await {
-                Ok(answer) => return Ok(answer),
+            match self.once(&mut tries, self.response_timeout(0), attempt()).await {
+                Ok(response) => return Ok(response),
                 Err(failed) => {
-                    let again = tries.again(self, failed).await;
-                    again.map_err(|failed| tries.error(doing, what, failed))?;
+                    let retry = tries.wait_for_retry(self, failed).await;
+                    retry.map_err(|failed| tries.error(operation, object, failed))?;
                 }
             }
         }
@@ -234,27 +234,27 @@ impl ProcessBucket {
     pub(crate) async fn once<T>(
         &self,
         tries: &mut Tries,
-        max: Duration,
-        asked: impl Future<Output = std::result::Result<T, AttemptError>>,
+        timeout: Duration,
+        attempt: impl Future<Output = std::result::Result<T, AttemptError>>,
     ) -> std::result::Result<T, AttemptError> {
-        let _permit = self.limiter.enter().await;
-        tries.begin();
+        let _permit = self.limiter.acquire().await;
+        tries.start();
         count(&self.metrics.requests, 1);
-        let answered = tokio::time::timeout(max, asked).await;
-        let late = || {
-            let response = format!("no response within {max:?}");
+        let outcome = tokio::time::timeout(timeout, attempt).await;
+        let timed_out = || {
+            let response = format!("no response within {timeout:?}");
             Err(AttemptError::new(RemoteErrorKind::Stalled, response))
         };
-        let answered = answered.unwrap_or_else(|_| late());
-        if answered.is_ok() {
-            self.limiter.good();
+        let outcome = outcome.unwrap_or_else(|_| timed_out());
+        if outcome.is_ok() {
+            self.limiter.record_success();
         }
-        answered
+        outcome
     }
 
     /// Timeout of a request that sends this many bytes: the stall time, plus the body at 256 KiB/s,
     /// the least rate of an upload, because its progress is not visible.
-    pub(crate) fn answer_max(&self, sends_bytes: usize) -> Duration {
+    pub(crate) fn response_timeout(&self, sends_bytes: usize) -> Duration {
         const UPLOAD_BYTES_PER_S: f64 = 262_144.0;
         self.options.stall + Duration::from_secs_f64(sends_bytes as f64 / UPLOAD_BYTES_PER_S)
     }

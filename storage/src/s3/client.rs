@@ -77,10 +77,10 @@ fn endpoint_of_environment() -> Option<String> {
     of("AWS_ENDPOINT_URL_S3").or_else(|| of("AWS_ENDPOINT_URL"))
 }
 
-async fn load(options: &S3Options, own_endpoint: bool, connections: Connections) -> SdkConfig {
+async fn load(options: &S3Options, has_endpoint: bool, connections: Connections) -> SdkConfig {
     let defaults = aws_config::defaults(BehaviorVersion::latest());
     let mut loader = defaults.http_client(connections.clone());
-    if let Some(region) = options.region.clone().or_else(|| own_endpoint.then(region_of_own)) {
+    if let Some(region) = options.region.clone().or_else(|| has_endpoint.then(region_of_own)) {
         loader = loader.region(Region::new(region));
     }
     if let Some(profile) = &options.profile {
@@ -92,7 +92,7 @@ async fn load(options: &S3Options, own_endpoint: bool, connections: Connections)
     loader.load().await
 }
 
-/// With a custom endpoint any region works; asking the cloud for it would take seconds.
+/// With a custom endpoint any region works; querying the cloud for it would take seconds.
 fn region_of_own() -> String {
     let of = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let named = of("AWS_REGION").or_else(|| of("AWS_DEFAULT_REGION"));
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_endpoints_of_this_machine_go_around_the_proxy() {
+    fn only_loopback_endpoints_bypass_the_proxy() {
         for here in [
             "http://127.0.0.1:9000",
             "http://127.8.9.10/",

@@ -31,7 +31,7 @@ pub(crate) struct Opened {
 }
 
 /// The destination. Two requests may fill it at once: both return the same bytes, and neither
-/// repeats what the other has received.
+/// stores bytes that the other has already stored.
 struct Filled<'a> {
     buf: &'a mut [u8],
     /// Bytes received, from the start.
@@ -45,19 +45,19 @@ pub(crate) async fn fill(
     object: &Opened,
     offset: u64,
     buf: &mut [u8],
-    due: Option<Instant>,
+    deadline: Option<Instant>,
 ) -> (u64, Result<()>) {
     let len = buf.len();
     let filled = Mutex::new(Filled { buf, done: 0 });
     let get = Get { live, object, offset, len, filled, moved: AtomicU64::new(0) };
     let mut tries = Tries::default();
     let outcome = loop {
-        match get.once(&mut tries, due).await {
+        match get.once(&mut tries, deadline).await {
             Ok(()) => break Ok(()),
             Err(failed) => {
-                if let Err(failed) = tries.again(live, failed).await {
-                    let doing = format!("read {len} bytes at byte {offset} of");
-                    break Err(tries.error(&doing, &object.name, failed));
+                if let Err(failed) = tries.wait_for_retry(live, failed).await {
+                    let operation = format!("read {len} bytes at byte {offset} of");
+                    break Err(tries.error(&operation, &object.name, failed));
                 }
             }
         }
@@ -65,7 +65,7 @@ pub(crate) async fn fill(
     let moved = get.moved.into_inner();
     count(&live.metrics.moved_bytes, moved);
     if outcome.is_ok() {
-        live.limiter.good();
+        live.limiter.record_success();
         count(&live.metrics.delivered_bytes, len as u64);
     }
     (moved, outcome)
@@ -82,24 +82,24 @@ struct Get<'a> {
 
 impl Get<'_> {
     /// One attempt, when it is admitted. The time of a first attempt is recorded.
-    async fn once(&self, tries: &mut Tries, due: Option<Instant>) -> AttemptResult<()> {
-        let _permit = self.live.limiter.enter().await;
-        tries.begin();
+    async fn once(&self, tries: &mut Tries, deadline: Option<Instant>) -> AttemptResult<()> {
+        let _permit = self.live.limiter.acquire().await;
+        tries.start();
         let made = tries.made();
         let started = Instant::now();
-        let came = self.hedged(made, due).await;
-        if came.is_ok() && made == 0 {
-            self.live.pace.took(self.len, started.elapsed());
+        let outcome = self.hedged(made, deadline).await;
+        if outcome.is_ok() && made == 0 {
+            self.live.latency.record(self.len, started.elapsed());
         }
-        came
+        outcome
     }
 
     /// A request, and a hedged one if the first is late.
-    async fn hedged(&self, made: u32, due: Option<Instant>) -> AttemptResult<()> {
+    async fn hedged(&self, made: u32, deadline: Option<Instant>) -> AttemptResult<()> {
         let live = self.live;
         // Failed requests are retried soon enough: only first attempts are hedged.
-        let slack = due.map(|due| due.saturating_duration_since(Instant::now()));
-        let late = live.pace.late_after(self.len, slack).filter(|_| live.options.hedge);
+        let slack = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let late = live.latency.late_after(self.len, slack).filter(|_| live.options.hedge);
         let Some(late) = late.filter(|_| made == 0) else {
             return self.request(&live.clients.usual).await;
         };
@@ -107,7 +107,7 @@ impl Get<'_> {
         let first = self.request(&live.clients.usual);
         let second = async {
             tokio::time::sleep(late).await;
-            if !live.pace.may_hedge() {
+            if !live.latency.may_hedge() {
                 std::future::pending::<()>().await;
             }
             hedged.store(true, Ordering::Relaxed);
@@ -116,11 +116,11 @@ impl Get<'_> {
         };
         tokio::pin!(first, second);
         tokio::select! {
-            came = &mut first => match came {
+            outcome = &mut first => match outcome {
                 Err(failed) if hedged.load(Ordering::Relaxed) => second.await.map_err(|_| failed),
-                came => came,
+                outcome => outcome,
             },
-            came = &mut second => match came {
+            outcome = &mut second => match outcome {
                 Ok(()) => {
                     count(&live.metrics.hedges_won, 1);
                     Ok(())
@@ -139,7 +139,7 @@ impl Get<'_> {
         while self.done() < self.len {
             let next = tokio::time::timeout(stall, body.next()).await;
             let before = at;
-            let because = |mut failed: AttemptError| {
+            let with_progress = |mut failed: AttemptError| {
                 failed.request_id.clone_from(&id);
                 failed.response =
                     format!("{}, after {before} of {} bytes", failed.response, self.len);
@@ -149,16 +149,19 @@ impl Get<'_> {
                 let response = format!("no data for {stall:?}");
                 AttemptError::new(RemoteErrorKind::Stalled, response)
             };
-            let chunk = match next.map_err(|_| because(stalled()))? {
+            let chunk = match next.map_err(|_| with_progress(stalled()))? {
                 None => {
                     let ended = "response ended";
-                    return Err(because(AttemptError::new(RemoteErrorKind::Truncated, ended)));
+                    return Err(with_progress(AttemptError::new(
+                        RemoteErrorKind::Truncated,
+                        ended,
+                    )));
                 }
-                Some(chunk) => chunk.map_err(|e| because(AttemptError::of_body(&e)))?,
+                Some(chunk) => chunk.map_err(|e| with_progress(AttemptError::of_body(&e)))?,
             };
             if chunk.len() > self.len - at {
                 let more = "more bytes than requested";
-                return Err(because(AttemptError::new(RemoteErrorKind::WrongLength, more)));
+                return Err(with_progress(AttemptError::new(RemoteErrorKind::WrongLength, more)));
             }
             self.take(at, &chunk);
             at += chunk.len();
@@ -166,7 +169,7 @@ impl Get<'_> {
                 let received = at - window.1;
                 if received < DRIP_BYTES.min(self.len - at) {
                     let rate = format!("{received} bytes in {:?}", window.0.elapsed());
-                    return Err(because(AttemptError::new(RemoteErrorKind::Drip, rate)));
+                    return Err(with_progress(AttemptError::new(RemoteErrorKind::Drip, rate)));
                 }
                 window = (Instant::now(), at);
             }
@@ -174,7 +177,7 @@ impl Get<'_> {
         Ok(())
     }
 
-    /// Checks the head of a response: that it is of this object and this range.
+    /// Opens a response, and checks that it is for this object and this range.
     async fn open(
         &self,
         client: &Client,
@@ -182,7 +185,7 @@ impl Get<'_> {
     ) -> AttemptResult<(ByteStream, Option<String>)> {
         let (object, live) = (self.object, self.live);
         let (first, end) = (self.offset + at as u64, self.offset + self.len as u64);
-        let asked = client
+        let request = client
             .get_object()
             .bucket(&live.bucket)
             .key(&object.path)
@@ -194,36 +197,36 @@ impl Get<'_> {
             let response = format!("no response within {:?}", live.options.stall);
             AttemptError::new(RemoteErrorKind::Stalled, response)
         };
-        let answer = tokio::time::timeout(live.options.stall, asked).await.map_err(stalled)?;
-        let answer = answer.map_err(AttemptError::of)?;
-        let id = answer.request_id().map(str::to_owned);
+        let output = tokio::time::timeout(live.options.stall, request).await.map_err(stalled)?;
+        let output = output.map_err(AttemptError::of)?;
+        let id = output.request_id().map(str::to_owned);
         let wrong = |cause, response: String| {
             let request_id = id.clone();
             Err(AttemptError { request_id, ..AttemptError::new(cause, response) })
         };
-        if let Some(found) = answer.e_tag().filter(|&etag| etag != object.etag) {
+        if let Some(found) = output.e_tag().filter(|&etag| etag != object.etag) {
             let response = format!("expected ETag {}, found {found}", object.etag);
             return wrong(RemoteErrorKind::Replaced, response);
         }
         let expected = format!("bytes {first}-{}/{}", end - 1, object.len_bytes);
-        let whole = first == 0 && end == object.len_bytes;
-        match answer.content_range() {
+        let is_complete = first == 0 && end == object.len_bytes;
+        match output.content_range() {
             Some(range) if range == expected => {}
-            None if whole => {}
+            None if is_complete => {}
             range => {
                 let found = range.unwrap_or("no range");
                 let response = format!("expected {expected}, found {found}");
                 return wrong(RemoteErrorKind::WrongLength, response);
             }
         }
-        Ok((answer.body, id))
+        Ok((output.body, id))
     }
 
     fn done(&self) -> usize {
         self.filled.lock().unwrap_or_else(PoisonError::into_inner).done
     }
 
-    /// Copies a chunk to its place, unless that is filled already.
+    /// Copies a chunk to its place, except bytes that are already filled.
     fn take(&self, at: usize, chunk: &[u8]) {
         count(&self.moved, chunk.len() as u64);
         let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,5 +239,5 @@ impl Get<'_> {
     }
 }
 
-/// The ranges of a long read: each is a request, retried or hedged by itself.
+/// Size of the ranges of a long read: each is a request that is retried or hedged separately.
 pub(crate) const PIECE_BYTES: usize = 8 << 20;

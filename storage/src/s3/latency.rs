@@ -1,7 +1,7 @@
-//! Tracks latencies by request size, to tell which request is late.
+//! Tracks latencies by request size, to decide which request is late.
 //!
 //! A late request is hedged on a new connection, because the slowest hundredth of requests is slow
-//! for reasons that the next one does not share: a front end, a disk, a lost packet. When all
+//! for reasons that do not affect the next one: a front end, a disk, a lost packet. When all
 //! requests are slow a hedge only adds load, so then there is none, and never for more than one
 //! request in twenty.
 
@@ -17,8 +17,8 @@ const SEEN_MIN: u32 = 16;
 /// One hedge for so many requests.
 const REQUESTS_PER_HEDGE: u32 = 20;
 
-/// Hedges that may be saved up: 20 pauses of a second in a row would otherwise end in a burst.
-const SAVED_MAX: u32 = 5 * REQUESTS_PER_HEDGE;
+/// Limit of the budget: otherwise 20 pauses of a second in a row would end in a burst of hedges.
+const BUDGET_MAX: u32 = 5 * REQUESTS_PER_HEDGE;
 
 /// Sizes by powers of two, from 4 KiB and below to 128 MiB and above.
 const CLASSES: usize = 16;
@@ -30,7 +30,7 @@ pub(crate) struct LatencyTracker(Mutex<LatencyState>);
 #[derive(Debug)]
 struct LatencyState {
     classes: [Class; CLASSES],
-    saved: u32,
+    budget: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ struct Class {
 impl LatencyTracker {
     pub(crate) fn new() -> Self {
         let class = Class { recent: Times::new(64), usual: Times::new(4096) };
-        LatencyTracker(Mutex::new(LatencyState { classes: [class; CLASSES], saved: 0 }))
+        LatencyTracker(Mutex::new(LatencyState { classes: [class; CLASSES], budget: 0 }))
     }
 
     fn state(&self) -> MutexGuard<'_, LatencyState> {
@@ -52,9 +52,9 @@ impl LatencyTracker {
     }
 
     /// Records the time of a request of `len` bytes.
-    pub(crate) fn took(&self, len: usize, time: Duration) {
+    pub(crate) fn record(&self, len: usize, time: Duration) {
         let mut state = self.state();
-        state.saved = (state.saved + 1).min(SAVED_MAX);
+        state.budget = (state.budget + 1).min(BUDGET_MAX);
         let class = &mut state.classes[class_of(len)];
         class.recent.add(time);
         class.usual.add(time);
@@ -69,17 +69,17 @@ impl LatencyTracker {
         }
         let slow_for_all = class.recent.at(500) > class.usual.at(500).saturating_mul(2);
         let late = class.usual.at(950).max(LATE_MIN);
-        // With less time left than two slow requests take, waiting for the first is too risky.
+        // If less time remains than two slow requests take, waiting for the first is too risky.
         let hurry = slack.map(|slack| slack.saturating_sub(class.usual.at(990).saturating_mul(2)));
         (!slow_for_all).then(|| hurry.map_or(late, |hurry| hurry.clamp(LATE_MIN / 4, late)))
     }
 
-    /// Takes a hedge out of the budget, if there is one in it.
+    /// Takes a hedge out of the budget; false if the budget is too small.
     pub(crate) fn may_hedge(&self) -> bool {
         let mut state = self.state();
-        let may = state.saved >= REQUESTS_PER_HEDGE;
-        state.saved -= if may { REQUESTS_PER_HEDGE } else { 0 };
-        may
+        let has_budget = state.budget >= REQUESTS_PER_HEDGE;
+        state.budget -= if has_budget { REQUESTS_PER_HEDGE } else { 0 };
+        has_budget
     }
 }
 
@@ -88,7 +88,7 @@ fn class_of(len: usize) -> usize {
     log.saturating_sub(12).min(CLASSES - 1)
 }
 
-/// A histogram of times that forgets: when it is full, all of it is halved.
+/// A histogram of times that decays: when it is full, all counts are halved.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     counts: [u32; BUCKETS],
@@ -116,11 +116,11 @@ impl Times {
 
     /// The time within which this many in a thousand completed.
     fn at(&self, per_mille: u32) -> Duration {
-        let due = (self.seen * per_mille).div_ceil(1000);
+        let rank = (self.seen * per_mille).div_ceil(1000);
         let mut sum = 0;
         let bucket = self.counts.iter().position(|count| {
             sum += count;
-            sum >= due
+            sum >= rank
         });
         let quarters = bucket.unwrap_or(BUCKETS - 1) as f64;
         Duration::from_secs_f64((quarters / 4.0).exp2() / 4000.0)
@@ -134,48 +134,48 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn quantiles_are_a_little_too_large_at_most() {
+    fn quantiles_are_at_most_a_fifth_too_large() {
         let mut times = Times::new(4096);
         (1..=1000).for_each(|i| times.add(MS * i));
-        for (per_mille, due) in [(500, 500), (950, 950), (990, 990)] {
+        for (per_mille, expected) in [(500, 500), (950, 950), (990, 990)] {
             let at = times.at(per_mille);
-            let ratio = at.as_secs_f64() / (MS * due).as_secs_f64();
+            let ratio = at.as_secs_f64() / (MS * expected).as_secs_f64();
             assert!((1.0..1.2).contains(&ratio), "{per_mille}: {at:?}");
         }
     }
 
     #[test]
-    fn a_request_is_late_past_the_95th_of_its_size() {
-        let pace = LatencyTracker::new();
-        assert_eq!(pace.late_after(1 << 20, None), None, "nothing is known yet");
-        (0..100).for_each(|_| pace.took(1 << 20, MS * 400));
-        let late = pace.late_after(1 << 20, None).unwrap();
+    fn a_request_is_late_past_the_95th_percentile_of_its_size() {
+        let tracker = LatencyTracker::new();
+        assert_eq!(tracker.late_after(1 << 20, None), None, "no latency is recorded yet");
+        (0..100).for_each(|_| tracker.record(1 << 20, MS * 400));
+        let late = tracker.late_after(1 << 20, None).unwrap();
         assert!((MS * 400..MS * 480).contains(&late), "{late:?}");
-        assert_eq!(pace.late_after(1 << 13, None), None, "another size is another matter");
-        (0..100).for_each(|_| pace.took(1 << 13, MS));
-        assert_eq!(pace.late_after(1 << 13, None), Some(LATE_MIN));
-        assert!(pace.late_after(1 << 20, Some(MS * 900)).unwrap() < MS * 400, "in a hurry");
+        assert_eq!(tracker.late_after(1 << 13, None), None, "sizes are tracked separately");
+        (0..100).for_each(|_| tracker.record(1 << 13, MS));
+        assert_eq!(tracker.late_after(1 << 13, None), Some(LATE_MIN));
+        assert!(tracker.late_after(1 << 20, Some(MS * 900)).unwrap() < MS * 400, "in a hurry");
     }
 
     #[test]
     fn no_hedges_when_everything_is_slow() {
-        let pace = LatencyTracker::new();
-        (0..1000).for_each(|_| pace.took(1 << 20, MS * 10));
-        assert!(pace.late_after(1 << 20, None).is_some());
-        (0..60).for_each(|_| pace.took(1 << 20, MS * 100));
-        assert_eq!(pace.late_after(1 << 20, None), None);
+        let tracker = LatencyTracker::new();
+        (0..1000).for_each(|_| tracker.record(1 << 20, MS * 10));
+        assert!(tracker.late_after(1 << 20, None).is_some());
+        (0..60).for_each(|_| tracker.record(1 << 20, MS * 100));
+        assert_eq!(tracker.late_after(1 << 20, None), None);
     }
 
     #[test]
     fn one_hedge_for_twenty_requests() {
-        let pace = LatencyTracker::new();
-        assert!(!pace.may_hedge());
+        let tracker = LatencyTracker::new();
+        assert!(!tracker.may_hedge());
         let hedges = (0..1000).filter(|_| {
-            pace.took(1, MS);
-            pace.may_hedge()
+            tracker.record(1, MS);
+            tracker.may_hedge()
         });
         assert_eq!(hedges.count(), 50);
-        (0..1000).for_each(|_| pace.took(1, MS));
-        assert_eq!((0..100).filter(|_| pace.may_hedge()).count(), 5, "saved up");
+        (0..1000).for_each(|_| tracker.record(1, MS));
+        assert_eq!((0..100).filter(|_| tracker.may_hedge()).count(), 5, "saved up");
     }
 }

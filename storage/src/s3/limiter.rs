@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Requests in flight together all get the same "slow down"; it counts once.
+/// All requests in flight receive the same "slow down"; it counts once.
 const CUT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Additive increase, multiplicative decrease.
@@ -22,7 +22,7 @@ struct LimiterState {
     /// The current limit, with fractions.
     limit: f64,
     /// Permits that exist, taken or not.
-    made: usize,
+    existing: usize,
     cut: Option<Instant>,
 }
 
@@ -35,11 +35,11 @@ pub(crate) struct Permit<'a> {
 
 impl Limiter {
     pub(crate) fn new(max: usize) -> Self {
-        let state = LimiterState { limit: max as f64, made: max, cut: None };
+        let state = LimiterState { limit: max as f64, existing: max, cut: None };
         Limiter { permits: Semaphore::new(max), state: Mutex::new(state), max }
     }
 
-    pub(crate) async fn enter(&self) -> Permit<'_> {
+    pub(crate) async fn acquire(&self) -> Permit<'_> {
         let permit = self.permits.acquire().await.expect("never closed");
         Permit { limiter: self, permit: Some(permit) }
     }
@@ -54,11 +54,11 @@ impl Limiter {
     }
 
     /// A request succeeded.
-    pub(crate) fn good(&self) {
+    pub(crate) fn record_success(&self) {
         let mut state = self.state();
         state.limit = (state.limit + 1.0 / state.limit).min(self.max as f64);
-        if state.made < state.limit as usize {
-            state.made += 1;
+        if state.existing < state.limit as usize {
+            state.existing += 1;
             self.permits.add_permits(1);
         }
     }
@@ -76,8 +76,8 @@ impl Limiter {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut state = self.limiter.state();
-        if state.made > state.limit as usize {
-            state.made -= 1;
+        if state.existing > state.limit as usize {
+            state.existing -= 1;
             if let Some(permit) = self.permit.take() {
                 permit.forget();
             }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_when_told_and_grows_by_one_a_round() {
+    fn halves_on_slow_down_and_grows_by_one_a_round() {
         let limiter = Limiter::new(16);
         let start = Instant::now();
         limiter.slow_down(start);
@@ -98,9 +98,9 @@ mod tests {
         assert_eq!(limiter.limit(), 8, "one round of refusals counts once");
         limiter.slow_down(start + CUT_PAUSE);
         assert_eq!(limiter.limit(), 4);
-        (0..5).for_each(|_| limiter.good());
+        (0..5).for_each(|_| limiter.record_success());
         assert_eq!(limiter.limit(), 5);
-        (0..1000).for_each(|_| limiter.good());
+        (0..1000).for_each(|_| limiter.record_success());
         assert_eq!(limiter.limit(), 16);
         for round in 2..20 {
             limiter.slow_down(start + CUT_PAUSE * round);
@@ -112,13 +112,13 @@ mod tests {
     fn permits_follow_the_limit() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let limiter = Limiter::new(4);
-        let enter = || runtime.block_on(limiter.enter());
-        let all: Vec<_> = (0..4).map(|_| enter()).collect();
+        let acquire = || runtime.block_on(limiter.acquire());
+        let all: Vec<_> = (0..4).map(|_| acquire()).collect();
         assert_eq!(limiter.permits.available_permits(), 0);
         limiter.slow_down(Instant::now());
         drop(all);
         assert_eq!(limiter.permits.available_permits(), 2);
-        (0..100).for_each(|_| limiter.good());
+        (0..100).for_each(|_| limiter.record_success());
         assert_eq!(limiter.permits.available_permits(), 4);
     }
 }

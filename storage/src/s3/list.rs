@@ -48,12 +48,12 @@ fn pages(
     let mut next: Option<String> = None;
     loop {
         let token = &next;
-        let ask = || async move {
+        let attempt = || async move {
             let list = live.clients.usual.list_objects_v2().bucket(&live.bucket).prefix(below);
             let list = list.set_delimiter(delimiter.map(str::to_owned));
             list.set_continuation_token(token.clone()).send().await.map_err(AttemptError::of)
         };
-        let page = live.runtime.block_on(live.ask("list", name, ask))?;
+        let page = live.runtime.block_on(live.with_retries("list", name, attempt))?;
         take(&page);
         let following = page.next_continuation_token().map(str::to_owned);
         if page.is_truncated() != Some(true) || following.is_none() || following == next {
@@ -67,7 +67,7 @@ fn pages(
 pub(crate) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Result<()> {
     let client = &live.clients.usual;
     if let [path] = paths {
-        let ask = || async {
+        let attempt = || async {
             client
                 .delete_object()
                 .bucket(&live.bucket)
@@ -76,21 +76,22 @@ pub(crate) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Resu
                 .await
                 .map_err(AttemptError::of)
         };
-        return live.runtime.block_on(live.ask("delete", name, ask)).map(drop);
+        return live.runtime.block_on(live.with_retries("delete", name, attempt)).map(drop);
     }
-    for some in paths.chunks(DELETES_MAX) {
-        let which =
-            some.iter().filter_map(|path| ObjectIdentifier::builder().key(path).build().ok());
-        let delete = Delete::builder().set_objects(Some(which.collect())).quiet(true).build();
+    for chunk in paths.chunks(DELETES_MAX) {
+        let identifiers =
+            chunk.iter().filter_map(|path| ObjectIdentifier::builder().key(path).build().ok());
+        let delete = Delete::builder().set_objects(Some(identifiers.collect())).quiet(true).build();
         let delete =
             delete.map_err(|e| Error::from_io("delete", name, std::io::Error::other(e)))?;
-        let ask = || async {
-            let asked = client.delete_objects().bucket(&live.bucket).delete(delete.clone());
-            asked.send().await.map_err(AttemptError::of)
+        let attempt = || async {
+            let request = client.delete_objects().bucket(&live.bucket).delete(delete.clone());
+            request.send().await.map_err(AttemptError::of)
         };
-        let done = live.runtime.block_on(live.ask("delete", name, ask))?;
-        if let Some(left) = done.errors().first() {
-            let (key, code) = (left.key().unwrap_or(""), left.code().unwrap_or("no error code"));
+        let done = live.runtime.block_on(live.with_retries("delete", name, attempt))?;
+        if let Some(failed) = done.errors().first() {
+            let (key, code) =
+                (failed.key().unwrap_or(""), failed.code().unwrap_or("no error code"));
             let why = std::io::Error::other(format!("{key}: {code}"));
             return Err(Error::from_io("delete", name, why));
         }

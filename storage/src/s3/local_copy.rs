@@ -1,8 +1,8 @@
 //! A remote object as a slice: small ones in memory, large ones in a file without a name.
 //!
-//! The index of a large corpus has gigabytes, which each rank of a node would hold for good. In a
-//! file they are pages that the kernel reclaims when memory is short, and the file disappears with
-//! the process that mapped it, however that ends.
+//! The index of a large corpus has gigabytes, which each rank of a node would hold permanently. In
+//! a file they are pages that the kernel reclaims when memory is short, and the file disappears
+//! with the process that mapped it, however that ends.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,26 +19,26 @@ const IN_MEMORY_BYTES_MAX: u64 = 16 << 20;
 /// Bytes in memory at a time: eight concurrent requests.
 const CHUNK_BYTES: u64 = 64 << 20;
 
-/// All of an object, which is read once.
+/// Copies an object, which is read once, and maps the copy.
 pub(crate) fn map_copy(object: &dyn Object) -> Result<Map> {
     let len_bytes = object.len_bytes();
     if len_bytes <= IN_MEMORY_BYTES_MAX {
-        let mut bytes = vec![0; len_bytes as usize]; // fits: seen above
+        let mut bytes = vec![0; len_bytes as usize]; // fits: checked above
         object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }])?;
         return Ok(Map::owned(bytes));
     }
     let folder = folder();
-    let place = format!("{} (TMPDIR)", folder.display());
+    let name = format!("{} (TMPDIR)", folder.display());
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Error::NoSpace { object: place.clone(), need_bytes: len_bytes, free_bytes: None }
+            Error::NoSpace { object: name.clone(), need_bytes: len_bytes, free_bytes: None }
         }
         _ => {
             let operation = format!("copy {} to", object.display());
-            Error::from_io(operation, &*place, error)
+            Error::from_io(operation, &*name, error)
         }
     };
-    let file = nameless(&folder).map_err(failed)?;
+    let file = unnamed(&folder).map_err(failed)?;
     // A full disk is an error here, and would be a signal in the slice.
     match syscalls::allocate(&file, len_bytes) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
@@ -59,7 +59,7 @@ fn folder() -> PathBuf {
 }
 
 /// A file without a name.
-fn nameless(folder: &Path) -> io::Result<File> {
+fn unnamed(folder: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
     match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
@@ -78,12 +78,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nameless_file_keeps_what_is_written() {
+    fn an_unnamed_file_keeps_its_bytes() {
         let folder = tempfile::tempdir().unwrap();
-        let file = nameless(folder.path()).unwrap();
+        let file = unnamed(folder.path()).unwrap();
         file.write_all_at(b"here", 3).unwrap();
         assert_eq!(&mapped::map(&file, 7).unwrap()[3..], b"here");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        assert!(nameless(&folder.path().join("missing")).is_err());
+        assert!(unnamed(&folder.path().join("missing")).is_err());
     }
 }

@@ -71,7 +71,7 @@ const OPTIONS: &str = "endpoint=URL, region=NAME, path_style=on|off, ca=FILE, cr
                        hedge=on|off";
 
 impl Address {
-    /// Parses a URL that starts with
+    /// Parses a URL that starts with `s3://`.
     pub(crate) fn parse(url: &str) -> Result<Self> {
         // Without its options: a secret put there by mistake must not reach a log.
         let (shown, query) = url.split_once('?').unwrap_or((url, ""));
@@ -139,7 +139,7 @@ const SECRET: &str = "a URL must not contain credentials (hint: use credentials=
 
 pub(crate) fn endpoint(value: &str) -> std::result::Result<String, String> {
     if value.contains('@') {
-        // Likewise.
+        // Not shown either.
         return Err(SECRET.to_owned());
     }
     let host = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_that_are_read() {
+    fn valid_urls_are_parsed() {
         let plain = Address::parse("s3://corpus").unwrap();
         assert_eq!((plain.bucket.as_str(), plain.prefix.as_str()), ("corpus", ""));
         assert_eq!(plain.options, S3Options::default());
@@ -186,7 +186,7 @@ mod tests {
                    credentials=/c&profile=p&depth=7&stall=1500ms&tries=3&hedge=off";
         let all = Address::parse(all).unwrap();
         assert_eq!((all.bucket.as_str(), all.prefix.as_str()), ("b.c", "x/表"));
-        let due = S3Options {
+        let expected = S3Options {
             endpoint: Some("https://h:1".to_owned()),
             region: Some("r".to_owned()),
             path_style: Some(false),
@@ -198,14 +198,14 @@ mod tests {
             tries: 3,
             hedge: false,
         };
-        assert_eq!(all.options, due);
+        assert_eq!(all.options, expected);
         let (folder, name) = Address::parse("s3://b/x/y.bin").unwrap().split("").unwrap();
         assert_eq!((folder.prefix.as_str(), name.as_str()), ("x", "y.bin"));
         assert!(Address::parse("s3://b/").unwrap().split("").is_err());
     }
 
     #[test]
-    fn urls_that_are_refused() {
+    fn invalid_urls_are_refused() {
         for bad in [
             "s3:",
             "s3://",
@@ -226,7 +226,7 @@ mod tests {
         }
     }
     #[test]
-    fn a_secret_that_stands_in_a_url_by_mistake_is_not_repeated() {
+    fn a_secret_in_a_url_is_not_repeated_in_the_error() {
         for url in [
             "s3://b?endpoint=https://key:secret@host",
             "s3://b?endpoint=key:secret@host",

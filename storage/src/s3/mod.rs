@@ -4,8 +4,8 @@
 //! renames: an object appears complete when its upload is finished, and not before. It cannot
 //! publish a folder in one step; so a writer of a set of objects writes the commit record last.
 //!
-//! `location` parses the URL, `client` builds the SDK's client, and `bucket` is what all stores in
-//! a bucket share: retries, the number of requests in flight (`limiter`) and which of them are late
+//! `location` parses the URL, `client` builds the SDK's client, and `bucket` has what all stores in
+//! a bucket share: retries, the limit of requests in flight (`limiter`) and their latencies
 //! (`latency`). `get` is a ranged read that survives network faults; `object` and `reader` use it.
 //! `put` uploads, `resumable` has uploads that outlive their writer, `probe` tests what a bucket
 //! supports, `list` lists keys, and `attempt_error` classifies failures. `local_copy` maps an
@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// Whether this is an S3 URL.
-pub(crate) fn is_ours(url: &str) -> bool {
+pub(crate) fn is_s3_url(url: &str) -> bool {
     url.starts_with("s3://")
 }
 
@@ -200,7 +200,7 @@ impl Storage for S3 {
         if object::head(&live, &target.path, &target.name)?.is_some() {
             return Err(Error::Exists { object: target.name });
         }
-        let draft = resumable::begin(self, live, target, &state, self.target(&state))?;
+        let draft = resumable::start(self, live, target, &state, self.target(&state))?;
         Ok(Box::new(draft))
     }
 

@@ -19,23 +19,23 @@ pub(crate) fn head(
     name: &str,
 ) -> Result<Option<HeadObjectOutput>> {
     let client = &live.clients.usual;
-    let ask = || async {
-        let asked = client.head_object().bucket(&live.bucket).key(path).send().await;
-        match asked.map_err(AttemptError::of) {
+    let attempt = || async {
+        let response = client.head_object().bucket(&live.bucket).key(path).send().await;
+        match response.map_err(AttemptError::of) {
             Ok(head) => Ok(Some(head)),
             Err(failed) if failed.is_absent() => Ok(None),
             // A HEAD response has no body and so no error code: the same query as a GET has both.
             Err(failed) if (300..500).contains(&failed.status) => {
-                Err(why_not(live, path).await.unwrap_or(failed))
+                Err(get_error(live, path).await.unwrap_or(failed))
             }
             Err(failed) => Err(failed),
         }
     };
-    live.runtime.block_on(live.ask("check", name, ask))
+    live.runtime.block_on(live.with_retries("check", name, attempt))
 }
 
 /// The error of a GET, where HEAD has no error code.
-async fn why_not(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
+async fn get_error(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
     let get = live.clients.usual.get_object().bucket(&live.bucket).key(path).range("bytes=0-0");
     get.send().await.err().map(AttemptError::of)
 }
@@ -44,8 +44,8 @@ async fn why_not(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
 pub(crate) fn open(live: &ProcessBucket, path: String, name: String) -> Result<Opened> {
     let Some(head) = head(live, &path, &name)? else {
         // Otherwise a missing bucket would be reported as a missing object.
-        let ask = || async { why_not(live, &path).await.map_or(Ok(()), Err) };
-        live.runtime.block_on(live.ask("open", &name, ask))?;
+        let attempt = || async { get_error(live, &path).await.map_or(Ok(()), Err) };
+        live.runtime.block_on(live.with_retries("open", &name, attempt))?;
         return Err(Error::NotFound { object: name });
     };
     let len_bytes = head.content_length().and_then(|len| u64::try_from(len).ok());
@@ -106,7 +106,8 @@ impl Object for S3Object {
                 get::fill(live, opened, first + (i * PIECE_BYTES) as u64, piece, None)
             })
         });
-        // As many as may be in flight: otherwise a long read would keep kilobytes for each range.
+        // As many as may be in flight: more would take kilobytes of memory for each range of a long
+        // read.
         let mut fills = stream::iter(fills).buffer_unordered(live.options.depth);
         live.runtime.block_on(async {
             while let Some((_, outcome)) = fills.next().await {

@@ -20,19 +20,19 @@ use crate::{Error, Key, ProcessIdentity, RemoteErrorKind, Result};
 const BYTES: &[u8] = b"feedline doctor was here";
 
 /// A wrong CRC-64/NVME of them.
-const WRONG_SUM: &str = "AAAAAAAAAAA=";
+const WRONG_CRC64: &str = "AAAAAAAAAAA=";
 
 pub(crate) fn examine(
     url: &str,
-    trial: ProbeDepth,
-    doing: &dyn Fn(&'static str),
+    depth: ProbeDepth,
+    announce: &dyn Fn(&'static str),
 ) -> Result<BucketInfo> {
     let Address { bucket, prefix, options } = Address::parse(url)?;
     let name = prefix.join(&format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
     let live = Bucket::of(&bucket, &options).live()?;
-    let what = format!("s3://{bucket}/{name}");
-    let probe = Probe { live: &live, key: &name, object: &what, announce: doing };
-    Ok(live.runtime.block_on(probe.run(trial)))
+    let object = format!("s3://{bucket}/{name}");
+    let probe = Probe { live: &live, key: &name, object: &object, announce };
+    Ok(live.runtime.block_on(probe.run(depth)))
 }
 
 struct Probe<'a> {
@@ -43,74 +43,74 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    async fn run(&self, trial: ProbeDepth) -> BucketInfo {
+    async fn run(&self, depth: ProbeDepth) -> BucketInfo {
         let mut facts =
             BucketInfo { endpoint: self.live.clients.endpoint.clone(), ..BucketInfo::default() };
         (self.announce)("check an absent object");
         facts.clock_ahead_s = self.clock().await;
         let listed = self.list().await;
-        let is_away = listed.as_ref().is_err_and(is_away);
+        let is_unreachable = listed.as_ref().is_err_and(is_unreachable);
         facts.tried.push(("list", listed));
-        if trial == ProbeDepth::Look || is_away {
+        if depth == ProbeDepth::Look || is_unreachable {
             return facts;
         }
         let put = self.put(false, None).await;
-        let is_there = put.is_ok();
+        let is_written = put.is_ok();
         facts.tried.push(("put", put));
-        if is_there {
+        if is_written {
             facts.tried.push(("get", self.get(None, BYTES).await));
             facts.tried.push(("get a range", self.get(Some("bytes=3-6"), &BYTES[3..7]).await));
             facts.conditional_put = refuses(&self.put(true, None).await);
-            (facts.multipart, facts.conditional_complete) = self.parts().await;
-            facts.checks_sums = refuses(&self.put(false, Some(WRONG_SUM)).await);
+            (facts.multipart, facts.conditional_complete) = self.multipart().await;
+            facts.checks_sums = refuses(&self.put(false, Some(WRONG_CRC64)).await);
             facts.tried.push(("delete", self.delete().await));
         }
-        facts.aborts_parts = self.rule().await;
+        facts.aborts_parts = self.lifecycle_rule().await;
         facts
     }
 
-    async fn ask<T>(
+    async fn attempt<T>(
         &self,
-        doing: &'static str,
-        asked: impl Future<Output = std::result::Result<T, AttemptError>>,
+        operation: &'static str,
+        request: impl Future<Output = std::result::Result<T, AttemptError>>,
     ) -> Result<T> {
-        (self.announce)(doing);
+        (self.announce)(operation);
         let mut tries = Tries::default();
-        let answered = self.live.once(&mut tries, self.live.answer_max(0), asked).await;
-        answered.map_err(|failed| tries.error(doing, self.object, failed))
+        let outcome = self.live.once(&mut tries, self.live.response_timeout(0), request).await;
+        outcome.map_err(|failed| tries.error(operation, self.object, failed))
     }
 
     /// Seconds that the server's clock is ahead of this machine's, by the date of a response.
     async fn clock(&self) -> Option<i64> {
         let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
-        let asked = head.key(self.key.as_str()).send();
-        let answer = tokio::time::timeout(self.live.options.stall, asked).await.ok()?;
-        let Err(SdkError::ServiceError(answer)) = answer else { return None };
-        let told = answer.raw().headers().get("date")?;
-        let theirs = DateTime::from_str(told, Format::HttpDate).ok()?.secs();
-        let ours = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
-        Some(theirs - i64::try_from(ours).ok()?)
+        let request = head.key(self.key.as_str()).send();
+        let response = tokio::time::timeout(self.live.options.stall, request).await.ok()?;
+        let Err(SdkError::ServiceError(response)) = response else { return None };
+        let date = response.raw().headers().get("date")?;
+        let server_s = DateTime::from_str(date, Format::HttpDate).ok()?.secs();
+        let local_s = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+        Some(server_s - i64::try_from(local_s).ok()?)
     }
 
     async fn list(&self) -> Result<()> {
         let list = self.live.clients.usual.list_objects_v2().bucket(&self.live.bucket);
-        let asked = list.prefix(self.key.as_str()).max_keys(1).send();
-        self.ask("list", async { asked.await.map(drop).map_err(AttemptError::of) }).await
+        let request = list.prefix(self.key.as_str()).max_keys(1).send();
+        self.attempt("list", async { request.await.map(drop).map_err(AttemptError::of) }).await
     }
 
-    async fn put(&self, only_new: bool, sum: Option<&str>) -> Result<()> {
+    async fn put(&self, only_new: bool, crc64: Option<&str>) -> Result<()> {
         let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
         let put = put.key(self.key.as_str()).body(ByteStream::from_static(BYTES));
         let put = put.set_if_none_match(only_new.then(|| "*".to_owned()));
-        let asked = put.set_checksum_crc64_nvme(sum.map(str::to_owned)).send();
-        self.ask("write", async { asked.await.map(drop).map_err(AttemptError::of) }).await
+        let request = put.set_checksum_crc64_nvme(crc64.map(str::to_owned)).send();
+        self.attempt("write", async { request.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     async fn get(&self, range: Option<&str>, expected: &[u8]) -> Result<()> {
         let get = self.live.clients.usual.get_object().bucket(&self.live.bucket);
-        let asked = get.key(self.key.as_str()).set_range(range.map(str::to_owned)).send();
-        let found = self.ask("read", async {
-            let body = asked.await.map_err(AttemptError::of)?.body.collect().await;
+        let request = get.key(self.key.as_str()).set_range(range.map(str::to_owned)).send();
+        let found = self.attempt("read", async {
+            let body = request.await.map_err(AttemptError::of)?.body.collect().await;
             body.map(AggregatedBytes::into_bytes).map_err(|e| AttemptError::of_body(&e))
         });
         let found = found.await?;
@@ -126,29 +126,30 @@ impl Probe<'_> {
 
     async fn delete(&self) -> Result<()> {
         let delete = self.live.clients.usual.delete_object().bucket(&self.live.bucket);
-        let asked = delete.key(self.key.as_str()).send();
-        self.ask("delete", async { asked.await.map(drop).map_err(AttemptError::of) }).await
+        let request = delete.key(self.key.as_str()).send();
+        self.attempt("delete", async { request.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     /// Whether multipart uploads work, and whether a taken name refuses one.
-    async fn parts(&self) -> (Option<String>, Option<bool>) {
+    async fn multipart(&self) -> (Option<String>, Option<bool>) {
         let create = self.live.clients.usual.create_multipart_upload().bucket(&self.live.bucket);
-        let asked = create.key(self.key.as_str()).send();
-        let begun = self
-            .ask("start a multipart upload of", async { asked.await.map_err(AttemptError::of) });
-        let id = match begun.await {
-            Ok(begun) => begun.upload_id().unwrap_or_default().to_owned(),
+        let request = create.key(self.key.as_str()).send();
+        let created = self.attempt("start a multipart upload of", async {
+            request.await.map_err(AttemptError::of)
+        });
+        let id = match created.await {
+            Ok(created) => created.upload_id().unwrap_or_default().to_owned(),
             Err(error) => return (Some(error.to_string()), None),
         };
-        let outcome = self.part_and_join(&id).await;
+        let outcome = self.upload_and_complete(&id).await;
         let refused = refuses(&outcome);
         if refused != Some(false) {
             let abort = self.live.clients.usual.abort_multipart_upload();
             let abort = abort.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(&id);
-            let asked = abort.send();
+            let request = abort.send();
             let aborted = self
-                .ask("abort a multipart upload of", async {
-                    asked.await.map(drop).map_err(AttemptError::of)
+                .attempt("abort a multipart upload of", async {
+                    request.await.map(drop).map_err(AttemptError::of)
                 })
                 .await;
             if let Err(error) = aborted {
@@ -159,12 +160,13 @@ impl Probe<'_> {
     }
 
     /// Completes an upload at a taken name, on the condition that it is free.
-    async fn part_and_join(&self, id: &str) -> Result<()> {
+    async fn upload_and_complete(&self, id: &str) -> Result<()> {
         let part = self.live.clients.usual.upload_part().bucket(&self.live.bucket);
         let part = part.key(self.key.as_str()).upload_id(id).part_number(1);
-        let asked = part.body(ByteStream::from_static(BYTES)).send();
-        let sent =
-            self.ask("upload a part of", async { asked.await.map_err(AttemptError::of) }).await?;
+        let request = part.body(ByteStream::from_static(BYTES)).send();
+        let sent = self
+            .attempt("upload a part of", async { request.await.map_err(AttemptError::of) })
+            .await?;
         let part = CompletedPart::builder().part_number(1);
         let part = part.set_e_tag(sent.e_tag().map(str::to_owned)).build();
         let complete = self.live.clients.usual.complete_multipart_upload();
@@ -172,19 +174,19 @@ impl Probe<'_> {
         let complete = complete
             .if_none_match("*")
             .multipart_upload(CompletedMultipartUpload::builder().parts(part).build());
-        let asked = complete.send();
-        self.ask("complete a multipart upload of", async {
-            asked.await.map(drop).map_err(AttemptError::of)
+        let request = complete.send();
+        self.attempt("complete a multipart upload of", async {
+            request.await.map(drop).map_err(AttemptError::of)
         })
         .await
     }
 
     /// Whether a lifecycle rule removes orphaned parts; `None` if that may not be queried.
-    async fn rule(&self) -> Option<bool> {
+    async fn lifecycle_rule(&self) -> Option<bool> {
         let get = self.live.clients.usual.get_bucket_lifecycle_configuration();
-        let asked = get.bucket(&self.live.bucket).send();
+        let request = get.bucket(&self.live.bucket).send();
         (self.announce)("read the lifecycle rules");
-        match tokio::time::timeout(self.live.options.stall, asked).await.ok()? {
+        match tokio::time::timeout(self.live.options.stall, request).await.ok()? {
             Ok(rules) => {
                 let aborts = |rule: &aws_sdk_s3::types::LifecycleRule| {
                     rule.abort_incomplete_multipart_upload().is_some()
@@ -199,7 +201,7 @@ impl Probe<'_> {
     }
 }
 
-/// Whether the request was refused, as it should be; `None` if it failed otherwise.
+/// Whether the request was refused, as expected; `None` if it failed for another reason.
 fn refuses(outcome: &Result<()>) -> Option<bool> {
     match outcome {
         Ok(()) => Some(false),
@@ -212,10 +214,10 @@ fn refuses(outcome: &Result<()>) -> Option<bool> {
 }
 
 /// Whether the server does not respond, so that further checks are pointless.
-fn is_away(error: &Error) -> bool {
+fn is_unreachable(error: &Error) -> bool {
     use RemoteErrorKind as C;
     let Error::Remote(remote) = error else { return false };
-    let away =
+    let unreachable =
         [C::Unreachable, C::Dns, C::Tls, C::Stalled, C::NoBucket, C::NoCredentials, C::Expired];
-    away.contains(&remote.cause)
+    unreachable.contains(&remote.cause)
 }

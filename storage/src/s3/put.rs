@@ -9,7 +9,7 @@
 //! A resumable upload is the same, but survives a drop: see `resumable`.
 //!
 //! A response may be lost although the request succeeded. So every object carries a mark of its
-//! upload, and a writer that finds the name taken checks whose object it is.
+//! upload, by which a writer that finds the name taken recognises its own object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ const PARTS_MAX: u64 = 10_000;
 
 /// Parts in flight have at most this many bytes together, unless it is only one. With the part
 /// being filled, an upload takes 80 MiB.
-const UNDER_WAY_BYTES_MAX: u64 = 64 << 20;
+const IN_FLIGHT_BYTES_MAX: u64 = 64 << 20;
 
 /// In an upload of unknown length, the part size doubles after this many parts: 10,000 parts then
 /// make 5 TB, which is the largest object that S3 has.
@@ -77,19 +77,19 @@ pub(crate) struct S3Upload {
 #[derive(Debug)]
 struct Multipart {
     id: String,
-    begun: u64,
-    under_way: JoinSet<Result<UploadedPart>>,
+    started: u64,
+    in_flight: JoinSet<Result<UploadedPart>>,
     parts: Vec<UploadedPart>,
 }
 
 /// Overwrites a small object.
 pub(crate) fn replace(live: &ProcessBucket, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
-    let ask = || async {
+    let attempt = || async {
         let body = ByteStream::from(bytes.to_vec());
         let put = live.clients.usual.put_object().bucket(&live.bucket).key(path).body(body);
         put.send().await.map(drop).map_err(AttemptError::of)
     };
-    live.runtime.block_on(live.ask("replace", name, ask))
+    live.runtime.block_on(live.with_retries("replace", name, attempt))
 }
 
 /// The size of the part with this number, counted from 0.
@@ -122,17 +122,18 @@ impl S3Upload {
         &self.mark
     }
 
-    /// Makes it resumable: it now outlives its writer.
-    pub(crate) fn keep_as(&mut self, state: UploadTarget) {
+    /// Makes it resumable: it is not aborted when dropped.
+    pub(crate) fn make_resumable(&mut self, state: UploadTarget) {
         self.draft = Some(state);
     }
 
     /// Continues after the parts of another process.
-    pub(crate) fn go_on(&mut self, state: UploadRecord, from: SyncPoint) {
+    pub(crate) fn resume_after(&mut self, state: UploadRecord, from: SyncPoint) {
         let UploadRecord { upload, mark, parts } = state;
         (self.mark, self.sent, self.len_bytes) = (mark, from, from.bytes);
-        let begun = parts.len() as u64;
-        self.multipart = upload.map(|id| Multipart { id, begun, under_way: JoinSet::new(), parts });
+        let started = parts.len() as u64;
+        self.multipart =
+            upload.map(|id| Multipart { id, started, in_flight: JoinSet::new(), parts });
     }
 
     /// Checksum of all bytes so far.
@@ -145,7 +146,7 @@ impl S3Upload {
     pub(crate) fn sync_parts(&mut self) -> Result<SyncPoint> {
         self.write(&[])?;
         let synced = self.wait_for_parts().and_then(|()| self.write_state());
-        self.remember(synced)?;
+        self.record_failure(synced)?;
         Ok(self.sent)
     }
 
@@ -164,22 +165,22 @@ impl S3Upload {
 
     fn wait_for_parts(&mut self) -> Result<()> {
         while let Some(multipart) = &mut self.multipart
-            && !multipart.under_way.is_empty()
+            && !multipart.in_flight.is_empty()
         {
             multipart.wait_for_one(&self.live, &self.target.name)?;
         }
         Ok(())
     }
 
-    /// After a failure every later call fails.
-    fn remember<T>(&mut self, outcome: Result<T>) -> Result<T> {
+    /// Records a failure, after which every later call fails.
+    fn record_failure<T>(&mut self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|e| self.first_failure = Some(e.to_string()))
     }
 
     fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let begun = self.multipart.as_ref().map_or(0, |multipart| multipart.begun);
-            let room = part_bytes(self.len_bytes_max, begun) - self.part.len() as u64;
+            let started = self.multipart.as_ref().map_or(0, |multipart| multipart.started);
+            let room = part_bytes(self.len_bytes_max, started) - self.part.len() as u64;
             if room == 0 {
                 self.send_part()?;
                 continue;
@@ -196,16 +197,16 @@ impl S3Upload {
     /// Sends the part, after waiting until another may be in flight.
     fn send_part(&mut self) -> Result<()> {
         if self.multipart.is_none() {
-            self.multipart = Some(begin(&self.live, &self.target, &self.mark)?);
-            let told = self.write_state();
-            if told.is_err() {
+            self.multipart = Some(start_multipart(&self.live, &self.target, &self.mark)?);
+            let recorded = self.write_state();
+            if recorded.is_err() {
                 self.draft = None; // it cannot be resumed, so it is aborted
             }
-            told?;
+            recorded?;
         }
         let (live, target) = (&self.live, &self.target);
         let multipart = self.multipart.as_mut().expect("started above");
-        if multipart.begun == PARTS_MAX {
+        if multipart.started == PARTS_MAX {
             let why = format!("all {PARTS_MAX} parts are full; no length was given at creation");
             let source = std::io::Error::other(why);
             return Err(Error::Io {
@@ -214,22 +215,23 @@ impl S3Upload {
                 source,
             });
         }
-        let most = (UNDER_WAY_BYTES_MAX / self.part.len() as u64).max(1);
-        while multipart.under_way.len() as u64 >= most {
+        let in_flight_max = (IN_FLIGHT_BYTES_MAX / self.part.len() as u64).max(1);
+        while multipart.in_flight.len() as u64 >= in_flight_max {
             multipart.wait_for_one(live, &target.name)?;
         }
-        multipart.begun += 1;
-        let number = multipart.begun as i32; // fits: at most PARTS_MAX
+        multipart.started += 1;
+        let number = multipart.started as i32; // fits: at most PARTS_MAX
         // The next part is as large, except where the size doubles.
         let next = Vec::with_capacity(self.part.len());
         let bytes = self.part.len() as u64;
         let body = SdkBody::from(std::mem::replace(&mut self.part, next));
         let crc64 = std::mem::take(&mut self.part_sum).value();
-        let SyncPoint { bytes: before, crc64: sum } = self.sent;
-        self.sent = SyncPoint { bytes: before + bytes, crc64: crc64_join(sum, crc64, bytes) };
+        let SyncPoint { bytes: before, crc64: crc_before } = self.sent;
+        self.sent =
+            SyncPoint { bytes: before + bytes, crc64: crc64_join(crc_before, crc64, bytes) };
         let part = UploadedPart { number, etag: None, bytes, crc64 };
         let sent = send(Arc::clone(live), target.clone(), multipart.id.clone(), part, body);
-        multipart.under_way.spawn_on(sent, live.runtime.handle());
+        multipart.in_flight.spawn_on(sent, live.runtime.handle());
         Ok(())
     }
 
@@ -248,76 +250,81 @@ impl S3Upload {
     }
 
     fn finish_parts(&self, multipart: &mut Multipart) -> Result<bool> {
-        while !multipart.under_way.is_empty() {
+        while !multipart.in_flight.is_empty() {
             multipart.wait_for_one(&self.live, &self.target.name)?;
         }
         if head(&self.live, &self.target.path, &self.target.name)?.is_some() {
             return Ok(false);
         }
         multipart.parts.sort_by_key(|part| part.number);
-        let named = multipart.parts.iter().map(|part| {
-            let named = CompletedPart::builder().part_number(part.number);
-            named.set_e_tag(part.etag.clone()).build()
+        let completed = multipart.parts.iter().map(|part| {
+            let completed = CompletedPart::builder().part_number(part.number);
+            completed.set_e_tag(part.etag.clone()).build()
         });
-        let parts = CompletedMultipartUpload::builder().set_parts(Some(named.collect())).build();
+        let parts =
+            CompletedMultipartUpload::builder().set_parts(Some(completed.collect())).build();
         self.live.runtime.block_on(self.complete(&multipart.id, parts))
     }
 
     async fn put(&self, body: SdkBody) -> Result<bool> {
-        let max = self.live.answer_max(body.bytes().map_or(0, <[u8]>::len));
-        let ask = || async {
+        let max = self.live.response_timeout(body.bytes().map_or(0, <[u8]>::len));
+        let attempt = || async {
             let body = ByteStream::new(body.try_clone().expect("bytes in memory"));
             let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
             let put = put.key(&self.target.path).metadata(MARK, &self.mark).body(body);
             put.if_none_match("*").send().await.map(drop).map_err(AttemptError::of)
         };
-        self.commit(max, ask).await
+        self.commit(max, attempt).await
     }
 
     async fn complete(&self, id: &str, parts: CompletedMultipartUpload) -> Result<bool> {
         // Servers join the parts during this request: AWS says that it may take minutes.
-        let max = self.live.answer_max(0) + Duration::from_secs(120);
-        let ask = || async {
+        let max = self.live.response_timeout(0) + Duration::from_secs(120);
+        let attempt = || async {
             let complete = self.live.clients.usual.complete_multipart_upload();
             let complete = complete.bucket(&self.live.bucket).key(&self.target.path).upload_id(id);
             let complete = complete.multipart_upload(parts.clone()).if_none_match("*");
             complete.send().await.map(drop).map_err(AttemptError::of)
         };
-        self.commit(max, ask).await
+        self.commit(max, attempt).await
     }
 
     /// Sends the request that makes the object visible, until its outcome is known.
-    async fn commit<Asked>(&self, max: Duration, mut ask: impl FnMut() -> Asked) -> Result<bool>
+    async fn commit<Attempt>(
+        &self,
+        max: Duration,
+        mut attempt: impl FnMut() -> Attempt,
+    ) -> Result<bool>
     where
-        Asked: Future<Output = std::result::Result<(), AttemptError>>,
+        Attempt: Future<Output = std::result::Result<(), AttemptError>>,
     {
         let (mut tries, mut unsure) = (Tries::default(), false);
         loop {
-            let failed = match self.live.once(&mut tries, max, ask()).await {
+            let failed = match self.live.once(&mut tries, max, attempt()).await {
                 Ok(()) => return Ok(true),
                 Err(failed) => failed,
             };
             unsure |= failed.is_ambiguous();
-            // The name is taken, or the upload is gone because it was completed.
+            // The name is taken, or the upload no longer exists because it was completed.
             if is_taken(&failed) || failed.is_absent() {
-                let ours = if unsure { self.is_there_and_ours().await? } else { None };
-                return match ours {
-                    Some(ours) => Ok(ours),
+                let is_this = if unsure { self.is_this_upload().await? } else { None };
+                return match is_this {
+                    Some(is_this) => Ok(is_this),
                     None if is_taken(&failed) => Ok(false),
                     None => Err(tries.error("write", &self.target.name, failed)),
                 };
             }
-            if let Err(failed) = tries.again(&self.live, failed).await {
-                let ours = if unsure { self.is_there_and_ours().await } else { Ok(None) };
+            if let Err(failed) = tries.wait_for_retry(&self.live, failed).await {
+                let is_this = if unsure { self.is_this_upload().await } else { Ok(None) };
                 let failed = || tries.error("write", &self.target.name, failed);
-                return ours.ok().flatten().ok_or_else(failed);
+                return is_this.ok().flatten().ok_or_else(failed);
             }
         }
     }
 
     /// Whether the object at this name is this upload; `None` if there is none.
-    async fn is_there_and_ours(&self) -> Result<Option<bool>> {
-        let ask = || async {
+    async fn is_this_upload(&self) -> Result<Option<bool>> {
+        let attempt = || async {
             let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
             match head.key(&self.target.path).send().await.map_err(AttemptError::of) {
                 Ok(head) => {
@@ -329,7 +336,7 @@ impl S3Upload {
                 Err(failed) => Err(failed),
             }
         };
-        self.live.ask("check", &self.target.name, ask).await
+        self.live.with_retries("check", &self.target.name, attempt).await
     }
 
     /// Finishes; after a failure there are parts to abort.
@@ -344,7 +351,7 @@ impl S3Upload {
         }
         // A server that ignored the condition may have let another writer's object replace this
         // one.
-        if in_parts && self.live.runtime.block_on(self.is_there_and_ours())? != Some(true) {
+        if in_parts && self.live.runtime.block_on(self.is_this_upload())? != Some(true) {
             return Err(taken);
         }
         let (path, bytes) = (self.target.file_name.clone(), self.len_bytes);
@@ -359,7 +366,7 @@ impl Upload for S3Upload {
             return Err(Error::Poisoned { object, first });
         }
         let written = self.append(bytes);
-        self.remember(written)
+        self.record_failure(written)
     }
 
     fn len_bytes(&self) -> u64 {
@@ -370,8 +377,8 @@ impl Upload for S3Upload {
         self.write(&[])?;
         let in_parts = self.multipart.is_some() || self.draft.is_some();
         let sent = if in_parts && !self.part.is_empty() { self.send_part() } else { Ok(()) };
-        let settled = sent.and_then(|()| self.wait_for_parts());
-        self.remember(settled)
+        let flushed = sent.and_then(|()| self.wait_for_parts());
+        self.record_failure(flushed)
     }
 
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
@@ -390,12 +397,12 @@ impl Drop for S3Upload {
     fn drop(&mut self) {
         let Some(mut multipart) = self.multipart.take() else { return };
         // A resumable upload is kept; in a forked child, the upload belongs to the parent.
-        if self.draft.is_some() || !self.live.is_here() {
+        if self.draft.is_some() || !self.live.is_in_this_process() {
             return;
         }
         let aborted = self.live.runtime.block_on(async {
             // A part that arrives after the abort would stay.
-            multipart.under_way.shutdown().await;
+            multipart.in_flight.shutdown().await;
             let abort = abort(&self.live, &self.target, &multipart.id);
             tokio::time::timeout(ABORT_MAX, abort).await
         });
@@ -414,7 +421,7 @@ impl Drop for S3Upload {
 
 impl Multipart {
     fn wait_for_one(&mut self, live: &ProcessBucket, name: &str) -> Result<()> {
-        match live.runtime.block_on(self.under_way.join_next()) {
+        match live.runtime.block_on(self.in_flight.join_next()) {
             None => Ok(()),
             Some(Ok(part)) => part.map(|part| self.parts.push(part)),
             Some(Err(e)) => Err(Error::from_io("write", name, std::io::Error::other(e))),
@@ -422,31 +429,38 @@ impl Multipart {
     }
 }
 
-fn begin(live: &Arc<ProcessBucket>, target: &UploadTarget, mark: &str) -> Result<Multipart> {
-    let ask = || async {
+fn start_multipart(
+    live: &Arc<ProcessBucket>,
+    target: &UploadTarget,
+    mark: &str,
+) -> Result<Multipart> {
+    let attempt = || async {
         let create = live.clients.usual.create_multipart_upload().bucket(&live.bucket);
         create.key(&target.path).metadata(MARK, mark).send().await.map_err(AttemptError::of)
     };
-    let begun =
-        live.runtime.block_on(live.ask("start a multipart upload of", &target.name, ask))?;
-    let id = CreateMultipartUploadOutput::upload_id(&begun).ok_or_else(|| Error::Corrupt {
+    let output = live.runtime.block_on(live.with_retries(
+        "start a multipart upload of",
+        &target.name,
+        attempt,
+    ))?;
+    let id = CreateMultipartUploadOutput::upload_id(&output).ok_or_else(|| Error::Corrupt {
         object: target.name.clone(),
         offset: 0,
         found: "a response without an upload id".to_owned(),
         expected: "an upload id".to_owned(),
     })?;
     let (id, parts) = (id.to_owned(), Vec::new());
-    Ok(Multipart { id, begun: 0, under_way: JoinSet::new(), parts })
+    Ok(Multipart { id, started: 0, in_flight: JoinSet::new(), parts })
 }
 
 /// Aborts a multipart upload.
 pub(crate) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str) -> Result<()> {
-    let ask = || async {
+    let attempt = || async {
         let abort = live.clients.usual.abort_multipart_upload().bucket(&live.bucket);
         let abort = abort.key(&target.path).upload_id(id);
         abort.send().await.map(drop).map_err(AttemptError::of)
     };
-    live.ask("abort a multipart upload of", &target.name, ask).await
+    live.with_retries("abort a multipart upload of", &target.name, attempt).await
 }
 
 /// Sends one part, with retries. A part sent twice is the same part.
@@ -457,7 +471,7 @@ async fn send(
     part: UploadedPart,
     body: SdkBody,
 ) -> Result<UploadedPart> {
-    let max = live.answer_max(body.bytes().map_or(0, <[u8]>::len));
+    let max = live.response_timeout(body.bytes().map_or(0, <[u8]>::len));
     let mut tries = Tries::default();
     loop {
         let bytes = ByteStream::new(body.try_clone().expect("bytes in memory"));
@@ -469,8 +483,8 @@ async fn send(
                 return Ok(UploadedPart { etag, ..part });
             }
             Err(failed) => {
-                let again = tries.again(&live, failed).await;
-                again.map_err(|failed| tries.error("upload a part of", &target.name, failed))?;
+                let retry = tries.wait_for_retry(&live, failed).await;
+                retry.map_err(|failed| tries.error("upload a part of", &target.name, failed))?;
             }
         }
     }
@@ -481,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_as_s3_wants_them() {
+    fn part_sizes_are_within_the_limits_of_s3() {
         const GIB: u64 = 1 << 30;
         for len in [1, 16 << 20, 17 << 20, 100 * GIB, 5000 * GIB] {
             let part = part_bytes(len, 0);

@@ -40,38 +40,39 @@ impl fmt::Debug for S3Backend {
 }
 
 impl ReadBackend for S3Backend {
-    fn carry(&mut self, mut load: BackendRead) {
+    fn submit(&mut self, mut request: BackendRead) {
         let sender = self.sender.clone();
-        let Some(ours) = load.object.as_any().and_then(|any| any.downcast_ref::<S3Object>()) else {
+        let Some(ours) = request.object.as_any().and_then(|any| any.downcast_ref::<S3Object>())
+        else {
             let handle = self.live.runtime.handle();
             let read = move || {
-                let (offset, buf) = (load.offset, &mut load.buf[..load.len]);
-                let outcome = load.object.read_many(&mut [RangeRead { offset, buf }]);
-                let moved_bytes = if outcome.is_ok() { load.len as u64 } else { 0 };
-                let _ = sender.send(done(load, moved_bytes, outcome));
+                let (offset, buf) = (request.offset, &mut request.buf[..request.len]);
+                let outcome = request.object.read_many(&mut [RangeRead { offset, buf }]);
+                let moved_bytes = if outcome.is_ok() { request.len as u64 } else { 0 };
+                let _ = sender.send(done(request, moved_bytes, outcome));
             };
             self.tasks.spawn_blocking_on(read, handle);
             return;
         };
-        // The object may be of another bucket than the reader, which then has its own limits.
+        // The object may be in another bucket than the reader, with limits of its own.
         let live = match ours.live() {
             Ok(live) => live,
             Err(e) => {
-                let _ = sender.send(done(load, 0, Err(e)));
+                let _ = sender.send(done(request, 0, Err(e)));
                 return;
             }
         };
         let opened = Arc::clone(&ours.opened);
         let task = async move {
-            let (moved_bytes, outcome) = read(&live, &opened, &mut load).await;
-            let _ = sender.send(done(load, moved_bytes, outcome));
+            let (moved_bytes, outcome) = read(&live, &opened, &mut request).await;
+            let _ = sender.send(done(request, moved_bytes, outcome));
         };
         self.tasks.spawn_on(task, self.live.runtime.handle());
     }
 
     fn wait(&mut self, until: Instant, done: &mut Vec<BackendCompletion>) {
-        let left = until.saturating_duration_since(Instant::now());
-        match self.done.recv_timeout(left) {
+        let remaining = until.saturating_duration_since(Instant::now());
+        match self.done.recv_timeout(remaining) {
             Ok(first) => done.push(first),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         }
@@ -79,21 +80,25 @@ impl ReadBackend for S3Backend {
         while self.tasks.try_join_next().is_some() {}
     }
 
-    fn place(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
+    fn describe(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
         let endpoint = self.live.clients.endpoint.as_deref().unwrap_or("AWS");
         ("s3".to_owned(), endpoint.to_owned())
     }
 }
 
-async fn read(live: &ProcessBucket, opened: &Opened, load: &mut BackendRead) -> (u64, Result<()>) {
-    let (offset, due, len) = (load.offset, load.deadline, load.len);
+async fn read(
+    live: &ProcessBucket,
+    opened: &Opened,
+    request: &mut BackendRead,
+) -> (u64, Result<()>) {
+    let (offset, deadline, len) = (request.offset, request.deadline, request.len);
     if let Err(e) = opened.check(offset, len) {
         return (0, Err(e));
     }
     let mut fills = FuturesUnordered::new();
-    for (i, piece) in load.buf[..len].chunks_mut(PIECE_BYTES).enumerate() {
+    for (i, piece) in request.buf[..len].chunks_mut(PIECE_BYTES).enumerate() {
         let offset = offset + (i * PIECE_BYTES) as u64;
-        fills.push(get::fill(live, opened, offset, piece, due));
+        fills.push(get::fill(live, opened, offset, piece, deadline));
     }
     let mut moved_bytes = 0;
     while let Some((moved, outcome)) = fills.next().await {
@@ -105,7 +110,14 @@ async fn read(live: &ProcessBucket, opened: &Opened, load: &mut BackendRead) -> 
     (moved_bytes, Ok(()))
 }
 
-fn done(load: BackendRead, moved_bytes: u64, outcome: Result<()>) -> BackendCompletion {
-    let data = if outcome.is_ok() { 0..load.len } else { 0..0 };
-    BackendCompletion { slot: load.slot, buf: load.buf, data, moved_bytes, short_reads: 0, outcome }
+fn done(request: BackendRead, moved_bytes: u64, outcome: Result<()>) -> BackendCompletion {
+    let data = if outcome.is_ok() { 0..request.len } else { 0..0 };
+    BackendCompletion {
+        slot: request.slot,
+        buf: request.buf,
+        data,
+        moved_bytes,
+        short_reads: 0,
+        outcome,
+    }
 }

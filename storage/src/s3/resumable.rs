@@ -44,18 +44,18 @@ pub(crate) struct UploadedPart {
 }
 
 /// Starts a resumable upload by creating its state object.
-pub(crate) fn begin(
+pub(crate) fn start(
     store: &dyn Storage,
     live: Arc<ProcessBucket>,
     target: UploadTarget,
     key: &Key,
     state: UploadTarget,
 ) -> Result<S3Upload> {
-    name_others(&live, &target, None);
+    log_other_uploads(&live, &target, None);
     let mut upload = S3Upload::new(live, target, 0);
     let first = UploadRecord { mark: upload.mark().to_owned(), ..UploadRecord::default() };
     write_all(store, key, &to_bytes(&state.name, &first)?)?;
-    upload.keep_as(state);
+    upload.make_resumable(state);
     Ok(upload)
 }
 
@@ -69,28 +69,28 @@ pub(crate) fn resume(
     from: SyncPoint,
 ) -> Result<S3Upload> {
     let mut state = read(store, key)?;
-    cut(&mut state.parts, &state_target.name, from)?;
-    let there = match &state.upload {
+    keep_synced_parts(&mut state.parts, &state_target.name, from)?;
+    let server_parts = match &state.upload {
         Some(id) => parts_of(&live, &target, id)?,
         None => None,
     };
-    name_others(&live, &target, state.upload.as_deref());
-    match &there {
-        Some(there) => compare(&state, there, &target)?,
+    log_other_uploads(&live, &target, state.upload.as_deref());
+    match &server_parts {
+        Some(server_parts) => compare(&state, server_parts, &target)?,
         // Completed, or aborted.
         None if state.upload.is_some() => match head(&live, &target.path, &target.name)? {
             Some(head) if head.metadata().and_then(|m| m.get(MARK)) == Some(&state.mark) => {
                 return Err(Error::NotFound { object: state_target.name });
             }
             Some(_) => return Err(Error::Exists { object: target.name }),
-            None if from.bytes > 0 => return Err(gone(&state, &target)),
+            None if from.bytes > 0 => return Err(missing_upload(&state, &target)),
             None => state.upload = None,
         },
         None => {}
     }
     let mut upload = S3Upload::new(live, target, 0);
-    upload.keep_as(state_target);
-    upload.go_on(state, from);
+    upload.make_resumable(state_target);
+    upload.resume_after(state, from);
     Ok(upload)
 }
 
@@ -139,21 +139,24 @@ fn read(store: &dyn Storage, key: &Key) -> Result<UploadRecord> {
 
 /// Keeps the parts before a sync point, which must be at the end of a part and match their
 /// checksum.
-fn cut(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()> {
-    let (mut at, mut count) = (SyncPoint::default(), 0);
+fn keep_synced_parts(parts: &mut Vec<UploadedPart>, name: &str, from: SyncPoint) -> Result<()> {
+    let (mut found_point, mut count) = (SyncPoint::default(), 0);
     for (nth, part) in (1..).zip(parts.iter()) {
-        if at.bytes >= from.bytes || part.number != nth {
+        if found_point.bytes >= from.bytes || part.number != nth {
             break;
         }
-        at.crc64 = crc64_join(at.crc64, part.crc64, part.bytes);
-        at.bytes = at.bytes.saturating_add(part.bytes);
+        found_point.crc64 = crc64_join(found_point.crc64, part.crc64, part.bytes);
+        found_point.bytes = found_point.bytes.saturating_add(part.bytes);
         count += 1;
     }
-    if at != from {
-        let sum = |mark: SyncPoint| format!("{} bytes with CRC-64 {:016x}", mark.bytes, mark.crc64);
-        let (object, offset) = (name.to_owned(), at.bytes.min(from.bytes));
-        let (found, expected) =
-            (format!("parts with {}", sum(at)), format!("the synced {}", sum(from)));
+    if found_point != from {
+        let describe =
+            |point: SyncPoint| format!("{} bytes with CRC-64 {:016x}", point.bytes, point.crc64);
+        let (object, offset) = (name.to_owned(), found_point.bytes.min(from.bytes));
+        let (found, expected) = (
+            format!("parts with {}", describe(found_point)),
+            format!("the synced {}", describe(from)),
+        );
         return Err(Error::Corrupt { object, offset, found, expected });
     }
     parts.truncate(count);
@@ -170,18 +173,22 @@ fn parts_of(
     let mut next: Option<String> = None;
     loop {
         let after = &next;
-        let ask = || async move {
+        let attempt = || async move {
             let list = live.clients.usual.list_parts().bucket(&live.bucket).key(&target.path);
             let list = list.upload_id(id).set_part_number_marker(after.clone());
             list.send().await.map_err(AttemptError::of)
         };
-        let page = match live.runtime.block_on(live.ask("list the parts of", &target.name, ask)) {
+        let page = match live.runtime.block_on(live.with_retries(
+            "list the parts of",
+            &target.name,
+            attempt,
+        )) {
             Err(Error::NotFound { .. }) => return Ok(None),
             page => page?,
         };
         for part in page.parts() {
             let bytes = part.size().and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
-            let etag = bare(part.e_tag()).to_owned();
+            let etag = unquoted(part.e_tag()).to_owned();
             if let Some(number) = part.part_number() {
                 parts.insert(number, (etag, bytes));
             }
@@ -196,22 +203,22 @@ fn parts_of(
 
 fn compare(
     state: &UploadRecord,
-    there: &HashMap<i32, (String, u64)>,
+    server_parts: &HashMap<i32, (String, u64)>,
     target: &UploadTarget,
 ) -> Result<()> {
     let mut offset = 0;
     for part in &state.parts {
-        let due = (bare(part.etag.as_deref()), part.bytes);
-        let found = there.get(&part.number).map(|(etag, bytes)| (etag.as_str(), *bytes));
-        if found != Some(due) {
-            let words = |(etag, bytes): (&str, u64)| {
+        let expected = (unquoted(part.etag.as_deref()), part.bytes);
+        let found = server_parts.get(&part.number).map(|(etag, bytes)| (etag.as_str(), *bytes));
+        if found != Some(expected) {
+            let describe = |(etag, bytes): (&str, u64)| {
                 format!("part {} of {bytes} bytes with ETag {etag}", part.number)
             };
             return Err(Error::Corrupt {
                 object: target.name.clone(),
                 offset,
-                found: found.map_or_else(|| format!("no part {}", part.number), words),
-                expected: words(due),
+                found: found.map_or_else(|| format!("no part {}", part.number), describe),
+                expected: describe(expected),
             });
         }
         offset += part.bytes;
@@ -219,7 +226,7 @@ fn compare(
     Ok(())
 }
 
-fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
+fn missing_upload(state: &UploadRecord, target: &UploadTarget) -> Error {
     let id = state.upload.as_deref().unwrap_or("");
     Error::Corrupt {
         object: target.name.clone(),
@@ -231,17 +238,21 @@ fn gone(state: &UploadRecord, target: &UploadTarget) -> Error {
 
 /// Logs other unfinished uploads of this object: they cost space, and whether their writers are
 /// still running is unknown.
-fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) {
-    let ask = || async {
+fn log_other_uploads(live: &ProcessBucket, target: &UploadTarget, own_id: Option<&str>) {
+    let attempt = || async {
         let list = live.clients.usual.list_multipart_uploads().bucket(&live.bucket);
         list.prefix(&target.path).send().await.map_err(AttemptError::of)
     };
-    match live.runtime.block_on(live.ask("list the multipart uploads of", &target.name, ask)) {
+    match live.runtime.block_on(live.with_retries(
+        "list the multipart uploads of",
+        &target.name,
+        attempt,
+    )) {
         Err(error) => log::info!("unfinished uploads not reported: {error}"),
         Ok(page) => {
             let same = |key: Option<&str>| key == Some(target.path.as_str());
             for other in page.uploads().iter().filter(|upload| same(upload.key())) {
-                if other.upload_id() != ours {
+                if other.upload_id() != own_id {
                     log::warn!(
                         "{}: multipart upload {} is unfinished; its parts use space until it is \
                          completed or aborted",
@@ -255,7 +266,7 @@ fn name_others(live: &ProcessBucket, target: &UploadTarget, ours: Option<&str>) 
 }
 
 /// Some servers quote the ETag in some responses only.
-fn bare(etag: Option<&str>) -> &str {
+fn unquoted(etag: Option<&str>) -> &str {
     etag.unwrap_or("").trim_matches('"')
 }
 

@@ -17,9 +17,9 @@ const LOOKUPS_MAX: usize = 4;
 /// The runtime of this process, started at first use. A process that was forked has the memory of
 /// its parent's runtime but none of its threads, and gets one of its own.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
-    static OURS: PerProcess<Mutex<Option<&'static Runtime>>> = PerProcess::new();
-    let mut ours = OURS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    match *ours {
+    static RUNTIME: PerProcess<Mutex<Option<&'static Runtime>>> = PerProcess::new();
+    let mut current = RUNTIME.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    match *current {
         Some(runtime) => Ok(runtime),
         None => {
             let built = Builder::new_multi_thread()
@@ -31,7 +31,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
             let failed = |e| Error::from_io("start", "the threads of S3 requests", e);
             // Never dropped: a drop would wait for its threads, also at process exit.
             let runtime: &'static Runtime = Box::leak(Box::new(built.map_err(failed)?));
-            *ours = Some(runtime);
+            *current = Some(runtime);
             Ok(runtime)
         }
     }

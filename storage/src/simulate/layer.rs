@@ -30,17 +30,22 @@ impl SimulationLayer {
     }
 
     /// One metadata request.
-    fn named<T>(&self, doing: &str, key: &Key, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let ticket = self.sim.ask(Op::Meta, 1, 0);
-        self.sim.carry(ticket, doing, || self.display(key), work)
+    fn meta_request<T>(
+        &self,
+        operation: &str,
+        key: &Key,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let completion = self.sim.request(Op::Meta, 1, 0);
+        self.sim.complete(completion, operation, || self.display(key), work)
     }
 
     /// The listing requests for this many names.
-    fn listed<T>(&self, key: &Key, names: Result<Vec<T>>) -> Result<Vec<T>> {
+    fn list_requests<T>(&self, key: &Key, names: Result<Vec<T>>) -> Result<Vec<T>> {
         let names = names?;
         let page = self.sim.model.meta.list_page as usize;
-        let ticket = self.sim.ask(Op::Meta, names.len().div_ceil(page).max(1) as u64, 0);
-        self.sim.carry(ticket, "list", || self.display(key), || Ok(names))
+        let completion = self.sim.request(Op::Meta, names.len().div_ceil(page).max(1) as u64, 0);
+        self.sim.complete(completion, "list", || self.display(key), || Ok(names))
     }
 
     fn object(&self, inner: Arc<dyn Object>, key: &Key) -> Arc<dyn Object> {
@@ -55,8 +60,8 @@ impl SimulationLayer {
             file: self.file(key),
             name: self.display(key),
             offset: at,
-            flying: VecDeque::new(),
-            flying_bytes: 0,
+            in_flight: VecDeque::new(),
+            in_flight_bytes: 0,
             last: SimulatedCompletion { done: 0, failure: None },
         })
     }
@@ -67,7 +72,7 @@ impl SimulationLayer {
         self.display(key).as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, mix)
     }
 
-    fn drafts(&self, operation: &'static str, key: &Key) -> Result<()> {
+    fn check_resumable(&self, operation: &'static str, key: &Key) -> Result<()> {
         match self.sim.model.meta.can_draft {
             true => Ok(()),
             false => Err(Error::Unsupported { operation, object: self.display(key) }),
@@ -77,32 +82,32 @@ impl SimulationLayer {
 
 impl Storage for SimulationLayer {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        let inner = self.named("open", key, || self.inner.open(key))?;
+        let inner = self.meta_request("open", key, || self.inner.open(key))?;
         Ok(self.object(inner, key))
     }
 
     fn create(&self, key: &Key, len_bytes_max: u64) -> Result<Box<dyn Upload>> {
-        let inner = self.named("create", key, || self.inner.create(key, len_bytes_max))?;
+        let inner = self.meta_request("create", key, || self.inner.create(key, len_bytes_max))?;
         Ok(self.upload(inner, key))
     }
 
     fn list(&self, folder: &Key) -> Result<Vec<ObjectMeta>> {
-        self.listed(folder, self.inner.list(folder))
+        self.list_requests(folder, self.inner.list(folder))
     }
 
     fn list_names(&self, folder: &Key) -> Result<Vec<String>> {
-        self.listed(folder, self.inner.list_names(folder))
+        self.list_requests(folder, self.inner.list_names(folder))
     }
 
     fn delete(&self, key: &Key) -> Result<()> {
-        self.named("delete", key, || self.inner.delete(key))
+        self.meta_request("delete", key, || self.inner.delete(key))
     }
 
     fn publish(&self, staged: &Key, target: &Key) -> Result<()> {
         if !self.sim.model.meta.can_publish {
             return Err(Error::Unsupported { operation: "publish", object: self.display(target) });
         }
-        self.named("publish", target, || self.inner.publish(staged, target))
+        self.meta_request("publish", target, || self.inner.publish(staged, target))
     }
 
     fn has_atomic_publish(&self, folder: &Key) -> Result<bool> {
@@ -112,28 +117,33 @@ impl Storage for SimulationLayer {
     fn replace(&self, key: &Key, bytes: &[u8]) -> Result<()> {
         let sim = &self.sim;
         let written = sim.transfer(Op::Write, self.file(key), 0, bytes.len() as u64);
-        let ticket = written.and(sim.ask(Op::Commit, 1, written.done));
-        sim.carry(ticket, "replace", || self.display(key), || self.inner.replace(key, bytes))
+        let completion = written.and(sim.request(Op::Commit, 1, written.done));
+        sim.complete(completion, "replace", || self.display(key), || self.inner.replace(key, bytes))
     }
 
     fn sync_folder(&self, folder: &Key) -> Result<()> {
-        self.named("sync", folder, || self.inner.sync_folder(folder))
+        self.meta_request("sync", folder, || self.inner.sync_folder(folder))
     }
 
     fn delete_empty_folder(&self, folder: &Key) -> Result<()> {
-        self.named("delete", folder, || self.inner.delete_empty_folder(folder))
+        self.meta_request("delete", folder, || self.inner.delete_empty_folder(folder))
     }
 
     fn delete_folder(&self, folder: &Key) -> Result<()> {
         let page = u64::from(self.sim.model.meta.delete_page);
         let count = self.inner.list(folder)?.len() as u64;
-        let ticket = self.sim.ask(Op::Meta, count.div_ceil(page) + 1, 0);
-        let doing = "delete";
-        self.sim.carry(ticket, doing, || self.display(folder), || self.inner.delete_folder(folder))
+        let completion = self.sim.request(Op::Meta, count.div_ceil(page) + 1, 0);
+        let operation = "delete";
+        self.sim.complete(
+            completion,
+            operation,
+            || self.display(folder),
+            || self.inner.delete_folder(folder),
+        )
     }
 
     fn free_bytes(&self) -> Result<Option<u64>> {
-        self.named("stat", &Key::root(), || self.inner.free_bytes())
+        self.meta_request("stat", &Key::root(), || self.inner.free_bytes())
     }
 
     fn display(&self, key: &Key) -> String {
@@ -141,22 +151,22 @@ impl Storage for SimulationLayer {
     }
 
     fn remove_orphans(&self, folder: &Key) -> Result<Vec<String>> {
-        self.named("clean", folder, || self.inner.remove_orphans(folder))
+        self.meta_request("clean", folder, || self.inner.remove_orphans(folder))
     }
 
     fn remove_orphans_of(&self, folder: &Key, writer: &ProcessIdentity) -> Result<Vec<String>> {
-        self.named("clean", folder, || self.inner.remove_orphans_of(folder, writer))
+        self.meta_request("clean", folder, || self.inner.remove_orphans_of(folder, writer))
     }
 
     fn create_resumable(&self, key: &Key) -> Result<Box<dyn ResumableUpload>> {
-        self.drafts("create a resumable upload of", key)?;
-        let inner = self.named("create", key, || self.inner.create_resumable(key))?;
+        self.check_resumable("create a resumable upload of", key)?;
+        let inner = self.meta_request("create", key, || self.inner.create_resumable(key))?;
         Ok(self.upload(inner, key))
     }
 
     fn resume(&self, key: &Key, from: SyncPoint) -> Result<Box<dyn ResumableUpload>> {
-        self.drafts("resume an upload of", key)?;
-        let inner = self.named("open", key, || self.inner.resume(key, from))?;
+        self.check_resumable("resume an upload of", key)?;
+        let inner = self.meta_request("open", key, || self.inner.resume(key, from))?;
         Ok(self.upload(inner, key))
     }
 
@@ -165,20 +175,20 @@ impl Storage for SimulationLayer {
         key: &Key,
         find: &mut dyn FnMut(&dyn Object) -> Result<SyncPoint>,
     ) -> Result<Box<dyn ResumableUpload>> {
-        self.drafts("resume an upload of", key)?;
-        let inner = self.named("open", key, || self.inner.resume_with(key, find))?;
+        self.check_resumable("resume an upload of", key)?;
+        let inner = self.meta_request("open", key, || self.inner.resume_with(key, find))?;
         Ok(self.upload(inner, key))
     }
 
     fn open_partial(&self, key: &Key) -> Result<Arc<dyn Object>> {
-        self.drafts("open an unfinished upload of", key)?;
-        let inner = self.named("open", key, || self.inner.open_partial(key))?;
+        self.check_resumable("open an unfinished upload of", key)?;
+        let inner = self.meta_request("open", key, || self.inner.open_partial(key))?;
         Ok(self.object(inner, key))
     }
 
     fn discard(&self, key: &Key) -> Result<()> {
-        self.drafts("discard an upload of", key)?;
-        self.named("delete", key, || self.inner.discard(key))
+        self.check_resumable("discard an upload of", key)?;
+        self.meta_request("delete", key, || self.inner.discard(key))
     }
 
     fn reader_group(&self) -> Option<String> {
@@ -214,7 +224,7 @@ struct SimObject {
 }
 
 impl SimObject {
-    fn ask(&self, offset: u64, len: u64) -> SimulatedCompletion {
+    fn request(&self, offset: u64, len: u64) -> SimulatedCompletion {
         self.sim.transfer(Op::Read, self.file, offset, len)
     }
 }
@@ -225,17 +235,17 @@ impl Object for SimObject {
     }
 
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
-        let asked = reads.iter().map(|read| self.ask(read.offset, read.buf.len() as u64));
-        let Some(ticket) = asked.reduce(SimulatedCompletion::and) else { return Ok(()) };
+        let requests = reads.iter().map(|read| self.request(read.offset, read.buf.len() as u64));
+        let Some(completion) = requests.reduce(SimulatedCompletion::and) else { return Ok(()) };
         let (offset, bytes) = (reads[0].offset, reads.iter().map(|read| read.buf.len()).sum());
-        let doing = Reading { offset, bytes };
-        self.sim.carry(ticket, doing, || self.display(), || self.inner.read_many(reads))
+        let operation = Reading { offset, bytes };
+        self.sim.complete(completion, operation, || self.display(), || self.inner.read_many(reads))
     }
 
     /// A map counts as a read of the complete file.
     fn map(&self) -> Result<Map> {
-        let ticket = self.ask(0, self.len_bytes());
-        self.sim.carry(ticket, "map", || self.display(), || self.inner.map())
+        let completion = self.request(0, self.len_bytes());
+        self.sim.complete(completion, "map", || self.display(), || self.inner.map())
     }
 
     fn display(&self) -> String {
@@ -274,8 +284,8 @@ struct SimUpload<U: ?Sized> {
     /// Offset of the bytes not yet sent.
     offset: u64,
     /// Completion time and bytes of each request.
-    flying: VecDeque<(u64, u64)>,
-    flying_bytes: u64,
+    in_flight: VecDeque<(u64, u64)>,
+    in_flight_bytes: u64,
     /// Completion of all of them, and whether one fails.
     last: SimulatedCompletion,
 }
@@ -289,17 +299,17 @@ impl<U: ?Sized + Upload> SimUpload<U> {
         let until = if all { len } else { len / request * request };
         while self.offset < until {
             let bytes = (request - self.offset % request).min(until - self.offset);
-            let ticket = self.sim.transfer(Op::Write, self.file, self.offset, bytes);
+            let completion = self.sim.transfer(Op::Write, self.file, self.offset, bytes);
             self.offset += bytes;
-            self.flying.push_back((ticket.done, bytes));
-            self.flying_bytes += bytes;
-            self.last = self.last.and(ticket);
+            self.in_flight.push_back((completion.done, bytes));
+            self.in_flight_bytes += bytes;
+            self.last = self.last.and(completion);
         }
         let room = u64::from(self.sim.model.client.in_flight_mib) << 20;
-        while self.flying_bytes > room
-            && let Some((done, bytes)) = self.flying.pop_front()
+        while self.in_flight_bytes > room
+            && let Some((done, bytes)) = self.in_flight.pop_front()
         {
-            self.flying_bytes -= bytes;
+            self.in_flight_bytes -= bytes;
             // Requests that completed before this call do not count as late.
             if done > before { self.sim.finish(done) } else { self.sim.wait(done) }
         }
@@ -307,11 +317,11 @@ impl<U: ?Sized + Upload> SimUpload<U> {
     }
 
     /// After a failure every later call fails.
-    fn check(&self, doing: &str) -> Result<()> {
+    fn check(&self, operation: &str) -> Result<()> {
         let SimulatedCompletion { failure, .. } = self.last;
         match failure {
             None => Ok(()),
-            Some(_) => self.sim.carry(self.last, doing, || self.name.clone(), || Ok(())),
+            Some(_) => self.sim.complete(self.last, operation, || self.name.clone(), || Ok(())),
         }
     }
 
@@ -319,7 +329,7 @@ impl<U: ?Sized + Upload> SimUpload<U> {
     fn commit(&mut self) -> Result<SimulatedCompletion> {
         self.send(true)?;
         let start = self.last.done;
-        Ok(self.last.and(self.sim.ask(Op::Commit, 1, start)))
+        Ok(self.last.and(self.sim.request(Op::Commit, 1, start)))
     }
 }
 
@@ -330,8 +340,8 @@ impl<U: ?Sized + Upload> Upload for SimUpload<U> {
     }
 
     fn write_with_crc(&mut self, bytes: &[u8]) -> Result<u64> {
-        let sum = self.inner.write_with_crc(bytes)?;
-        self.send(false).map(|()| sum)
+        let crc64 = self.inner.write_with_crc(bytes)?;
+        self.send(false).map(|()| crc64)
     }
 
     fn write_with_known_crc(&mut self, bytes: &[u8], crc64: u64) -> Result<()> {
@@ -351,27 +361,27 @@ impl<U: ?Sized + Upload> Upload for SimUpload<U> {
         self.send(true)?;
         let (last, name) = (self.last, self.name.clone());
         let Self { inner, sim, .. } = self;
-        sim.carry(last, "write", || name, || inner.flush())
+        sim.complete(last, "write", || name, || inner.flush())
     }
 
     fn finish(mut self: Box<Self>) -> Result<FileEntry> {
-        let ticket = self.commit()?;
+        let completion = self.commit()?;
         let Self { inner, sim, name, .. } = *self;
-        sim.carry(ticket, "finish", || name, || inner.finish())
+        sim.complete(completion, "finish", || name, || inner.finish())
     }
 
     fn finish_deferred(mut self: Box<Self>) -> Result<(FileEntry, PendingDirSync)> {
-        let ticket = self.commit()?;
+        let completion = self.commit()?;
         let Self { inner, sim, name, .. } = *self;
-        sim.carry(ticket, "finish", || name, || inner.finish_deferred())
+        sim.complete(completion, "finish", || name, || inner.finish_deferred())
     }
 }
 
 impl<U: ?Sized + ResumableUpload> ResumableUpload for SimUpload<U> {
     fn sync(&mut self) -> Result<SyncPoint> {
-        let ticket = self.commit()?;
+        let completion = self.commit()?;
         let name = self.name.clone();
         let Self { inner, sim, .. } = self;
-        sim.carry(ticket, "sync", || name, || inner.sync())
+        sim.complete(completion, "sync", || name, || inner.sync())
     }
 }

@@ -8,7 +8,7 @@
 //! depends only on seed, kind and n, whichever thread submits it.
 //!
 //! A simulation shows what follows from its figures, and nothing about a cluster that was not
-//! measured. So wrapped stores say in their profile what they are, and every report says it by
+//! measured. So the profile of a wrapped store says that it is simulated, and every report has
 //! [`Simulation::label`]. A simulation cannot be faster than the real store below: [`SimCounters`]
 //! count operations that completed later than in the model.
 //!
@@ -51,11 +51,11 @@ enum Clock {
 
 #[derive(Debug)]
 struct SimulationState {
-    books: QueueModel,
+    queues: QueueModel,
     /// Time of a counted clock, in nanoseconds.
     now: u64,
     /// Requests so far, by [`Op`].
-    drawn: [u64; 4],
+    request_counts: [u64; 4],
     counters: SimCounters,
 }
 
@@ -69,7 +69,7 @@ pub struct SimCounters {
     pub writes: u64,
     /// Requests that made data durable.
     pub commits: u64,
-    /// Requests about names.
+    /// Metadata requests.
     pub metas: u64,
     /// Bytes that were read.
     pub read_bytes: u64,
@@ -111,17 +111,21 @@ impl Simulation {
         Self::with_clock(model, seed, Clock::Real(Instant::now()))
     }
 
-    /// A cluster in virtual time, without waiting. It is exact for a caller that makes one call
-    /// after the other; the reads of one call are in flight together.
+    /// A cluster in virtual time, without waiting. It is exact for a caller that makes one call at
+    /// a time; the reads of one call are in flight together.
     #[must_use]
     pub fn counted(model: StoreModel, seed: u64) -> Arc<Self> {
         Self::with_clock(model, seed, Clock::Counted)
     }
 
     fn with_clock(model: StoreModel, seed: u64, clock: Clock) -> Arc<Self> {
-        let books = QueueModel::new(&model);
-        let state =
-            SimulationState { books, now: 0, drawn: [0; 4], counters: SimCounters::default() };
+        let queues = QueueModel::new(&model);
+        let state = SimulationState {
+            queues,
+            now: 0,
+            request_counts: [0; 4],
+            counters: SimCounters::default(),
+        };
         Arc::new(Simulation { model, seed, clock, state: Mutex::new(state) })
     }
 
@@ -131,7 +135,7 @@ impl Simulation {
         Arc::new(layer::SimulationLayer::new(inner, Arc::clone(self)))
     }
 
-    /// The label of every report:
+    /// The label of every report, such as `simulated: lustre`.
     #[must_use]
     pub fn label(&self) -> String {
         format!("simulated: {}", self.model.name)
@@ -158,7 +162,7 @@ impl Simulation {
         )
     }
 
-    /// The time of its clock: since its start, or counted.
+    /// The time of its clock since its start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.elapsed_ns())
@@ -177,7 +181,7 @@ impl Simulation {
     fn now(&self, state: &SimulationState) -> u64 {
         match self.clock {
             // fits: 584 years
-            Clock::Real(begun) => begun.elapsed().as_nanos() as u64,
+            Clock::Real(started) => started.elapsed().as_nanos() as u64,
             Clock::Counted => state.now,
         }
     }
@@ -190,34 +194,34 @@ impl Simulation {
     fn transfer(&self, op: Op, file: u64, offset: u64, len: u64) -> SimulatedCompletion {
         let mut state = self.state();
         let now = self.now(&state);
-        let mut ticket = SimulatedCompletion { done: now, failure: None };
+        let mut completion = SimulatedCompletion { done: now, failure: None };
         for piece in queues::pieces(&self.model, file, offset, len) {
-            let luck = self.draw(&mut state, op);
-            let done = state.books.transfer(&self.model, piece, now, luck.done);
-            ticket = ticket.and(SimulatedCompletion { done, failure: luck.failure });
+            let drawn = self.draw(&mut state, op);
+            let done = state.queues.transfer(&self.model, piece, now, drawn.done);
+            completion = completion.and(SimulatedCompletion { done, failure: drawn.failure });
         }
         let SimCounters { read_bytes, written_bytes, .. } = &mut state.counters;
         *(if op == Op::Read { read_bytes } else { written_bytes }) += len;
-        ticket
+        completion
     }
 
     /// Models `requests` metadata or commit requests, one after the other, from `start` or now on.
-    fn ask(&self, op: Op, requests: u64, start: u64) -> SimulatedCompletion {
+    fn request(&self, op: Op, requests: u64, start: u64) -> SimulatedCompletion {
         let mut state = self.state();
         let now = self.now(&state);
-        let mut ticket = SimulatedCompletion { done: start.max(now), failure: None };
+        let mut completion = SimulatedCompletion { done: start.max(now), failure: None };
         for _ in 0..requests {
-            let luck = self.draw(&mut state, op);
-            let done = state.books.name(&self.model, now, ticket.done, luck.done);
-            ticket = ticket.and(SimulatedCompletion { done, failure: luck.failure });
+            let drawn = self.draw(&mut state, op);
+            let done = state.queues.name(&self.model, now, completion.done, drawn.done);
+            completion = completion.and(SimulatedCompletion { done, failure: drawn.failure });
         }
-        ticket
+        completion
     }
 
     /// Draws the latency of the next request of a kind, and whether it fails.
     fn draw(&self, state: &mut SimulationState, op: Op) -> SimulatedCompletion {
-        let number = state.drawn[op as usize];
-        state.drawn[op as usize] += 1;
+        let number = state.request_counts[op as usize];
+        state.request_counts[op as usize] += 1;
         let counters = &mut state.counters;
         *match op {
             Op::Read => &mut counters.reads,
@@ -248,24 +252,24 @@ impl Simulation {
 
     /// Runs the operation on the real store, and returns its result at the simulated completion
     /// time.
-    fn carry<T>(
+    fn complete<T>(
         &self,
-        ticket: SimulatedCompletion,
-        doing: impl fmt::Display,
-        what: impl FnOnce() -> String,
+        completion: SimulatedCompletion,
+        operation: impl fmt::Display,
+        object: impl FnOnce() -> String,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if let Some(errno) = ticket.failure {
-            self.wait(ticket.done);
+        if let Some(errno) = completion.failure {
+            self.wait(completion.done);
             let source = std::io::Error::from_raw_os_error(errno.number());
-            return Err(Error::from_io(format!("{doing} simulated"), what(), source));
+            return Err(Error::from_io(format!("{operation} simulated"), object(), source));
         }
-        let came = work();
-        self.finish(ticket.done);
-        came
+        let outcome = work();
+        self.finish(completion.done);
+        outcome
     }
 
-    /// Waits until `done`, and counts how much later the real store was.
+    /// Counts how much later than `done` the real store was, and waits until `done`.
     fn finish(&self, done: u64) {
         let mut state = self.state();
         let late_ns = self.now(&state).saturating_sub(done);
@@ -279,8 +283,8 @@ impl Simulation {
 
     fn wait(&self, done: u64) {
         match self.clock {
-            Clock::Real(begun) => {
-                thread::sleep(Duration::from_nanos(done).saturating_sub(begun.elapsed()));
+            Clock::Real(started) => {
+                thread::sleep(Duration::from_nanos(done).saturating_sub(started.elapsed()));
             }
             Clock::Counted => {
                 let mut state = self.state();

@@ -137,7 +137,7 @@ impl Errno {
     }
 }
 
-/// The models that are built in.
+/// The built-in models.
 const BUILT_IN: [(&str, &str); 4] = [
     ("lustre", include_str!("lustre.toml")),
     ("ceph", include_str!("ceph.toml")),
@@ -152,22 +152,22 @@ const LATENCY_US_MAX: f64 = 3.6e9;
 const SERVERS_MAX: u32 = 1 << 16;
 
 impl StoreModel {
-    /// The names of those that are built in.
+    /// The names of the built-in models.
     pub const NAMES: [&'static str; 4] = ["lustre", "ceph", "s3", "nfs"];
 
-    /// The file of one that is built in.
+    /// The file of a built-in model.
     #[must_use]
     pub fn built_in(name: &str) -> Option<&'static str> {
         BUILT_IN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
     }
 
-    /// One that is built in, as it is.
+    /// A built-in model, unchanged.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::parse(Self::built_in(name)?, &[]).ok()
     }
 
-    /// Reads a model, with other values for some of its keys, such as `servers.stripes=8`.
+    /// Parses a model, with overrides for some of its keys, such as `servers.stripes=8`.
     ///
     /// # Errors
     /// [`Error::BadUrl`] with what is wrong with which key.
@@ -181,9 +181,9 @@ impl StoreModel {
             };
             let (key, value) = set.split_once('=').ok_or_else(|| refuse("no '='"))?;
             let path: Vec<&str> = key.trim().split('.').collect();
-            let Some((last, way)) = path.split_last() else { return Err(refuse("no key")) };
+            let Some((last, sections)) = path.split_last() else { return Err(refuse("no key")) };
             let mut at = &mut table;
-            for name in way {
+            for name in sections {
                 let inner = at.get_mut(*name).and_then(toml::Value::as_table_mut);
                 at = inner.ok_or_else(|| refuse("no such section"))?;
             }

@@ -63,9 +63,9 @@ impl QueueModel {
         let sent = transfer_ns(bytes, model.servers.mb_per_s);
         server.pipe = server.pipe.max(start).saturating_add(sent);
         let stream = model.servers.stream_mb_per_s.map_or(0, |rate| transfer_ns(bytes, rate));
-        let carried =
+        let transferred =
             [self.gate, self.link, server.pipe, start.saturating_add(stream)].into_iter().max();
-        let done = carried.unwrap_or(start).saturating_add(latency);
+        let done = transferred.unwrap_or(start).saturating_add(latency);
         server.busy.push(Reverse(done));
         done
     }
@@ -95,12 +95,12 @@ pub(super) fn pieces(
         if at >= end {
             return None;
         }
-        let stripe_idx = at / stripe;
+        let stripe_index = at / stripe;
         let mut until = end.min(at.saturating_add(request));
         if stripes > 1 {
-            until = until.min((stripe_idx + 1).saturating_mul(stripe));
+            until = until.min((stripe_index + 1).saturating_mul(stripe));
         }
-        let server = (file % count + stripe_idx % stripes) % count;
+        let server = (file % count + stripe_index % stripes) % count;
         // fits: below the count
         let piece = ModelRequest { server: server as usize, bytes: until - at };
         at = until;

@@ -108,7 +108,7 @@ impl Buffer {
     }
 
     /// Its offset in the arena of `pool`, if it is of that pool.
-    pub(crate) fn place_in(&self, pool: &BufferPool) -> Option<usize> {
+    pub(crate) fn offset_in(&self, pool: &BufferPool) -> Option<usize> {
         let span = self.0.as_ref()?;
         std::ptr::eq(&*span.pool, pool).then_some(span.first * ALIGN_BYTES)
     }
@@ -144,12 +144,12 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(span) = &self.0 {
-            span.pool.lock().give(span.first, span.pages);
+            span.pool.lock().release(span.first, span.pages);
         }
     }
 }
 
-/// The pages in use, one bit each. Adjacent freed ranges merge by themselves.
+/// The pages in use, one bit each. Adjacent freed ranges merge without extra work.
 #[derive(Debug)]
 struct PageBitmap {
     words: Vec<u64>,
@@ -178,9 +178,9 @@ impl PageBitmap {
         None
     }
 
-    fn give(&mut self, first: usize, pages: usize) {
+    fn release(&mut self, first: usize, pages: usize) {
         for page in first..first + pages {
-            assert!(self.is_taken(page), "a buffer is given back once");
+            assert!(self.is_taken(page), "a buffer is returned once");
             self.words[page / 64] &= !(1 << (page % 64));
         }
         self.count -= pages;
@@ -254,7 +254,7 @@ mod tests {
     use crate::base::rng::Rng;
 
     #[test]
-    fn room_at_any_offset_and_back() {
+    fn buffers_have_room_at_any_offset_and_are_returned() {
         let pool = BufferPool::new(10 * ALIGN_BYTES);
         assert_eq!(pool.take(1).unwrap().len(), ALIGN_BYTES);
         assert_eq!(pool.take(2).unwrap().len(), 2 * ALIGN_BYTES);
@@ -266,10 +266,10 @@ mod tests {
         assert_eq!(pool.taken_bytes(), 0);
     }
 
-    /// In whatever order buffers are taken and returned, no two share a byte, and in the end all of
-    /// it is one free range again.
+    /// In whatever order buffers are taken and returned, no two share a byte, and in the end the
+    /// pool is one free range again.
     #[test]
-    fn random_buffers_keep_their_bytes() {
+    fn random_buffers_do_not_overlap() {
         let pool = BufferPool::new(200 * ALIGN_BYTES);
         let mut rng = Rng::new(11);
         let mut held: Vec<(u8, Buffer)> = Vec::new();
@@ -290,7 +290,7 @@ mod tests {
                 assert!(buffer.iter().all(|&byte| byte == mark), "round {i}");
             }
         }
-        assert!(refused > 0, "the pool was never full: the test tries nothing");
+        assert!(refused > 0, "the pool was never full: the test covers nothing");
         drop(held);
         assert_eq!(pool.take(pool.len_max()).unwrap().len(), pool.bytes_max());
     }

@@ -62,9 +62,10 @@ impl Map {
         let advice = memmap2::UncheckedAdvice::DontNeed;
         // SAFETY: nothing was written to the pages, which are the file's: the next access reads
         // them again unchanged.
-        let told = unsafe { map.unchecked_advise_range(advice, start, end.saturating_sub(start)) };
+        let outcome =
+            unsafe { map.unchecked_advise_range(advice, start, end.saturating_sub(start)) };
         // It is advice: if ignored, memory is freed later.
-        let _ = told;
+        let _ = outcome;
     }
 }
 
@@ -87,7 +88,7 @@ impl From<Zeros> for Map {
     }
 }
 
-/// Maps a whole file that had `len_bytes` when it was opened. If the file system cannot map, the
+/// Maps a complete file that had `len_bytes` when it was opened. If the file system cannot map, the
 /// caller reads it instead.
 pub(crate) fn map(file: &File, len_bytes: u64) -> io::Result<Map> {
     let now = file.metadata()?.len();

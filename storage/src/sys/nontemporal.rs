@@ -10,7 +10,7 @@
 /// Below this a copy stays in the cache of the core anyway.
 const STREAM_BYTES_MIN: usize = 64 << 10;
 
-/// Copies bytes, all of them.
+/// Copies all bytes.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -90,7 +90,7 @@ mod wide {
 mod tests {
     use super::*;
 
-    /// For any length and offsets: all is copied, and nothing else is written.
+    /// For any length and offsets: all bytes are copied, and no others are written.
     #[test]
     fn copies_are_exact() {
         let from: Vec<u8> =

@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// Prefetches a table entry that will soon be read. It does not wait, where a read would stall all
-/// later instructions.
+/// Prefetches a table entry that will soon be read. It does not wait, whereas a read would stall
+/// all later instructions.
 #[inline]
 pub fn prefetch<T>(entry: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -133,8 +133,8 @@ pub(crate) fn magic_of(file: &File) -> io::Result<u32> {
     // SAFETY: the descriptor is open, and `told` is room for one `statfs`.
     checked(unsafe { libc::fstatfs(file.as_raw_fd(), told.as_mut_ptr()) })?;
     // SAFETY: all zeros is a valid `statfs`, and the call filled it.
-    let told = unsafe { told.assume_init() };
-    Ok(told.f_type as u32) // fits: as below
+    let stat = unsafe { told.assume_init() };
+    Ok(stat.f_type as u32) // fits: as below
 }
 
 /// An extended attribute of an open file. `ENODATA` and `EOPNOTSUPP`: there is none of that name.
@@ -162,7 +162,7 @@ pub(crate) fn set_stripes(file: &File, layout: &[u8]) -> io::Result<()> {
     /// `LL_IOC_LOV_SETSTRIPE` of `lustre_user.h`: `_IOW('f', 154, long)`.
     const SET_STRIPE: libc::Ioctl = 0x4008_669a;
     // SAFETY: the descriptor is open, and the layout is as long as its magic number says and lives
-    // until the call returns. Elsewhere than on Lustre the number stands for nothing.
+    // until the call returns. On other file systems the number has no meaning.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), SET_STRIPE, layout.as_ptr()) })
 }
 
@@ -199,9 +199,9 @@ pub(crate) fn clock() -> io::Result<(bool, u64)> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: all zeros is a valid `timex`, and the call filled it.
-    let told = unsafe { told.assume_init() };
-    let kept = told.status & libc::STA_UNSYNC == 0;
-    Ok((kept, u64::try_from(told.maxerror).unwrap_or(0)))
+    let timex = unsafe { told.assume_init() };
+    let is_synchronized = timex.status & libc::STA_UNSYNC == 0;
+    Ok((is_synchronized, u64::try_from(timex.maxerror).unwrap_or(0)))
 }
 
 /// User and kernel CPU time of this process, with its threads that have ended and the kernel
@@ -211,10 +211,10 @@ pub(crate) fn cpu_times() -> io::Result<[Duration; 2]> {
     // SAFETY: `told` is room for one `rusage`.
     checked(unsafe { libc::getrusage(libc::RUSAGE_SELF, told.as_mut_ptr()) })?;
     // SAFETY: all zeros is a valid `rusage`, and the call filled it.
-    let told = unsafe { told.assume_init() };
+    let usage = unsafe { told.assume_init() };
     // fits: it counts up from 0, and the second number is below 10^6
     let time = |of: libc::timeval| Duration::new(of.tv_sec as u64, of.tv_usec as u32 * 1000);
-    Ok([told.ru_utime, told.ru_stime].map(time))
+    Ok([usage.ru_utime, usage.ru_stime].map(time))
 }
 
 pub(crate) fn file_system(path: &Path) -> io::Result<StatFs> {
@@ -223,15 +223,15 @@ pub(crate) fn file_system(path: &Path) -> io::Result<StatFs> {
     // SAFETY: the path ends in NUL, and `told` is room for one `statfs`.
     checked(unsafe { libc::statfs(path.as_ptr(), told.as_mut_ptr()) })?;
     // SAFETY: all zeros is a valid `statfs`, and the call filled it.
-    let told = unsafe { told.assume_init() };
-    let counted = told.f_blocks > 0;
-    let free_bytes = counted.then(|| told.f_bavail.saturating_mul(told.f_bsize.unsigned_abs()));
-    let total_bytes = counted.then(|| told.f_blocks.saturating_mul(told.f_bsize.unsigned_abs()));
+    let stat = unsafe { told.assume_init() };
+    let counted = stat.f_blocks > 0;
+    let free_bytes = counted.then(|| stat.f_bavail.saturating_mul(stat.f_bsize.unsigned_abs()));
+    let total_bytes = counted.then(|| stat.f_blocks.saturating_mul(stat.f_bsize.unsigned_abs()));
     // File systems without a limit report impossible numbers: CephFS that all but none are free.
-    let limited = told.f_files > 0 && told.f_ffree <= told.f_files;
-    let files = limited.then_some((told.f_ffree, told.f_files));
+    let limited = stat.f_files > 0 && stat.f_ffree <= stat.f_files;
+    let files = limited.then_some((stat.f_ffree, stat.f_files));
     // The magic numbers have 32 bits; `f_type` is wider, and signed, on some machines.
-    Ok(StatFs { magic: told.f_type as u32, free_bytes, total_bytes, files })
+    Ok(StatFs { magic: stat.f_type as u32, free_bytes, total_bytes, files })
 }
 
 /// The alignment of direct I/O on a file, for memory and offsets, in bytes. Zero: there is none.
@@ -262,9 +262,9 @@ pub(crate) fn direct_align(file: &File) -> Option<DirectAlign> {
         unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, told.as_mut_ptr()) };
     checked(rc).ok()?;
     // SAFETY: all zeros is a valid `statx`, and the call filled it.
-    let told = unsafe { told.assume_init() };
-    let known = told.stx_mask & libc::STATX_DIOALIGN != 0;
-    let align = DirectAlign { memory: told.stx_dio_mem_align, offset: told.stx_dio_offset_align };
+    let stat = unsafe { told.assume_init() };
+    let known = stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    let align = DirectAlign { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align };
     known.then_some(align)
 }
 

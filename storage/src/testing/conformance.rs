@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) type Outcome = Result<(), Box<dyn StdError>>;
 
-/// Fails a check with a sentence.
+/// Fails a check with a message.
 macro_rules! ensure {
     ($holds:expr, $($why:tt)+) => {
         if !$holds {
@@ -26,8 +26,8 @@ type Check = fn(&Arc<dyn Storage>) -> Outcome;
 
 /// Checks that object stores pass too.
 const OBJECTS: [(&str, Check); 16] = [
-    ("objects of every size are read as they were written", comes_back),
-    ("an upload reports the bytes that it wrote", reports),
+    ("objects of every size are read as they were written", round_trips),
+    ("an upload reports the bytes that it wrote", reports_written_bytes),
     ("ranges of objects are appended and checksummed", copies_ranges),
     ("an empty object can be written and read", empty_object),
     ("an upload is invisible until it is finished", invisible_until_finished),
@@ -48,10 +48,10 @@ const OBJECTS: [(&str, Check); 16] = [
 const FOLDERS: [(&str, Check); 4] = [
     ("a folder is refused as an object", folder_is_no_object),
     ("a folder is published in one step and replaces nothing", publishes),
-    ("a resumable upload continues from its sync point", drafts_go_on),
+    ("a resumable upload continues from its sync point", resumes_uploads),
     (
         "a resumable upload is invisible, unique for its name and can be discarded",
-        drafts_are_drafts,
+        partial_uploads_are_hidden,
     ),
 ];
 
@@ -86,7 +86,7 @@ const SIZES: [usize; 16] = [
     8_388_608, 8_388_609, 17_000_001,
 ];
 
-/// Bytes without period, so that a piece in the wrong place is seen.
+/// Bytes without a period, so that a misplaced piece is detected.
 pub(super) fn bytes_of(len: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Rng::new(seed).fill(&mut bytes);
@@ -97,7 +97,7 @@ pub(super) fn key(name: &str) -> Result<Key, Error> {
     Key::new(name)
 }
 
-fn comes_back(store: &Arc<dyn Storage>) -> Outcome {
+fn round_trips(store: &Arc<dyn Storage>) -> Outcome {
     for (i, size) in SIZES.into_iter().enumerate() {
         let bytes = bytes_of(size, i as u64);
         let known = key(&format!("known/{size}"))?;
@@ -126,7 +126,7 @@ fn comes_back(store: &Arc<dyn Storage>) -> Outcome {
     Ok(())
 }
 
-fn reports(store: &Arc<dyn Storage>) -> Outcome {
+fn reports_written_bytes(store: &Arc<dyn Storage>) -> Outcome {
     for size in [0, 5, 300_000, 9_000_000] {
         let bytes = bytes_of(size, 1);
         let mut upload = store.create(&key(&format!("deep/er/{size}"))?, 10_000_000)?;
@@ -156,29 +156,32 @@ fn copies_ranges(store: &Arc<dyn Storage>) -> Outcome {
     let from = store.open(&key("from")?)?;
     for first in [0, 7, 4096, 300_000] {
         let mut upload = store.create(&key(&format!("to/{first}"))?, 0)?;
-        let mut due = bytes_of(first, 4);
-        upload.write(&due)?;
+        let mut expected = bytes_of(first, 4);
+        upload.write(&expected)?;
         for range in [0..bytes.len(), 5..1_000_000, 9..9, 1..700, 4096..1_052_672] {
             let part = &bytes[range.clone()];
             for crc64 in [Some(crc64(part)), None] {
                 upload.write_from(&*from, range.start as u64..range.end as u64, crc64)?;
-                due.extend_from_slice(part);
+                expected.extend_from_slice(part);
                 ensure!(
-                    upload.len_bytes() == due.len() as u64,
+                    upload.len_bytes() == expected.len() as u64,
                     "expected {} bytes, found {}",
-                    due.len(),
+                    expected.len(),
                     upload.len_bytes()
                 );
             }
             upload.write(&bytes[..range.start.min(100)])?;
-            due.extend_from_slice(&bytes[..range.start.min(100)]);
+            expected.extend_from_slice(&bytes[..range.start.min(100)]);
         }
         let entry = upload.finish()?;
-        let wrote =
-            FileEntry { path: first.to_string(), bytes: due.len() as u64, crc64: crc64(&due) };
+        let wrote = FileEntry {
+            path: first.to_string(),
+            bytes: expected.len() as u64,
+            crc64: crc64(&expected),
+        };
         ensure!(entry == wrote, "expected {wrote:?}, found {entry:?}");
-        let got = read_all(&**store, &key(&format!("to/{first}"))?)?;
-        ensure!(got == due, "expected the copied bytes after {first} bytes, found others");
+        let found = read_all(&**store, &key(&format!("to/{first}"))?)?;
+        ensure!(found == expected, "expected the copied bytes after {first} bytes, found others");
     }
     let mut upload = store.create(&key("short")?, 0)?;
     let past = upload.write_from(&*from, 1_000_000..1_300_002, None);
@@ -278,8 +281,12 @@ fn one_winner(store: &Arc<dyn Storage>) -> Outcome {
         });
         let winners: Vec<_> = (0..4_u8).filter(|&i| outcomes[usize::from(i)].is_ok()).collect();
         ensure!(winners.len() == 1, "expected one winner in round {round}, found {winners:?}");
-        let clear = outcomes.iter().all(|o| matches!(o, Ok(_) | Err(Error::Exists { .. })));
-        ensure!(clear, "expected Exists for the losers in round {round}, found {outcomes:?}");
+        let losers_get_exists =
+            outcomes.iter().all(|o| matches!(o, Ok(_) | Err(Error::Exists { .. })));
+        ensure!(
+            losers_get_exists,
+            "expected Exists for the losers in round {round}, found {outcomes:?}"
+        );
         let bytes = read_all(&**store, &name)?;
         ensure!(bytes == vec![winners[0]; 300_000], "expected the bytes of the winner");
     }
@@ -333,17 +340,20 @@ fn past_the_end(store: &Arc<dyn Storage>) -> Outcome {
     write_all(&**store, &key("a")?, &bytes_of(len, 4))?;
     let object = store.open(&key("a")?)?;
     let mut buf = vec![0; len + 1];
-    for (offset, want, left) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)] {
-        let read = object.read_many(&mut [RangeRead { offset, buf: &mut buf[..want] }]);
+    for (offset, requested, available) in [(0, len + 1, len), (len as u64, 1, 0), (u64::MAX, 10, 0)]
+    {
+        let read = object.read_many(&mut [RangeRead { offset, buf: &mut buf[..requested] }]);
         let Err(Error::ShortRead { found, expected, len_bytes, .. }) = read else {
-            return Err(
-                format!("expected ShortRead for {want} bytes at {offset}, found {read:?}").into()
-            );
+            return Err(format!(
+                "expected ShortRead for {requested} bytes at {offset}, found {read:?}"
+            )
+            .into());
         };
-        let told = (found, expected, len_bytes) == (left as u64, want as u64, len as u64);
+        let matches =
+            (found, expected, len_bytes) == (available as u64, requested as u64, len as u64);
         ensure!(
-            told,
-            "expected {left} of {want} bytes, found {found} of {expected} in {len_bytes}"
+            matches,
+            "expected {available} of {requested} bytes, found {found} of {expected} in {len_bytes}"
         );
     }
     object.read_many(&mut [RangeRead { offset: len as u64, buf: &mut [] }])?;
@@ -364,7 +374,7 @@ fn random_batches(store: &Arc<dyn Storage>) -> Outcome {
         for _ in 0..count {
             let offset = rng.below(model.len() as u64) as usize;
             let len = (rng.below(len_max) as usize).min(model.len() - offset);
-            // Half of them aligned, as direct IO likes them.
+            // Half of them aligned, as for direct I/O.
             let align = if rng.below(2) == 0 { 4096 } else { 1 };
             spans.push((offset / align * align, len));
             bufs.push(vec![0xaa; len]);
@@ -374,9 +384,9 @@ fn random_batches(store: &Arc<dyn Storage>) -> Outcome {
             bufs.iter_mut().zip(offsets).map(|(buf, offset)| RangeRead { offset, buf }).collect();
         object.read_many(&mut reads)?;
         for ((offset, len), buf) in spans.iter().zip(&bufs) {
-            let due = &model[*offset..offset + len];
+            let expected = &model[*offset..offset + len];
             ensure!(
-                buf == due,
+                buf == expected,
                 "expected the bytes in memory for {len} bytes at {offset}, seed {seed}"
             );
         }
@@ -403,7 +413,7 @@ fn many_readers(store: &Arc<dyn Storage>) -> Outcome {
         }
         Ok(true)
     };
-    // More threads than there are rings, so that some share and some do without.
+    // More threads than rings, so that some threads have to use the other engine.
     let outcomes: Vec<_> = thread::scope(|scope| {
         let readers: Vec<_> = (0..24).map(|seed| scope.spawn(move || read_some(seed))).collect();
         readers.into_iter().map(|reader| reader.join().expect("does not panic")).collect()
@@ -458,7 +468,8 @@ fn deletes(store: &Arc<dyn Storage>) -> Outcome {
     ensure!(store.open(&key("a/b")?).is_err(), "expected an error of open after delete");
     ensure!(store.list_names(&key("a")?)? == ["c", "d"], "expected c and d after delete");
     let mut byte = [0];
-    // An open object may outlive its name, or say that it is gone; it may not be another's bytes.
+    // Reads of an open object may succeed or fail after its deletion, but must not return other
+    // bytes.
     if open.read_many(&mut [RangeRead { offset: 0, buf: &mut byte }]).is_ok() {
         ensure!(byte == [1], "expected the bytes of the deleted object");
     }
@@ -516,13 +527,13 @@ fn publishes(store: &Arc<dyn Storage>) -> Outcome {
     Ok(())
 }
 
-fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
+fn resumes_uploads(store: &Arc<dyn Storage>) -> Outcome {
     let all = bytes_of(17_000_001, 10);
-    for marks in [vec![], vec![0], vec![5], vec![4096, 8_388_608], vec![1, 4097, 9_000_000]] {
-        let name = key(&format!("deep/{marks:?}"))?;
+    for ends in [vec![], vec![0], vec![5], vec![4096, 8_388_608], vec![1, 4097, 9_000_000]] {
+        let name = key(&format!("deep/{ends:?}"))?;
         let mut draft = store.create_resumable(&name)?;
         let mut from = SyncPoint::default();
-        for end in marks {
+        for end in ends {
             draft.write(&all[from.bytes as usize..end])?; // fits: an index of `all`
             from = draft.sync()?;
             ensure!(
@@ -556,7 +567,7 @@ fn drafts_go_on(store: &Arc<dyn Storage>) -> Outcome {
     Ok(())
 }
 
-fn drafts_are_drafts(store: &Arc<dyn Storage>) -> Outcome {
+fn partial_uploads_are_hidden(store: &Arc<dyn Storage>) -> Outcome {
     let name = key("d")?;
     let absent = store.resume(&name, SyncPoint::default());
     ensure!(matches!(absent, Err(Error::NotFound { .. })), "expected NotFound, found {absent:?}");

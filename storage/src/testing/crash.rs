@@ -1,24 +1,25 @@
 //! Simulates a power cut: the states that it may leave on the disk.
 //!
 //! Content: of the sectors written since the last successful sync of a file, any subset; one sector
-//! of the last write is half written. Its length is any that it had since then. What was never
-//! written may be zeros or anything. Names: of the changes to folders since their last sync, any
+//! of the last write is half written. Its length is any that it had since then. Bytes that were
+//! never written may have any value. Names: of the changes to folders since their last sync, any
 //! subset; a rename happened or it did not, also between two folders. Syncing a folder makes
-//! durable every change of it, and all earlier changes of the folders that these touch: so do
-//! journals.
+//! durable every change of it, and all earlier changes of the folders that these touch, as in
+//! journaling file systems.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::rng::Rng;
 use crate::testing::tree::{Content, Node, TOP, Tree};
 
-/// A sector is written whole or not at all, except the last one of all.
+/// A sector is written completely or not at all, except the last sector of all.
 const SECTOR_BYTES: usize = 512;
 
-/// One operation, as far as it matters for a power cut.
+/// One operation, as recorded for a power cut.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// Entries of folders appear (with a node) and vanish, at once. The file, if one is made by it.
+    /// Entries of folders are added (with a node) and removed, atomically; and the file that this
+    /// creates, if any.
     Name {
         edits: Vec<Edit>,
         new_file: Option<Node>,
@@ -81,16 +82,16 @@ impl Edit {
 /// then did the operations in `log`.
 pub(super) fn image(start: &Tree, log: &[Op], seed: u64) -> Tree {
     let mut rng = Rng::new(seed);
-    // Sometimes everything not durable is lost, or nothing; otherwise each operation has its own
-    // fate.
+    // Sometimes everything that is not durable is lost, or nothing; otherwise each operation is
+    // lost or kept at random.
     let kept_per_mille = [0, 100, 500, 900, 1000][rng.below(5) as usize];
     let folders = folders_after(start, log, kept_per_mille, &mut rng);
     let mut files = files_after(start, log, kept_per_mille, &mut rng);
 
-    // Nodes of the new tree are given out afresh, along what can be reached.
+    // The new tree numbers its nodes from scratch, in the order in which they are reached.
     let mut tree = Tree::new();
-    let mut way = vec![(TOP, TOP)];
-    while let Some((old, new)) = way.pop() {
+    let mut stack = vec![(TOP, TOP)];
+    while let Some((old, new)) = stack.pop() {
         for (name, &child) in folders.get(&old).into_iter().flatten() {
             let content = match files.remove(&child) {
                 Some(bytes) => Content::File(bytes),
@@ -99,7 +100,7 @@ pub(super) fn image(start: &Tree, log: &[Op], seed: u64) -> Tree {
             let added = tree.add(content);
             let folder = tree.folder_mut(new).expect("only folders have children");
             folder.insert(name.clone(), added);
-            way.push((child, added));
+            stack.push((child, added));
         }
     }
     tree
@@ -164,7 +165,7 @@ fn apply(folders: &mut Folders, edits: &[Edit]) {
 #[derive(Default)]
 struct ReplayedFile<'a> {
     durable: Vec<u8>,
-    /// Since the last sync, and whether a failed sync has lost it for good.
+    /// Operations since the last sync, and whether a failed sync has lost them permanently.
     pending: Vec<(&'a Op, bool)>,
 }
 
@@ -208,13 +209,14 @@ fn files_after(
             _ => {}
         }
     }
-    let torn = last_write.map(|at| &log[at]);
-    let settle =
-        |(node, file): (Node, ReplayedFile<'_>)| (node, settle(&file, torn, kept_per_mille, rng));
-    files.into_iter().map(settle).collect()
+    let last_write = last_write.map(|at| &log[at]);
+    let content_of = |(node, file): (Node, ReplayedFile<'_>)| {
+        (node, content_after(&file, last_write, kept_per_mille, rng))
+    };
+    files.into_iter().map(content_of).collect()
 }
 
-/// All of one operation.
+/// Applies one operation completely.
 fn write(content: &mut Vec<u8>, op: &Op) {
     match op {
         Op::Write { offset, bytes, .. } => {
@@ -227,10 +229,10 @@ fn write(content: &mut Vec<u8>, op: &Op) {
     }
 }
 
-/// Some of what is pending.
-fn settle(
+/// Returns the content with a random subset of the pending operations.
+fn content_after(
     file: &ReplayedFile<'_>,
-    torn: Option<&Op>,
+    last_write: Option<&Op>,
     kept_per_mille: u32,
     rng: &mut Rng,
 ) -> Vec<u8> {
@@ -255,7 +257,7 @@ fn settle(
         let Op::Write { offset, bytes, .. } = op else { continue };
         let mut at = *offset as usize; // fits: it was in memory
         let mut rest = &bytes[..];
-        let tear = if torn.is_some_and(|torn| std::ptr::eq(torn, *op)) {
+        let partial_sector = if last_write.is_some_and(|last_write| std::ptr::eq(last_write, *op)) {
             rng.below(bytes.len().div_ceil(SECTOR_BYTES) as u64)
         } else {
             u64::MAX
@@ -264,9 +266,10 @@ fn settle(
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(SECTOR_BYTES - at % SECTOR_BYTES));
             if rng.chance(kept_per_mille) {
-                let whole = kept_per_mille == 1000 || sector != tear;
-                let kept = if whole { now.len() } else { rng.below(now.len() as u64) as usize };
-                content[at..at + kept].copy_from_slice(&now[..kept]);
+                let is_complete = kept_per_mille == 1000 || sector != partial_sector;
+                let len_kept =
+                    if is_complete { now.len() } else { rng.below(now.len() as u64) as usize };
+                content[at..at + len_kept].copy_from_slice(&now[..len_kept]);
             }
             at += now.len();
             (rest, sector) = (later, sector + 1);

@@ -21,7 +21,7 @@ pub(super) const ROOT: &str = "sim:";
 pub(super) struct FaultFileSystem {
     state: Arc<Mutex<FaultDiskState>>,
     faults: FaultPlan,
-    /// Each restart is another process.
+    /// Each simulated restart has another process.
     writer: ProcessIdentity,
 }
 
@@ -32,7 +32,7 @@ struct FaultDiskState {
     start: Tree,
     log: Vec<Op>,
     failing: HashMap<usize, FaultKind>,
-    gone: bool,
+    disk_failed: bool,
     rng: Rng,
 }
 
@@ -43,7 +43,7 @@ impl FaultFileSystem {
             start: tree,
             log: Vec::new(),
             failing: HashMap::new(),
-            gone: false,
+            disk_failed: false,
             rng: Rng::new(seed),
         };
         FaultFileSystem {
@@ -98,9 +98,9 @@ impl FaultDiskState {
     /// Runs one operation that changes the disk, and logs its outcome.
     fn change<T>(&mut self, act: impl FnOnce(&mut Tree) -> io::Result<(T, Op)>) -> io::Result<T> {
         let planned = self.failing.remove(&self.log.len());
-        self.gone |= planned == Some(FaultKind::Gone);
+        self.disk_failed |= planned == Some(FaultKind::Gone);
         let outcome = match planned {
-            _ if self.gone => Err(errno(libc::EIO)),
+            _ if self.disk_failed => Err(errno(libc::EIO)),
             Some(FaultKind::NoSpace) => Err(errno(libc::ENOSPC)),
             Some(FaultKind::Denied) => Err(errno(libc::EACCES)),
             Some(FaultKind::Io | FaultKind::Gone) => Err(errno(libc::EIO)),
@@ -115,8 +115,9 @@ impl FaultDiskState {
     }
 
     fn sync(&mut self, node: Node, faults: &FaultPlan) -> io::Result<()> {
-        let lies = faults.sync_lies;
-        let synced = self.change(|_| Ok(((), if lies { Op::Failed } else { Op::Sync { node } })));
+        let ignored = faults.sync_lies;
+        let synced =
+            self.change(|_| Ok(((), if ignored { Op::Failed } else { Op::Sync { node } })));
         if synced.is_err() {
             // The kernel marks the pages clean although they were not written, so that the next
             // sync writes nothing.
@@ -143,7 +144,7 @@ impl FaultDiskState {
 
     /// How many of `len` bytes a transfer moves.
     fn transferred(&mut self, len: usize, faults: &FaultPlan) -> io::Result<usize> {
-        if self.gone {
+        if self.disk_failed {
             return Err(errno(libc::EIO));
         }
         if self.rng.chance(faults.interrupted_per_mille) {
@@ -254,11 +255,11 @@ impl FileSystem for FaultFileSystem {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         let parts = parts(path)?;
-        let lies = self.faults.sync_dir_lies;
+        let ignored = self.faults.sync_dir_lies;
         lock(&self.state).change(|tree| {
             let folder = tree.find(&parts)?;
             tree.folder(folder)?;
-            Ok(((), if lies { Op::Failed } else { Op::SyncFolder { folder } }))
+            Ok(((), if ignored { Op::Failed } else { Op::SyncFolder { folder } }))
         })
     }
 
@@ -291,7 +292,7 @@ impl FileSystem for FaultFileSystem {
     }
 }
 
-/// The folder and name for something new.
+/// The folder and the name of a new entry; the name must be free.
 fn vacant<'p>(tree: &Tree, path: &[&'p str]) -> io::Result<(Node, &'p str)> {
     let (folder, name) = tree.parent(path).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => errno(libc::EEXIST), // the root

@@ -63,7 +63,7 @@ pub enum FaultKind {
     NoSpace,
     /// `EACCES`: not allowed.
     Denied,
-    /// This and every later operation fails with `EIO`: the disk is gone.
+    /// This and every later operation fails with `EIO`: the disk is lost.
     Gone,
 }
 
@@ -75,7 +75,7 @@ pub struct FaultStore {
 }
 
 impl FaultStore {
-    /// An empty store. The seed decides which transfers meet a fault.
+    /// An empty store. The seed decides which transfers fail.
     #[must_use]
     pub fn new(seed: u64, faults: FaultPlan) -> Self {
         Self::on(FaultFileSystem::new(seed, faults, crate::testing::tree::Tree::new(), 1))
@@ -91,7 +91,7 @@ impl FaultStore {
     }
 
     /// Operations so far that would change the disk, failed ones among them: creating, writing,
-    /// syncing, renaming, removing. Reads are none.
+    /// syncing, renaming, removing. Reads do not count.
     #[must_use]
     pub fn op_count(&self) -> usize {
         self.disk.op_count()
@@ -257,7 +257,7 @@ mod tests {
     use crate::read_all;
     use crate::testing::fault_filesystem::ROOT;
 
-    /// What a protocol is made of.
+    /// The steps of a protocol.
     #[derive(Clone, Copy)]
     enum FaultStep {
         Write,
@@ -266,8 +266,8 @@ mod tests {
         SyncFolder,
     }
 
-    /// Runs a protocol, and returns whether a crash can leave anything but nothing or all.
-    fn can_tear(steps: &[FaultStep]) -> bool {
+    /// Runs a protocol, and returns whether a crash can leave a partial object.
+    fn can_be_partial(steps: &[FaultStep]) -> bool {
         let store = FaultStore::new(3, FaultPlan::default());
         let (temporary, path) = (Path::new("sim:/.a"), Path::new("sim:/a"));
         let bytes = [7; 5000];
@@ -284,27 +284,34 @@ mod tests {
             Ok(())
         };
         act().unwrap();
-        let torn = |ops, seed| match read_all(&store.crash_at(ops, seed), &Key::new("a").unwrap()) {
-            Ok(came) => came != bytes,
-            Err(_) => ops == store.op_count(),
-        };
-        (0..=store.op_count()).any(|ops| (0..50).any(|seed| torn(ops, seed)))
+        let is_partial =
+            |ops, seed| match read_all(&store.crash_at(ops, seed), &Key::new("a").unwrap()) {
+                Ok(found) => found != bytes,
+                Err(_) => ops == store.op_count(),
+            };
+        (0..=store.op_count()).any(|ops| (0..50).any(|seed| is_partial(ops, seed)))
     }
 
-    /// Wrong protocols that have been shipped must be distinguished from the right one.
+    /// Wrong protocols that other programs have shipped must be distinguished from the correct one.
     #[test]
-    fn wrong_protocols_are_caught() {
+    fn wrong_protocols_are_detected() {
         use FaultStep::{Rename, Sync, SyncFolder, Write};
-        assert!(!can_tear(&[Write, Sync, Rename, SyncFolder]), "the right one was blamed");
-        assert!(can_tear(&[Write, Rename, Sync, SyncFolder]), "renamed before it was durable");
-        assert!(can_tear(&[Write, Rename, SyncFolder]), "never synced");
-        assert!(can_tear(&[Write, Sync, Rename]), "the name was never made durable");
-        assert!(can_tear(&[Sync, Write, Rename, SyncFolder]), "synced too early");
+        assert!(
+            !can_be_partial(&[Write, Sync, Rename, SyncFolder]),
+            "the correct protocol was rejected"
+        );
+        assert!(
+            can_be_partial(&[Write, Rename, Sync, SyncFolder]),
+            "renamed before it was durable"
+        );
+        assert!(can_be_partial(&[Write, Rename, SyncFolder]), "never synced");
+        assert!(can_be_partial(&[Write, Sync, Rename]), "the name was never synced");
+        assert!(can_be_partial(&[Sync, Write, Rename, SyncFolder]), "synced too early");
     }
 
-    /// `fsync` fails once and succeeds then, without having written anything: so do kernels.
+    /// `fsync` fails once and then succeeds without having written anything, as in real kernels.
     #[test]
-    fn a_sync_after_a_failed_one_proves_nothing() {
+    fn a_second_sync_does_not_recover_lost_data() {
         let store = FaultStore::new(4, FaultPlan::default());
         let file = store.disk.create_new(Path::new("sim:/a")).unwrap();
         store.disk.sync_dir(Path::new(ROOT)).unwrap();
@@ -312,16 +319,16 @@ mod tests {
         store.fail_op(store.op_count(), FaultKind::Io);
         assert!(file.sync().is_err());
         assert!(file.sync().is_ok());
-        let whole = |seed| {
+        let is_complete = |seed| {
             let after = store.crash(seed);
-            read_all(&after, &Key::new("a").unwrap()).is_ok_and(|came| came == [7; 600])
+            read_all(&after, &Key::new("a").unwrap()).is_ok_and(|found| found == [7; 600])
         };
-        assert!((0..50).any(|seed| !whole(seed)));
-        assert!((0..50).any(whole));
+        assert!((0..50).any(|seed| !is_complete(seed)));
+        assert!((0..50).any(is_complete));
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_disk() {
+    fn equal_seeds_give_equal_disks() {
         let store = FaultStore::new(5, FaultPlan { short_per_mille: 300, ..FaultPlan::default() });
         let key = Key::new("a").unwrap();
         let mut upload = store.create(&key, 0).unwrap();

@@ -7,11 +7,11 @@ use crate::{
     Profile, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// A hook for calls: it gets the store below, the name of the method, and the key, for an upload
-/// that of its object.
+/// A hook for calls. Its arguments: the store below, the name of the method, and the key; for an
+/// upload that of its object.
 type Hook = dyn Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync;
 
-/// A layer that runs a hook at every call that queries or changes something: the caller gets the
+/// A layer that runs a hook at every call that queries or changes something: the call returns the
 /// hook's error, if there is one. Clones are the same store.
 #[derive(Clone)]
 pub struct HookLayer {
@@ -28,7 +28,7 @@ impl fmt::Debug for HookLayer {
 
 impl HookLayer {
     /// Runs the hook before each call, which is skipped if the hook fails.
-    #[expect(clippy::new_ret_no_self, reason = "a store is all that anybody wants of it")]
+    #[expect(clippy::new_ret_no_self, reason = "callers only need the store")]
     pub fn new(
         inner: Arc<dyn Storage>,
         before: impl Fn(&dyn Storage, &str, &Key) -> Result<()> + Send + Sync + 'static,

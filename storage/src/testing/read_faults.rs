@@ -60,7 +60,7 @@ struct ReadFaultPlan {
 }
 
 impl ReadFaultLayer {
-    /// A store with these faults. The seed decides which reads meet one.
+    /// A store with these faults. The seed decides which reads fail.
     #[must_use]
     pub fn new(inner: Arc<dyn Storage>, seed: u64, faults: ReadFaults) -> Self {
         let [reads, bytes, failed] = [0; 3].map(AtomicU64::new);
@@ -106,13 +106,13 @@ impl ReadFaultPlan {
     }
 
     /// Applies the planned fault to one read.
-    fn meet(&self, what: &str, read: &RangeRead<'_>) -> Result<()> {
-        let met = self.try_meet(what, read);
-        self.failed.fetch_add(u64::from(met.is_err()), Ordering::Relaxed);
-        met
+    fn apply(&self, object: &str, read: &RangeRead<'_>) -> Result<()> {
+        let outcome = self.try_apply(object, read);
+        self.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+        outcome
     }
 
-    fn try_meet(&self, object: &str, read: &RangeRead<'_>) -> Result<()> {
+    fn try_apply(&self, object: &str, read: &RangeRead<'_>) -> Result<()> {
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(read.buf.len() as u64, Ordering::Relaxed);
         let mut rng = Rng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -123,13 +123,13 @@ impl ReadFaultPlan {
         if rng.chance(self.faults.late_per_mille) {
             thread::sleep(self.faults.late);
         }
-        let doing = || format!("read {} bytes at byte {} of", read.buf.len(), read.offset);
+        let operation = || format!("read {} bytes at byte {} of", read.buf.len(), read.offset);
         if rng.chance(self.faults.io_per_mille) || touches(&self.faults.broken) {
             let source = io::Error::from_raw_os_error(libc::EIO);
-            return Err(Error::Io { operation: doing(), object: object.to_owned(), source });
+            return Err(Error::Io { operation: operation(), object: object.to_owned(), source });
         }
         if rng.chance(self.faults.stale_per_mille) {
-            return Err(Error::Stale { operation: doing(), object: object.to_owned() });
+            return Err(Error::Stale { operation: operation(), object: object.to_owned() });
         }
         Ok(())
     }
@@ -148,7 +148,7 @@ impl<T: ?Sized + Object> Object for ReadFaultObject<T> {
     }
 
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
-        reads.iter().try_for_each(|read| self.plan.meet(&self.inner.display(), read))?;
+        reads.iter().try_for_each(|read| self.plan.apply(&self.inner.display(), read))?;
         self.inner.read_many(reads)
     }
 

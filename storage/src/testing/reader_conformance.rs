@@ -16,9 +16,9 @@ use crate::{
 type Check = fn(&dyn Storage) -> Outcome;
 
 const CHECKS: [(&str, Check); 5] = [
-    ("reads at any offset and size equal the bytes in memory", equals_a_model),
+    ("reads at any offset and size equal the bytes in memory", equals_the_bytes_in_memory),
     ("an empty read completes; a read past the end fails with byte counts", edges),
-    ("a wait ends at its deadline, or at once if nothing is in flight", reap_ends),
+    ("a wait ends at its deadline, or at once if nothing is in flight", wait_ends),
     ("objects that the caller drops after the submission are read", several_objects),
     ("a reader dropped with reads in flight returns its buffers", dropped),
 ];
@@ -35,29 +35,34 @@ pub fn run(make: &dyn Fn() -> Arc<dyn Storage>) {
     }
 }
 
-/// Long enough for any machine; nothing waits for it unless it fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for any machine; only a failing check waits that long.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn soon() -> Instant {
-    Instant::now() + PATIENCE
+fn deadline() -> Instant {
+    Instant::now() + TIMEOUT
 }
 
-/// One read, waited for.
-fn read_one(reader: &mut dyn Reader, want: ReadRequest) -> Result<Completion, Error> {
-    let (mut came, until) = (Vec::new(), soon());
-    reader.submit(want);
-    while came.is_empty() && Instant::now() < until {
-        reader.wait(until, &mut came)?;
+/// Submits one read and waits for it.
+fn read_one(reader: &mut dyn Reader, request: ReadRequest) -> Result<Completion, Error> {
+    let (mut completions, until) = (Vec::new(), deadline());
+    reader.submit(request);
+    while completions.is_empty() && Instant::now() < until {
+        reader.wait(until, &mut completions)?;
     }
-    Ok(came.pop().expect("a read comes, or fails, within a minute"))
+    Ok(completions.pop().expect("a read completes or fails within a minute"))
 }
 
-fn want(pool: &Arc<BufferPool>, object: &Arc<dyn Object>, offset: u64, len: usize) -> ReadRequest {
+fn request(
+    pool: &Arc<BufferPool>,
+    object: &Arc<dyn Object>,
+    offset: u64,
+    len: usize,
+) -> ReadRequest {
     let buf = pool.take(len).expect("the pool has room for the window of a test");
     ReadRequest { object: Arc::clone(object), offset, len, buf, tag: offset, deadline: None }
 }
 
-fn equals_a_model(store: &dyn Storage) -> Outcome {
+fn equals_the_bytes_in_memory(store: &dyn Storage) -> Outcome {
     let bytes = bytes_of(3_000_001, 21);
     write_all(store, &key("a")?, &bytes)?;
     let object = store.open(&key("a")?)?;
@@ -68,30 +73,30 @@ fn equals_a_model(store: &dyn Storage) -> Outcome {
         let mut reader = store.reader(&options)?;
         let mut rng = Rng::new(depth as u64);
         let mut waiting = HashMap::new();
-        let (mut came, mut tag) = (Vec::new(), 0);
+        let (mut completions, mut tag) = (Vec::new(), 0);
         while tag < 400 || !waiting.is_empty() {
             while tag < 400 && reader.in_flight() < reader.depth_max() {
                 let len = 1 + rng.below(if tag % 8 == 0 { 1 << 20 } else { 9000 }) as usize;
                 let offset = rng.below((bytes.len() - len + 1) as u64);
                 // Also the last bytes of the file, where blocks reach past its end.
                 let offset = if tag % 5 == 0 { (bytes.len() - len) as u64 } else { offset };
-                reader.submit(ReadRequest { tag, ..want(&pool, &object, offset, len) });
+                reader.submit(ReadRequest { tag, ..request(&pool, &object, offset, len) });
                 waiting.insert(tag, offset as usize..offset as usize + len);
                 tag += 1;
             }
-            reader.wait(soon(), &mut came)?;
-            for came in came.drain(..) {
-                let range = waiting.remove(&came.tag).ok_or("expected a submitted tag")?;
-                came.outcome.as_ref().map_err(ToString::to_string)?;
+            reader.wait(deadline(), &mut completions)?;
+            for one in completions.drain(..) {
+                let range = waiting.remove(&one.tag).ok_or("expected a submitted tag")?;
+                one.outcome.as_ref().map_err(ToString::to_string)?;
                 ensure!(
-                    came.bytes() == &bytes[range.clone()],
+                    one.bytes() == &bytes[range.clone()],
                     "expected the bytes {range:?}, found others"
                 );
                 ensure!(
-                    came.moved_bytes >= range.len() as u64,
+                    one.moved_bytes >= range.len() as u64,
                     "expected at least {} moved bytes, found {}",
                     range.len(),
-                    came.moved_bytes
+                    one.moved_bytes
                 );
             }
         }
@@ -117,17 +122,17 @@ fn edges(store: &dyn Storage) -> Outcome {
     let mut reader = store.reader(&ReaderOptions::new(&pool))?;
     for name in ["a", "empty"] {
         let object = store.open(&key(name)?)?;
-        let completion = read_one(&mut *reader, want(&pool, &object, object.len_bytes(), 0))?;
+        let completion = read_one(&mut *reader, request(&pool, &object, object.len_bytes(), 0))?;
         ensure!(
             completion.outcome.is_ok() && completion.bytes().is_empty(),
             "expected no bytes of an empty read, found {completion:?}"
         );
-        for (offset, len, got) in [(4999, 2, 1), (5000, 1, 0), (u64::MAX, 4000, 0)] {
-            let got = if name == "a" { got } else { 0 };
-            let completion = read_one(&mut *reader, want(&pool, &object, offset, len))?;
+        for (offset, len, available) in [(4999, 2, 1), (5000, 1, 0), (u64::MAX, 4000, 0)] {
+            let available = if name == "a" { available } else { 0 };
+            let completion = read_one(&mut *reader, request(&pool, &object, offset, len))?;
             let is_short = match completion.outcome {
                 Err(Error::ShortRead { offset: at, found, expected, .. }) => {
-                    (at, found, expected) == (offset, got, len as u64)
+                    (at, found, expected) == (offset, available, len as u64)
                 }
                 _ => false,
             };
@@ -144,14 +149,14 @@ fn edges(store: &dyn Storage) -> Outcome {
     Ok(())
 }
 
-fn reap_ends(store: &dyn Storage) -> Outcome {
+fn wait_ends(store: &dyn Storage) -> Outcome {
     let pool = BufferPool::new(1 << 20);
     let mut reader = store.reader(&ReaderOptions::new(&pool))?;
     let mut done = Vec::new();
     reader.wait(Instant::now() + Duration::from_secs(3600), &mut done)?;
     ensure!(done.is_empty(), "expected no completion, found {done:?}");
     write_all(store, &key("a")?, &bytes_of(9, 23))?;
-    reader.submit(want(&pool, &store.open(&key("a")?)?, 1, 8));
+    reader.submit(request(&pool, &store.open(&key("a")?)?, 1, 8));
     let past = Instant::now();
     while done.is_empty() {
         reader.wait(past, &mut done)?;
@@ -164,8 +169,8 @@ fn reap_ends(store: &dyn Storage) -> Outcome {
 fn several_objects(store: &dyn Storage) -> Outcome {
     let pool = BufferPool::new(8 << 20);
     let mut reader = store.reader(&ReaderOptions::new(&pool))?;
-    let mut came = Vec::new();
-    let mut due = 0..0;
+    let mut completions = Vec::new();
+    let mut outstanding = 0..0;
     // More files than any reader keeps open, if it keeps few.
     for i in 0..100 {
         write_all(store, &key(&format!("f{i}"))?, &bytes_of(700 + i as usize, i))?;
@@ -173,16 +178,16 @@ fn several_objects(store: &dyn Storage) -> Outcome {
     for round in 0..3 {
         for i in 0..100 {
             while reader.in_flight() == reader.depth_max() {
-                reader.wait(soon(), &mut came)?;
+                reader.wait(deadline(), &mut completions)?;
             }
             let object = store.open(&key(&format!("f{i}"))?)?;
-            reader.submit(ReadRequest { tag: i, ..want(&pool, &object, round, 600) });
-            due.end += 1;
+            reader.submit(ReadRequest { tag: i, ..request(&pool, &object, round, 600) });
+            outstanding.end += 1;
         }
         while reader.in_flight() > 0 {
-            reader.wait(soon(), &mut came)?;
+            reader.wait(deadline(), &mut completions)?;
         }
-        for one in came.drain(..) {
+        for one in completions.drain(..) {
             let bytes = bytes_of(700 + one.tag as usize, one.tag);
             let range = round as usize..round as usize + 600;
             ensure!(
@@ -190,9 +195,13 @@ fn several_objects(store: &dyn Storage) -> Outcome {
                 "expected the bytes of file {}, found {one:?}",
                 one.tag
             );
-            due.start += 1;
+            outstanding.start += 1;
         }
-        ensure!(due.is_empty(), "expected all reads to complete, {} did not", due.end - due.start);
+        ensure!(
+            outstanding.is_empty(),
+            "expected all reads to complete, {} did not",
+            outstanding.end - outstanding.start
+        );
     }
     Ok(())
 }
@@ -207,13 +216,13 @@ fn dropped(store: &dyn Storage) -> Outcome {
         options.depth = Some(4);
         let mut reader = store.reader(&options)?;
         for i in 0..in_flight {
-            reader.submit(want(&pool, &object, i * 1000, 500_000));
+            reader.submit(request(&pool, &object, i * 1000, 500_000));
         }
         if in_flight > 1 {
             reader.wait(Instant::now(), &mut Vec::new())?;
         }
         drop(reader);
-        let until = soon();
+        let until = deadline();
         while pool.taken_bytes() > 0 && Instant::now() < until {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! A small file system in memory for one test, where one may be mounted.
+//! A small file system in memory for one test, where the process may mount one.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ impl Mount {
     /// Mounts one with options such as `size=1m`.
     ///
     /// # Errors
-    /// Why it cannot be mounted: it takes root. The caller reports its test as skipped.
+    /// Why it cannot be mounted: that needs root. The caller reports its test as skipped.
     pub fn new(options: &str) -> io::Result<Self> {
         Self::of("tmpfs", options)
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 
-/// The number of a file or folder, never used twice.
+/// The number of a file or folder, never reused.
 pub(super) type Node = usize;
 
-/// The folder that everything is in.
+/// The root folder.
 pub(super) const TOP: Node = 0;
 
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ impl Tree {
 
     /// The folder that a path's last component is in, and that component.
     pub(super) fn parent<'p>(&self, path: &[&'p str]) -> io::Result<(Node, &'p str)> {
-        let (name, way) = path.split_last().ok_or_else(|| errno(libc::EBUSY))?;
-        Ok((self.find(way)?, name))
+        let (name, folders) = path.split_last().ok_or_else(|| errno(libc::EBUSY))?;
+        Ok((self.find(folders)?, name))
     }
 
     pub(super) fn find(&self, path: &[&str]) -> io::Result<Node> {

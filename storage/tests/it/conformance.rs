@@ -1,6 +1,6 @@
-//! Every store of ours keeps the contract.
+//! Every store of this crate passes the conformance suite.
 
-#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+#![expect(clippy::print_stderr, reason = "a skipped test is reported")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use storage::testing::conformance;
 use storage::testing::fault_store::{FaultPlan, FaultStore};
 use storage::{Storage, open_url};
 
-/// A fresh folder for each check below `base`, gone afterwards.
+/// Runs the suite with a fresh folder below `base` for each check, and deletes them afterwards.
 fn check(base: &Path, options: &str) {
     let folder = tempfile::tempdir_in(base).unwrap();
     let count = std::cell::Cell::new(0);
@@ -20,7 +20,7 @@ fn check(base: &Path, options: &str) {
     });
 }
 
-/// The store and its reader.
+/// Runs the suites of the store and of its reader.
 fn both(make: &dyn Fn() -> Arc<dyn Storage>) {
     conformance::run(make);
     storage::testing::reader_conformance::run(make);
@@ -42,7 +42,7 @@ fn ring() {
 }
 
 #[test]
-fn ring_through_the_page_cache() {
+fn ring_buffered() {
     if ring_works() {
         check(&std::env::temp_dir(), "engine=ring&direct=off");
     }
@@ -54,28 +54,28 @@ fn pread() {
 }
 
 #[test]
-fn pread_through_the_page_cache() {
+fn pread_buffered() {
     check(&std::env::temp_dir(), "engine=pread&direct=off");
 }
 
 #[test]
 fn tmpfs() {
-    let memory = Path::new("/dev/shm");
-    if tempfile::tempfile_in(memory).is_err() {
-        eprintln!("SKIPPED: {} cannot be written to", memory.display());
+    let shm = Path::new("/dev/shm");
+    if tempfile::tempfile_in(shm).is_err() {
+        eprintln!("SKIPPED: {} cannot be written to", shm.display());
         return;
     }
-    // A container often has 64 MiB; what the checks of one store write is half of this.
+    // A container often has 64 MiB; the checks of one store write half of this.
     const NEED_BYTES: u64 = 512 << 20;
     let free = open_url("file:/dev/shm").unwrap().free_bytes().unwrap();
     if free.is_some_and(|free| free < NEED_BYTES) {
-        eprintln!("SKIPPED: {} has less than {} MiB free", memory.display(), NEED_BYTES >> 20);
+        eprintln!("SKIPPED: {} has less than {} MiB free", shm.display(), NEED_BYTES >> 20);
         return;
     }
-    check(memory, "engine=auto");
-    check(memory, "engine=pread&direct=on");
+    check(shm, "engine=auto");
+    check(shm, "engine=pread&direct=on");
     if ring_works() {
-        check(memory, "engine=ring&direct=on");
+        check(shm, "engine=ring&direct=on");
     }
 }
 

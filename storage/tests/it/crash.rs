@@ -1,4 +1,4 @@
-//! Power cuts and failing operations at every step of everything that a store does.
+//! Power cuts and failing operations at every step of every operation of a store.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,36 +11,35 @@ fn key(name: &str) -> Key {
     Key::new(name).unwrap()
 }
 
-fn bytes_of(len: usize, salt: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ salt).collect()
+fn bytes_of(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
 
-/// Lengths that take the small and the large way of an upload, aligned and not.
+/// Lengths of small and of large uploads, aligned and not.
 const LENS: [usize; 4] = [0, 3000, 262_144 + 5, 1_048_576];
 
 /// A store that has `old/a` and `old/b`.
-fn furnished(faults: FaultPlan) -> FaultStore {
+fn filled_store(faults: FaultPlan) -> FaultStore {
     let store = FaultStore::new(1, faults);
     write_all(&store, &key("old/a"), &bytes_of(700, 1)).unwrap();
     write_all(&store, &key("old/b"), &bytes_of(300_000, 2)).unwrap();
     store
 }
 
-/// What was durable before must be there, bit for bit.
+/// Checks that the objects that were durable before are unchanged.
 fn check_old(store: &FaultStore, context: &str) {
     assert_eq!(read_all(store, &key("old/a")).unwrap(), bytes_of(700, 1), "{context}");
     assert_eq!(read_all(store, &key("old/b")).unwrap(), bytes_of(300_000, 2), "{context}");
 }
 
-/// Does something, and looks at every crash on the way: `check` gets the store after it, and
-/// whether
-/// `act` had returned by then.
+/// Runs `act`, and simulates a crash after each of its operations. `check` is called with the store
+/// after the crash, and whether `act` had returned by then.
 fn crash_everywhere(
     faults: &FaultPlan,
     act: impl Fn(&FaultStore) -> Result<()>,
     check: impl Fn(&FaultStore, bool, &str),
 ) {
-    let store = furnished(faults.clone());
+    let store = filled_store(faults.clone());
     let first = store.op_count();
     act(&store).unwrap();
     let last = store.op_count();
@@ -53,10 +52,10 @@ fn crash_everywhere(
                 ops == last,
                 &format!("{ops} of {first}..{last} operations, seed {seed}"),
             );
-            // What the dead left is swept, and then only what has a name of its own is there.
+            // A sweep removes the leftovers of the dead process; only final names remain.
             sweep_all(&after, &Key::root());
-            let left = after.raw_paths().into_iter().find(|path| path.contains(".tmp-sim."));
-            assert_eq!(left, None, "{ops} operations, seed {seed}");
+            let leftover = after.raw_paths().into_iter().find(|path| path.contains(".tmp-sim."));
+            assert_eq!(leftover, None, "{ops} operations, seed {seed}");
         }
     }
 }
@@ -80,38 +79,34 @@ fn check_upload(faults: &FaultPlan, len: usize, known: u64) {
     crash_everywhere(faults, act, |after, finished, context| {
         check_old(after, context);
         match read_all(after, &key("new/deep/c")) {
-            Ok(came) => assert!(came == bytes, "{context}: the object is not whole"),
-            Err(Error::NotFound { .. }) => assert!(!finished, "{context}: the object is gone"),
+            Ok(found) => assert!(found == bytes, "{context}: the object is not complete"),
+            Err(Error::NotFound { .. }) => assert!(!finished, "{context}: the object is missing"),
             Err(e) => panic!("{context}: {e}"),
         }
     });
 }
 
 #[test]
-fn an_upload_is_absent_or_whole() {
+fn an_upload_is_absent_or_complete_after_a_crash() {
     for len in LENS {
         check_upload(&FaultPlan::default(), len, 0);
         check_upload(&FaultPlan::default(), len, 1);
     }
 }
 
-/// The checker is itself checked: on a disk that lies it must see the damage.
+/// Checks the test itself: on a disk that ignores fsync it must detect the damage.
 #[test]
-fn a_lying_disk_is_found_out() {
-    let silently = std::panic::take_hook();
+fn a_disk_that_ignores_fsync_fails_the_crash_test() {
+    let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let lies = [
+    let plans = [
         FaultPlan { sync_lies: true, ..FaultPlan::default() },
         FaultPlan { sync_dir_lies: true, ..FaultPlan::default() },
     ];
-    let outcomes =
-        lies.map(|lie| catch_unwind(AssertUnwindSafe(|| check_upload(&lie, 262_149, 0))).is_err());
-    std::panic::set_hook(silently);
-    assert_eq!(
-        outcomes,
-        [true, true],
-        "a lie about fsync, and about fsync of folders, went unseen"
-    );
+    let outcomes = plans
+        .map(|plan| catch_unwind(AssertUnwindSafe(|| check_upload(&plan, 262_149, 0))).is_err());
+    std::panic::set_hook(hook);
+    assert_eq!(outcomes, [true, true], "ignored syncs of files and of folders were not detected");
 }
 
 fn stage(store: &FaultStore) -> Result<()> {
@@ -128,11 +123,11 @@ fn stage(store: &FaultStore) -> Result<()> {
 }
 
 #[test]
-fn a_published_folder_is_absent_or_whole() {
+fn a_published_folder_is_absent_or_complete_after_a_crash() {
     crash_everywhere(&FaultPlan::default(), stage, |after, finished, context| {
         check_old(after, context);
         if after.list_names(&key("run")).unwrap().is_empty() {
-            assert!(!finished, "{context}: the folder is gone");
+            assert!(!finished, "{context}: the folder is missing");
             return;
         }
         let target = key("run/step-1");
@@ -144,14 +139,14 @@ fn a_published_folder_is_absent_or_whole() {
 }
 
 #[test]
-fn a_deleted_object_is_whole_or_gone() {
+fn a_deleted_object_is_complete_or_absent_after_a_crash() {
     let act = |store: &FaultStore| store.delete(&key("old/b"));
     crash_everywhere(&FaultPlan::default(), act, |after, finished, context| {
         assert_eq!(read_all(after, &key("old/a")).unwrap(), bytes_of(700, 1), "{context}");
         match read_all(after, &key("old/b")) {
-            Ok(came) => {
-                assert!(!finished, "{context}: it is still there");
-                assert_eq!(came, bytes_of(300_000, 2), "{context}");
+            Ok(found) => {
+                assert!(!finished, "{context}: it still exists");
+                assert_eq!(found, bytes_of(300_000, 2), "{context}");
             }
             Err(e) => assert!(matches!(e, Error::NotFound { .. }), "{context}: {e}"),
         }
@@ -159,34 +154,36 @@ fn a_deleted_object_is_whole_or_gone() {
 }
 
 #[test]
-fn a_deleted_folder_is_whole_or_gone() {
+fn a_deleted_folder_is_complete_or_absent_after_a_crash() {
     let act = |store: &FaultStore| store.delete_folder(&key("old"));
     crash_everywhere(&FaultPlan::default(), act, |after, finished, context| {
         match after.list_names(&key("old")).unwrap().is_empty() {
             true => assert!(after.list(&Key::root()).unwrap().is_empty(), "{context}"),
             false => {
-                assert!(!finished, "{context}: it is still there");
+                assert!(!finished, "{context}: it still exists");
                 check_old(after, context);
             }
         }
     });
 }
 
-/// Lets every operation of `act` fail in every way, and calls `check` with what came of it.
+/// Makes every operation of `act` fail in every way, and calls `check` with the store and whether
+/// `act` succeeded.
 fn fail_everywhere(
     act: &dyn Fn(&FaultStore) -> Result<()>,
     check: &dyn Fn(&FaultStore, bool, &str),
 ) {
-    let counting = furnished(FaultPlan::default());
+    let counting = filled_store(FaultPlan::default());
     let first = counting.op_count();
     act(&counting).unwrap();
     for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::Gone] {
         for op in first..counting.op_count() {
-            let store = furnished(FaultPlan::default());
+            let store = filled_store(FaultPlan::default());
             store.fail_op(op, how);
             let outcome = act(&store);
-            let context = format!("operation {op} failed with {how:?}, which gave {outcome:?}");
-            // Of a disk that is gone nothing can be asked before a restart.
+            let context =
+                format!("operation {op} failed with {how:?}, and the call returned {outcome:?}");
+            // A lost disk cannot be checked before a restart.
             if how != FaultKind::Gone {
                 check(&store, outcome.is_ok(), &context);
             }
@@ -195,7 +192,7 @@ fn fail_everywhere(
             {
                 assert!(matches!(e, Error::NoSpace { .. } | Error::Exists { .. }), "{context}");
             }
-            // And whatever failed, a crash afterwards finds nothing half done.
+            // Whatever failed, a crash afterwards leaves no partial result.
             for seed in 0..SEEDS / 4 {
                 check(&store.crash(seed), outcome.is_ok(), &format!("{context}, then seed {seed}"));
             }
@@ -211,25 +208,26 @@ fn a_failed_upload_leaves_nothing() {
         fail_everywhere(&act, &|store, done, context| {
             check_old(store, context);
             match read_all(store, &key("new/c")) {
-                Ok(came) => assert!(came == bytes, "{context}: the object is not whole"),
-                Err(Error::NotFound { .. }) => assert!(!done, "{context}: the object is gone"),
+                Ok(found) => assert!(found == bytes, "{context}: the object is not complete"),
+                Err(Error::NotFound { .. }) => assert!(!done, "{context}: the object is missing"),
                 Err(e) => panic!("{context}: {e}"),
             }
         });
     }
 }
 
-/// Before a crash there is no temporary either, unless its removal is what failed.
+/// Without a crash no temporary file is left either, unless its removal is the operation that
+/// failed.
 #[test]
 fn a_failed_upload_removes_its_temporary() {
     let act = |store: &FaultStore| write_all(store, &key("new/c"), &bytes_of(300_000, 6)).map(drop);
-    let counting = furnished(FaultPlan::default());
+    let counting = filled_store(FaultPlan::default());
     let first = counting.op_count();
     act(&counting).unwrap();
     for op in first..counting.op_count() {
-        let store = furnished(FaultPlan::default());
+        let store = filled_store(FaultPlan::default());
         store.fail_op(op, FaultKind::Io);
-        assert!(act(&store).is_err(), "operation {op} failed unseen");
+        assert!(act(&store).is_err(), "the failure of operation {op} was not reported");
         assert_eq!(store.raw_paths(), ["old", "old/a", "old/b"], "operation {op}");
     }
 }
@@ -242,23 +240,23 @@ fn a_failed_publish_leaves_one_name() {
             Ok(manifest) => {
                 assert_eq!(manifest.verify(store, &target).unwrap().files, 3, "{context}");
             }
-            Err(Error::NotFound { .. }) => assert!(!done, "{context}: the folder is gone"),
+            Err(Error::NotFound { .. }) => assert!(!done, "{context}: the folder is missing"),
             Err(e) => panic!("{context}: {e}"),
         }
     });
 }
 
 #[test]
-fn a_full_store_says_so_first() {
+fn create_reports_a_full_store() {
     let store =
         FaultStore::new(1, FaultPlan { capacity_bytes: Some(1 << 20), ..FaultPlan::default() });
     assert_eq!(store.free_bytes().unwrap(), Some(1 << 20));
     let Err(Error::NoSpace { need_bytes, free_bytes, .. }) = store.create(&key("a"), 2 << 20)
     else {
-        panic!("2 MiB were promised a place in one")
+        panic!("an upload of 2 MiB was accepted with 1 MiB free")
     };
     assert_eq!((need_bytes, free_bytes), (2 << 20, Some(1 << 20)));
-    // Without a promise it is found out on the way, and nothing stays.
+    // With an unknown length the full store is detected during the upload, and no file is left.
     let outcome = (0..40).try_fold(store.create(&key("a"), 0).unwrap(), |mut upload, _| {
         upload.write(&bytes_of(100_000, 7))?;
         Ok(upload)
@@ -269,9 +267,9 @@ fn a_full_store_says_so_first() {
     assert_eq!(store.free_bytes().unwrap(), Some(1 << 20));
 }
 
-/// An upload that failed cannot be talked into success.
+/// After a failure every later call of an upload fails.
 #[test]
-fn a_poisoned_upload_stays_so() {
+fn a_failed_upload_stays_failed() {
     let store =
         FaultStore::new(1, FaultPlan { capacity_bytes: Some(1 << 20), ..FaultPlan::default() });
     let mut upload = store.create(&key("a"), 0).unwrap();
@@ -282,16 +280,16 @@ fn a_poisoned_upload_stays_so() {
     assert!(store.raw_paths().is_empty());
 }
 
-/// After a crash a draft has at least what was synced, and what is written from there on makes the
-/// object that was meant.
+/// After a crash a resumable upload has at least the synced bytes, and an upload resumed from there
+/// makes the intended object.
 #[test]
-fn a_draft_survives_every_crash() {
+fn a_resumable_upload_survives_every_crash() {
     let (first, rest) = (bytes_of(9_001, 4), bytes_of(300_000, 5));
-    let whole = [&first[..], &rest].concat();
-    let store = furnished(FaultPlan::default());
+    let all = [&first[..], &rest].concat();
+    let store = filled_store(FaultPlan::default());
     let mut draft = store.create_resumable(&key("new/d")).unwrap();
     draft.write(&first).unwrap();
-    let mark = draft.sync().unwrap();
+    let synced_point = draft.sync().unwrap();
     let synced = store.op_count();
     draft.write(&rest).unwrap();
     draft.sync().unwrap();
@@ -302,15 +300,15 @@ fn a_draft_survives_every_crash() {
             let after = store.crash_at(ops, seed);
             check_old(&after, &context);
             if let Ok(bytes) = read_all(&after, &key("new/d")) {
-                assert_eq!(bytes, whole, "{context}");
+                assert_eq!(bytes, all, "{context}");
                 continue;
             }
-            let mut draft = after.resume(&key("new/d"), mark).expect(&context);
+            let mut draft = after.resume(&key("new/d"), synced_point).expect(&context);
             draft.write(&rest).unwrap();
             draft.finish().unwrap();
-            assert_eq!(read_all(&after, &key("new/d")).unwrap(), whole, "{context}");
+            assert_eq!(read_all(&after, &key("new/d")).unwrap(), all, "{context}");
         }
     }
-    let (mark, due) = (SyncPoint { bytes: 9_001, crc64: storage::crc64(&first) }, mark);
-    assert_eq!(mark, due);
+    let expected = SyncPoint { bytes: 9_001, crc64: storage::crc64(&first) };
+    assert_eq!(synced_point, expected);
 }

@@ -1,5 +1,5 @@
-//! Layouts of Lustre, as the bytes that `lustre_user.h` defines: there is no Lustre here, so what
-//! is checked is that we read and write what its client does.
+//! Layouts of Lustre as defined by `lustre_user.h`. Without a Lustre mount, the test checks that
+//! the encoding equals that of its client.
 
 use std::path::Path;
 
@@ -51,7 +51,7 @@ fn composite(parts: &[(u64, u64, u32, Vec<u8>)]) -> Vec<u8> {
     lov
 }
 
-/// A layout of one part as we write it.
+/// The encoding of a layout of one component.
 fn of(part: LayoutComponent) -> Vec<u8> {
     Striping { parts: vec![part] }.to_bytes()
 }
@@ -61,30 +61,30 @@ fn target(lov: &[u8], offset: u64) -> Option<u32> {
 }
 
 #[test]
-fn the_target_of_a_stripe_is_named() {
+fn target_of_each_stripe() {
     for magic in [V1, V3] {
         let lov = plain(magic, 1, 1 << 20, &[7, 0x1f, 2]);
-        for (offset, due) in [(0, 7), (1 << 20, 0x1f), ((3 << 20) - 1, 2), (3 << 20, 7)] {
-            assert_eq!(target(&lov, offset), Some(due));
+        for (offset, expected) in [(0, 7), (1 << 20, 0x1f), ((3 << 20) - 1, 2), (3 << 20, 7)] {
+            assert_eq!(target(&lov, offset), Some(expected));
         }
     }
     let (small, large) = (plain(V1, 1, 1 << 20, &[4]), plain(V3, 1, 4 << 20, &[5, 6]));
-    let unborn = plain(V1, 1, 1 << 20, &[9]);
+    let without_objects = plain(V1, 1, 1 << 20, &[9]);
     let lov = composite(&[
         (0, 1 << 20, INITIALISED, small),
         (1 << 20, 1 << 30, INITIALISED, large),
-        (1 << 30, END, 0, unborn),
+        (1 << 30, END, 0, without_objects),
     ]);
     assert_eq!(target(&lov, 0), Some(4));
     // Stripes are counted from the start of the file.
     assert_eq!((target(&lov, 3 << 20), target(&lov, 4 << 20)), (Some(5), Some(6)));
-    // A part without objects has nothing on the target that it may once have.
+    // A component without objects has no bytes on its future target.
     assert_eq!(target(&lov, 1 << 30), None);
 }
 
 #[test]
-fn layouts_are_told_in_words() {
-    for (lov, due) in [
+fn layouts_are_formatted() {
+    for (lov, expected) in [
         (plain(V1, 1, 1 << 20, &[7]), "1 stripe of 1 MiB"),
         (plain(V3, 1, 4 << 20, &[7, 8]), "2 stripes of 4 MiB in the pool flash"),
         (
@@ -102,14 +102,14 @@ fn layouts_are_told_in_words() {
              from 1 GiB to the end: stripes on all targets of 4 MiB",
         ),
     ] {
-        assert_eq!(Striping::parse(&lov).unwrap().to_string(), due);
+        assert_eq!(Striping::parse(&lov).unwrap().to_string(), expected);
     }
 }
 
-/// Byte for byte what `lfs setstripe -S 8M -c 2`, the same with `-p flash`, and `lfs setstripe -E
-/// 1G -c 1 -S 1M -E -1 -c 8 -S 4M` hand to the client.
+/// Byte for byte what `lfs setstripe -S 8M -c 2`, the same with `-p flash`, and
+/// `lfs setstripe -E 1G -c 1 -S 1M -E -1 -c 8 -S 4M` pass to the client.
 #[test]
-fn layouts_are_written_as_lustre_reads_them() {
+fn encodes_like_lfs_setstripe() {
     let mut part = LayoutComponent::whole(2, 8 << 20);
     let bytes = of(part.clone());
     assert_eq!(bytes[..8], [0xd0, 0x0b, 0xd1, 0x0b, 1, 0, 0, 0]);
@@ -123,17 +123,17 @@ fn layouts_are_written_as_lustre_reads_them() {
     let mut parts = [LayoutComponent::whole(1, 1 << 20), LayoutComponent::whole(8, 4 << 20)];
     (parts[0].end, parts[1].start) = (1 << 30, 1 << 30);
     let grown = Striping { parts: parts.to_vec() };
-    let due = composite(&[
+    let expected = composite(&[
         (0, 1 << 30, 0, of(LayoutComponent::whole(1, 1 << 20))),
         (1 << 30, END, 0, of(LayoutComponent::whole(8, 4 << 20))),
     ]);
-    assert_eq!(grown.to_bytes(), due);
-    assert_eq!(Striping::parse(&due).unwrap(), grown);
+    assert_eq!(grown.to_bytes(), expected);
+    assert_eq!(Striping::parse(&expected).unwrap(), grown);
 }
 
-/// Cut off anywhere, or with any byte changed, it is refused or understood, and never more.
+/// A layout that is truncated anywhere is refused; one with any byte changed causes no panic.
 #[test]
-fn what_is_no_layout_is_refused() {
+fn invalid_layouts_are_refused() {
     let lov = composite(&[(0, END, INITIALISED, plain(V3, 1, 65536, &[1, 2]))]);
     for len in 0..lov.len() {
         let parsed = Striping::parse(&lov[..len]);
@@ -148,13 +148,13 @@ fn what_is_no_layout_is_refused() {
             }
         }
     }
-    // A layout of another service, and one of a machine with the other order of bytes.
+    // Another kind of layout, and one of the other byte order.
     assert!(Striping::parse(&0x0bd7_0bd0_u32.to_le_bytes()).is_none());
     assert!(Striping::parse(&V1.swap_bytes().to_le_bytes()).is_none());
 }
 
 #[test]
-fn what_lustre_would_refuse_is_refused_by_name() {
+fn check_names_the_invalid_value() {
     let whole = |count, size| Striping { parts: vec![LayoutComponent::whole(count, size)] };
     assert_eq!(whole(4, 1 << 20).check(), Ok(()));
     assert_eq!(whole(LayoutComponent::ALL, 0).check(), Ok(()));
@@ -170,7 +170,7 @@ fn what_lustre_would_refuse_is_refused_by_name() {
     long.parts[0].pool = "sixteen_letters_".to_owned();
     let mut short = whole(1, 1 << 20);
     short.parts[0].end = 1 << 30;
-    for (bad, due) in [
+    for (bad, expected) in [
         (whole(1, 1000), "64 KiB"),
         (whole(2001, 1 << 20), "at most 2000 stripes"),
         (cut(1 << 30, 2 << 30, 1 << 20), "starts at 1073741824"),
@@ -180,15 +180,15 @@ fn what_lustre_would_refuse_is_refused_by_name() {
         (short, "a last component to the end"),
         (Striping { parts: Vec::new() }, "components, found 0"),
     ] {
-        let told = bad.check().unwrap_err();
-        assert!(told.contains(due), "{bad:?}: {told}");
+        let error = bad.check().unwrap_err();
+        assert!(error.contains(expected), "{bad:?}: {error}");
     }
 }
 
-/// What was read back is compared with what was asked for, as sites may answer that all went well
-/// and do nothing.
+/// The layout read back is compared with the request, because a site may report success without
+/// effect.
 #[test]
-fn what_was_granted_is_told_from_what_was_not() {
+fn grants_compares_with_the_request() {
     let whole = |count, size| Striping { parts: vec![LayoutComponent::whole(count, size)] };
     let of_site = whole(1, 1 << 20);
     assert!(whole(8, 4 << 20).grants(&whole(8, 4 << 20)));
@@ -199,14 +199,14 @@ fn what_was_granted_is_told_from_what_was_not() {
 }
 
 #[test]
-fn elsewhere_than_on_lustre_it_is_an_error_that_says_so() {
+fn other_file_systems_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("new");
-    let wish = Striping { parts: vec![LayoutComponent::whole(4, 1 << 20)] };
+    let requested = Striping { parts: vec![LayoutComponent::whole(4, 1 << 20)] };
     for outcome in [
         Striping::of(folder.path()).map(drop),
-        wish.set(folder.path()).map(drop),
-        wish.set(&file).map(drop),
+        requested.set(folder.path()).map(drop),
+        requested.set(&file).map(drop),
     ] {
         let error = outcome.unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{error}");
@@ -218,7 +218,7 @@ fn elsewhere_than_on_lustre_it_is_an_error_that_says_so() {
 }
 
 #[test]
-fn layouts_are_recommended_by_what_a_file_is_for() {
+fn recommendations_depend_on_purpose_and_size() {
     const GIB: u64 = 1 << 30;
     let of = |purpose, bytes, nodes, targets| {
         let Recommendation { stripe_count, stripe_bytes, reason } =

@@ -1,4 +1,4 @@
-//! What every store keeps, on the file systems and servers that are here.
+//! Tests of the storage contract on the available file systems and servers.
 //!
 //! One binary, because each is linked with all that the crate needs.
 

@@ -31,7 +31,7 @@ struct Stored {
 }
 
 impl Stored {
-    /// With nothing of the file in the page cache. `None` where that cannot be had.
+    /// With no page of the file in the page cache. `None` if that is not possible here.
     fn new(settings: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let store = open_url(&format!("file:{}?{settings}", folder.path().display())).unwrap();
@@ -71,19 +71,22 @@ impl Stored {
     fn read(&mut self, offset: u64, len: usize) -> Completion {
         let (object, buf) = (Arc::clone(&self.object), self.pool.take(len).unwrap());
         self.reader.submit(ReadRequest { object, offset, len, buf, tag: offset, deadline: None });
-        let (mut came, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
-        while came.is_empty() && Instant::now() < until {
-            self.reader.wait(until, &mut came).unwrap();
+        let (mut completions, until) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while completions.is_empty() && Instant::now() < until {
+            self.reader.wait(until, &mut completions).unwrap();
         }
-        came.pop().expect("a read completes within a minute")
+        completions.pop().expect("a read completes within a minute")
     }
 
     /// Reads, compares, and returns how many bytes were copied from the page cache.
     fn check(&mut self, offset: u64, len: usize) -> usize {
         let before = self.reader.counters();
-        let came = self.read(offset, len);
-        came.outcome.as_ref().unwrap();
-        assert!(came.bytes() == &self.bytes[offset as usize..][..len], "{len} bytes at {offset}");
+        let completion = self.read(offset, len);
+        completion.outcome.as_ref().unwrap();
+        assert!(
+            completion.bytes() == &self.bytes[offset as usize..][..len],
+            "{len} bytes at {offset}"
+        );
         let after = self.reader.counters();
         assert!(after.moved_bytes - before.moved_bytes >= len as u64, "{after:?}");
         (after.page_cache_bytes - before.page_cache_bytes) as usize
@@ -118,9 +121,9 @@ fn warm_reads_are_copied_from_the_cache() {
     }
 }
 
-/// Each read is from the cache as a whole or not at all, and what is missing is not added.
+/// Each read comes from the cache completely or not at all, and missing pages are not added.
 #[test]
-fn half_warm_files_stay_as_they_are() {
+fn partly_cached_files_keep_their_cached_share() {
     let Some(mut stored) = Stored::new("engine=auto") else { return eprintln!("{SKIPPED}") };
     stored.warm(10..20);
     let share = stored.share();
@@ -141,24 +144,24 @@ fn half_warm_files_stay_as_they_are() {
 }
 
 #[test]
-fn a_warm_file_that_shrank_reports_both_lengths() {
+fn a_cached_file_that_shrank_reports_both_lengths() {
     let Some(mut stored) = Stored::new("engine=auto") else { return eprintln!("{SKIPPED}") };
     stored.warm(0..LEN / PAGE);
     writable(&stored.path()).set_len(70_001).unwrap();
     for offset in [70_000, 80_000, 500_000] {
-        let came = stored.read(offset, 1000);
-        let is_told = matches!(
-            came.outcome,
+        let completion = stored.read(offset, 1000);
+        let reports_both_lengths = matches!(
+            completion.outcome,
             Err(Error::Changed { len_then: 1_048_576, len_now: Some(70_001), .. })
         );
-        assert!(is_told, "{came:?}");
+        assert!(reports_both_lengths, "{completion:?}");
     }
     assert_eq!(stored.check(69_000, 1001), 1001);
 }
 
-/// The cache is the file: also bytes that were written to it and are not on the disk yet.
+/// Cached reads return bytes that were written to the file and are not yet on disk.
 #[test]
-fn a_warm_file_that_changed_has_its_new_bytes() {
+fn a_cached_file_that_changed_returns_its_new_bytes() {
     let Some(mut stored) = Stored::new("engine=auto") else { return eprintln!("{SKIPPED}") };
     stored.warm(0..LEN / PAGE);
     writable(&stored.path()).write_all_at(&[7; 5000], 10_000).unwrap();

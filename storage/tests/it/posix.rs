@@ -1,6 +1,6 @@
-//! Real file systems, at their worst: full, read-only, cut off, and littered by the dead.
+//! Real file systems under failure: full, read-only, with truncated files, and with orphans.
 
-#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+#![expect(clippy::print_stderr, reason = "a skipped test is reported")]
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn raw_names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A file system in memory of our own; `None`, and a loud word, where we may not mount.
+/// A tmpfs for one test; `None`, with a message, where mounting is not permitted.
 fn mount(options: &str) -> Option<Mount> {
     let mount = Mount::new(options);
     if let Err(e) = &mount {
@@ -40,23 +40,23 @@ fn mount(options: &str) -> Option<Mount> {
 }
 
 #[test]
-fn a_full_disk_is_found_before_the_first_byte() {
+fn create_fails_on_a_full_disk() {
     let Some(disk) = mount("size=1m") else { return };
     let store = open(disk.path());
     let free = store.free_bytes().unwrap().unwrap();
     assert!((900_000..=1 << 20).contains(&free), "{free} bytes free of 1 MiB");
-    let Err(e) = store.create(&key("a/b"), 2_000_000) else { panic!("there is no such space") };
-    let due = format!(
+    let Err(e) = store.create(&key("a/b"), 2_000_000) else { panic!("expected NoSpace") };
+    let expected = format!(
         "cannot write {}/a/b: no space left on device (need 2000000 bytes, {free} free)",
         disk.path().display()
     );
-    assert_eq!(e.to_string(), due);
+    assert_eq!(e.to_string(), expected);
     assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
 }
 
-/// It is written and read as one that has a name, and its space is there as long as it is.
+/// An anonymous file can be written and read, and its space is reserved until it is dropped.
 #[test]
-fn a_file_without_a_name_is_gone_when_it_is_dropped() {
+fn an_anonymous_file_is_freed_when_dropped() {
     let Some(disk) = mount("size=4m") else { return };
     let store = open(disk.path());
     let file = store.create_anonymous(&key("a/b"), 3 << 20).unwrap();
@@ -68,9 +68,12 @@ fn a_file_without_a_name_is_gone_when_it_is_dropped() {
     assert!(buf[..5000] == [7; 5000] && buf[5000] == 0);
     let error = file.write_at((3 << 20) - 1, &[1, 2]).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
-    let Err(error) = store.create_anonymous(&key("a/b"), 2 << 20) else { panic!("no such space") };
-    let due = format!("cannot write an unnamed file in {}/a/b: no space", disk.path().display());
-    assert!(error.to_string().starts_with(&due), "{error}");
+    let Err(error) = store.create_anonymous(&key("a/b"), 2 << 20) else {
+        panic!("expected NoSpace")
+    };
+    let expected =
+        format!("cannot write an unnamed file in {}/a/b: no space", disk.path().display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
     assert!(error.to_string().contains("(need 2097152 bytes, 1048576 free)"), "{error}");
     assert!(raw_names(&disk.path().join("a/b")).is_empty());
     drop(file);
@@ -78,25 +81,25 @@ fn a_file_without_a_name_is_gone_when_it_is_dropped() {
 }
 
 #[test]
-fn a_disk_that_fills_up_leaves_nothing() {
+fn an_upload_that_fills_the_disk_leaves_no_file() {
     let Some(disk) = mount("size=1m") else { return };
     let store = open(disk.path());
     let mut upload = store.create(&key("a"), 0).unwrap();
     let block = vec![7; 200_000];
     let outcome = (0..200).try_for_each(|_| upload.write(&block)).and_then(|()| upload.finish());
     let Err(Error::NoSpace { need_bytes, free_bytes, .. }) = outcome else {
-        panic!("40 MB found a place in 1 MiB: {outcome:?}")
+        panic!("an upload of 40 MB fitted into 1 MiB: {outcome:?}")
     };
-    assert!(need_bytes > 1 << 20, "only {need_bytes} bytes were due");
+    assert!(need_bytes > 1 << 20, "only {need_bytes} bytes needed");
     assert!(free_bytes.is_some());
     assert!(raw_names(disk.path()).is_empty(), "{:?}", raw_names(disk.path()));
-    // It is as good as before.
+    // The disk is usable as before.
     write_all(&*store, &key("a"), &block).unwrap();
     assert_eq!(read_all(&*store, &key("a")).unwrap(), block);
 }
 
 #[test]
-fn a_disk_without_room_for_a_name_says_so() {
+fn running_out_of_inodes_is_no_space() {
     let Some(disk) = mount("size=1m,nr_inodes=4") else { return };
     let store = open(disk.path());
     for name in ["a", "b", "c"] {
@@ -108,7 +111,7 @@ fn a_disk_without_room_for_a_name_says_so() {
 }
 
 #[test]
-fn a_read_only_folder_is_read_and_not_written() {
+fn a_read_only_folder_can_be_read_but_not_written() {
     let Some(disk) = mount("size=1m") else { return };
     write_all(&*open(disk.path()), &key("old/a"), b"bytes").unwrap();
     disk.remount("ro").unwrap();
@@ -123,26 +126,30 @@ fn a_read_only_folder_is_read_and_not_written() {
         store.publish(&key("old"), &key("new")),
     ];
     for outcome in refused {
-        let told = outcome.unwrap_err().to_string();
-        assert!(told.contains("Read-only file system"), "{told}");
-        assert!(told.contains(disk.path().to_str().unwrap()), "{told}");
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("Read-only file system"), "{error}");
+        assert!(error.contains(disk.path().to_str().unwrap()), "{error}");
     }
     assert_eq!(raw_names(disk.path()), ["old"]);
 }
 
 #[test]
-fn what_is_no_file_is_no_object() {
+fn only_regular_files_are_objects() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
     write_all(&*store, &key("folder/a"), b"a").unwrap();
-    let told = |name| store.open(&key(name)).unwrap_err().to_string();
-    assert!(told("folder").ends_with("folder: Is a directory (os error 21)"), "{}", told("folder"));
-    assert!(told("folder/a/b").contains("Not a directory"), "{}", told("folder/a/b"));
+    let open_error = |name| store.open(&key(name)).unwrap_err().to_string();
+    assert!(
+        open_error("folder").ends_with("folder: Is a directory (os error 21)"),
+        "{}",
+        open_error("folder")
+    );
+    assert!(open_error("folder/a/b").contains("Not a directory"), "{}", open_error("folder/a/b"));
 
     // Opening a pipe must not wait for a writer.
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    assert!(told("pipe").contains("expected a regular file"), "{}", told("pipe"));
+    assert!(open_error("pipe").contains("expected a regular file"), "{}", open_error("pipe"));
     std::os::unix::fs::symlink("nowhere", folder.path().join("dangling")).unwrap();
     std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
     std::os::unix::fs::symlink("folder/a", folder.path().join("link")).unwrap();
@@ -157,7 +164,7 @@ fn what_is_no_file_is_no_object() {
 }
 
 #[test]
-fn a_file_cut_off_under_us_is_an_error() {
+fn reading_a_truncated_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     for options in ["engine=auto", "engine=pread", "engine=pread&direct=on", "direct=off"] {
         let store = open_url(&format!("file:{}?{options}", folder.path().display())).unwrap();
@@ -172,17 +179,18 @@ fn a_file_cut_off_under_us_is_an_error() {
             .map(|(i, buf)| RangeRead { offset: i as u64 * 1_000_000, buf })
             .collect();
         let outcome = object.read_many(&mut reads);
-        let seen = matches!(outcome, Err(Error::ShortRead { len_bytes: 5_000_000, .. }));
-        assert!(seen, "{options}: {outcome:?}");
+        let is_reported = matches!(outcome, Err(Error::ShortRead { len_bytes: 5_000_000, .. }));
+        assert!(is_reported, "{options}: {outcome:?}");
         let mapped = object.map().map(drop).unwrap_err().to_string();
         assert!(mapped.contains("expected 5000000 bytes, found 4000000 bytes"), "{mapped}");
         store.delete(&name).unwrap();
     }
 }
 
-/// A process that dies over an upload leaves a temporary, which the next one sweeps.
+/// A process that dies during an upload leaves a temporary file, which a sweep by the next one
+/// removes.
 #[test]
-fn the_dead_are_swept_and_the_living_are_not() {
+fn orphans_of_dead_processes_are_removed() {
     const FOLDER: &str = "STORAGE_TEST_DIE_IN";
     if let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) {
         let mut upload = open(&folder).create(&key("dead"), 3_000_000).unwrap();
@@ -198,12 +206,12 @@ fn the_dead_are_swept_and_the_living_are_not() {
     let mut upload = store.create(&key("live"), 0).unwrap();
     upload.write(b"live").unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "posix::the_dead_are_swept_and_the_living_are_not"])
+        .args(["--exact", "posix::orphans_of_dead_processes_are_removed"])
         .env(FOLDER, folder.path())
         .output()
         .unwrap();
     assert!(!child.status.success(), "{child:?}");
-    // Names that only look like ours, or are of another machine, are not ours to take.
+    // Names that only look like temporary names, or belong to another machine, are not removed.
     let others = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "x.tmp-old"];
     for name in others {
         fs::write(folder.path().join(name), "").unwrap();
@@ -216,10 +224,10 @@ fn the_dead_are_swept_and_the_living_are_not() {
     assert!(swept[0].starts_with(".dead.tmp-"), "{swept:?}");
     assert!(store.remove_orphans(&Key::root()).unwrap().is_empty());
     upload.finish().unwrap();
-    let due = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "live", "x.tmp-old"];
-    assert_eq!(raw_names(folder.path()), due);
+    let expected = [".notes.tmp-3", ".x.tmp-another.host.0.0.1.1.1.1", "live", "x.tmp-old"];
+    assert_eq!(raw_names(folder.path()), expected);
 
-    // Those of another machine are removed by their process.
+    // Files of another machine are removed by naming their process.
     for (writer, count) in [("another.host.0.0.1.1.2.1", 0), ("another.host.0.0.1.1.1.7", 1)] {
         let writer = ProcessIdentity::parse(writer).unwrap();
         let removed = store.remove_orphans_of(&Key::root(), &writer).unwrap();
@@ -230,7 +238,7 @@ fn the_dead_are_swept_and_the_living_are_not() {
 
 #[test]
 fn a_large_upload_does_not_fill_the_page_cache() {
-    // In the working folder, since temporary folders are often in memory.
+    // In the working directory, because temporary folders are often in memory.
     let folder = tempfile::tempdir_in(".").unwrap();
     let store = open(folder.path());
     let profile = store.profile();
@@ -243,13 +251,13 @@ fn a_large_upload_does_not_fill_the_page_cache() {
         let output = fincore.args(["-nbo", "RES"]).arg(folder.path().join(name)).output().ok()?;
         String::from_utf8(output.stdout).ok()?.trim().parse().ok()
     };
-    // Some file systems take O_DIRECT and write through the page cache all the same.
+    // Some file systems accept O_DIRECT but write through the page cache.
     let mut dd = Command::new("dd");
     dd.args(["if=/dev/zero", "bs=1M", "count=8", "oflag=direct"]);
     dd.arg(format!("of={}", folder.path().join("dd").display()));
     let written = dd.output().is_ok_and(|output| output.status.success());
     if !written || resident("dd").is_none_or(|bytes| bytes >= 1 << 20) {
-        eprintln!("SKIPPED: no fincore, or dd does not get around the page cache: {profile}");
+        eprintln!("SKIPPED: no fincore, or dd does not bypass the page cache: {profile}");
         return;
     }
     write_all(&*store, &key("a"), &vec![1; 64 << 20]).unwrap();
@@ -266,24 +274,24 @@ fn urls_choose_the_engine() {
     let (store, name) = locate(&format!("file://{base}/a?engine=pread&direct=off")).unwrap();
     assert_eq!((store.profile().engine, name.as_str()), (IoEngine::Pread, "a"));
     assert!(!store.profile().direct);
-    // A plain path is a path, whatever is in it.
+    // A plain path is taken literally.
     let (store, name) = locate(&format!("{base}/a?engine=none")).unwrap();
     write_all(&*store, &name, b"x").unwrap();
     assert_eq!(raw_names(folder.path()), ["a?engine=none"]);
-    let told = open_url(&format!("file:{base}?engine=none")).unwrap_err().to_string();
-    assert!(told.contains("found option 'engine=none'"), "{told}");
+    let error = open_url(&format!("file:{base}?engine=none")).unwrap_err().to_string();
+    assert!(error.contains("found option 'engine=none'"), "{error}");
 }
 
-/// The lock is the kernel's, so that it ends with its process, however that ends.
+/// The lock is held by the kernel, which releases it when the process ends, however that happens.
 #[test]
-fn a_draft_has_one_writer() {
+fn a_resumable_upload_has_one_writer() {
     let folder = tempfile::tempdir().unwrap();
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
-    let draft = store.create_resumable(&key("a")).unwrap();
+    let upload = store.create_resumable(&key("a")).unwrap();
     let second = store.resume(&key("a"), SyncPoint::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
-    drop(draft);
-    // Who looks at it first is its writer by then.
+    drop(upload);
+    // The process that calls `find` already holds the lock.
     let mut find = |object: &dyn storage::Object| {
         assert_eq!(object.len_bytes(), 0);
         let second = store.resume(&key("a"), SyncPoint::default()).unwrap_err();

@@ -1,8 +1,8 @@
-//! S3 keeps the contract of every store, on the server in this process and on a real one.
+//! S3 passes the conformance suite, on the server in this process and on a real one.
 //!
 //! With `FEEDLINE_TEST_S3_URL`, such as `s3://bucket/folder?endpoint=http://127.0.0.1:8080`, the
-//! same suite runs there too, with the credentials of the environment; what it writes below that
-//! folder it deletes.
+//! same suite runs there too, with the credentials of the environment; it deletes what it writes
+//! below that folder.
 
 #![cfg(feature = "server")]
 use std::cell::Cell;
@@ -28,21 +28,21 @@ fn key(name: &str) -> Key {
 }
 
 #[test]
-fn the_contract_on_the_server_in_this_process() {
+fn conformance_on_the_server_in_this_process() {
     let server = S3Server::start().unwrap();
     conformance::run_objects(&folders(&|folder| server.url(folder)));
     assert_eq!(server.upload_count(), 0, "an upload was neither completed nor aborted");
 }
 
 #[test]
-fn readers_on_the_server_in_this_process() {
+fn reader_conformance_on_the_server_in_this_process() {
     let server = S3Server::start().unwrap();
     storage::testing::reader_conformance::run(&folders(&|folder| server.url(folder)));
 }
 
-/// Whatever passes is tried again, and nobody sees it.
+/// Transient errors are retried, and callers do not see them.
 #[test]
-fn the_contract_while_requests_fail() {
+fn conformance_while_requests_fail() {
     let server = S3Server::start().unwrap();
     let seed = 11;
     for (share, fault) in [
@@ -62,7 +62,8 @@ fn the_contract_while_requests_fail() {
     assert!(server.fault_count() > 50, "only {} faults", server.fault_count());
 }
 
-/// What is too large for the memory of every rank lies in a file that no folder knows.
+/// A large object is mapped from an unnamed file, because the memory of every rank would be too
+/// much.
 #[test]
 fn a_large_object_is_mapped_from_the_disk() {
     let server = S3Server::start().unwrap();
@@ -79,10 +80,10 @@ fn a_large_object_is_mapped_from_the_disk() {
     let denied = store.open(&key("large")).unwrap().map().unwrap_err().to_string();
     assert!(denied.contains("large"), "{denied}");
     store.delete(&key("large")).unwrap();
-    assert!(map[..] == bytes[..], "the map changed when it was deleted");
+    assert!(map[..] == bytes[..], "the map changed when the object was deleted");
 }
 
-/// The oracle for our own server is Ceph's.
+/// The reference for the test server is Ceph RGW.
 #[test]
 fn services_rgw_keeps_the_contract() {
     let Ok(base) = std::env::var("FEEDLINE_TEST_S3_URL") else {
@@ -94,13 +95,13 @@ fn services_rgw_keeps_the_contract() {
     let url = |folder: &str| format!("{run}/{folder}?{options}");
     conformance::run_objects(&folders(&|folder| url(folder)));
     storage::testing::reader_conformance::run(&folders(&|folder| url(&format!("r/{folder}"))));
-    drafts_go_on(&*open_url(&url("drafts")).unwrap());
+    resumes_uploads(&*open_url(&url("drafts")).unwrap());
     let store = open_url(&format!("{}?{options}", place.trim_end_matches('/'))).unwrap();
     store.delete_folder(&key(&std::process::id().to_string())).unwrap();
 }
 
-/// What a read of an object fails with when all answers to GET fail so. Only what stalls is given
-/// up soon, and not so soon that a busy machine could be taken for it.
+/// The error of a read when every response to GET has this fault. The timeout is short only for
+/// faults that stall, and long enough for a busy machine.
 fn read_with(server: &S3Server, name: &str, fault: Fault) -> Error {
     let stall = if matches!(fault, Fault::Stall | Fault::Drip(..)) { "3s" } else { "60s" };
     let options = format!("&tries=2&stall={stall}&hedge=off");
@@ -115,11 +116,11 @@ fn read_with(server: &S3Server, name: &str, fault: Fault) -> Error {
 }
 
 #[test]
-fn each_failure_has_an_error_of_its_own() {
+fn each_fault_has_its_error_kind() {
     use std::time::Duration;
     let server = S3Server::start().unwrap();
     let slow = Duration::from_millis(250);
-    for (fault, due, tries) in [
+    for (fault, expected, tries) in [
         (Fault::SlowDown, RemoteErrorKind::SlowDown, 2),
         (Fault::InternalError, RemoteErrorKind::Server, 2),
         (Fault::Expired, RemoteErrorKind::Expired, 1),
@@ -131,23 +132,23 @@ fn each_failure_has_an_error_of_its_own() {
         (Fault::Reset, RemoteErrorKind::Reset, 2),
         (Fault::Truncate, RemoteErrorKind::Truncated, 2),
     ] {
-        let error = read_with(&server, &format!("{due:?}"), fault);
+        let error = read_with(&server, &format!("{expected:?}"), fault);
         let Error::Remote(remote) = &error else { panic!("{fault:?}: {error}") };
-        assert_eq!((remote.cause, remote.tries), (due, tries), "{fault:?}: {error}");
+        assert_eq!((remote.cause, remote.tries), (expected, tries), "{fault:?}: {error}");
         let text = error.to_string();
         assert!(
             text.starts_with("cannot read 50000 bytes at byte 9 of s3://test/errors/"),
             "{text}"
         );
-        let answered = fault != Fault::Stall;
-        assert_eq!(text.contains("(request id request-"), answered, "{text}");
+        let has_response = fault != Fault::Stall;
+        assert_eq!(text.contains("(request id request-"), has_response, "{text}");
         assert!(!text.contains(server.secret()), "{text}");
     }
 }
 
-/// Half of every answer arrives: each try goes on where the one before broke off.
+/// Half of every response arrives: each attempt resumes where the one before ended.
 #[test]
-fn a_body_goes_on_where_it_broke_off() {
+fn a_broken_body_is_resumed_at_its_end() {
     let server = S3Server::start().unwrap();
     let store = open_url(&(server.url("resume") + "&stall=3s&hedge=off")).unwrap();
     for (name, fault) in [("t", Fault::Truncate), ("r", Fault::Reset), ("s", Fault::StallInBody)] {
@@ -159,26 +160,26 @@ fn a_body_goes_on_where_it_broke_off() {
         let mut buf = vec![0; bytes.len()];
         object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
         server.heal();
-        assert!(buf == bytes, "{fault:?}: it came back changed");
+        assert!(buf == bytes, "{fault:?}: other bytes were read");
     }
     let metrics = store.metrics();
     let of = |name: &str| metrics.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
     assert_eq!(of("delivered_bytes"), 9_000_000);
-    assert!(of("moved_bytes") < 9_100_000, "bytes came twice: {metrics:?}");
+    assert!(of("moved_bytes") < 9_100_000, "bytes were received twice: {metrics:?}");
     assert_eq!(of("retries_stalled"), 2, "{metrics:?}");
     assert!(of("retries_truncated") + of("retries_reset") == 4, "{metrics:?}");
 }
 
 #[test]
-fn an_object_that_was_replaced_is_not_read_on() {
+fn a_replaced_object_is_not_read() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("replaced")).unwrap();
     write_all(&*store, &key("a"), &[1; 1000]).unwrap();
     let object = store.open(&key("a")).unwrap();
     store.delete(&key("a")).unwrap();
     let mut buf = [0; 10];
-    let gone = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
-    assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
+    let absent = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
+    assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
     write_all(&*store, &key("a"), &[2; 1000]).unwrap();
     let read = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
     let Err(Error::Remote(remote)) = read else { panic!("{read:?}") };
@@ -186,7 +187,7 @@ fn an_object_that_was_replaced_is_not_read_on() {
 }
 
 #[test]
-fn what_is_not_there_is_told_apart() {
+fn a_missing_object_and_a_missing_bucket_are_distinguished() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("")).unwrap();
     let absent = store.open(&key("a")).unwrap_err();
@@ -202,22 +203,22 @@ fn what_is_not_there_is_told_apart() {
     }
 }
 
-/// Errors of the way there, without any server.
+/// Errors before any server responds.
 #[test]
-fn no_connection_no_name_no_encryption() {
+fn errors_of_name_connection_and_tls() {
     let server = S3Server::start().unwrap();
     let https = server.endpoint().replace("http:", "https:");
-    // Nobody gets the server's port on another address of loopback while it has it.
+    // No process listens on the server's port at another loopback address while the server has it.
     let closed = server.endpoint().replace("127.0.0.1", "127.0.0.2");
-    // No name server is asked for a label of more than 63 letters.
+    // No name server is queried for a label of more than 63 letters.
     let nameless = format!("http://{}.invalid", "a".repeat(64));
-    for (endpoint, due) in [
+    for (endpoint, expected) in [
         (&*nameless, RemoteErrorKind::Dns),
         (&*closed, RemoteErrorKind::Unreachable),
         (&*https, RemoteErrorKind::Tls),
     ] {
         let proxies = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
-        if due == RemoteErrorKind::Dns
+        if expected == RemoteErrorKind::Dns
             && proxies.iter().any(|name| std::env::var_os(name).is_some())
         {
             eprintln!("SKIPPED: a name without an address: a proxy would look it up");
@@ -227,17 +228,17 @@ fn no_connection_no_name_no_encryption() {
         let url = format!("s3://b?endpoint={endpoint}&tries=2&credentials={credentials}");
         let error = open_url(&url).unwrap().open(&key("a")).unwrap_err();
         let Error::Remote(remote) = &error else { panic!("{error}") };
-        assert_eq!(remote.cause, due, "{error}");
+        assert_eq!(remote.cause, expected, "{error}");
         assert!(error.to_string().contains("hint: "), "{error}");
     }
 }
 
 #[test]
-fn credentials_that_are_absent_or_wrong() {
+fn missing_and_wrong_credentials() {
     let server = S3Server::start().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("credentials");
-    for (text, due) in [
+    for (text, expected) in [
         ("[default]\n", RemoteErrorKind::NoCredentials),
         (
             "[default]\naws_access_key_id = accesskeyoftests\naws_secret_access_key = guessed\n",
@@ -248,30 +249,31 @@ fn credentials_that_are_absent_or_wrong() {
         let (endpoint, file) = (server.endpoint(), file.display());
         let options = format!("tries=2&credentials={file}&profile=default");
         let url = format!("s3://test?endpoint={endpoint}&{options}&depth=");
-        let depth = if due == RemoteErrorKind::Denied { 2 } else { 3 }; // another client for each
+        // Another depth for each, so that each has its own client.
+        let depth = if expected == RemoteErrorKind::Denied { 2 } else { 3 };
         let store = open_url(&format!("{url}{depth}")).unwrap();
         let error = store.open(&key("a")).unwrap_err();
         let Error::Remote(remote) = &error else { panic!("{error}") };
-        assert_eq!(remote.cause, due, "{error}");
+        assert_eq!(remote.cause, expected, "{error}");
         assert!(!error.to_string().contains("guessed"), "{error}");
         assert!(!format!("{store:?}").contains("guessed"), "{store:?}");
     }
 }
 
-/// An upload may take longer than an answer: it is given the time that its bytes take. Once its
-/// length was asked for after the bytes had been moved away.
+/// The timeout of an upload includes the time for its bytes. It was once computed from the length
+/// after the bytes had been moved away.
 #[test]
-fn a_slow_upload_is_not_taken_for_a_stalled_one() {
+fn a_slow_upload_does_not_time_out() {
     let server = S3Server::start().unwrap();
     let store = open_url(&(server.url("slow") + "&stall=3s&tries=1")).unwrap();
     server.inject(FaultRule::nth(1, Fault::Delay(std::time::Duration::from_secs(4))).of("PUT"));
     write_all(&*store, &key("a"), &vec![3; 8 << 20]).unwrap();
 }
 
-/// The answer to the request that made it visible is lost; the next one says that the name is
-/// taken, by ourselves.
+/// The response to the request that made the object visible is lost; the retry finds the name taken
+/// by this upload.
 #[test]
-fn an_upload_whose_answer_is_lost_is_still_ours() {
+fn a_lost_response_does_not_fail_an_upload() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("lost")).unwrap();
     server.inject(FaultRule::nth(1, Fault::LoseAnswer).of("PUT"));
@@ -286,7 +288,7 @@ fn an_upload_whose_answer_is_lost_is_still_ours() {
     assert!(read_all(&*store, &key("large")).unwrap() == large);
     assert_eq!(server.fault_count(), 3);
     assert_eq!(server.upload_count(), 0);
-    // A stranger's object is not taken for ours, whatever was lost.
+    // Another writer's object is not mistaken for this upload, whatever response was lost.
     let mut upload = store.create(&key("contested"), 0).unwrap();
     upload.write(&[5]).unwrap();
     write_all(&*store, &key("contested"), &[6]).unwrap();
@@ -296,8 +298,9 @@ fn an_upload_whose_answer_is_lost_is_still_ours() {
     assert!(matches!(taken, Err(Error::Exists { .. })), "{taken:?}");
 }
 
-/// A draft outlives its writer up to its last whole part, and whole when it is settled.
-fn drafts_go_on(store: &dyn Storage) {
+/// A resumable upload outlives its writer: up to its last complete part, and completely after a
+/// flush.
+fn resumes_uploads(store: &dyn Storage) {
     let all: Vec<u8> =
         (0..37_000_001_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let name = key("deep/draft");
@@ -306,10 +309,10 @@ fn drafts_go_on(store: &dyn Storage) {
     let mut draft = store.create_resumable(&name).unwrap();
     assert_eq!(draft.sync().unwrap(), SyncPoint::default());
     draft.write(&all[..20_000_000]).unwrap();
-    let mark = draft.sync().unwrap();
-    let due = 16 << 20;
-    assert_eq!(mark, SyncPoint { bytes: due, crc64: crc64(&all[..due as usize]) });
-    // What is after the mark is cut off again, sent or not.
+    let point = draft.sync().unwrap();
+    let part_end = 16 << 20;
+    assert_eq!(point, SyncPoint { bytes: part_end, crc64: crc64(&all[..part_end as usize]) });
+    // Bytes after the sync point are cut off, sent or not.
     draft.write(&vec![7; 20_000_000]).unwrap();
     draft.sync().unwrap();
     drop(draft);
@@ -318,125 +321,125 @@ fn drafts_go_on(store: &dyn Storage) {
     let second = store.create_resumable(&name);
     assert!(matches!(second, Err(Error::Exists { .. })), "{second:?}");
     for wrong in [
-        SyncPoint { bytes: due + 1, ..mark },
-        SyncPoint { bytes: 9 << 20, ..mark },
-        SyncPoint { crc64: 1, ..mark },
+        SyncPoint { bytes: part_end + 1, ..point },
+        SyncPoint { bytes: 9 << 20, ..point },
+        SyncPoint { crc64: 1, ..point },
     ] {
         let refused = store.resume(&name, wrong);
         assert!(matches!(refused, Err(Error::Corrupt { .. })), "{wrong:?}: {refused:?}");
     }
-    let mut draft = store.resume(&name, mark).unwrap();
-    assert_eq!(draft.len_bytes(), due);
-    draft.write(&all[due as usize..]).unwrap();
+    let mut draft = store.resume(&name, point).unwrap();
+    assert_eq!(draft.len_bytes(), part_end);
+    draft.write(&all[part_end as usize..]).unwrap();
     draft.flush().unwrap();
-    let whole = draft.sync().unwrap();
-    assert_eq!(whole, SyncPoint { bytes: all.len() as u64, crc64: crc64(&all) });
+    let complete_point = draft.sync().unwrap();
+    assert_eq!(complete_point, SyncPoint { bytes: all.len() as u64, crc64: crc64(&all) });
     drop(draft);
-    let entry = store.resume(&name, whole).unwrap().finish().unwrap();
-    assert_eq!((entry.bytes, entry.crc64), (whole.bytes, whole.crc64));
-    assert!(read_all(store, &name).unwrap() == all, "it came back changed");
+    let entry = store.resume(&name, complete_point).unwrap().finish().unwrap();
+    assert_eq!((entry.bytes, entry.crc64), (complete_point.bytes, complete_point.crc64));
+    assert!(read_all(store, &name).unwrap() == all, "other bytes were read");
     store.discard(&name).unwrap();
     assert_eq!(store.list(&Key::root()).unwrap().len(), 1);
 }
 
 #[test]
-fn drafts_go_on_by_whole_parts() {
+fn uploads_resume_after_complete_parts() {
     let server = S3Server::start().unwrap();
-    drafts_go_on(&*open_url(&server.url("drafts")).unwrap());
+    resumes_uploads(&*open_url(&server.url("drafts")).unwrap());
     assert_eq!(server.upload_count(), 0);
     for (seed, fault) in (1..).zip([Fault::SlowDown, Fault::LoseAnswer, Fault::InternalError]) {
         server.inject(FaultRule::per_mille(100, seed, fault));
     }
-    drafts_go_on(&*open_url(&(server.url("faulty") + "&hedge=off")).unwrap());
+    resumes_uploads(&*open_url(&(server.url("faulty") + "&hedge=off")).unwrap());
     assert!(server.fault_count() > 3, "only {} faults", server.fault_count());
 }
 
-/// A draft of some bytes, whose writer is gone.
-fn begin_draft(store: &dyn Storage, name: &Key, bytes: &[u8]) -> SyncPoint {
+/// Starts a resumable upload and drops its writer.
+fn start_upload(store: &dyn Storage, name: &Key, bytes: &[u8]) -> SyncPoint {
     let mut draft = store.create_resumable(name).unwrap();
     draft.write(bytes).unwrap();
     draft.sync().unwrap()
 }
 
-/// The bytes of a state that is stored are those of the versions before, which may be resumed.
+/// The stored state has the format of earlier versions, whose uploads may be resumed.
 #[test]
-fn the_state_of_a_draft_keeps_its_form() {
+fn the_state_object_keeps_its_format() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("form")).unwrap();
     let (name, state_key) = (key("a"), key(".a.draft"));
     let bytes = vec![5; 17 << 20];
-    let mark = begin_draft(&*store, &name, &bytes);
+    let point = start_upload(&*store, &name, &bytes);
     let text = String::from_utf8(read_all(&*store, &state_key).unwrap()).unwrap();
     let state: serde_json::Value = serde_json::from_str(&text).unwrap();
-    // What the server chose, and what is drawn.
-    let (upload, etag, mark_text) = (&state["upload"], &state["parts"][0]["etag"], &state["mark"]);
+    // The values chosen by the server, and the random mark.
+    let (upload, etag, mark) = (&state["upload"], &state["parts"][0]["etag"], &state["mark"]);
     let released = format!(
-        "{{\"upload\":{upload},\"mark\":{mark_text},\"parts\":[{{\"number\":1,\"etag\":{etag},\
+        "{{\"upload\":{upload},\"mark\":{mark},\"parts\":[{{\"number\":1,\"etag\":{etag},\
          \"bytes\":16777216,\"crc64\":18027542440088723222}}]}}"
     );
     assert_eq!(text, released);
     store.replace(&state_key, released.as_bytes()).unwrap();
-    let mut draft = store.resume(&name, mark).unwrap();
+    let mut draft = store.resume(&name, point).unwrap();
     draft.write(&bytes[draft.len_bytes() as usize..]).unwrap();
     draft.finish().unwrap();
     assert!(read_all(&*store, &name).unwrap() == bytes);
 }
 
-/// A state is believed only as far as the server has what it says.
+/// A state is used only if the server has its parts.
 #[test]
-fn parts_that_are_not_there_are_missed() {
+fn missing_parts_are_reported() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("gone")).unwrap();
     let (name, state_key) = (key("a"), key(".a.draft"));
     let bytes = vec![5; 17 << 20];
-    let begin = || begin_draft(&*store, &name, &bytes);
-    let mark = begin();
+    let start = || start_upload(&*store, &name, &bytes);
+    let point = start();
     let state = read_all(&*store, &state_key).unwrap();
     let other =
         String::from_utf8(state.clone()).unwrap().replace("\"etag\":\"\\\"", "\"etag\":\"\\\"0");
     store.replace(&state_key, other.as_bytes()).unwrap();
-    let told = store.resume(&name, mark).unwrap_err().to_string();
-    assert!(told.contains("part 1 of 16777216 bytes with ETag"), "{told}");
+    let error = store.resume(&name, point).unwrap_err().to_string();
+    assert!(error.contains("part 1 of 16777216 bytes with ETag"), "{error}");
     store.replace(&state_key, b"{}").unwrap();
-    let told = store.resume(&name, mark).unwrap_err().to_string();
+    let error = store.resume(&name, point).unwrap_err().to_string();
     let expected = "/gone/.a.draft: expected the state of a resumable upload, found missing field";
-    assert!(told.contains(expected), "{told}");
-    // Whoever discards it gives its parts up; a life cycle rule does so too.
+    assert!(error.contains(expected), "{error}");
+    // A discard aborts the multipart upload; so does a lifecycle rule.
     store.replace(&state_key, &state).unwrap();
     store.discard(&name).unwrap();
     assert_eq!(server.upload_count(), 0);
     store.replace(&state_key, &state).unwrap();
-    let told = store.resume(&name, mark).unwrap_err().to_string();
-    assert!(told.contains("no multipart upload") && told.contains("lifecycle"), "{told}");
-    let mut anew = store.resume(&name, SyncPoint::default()).unwrap();
-    anew.write(&bytes).unwrap();
-    // The name is taken meanwhile: what was to be the draft's stays.
+    let error = store.resume(&name, point).unwrap_err().to_string();
+    assert!(error.contains("no multipart upload") && error.contains("lifecycle"), "{error}");
+    let mut restarted = store.resume(&name, SyncPoint::default()).unwrap();
+    restarted.write(&bytes).unwrap();
+    // Another writer takes the name meanwhile: its object stays.
     write_all(&*store, &name, b"taken").unwrap();
-    let late = anew.finish();
+    let late = restarted.finish();
     assert!(matches!(late, Err(Error::Exists { .. })), "{late:?}");
     assert_eq!(read_all(&*store, &name).unwrap(), b"taken");
     store.discard(&name).unwrap();
     assert_eq!(server.upload_count(), 0);
-    // Finished by a process that died before it could say so.
+    // The upload was finished by a process that died before it deleted the state.
     store.delete(&name).unwrap();
-    begin();
+    start();
     let state = read_all(&*store, &state_key).unwrap();
-    store.resume(&name, mark).unwrap().finish().unwrap();
+    store.resume(&name, point).unwrap().finish().unwrap();
     store.replace(&state_key, &state).unwrap();
-    let done = store.resume(&name, mark);
+    let done = store.resume(&name, point);
     assert!(matches!(done, Err(Error::NotFound { .. })), "{done:?}");
 }
 
-/// A late answer is asked for again elsewhere, and the first one that comes counts.
+/// A late request is hedged on another connection, and the first response is used.
 #[test]
-fn late_requests_are_made_again_within_the_budget() {
+fn late_requests_are_hedged_within_the_budget() {
     use std::time::Duration;
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("late")).unwrap();
     write_all(&*store, &key("a"), &[9; 8192]).unwrap();
     let object = store.open(&key("a")).unwrap();
     let mut buf = [0; 8192];
-    // As many as one hedge costs: however slow the machine is, none of these has one.
+    // As many requests as one hedge costs: none of these is hedged, however slow the machine is.
     for _ in 0..20 {
         object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
     }
@@ -448,9 +451,9 @@ fn late_requests_are_made_again_within_the_budget() {
     assert_eq!(of("delivered_bytes"), 21 * 8192);
 }
 
-/// What cannot be seen in a range is seen by the sums of a manifest.
+/// Corruption that a range cannot show is found by the checksums of a manifest.
 #[test]
-fn a_wrong_byte_is_found_by_its_sum() {
+fn a_wrong_byte_is_found_by_its_checksum() {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("wrong")).unwrap();
     let entry = write_all(&*store, &key("a"), &[1; 5000]).unwrap();
@@ -460,7 +463,7 @@ fn a_wrong_byte_is_found_by_its_sum() {
     assert!(matches!(wrong, Err(Error::Corrupt { .. })), "{wrong:?}");
 }
 
-/// All that is logged in this process.
+/// Collects the log of this process.
 #[derive(Debug)]
 struct Heard(std::sync::Mutex<String>);
 
@@ -478,23 +481,23 @@ impl log::Log for Heard {
 }
 
 #[test]
-fn nothing_that_is_said_holds_a_secret() {
-    static HEARD: Heard = Heard(std::sync::Mutex::new(String::new()));
-    log::set_logger(&HEARD).unwrap();
+fn no_text_contains_a_secret() {
+    static LOG: Heard = Heard(std::sync::Mutex::new(String::new()));
+    log::set_logger(&LOG).unwrap();
     log::set_max_level(log::LevelFilter::Trace);
     let server = S3Server::start().unwrap();
     let store = open_url(&(server.url("secret") + "&tries=2")).unwrap();
-    let mut said = format!("{store:?} {:?}", store.metrics());
+    let mut text = format!("{store:?} {:?}", store.metrics());
     write_all(&*store, &key("a"), &[1]).unwrap();
     let object = store.open(&key("a")).unwrap();
     let upload = store.create(&key("b"), 0).unwrap();
-    said += &format!("{object:?} {upload:?} {}", store.profile());
+    text += &format!("{object:?} {upload:?} {}", store.profile());
     server.inject(FaultRule::every(1, Fault::Denied));
-    said += &store.open(&key("a")).unwrap_err().to_string();
+    text += &store.open(&key("a")).unwrap_err().to_string();
     server.heal();
     server.inject(FaultRule::every(1, Fault::Truncate).of("GET"));
-    said += &format!("{:?}", read_all(&*store, &key("a")).unwrap_err());
-    said += &HEARD.0.lock().unwrap();
-    assert!(said.contains("s3://test: endpoint http://127.0.0.1"), "the log was not heard");
-    assert!(!said.contains(server.secret()), "a secret was said");
+    text += &format!("{:?}", read_all(&*store, &key("a")).unwrap_err());
+    text += &LOG.0.lock().unwrap();
+    assert!(text.contains("s3://test: endpoint http://127.0.0.1"), "the log was not captured");
+    assert!(!text.contains(server.secret()), "the text has a secret");
 }

@@ -33,7 +33,7 @@ fn name(of: &str) -> String {
 }
 
 #[test]
-fn messages_come_in_order_and_slots_go_round() {
+fn messages_arrive_in_order_and_slots_are_reused() {
     let (mut sender, mut receiver) = ring(GEOMETRY);
     assert_eq!(receiver.message().unwrap(), None);
     for round in 0..50_u32 {
@@ -46,7 +46,7 @@ fn messages_come_in_order_and_slots_go_round() {
             assert_eq!(
                 receiver.message().unwrap(),
                 Some(&[nth; 7][..]),
-                "it is there until released"
+                "a message stays until it is released"
             );
             receiver.release();
             receiver.release();
@@ -61,9 +61,9 @@ fn messages_come_in_order_and_slots_go_round() {
 }
 
 #[test]
-fn whoever_waits_is_woken() {
+fn a_waiting_receiver_is_woken() {
     let (mut sender, mut receiver) = ring(GEOMETRY);
-    let taker = std::thread::spawn(move || {
+    let receiving = std::thread::spawn(move || {
         let mut sum = 0_u64;
         loop {
             if let Some(message) = receiver.message().unwrap() {
@@ -84,28 +84,28 @@ fn whoever_waits_is_woken() {
         }
     }
     sender.close(&RingEnd::End);
-    assert_eq!(taker.join().unwrap(), 19_999 * 20_000 / 2);
+    assert_eq!(receiving.join().unwrap(), 19_999 * 20_000 / 2);
 }
 
 #[test]
-fn the_end_comes_after_the_messages_and_says_why() {
+fn the_end_follows_the_messages_and_has_the_reason() {
     let (mut sender, mut receiver) = ring(GEOMETRY);
     assert!(send(&mut sender, b"last"));
     assert_eq!(receiver.tail().unwrap(), RingEnd::Open);
-    let why = format!("the disk is gone{}", "ü".repeat(4000));
-    sender.close(&RingEnd::Failed(why.clone()));
+    let expected = format!("the disk has failed{}", "ü".repeat(4000));
+    sender.close(&RingEnd::Failed(expected.clone()));
     sender.close(&RingEnd::End);
     assert!(!send(&mut sender, b"more"), "closed");
     assert_eq!(receiver.message().unwrap(), Some(&b"last"[..]));
     receiver.release();
     assert_eq!(receiver.message().unwrap(), None);
-    let RingEnd::Failed(got) = receiver.tail().unwrap() else { panic!("no failure") };
-    assert!(why.starts_with(&got) && got.len() > 3000, "{} bytes", got.len());
+    let RingEnd::Failed(reason) = receiver.tail().unwrap() else { panic!("no failure") };
+    assert!(expected.starts_with(&reason) && reason.len() > 3000, "{} bytes", reason.len());
     receiver.wait(LONG).unwrap();
 }
 
 #[test]
-fn what_was_not_agreed_on_is_refused() {
+fn invalid_geometries_are_refused() {
     for (slots, slot_bytes) in [(0, 1), (3, 1), (2048, 1), (1, 0), (1, (1 << 30) + 1)] {
         RingSender::create(Geometry { slots, slot_bytes }).unwrap_err();
     }
@@ -117,16 +117,16 @@ fn what_was_not_agreed_on_is_refused() {
     ] {
         RingReceiver::open(copy(&sender), other).unwrap_err();
     }
-    // A file could be cut under the mapping, which would be a signal.
+    // A file could be truncated under the mapping, which would raise a signal.
     let file = tempfile::tempfile().unwrap();
     file.set_len(6 * 8192).unwrap();
     let error = RingReceiver::open(file.into(), GEOMETRY).unwrap_err().to_string();
     assert!(error.contains("shared memory"), "{error}");
-    // What is sealed cannot be cut.
+    // A sealed memfd cannot be truncated.
     File::from(copy(&sender)).set_len(0).unwrap_err();
 }
 
-/// A receiver that breaks its counter is an error of the sender, and no slice.
+/// An invalid counter of the receiver is an error of the sender, not an invalid slice.
 #[test]
 fn broken_counters_are_errors() {
     use std::os::unix::fs::FileExt as _;
@@ -144,19 +144,19 @@ fn broken_counters_are_errors() {
 }
 
 #[test]
-fn a_door_has_one_owner_and_is_gone_with_it() {
-    let name = name("door");
+fn a_listener_has_one_owner_and_ends_with_it() {
+    let name = name("listener");
     assert!(Peer::knock(&name).unwrap().is_none());
-    let door = LocalListener::open(&name).unwrap().unwrap();
+    let listener = LocalListener::open(&name).unwrap().unwrap();
     assert!(LocalListener::open(&name).unwrap().is_none());
-    assert!(door.accept().unwrap().is_none());
+    assert!(listener.accept().unwrap().is_none());
     let guest = Peer::knock(&name).unwrap().unwrap();
-    assert_eq!(ready(&[door.as_fd()], Some(LONG)).unwrap(), [true]);
-    let host = door.accept().unwrap().unwrap();
+    assert_eq!(ready(&[listener.as_fd()], Some(LONG)).unwrap(), [true]);
+    let host = listener.accept().unwrap().unwrap();
     assert_eq!((guest.pid(), host.pid()), (std::process::id(), std::process::id()));
-    drop(door);
+    drop(listener);
     assert!(Peer::knock(&name).unwrap().is_none());
-    assert!(guest.drain(), "the connection outlives the door");
+    assert!(guest.drain(), "the connection outlives the listener");
     drop(host);
     assert!(!guest.drain());
     drop(LocalListener::open(&name).unwrap().unwrap());
@@ -191,9 +191,9 @@ fn descriptors_and_bytes_go_over_a_connection() {
     b.nudge();
 }
 
-/// Another user who knows the name is turned away, and one who has taken it is not trusted.
+/// A peer of another user is refused, and so is a listener of another user.
 #[test]
-fn other_users_stay_outside() {
+fn peers_of_other_users_are_refused() {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
     use std::os::unix::process::CommandExt as _;
@@ -203,13 +203,13 @@ fn other_users_stay_outside() {
         let squat = SocketAddr::from_abstract_name(format!("{name}-squat")).unwrap();
         let _squatter = UnixListener::bind_addr(&squat).unwrap();
         println!("here");
-        // Until the parent has looked, and closes its end.
+        // Waits until the parent has checked, and closes its end.
         std::io::stdin().read_line(&mut String::new()).unwrap();
         return;
     }
     let name = name("stranger");
-    let door = LocalListener::open(&name).unwrap().unwrap();
-    // Root alone can be another user; the file must be one that anybody may run.
+    let listener = LocalListener::open(&name).unwrap().unwrap();
+    // Only root can become another user; the file must be executable by that user.
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("stranger");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
@@ -217,24 +217,24 @@ fn other_users_stay_outside() {
     std::fs::set_permissions(folder.path(), mode).unwrap();
     let uid = std::fs::metadata(folder.path()).map(|m| std::os::unix::fs::MetadataExt::uid(&m));
     let child = std::process::Command::new(binary)
-        .args(["--exact", "shared::other_users_stay_outside", "--nocapture"])
+        .args(["--exact", "shared::peers_of_other_users_are_refused", "--nocapture"])
         .env("FEEDLINE_TEST_STRANGER", format!("feedline-{}-{name}", uid.unwrap()))
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .uid(65534)
         .spawn();
     let Ok(mut child) = child else {
-        eprintln!("SKIPPED: another user can only be had as root");
+        eprintln!("SKIPPED: running as another user needs root");
         return;
     };
     let out = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut lines = std::io::BufRead::lines(out).map_while(Result::ok);
-    // On one core the name of the test stands before it.
+    // With one test thread the name of the test precedes it in the line.
     assert!(lines.any(|line| line.ends_with("here")));
-    let told = door.accept().unwrap_err().to_string();
-    assert!(told.contains("user 65534"), "{told}");
-    let told = Peer::knock(&format!("{name}-squat")).unwrap_err().to_string();
-    assert!(told.contains("user 65534"), "{told}");
+    let error = listener.accept().unwrap_err().to_string();
+    assert!(error.contains("user 65534"), "{error}");
+    let error = Peer::knock(&format!("{name}-squat")).unwrap_err().to_string();
+    assert!(error.contains("user 65534"), "{error}");
     drop(child.stdin.take());
     lines.for_each(drop);
     child.wait().unwrap();

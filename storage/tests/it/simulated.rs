@@ -1,5 +1,5 @@
-//! Stores that are simulated keep the contract, and take the time that their model says: counted,
-//! so that nothing here depends on how quick this machine is.
+//! Simulated stores pass the conformance suite, and take the time of their model: in virtual time,
+//! so that no test depends on the speed of this machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use storage::simulate::{SimCounters, Simulation, StoreModel};
 use storage::testing::conformance;
 use storage::{Error, Key, Object, RangeRead, Storage, open_url, read_all, write_all};
 
-/// A store whose requests take a millisecond each, without spread, and 100 MB/s a server.
+/// A store whose requests take a millisecond each, without spread, with 100 MB/s per server.
 const PLAIN: &str = "
 name = 'plain'
 [latency_us]
@@ -37,12 +37,12 @@ fn key(name: &str) -> Key {
     Key::new(name).unwrap()
 }
 
-/// A folder, a simulation over it with other values, and the store.
+/// A folder, a simulation over it with overrides, and the store.
 struct Made {
     _folder: tempfile::TempDir,
     sim: Arc<Simulation>,
     store: Arc<dyn Storage>,
-    /// The same bytes without it.
+    /// The same bytes without the simulation.
     plain: Arc<dyn Storage>,
 }
 
@@ -61,7 +61,7 @@ impl Made {
         self.store.open(&key(name)).unwrap()
     }
 
-    /// How much simulated time something takes, in milliseconds.
+    /// The simulated time that `act` takes, in milliseconds.
     fn ms(&self, act: impl FnOnce()) -> f64 {
         let before = self.sim.elapsed();
         act();
@@ -72,16 +72,17 @@ impl Made {
 fn read(object: &dyn Object, offset: u64, len: usize) -> Result<(), Error> {
     let mut buf = vec![0; len];
     object.read_many(&mut [RangeRead { offset, buf: &mut buf }])?;
-    assert!(buf.iter().all(|&byte| byte == 7), "other bytes than were written");
+    assert!(buf.iter().all(|&byte| byte == 7), "expected the bytes written, found others");
     Ok(())
 }
 
-fn near(got: f64, due: f64, share: f64) {
-    assert!((got - due).abs() <= due * share, "got {got}, due {due} within {share}");
+fn near(found: f64, expected: f64, share: f64) {
+    let is_near = (found - expected).abs() <= expected * share;
+    assert!(is_near, "expected {expected} within {share}, found {found}");
 }
 
 #[test]
-fn the_contract_is_kept() {
+fn simulated_stores_pass_the_conformance_suite() {
     let folder = tempfile::tempdir().unwrap();
     let count = std::cell::Cell::new(0);
     let make = |text: &str| {
@@ -95,8 +96,7 @@ fn the_contract_is_kept() {
     conformance::run_objects(&|| make(StoreModel::built_in("s3").unwrap()));
 }
 
-/// A quarter of a disk's answers are known by heart: the median and the 99th percentile of what was
-/// drawn are those that the model names.
+/// The median and the 99th percentile of the drawn latencies are those of the model.
 #[test]
 fn latencies_are_distributed_as_the_model_says() {
     let made = made(PLAIN, &["latency_us.read=[1000, 8000]", "servers.mb_per_s=1e9"], 17);
@@ -106,7 +106,8 @@ fn latencies_are_distributed_as_the_model_says() {
     all.sort_by(f64::total_cmp);
     near(all[all.len() / 2], 1.0, 0.03);
     near(all[all.len() * 99 / 100], 8.0, 0.08);
-    // Of a log-normal distribution as far below the median as the 99th percentile is above it.
+    // In a log-normal distribution the first percentile is as far below the median as the 99th is
+    // above it.
     near(all[all.len() / 100], 1.0 / 8.0, 0.08);
 }
 
@@ -128,7 +129,7 @@ fn bytes_take_the_rate_of_servers_streams_and_link() {
 }
 
 #[test]
-fn a_server_takes_so_many_requests_at_once() {
+fn a_server_limits_its_concurrent_requests() {
     let of = |in_flight: u32| {
         let made = made(PLAIN, &[&format!("servers.in_flight={in_flight}")], 1);
         let object = made.object("a", 4096);
@@ -143,9 +144,9 @@ fn a_server_takes_so_many_requests_at_once() {
 }
 
 #[test]
-fn names_and_uploads_take_their_time() {
+fn time_of_metadata_and_uploads() {
     let made = made(PLAIN, &[], 1);
-    // A name, two requests of a megabyte, one to make it durable.
+    // One metadata request, two writes of a megabyte, one commit.
     let written = 2.0 * MIB as f64 / 100e6 * 1e3 + 1.0;
     let took = made.ms(|| drop(write_all(&*made.store, &key("a"), &[7; 2 * MIB]).unwrap()));
     near(took, 2.0 + 1.0 + written + 5.0, 1e-3);
@@ -161,9 +162,9 @@ fn names_and_uploads_take_their_time() {
     assert_eq!((writes, commits, read_bytes, written_bytes), (2, 1, 2 << 20, 2 << 20));
 }
 
-/// A writer waits only for what is more than the client keeps on its way.
+/// A writer waits only for bytes beyond those that the client keeps in flight.
 #[test]
-fn a_writer_runs_ahead_of_the_store() {
+fn a_writer_waits_only_beyond_the_client_limit() {
     let made = made(PLAIN, &["client.in_flight_mib=4"], 1);
     let mut upload = made.store.create(&key("a"), 0).unwrap();
     let four = made.ms(|| upload.write(&[7; 4 * MIB]).unwrap());
@@ -174,25 +175,25 @@ fn a_writer_runs_ahead_of_the_store() {
 }
 
 #[test]
-fn the_same_seed_meets_the_same_luck() {
-    let luck = |seed| {
+fn equal_seeds_give_equal_outcomes() {
+    let outcomes_of = |seed| {
         let text = format!(
             "{PLAIN}[[failure]]\nof = 'read'\nper_million = 100_000\nerrno = 'EIO'\n\
              [[stall]]\nof = 'read'\nper_million = 50_000\nms = 700\n"
         );
         let made = made(&text, &["latency_us.read=[1000, 9000]"], seed);
         let object = made.object("a", 4096);
-        let story: Vec<(bool, u64)> = (0..400)
+        let outcomes: Vec<(bool, u64)> = (0..400)
             .map(|_| {
                 let ok = read(&*object, 0, 1).is_ok();
                 (ok, made.sim.elapsed().as_nanos() as u64)
             })
             .collect();
-        (story, made.sim.counters())
+        (outcomes, made.sim.counters())
     };
-    let (one, counters) = luck(5);
-    assert_eq!((&one, counters), (&luck(5).0, luck(5).1));
-    assert_ne!(one, luck(6).0);
+    let (one, counters) = outcomes_of(5);
+    assert_eq!((&one, counters), (&outcomes_of(5).0, outcomes_of(5).1));
+    assert_ne!(one, outcomes_of(6).0);
     // 400 draws of 10 % and of 5 %: five standard deviations are 30 and 22.
     assert!((10..=70).contains(&counters.failures), "{counters:?}");
     assert!((1..=42).contains(&counters.stalls), "{counters:?}");
@@ -200,8 +201,8 @@ fn the_same_seed_meets_the_same_luck() {
 }
 
 #[test]
-fn failures_are_those_that_the_model_names() {
-    for (errno, op, due) in [
+fn failures_have_the_errno_of_the_model() {
+    for (errno, op, expected) in [
         ("EIO", "read", "Input/output error"),
         ("ESTALE", "read", "stale file handle"),
         ("ENOSPC", "write", "no space left"),
@@ -217,15 +218,15 @@ fn failures_are_those_that_the_model_names() {
             "read" => read_all(&*made.store, &key("a")).map(drop),
             _ => write_all(&*made.store, &key("b"), &[7; 100]).map(drop),
         };
-        let told = outcome.unwrap_err().to_string();
-        assert!(told.contains(due), "{errno} of {op}: {told}");
-        assert!(made.plain.open(&key("b")).is_err(), "{errno} of {op}: it is there");
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(expected), "{errno} of {op}: {error}");
+        assert!(made.plain.open(&key("b")).is_err(), "{errno} of {op}: the object exists");
     }
 }
 
-/// A stall is nobody's rate: what is read beside it, of the same server, comes as if it were none.
+/// A stall takes no bandwidth: a concurrent read from the same server is not delayed.
 #[test]
-fn a_stall_holds_up_itself_alone() {
+fn a_stall_delays_no_other_request() {
     let text = format!("{PLAIN}[[stall]]\nof = 'write'\nper_million = 1_000_000\nms = 60_000\n");
     let made = made(&text, &["servers.count=1"], 1);
     let object = made.object("a", 4096);
@@ -238,7 +239,7 @@ fn a_stall_holds_up_itself_alone() {
 }
 
 #[test]
-fn models_that_are_built_in_say_what_they_are() {
+fn built_in_models_are_labelled_as_simulated() {
     for name in StoreModel::NAMES {
         let model = StoreModel::named(name).unwrap();
         assert_eq!(model.name, name);
@@ -256,23 +257,23 @@ fn models_that_are_built_in_say_what_they_are() {
     assert!(StoreModel::named("tape").is_none());
 }
 
-/// In real time a call comes back no sooner than the model has it, and bytes are the same.
+/// In real time a call returns no sooner than in the model, with the same bytes.
 #[test]
-fn real_time_is_waited_for() {
+fn a_real_time_simulation_waits() {
     let folder = tempfile::tempdir().unwrap();
     let sim = Simulation::new(StoreModel::parse(PLAIN, &[]).unwrap(), 1);
     let store = sim.wrap(open_url(folder.path().to_str().unwrap()).unwrap());
     write_all(&*store, &key("a"), b"all of it").unwrap();
     assert_eq!(read_all(&*store, &key("a")).unwrap(), b"all of it");
-    // Two names, one write, one commit and one read.
+    // Two metadata requests, one write, one commit and one read.
     let least = Duration::from_millis(2 + 2 + 1 + 5 + 1);
     let took = sim.elapsed();
-    assert!(took >= least, "took {took:?}, due {least:?} or more");
+    assert!(took >= least, "expected {least:?} or more, took {took:?}");
 }
 
 #[test]
-fn what_is_no_model_is_refused_by_name() {
-    for (overrides, due) in [
+fn invalid_models_are_refused_by_name() {
+    for (overrides, expected) in [
         (&["servers.stripes=9"] as &[&str], "servers.stripes"),
         (&["servers.count=0"], "servers.count"),
         (&["servers.count=100000"], "servers.count"),
@@ -289,8 +290,8 @@ fn what_is_no_model_is_refused_by_name() {
         (&["stall=[{of='read', per_million=1}]"], "ms"),
         (&["failure=[{of='read', per_million=1, errno='EOF'}]"], "EOF"),
     ] {
-        let told = StoreModel::parse(PLAIN, overrides).unwrap_err().to_string();
-        assert!(told.contains(due), "{overrides:?}: {told}");
+        let error = StoreModel::parse(PLAIN, overrides).unwrap_err().to_string();
+        assert!(error.contains(expected), "{overrides:?}: {error}");
     }
     assert!(StoreModel::parse("name = ", &[]).is_err());
     assert!(StoreModel::parse("", &[]).unwrap_err().to_string().contains("name"));

@@ -61,8 +61,8 @@ pub struct FaultRule {
     fault: Fault,
     when: When,
     method: Option<&'static str>,
-    target_holds: Option<String>,
-    met: u64,
+    target_contains: Option<String>,
+    matched: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -74,10 +74,11 @@ enum When {
 
 impl FaultRule {
     fn new(fault: Fault, when: When) -> Self {
-        FaultRule { fault, when, method: None, target_holds: None, met: 0 }
+        FaultRule { fault, when, method: None, target_contains: None, matched: 0 }
     }
 
-    /// The request with this number from now on, counted from 1, of those that this rule matches.
+    /// Hits the request with this number, counted from 1, among those that this rule matches from
+    /// now on.
     #[must_use]
     pub fn nth(n: u64, fault: Fault) -> Self {
         Self::new(fault, When::Nth(n))
@@ -95,30 +96,30 @@ impl FaultRule {
         Self::new(fault, When::Chance(Rng::new(seed), share))
     }
 
-    /// Only of requests with this method.
+    /// Restricts the rule to requests with this method.
     #[must_use]
     pub fn of(mut self, method: &'static str) -> Self {
         self.method = Some(method);
         self
     }
 
-    /// Only of requests whose path and query hold this text.
+    /// Restricts the rule to requests whose path and query contain this text.
     #[must_use]
     pub fn to(mut self, text: &str) -> Self {
-        self.target_holds = Some(text.to_owned());
+        self.target_contains = Some(text.to_owned());
         self
     }
 
     fn hits(&mut self, method: &str, target: &str) -> bool {
-        let about = self.method.is_none_or(|of| of == method)
-            && self.target_holds.as_ref().is_none_or(|text| target.contains(text));
-        if !about {
+        let matches = self.method.is_none_or(|of| of == method)
+            && self.target_contains.as_ref().is_none_or(|text| target.contains(text));
+        if !matches {
             return false;
         }
-        self.met += 1;
+        self.matched += 1;
         match &mut self.when {
-            When::Nth(n) => self.met == *n,
-            When::Every(k) => self.met.is_multiple_of(*k),
+            When::Nth(n) => self.matched == *n,
+            When::Every(k) => self.matched.is_multiple_of(*k),
             When::Chance(rng, share) => rng.chance(*share),
         }
     }
@@ -156,7 +157,7 @@ impl Faults {
     fn choose(&self, request: &Request<Incoming>) -> Option<Fault> {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         let method = request.method().as_str();
-        // Every rule counts every request, also one that another rule hits.
+        // Every rule counts every request, even if another rule hits it.
         let hit = |found: Option<Fault>, rule: &mut FaultRule| {
             let hits = rule.hits(method, target);
             found.or(hits.then_some(rule.fault))
@@ -175,7 +176,7 @@ impl Faults {
     ) -> io::Result<Response<Body>> {
         let number = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
         let fault = self.choose(&request);
-        let mut answer = match fault.and_then(refusal) {
+        let mut response = match fault.and_then(refusal) {
             Some((status, code)) => refuse(status, code)?,
             None => {
                 match fault {
@@ -190,22 +191,22 @@ impl Faults {
             return Err(io::Error::other("cannot respond: injected fault"));
         }
         let id = HeaderValue::from_str(&format!("request-{number}")).map_err(io::Error::other)?;
-        answer.headers_mut().insert("x-amz-request-id", id);
+        response.headers_mut().insert("x-amz-request-id", id);
         if let Some(Fault::Clock(ahead_s)) = fault {
-            answer.headers_mut().insert(DATE, date(ahead_s)?);
+            response.headers_mut().insert(DATE, date(ahead_s)?);
         }
         let in_body = |fault: &Fault| !matches!(fault, Fault::Clock(_));
-        match fault.filter(in_body).filter(|_| answer.status().is_success()) {
-            Some(fault) => spoil(answer, fault, reset).await,
-            None => Ok(answer),
+        match fault.filter(in_body).filter(|_| response.status().is_success()) {
+            Some(fault) => corrupt_body(response, fault, reset).await,
+            None => Ok(response),
         }
     }
 }
 
 fn date(ahead_s: i64) -> io::Result<HeaderValue> {
     let now = DateTime::from(SystemTime::now());
-    let told = DateTime::from_secs(now.secs() + ahead_s).fmt(Format::HttpDate);
-    HeaderValue::from_str(&told.map_err(io::Error::other)?).map_err(io::Error::other)
+    let text = DateTime::from_secs(now.secs() + ahead_s).fmt(Format::HttpDate);
+    HeaderValue::from_str(&text.map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
 fn refusal(fault: Fault) -> Option<(u16, &'static str)> {
@@ -222,17 +223,17 @@ fn refusal(fault: Fault) -> Option<(u16, &'static str)> {
 
 fn refuse(status: u16, code: &str) -> io::Result<Response<Body>> {
     let body = format!("<Error><Code>{code}</Code><Message>on request</Message></Error>");
-    let answer = Response::builder().status(status).header("content-type", "application/xml");
-    answer.body(Body::from(body)).map_err(io::Error::other)
+    let response = Response::builder().status(status).header("content-type", "application/xml");
+    response.body(Body::from(body)).map_err(io::Error::other)
 }
 
-/// Half of a body goes out well.
-async fn spoil(
-    answer: Response<Body>,
+/// Injects a fault into the body of a response, most after its first half.
+async fn corrupt_body(
+    response: Response<Body>,
     fault: Fault,
     reset: &AtomicBool,
 ) -> io::Result<Response<Body>> {
-    let (mut head, mut body) = answer.into_parts();
+    let (mut head, mut body) = response.into_parts();
     let bytes = body.store_all_limited(usize::MAX).await.map_err(io::Error::other)?;
     let half = bytes.slice(..bytes.len() / 2);
     let body = match fault {
@@ -243,8 +244,8 @@ async fn spoil(
         }
         Fault::StallInBody => pieces(vec![half], FaultEnd::Never),
         Fault::Drip(size, pause) => {
-            let places = (0..bytes.len()).step_by(size.max(1));
-            let parts = places.map(|at| bytes.slice(at..bytes.len().min(at + size.max(1))));
+            let starts = (0..bytes.len()).step_by(size.max(1));
+            let parts = starts.map(|at| bytes.slice(at..bytes.len().min(at + size.max(1))));
             pieces(parts.collect(), FaultEnd::Slow(pause))
         }
         Fault::WrongByte => {
@@ -265,26 +266,26 @@ async fn spoil(
 
 #[derive(Clone, Copy)]
 enum FaultEnd {
-    /// After the pieces the connection goes.
+    /// After the pieces the connection is closed.
     Closed,
-    /// After the pieces nothing comes.
+    /// After the pieces the body stalls.
     Never,
-    /// The pieces are all, each after a pause.
+    /// The pieces are the complete body, with a pause before each.
     Slow(Duration),
 }
 
 fn pieces(pieces: Vec<Bytes>, end: FaultEnd) -> Body {
-    let next = move |mut left: std::vec::IntoIter<Bytes>| async move {
+    let next = move |mut rest: std::vec::IntoIter<Bytes>| async move {
         if let FaultEnd::Slow(pause) = end {
             tokio::time::sleep(pause).await;
         }
-        match (left.next(), end) {
-            (Some(piece), _) => Some((Ok(piece), left)),
+        match (rest.next(), end) {
+            (Some(piece), _) => Some((Ok(piece), rest)),
             (None, FaultEnd::Slow(_)) => None,
             (None, FaultEnd::Closed) => {
-                // So that the pieces are on their way.
+                // Gives the pieces time to be sent.
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                Some((Err(io::Error::other("cannot complete the body: injected fault")), left))
+                Some((Err(io::Error::other("cannot complete the body: injected fault")), rest))
             }
             (None, FaultEnd::Never) => std::future::pending().await,
         }

@@ -1,6 +1,5 @@
-//! An in-process S3 server for tests: in memory, on a port of its own, exact where it matters
-//! (signatures, conditions, keys, ranges), and able to fail in every way that networks and servers
-//! do.
+//! An in-process S3 server for tests: in memory, on a port of its own, exact in signatures,
+//! conditions, keys and ranges, and able to inject the faults of networks and servers.
 //!
 //! ```
 //! use storage::s3_server::{Fault, FaultRule, S3Server};
@@ -10,7 +9,7 @@
 //! let store = open_url(&server.url("run"))?;
 //! let key = Key::new("a")?;
 //! write_all(&*store, &key, b"all of it")?;
-//! // Every third answer is "503 SlowDown".
+//! // Every third response is "503 SlowDown".
 //! server.inject(FaultRule::every(3, Fault::SlowDown));
 //! for _ in 0..10 {
 //!     assert_eq!(read_all(&*store, &key)?, b"all of it");
@@ -125,7 +124,7 @@ impl S3Server {
         self.faults.add(rule);
     }
 
-    /// No more faults.
+    /// Removes all rules.
     pub fn heal(&self) {
         self.faults.clear();
     }
@@ -162,7 +161,7 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // Requests that hang on purpose would hang for ever.
+        // Requests that stall by fault injection would block a normal shutdown for ever.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_millis(100));
         }
@@ -176,11 +175,11 @@ async fn accept(listener: TcpListener, service: S3Service, faults: Arc<Faults>) 
         let _ = stream.set_nodelay(true);
         let (service, faults) = (service.clone(), Arc::clone(&faults));
         let reset = Arc::new(AtomicBool::new(false));
-        let line = TokioIo::new(TestConnection::new(stream, Arc::clone(&reset)));
+        let connection = TokioIo::new(TestConnection::new(stream, Arc::clone(&reset)));
         let serve = service_fn(move |request| {
             let (service, faults, reset) = (service.clone(), Arc::clone(&faults), reset.clone());
             async move { faults.serve(request, &service, &reset).await }
         });
-        tokio::spawn(http1::Builder::new().serve_connection(line, serve));
+        tokio::spawn(http1::Builder::new().serve_connection(connection, serve));
     }
 }

@@ -10,13 +10,13 @@ use s3s::{Body, S3, S3Request, S3Response, S3Result, s3_error};
 
 use crate::crc64;
 
-/// Keys in one page of a listing, as S3 has it.
+/// Keys in one page of a listing, the limit of S3.
 const PAGE_KEYS_MAX: usize = 1000;
 
-/// Parts in one page; S3 has a thousand, and tests have few.
+/// Parts in one page; S3 has a thousand, but tests upload few parts.
 const PAGE_PARTS_MAX: usize = 2;
 
-/// The smallest part but the last, as S3 has it.
+/// The smallest size of a part that is not the last, the limit of S3.
 const PART_BYTES_MIN: usize = 5 << 20;
 
 /// Buckets in memory. Clones are the same ones.
@@ -27,12 +27,12 @@ pub(super) struct ObjectTable(Arc<Mutex<ServerState>>);
 struct ServerState {
     buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
     uploads: HashMap<String, MultipartUploads>,
-    uploads_begun: u64,
+    uploads_started: u64,
     /// How `If-None-Match` is honoured.
     conditions: Conditions,
 }
 
-/// Which requests honour
+/// Which requests honour `If-None-Match`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conditions {
@@ -96,7 +96,8 @@ impl ObjectTable {
     fn get(&self, bucket: &str, key: &str, if_match: Option<&IfMatch>) -> S3Result<StoredObject> {
         let stored = self.state().bucket(bucket)?.get(key).cloned();
         let stored = stored.ok_or_else(|| s3_error!(NoSuchKey))?;
-        let same = |due: &IfMatch| due.as_etag().is_none_or(|etag| etag.value() == stored.etag);
+        let same =
+            |expected: &IfMatch| expected.as_etag().is_none_or(|etag| etag.value() == stored.etag);
         if !if_match.is_none_or(same) {
             return Err(s3_error!(PreconditionFailed));
         }
@@ -109,7 +110,7 @@ impl ServerState {
         self.buckets.get_mut(name).ok_or_else(|| s3_error!(NoSuchBucket))
     }
 
-    /// The condition is checked under the lock that the object is stored under.
+    /// Checks the condition and stores the object under one lock.
     fn put(
         &mut self,
         bucket: &str,
@@ -118,13 +119,13 @@ impl ServerState {
         if_none_match: Option<&IfNoneMatch>,
     ) -> S3Result<()> {
         let in_parts = stored.etag.contains('-');
-        let heeded = match self.conditions {
+        let is_honoured = match self.conditions {
             Conditions::Kept => true,
             Conditions::OfSinglePuts => !in_parts,
             Conditions::Ignored => false,
         };
         let objects = self.bucket(bucket)?;
-        let only_new = heeded && if_none_match.is_some_and(ETagCondition::is_any);
+        let only_new = is_honoured && if_none_match.is_some_and(ETagCondition::is_any);
         if only_new && objects.contains_key(key) {
             return Err(s3_error!(PreconditionFailed));
         }
@@ -225,8 +226,8 @@ impl S3 for ObjectTable {
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = input.delimiter.clone().unwrap_or_default();
         let after = input.continuation_token.clone().or(input.start_after).unwrap_or_default();
-        let asked = input.max_keys.and_then(|max| usize::try_from(max).ok());
-        let page_max = asked.unwrap_or(PAGE_KEYS_MAX).min(PAGE_KEYS_MAX);
+        let requested = input.max_keys.and_then(|max| usize::try_from(max).ok());
+        let page_max = requested.unwrap_or(PAGE_KEYS_MAX).min(PAGE_KEYS_MAX);
         let (mut contents, mut folders) = (Vec::new(), Vec::<String>::new());
         let mut next = None;
         let mut state = self.state();
@@ -236,9 +237,9 @@ impl S3 for ObjectTable {
             let cut = if delimiter.is_empty() { None } else { rest.find(&delimiter) };
             let folder = cut.map(|at| format!("{prefix}{}", &rest[..at + delimiter.len()]));
             // A folder of an earlier page is not listed again.
-            let given =
+            let is_listed =
                 |folder: &String| folders.last() == Some(folder) || after.starts_with(folder);
-            if folder.as_ref().is_some_and(given) {
+            if folder.as_ref().is_some_and(is_listed) {
                 continue;
             }
             if contents.len() + folders.len() == page_max {
@@ -273,8 +274,8 @@ impl S3 for ObjectTable {
         let CreateMultipartUploadInput { bucket, key, metadata, .. } = request.input;
         let mut state = self.state();
         state.bucket(&bucket)?;
-        state.uploads_begun += 1;
-        let id = format!("upload-{}", state.uploads_begun);
+        state.uploads_started += 1;
+        let id = format!("upload-{}", state.uploads_started);
         let parts = MultipartUploads { bucket, key, metadata, parts: BTreeMap::new() };
         state.uploads.insert(id.clone(), parts);
         let output = CreateMultipartUploadOutput { upload_id: Some(id), ..Default::default() };
@@ -308,8 +309,9 @@ impl S3 for ObjectTable {
         let mut bytes = Vec::new();
         for (i, part) in named.iter().enumerate() {
             let stored = part.part_number.and_then(|number| upload.parts.get(&number));
-            let due = part.e_tag.as_ref().map(|etag| etag.value().to_owned());
-            let stored = stored.filter(|stored| due.is_none_or(|due| due == stored.etag));
+            let expected = part.e_tag.as_ref().map(|etag| etag.value().to_owned());
+            let stored =
+                stored.filter(|stored| expected.is_none_or(|expected| expected == stored.etag));
             let stored = stored.ok_or_else(|| s3_error!(InvalidPart))?;
             if i + 1 < named.len() && stored.bytes.len() < PART_BYTES_MIN {
                 return Err(s3_error!(EntityTooSmall));
@@ -334,16 +336,16 @@ impl S3 for ObjectTable {
         let upload = upload.filter(|u| u.bucket == input.bucket && u.key == input.key);
         let upload = upload.ok_or_else(|| s3_error!(NoSuchUpload))?;
         let after = Bound::Excluded(input.part_number_marker.unwrap_or(0));
-        let mut left = upload.parts.range((after, Bound::Unbounded));
+        let mut remaining = upload.parts.range((after, Bound::Unbounded));
         let part = |(&number, stored): (&i32, &StoredObject)| Part {
             part_number: Some(number),
             e_tag: Some(ETag::Strong(stored.etag.clone())),
             size: Some(stored.len()),
             ..Default::default()
         };
-        let parts: Vec<Part> = left.by_ref().take(PAGE_PARTS_MAX).map(part).collect();
+        let parts: Vec<Part> = remaining.by_ref().take(PAGE_PARTS_MAX).map(part).collect();
         Ok(S3Response::new(ListPartsOutput {
-            is_truncated: Some(left.next().is_some()),
+            is_truncated: Some(remaining.next().is_some()),
             next_part_number_marker: parts.last().and_then(|part| part.part_number),
             parts: Some(parts),
             ..Default::default()
@@ -357,10 +359,10 @@ impl S3 for ObjectTable {
         let input = request.input;
         let prefix = input.prefix.unwrap_or_default();
         let state = self.state();
-        let ours = |parts: &MultipartUploads| {
+        let is_below = |parts: &MultipartUploads| {
             parts.bucket == input.bucket && parts.key.starts_with(&prefix)
         };
-        let found = state.uploads.iter().filter(|(_, parts)| ours(parts));
+        let found = state.uploads.iter().filter(|(_, parts)| is_below(parts));
         let upload = |(id, parts): (&String, &MultipartUploads)| MultipartUpload {
             key: Some(parts.key.clone()),
             upload_id: Some(id.clone()),

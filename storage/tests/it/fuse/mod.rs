@@ -1,6 +1,6 @@
-//! A file system of one file, whose server stops answering when it is told to: what a parallel file
-//! system looks like whose server is gone. It speaks the kernel's protocol (`linux/fuse.h`, 7.31)
-//! over a descriptor that mount(8) is given as its standard input.
+//! A file system of one file, whose server stops responding on request, like a parallel file system
+//! whose server has failed. It implements the kernel's protocol (`linux/fuse.h`, 7.31) over a
+//! descriptor that mount(8) receives as its standard input.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,14 +12,14 @@ use std::thread;
 /// The one file.
 pub const NAME: &str = "corpus.bin";
 
-/// Its bytes tell their place.
+/// Each byte depends on its offset.
 pub fn byte_at(offset: u64) -> u8 {
     (offset * 31 / 7) as u8
 }
 
 const FILE_LEN: u64 = 4 << 20;
 
-/// A mount, gone when it is dropped.
+/// A mount, unmounted when dropped.
 pub struct Frozen {
     pub folder: PathBuf,
     state: Arc<State>,
@@ -28,24 +28,24 @@ pub struct Frozen {
 
 #[derive(Default)]
 struct State {
-    /// Reads from here on are not answered, if there is such a place.
-    sick_from: Mutex<Option<u64>>,
-    ears: Mutex<Ears>,
+    /// Reads that reach beyond this byte are not answered, if set.
+    stalled_from: Mutex<Option<u64>>,
+    listening: Mutex<Ears>,
     changed: Condvar,
 }
 
-/// Whether the server listens.
+/// Whether the server takes requests.
 #[derive(Default, PartialEq)]
 enum Ears {
     #[default]
     Open,
-    /// They are to be closed, and the server may still be in the middle of listening.
+    /// The server is to stop, and may still be reading a request.
     Closing,
     Closed,
 }
 
 impl Frozen {
-    /// Mounts it, or says why that cannot be done here.
+    /// Mounts it, or returns why that is not possible here.
     pub fn mount() -> Result<Self, String> {
         let device = File::options().read(true).write(true).open("/dev/fuse");
         let device = device.map_err(|e| format!("/dev/fuse: {e}"))?;
@@ -64,31 +64,36 @@ impl Frozen {
         let state = Arc::new(State::default());
         let served = Arc::clone(&state);
         thread::spawn(move || serve(ours, &served));
-        // The first close teaches the kernel that there is no `flush`.
+        // On the first close the kernel learns that `flush` is not supported.
         drop(File::open(root.path().join(NAME)));
         Ok(Frozen { folder: root.path().to_owned(), state, _root: root })
     }
 
-    /// Reads from this byte on are not answered any more.
-    pub fn sicken(&self, from: u64) {
-        *self.state.sick_from.lock().unwrap() = Some(from);
+    /// Stops answering reads that reach beyond this byte.
+    pub fn stall_from(&self, from: u64) {
+        *self.state.stalled_from.lock().unwrap() = Some(from);
     }
 
-    /// Nothing is listened to any more.
+    /// Stops taking requests.
     pub fn deafen(&self) {
-        *self.state.ears.lock().unwrap() = Ears::Closing;
-        // A server in the middle of listening takes one more request; one that was about to listen
-        // takes none, and the caller waits.
+        *self.state.listening.lock().unwrap() = Ears::Closing;
+        // A server that is reading a request takes one more; otherwise it takes none, and this
+        // caller waits.
         let absent = self.folder.join("not there");
         thread::spawn(move || drop(std::fs::metadata(absent)));
-        let ears = self.state.ears.lock().unwrap();
-        drop(self.state.changed.wait_while(ears, |ears| *ears == Ears::Closing).unwrap());
+        let listening = self.state.listening.lock().unwrap();
+        drop(
+            self.state
+                .changed
+                .wait_while(listening, |listening| *listening == Ears::Closing)
+                .unwrap(),
+        );
     }
 
-    /// All is answered again, also what was not.
+    /// Answers all requests again, also the stalled ones.
     pub fn heal(&self) {
-        *self.state.sick_from.lock().unwrap() = None;
-        *self.state.ears.lock().unwrap() = Ears::Open;
+        *self.state.stalled_from.lock().unwrap() = None;
+        *self.state.listening.lock().unwrap() = Ears::Open;
         self.state.changed.notify_all();
     }
 }
@@ -116,19 +121,19 @@ fn serve(mut device: File, state: &State) {
     let mut request = vec![0; 1 << 20];
     let mut unanswered: Vec<(u64, u64, usize)> = Vec::new();
     loop {
-        let mut ears = state.ears.lock().unwrap();
-        while *ears != Ears::Open {
-            *ears = Ears::Closed;
+        let mut listening = state.listening.lock().unwrap();
+        while *listening != Ears::Open {
+            *listening = Ears::Closed;
             state.changed.notify_all();
-            ears = state.changed.wait(ears).unwrap();
+            listening = state.changed.wait(listening).unwrap();
         }
-        drop(ears);
-        if state.sick_from.lock().unwrap().is_none() {
+        drop(listening);
+        if state.stalled_from.lock().unwrap().is_none() {
             for (unique, offset, len) in unanswered.drain(..) {
                 answer(&mut device, unique, &file_bytes(offset, len));
             }
         }
-        // The mount is gone.
+        // An error means that it was unmounted.
         let Ok(len) = device.read(&mut request) else { return };
         let (operation, unique) = (u32_at(&request, 4), u64_at(&request, 8));
         let (node, body) = (u64_at(&request, 16), &request[40..len]);
@@ -142,14 +147,14 @@ fn serve(mut device: File, state: &State) {
             }
             LOOKUP => refuse(&mut device, unique, 2),
             GETATTR => {
-                let mut told = vec![0; 16];
-                told.extend(attributes(node));
-                answer(&mut device, unique, &told);
+                let mut reply = vec![0; 16];
+                reply.extend(attributes(node));
+                answer(&mut device, unique, &reply);
             }
             OPEN => answer(&mut device, unique, &[0; 16]),
             READ => {
                 let (offset, len) = (u64_at(body, 8), u32_at(body, 16) as usize);
-                match *state.sick_from.lock().unwrap() {
+                match *state.stalled_from.lock().unwrap() {
                     Some(from) if offset + len as u64 > from => {
                         unanswered.push((unique, offset, len));
                     }
@@ -159,8 +164,8 @@ fn serve(mut device: File, state: &State) {
             STATFS => answer(&mut device, unique, &[0; 80]),
             RELEASE => answer(&mut device, unique, &[]),
             FORGET | BATCH_FORGET | INTERRUPT => {}
-            // Among them `flush`, which the kernel would else wait for at the end of a process that
-            // has a file open here, whatever signals come.
+            // Among them `flush`, for which the kernel would otherwise wait at the exit of a
+            // process with an open file, whatever signals it receives.
             _ => refuse(&mut device, unique, 38),
         }
     }
@@ -168,16 +173,16 @@ fn serve(mut device: File, state: &State) {
 
 fn init() -> Vec<u8> {
     let words: [u32; 8] = [7, 31, 0, 0, 0x0040_0040, 1 << 17, 1, 32];
-    let mut told: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    told.resize(64, 0);
-    told
+    let mut reply: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    reply.resize(64, 0);
+    reply
 }
 
 fn attributes(node: u64) -> Vec<u8> {
     let (size, mode) = if node == 2 { (FILE_LEN, 0o100_444) } else { (0, 0o40_555) };
-    let mut told: Vec<u8> = [node, size, size / 512, 0, 0, 0].map(u64::to_le_bytes).concat();
-    told.extend([0_u32, 0, 0, mode, 1, 0, 0, 0, 4096, 0].map(u32::to_le_bytes).concat());
-    told
+    let mut reply: Vec<u8> = [node, size, size / 512, 0, 0, 0].map(u64::to_le_bytes).concat();
+    reply.extend([0_u32, 0, 0, mode, 1, 0, 0, 0, 4096, 0].map(u32::to_le_bytes).concat());
+    reply
 }
 
 fn file_bytes(offset: u64, len: usize) -> Vec<u8> {
@@ -185,19 +190,19 @@ fn file_bytes(offset: u64, len: usize) -> Vec<u8> {
 }
 
 fn answer(device: &mut File, unique: u64, body: &[u8]) {
-    let mut told = (16 + body.len() as u32).to_le_bytes().to_vec();
-    told.extend(0_u32.to_le_bytes());
-    told.extend(unique.to_le_bytes());
-    told.extend(body);
-    // The asker may be gone.
-    let _ = device.write_all(&told);
+    let mut reply = (16 + body.len() as u32).to_le_bytes().to_vec();
+    reply.extend(0_u32.to_le_bytes());
+    reply.extend(unique.to_le_bytes());
+    reply.extend(body);
+    // The requesting process may have ended.
+    let _ = device.write_all(&reply);
 }
 
 fn refuse(device: &mut File, unique: u64, errno: i32) {
-    let mut told = 16_u32.to_le_bytes().to_vec();
-    told.extend((-errno).to_le_bytes());
-    told.extend(unique.to_le_bytes());
-    let _ = device.write_all(&told);
+    let mut reply = 16_u32.to_le_bytes().to_vec();
+    reply.extend((-errno).to_le_bytes());
+    reply.extend(unique.to_le_bytes());
+    let _ = device.write_all(&reply);
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -1,7 +1,7 @@
-//! A real NFS for tests: mounts of one folder, and what may happen to its server.
+//! A real NFS server for tests: mounts of one folder, and control of the server.
 //!
-//! `scripts/services/nfs-test` makes it and sets the variable. Tests of it run one after the other:
-//! they have one server.
+//! `scripts/services/nfs-test` starts it and sets the variable. Its tests run one after the other,
+//! because they share the server.
 
 #![allow(dead_code, reason = "each test has a use for some of it")]
 
@@ -13,38 +13,39 @@ use tempfile::TempDir;
 /// The folder of the mounts.
 const NFS: &str = "FEEDLINE_TEST_NFS";
 
-/// Mounts of one exported folder, by clients whose caches are apart.
+/// Mounts of one exported folder, by clients with separate caches.
 pub struct Nfs(PathBuf);
 
 impl Nfs {
-    /// The one at hand, or why a test is left out.
+    /// The running server, or why the test is skipped.
     pub fn here() -> Result<Self, String> {
-        let lab = std::env::var_os(NFS).filter(|lab| !lab.is_empty());
+        let folder = std::env::var_os(NFS).filter(|folder| !folder.is_empty());
         let why = || format!("{NFS} is not set; `scripts/services/nfs-test` sets it");
-        lab.map(|lab| Nfs(lab.into())).ok_or_else(why)
+        folder.map(|folder| Nfs(folder.into())).ok_or_else(why)
     }
 
-    /// Of version 4.2, as it is mounted by default.
+    /// Version 4.2, mounted with the default options.
     pub fn hard(&self) -> PathBuf {
         self.0.join("hard")
     }
 
-    /// Of version 3.
+    /// Version 3.
     pub fn three(&self) -> PathBuf {
         self.0.join("three")
     }
 
-    /// Another machine's, over a network that can be cut.
+    /// The mount of another machine, over a network that can be cut.
     pub fn other(&self) -> PathBuf {
         self.0.join("other")
     }
 
-    /// That machine's as well, of version 3 and `soft`: what is not answered in 3 s fails.
+    /// A second mount of that machine, version 3 and `soft`: a request without a response within 3
+    /// s fails.
     pub fn soft(&self) -> PathBuf {
         self.0.join("soft")
     }
 
-    /// A folder that is gone afterwards, as a mount has it.
+    /// A folder on a mount, deleted afterwards.
     pub fn folder_on(&self, mount: &Path) -> TempDir {
         tempfile::tempdir_in(mount).expect("the mount takes a folder")
     }
@@ -61,17 +62,17 @@ impl Nfs {
         self.seen_on(&self.0.join("disk"), path)
     }
 
-    /// The server is cut off (`hang`) and comes back (`answer`), starts anew (`restart`), takes all
-    /// handles for stale (`lose`) and knows them again (`know`).
+    /// Controls the server: disconnects (`hang`) or reconnects it (`answer`), restarts it
+    /// (`restart`), makes all handles stale (`lose`) or valid again (`know`).
     pub fn server(&self, what: &str) {
         let status = Command::new(self.0.join("server")).arg(what).status();
         let status = status.unwrap_or_else(|e| panic!("server {what}: {e}"));
         assert!(status.success(), "server {what}: {status}");
     }
 
-    /// Does one thing to it in a moment and another 3 s later, by a process of its own. One that
-    /// whoever writes to a mount starts later waits for the server before it begins: it closes the
-    /// files that it inherits, and NFS then waits for what was written to them.
+    /// Runs one server command after 0.1 s and another 3 s later, in a child process. Start it
+    /// before writing to a mount: a child started later closes the files that it inherits, and NFS
+    /// then waits for the server to receive what was written to them.
     pub fn server_soon(&self, harm: &str, mend: &str) -> Child {
         let mut shell = Command::new("sh");
         shell.args(["-ec", "sleep 0.1; \"$0\" \"$1\"; sleep 3; \"$0\" \"$2\""]);

@@ -1,4 +1,4 @@
-//! Prints the validation batches of a run, a JSON object a line, for a comparison with another
+//! Prints the validation batches of a run, one JSON object per line, to compare them with another
 //! program: `valid_batches RUN.toml`.
 
 use std::io::Write as _;
@@ -14,17 +14,17 @@ fn main() -> Result<(), Failure> {
     let path = std::env::args().nth(1).ok_or("expected the config of a run, found none")?;
     let config = with_special(Config::load(&path, &[])?)?;
     let data = Data::new(open_corpus(&config)?, &config)?;
-    let seat = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
-    let mut batches = data.valid_batches(&config, seat)?.ok_or("eval.every is 0")?;
+    let rank = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
+    let mut batches = data.valid_batches(&config, rank)?.ok_or("eval.every is 0")?;
     loop {
         let mut read = Vec::new();
         batches.fill(1, &mut read)?;
         let Some(batch) = read.first() else { return Ok(()) };
-        writeln!(std::io::stdout(), "{}", of(batch))?;
+        writeln!(std::io::stdout(), "{}", to_json(batch))?;
     }
 }
 
-fn of(batch: &AnyBatch) -> Value {
+fn to_json(batch: &AnyBatch) -> Value {
     match batch {
         AnyBatch::Lm(batch) => json!({
             "rows": batch.rows, "input_ids": batch.tokens, "labels": batch.labels,

@@ -5,7 +5,7 @@ use loader::batch::{
 };
 use loader::{Assemble, Batch, Sample};
 
-/// A kind of batch and its assembler, of each objective.
+/// Defines the batch and its assembler for each objective.
 macro_rules! any {
     ($($(#[$of:meta])* $kind:ident: $assemble:ty => $batch:ty),*) => {
         /// A micro-batch of any objective.
@@ -17,19 +17,19 @@ macro_rules! any {
         pub enum AnyAssemble { $($(#[$of])* $kind($assemble)),* }
 
         impl AnyBatch {
-            /// The sample in its first row, as a place in the order of samples.
+            /// The sample in its first row, as a position in the order of samples.
             #[must_use]
             pub fn first_sample(&self) -> u64 {
                 match self { $(AnyBatch::$kind(batch) => batch.first_sample),* }
             }
 
-            /// Samples.
+            /// The number of samples.
             #[must_use]
             pub fn rows(&self) -> usize {
                 match self { $(AnyBatch::$kind(batch) => batch.rows),* }
             }
 
-            /// How much each of its tokens counts.
+            /// The weight of each of its tokens in the loss.
             #[must_use]
             pub fn loss_mask(&self) -> &[f32] {
                 match self { $(AnyBatch::$kind(batch) => &batch.loss_mask),* }
@@ -81,11 +81,11 @@ macro_rules! any {
 any!(
     /// Of running text.
     Lm: GptAssemble => Batch,
-    /// Of sentences, spans of which are hidden as they are read.
+    /// Of sentences, spans of which are masked as they are read.
     Spans: T5Assemble => T5Batch,
     /// Of CPM-2's three token files.
     Triple: EncDecAssemble => EncDecBatch,
-    /// Of sentences, tokens of which are hidden.
+    /// Of sentences, tokens of which are masked.
     Masked: BertAssemble => BertBatch
 );
 
@@ -96,9 +96,9 @@ impl Default for AnyBatch {
 }
 
 impl AnyBatch {
-    /// Every token that the model is given or is to say.
+    /// All tokens of the model's inputs and labels.
     pub fn tokens(&self) -> impl Iterator<Item = i64> + '_ {
-        let (given, said, due, mask) = match self {
+        let (inputs, decoder_inputs, labels, mask) = match self {
             AnyBatch::Lm(b) => (&b.tokens, &[][..], &b.labels, &b.loss_mask),
             AnyBatch::Spans(b) => {
                 (&b.encoder_tokens, &b.decoder_tokens[..], &b.labels, &b.loss_mask)
@@ -108,9 +108,9 @@ impl AnyBatch {
             }
             AnyBatch::Masked(b) => (&b.tokens, &[][..], &b.labels, &b.loss_mask),
         };
-        // Where nothing is due, there is a number below 0.
-        let is_due = |(id, counts): &(&i64, &f32)| **id >= 0 || **counts != 0.0;
-        let due = due.iter().zip(mask).filter(is_due).map(|(id, _)| id);
-        given.iter().chain(said).chain(due).copied()
+        // Positions without a label have a negative id.
+        let is_label = |(id, counts): &(&i64, &f32)| **id >= 0 || **counts != 0.0;
+        let labels = labels.iter().zip(mask).filter(is_label).map(|(id, _)| id);
+        inputs.iter().chain(decoder_inputs).chain(labels).copied()
     }
 }

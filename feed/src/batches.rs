@@ -14,17 +14,17 @@ use recipe::mesh::{MeshRank, MicroBatchShare};
 use crate::order_check::OrderCheck;
 use crate::{AnyAssemble, AnyBatch, Error, Result, Samples};
 
-/// The ranks of one machine, which have one reader.
+/// The ranks of one machine, which share a node reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePeers {
-    /// Names the run among all of this user's on the machine, at most 40 bytes.
+    /// Identifies the run among those of this user on the machine, at most 40 bytes.
     pub job: String,
-    /// The ranks, this one among them, ascending.
+    /// The ranks, including this one, ascending.
     pub ranks: Vec<usize>,
 }
 
 impl NodePeers {
-    /// The same for one of several things that they read.
+    /// The same ranks for one of several streams that they read.
     pub(super) fn job(&self, what: &str) -> Self {
         NodePeers { job: format!("{}-{what}", self.job), ranks: self.ranks.clone() }
     }
@@ -33,24 +33,24 @@ impl NodePeers {
 /// Micro-batches in their order, with every token checked against the vocabulary.
 #[derive(Debug)]
 pub struct Batches {
-    of: Samples,
-    how: ReadSettings,
-    /// What is still to be read, in runs of steps that are alike, the last first.
+    source: Samples,
+    settings: ReadSettings,
+    /// The samples still to be read, in runs of steps of one size, the last first.
     stretches: Vec<SampleStretch>,
     feed: Option<BatchFeed>,
     ready: VecDeque<AnyBatch>,
-    /// The check of cached orders that runs beside.
-    kept: Option<OrderCheck>,
+    /// The check of cached orders in the background.
+    order_check: Option<OrderCheck>,
 }
 
-/// What all reads of a rank have in common.
+/// Settings of all reads of a rank.
 #[derive(Debug)]
 struct ReadSettings {
     /// Rows of a micro-batch.
     micro: usize,
-    /// Micro-batches that are read ahead.
+    /// Micro-batches to read ahead.
     prefetch: u64,
-    /// Whether what is read is verified.
+    /// Whether reads are verified.
     verify: bool,
     share: MicroBatchShare,
     replica: usize,
@@ -70,14 +70,14 @@ struct NodeShare {
     sample_bytes_max: usize,
 }
 
-/// Samples that are read in steps of one size.
+/// Samples read in steps of one size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SampleStretch {
     samples: Range<u64>,
     global: u64,
 }
 
-/// Where batches come from.
+/// The source of batches: a loader of this rank, or the node reader.
 #[derive(Debug)]
 enum BatchFeed {
     Own(Loader<MicroBatchCutter<AnyAssemble>>),
@@ -85,40 +85,47 @@ enum BatchFeed {
 }
 
 impl Batches {
-    /// `neighbours` are those to read with, and how many bytes a sample has at most.
+    /// `peers` are the ranks to read with, and the maximum bytes of a sample.
     pub(super) fn new(
-        of: &Samples,
+        source: &Samples,
         config: &Config,
-        seat: MeshRank,
+        mesh_rank: MeshRank,
         samples: Range<u64>,
-        neighbours: Option<(NodePeers, usize)>,
-        kept: Option<OrderCheck>,
+        peers: Option<(NodePeers, usize)>,
+        order_check: Option<OrderCheck>,
     ) -> Result<Self> {
-        let (mesh, replica) = (seat.mesh, seat.place().dp);
-        let how = ReadSettings {
+        let (mesh, replica) = (mesh_rank.mesh, mesh_rank.place().dp);
+        let settings = ReadSettings {
             micro: config.batch.micro as usize, // fits: the config refuses more than 2^16
             prefetch: config.data.prefetch_batches,
             verify: config.data.verify,
             share: config.share(mesh.dp),
             replica,
             replicas: mesh.dp,
-            node: neighbours.and_then(|neighbours| NodeShare::new(neighbours, seat)),
+            node: peers.and_then(|peers| NodeShare::new(peers, mesh_rank)),
             vocab: config.model.vocab,
         };
         let mut stretches = stretches(config, samples);
         stretches.reverse();
-        let mut batches =
-            Batches { of: of.clone(), how, stretches, feed: None, ready: VecDeque::new(), kept };
-        // What cannot be read is known now, and reading begins.
+        let mut batches = Batches {
+            source: source.clone(),
+            settings,
+            stretches,
+            feed: None,
+            ready: VecDeque::new(),
+            order_check,
+        };
+        // Starts reading, and reports errors at once.
         batches.feed = batches.next_feed()?;
         Ok(batches)
     }
 
-    /// Fills `into` with the next `count` batches, or fewer at the end. What it held is let go.
+    /// Fills `into` with the next `count` batches, or fewer at the end. Its previous batches are
+    /// recycled.
     ///
     /// # Errors
     /// [`Error::Loader`]; [`Error::Mismatch`] for a token that the model does not have;
-    /// [`Error::Indexed`] for a cached sample order that was found to be damaged.
+    /// [`Error::Indexed`] for a cached sample order that was found to be corrupt.
     pub fn fill(&mut self, count: u64, into: &mut Vec<AnyBatch>) -> Result<()> {
         self.recycle(into);
         while (into.len() as u64) < count {
@@ -129,13 +136,13 @@ impl Batches {
             let Some(feed) = &mut self.feed else { break };
             match feed.next()? {
                 Some(step) => {
-                    step.iter().try_for_each(|batch| self.how.check(batch))?;
+                    step.iter().try_for_each(|batch| self.settings.check(batch))?;
                     self.ready.extend(step);
                 }
                 None => self.feed = self.next_feed()?,
             }
         }
-        self.kept.as_ref().map_or(Ok(()), OrderCheck::look)
+        self.order_check.as_ref().map_or(Ok(()), OrderCheck::poll)
     }
 
     fn recycle(&mut self, into: &mut Vec<AnyBatch>) {
@@ -149,56 +156,60 @@ impl Batches {
 
     fn next_feed(&mut self) -> Result<Option<BatchFeed>> {
         let Some(SampleStretch { samples, global }) = self.stretches.pop() else { return Ok(None) };
-        let ReadSettings { micro, replicas, replica, .. } = self.how;
+        let ReadSettings { micro, replicas, replica, .. } = self.settings;
         // fits: rows of a step, which are in memory.
-        let rows = match self.how.share {
+        let rows = match self.settings.share {
             MicroBatchShare::Run => global as usize / replicas,
             MicroBatchShare::Stride => micro,
         };
-        let mut how = LoaderOptions::new(rows, samples.clone());
-        how.batches_min = self.how.prefetch.div_ceil((rows / micro) as u64);
-        how.verify = self.how.verify;
-        how.near = self.of.local.clone().map(|local| local as Arc<dyn SampleCache>);
-        how.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
-        let cut = MicroBatchCutter { inner: self.of.assembly.assemble()?, rows: micro };
-        let order = Arc::clone(&self.of.order);
-        let Some(node) = &self.how.node else {
-            return Ok(Some(BatchFeed::Own(Loader::start(order, cut, how)?)));
+        let mut options = LoaderOptions::new(rows, samples.clone());
+        options.batches_min = self.settings.prefetch.div_ceil((rows / micro) as u64);
+        options.verify = self.settings.verify;
+        options.near = self.source.local.clone().map(|local| local as Arc<dyn SampleCache>);
+        options.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
+        let cut = MicroBatchCutter { inner: self.source.assembly.assemble()?, rows: micro };
+        let order = Arc::clone(&self.source.order);
+        let Some(node) = &self.settings.node else {
+            return Ok(Some(BatchFeed::Own(Loader::start(order, cut, options)?)));
         };
-        how.ranks = Ranks { first: node.first, count: node.count, of: replicas as u32 };
-        // A stretch is a thing of its own: ranks come to its end one after the other.
+        options.ranks = Ranks { first: node.first, count: node.count, of: replicas as u32 };
+        // Each stretch has a job id of its own, because ranks do not reach its end at the same
+        // time.
         let job = format!("{}-{}", node.job, samples.start);
-        let mut options = NodeOptions::new(&job, &order.name(), node.rank, 1);
-        options.blocks.clone_from(&node.blocks);
-        options.sample_bytes_max = node.sample_bytes_max;
-        Ok(Some(BatchFeed::Node(Box::new(NodeBatches::start(order, cut, how, options)?))))
+        let mut node_options = NodeOptions::new(&job, &order.name(), node.rank, 1);
+        node_options.blocks.clone_from(&node.blocks);
+        node_options.sample_bytes_max = node.sample_bytes_max;
+        let batches = NodeBatches::start(order, cut, options, node_options)?;
+        Ok(Some(BatchFeed::Node(Box::new(batches))))
     }
 }
 
 impl ReadSettings {
     fn check(&self, batch: &AnyBatch) -> Result<()> {
-        let is_other = |token: &i64| u64::try_from(*token).map_or(true, |id| id >= self.vocab);
-        let Some(worst) = batch.tokens().find(is_other) else { return Ok(()) };
+        let is_invalid = |token: &i64| u64::try_from(*token).map_or(true, |id| id >= self.vocab);
+        let Some(invalid) = batch.tokens().find(is_invalid) else { return Ok(()) };
         let first = batch.first_sample();
         let last = first + batch.rows() as u64 - 1;
         Err(Error::Mismatch(Incompatible::new(
             format!("cannot read samples {first} to {last}"),
-            format!("expected token ids below model.vocab = {}, found {worst}", self.vocab),
+            format!("expected token ids below model.vocab = {}, found {invalid}", self.vocab),
             "raise model.vocab, or tokenize the corpus again with data.tokenizer",
         )))
     }
 }
 
 impl NodeShare {
-    /// `None` if this rank reads alone, or the replicas of the node do not follow one another.
-    fn new((neighbours, sample_bytes_max): (NodePeers, usize), seat: MeshRank) -> Option<Self> {
-        let NodePeers { job, ranks } = neighbours;
-        let rank = ranks.iter().position(|rank| *rank == seat.rank).filter(|_| ranks.len() > 1)?;
-        let replicas: Vec<usize> = ranks.iter().map(|rank| seat.mesh.place(*rank).dp).collect();
+    /// `None` if this rank reads alone, or the replicas of the node are not consecutive.
+    fn new((peers, sample_bytes_max): (NodePeers, usize), mesh_rank: MeshRank) -> Option<Self> {
+        let NodePeers { job, ranks } = peers;
+        let rank =
+            ranks.iter().position(|rank| *rank == mesh_rank.rank).filter(|_| ranks.len() > 1)?;
+        let replicas: Vec<usize> =
+            ranks.iter().map(|rank| mesh_rank.mesh.place(*rank).dp).collect();
         let first = *replicas.iter().min()?;
         let count = replicas.iter().max()? + 1 - first;
-        let is_there = |replica: usize| replicas.contains(&(first + replica));
-        if !(0..count).all(is_there) {
+        let has_replica = |replica: usize| replicas.contains(&(first + replica));
+        if !(0..count).all(has_replica) {
             return None;
         }
         // fits: replicas and ranks are processes.
@@ -217,7 +228,7 @@ impl BatchFeed {
     }
 }
 
-/// Runs of steps of one size.
+/// Divides samples into runs of steps of one size.
 fn stretches(config: &Config, samples: Range<u64>) -> Vec<SampleStretch> {
     let mut all: Vec<SampleStretch> = Vec::new();
     let mut at = samples.start;
@@ -234,7 +245,7 @@ fn stretches(config: &Config, samples: Range<u64>) -> Vec<SampleStretch> {
     all
 }
 
-/// Cuts what a step reads into micro-batches of so many rows.
+/// Cuts the rows of a step into micro-batches of `rows` rows.
 #[derive(Debug)]
 struct MicroBatchCutter<A> {
     inner: A,

@@ -14,11 +14,11 @@ pub enum Error {
     Loader(Box<loader::Error>),
     /// The tokenizer could not be opened, or refused its input.
     Tokenizer(Box<preprocess::Error>),
-    /// The config and the data do not go together.
+    /// The config does not match the data.
     Mismatch(Incompatible),
 }
 
-/// `std`'s, with our [`Error`].
+/// [`std::result::Result`] with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl fmt::Display for Error {
@@ -35,7 +35,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Those of our other crates are boxed: a result is as large as its largest error.
+/// Errors of other crates are boxed: a result is as large as its largest error.
 macro_rules! from {
     ($($variant:ident: $source:ty),*) => {
         $(impl From<$source> for Error {

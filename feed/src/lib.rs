@@ -1,12 +1,12 @@
 //! What a run reads: the token files of its corpora, the order of their samples, and batches.
 //!
-//! The order is one for all ranks, and a rank's micro-batches are a function of it, of its place in
-//! the mesh and of the samples consumed. Ranks that compute one replica read the same samples.
+//! All ranks share one order, and a rank's micro-batches are a function of it, of the rank's place
+//! in the mesh and of the samples consumed. Ranks that compute one replica read the same samples.
 //!
-//! In reading order: `special` finds the ids that an objective needs, `orders` makes the order of
-//! samples and says what they become, `order_check` verifies cached orders beside
-//! the run, `any` is a batch of whatever objective, `batches` reads them. `samples` hands them to
-//! training loops of others.
+//! In reading order: `special` finds the ids that an objective needs, `orders` builds the order of
+//! samples and the settings of their assemblers, `order_check` verifies cached orders in the
+//! background, `any` is a batch of any objective, `batches` reads them. `samples` is for callers
+//! with their own training loop.
 
 #![forbid(unsafe_code)]
 
@@ -42,25 +42,25 @@ pub use error::{Error, Result};
 pub use samples::{OrderKind, Samples, SamplesOptions, identity};
 pub use special::{open_tokenizer, tokenizer_spec, with_special};
 
-/// How much of each end of the `.bin` tells one corpus from another.
+/// How much of each end of the `.bin` is part of a corpus's fingerprint.
 const FINGERPRINT_BYTES: u64 = 1 << 20;
 /// The three token files of a corpus of CPM-2.
 const TRIPLE: [&str; 3] = ["_context", "_target", "_target_offset"];
-/// Ranks of a node share one reader of samples that are not larger: each may have a hundred of them
-/// in memory.
+/// Ranks of a node share a node reader only for samples up to this size: each rank may have a
+/// hundred of them in memory.
 const SHARED_SAMPLE_BYTES_MAX: u64 = 16 << 20;
 
 /// The token files of a run.
 #[derive(Debug)]
 pub struct Corpora {
-    /// Those of one corpus after those of another.
+    /// The files of all corpora, corpus after corpus.
     files: Vec<Arc<IndexedDataset>>,
-    /// How many each has.
+    /// Files of each corpus.
     files_each: usize,
 }
 
 impl Corpora {
-    /// Tokens of the text of all of them: of what an encoder reads, where there are answers apart.
+    /// Tokens of all corpora; for encoder-decoder corpora those of the contexts.
     #[must_use]
     pub fn token_count(&self) -> u64 {
         self.each().map(|files| files[0].token_count()).sum()
@@ -104,19 +104,18 @@ pub fn open_corpus(config: &Config) -> Result<Corpora> {
     Ok(Corpora { files, files_each: endings.len() })
 }
 
-/// Refuses one token file where three are due, and the other way around. What is not there at all
-/// is told when it is opened.
+/// Refuses one token file where three are expected, and the reverse. Opening reports missing files.
 fn check_kind(store: &dyn Storage, prefix: &Key, path: &str, objective: Objective) -> Result<()> {
-    let is_there = |ending: &str| {
+    let exists = |ending: &str| {
         let index = prefix.with_suffix(&format!("{ending}.idx"));
         index.is_ok_and(|index| store.open(&index).is_ok())
     };
-    let due_three = objective == Objective::Encdec;
-    let (due, other) = if due_three { (TRIPLE[0], "") } else { ("", TRIPLE[0]) };
-    if is_there(due) || !is_there(other) {
+    let expects_three = objective == Objective::Encdec;
+    let (expected, other) = if expects_three { (TRIPLE[0], "") } else { ("", TRIPLE[0]) };
+    if exists(expected) || !exists(other) {
         return Ok(());
     }
-    let (detail, hint) = if due_three {
+    let (detail, hint) = if expects_three {
         (
             "expected three token files that end in _context, _target and _target_offset, found \
              one token file",
@@ -133,8 +132,8 @@ fn check_kind(store: &dyn Storage, prefix: &Key, path: &str, objective: Objectiv
     Err(Error::Mismatch(Incompatible::new(operation, detail, hint)))
 }
 
-/// Refuses whole documents where sentences are due: what is longer than a sample would be lost, and
-/// there would be no parts to tell the order of.
+/// Refuses documents where sentences are expected: tokens beyond the sample length would be lost,
+/// and there would be no parts whose order a model could predict.
 fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> {
     let (documents, sequences) = (corpus.document_count(), corpus.sequence_count());
     if !objective.hides() || sequences > documents {
@@ -151,8 +150,8 @@ fn check_sentences(corpus: &IndexedDataset, objective: Objective) -> Result<()> 
     )))
 }
 
-/// The order in which a run reads its samples, made in memory and kept nowhere: for whoever asks
-/// where they lie, and makes no batches of them.
+/// The order in which a run reads its samples, built in memory and not cached: for callers that
+/// need the location of samples and no batches.
 ///
 /// # Errors
 /// As [`open_corpus`], and what is wrong with an index.
@@ -170,8 +169,8 @@ pub struct Data {
     train: Samples,
     /// `None` if the run never evaluates.
     valid: Option<Samples>,
-    kept: OrderCheck,
-    neighbours: Option<NodePeers>,
+    order_check: OrderCheck,
+    peers: Option<NodePeers>,
     doubts: Vec<String>,
     /// Whether tokens are verified.
     verify: bool,
@@ -181,8 +180,8 @@ impl Data {
     /// Maps or builds the sample orders that a run of this length needs.
     ///
     /// # Errors
-    /// [`Error::Indexed`], [`Error::Tokenizer`] for a tokenizer that is not known,
-    /// [`Error::Mismatch`] for one that has not what the objective needs.
+    /// [`Error::Indexed`], [`Error::Tokenizer`] for an unknown tokenizer, [`Error::Mismatch`] for
+    /// one without the tokens that the objective needs.
     pub fn new(corpora: Corpora, config: &Config) -> Result<Self> {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
         let doubts = doubts(&corpora, config, &*tokenizer)?;
@@ -194,7 +193,7 @@ impl Data {
         let open = |which, samples| -> Result<Samples> {
             let (order, parts) = orders.open(which, Some(samples))?;
             let mut assembly = assembly.clone();
-            parts.into_iter().for_each(|part| assembly.learn(part));
+            parts.into_iter().for_each(|part| assembly.add_corpus(part));
             Ok(Samples { order, assembly, local: None })
         };
         let mut train = open(Split::Train, config.samples_total())?;
@@ -202,43 +201,43 @@ impl Data {
         let evaluates = config.eval.every > 0;
         let valid = evaluates.then(|| open(Split::Valid, config.eval_samples())).transpose()?;
         let (checks, verify) = (orders.checks.take(), config.data.verify);
-        let (kept, neighbours) = (OrderCheck::new(checks), None);
-        Ok(Data { corpora, train, valid, kept, neighbours, doubts, verify })
+        let (order_check, peers) = (OrderCheck::new(checks), None);
+        Ok(Data { corpora, train, valid, order_check, peers, doubts, verify })
     }
 
-    /// What may be wrong with the data, and can be read all the same.
+    /// Warnings about the data, which can be read nevertheless.
     #[must_use]
     pub fn doubts(&self) -> &[String] {
         &self.doubts
     }
 
-    /// The cache of training samples on this node's own disk, if the run has one: it is to be told
-    /// of checkpoints.
+    /// The local cache of training samples, if the run has one. The caller must report checkpoints
+    /// to it.
     #[must_use]
     pub fn local_cache(&self) -> Option<Arc<LazyCache>> {
         self.train.local.clone()
     }
 
-    /// From now on one rank of the node reads for all of them.
-    pub fn share(&mut self, neighbours: NodePeers) {
-        self.neighbours = Some(neighbours);
+    /// Lets one rank of the node read for all `peers`.
+    pub fn share(&mut self, peers: NodePeers) {
+        self.peers = Some(peers);
     }
 
-    /// Starts to check every number of the cached orders on a thread beside the run, whatever their
-    /// seals say: on one rank, for all. Batches end with its error.
+    /// Starts to check every number of the cached orders on a background thread, even if their
+    /// seals match: on one rank, for all. [`Batches::fill`] returns its error.
     pub fn start_order_check(&self) {
-        self.kept.start();
+        self.order_check.start();
     }
 
     /// Waits for that check, until it ends or `stop` is set.
     ///
     /// # Errors
-    /// [`Error::Indexed`] for an order that is damaged, unless [`Batches::fill`] has returned it.
+    /// [`Error::Indexed`] for a corrupt order, unless [`Batches::fill`] has returned it.
     pub fn finish_order_check(&self, stop: &AtomicBool) -> Result<()> {
-        self.kept.wait(stop)
+        self.order_check.wait(stop)
     }
 
-    /// What tells these corpora from others, wherever they lie: of each file its counts, and a
+    /// The identity of these corpora, independent of their location: of each file its counts, and a
     /// checksum of its first and last MiB.
     ///
     /// # Errors
@@ -254,53 +253,53 @@ impl Data {
     pub fn train_batches(
         &self,
         config: &Config,
-        seat: MeshRank,
+        mesh_rank: MeshRank,
         samples_consumed: u64,
     ) -> Result<Batches> {
         let samples = samples_consumed..config.samples_total();
-        let node = self.neighbours.as_ref().and_then(|node| {
+        let node = self.peers.as_ref().and_then(|peers| {
             let sample_bytes_max = 8 * self.sample_tokens_max(config.model.seq_len);
             let is_small = sample_bytes_max <= SHARED_SAMPLE_BYTES_MAX;
             // fits: it is small.
-            is_small.then(|| (node.job("train"), sample_bytes_max as usize))
+            is_small.then(|| (peers.job("train"), sample_bytes_max as usize))
         });
-        Batches::new(&self.train, config, seat, samples, node, Some(self.kept.clone()))
+        Batches::new(&self.train, config, mesh_rank, samples, node, Some(self.order_check.clone()))
     }
 
     /// A rank's validation batches: the same ones at every call. None if the run never evaluates.
     ///
     /// # Errors
     /// As [`Data::train_batches`].
-    pub fn valid_batches(&self, config: &Config, seat: MeshRank) -> Result<Option<Batches>> {
+    pub fn valid_batches(&self, config: &Config, mesh_rank: MeshRank) -> Result<Option<Batches>> {
         let Some(valid) = &self.valid else { return Ok(None) };
-        // As long as all others: without the smaller batches of a ramp.
-        let mut even = config.clone();
-        even.batch.rampup = None;
+        // Without the smaller batches of a ramp-up.
+        let mut without_rampup = config.clone();
+        without_rampup.batch.rampup = None;
         let samples = 0..config.eval_samples();
-        Batches::new(valid, &even, seat, samples, None, None).map(Some)
+        Batches::new(valid, &without_rampup, mesh_rank, samples, None, None).map(Some)
     }
 
-    /// Tokens that are read for a sample, at most.
+    /// The maximum number of tokens read for a sample.
     fn sample_tokens_max(&self, seq_len: u64) -> u64 {
         match &self.train.assembly {
             Assembly::Lm(..) => seq_len + 1,
-            // The sentence that fills a sample is read whole.
+            // The sentence that fills a sample is read completely.
             Assembly::Spans(..) | Assembly::Masked(..) => {
                 let of = |file: &IndexedDataset| {
                     (0..file.sequence_count()).map(|at| u64::from(file.sequence_len(at))).max()
                 };
                 seq_len + self.corpora.files.iter().filter_map(|file| of(file)).max().unwrap_or(0)
             }
-            // With each part of a context all of its document's answer is read: of the documents at
-            // both ends, and of those between, which are no longer than the sample.
+            // With each part of a context the complete target of its document is read: of the
+            // documents at both ends, and of those between, which are no longer than the sample.
             Assembly::Triple(..) => {
                 let (mut longest, mut densest) = (0, 0);
                 for files in self.corpora.each() {
                     let len = |file: usize, at| u64::from(files[file].sequence_len(at));
                     for at in 0..files[0].sequence_count() {
-                        let answer = len(1, at) + len(2, at);
-                        longest = longest.max(answer);
-                        densest = densest.max(answer.div_ceil(len(0, at).max(1)));
+                        let target = len(1, at) + len(2, at);
+                        longest = longest.max(target);
+                        densest = densest.max(target.div_ceil(len(0, at).max(1)));
                     }
                 }
                 seq_len + seq_len * densest + 2 * longest
@@ -309,7 +308,8 @@ impl Data {
     }
 }
 
-/// Whether the tokenizer of a run is that of its corpora, as far as their manifests tell.
+/// Warnings about a tokenizer that differs from that of the corpora according to their manifests,
+/// and about missing checksums.
 fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Result<Vec<String>> {
     let (name, vocab) = (&config.data.tokenizer, config.model.vocab);
     let count = thousands(f64::from(tokenizer.vocab_size()));
@@ -349,7 +349,7 @@ fn doubts(corpora: &Corpora, config: &Config, tokenizer: &dyn Tokenizer) -> Resu
     Ok(doubts)
 }
 
-/// The manifest of a dataset, if it has one. It must be one of files of these lengths.
+/// The manifest of a dataset, if it has one. Its file lengths must match.
 fn manifest_of(dataset: &IndexedDataset) -> Result<Option<Manifest>> {
     let key = dataset.prefix().with_suffix(".manifest.json")?;
     let manifest = match Manifest::read(&**dataset.store(), &key) {
@@ -372,7 +372,7 @@ fn manifest_of(dataset: &IndexedDataset) -> Result<Option<Manifest>> {
     Ok(Some(manifest))
 }
 
-/// The manifests of the data are part of its identity; the order tells itself apart by the seed.
+/// The identity of the cache includes the manifests of the data; the seed distinguishes orders.
 fn local_cache(config: &Config, order: &Arc<dyn SampleOrder>) -> Result<Option<Arc<LazyCache>>> {
     let Some(local) = &config.data.local_cache else { return Ok(None) };
     let limit_bytes = local.limit.map_or(u64::MAX, |limit| limit.0);

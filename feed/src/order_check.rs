@@ -1,7 +1,7 @@
-//! Whether the cached sample orders of a run are whole, checked by a thread beside it.
+//! Checks the cached sample orders of a run for corruption, on a background thread.
 //!
-//! A run begins at once when the seals of its orders fit. A seal covers parts of each file, so a
-//! bit may have flipped in another: samples would be skipped or read twice, and nobody would see.
+//! A run starts at once if the seals of its orders match. A seal covers only parts of each file, so
+//! a bit may have flipped in another part: samples would silently be skipped or read twice.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::Result;
 use crate::orders::CacheCheck;
 
-/// How often a wait looks whether it shall end.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often a wait checks `stop`.
+const CHECK_STOP_EVERY: Duration = Duration::from_millis(50);
 
 /// The checks of a run's orders.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ impl OrderCheck {
         OrderCheck(Arc::new(Mutex::new(State::Ready(checks))))
     }
 
-    /// Starts the thread. Without one to spare nothing is checked.
+    /// Starts the thread. If no thread can be started, nothing is checked.
     pub(super) fn start(&self) {
         let mut state = self.lock();
         let State::Ready(checks) = std::mem::replace(&mut *state, State::Done) else { return };
@@ -58,7 +58,7 @@ impl OrderCheck {
     }
 
     /// The error of the check, if it has ended with one.
-    pub(super) fn look(&self) -> Result<()> {
+    pub(super) fn poll(&self) -> Result<()> {
         let mut state = self.lock();
         let State::Running(receiver) = &*state else { return Ok(()) };
         let Ok(outcome) = receiver.try_recv() else { return Ok(()) };
@@ -66,14 +66,14 @@ impl OrderCheck {
         Ok(outcome?)
     }
 
-    /// The same, after a wait for its end, or for `stop`.
+    /// Waits for the end of the check, or for `stop`, and returns its error.
     pub(super) fn wait(&self, stop: &AtomicBool) -> Result<()> {
         let mut state = self.lock();
         let State::Running(receiver) = &*state else { return Ok(()) };
         while !stop.load(Ordering::Relaxed) {
-            let outcome = match receiver.recv_timeout(LOOK_EVERY) {
+            let outcome = match receiver.recv_timeout(CHECK_STOP_EVERY) {
                 Err(RecvTimeoutError::Timeout) => continue,
-                // A thread that has panicked has said so.
+                // The panic of the thread was reported on stderr.
                 Err(RecvTimeoutError::Disconnected) => Ok(()),
                 Ok(outcome) => outcome,
             };
@@ -88,7 +88,7 @@ impl OrderCheck {
     }
 }
 
-/// Damage is an error; a cache that cannot be read now was read before, and the run goes on.
+/// Corruption is an error. A failed read is not: the order was read before, and the run continues.
 fn run(check: CacheCheck) -> indexed::Result<()> {
     match check() {
         Ok(()) | Err(indexed::Error::NoCache { .. }) => Ok(()),

@@ -1,4 +1,4 @@
-//! The order of the samples of a run, and what is made of them.
+//! The order of the samples of a run, and the settings of their assemblers.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use storage::{Key, Storage};
 use crate::special::TokenSpellings;
 use crate::{AnyAssemble, Corpora, Error, Result, TRIPLE};
 
-/// What is made of samples, and what must be known of each corpus for that.
+/// The settings of an assembler, and the properties of each corpus that it needs.
 #[derive(Clone, Debug)]
 pub(super) enum Assembly {
     Lm(GptConfig, Vec<Dtype>),
@@ -32,10 +32,10 @@ pub(super) enum Assembly {
 }
 
 impl Assembly {
-    /// Of no corpus yet. Only objective `"lm"` can do without a tokenizer.
+    /// Without corpora. Only objective `"lm"` does not need a tokenizer.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the tokenizer has not what the objective needs.
+    /// [`Error::Mismatch`] if the tokenizer lacks tokens that the objective needs.
     pub(super) fn new(config: &Config, tokenizer: Option<&dyn Tokenizer>) -> Result<Self> {
         // fits: the config refuses more than 2^20, and seeds above 32 bits.
         let (seq_len, seed) = (config.model.seq_len as usize, config.run.seed as u32);
@@ -58,7 +58,7 @@ impl Assembly {
         let tokenizer = tokenizer.expect("only lm is read without a tokenizer");
         let words = TokenSpellings::of(tokenizer);
         let special = words.special(config, tokenizer)?;
-        // What an objective can do without is what no token is.
+        // An id that the objective does not need may be absent.
         let id = |id: Option<u64>| some(id).unwrap_or(NO_LABEL);
         let sentinels = special.sentinel_ids().into_iter().map(|id| id as i64).collect();
         if objective == Objective::Encdec {
@@ -103,8 +103,8 @@ impl Assembly {
         })
     }
 
-    /// Takes what must be known of the next corpus.
-    pub(super) fn learn(&mut self, part: CorpusAssembly) {
+    /// Adds the properties of the next corpus.
+    pub(super) fn add_corpus(&mut self, part: CorpusAssembly) {
         match (self, part) {
             (Assembly::Lm(_, of), CorpusAssembly::Lm(dtype)) => of.push(dtype),
             (Assembly::Triple(_, of), CorpusAssembly::Triple(part)) => of.push(part),
@@ -115,7 +115,7 @@ impl Assembly {
         }
     }
 
-    /// Something that makes batches; each reader has its own.
+    /// An assembler; each reader has its own.
     pub(super) fn assemble(&self) -> loader::Result<AnyAssemble> {
         Ok(match self.clone() {
             Assembly::Lm(config, of) => AnyAssemble::Lm(GptAssemble::new(config, of)?),
@@ -126,7 +126,7 @@ impl Assembly {
     }
 }
 
-/// `"mlm"` puts any id of the tokenizer in the place of some.
+/// `"mlm"` replaces some tokens by any id of the tokenizer.
 fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()> {
     let (found, most) = (u64::from(tokenizer.vocab_size()), config.model.vocab);
     if found <= most {
@@ -139,7 +139,7 @@ fn check_random_tokens(config: &Config, tokenizer: &dyn Tokenizer) -> Result<()>
     )))
 }
 
-/// What must be known of one corpus to make batches of it.
+/// The properties of one corpus that its batches need.
 #[derive(Clone, Debug)]
 pub(super) enum CorpusAssembly {
     Lm(Dtype),
@@ -147,18 +147,18 @@ pub(super) enum CorpusAssembly {
     Masked(MaskedPart),
 }
 
-/// A corpus in the order of its samples, what is to be known of it, and the name of its cache.
+/// A corpus in the order of its samples, its properties, and the description that names its cache.
 type Ordered = (Arc<dyn SampleOrder>, CorpusAssembly, Value);
 
-/// What orders are made of.
+/// The inputs of sample orders.
 pub(super) struct Orders<'a> {
     pub(super) corpora: &'a Corpora,
     pub(super) config: &'a Config,
-    /// What the tokenizer says of itself: caches have it in their names.
+    /// The identifiers of the tokenizer, which are part of the names of caches.
     pub(super) tokenizer: Value,
-    /// Where orders are kept; without it they are made in memory.
+    /// The store of cached orders; without it they are built in memory.
     pub(super) cache: Option<&'a Arc<dyn Storage>>,
-    /// Checks of every number of the orders that are kept, whatever their seals say.
+    /// Checks of every number of the cached orders, even if their seals match.
     pub(super) checks: RefCell<Vec<CacheCheck>>,
 }
 
@@ -166,7 +166,7 @@ pub(super) struct Orders<'a> {
 pub(super) type CacheCheck = Box<dyn FnOnce() -> indexed::Result<()> + Send>;
 
 impl Orders<'_> {
-    /// The order of a split, and of each corpus what is to be known of it.
+    /// The order of a split, and the properties of each corpus.
     pub(super) fn open(
         &self,
         which: Split,
@@ -174,7 +174,7 @@ impl Orders<'_> {
     ) -> Result<(Arc<dyn SampleOrder>, Vec<CorpusAssembly>)> {
         let needed = samples.map(|samples| format!(", {} needed", thousands(samples as f64)));
         let needed = needed.unwrap_or_default();
-        let tell = |count: u64| {
+        let log_count = |count: u64| {
             let count = thousands(count as f64);
             log::info!("sample index: {count} samples for {}{needed}", which.name());
         };
@@ -197,15 +197,15 @@ impl Orders<'_> {
         };
         let (mut orders, mut parts) = (Vec::new(), Vec::new());
         let (mut datasets, mut available) = (Vec::new(), Vec::new());
-        for ((corpus, told), size) in self.corpora.each().zip(corpora).zip(sizes) {
-            let (order, part, description) = self.one(corpus, &told.path, (which, size))?;
+        for ((corpus, entry), size) in self.corpora.each().zip(corpora).zip(sizes) {
+            let (order, part, description) = self.open_one(corpus, &entry.path, (which, size))?;
             available.push(order.sample_count());
             datasets.push(description);
             orders.push(order);
             parts.push(part);
         }
         if let [only] = &orders[..] {
-            tell(only.sample_count());
+            log_count(only.sample_count());
             return Ok((Arc::clone(only), parts));
         }
         let weights = BlendWeights::Weighted { weights, size };
@@ -220,7 +220,7 @@ impl Orders<'_> {
             }
             None => BlendIndex::build_checked(&blend)?,
         };
-        tell(blend.sample_count());
+        log_count(blend.sample_count());
         Ok((Arc::new(BlendOrder::new(orders, Arc::new(blend))), parts))
     }
 
@@ -229,7 +229,7 @@ impl Orders<'_> {
     }
 
     /// The order of one corpus.
-    fn one(
+    fn open_one(
         &self,
         corpus: &[Arc<IndexedDataset>],
         path: &str,
@@ -245,7 +245,7 @@ impl Orders<'_> {
                 Ok((Arc::new(order), known, description))
             }
             Objective::Encdec => {
-                // An extra token is one of the encoder's.
+                // The extra token is part of the encoder's input.
                 let path = format!("{path}{}", TRIPLE[0]);
                 let (index, description) = self.gpt(&first, path, seq_len - 1, part)?;
                 let triple = [0, 1, 2].map(|nth| Arc::clone(&corpus[nth]));

@@ -19,11 +19,11 @@ pub enum OrderKind {
     /// Megatron's order of the objective, byte for byte; blends as Megatron mixes them.
     #[default]
     Megatron,
-    /// Blocks of neighbouring samples, shuffled, and samples shuffled within a window of blocks.
-    /// It needs no tables. Of one corpus of objective `"lm"`.
+    /// Blocks of consecutive samples, shuffled, and samples shuffled within a window of blocks. It
+    /// needs no tables. Of one corpus of objective `"lm"`.
     Blocks,
-    /// The sequences of the file as they stand there, each a sample, as `feedline materialize`
-    /// wrote them. Of one corpus of objective `"lm"`.
+    /// The sequences of the file in its order, each a sample, as `feedline materialize` wrote them.
+    /// Of one corpus of objective `"lm"`.
     File,
 }
 
@@ -39,8 +39,8 @@ pub struct SamplesOptions {
     pub order: OrderKind,
     /// Whether a sample index is cached in [`Config::cache_dir`]; else it is built in memory.
     pub cached: bool,
-    /// What the tokenizer says of itself in the name of the cache. `None`: the config's tokenizer
-    /// is opened for it.
+    /// The identifiers of the tokenizer in the name of the cache. `None`: those of the config's
+    /// tokenizer, which is opened for it.
     pub identifiers: Option<Value>,
 }
 
@@ -53,18 +53,18 @@ impl SamplesOptions {
     }
 }
 
-/// The samples of a part of the data in their order, and what is made of them.
+/// The samples of a part of the data in their order, and the settings of their assemblers.
 #[derive(Clone, Debug)]
 pub struct Samples {
     pub(super) order: Arc<dyn SampleOrder>,
     pub(super) assembly: Assembly,
-    /// Those that are on this node's own disk.
+    /// The local cache of samples.
     pub(super) local: Option<Arc<LazyCache>>,
 }
 
 impl Samples {
     /// Opens the corpora of a config, and maps or builds the order of a part of them. Of the config
-    /// only `[data]`, the sequence lengths, the vocabulary and the seed count.
+    /// only `[data]`, the sequence lengths, the vocabulary and the seed are used.
     ///
     /// # Errors
     /// As [`open_corpus`] and [`Data::new`](crate::Data::new).
@@ -91,7 +91,7 @@ impl Samples {
             }
             other => plain(&corpora, config, options, other)?,
         };
-        parts.into_iter().for_each(|part| assembly.learn(part));
+        parts.into_iter().for_each(|part| assembly.add_corpus(part));
         Ok((Samples { order, assembly, local: None }, corpora))
     }
 
@@ -115,7 +115,7 @@ impl Samples {
         self.load_as(Arc::clone(&self.order), options)
     }
 
-    /// Starts to read ahead in another order, which was made of this one.
+    /// Starts to read ahead in another order, which was derived from this one.
     ///
     /// # Errors
     /// As [`Loader::start`].
@@ -175,8 +175,8 @@ fn refused(config: &Config) -> Error {
     ))
 }
 
-/// What tells these samples from others, wherever their files lie: the corpora, and all that
-/// decides their order and what is made of them.
+/// The identity of these samples, independent of the location of their files: the corpora, and all
+/// settings that determine their order and their batches.
 ///
 /// # Errors
 /// [`Error::Storage`](crate::Error::Storage) if the corpora cannot be read.

@@ -19,13 +19,13 @@ pub fn open_tokenizer(text: &str) -> Result<Arc<dyn Tokenizer>> {
     Ok(preprocess::open_tokenizer(&tokenizer_spec(text))?)
 }
 
-/// What a tokenizer's kind and files mean, as [`open_tokenizer`] takes them.
+/// Parses a tokenizer's kind and files, as [`open_tokenizer`] takes them.
 #[must_use]
 pub fn tokenizer_spec(text: &str) -> TokenizerSpec {
     let (kind, files) = text.split_once(':').unwrap_or((text, ""));
     let mut files = files.split(',').filter(|file| !file.is_empty()).map(str::to_owned);
     let (file, merge_file) = (files.next(), files.next());
-    // Each kind looks at the one that it knows.
+    // Each kind uses the field that applies to it.
     TokenizerSpec {
         kind: kind.to_owned(),
         vocab_size: file.as_ref().filter(|_| kind == "null").and_then(|size| size.parse().ok()),
@@ -36,13 +36,13 @@ pub fn tokenizer_spec(text: &str) -> TokenizerSpec {
     }
 }
 
-/// A config with the ids of special tokens that its objective needs, those that it does not give
-/// from its tokenizer: a run records what it found.
+/// A config with the ids of the special tokens that its objective needs: ids that the config does
+/// not give are from its tokenizer, so that the run records them.
 ///
 /// # Errors
-/// [`Error::Tokenizer`]; [`Error::Mismatch`] with the keys of those that are not to be found.
+/// [`Error::Tokenizer`]; [`Error::Mismatch`] with the keys of tokens that are not found.
 pub fn with_special(mut config: Config) -> Result<Config> {
-    // Running text needs the end of a document at most.
+    // Running text needs at most an end-of-document token.
     if config.objective() != Objective::Lm {
         let tokenizer = open_tokenizer(&config.data.tokenizer)?;
         config.data.special = TokenSpellings::of(&*tokenizer).special(&config, &*tokenizer)?;
@@ -60,25 +60,25 @@ impl TokenSpellings {
         let mut spell = |id: u32| {
             bytes.clear();
             // There may be gaps between ids.
-            let is_there = tokenizer.decode(&[id], &mut bytes).is_ok();
-            if is_there { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() }
+            let exists = tokenizer.decode(&[id], &mut bytes).is_ok();
+            if exists { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() }
         };
         TokenSpellings((0..tokenizer.vocab_size()).map(&mut spell).collect())
     }
 
-    /// Which of the ids go on with a word.
+    /// Which of the ids continue a word.
     pub(super) fn vocabulary(&self) -> Vocabulary {
         Vocabulary::new(&self.0)
     }
 
-    /// The special tokens that the config gives, and of the others those that are known here.
+    /// The special tokens that the config gives, and the others as far as the tokenizer has them.
     pub(super) fn special(
         &self,
         config: &Config,
         tokenizer: &dyn Tokenizer,
     ) -> Result<SpecialConfig> {
         let (given, vocab) = (&config.data.special, config.model.vocab);
-        // Of several ids with one text the first counts.
+        // If several ids have the same text, the first is used.
         let by_text = self.0.iter().enumerate().map(|(id, text)| (text.as_str(), id as u64));
         let ids: HashMap<&str, u64> = by_text.rev().collect();
         let known = |name: &str| ids.get(name).copied().filter(|id| *id < vocab);
@@ -95,7 +95,7 @@ impl TokenSpellings {
             sep: sep.or(eos),
             mask: find(given.mask, &["[MASK]", "<mask>"]),
             pad,
-            // T5 has no other.
+            // T5 starts with its padding token.
             bos: bos.or(cls).or(pad),
             eos: eos.or(sep),
             eod: given.eod.or(tokenizer.eod().map(u64::from).filter(|id| *id < vocab)),

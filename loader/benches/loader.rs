@@ -7,9 +7,9 @@
 //! With ROUNDS each of these reads is timed as often with and without verification of the blocks,
 //! in turn, and the median ratio is printed instead. DEPTH 0 is the default.
 //!
-//! The corpus is made in the folder and stays there, to be used again. Cold means that the file was
-//! dropped from the page cache before. fio, if it is there, reads the same file in blocks of the
-//! mean size of our requests. What the device moved is taken from its own counters.
+//! The corpus is generated in the folder and stays there for later runs. Cold means that the file
+//! was dropped from the page cache before. fio, if installed, reads the same file in blocks of the
+//! mean size of the loader's requests. The bytes that the device moved are from its own counters.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
@@ -36,7 +36,7 @@ struct Bench {
     depth: Option<usize>,
 }
 
-/// A read of some seconds.
+/// The result of a read of some seconds.
 struct Ran {
     line: String,
     /// Samples a second.
@@ -71,10 +71,13 @@ fn main() -> Result<()> {
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config)?);
     let shuffled: Arc<dyn SampleOrder> = Arc::new(GptOrder::new(dataset.clone(), index, SEQ_LEN)?);
     let in_order: Arc<dyn SampleOrder> = Arc::new(InOrder([DataFile::bin_of(&dataset)?]));
-    let whats =
-        [("shuffled, cold", true), ("shuffled, as it was left", false), ("in order, cold", true)];
+    let cases = [
+        ("shuffled, cold", true),
+        ("shuffled, cache not dropped", false),
+        ("in order, cold", true),
+    ];
     if rounds > 0 {
-        for ((what, cold), order) in whats.into_iter().zip([&shuffled, &shuffled, &in_order]) {
+        for ((what, cold), order) in cases.into_iter().zip([&shuffled, &shuffled, &in_order]) {
             bench.compare(what, order, cold, rounds)?;
         }
         return Ok(());
@@ -84,15 +87,15 @@ fn main() -> Result<()> {
         println!("{what}: {}", ran.line);
         Ok(ran.block)
     };
-    let block = shown(whats[0], &shuffled)?;
+    let block = shown(cases[0], &shuffled)?;
     bench.fio("randread", block)?;
-    shown(whats[1], &shuffled)?;
-    shown(whats[2], &in_order)?;
+    shown(cases[1], &shuffled)?;
+    shown(cases[2], &in_order)?;
     bench.fio("read", 1 << 20)?;
     Ok(())
 }
 
-/// The tokens of a file as they stand there.
+/// The tokens of a file in its order.
 #[derive(Debug)]
 struct InOrder([DataFile; 1]);
 
@@ -139,8 +142,7 @@ fn corpus(folder: &str, bytes: u64) -> Result<Arc<IndexedDataset>> {
 
 impl Bench {
     /// Prints medians of the rates with and without verification of the blocks, and the median of
-    /// the ratios of two runs, one after the other: a disk may be slower for seconds, and two runs
-    /// in a row see the same disk.
+    /// the ratios of two consecutive runs: a disk may be slower for seconds, which affects both.
     fn compare(
         &self,
         what: &str,
@@ -151,7 +153,7 @@ impl Bench {
         let mut rates = [Vec::new(), Vec::new()];
         let mut cpus = [Vec::new(), Vec::new()];
         for round in 0..2 * rounds {
-            // Each goes first as often: a pair runs as it is numbered, the next the other way.
+            // Each goes first equally often: the order alternates between pairs.
             let verify = (round + round / 2) % 2 == 0;
             let ran = self.run(order, cold, verify)?;
             rates[usize::from(verify)].push(ran.rate);
@@ -189,7 +191,7 @@ impl Bench {
         let cpu = cpu_seconds()? - cpu_before;
         drop(loader);
         let moved = (sectors_read(&self.bin)? - moved_before) * 512;
-        // What was read ahead counts as well: it is what the device was asked for.
+        // Bytes read ahead count as well: the device has moved them.
         let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
         let rate = metrics.samples as f64 / took.as_secs_f64();
         let cpu_us = cpu * 1e6 / metrics.samples as f64;
@@ -219,7 +221,7 @@ impl Bench {
             .arg(format!("--runtime={}", self.time.as_secs()))
             .output();
         let Ok(output) = output else {
-            println!("fio: not here");
+            println!("fio: not installed");
             return Ok(());
         };
         let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
@@ -235,7 +237,7 @@ impl Bench {
 }
 
 fn drop_from_cache(path: &Path) -> Result<()> {
-    // `dd` can ask for it, and std cannot.
+    // `dd` can drop pages, std cannot.
     let of = format!("of={}", path.display());
     let done = Command::new("dd")
         .args([&of, "oflag=nocache", "conv=notrunc,fdatasync", "count=0", "status=none"])

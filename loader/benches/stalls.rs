@@ -1,13 +1,13 @@
-//! How often training waits for data when one read in fifty comes a second late.
+//! How often training waits for data when one read in fifty completes a second late.
 //!
 //! ```text
 //! cargo bench -p loader --bench stalls -- PREFIX [SECONDS] [SAMPLES A SECOND] [LATE PER MILLE]
 //! ```
 //!
 //! By default 1,300 samples of 2,048 tokens a second: ten times what a model of a billion
-//! parameters consumes on eight GPUs at 400 TFLOP/s each. Prints what the loader counted; `stalls`
-//! are waits of more than a millisecond for a batch that was due. Beside it runs a thread that only
-//! sleeps, a millisecond at a time: where it wakes late too, the machine was taken away from us.
+//! parameters consumes on eight GPUs at 400 TFLOP/s each. Prints the metrics of the loader;
+//! `stalls` are waits of more than a millisecond for a batch. A second thread only sleeps, a
+//! millisecond at a time: where it wakes late too, other work has delayed this process.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 
@@ -25,7 +25,7 @@ use storage::testing::fault_store::{ReadFaultLayer, ReadFaults};
 const SEQ_LEN: usize = 2048;
 const MICRO_BATCH: usize = 8;
 
-/// Shorter waits are nothing.
+/// Shorter waits are ignored.
 const LONG: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -57,8 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config)?);
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![dataset.dtype()])?;
     let order = Arc::new(GptOrder::new(dataset, index, SEQ_LEN)?);
-    // Of some 4,600 reads a second 91 are late at any time: the loader finds by itself how many it
-    // must have in flight.
+    // Of some 4,600 reads a second 91 are late at any time: the loader tunes its queue depth.
     let options = LoaderOptions::new(MICRO_BATCH, 0..samples);
     let mut loader = Loader::start(order, assemble, options)?;
     let is_done = Arc::new(AtomicBool::new(false));
@@ -66,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let is_done = Arc::clone(&is_done);
         move || oversleeps(&is_done)
     });
-    let mut begun = None;
+    let mut started = None;
     let mut taken = 0;
     let mut waits: Vec<(Instant, Duration)> = Vec::new();
     loop {
@@ -79,26 +78,26 @@ fn main() -> Result<(), Box<dyn Error>> {
         taken += batch.rows as u64;
         loader.recycle(batch);
         // The first batch starts the clock: nothing could be read ahead of it.
-        let begun: &mut Instant = begun.get_or_insert_with(Instant::now);
-        let due = *begun + Duration::from_secs_f64(taken as f64 / rate);
+        let started: &mut Instant = started.get_or_insert_with(Instant::now);
+        let due = *started + Duration::from_secs_f64(taken as f64 / rate);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }
     is_done.store(true, Ordering::Relaxed);
     let late = sleeper.join().map_err(|_| "the thread that sleeps panicked")?;
     println!("{}", serde_json::to_string_pretty(&loader.metrics())?);
-    print_waits(begun, &waits, &late);
+    print_waits(started, &waits, &late);
     Ok(())
 }
 
-/// Sleeps until told to end. When it woke late, and by how much.
+/// Sleeps until `is_done` is set. Returns when it woke late, and by how much.
 fn oversleeps(is_done: &AtomicBool) -> Vec<(Instant, Duration)> {
     let mut late = Vec::new();
     while !is_done.load(Ordering::Relaxed) {
-        let begun = Instant::now();
+        let started = Instant::now();
         std::thread::sleep(LONG);
-        let over = begun.elapsed().saturating_sub(LONG);
+        let over = started.elapsed().saturating_sub(LONG);
         if over > LONG {
-            late.push((begun, over));
+            late.push((started, over));
         }
     }
     late
@@ -106,14 +105,14 @@ fn oversleeps(is_done: &AtomicBool) -> Vec<(Instant, Duration)> {
 
 /// Each wait, and by how much the thread that only sleeps was late in the same 20 ms.
 fn print_waits(
-    begun: Option<Instant>,
+    started: Option<Instant>,
     waits: &[(Instant, Duration)],
     late: &[(Instant, Duration)],
 ) {
     let near = Duration::from_millis(20);
     let longest = late.iter().map(|(_, over)| *over).max().unwrap_or_default();
     println!("a thread that only sleeps woke late {} times, by {longest:.1?} at most", late.len());
-    let Some(begun) = begun else { return };
+    let Some(started) = started else { return };
     for (asked, wait) in waits {
         let over = late
             .iter()
@@ -121,8 +120,8 @@ fn print_waits(
         let over = over.map(|(_, over)| *over).max();
         let over = over.map_or("was not late".to_owned(), |over| format!("was late by {over:.1?}"));
         println!(
-            "at {:.3} s: waited {wait:.1?}; who only sleeps {over}",
-            (*asked - begun).as_secs_f64()
+            "at {:.3} s: waited {wait:.1?}; the sleeping thread {over}",
+            (*asked - started).as_secs_f64()
         );
     }
 }

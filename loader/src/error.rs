@@ -31,7 +31,7 @@ pub enum Error {
         /// The most tokens of a sample.
         expected: u64,
     },
-    /// A blend asks for a sample that its dataset does not have.
+    /// A blend refers to a sample that its dataset does not have.
     BlendSample {
         /// The blend.
         blend: String,
@@ -69,7 +69,7 @@ pub enum Error {
         /// How long the consumer waited.
         waited: Duration,
         /// What the loader was waiting for, as far as is known.
-        story: String,
+        reason: String,
     },
     /// The loader has failed before.
     Ended {
@@ -150,9 +150,9 @@ impl fmt::Display for Error {
                 "cannot open {object}: expected {expected} bytes as in its index, found {found} \
                  bytes (hint: the file was replaced or truncated)"
             ),
-            Error::Late { sample, waited, story } => write!(
+            Error::Late { sample, waited, reason } => write!(
                 f,
-                "cannot load batch at sample {sample}: no data for {:.0} s; {story}",
+                "cannot load batch at sample {sample}: no data for {:.0} s; {reason}",
                 waited.as_secs_f64()
             ),
             Error::Ended { first } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 const PER_DOUBLING: u64 = 16;
 const PER_DOUBLING_BITS: u32 = PER_DOUBLING.trailing_zeros();
 
-/// The last bucket starts at
+/// The last bucket starts at 2^36 us, 19 hours.
 const BUCKETS: usize = (PER_DOUBLING as usize) * (37 - PER_DOUBLING_BITS as usize);
 
 /// A histogram of durations in microseconds.
@@ -76,24 +76,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_time_is_counted_where_it_belongs() {
+    fn durations_are_counted_in_the_right_bucket() {
         for us in (0..5000).chain([1 << 20, (1 << 36) - 1]) {
             let nth = bucket(us);
             assert!(us <= end_us(nth), "{us} is beyond the end of its bucket");
-            assert!(nth == 0 || us > end_us(nth - 1), "{us} is of an earlier bucket");
-            assert!(end_us(nth) as f64 <= us as f64 * 1.0625 + 1.0, "{us} is read back too long");
+            assert!(nth == 0 || us > end_us(nth - 1), "{us} belongs to an earlier bucket");
+            assert!(
+                end_us(nth) as f64 <= us as f64 * 1.0625 + 1.0,
+                "the bucket of {us} ends too late"
+            );
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }
 
     #[test]
-    fn quantiles_are_those_of_the_sorted_times() {
+    fn quantiles_are_those_of_the_sorted_durations() {
         let histogram = Histogram::default();
         assert_eq!((histogram.quantile_us(0.5), histogram.max_us()), (0, 0));
         (1..=1000).for_each(|us| histogram.add(Duration::from_micros(us)));
-        let near = |got: u64, due: f64| (got as f64 - due).abs() <= due * 0.0625;
-        assert!(near(histogram.quantile_us(0.5), 500.0), "{}", histogram.quantile_us(0.5));
-        assert!(near(histogram.quantile_us(0.99), 990.0), "{}", histogram.quantile_us(0.99));
+        let is_near =
+            |found: u64, expected: f64| (found as f64 - expected).abs() <= expected * 0.0625;
+        assert!(is_near(histogram.quantile_us(0.5), 500.0), "{}", histogram.quantile_us(0.5));
+        assert!(is_near(histogram.quantile_us(0.99), 990.0), "{}", histogram.quantile_us(0.99));
         assert_eq!((histogram.quantile_us(1.0), histogram.max_us()), (1000, 1000));
     }
 }

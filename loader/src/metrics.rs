@@ -14,8 +14,8 @@ use crate::histogram::Histogram;
 /// Longer waits for a batch are stalls: a step of the fastest models takes some 50 ms.
 const STALL: Duration = Duration::from_millis(1);
 
-/// Counts since the loader was started. Times are of the consumer's waits for a batch (`wait_`) and
-/// of requests from their submission on (`read_`).
+/// Counts since the loader was started. Times are those of the consumer's waits for a batch
+/// (`wait_`) and of requests since their submission (`read_`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Metrics {
@@ -124,14 +124,14 @@ impl Metrics {
                 name => {
                     if let Some(cause) = name.strip_prefix("retries_") {
                         self.retries += count;
-                        self.retried(cause, count);
+                        self.add_retries(cause, count);
                     }
                 }
             }
         }
     }
 
-    fn retried(&mut self, cause: &str, count: u64) {
+    fn add_retries(&mut self, cause: &str, count: u64) {
         if count > 0 {
             *self.retries_by.entry(cause.to_owned()).or_default() += count;
         }
@@ -206,7 +206,8 @@ impl Meter {
         meter.depth.store(depth, Relaxed);
     }
 
-    pub(crate) fn look(&self, ahead_bytes: u64, batches_per_s: Option<f64>) -> Metrics {
+    /// The metrics so far.
+    pub(crate) fn snapshot(&self, ahead_bytes: u64, batches_per_s: Option<f64>) -> Metrics {
         let mut metrics = Metrics {
             batches: self.batches.load(Relaxed),
             samples: self.samples.load(Relaxed),
@@ -233,7 +234,7 @@ impl Meter {
             metrics.short_reads += counters.short_reads;
             metrics.retries += counters.retries;
             for (cause, &count) in RETRY_CAUSES.iter().zip(&counters.retries_by) {
-                metrics.retried(cause, count);
+                metrics.add_retries(cause, count);
             }
             metrics.stuck += counters.stuck;
             metrics.failed += counters.failed;

@@ -16,7 +16,7 @@ struct QueueState<T> {
     items: VecDeque<T>,
     capacity: usize,
     closed: bool,
-    /// Threads that wait for a change: a wake-up without a waiter would cost a system call too.
+    /// Threads that wait for a change: a wake-up costs a system call, also without a waiter.
     waiting: usize,
 }
 
@@ -38,7 +38,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Appends, and waits for room first. Returns the item if the queue is closed.
+    /// Waits for room and appends. Returns the item if the queue is closed.
     pub(crate) fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.lock();
         while state.items.len() >= state.capacity && !state.closed {
@@ -48,17 +48,17 @@ impl<T> Queue<T> {
             return Err(item);
         }
         state.items.push_back(item);
-        self.tell(state);
+        self.unlock_and_notify(state);
         Ok(())
     }
 
-    /// Appends beyond the capacity if it must.
+    /// Appends at once, beyond the capacity if necessary.
     pub(crate) fn push_now(&self, item: T) {
         let mut state = self.lock();
         if !state.closed {
             state.items.push_back(item);
         }
-        self.tell(state);
+        self.unlock_and_notify(state);
     }
 
     /// Takes the first item, and waits for one until `until`. Items pushed before the queue was
@@ -67,7 +67,7 @@ impl<T> Queue<T> {
         let mut state = self.lock();
         loop {
             if let Some(item) = state.items.pop_front() {
-                self.tell(state);
+                self.unlock_and_notify(state);
                 return Ok(item);
             }
             if state.closed {
@@ -85,21 +85,21 @@ impl<T> Queue<T> {
     pub(crate) fn try_pop(&self) -> Option<T> {
         let mut state = self.lock();
         let item = state.items.pop_front()?;
-        self.tell(state);
+        self.unlock_and_notify(state);
         Some(item)
     }
 
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        self.tell(state);
+        self.unlock_and_notify(state);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Waits for a change, until `until` at most.
+    /// Waits for a change, but no longer than `most`.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, QueueState<T>>,
@@ -118,7 +118,7 @@ impl<T> Queue<T> {
     }
 
     /// Unlocks, and wakes the waiting threads.
-    fn tell(&self, state: MutexGuard<'_, QueueState<T>>) {
+    fn unlock_and_notify(&self, state: MutexGuard<'_, QueueState<T>>) {
         let waits = state.waiting > 0;
         drop(state);
         if waits {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_pushed_comes_also_after_the_end() {
+    fn pushed_items_are_returned_after_close() {
         let queue = Queue::new(2);
         queue.push(1).unwrap();
         queue.push_now(2);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_ever() {
+    fn pop_times_out_and_close_ends_a_blocked_push() {
         let queue = Queue::<u8>::new(1);
         let soon = Instant::now() + Duration::from_millis(5);
         assert_eq!(queue.pop(Some(soon)), Err(QueueEmpty::Late));
@@ -158,7 +158,7 @@ mod tests {
         std::thread::scope(|scope| {
             let full = scope.spawn(|| queue.push(2));
             queue.close();
-            assert_eq!(full.join().unwrap(), Err(2), "nobody made room");
+            assert_eq!(full.join().unwrap(), Err(2), "the queue was full until it was closed");
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Samples by number, read when they are asked for.
+//! Samples by number, read on demand.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::{Assemble, Error, Result, SampleOrder};
 /// Timeout for the opening of a file.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Reads any samples of an order at once, without a thread. A [`Loader`](crate::Loader) is many
-/// times as fast where the future is known.
+/// Reads any samples of an order on the thread of the caller. A [`Loader`](crate::Loader) is many
+/// times as fast where the order is known in advance.
 #[derive(Debug)]
 pub struct RandomReader<A> {
     order: Arc<dyn SampleOrder>,
@@ -30,7 +30,8 @@ pub struct RandomReader<A> {
 }
 
 impl<A: Assemble> RandomReader<A> {
-    /// Opens nothing yet. With `verify` what is read is compared with the checksums of its blocks.
+    /// Opens no file yet. With `verify`, the bytes read are compared with the checksums of their
+    /// blocks.
     #[must_use]
     pub fn new(order: Arc<dyn SampleOrder>, assemble: A, verify: bool) -> Self {
         let (stores, store_of) = stores_of(order.as_ref());
@@ -60,14 +61,14 @@ impl<A: Assemble> RandomReader<A> {
         };
         self.round.fill(&context, samples.iter().map(|&sample| sample..sample + 1))?;
         self.number += 1;
-        for lot in self.round.lots.iter_mut().flatten() {
-            for file in lot.files().collect::<Vec<_>>() {
+        for reads in self.round.store_reads.iter_mut().flatten() {
+            for file in reads.files().collect::<Vec<_>>() {
                 let (sources, opening) = (self.order.sources(), &self.opening);
                 let object = self.files.get(sources, file, self.number, opening, OPEN_TIMEOUT)?;
                 let checksums = context.checksums(file).cloned();
-                lot.read_files.push(ReadFile { number: file, object, checksums });
+                reads.read_files.push(ReadFile { number: file, object, checksums });
             }
-            read_lot(lot)?;
+            read_all(reads)?;
         }
         let mut batch = A::Batch::default();
         let mut scratch = Vec::new();
@@ -82,16 +83,16 @@ impl<A: Assemble> RandomReader<A> {
 }
 
 /// Reads the extents of one store, file by file.
-fn read_lot(lot: &mut StoreReads) -> Result<()> {
+fn read_all(reads: &mut StoreReads) -> Result<()> {
     let mut first = 0;
-    while let Some(extent) = lot.extents.get(first) {
+    while let Some(extent) = reads.extents.get(first) {
         let file = extent.file;
-        let rest = &lot.extents[first..];
+        let rest = &reads.extents[first..];
         let count = rest.partition_point(|extent| extent.file <= file);
-        let mut came = read_extents(&*lot.file(file).object, &rest[..count])?;
-        for (nth, bytes) in came.iter_mut().enumerate() {
-            lot.verify_or_again(first + nth, bytes)?;
-            lot.feed(first + nth, bytes);
+        let mut buffers = read_extents(&*reads.file(file).object, &rest[..count])?;
+        for (nth, bytes) in buffers.iter_mut().enumerate() {
+            reads.verify_or_reread(first + nth, bytes)?;
+            reads.scatter(first + nth, bytes);
         }
         first += count;
     }
@@ -100,13 +101,13 @@ fn read_lot(lot: &mut StoreReads) -> Result<()> {
 
 fn read_extents(object: &dyn Object, extents: &[Extent]) -> storage::Result<Vec<Vec<u8>>> {
     // fits: an extent is at most a few MiB
-    let room = |extent: &Extent| vec![0; extent.len_bytes as usize];
-    let mut came: Vec<_> = extents.iter().map(room).collect();
+    let buffer = |extent: &Extent| vec![0; extent.len_bytes as usize];
+    let mut buffers: Vec<_> = extents.iter().map(buffer).collect();
     let mut reads: Vec<_> = extents
         .iter()
-        .zip(&mut came)
+        .zip(&mut buffers)
         .map(|(extent, buf)| RangeRead { offset: extent.offset_bytes, buf })
         .collect();
     object.read_many(&mut reads)?;
-    Ok(came)
+    Ok(buffers)
 }

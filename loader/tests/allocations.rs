@@ -1,4 +1,4 @@
-//! After the first window nothing is allocated: rounds, buffers and batches go round.
+//! After the first window nothing is allocated: rounds, buffers and batches are reused.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl SampleOrder for Scattered {
 }
 
 #[test]
-fn nothing_after_the_first_window() {
+fn no_allocations_after_the_first_window() {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
     let key = Key::new("corpus").unwrap();
@@ -78,7 +78,7 @@ fn nothing_after_the_first_window() {
     options.window_bytes = WINDOW_BYTES;
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN as usize), vec![Dtype::U16]).unwrap();
     let mut loader = Loader::start(order, assemble, options).unwrap();
-    // As much is read ahead as ever will be, however slow the threads are that do it.
+    // Wait until the window is full, however slow the threads are.
     let until = Instant::now() + Duration::from_secs(60);
     while loader.metrics().ahead_bytes < WINDOW_BYTES / 8 * 7 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));

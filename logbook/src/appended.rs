@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use storage::{Error, Result};
 
-/// A file that only grows, and fails for ever once it has failed: what follows a torn record could
-/// not be told from damage.
+/// A file that only grows. After a failure every later call fails: a record after a truncated one
+/// would look like corruption.
 #[derive(Debug)]
 pub(super) struct Appended {
     path: PathBuf,
@@ -20,32 +20,36 @@ impl Appended {
         Appended { path, file, first_failure: None }
     }
 
-    /// In one write: it is in the kernel's hands whole, or the disk was full.
+    /// Appends with one write: the kernel has all of it, or the disk was full.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.tried("append to", |file| file.write_all(bytes))
+        self.attempt("append to", |file| file.write_all(bytes))
     }
 
     /// Makes all of it durable.
     pub(super) fn sync(&mut self) -> Result<()> {
-        self.tried("sync", |file| file.sync_data())
+        self.attempt("sync", |file| file.sync_data())
     }
 
-    fn tried(&mut self, doing: &str, work: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
+    fn attempt(
+        &mut self,
+        operation: &str,
+        work: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<()> {
         let object = self.path.display().to_string();
         if let Some(first) = &self.first_failure {
             return Err(Error::Poisoned { object, first: first.clone() });
         }
         work(&mut self.file).map_err(|error| {
             self.first_failure = Some(error.to_string());
-            Error::from_io(doing, object, error)
+            Error::from_io(operation, object, error)
         })
     }
 }
 
-/// Replaces a file by a durable copy of its first bytes, open for appending. A process that was
-/// frozen and has the old file open appends to what has no name any more.
+/// Replaces a file by a durable copy of its first bytes, open for appending. A frozen process that
+/// has the old file open then appends to a file without a name.
 pub(super) fn detach(path: &Path, len_bytes: u64) -> io::Result<File> {
-    // Of a symbolic link, the file that it leads to.
+    // Resolves a symbolic link.
     let path = &fs::canonicalize(path)?;
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -64,14 +68,14 @@ pub(super) fn detach(path: &Path, len_bytes: u64) -> io::Result<File> {
     match copied {
         Ok(()) => Ok(copy),
         Err(error) => {
-            // What stays of it is removed by the next start.
+            // If this fails, the next start removes the file.
             let _ = fs::remove_file(&name);
             Err(error)
         }
     }
 }
 
-/// A new name in a folder is durable when the folder is.
+/// Makes new names in a folder durable.
 pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     File::open(folder)?.sync_all()

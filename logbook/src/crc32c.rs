@@ -1,7 +1,7 @@
-//! CRC-32C (Castagnoli), which frames TensorBoard's records: a few hundred bytes a step, so a
-//! table of a byte at a time is fast enough.
+//! CRC-32C (Castagnoli) for TensorBoard's records. They have a few hundred bytes a step, so a table
+//! lookup for each byte is fast enough.
 
-/// 0x1EDC6F41 with its bits reversed, as the least significant bit comes first.
+/// 0x1EDC6F41 with its bits reversed, because the least significant bit is first.
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
 const TABLE: [u32; 256] = {
@@ -28,8 +28,8 @@ pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// The checksum as records carry it. A CRC of bytes that hold their own CRC is weak, so TensorFlow
-/// turns it by 15 bits and adds a constant.
+/// The checksum as stored in records. A CRC of bytes that contain their own CRC is weak, so
+/// TensorFlow rotates it by 15 bits and adds a constant.
 pub(super) fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
@@ -40,7 +40,7 @@ mod tests {
 
     /// RFC 3720, appendix B.4, and the check value of the CRC catalogue.
     #[test]
-    fn has_the_published_values() {
+    fn checksums_equal_published_values() {
         let up: Vec<u8> = (0..32).collect();
         let down: Vec<u8> = (0..32).rev().collect();
         for (bytes, crc) in [
@@ -55,9 +55,9 @@ mod tests {
         }
     }
 
-    /// The values of LevelDB, where the mask comes from: unmasking must give the CRC back.
+    /// The values of LevelDB, which introduced the mask: unmasking must return the CRC.
     #[test]
-    fn the_mask_can_be_taken_off() {
+    fn mask_is_reversible() {
         let masked = masked_crc32c(b"foo");
         assert_ne!(masked, crc32c(b"foo"));
         assert_eq!(masked.wrapping_sub(0xA282_EAD8).rotate_left(15), crc32c(b"foo"));

@@ -9,12 +9,12 @@ use storage::{Error, Result};
 use crate::appended::{Appended, detach, sync_folder};
 use crate::{EvalRecord, StepRecord};
 
-/// A line takes some 300 bytes. What is longer is no line of ours, and is not held in memory whole.
+/// A line has some 300 bytes. A longer line is invalid, and is read in pieces.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// A log of one JSON object a line, in the order of the steps. Numbers are written so that they
-/// read back to the same bits. JSON has no NaN: such a value is `null`, and `non_finite` says what
-/// it was:
+/// read back to the same bits. JSON has no NaN: such a value is `null`, and `non_finite` has
+/// the original:
 ///
 /// ```text
 /// {"step":7,"samples":112,"tokens":7168,"loss":null,"lr":0.001,"grad_norm":0.5,"perf":{..},
@@ -24,17 +24,17 @@ const LINE_BYTES_MAX: u64 = 1 << 16;
 pub struct JsonLog(Appended);
 
 impl JsonLog {
-    /// Opens a log as it was when `step` had been done, which cuts what a killed run wrote after
-    /// that: lines of later steps, and a last line that was not finished. The log becomes a new
-    /// file of the same name, so that a process that has the old one open, and was only frozen,
-    /// adds nothing to it. A log that does not exist is made, and its folder with it.
+    /// Opens a log as of the end of `step`, and cuts everything that a killed run wrote after it:
+    /// lines of later steps, and an incomplete last line. The log becomes a new file of the same
+    /// name, so that a frozen process that still has the old file open adds nothing to it. Creates
+    /// a missing log and its folder.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if a line that should stay cannot be read; [`Error::Io`] and its kin.
+    /// [`Error::Corrupt`] if a line to keep cannot be read; [`Error::Io`] and similar errors.
     pub fn open(path: &Path, step: u64) -> Result<Self> {
-        let named = |doing: &'static str| {
-            let what = path.display().to_string();
-            move |error| Error::from_io(doing, what, error)
+        let named = |operation: &'static str| {
+            let object = path.display().to_string();
+            move |error| Error::from_io(operation, object, error)
         };
         let folder = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(named("create the folder of"))?;
@@ -45,12 +45,12 @@ impl JsonLog {
             )));
         }
         if step == 0 {
-            set_aside(path).map_err(named("rename"))?;
+            rename_old_log(path).map_err(named("rename"))?;
         }
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).open(path);
         let file = file.map_err(named("open"))?;
-        let (kept_bytes, cut_bytes) = kept(path, &file, step)?;
+        let (kept_bytes, cut_bytes) = kept_and_cut_bytes(path, &file, step)?;
         let file = detach(path, kept_bytes).map_err(named("copy"))?;
         if cut_bytes > 0 {
             log::info!("{}: removed {cut_bytes} bytes after step {step}", path.display());
@@ -59,11 +59,11 @@ impl JsonLog {
         Ok(JsonLog(Appended::new(path.to_owned(), file)))
     }
 
-    /// Appends a training step. A kill of the process loses nothing of it; a kill of the machine
-    /// may, until [`JsonLog::sync`].
+    /// Appends a training step. It survives a kill of the process; a crash of the machine may lose
+    /// it before [`JsonLog::sync`].
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::Io`]; and then [`Error::Poisoned`] for ever.
+    /// [`Error::NoSpace`], [`Error::Io`]; [`Error::Poisoned`] after any earlier failure.
     pub fn step(&mut self, record: &StepRecord) -> Result<()> {
         self.append(record, &record.measured())
     }
@@ -86,8 +86,8 @@ impl JsonLog {
 
     fn append<T: Serialize>(&mut self, record: &T, measured: &[(&str, f64)]) -> Result<()> {
         let text = |(name, value): &(&str, f64)| ((*name).to_owned(), value.to_string().into());
-        let odd = measured.iter().filter(|(_, value)| !value.is_finite());
-        let line = LogLine { record, non_finite: odd.map(text).collect() };
+        let non_finite = measured.iter().filter(|(_, value)| !value.is_finite());
+        let line = LogLine { record, non_finite: non_finite.map(text).collect() };
         let mut line = serde_json::to_vec(&line).expect("numbers and texts have a JSON form");
         line.push(b'\n');
         self.0.append(&line)
@@ -102,16 +102,17 @@ struct LogLine<'a, T> {
     non_finite: Map<String, Value>,
 }
 
-/// The part of a line that a resume looks at.
+/// The part of a line that a resume reads.
 #[derive(Deserialize)]
 struct Numbered {
     step: u64,
 }
 
-/// Bytes that stay, and bytes that go. Steps only grow, so what goes is a tail: it begins at the
-/// first line of a later step, or at the first that is not whole. After a crash of the machine it
-/// may hold anything, but no line of a step that has a checkpoint: those were synced before it.
-fn kept(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
+/// Bytes to keep, and bytes to cut. Steps ascend, so the cut part is a tail: it starts at the first
+/// line of a later step, or at the first incomplete or invalid line. After a crash of the machine
+/// the tail may have any content, but no line of a step with a checkpoint, because those lines were
+/// synced before the checkpoint.
+fn kept_and_cut_bytes(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
     let named = |error| Error::from_io("read", path.display().to_string(), error);
     let (mut seen_bytes, mut tail_at) = (0_u64, None);
     let mut reader = BufReader::new(file);
@@ -140,9 +141,9 @@ fn kept(path: &Path, file: &File, step: u64) -> Result<(u64, u64)> {
     Ok((kept_bytes, seen_bytes - kept_bytes))
 }
 
-/// A run that starts from nothing keeps the log that it finds, under the first free of the names
+/// Renames the existing log for a run that starts from scratch, to the first free name of
 /// `log.jsonl.1`, `log.jsonl.2`, ...: it may be of a run whose checkpoints are elsewhere.
-fn set_aside(path: &Path) -> std::io::Result<()> {
+fn rename_old_log(path: &Path) -> std::io::Result<()> {
     if !fs::metadata(path).is_ok_and(|metadata| metadata.len() > 0) {
         return Ok(());
     }
@@ -152,7 +153,7 @@ fn set_aside(path: &Path) -> std::io::Result<()> {
         PathBuf::from(name)
     });
     for name in names {
-        // A hard link is refused where the name is taken; a rename would replace it.
+        // A hard link fails if the name exists; a rename would replace it.
         match fs::hard_link(path, &name) {
             Ok(()) => {
                 log::info!("{}: older log renamed to {}", path.display(), name.display());
@@ -162,11 +163,11 @@ fn set_aside(path: &Path) -> std::io::Result<()> {
             Err(error) => return Err(error),
         }
     }
-    let why = format!("{OLD_LOGS_MAX} older logs exist");
-    Err(std::io::Error::new(ErrorKind::AlreadyExists, why))
+    let reason = format!("{OLD_LOGS_MAX} older logs exist");
+    Err(std::io::Error::new(ErrorKind::AlreadyExists, reason))
 }
 
-/// More starts from nothing in one folder are a mistake of whoever starts them.
+/// More starts from scratch in one folder are a mistake of the caller.
 const OLD_LOGS_MAX: u32 = 1000;
 
 #[cfg(test)]
@@ -176,7 +177,7 @@ mod tests {
 
     /// `/dev/full` refuses every write as a full disk does.
     #[test]
-    fn a_failed_log_stays_failed() {
+    fn failed_log_stays_failed() {
         let file = OpenOptions::new().append(true).open("/dev/full").unwrap();
         let mut log = JsonLog(Appended::new("run/log.jsonl".into(), file));
         let record = StepRecord {

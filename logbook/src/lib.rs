@@ -1,18 +1,18 @@
-//! What a training run writes down of itself: one JSON line and one TensorBoard point per logged
-//! step, and a line for the person who watches; and the page that is made of it ([`report`]).
+//! The logs of a training run: one JSON line and one TensorBoard point per logged step, a progress
+//! line on the terminal, and an HTML page of the logs ([`report`]).
 //!
-//! These files are appended to for as long as the run lives, and cut back when it resumes. They are
-//! therefore not objects of a `Storage`, which are written once and never change, and this crate
-//! opens files itself.
+//! The run appends to these files, and a resume truncates them. They are therefore not objects of a
+//! `Storage`, which are written once and never change, and this crate opens files itself.
 //!
-//! A resumed log must equal that of an uninterrupted run, whatever was lost in between. That rests
-//! on an order, kept by the training loop: all lines of a step are written, [`RunLog::sync`] makes
-//! them durable, and only then its checkpoint commits. A resume at step `S` cuts every line after
+//! A resumed log must equal that of an uninterrupted run, whatever was lost in between. The
+//! training loop ensures this with an order: it writes all lines of a step, [`RunLog::sync`] makes
+//! them durable, and only then the checkpoint commits. A resume at step `S` cuts every line after
 //! `S`, and the run writes them again.
 //!
-//! In reading order: [`RunLog`] is what the loop holds, `record` what it logs, `jsonl`,
-//! `tensorboard` and `progress` where that goes, `crc32c` the checksum of TensorBoard's files;
-//! `meter` measures, `spike` watches the loss, and `trace` is what a rank did when.
+//! In reading order: [`RunLog`] is the interface of the loop, `record` has the logged values,
+//! `jsonl`, `tensorboard` and `progress` the outputs, `crc32c` the checksum of TensorBoard's files;
+//! `meter` measures, `spike` detects spikes of the loss, and `trace` records the activity of a
+//! rank.
 
 #![forbid(unsafe_code)]
 
@@ -51,8 +51,8 @@ pub struct RunLog {
 }
 
 impl RunLog {
-    /// Opens the logs that the config asks for below `run.dir`, as they were when `step` had been
-    /// done; 0 for a new run. `terminal` takes the human lines: standard error, for a program.
+    /// Opens the logs that the config enables below `run.dir`, as of the end of `step`; 0 for a new
+    /// run. `terminal` receives the progress lines: standard error, for a program.
     ///
     /// # Errors
     /// As [`JsonLog::open`] and [`EventLog::open`].
@@ -71,8 +71,8 @@ impl RunLog {
     /// Logs a step.
     ///
     /// # Errors
-    /// [`storage::Error`] if a file cannot be written. A terminal that is gone is no error: the run
-    /// outlives the person who watched.
+    /// [`storage::Error`] if a file cannot be written. A closed terminal is not an error: the run
+    /// continues without it.
     pub fn step(&mut self, record: &StepRecord) -> Result<()> {
         if let Some(json) = &mut self.json {
             json.step(record)?;
@@ -80,7 +80,7 @@ impl RunLog {
         if let Some(events) = &mut self.events {
             events.step(record)?;
         }
-        self.say(&self.progress.step(record));
+        self.print_line(&self.progress.step(record));
         Ok(())
     }
 
@@ -95,11 +95,11 @@ impl RunLog {
         if let Some(events) = &mut self.events {
             events.eval(record)?;
         }
-        self.say(&self.progress.eval(record));
+        self.print_line(&self.progress.eval(record));
         Ok(())
     }
 
-    /// Makes everything logged so far durable. Due before a checkpoint commits.
+    /// Makes everything logged so far durable. Must be called before a checkpoint commits.
     ///
     /// # Errors
     /// As [`RunLog::step`].
@@ -110,7 +110,7 @@ impl RunLog {
         self.events.as_mut().map_or(Ok(()), EventLog::sync)
     }
 
-    fn say(&mut self, line: &str) {
+    fn print_line(&mut self, line: &str) {
         // One write, so that lines of several writers do not mix.
         _ = self.terminal.write_all(format!("{line}\n").as_bytes());
     }

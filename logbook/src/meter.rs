@@ -5,31 +5,31 @@ use recipe::plan::{PlanInputs, RunPlan};
 
 use crate::Perf;
 
-/// Where the time since the last record went.
+/// Accumulates the times since the last record.
 #[derive(Debug)]
 pub struct Meter {
-    /// Time of steps, waiting for data included.
+    /// Time of steps, including waits for data.
     pub work: Duration,
-    /// Time of waiting for data.
+    /// Waits for data.
     pub data_wait: Duration,
-    /// Time that saving held up.
+    /// Time blocked by saving.
     pub stall: Duration,
-    /// Time of waiting for other ranks, in steps.
+    /// Waits for other ranks, within steps.
     pub comm_wait: Duration,
     /// Steps.
     pub steps: u64,
     /// Their tokens.
     pub tokens: u64,
-    begun: Instant,
+    started: Instant,
     ranks: u64,
-    /// Whether the parts of a step's time are told.
+    /// Whether the phases of a step are reported.
     by_phase: bool,
-    /// Operations of a token by both formulas, over those that all ranks could do in a second.
+    /// FLOPs of a token by both formulas, divided by the peak FLOP/s of all ranks.
     of_peak: [f64; 2],
 }
 
 impl Meter {
-    /// For a resolved config on so many ranks, each of which could do so many operations a second.
+    /// For a resolved config on `ranks` ranks with the given peak FLOP/s each.
     #[must_use]
     pub fn new(config: &Config, ranks: u64, peak_flop_per_s: f64) -> Self {
         let flop = RunPlan::new(config, &PlanInputs::default()).flop;
@@ -42,7 +42,7 @@ impl Meter {
             comm_wait: zero,
             steps: 0,
             tokens: 0,
-            begun: Instant::now(),
+            started: Instant::now(),
             ranks,
             by_phase: config.log.timers != Timers::Off,
             of_peak: [flop.per_token_6n_12lhs, flop.per_token_6n_6lhs].map(|f| f as f64 / peak),
@@ -62,7 +62,7 @@ impl Meter {
             data_wait_ms: phase_ms(self.data_wait),
             ckpt_stall_ms: phase_ms(self.stall),
             comm_wait_ms: phase_ms(self.comm_wait),
-            elapsed_s: self.begun.elapsed().as_secs_f64(),
+            elapsed_s: self.started.elapsed().as_secs_f64(),
             ranks: self.ranks,
             mfu_12lct,
             mfu_6lct,

@@ -4,15 +4,15 @@ use recipe::text::{thousands, time_text};
 
 use crate::{EvalRecord, StepRecord};
 
-/// The lines that a person watches.
+/// The progress lines on the terminal.
 ///
 /// ```text
 /// step 120/800 | loss 5.1234 | lr 3.000e-4 | gnorm 1.02 | 5,321 tok/s | mfu(6N+12LCT) 41.3% \
 ///     | data wait 0.3% | comm wait 4.1% | eta 1m12s
 /// ```
 ///
-/// They are whole lines on a terminal too, not one that is rewritten: how the loss fell is what one
-/// wants to see, and other messages keep their own lines.
+/// Each step has its own line, also on a terminal, so that the history of the loss stays visible
+/// and other messages keep their own lines.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressLog {
     step_first: u64,
@@ -20,7 +20,7 @@ pub struct ProgressLog {
 }
 
 impl ProgressLog {
-    /// For a run that goes on when `step` has been done, to `steps_total`.
+    /// For a run that continues after `step`, to `steps_total`.
     #[must_use]
     pub fn new(step: u64, steps_total: u64) -> Self {
         ProgressLog { step_first: step, steps_total }
@@ -64,7 +64,7 @@ impl ProgressLog {
         )
     }
 
-    /// What is left at the pace of this process so far, pauses for saving and evaluation included.
+    /// The remaining time at the pace of this process so far, including saves and evaluations.
     fn eta(&self, record: &StepRecord) -> Option<Duration> {
         let done = record.step.checked_sub(self.step_first).filter(|done| *done > 0)?;
         let left = self.steps_total.saturating_sub(record.step);

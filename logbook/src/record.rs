@@ -1,13 +1,13 @@
-//! What is logged, in numbers with their units.
+//! The logged values, with their units.
 
 use serde::Serialize;
 
 /// A training step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRecord {
-    /// Steps done, this one included.
+    /// Steps done, including this one.
     pub step: u64,
-    /// Samples consumed, those of this step included.
+    /// Samples consumed, including those of this step.
     pub samples: u64,
     /// Tokens consumed.
     pub tokens: u64,
@@ -17,14 +17,14 @@ pub struct StepRecord {
     pub lr: f64,
     /// Norm of the gradients before clipping.
     pub grad_norm: f64,
-    /// With fp16, what the loss was multiplied by.
+    /// With fp16, the factor of the loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// How fast it went. The one part that differs between two runs in the same bits.
+    /// Performance. The only part that differs between two bit-identical runs.
     pub perf: Perf,
 }
 
-/// How fast the steps since the previous record went, in means per step.
+/// The performance of the steps since the previous record, in means per step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Perf {
     /// Tokens trained on per second of wall time.
@@ -35,42 +35,42 @@ pub struct Perf {
     /// `log.timers = "off"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_wait_ms: Option<f64>,
-    /// The part of it that saving held up.
+    /// The part of it blocked by saving.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ckpt_stall_ms: Option<f64>,
-    /// The part of it that the first rank waited for operations with other ranks: what of them was
-    /// not hidden behind computing, and for ranks that came later.
+    /// The part of it that the first rank waited for operations with other ranks: communication
+    /// that does not overlap with computation, and waits for slower ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm_wait_ms: Option<f64>,
-    /// Wall time since this process began to train: not a mean.
+    /// Wall time since this process started to train: not a mean.
     pub elapsed_s: f64,
     /// Ranks that trained.
     pub ranks: u64,
     /// Model FLOPs utilization by PaLM's and nanoGPT's formula: `6 N + 12 L C T` operations a
     /// token, with `N` all parameters but the positions, `L` layers of width `C`, and `T` tokens of
-    /// a sample; times the tokens a second, over what all ranks could do. What is recomputed does
-    /// not count.
+    /// a sample; times the tokens a second, over the peak of all ranks. Recomputation does not
+    /// count.
     pub mfu_12lct: f64,
-    /// The same by llm.c's formula, `6 N + 6 L C T`: attention looks back only.
+    /// The same by llm.c's formula, `6 N + 6 L C T`, for causal attention.
     pub mfu_6lct: f64,
 }
 
 /// An evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalRecord {
-    /// Steps done when it was made.
+    /// Steps done at that time.
     pub step: u64,
-    /// Samples consumed by training when it was made.
+    /// Samples consumed by training at that time.
     pub samples: u64,
     /// Mean loss of the validation tokens, in nats.
     pub eval_loss: f64,
     /// Validation tokens.
     pub eval_tokens: u64,
-    /// How fast it went. The one part that differs between two runs in the same bits.
+    /// Performance. The only part that differs between two bit-identical runs.
     pub perf: EvalPerf,
 }
 
-/// How fast an evaluation went.
+/// The performance of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct EvalPerf {
     /// Validation tokens per second of wall time.

@@ -2,11 +2,11 @@ use std::collections::VecDeque;
 
 use recipe::config::SpikeConfig;
 
-/// Losses before a spike can be told from a bad start.
+/// Losses needed to distinguish a spike from a bad start.
 const LOSSES_MIN: usize = 10;
 
-/// Sees when the loss leaps above what it was. It starts anew with each process; what it says
-/// depends on the losses alone, so every rank that has them says the same.
+/// Detects when the loss rises above its recent mean. It starts from scratch in each process; the
+/// result depends only on the losses, so every rank that has them finds the same.
 #[derive(Debug)]
 pub struct LossSpikeDetector {
     rise: f64,
@@ -16,15 +16,15 @@ pub struct LossSpikeDetector {
 }
 
 impl LossSpikeDetector {
-    /// Of no losses yet.
+    /// Without losses.
     #[must_use]
     pub fn new(config: &SpikeConfig) -> Self {
         let window = config.window as usize; // fits: the config bounds it
         LossSpikeDetector { rise: config.rise, window, losses: VecDeque::new(), is_high: false }
     }
 
-    /// Takes the loss of a step. The mean of those before it, if this is the first that is above
-    /// it by more than the rise that is allowed.
+    /// Adds the loss of a step. Returns the mean of the losses before it, if this loss exceeds the
+    /// mean by more than the allowed rise and the previous one did not.
     pub fn see(&mut self, loss: f64) -> Option<f64> {
         let count = self.losses.len();
         let mean = self.losses.iter().sum::<f64>() / count.max(1) as f64;
@@ -44,12 +44,12 @@ mod tests {
     use recipe::config::OnSpike;
 
     #[test]
-    fn a_leap_is_seen_once() {
+    fn spike_is_reported_once() {
         let config = SpikeConfig { action: OnSpike::Warn, rise: 1.0, window: 4 };
-        let mut watch = LossSpikeDetector::new(&config);
+        let mut detector = LossSpikeDetector::new(&config);
         let losses = [9.0, 8.0, 7.0, 6.0, 5.0, 6.9, 7.6, 9.9, 9.9, 6.0, 5.0, 5.0, 5.0, 5.0, 6.1];
-        let seen: Vec<Option<f64>> = losses.iter().map(|loss| watch.see(*loss)).collect();
-        // 7.6 is above (7 + 6 + 5 + 6.9) / 4 = 6.225 and one more, and 9.9 only goes on.
+        let seen: Vec<Option<f64>> = losses.iter().map(|loss| detector.see(*loss)).collect();
+        // 7.6 is above (7 + 6 + 5 + 6.9) / 4 = 6.225 by more than one; 9.9 continues the spike.
         let at: Vec<usize> = (0..seen.len()).filter(|at| seen[*at].is_some()).collect();
         assert_eq!(at, [6, 14]);
         assert!((seen[6].unwrap() - 6.225).abs() < 1e-12);

@@ -10,24 +10,23 @@ use crate::{EvalRecord, StepRecord};
 
 /// A folder of event files, as TensorBoard reads them.
 ///
-/// A file is a row of records: length (u64), masked CRC-32C of the length (u32), bytes, masked
+/// A file is a sequence of records: length (u64), masked CRC-32C of the length (u32), bytes, masked
 /// CRC-32C of the bytes (u32), all little-endian. The bytes are an `Event` message of protocol
-/// buffers. The first names the version of the format; the second says from which step on this
-/// file counts: TensorBoard then drops the points that a killed run left behind beyond it. So
-/// nothing that was written is ever changed, and every start of a run makes a file of its own.
+/// buffers. The first has the version of the format, the second the first step of this file:
+/// TensorBoard then drops the points that a killed run wrote from that step on. So written files
+/// never change, and every start of a run creates a new file.
 #[derive(Debug)]
 pub struct EventLog(Appended);
 
 impl EventLog {
-    /// Makes an event file in a folder, for a run that goes on when `step` has been done; 0 for a
-    /// new one.
+    /// Creates an event file in a folder, for a run that continues after `step`; 0 for a new run.
     ///
     /// # Errors
-    /// [`Error::Io`] and its kin.
+    /// [`Error::Io`] and similar errors.
     pub fn open(folder: &Path, step: u64) -> Result<Self> {
-        let named = |doing: &'static str| {
-            let what = folder.display().to_string();
-            move |error| Error::from_io(doing, what, error)
+        let named = |operation: &'static str| {
+            let object = folder.display().to_string();
+            move |error| Error::from_io(operation, object, error)
         };
         fs::create_dir_all(folder).map_err(named("create the folder"))?;
         detach_newest(folder).map_err(named("copy the newest event file of"))?;
@@ -38,7 +37,7 @@ impl EventLog {
         events.append(&[event(0, |message| message.bytes(FILE_VERSION, b"brain.Event:2"))])?;
         let mut start = Message::default();
         start.integer(STATUS, STATUS_START);
-        // TensorBoard drops the points from this step on: the next one that this run will do.
+        // TensorBoard drops the points from this step on, which is the next of this run.
         events.append(&[event(step + 1, |message| message.bytes(SESSION_LOG, &start.0))])?;
         sync_folder(folder).map_err(named("sync"))?;
         Ok(events)
@@ -47,7 +46,7 @@ impl EventLog {
     /// Appends the points of a training step.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::Io`]; and then [`Error::Poisoned`] for ever.
+    /// [`Error::NoSpace`], [`Error::Io`]; [`Error::Poisoned`] after any earlier failure.
     pub fn step(&mut self, record: &StepRecord) -> Result<()> {
         let mut scalars = record.measured().to_vec();
         scalars.push(("tokens_per_s", record.perf.tokens_per_s));
@@ -77,7 +76,7 @@ impl EventLog {
         for (tag, value) in scalars {
             let mut point = Message::default();
             point.bytes(TAG, tag.as_bytes());
-            // The format has single precision, which is what a plot shows.
+            // The format has single precision, which is enough for a plot.
             point.float(SIMPLE_VALUE, *value as f32);
             summary.bytes(VALUE, &point.0);
         }
@@ -89,9 +88,9 @@ impl EventLog {
     }
 }
 
-/// TensorBoard reads the files of a folder in the order of their names, and wants `tfevents` in
-/// them. The number is the time in seconds by custom; it is raised where the clock stands still or
-/// went back, for the order is what counts.
+/// TensorBoard reads the files of a folder in the order of their names, which must contain
+/// `tfevents`. The number is by convention the time in seconds. It is raised if the clock has not
+/// advanced or went back, because the names must ascend.
 fn next_name(folder: &Path) -> std::io::Result<String> {
     let mut number = now().as_secs();
     for entry in fs::read_dir(folder)? {
@@ -104,14 +103,14 @@ fn next_name(folder: &Path) -> std::io::Result<String> {
     Ok(format!("{PREFIX}{number:010}{SUFFIX}"))
 }
 
-/// Older ones were replaced by the start after theirs.
+/// Detaches the newest event file. The start after each older file has detached that one.
 fn detach_newest(folder: &Path) -> std::io::Result<()> {
     let mut newest = None;
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();
-        let is_ours =
+        let is_event_file =
             name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
-        if is_ours && newest.as_ref().is_none_or(|newest| *newest < name) {
+        if is_event_file && newest.as_ref().is_none_or(|newest| *newest < name) {
             newest = Some(name);
         }
     }
@@ -124,7 +123,7 @@ const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".feedline";
 
 fn now() -> std::time::Duration {
-    // A clock before 1970 is only shown to a person.
+    // The time is only for display, so a clock before 1970 is harmless.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -153,11 +152,11 @@ const VALUE: u32 = 1;
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u32 = 2;
 
-fn event(step: u64, what: impl FnOnce(&mut Message)) -> Message {
+fn event(step: u64, fill: impl FnOnce(&mut Message)) -> Message {
     let mut event = Message::default();
     event.double(WALL_TIME, now().as_secs_f64());
     event.integer(STEP, step);
-    what(&mut event);
+    fill(&mut event);
     event
 }
 
@@ -192,7 +191,7 @@ impl Message {
         self.varint(u64::from(field << 3 | wire_type));
     }
 
-    /// Seven bits a byte, the lowest first; the top bit says that more follow.
+    /// Seven bits a byte, the lowest first; the top bit marks that more bytes follow.
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             // fits: the low seven bits, and the flag.

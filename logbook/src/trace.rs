@@ -1,7 +1,7 @@
-//! What a rank did when, as a Chrome trace: `chrome://tracing` and Perfetto read it.
+//! The activity of a rank over time, as a Chrome trace for `chrome://tracing` and Perfetto.
 //!
-//! Each rank writes a file of its own. Times count from 1970, so that ranks are beside one another
-//! in a file that holds the events of several:
+//! Each rank writes its own file. Times count from 1970, so that the events of several ranks can be
+//! merged into one file:
 //!
 //! ```text
 //! jq -s '{traceEvents: map(.traceEvents) | add}' trace/rank-*.json
@@ -16,11 +16,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use storage::{Error, Result};
 
-/// The newest events that are kept, some 100 bytes each in memory and in the file: 250 steps of 64
-/// micro-batches there and back.
+/// The newest events that are kept, some 100 bytes each in memory and in the file: 250 steps of the
+/// forward and backward passes of 64 micro-batches.
 const EVENTS_MAX: usize = 1 << 15;
 
-/// What one rank does, one thing after the other. Clones speak for the same rank.
+/// The activities of one rank, one after the other. Clones record for the same rank.
 #[derive(Clone, Debug)]
 pub struct Trace(Arc<Mutex<Inner>>);
 
@@ -28,47 +28,47 @@ pub struct Trace(Arc<Mutex<Inner>>);
 struct Inner {
     path: PathBuf,
     rank: usize,
-    begun: Instant,
-    /// Microseconds from 1970 to `begun`.
-    begun_us: f64,
+    started: Instant,
+    /// Microseconds from 1970 to `started`.
+    started_us: f64,
     step: u64,
-    /// What goes on, since when, and of which step.
+    /// The current activity, its start, and its step.
     now: Option<(String, Instant, u64)>,
     events: VecDeque<Event>,
 }
 
-/// What took how long.
+/// A completed activity.
 #[derive(Debug)]
 struct Event {
     name: String,
     step: u64,
-    /// Microseconds after `begun`.
+    /// Microseconds after `started`.
     at_us: f64,
     took_us: f64,
 }
 
 impl Trace {
-    /// Of a rank, into a folder.
+    /// The trace of a rank, written to a folder.
     #[must_use]
     pub fn new(folder: &Path, rank: usize) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Trace(Arc::new(Mutex::new(Inner {
             path: folder.join(format!("rank-{rank:05}.json")),
             rank,
-            begun: Instant::now(),
-            begun_us: since.as_secs_f64() * 1e6,
+            started: Instant::now(),
+            started_us: since.as_secs_f64() * 1e6,
             step: 0,
             now: None,
             events: VecDeque::new(),
         })))
     }
 
-    /// What begins from here on belongs to this step.
+    /// Activities that start from now on belong to this step.
     pub fn step(&self, step: u64) {
         self.inner().step = step;
     }
 
-    /// Something begins, and what went on has ended. Nothing begins with an empty name.
+    /// Ends the current activity, and starts the next unless `name` is empty.
     pub fn doing(&self, name: &str) {
         let at = Instant::now();
         let mut inner = self.inner();
@@ -76,7 +76,7 @@ impl Trace {
             let event = Event {
                 name,
                 step,
-                at_us: since.duration_since(inner.begun).as_secs_f64() * 1e6,
+                at_us: since.duration_since(inner.started).as_secs_f64() * 1e6,
                 took_us: at.duration_since(since).as_secs_f64() * 1e6,
             };
             if inner.events.len() == EVENTS_MAX {
@@ -88,10 +88,10 @@ impl Trace {
         inner.now = (!name.is_empty()).then(|| (name.to_owned(), at, step));
     }
 
-    /// Writes the newest events: the file anew, whole or not at all.
+    /// Writes the newest events. Replaces the file atomically.
     ///
     /// # Errors
-    /// [`Error::Io`] and its kin.
+    /// [`Error::Io`] and similar errors.
     pub fn write(&self) -> Result<()> {
         let inner = self.inner();
         let named = |error| Error::from_io("write", inner.path.display().to_string(), error);
@@ -103,7 +103,7 @@ impl Trace {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Whoever panicked while holding it left whole events.
+        // A thread that panicked with the lock left complete events.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,7 +118,7 @@ impl Inner {
         let event = |event: &Event| {
             json!({
                 "name": event.name, "cat": "train", "ph": "X", "pid": rank, "tid": 0,
-                "ts": self.begun_us + event.at_us, "dur": event.took_us,
+                "ts": self.started_us + event.at_us, "dur": event.took_us,
                 "args": { "step": event.step },
             })
         };

@@ -1,4 +1,4 @@
-//! Flipped bits in what a run reads: each ends the run, and is named.
+//! Flipped bits in the files of a run: each ends the run with an error that names the file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ fn load(lab: &Lab, keys: &[(&str, &str)]) -> Config {
     Config::load(path.to_str().expect("UTF-8"), &[]).expect("a good config")
 }
 
-/// Reads so many steps, and waits for the check of the orders.
+/// Reads `steps` steps, and waits for the check of the orders.
 fn train(config: &Config, steps: u64) -> Result<(), Error> {
     let data = Data::new(open_corpus(config)?, config)?;
     data.start_order_check();
     data.fingerprint()?;
-    let seat = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
-    let mut batches = data.train_batches(config, seat, 0)?;
+    let mesh_rank = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
+    let mut batches = data.train_batches(config, mesh_rank, 0)?;
     let mut step = Vec::new();
     for _ in 0..steps {
         batches.fill(config.batch.global / config.batch.micro, &mut step)?;
@@ -29,7 +29,7 @@ fn train(config: &Config, steps: u64) -> Result<(), Error> {
     data.finish_order_check(&AtomicBool::new(false))
 }
 
-/// Flips a bit and leaves the time of writing as it is; gives the bytes as they were.
+/// Flips a bit and keeps the modification time; returns the original bytes.
 fn flip(path: &Path, at: usize, bit: u64) -> Vec<u8> {
     let good = std::fs::read(path).expect("a file");
     let mut bad = good.clone();
@@ -38,14 +38,14 @@ fn flip(path: &Path, at: usize, bit: u64) -> Vec<u8> {
     good
 }
 
-/// Under another inode: a check of the run before may still have the file mapped.
+/// Replaces the file, because a check of the run before may still have it mapped.
 fn put(path: &Path, bytes: &[u8]) {
     let modified = std::fs::metadata(path).and_then(|it| it.modified()).expect("a time");
-    let beside = path.with_extension("new");
-    std::fs::write(&beside, bytes).expect("room");
-    let file = File::options().write(true).open(&beside).expect("a file");
+    let replacement = path.with_extension("new");
+    std::fs::write(&replacement, bytes).expect("room");
+    let file = File::options().write(true).open(&replacement).expect("a file");
     file.set_modified(modified).expect("a time");
-    std::fs::rename(&beside, path).expect("a name");
+    std::fs::rename(&replacement, path).expect("a name");
 }
 
 struct Dice(u64);
@@ -58,10 +58,10 @@ impl Dice {
 }
 
 #[test]
-fn a_bit_of_the_corpus() {
+fn flipped_bit_of_the_corpus_is_named() {
     let lab = Lab::new();
     let config = load(&lab, &[]);
-    train(&config, 48).expect("a whole corpus");
+    train(&config, 48).expect("no damage");
     let mut dice = Dice(3);
     for round in 0..100 {
         let name = if round % 2 == 0 { "corpus.bin" } else { "corpus.idx" };
@@ -77,20 +77,20 @@ fn a_bit_of_the_corpus() {
         assert!(round % 2 == 1 || is_named, "round {round}, byte {at}: {error}");
         put(&path, &good);
     }
-    // Nobody looks where that is said.
+    // No verification if the config disables it.
     let off = load(&lab, &[("data.verify", "false")]);
     let good = flip(&lab.path("corpus.bin"), 0, 0);
     train(&off, 48).expect("not verified");
     put(&lab.path("corpus.bin"), &good);
-    train(&config, 48).expect("whole again");
+    train(&config, 48).expect("no damage after the repair");
 }
 
-/// Seals cover parts of large files: what they do not cover is found by the check beside the run.
+/// Seals cover parts of large files: the check in the background finds flipped bits elsewhere.
 #[test]
-fn a_bit_of_a_cached_order() {
+fn flipped_bit_of_a_cached_order_is_found() {
     let lab = Lab::new();
     let config = load(&lab, &[("run.budget", "{ steps = 20000 }")]);
-    train(&config, 1).expect("a whole order");
+    train(&config, 1).expect("no damage");
     let folder = PathBuf::from(config.cache_dir());
     let arrays = || -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&folder).expect("a folder");
@@ -109,7 +109,7 @@ fn a_bit_of_a_cached_order() {
         let len = std::fs::metadata(path).expect("a file").len() as usize;
         let good = flip(path, 128 + dice.below(len - 128), dice.below(8) as u64);
         match train(&config, 1) {
-            // The seal has covered it, and the order was built again.
+            // The seal covered it, and the order was built again.
             Ok(()) => assert!(std::fs::read(path).expect("a file") == good, "round {round}"),
             Err(error) => {
                 let error = error.to_string();
@@ -122,13 +122,13 @@ fn a_bit_of_a_cached_order() {
             }
         }
     }
-    assert!(found >= 20, "{found} were found beside the run");
-    train(&config, 1).expect("whole again");
+    assert!(found >= 20, "the background check found {found}");
+    train(&config, 1).expect("no damage after the repair");
 }
 
-/// A manifest that cannot be read, or is of another file, is no missing manifest.
+/// An unreadable manifest, or one of another file, is not treated as missing.
 #[test]
-fn a_manifest() {
+fn invalid_manifest_is_an_error() {
     let lab = Lab::new();
     let config = load(&lab, &[]);
     let path = lab.path("corpus.manifest.json");

@@ -1,4 +1,4 @@
-//! What each rank reads: together the samples of one rank, in its order, from one corpus or from
+//! The samples of each rank: together those of a single rank, in its order, from one corpus or from
 //! several.
 
 use std::ops::Range;
@@ -17,10 +17,10 @@ fn read(
     rank: usize,
     samples: u64,
     steps: Range<u64>,
-    neighbours: Option<&str>,
+    job: Option<&str>,
 ) -> Vec<Vec<AnyBatch>> {
     let mut data = Data::new(open_corpus(config).expect("it is there"), config).expect("an order");
-    if let Some(job) = neighbours {
+    if let Some(job) = job {
         let ranks = (0..mesh.ranks()).collect();
         data.share(NodePeers { job: job.to_owned(), ranks });
     }
@@ -30,7 +30,7 @@ fn read(
     for _ in steps {
         let global = config.batch.at(consumed);
         let mut step = Vec::new();
-        batches.fill(global / config.batch.micro / mesh.dp as u64, &mut step).expect("whole");
+        batches.fill(global / config.batch.micro / mesh.dp as u64, &mut step).expect("no damage");
         consumed += global;
         all.push(step);
     }
@@ -46,8 +46,8 @@ const BATCH: [(&str, &str); 2] = [("batch.global", "16"), ("batch.micro", "2")];
 
 fn check(lab: &Lab, keys: &[(&str, &str)], mesh: DeviceMesh, zero: &str, job: Option<&str>) {
     let config = load(lab, keys);
-    let due = read(&config, DeviceMesh::ALONE, 0, 0, 0..12, None);
-    // Another number of ranks, from a place in the midst of the run.
+    let expected = read(&config, DeviceMesh::ALONE, 0, 0, 0..12, None);
+    // Another number of ranks, from a step within the run.
     let config = load(lab, &[keys, &[("parallel.zero", zero)]].concat());
     let consumed = config.batch.samples_after(4);
     let ranks: Vec<Vec<Vec<AnyBatch>>> = std::thread::scope(|scope| {
@@ -60,16 +60,16 @@ fn check(lab: &Lab, keys: &[(&str, &str)], mesh: DeviceMesh, zero: &str, job: Op
     });
     let share = config.share(mesh.dp);
     for (rank, steps) in ranks.iter().enumerate() {
-        for (got, due) in steps.iter().zip(&due[4..]) {
-            let share = mesh.share(share, mesh.place(rank).dp, due.len());
-            let due: Vec<&AnyBatch> = share.iter().map(|micro| &due[*micro]).collect();
-            assert_eq!(got.iter().collect::<Vec<_>>(), due, "rank {rank} of {mesh:?}");
+        for (found, expected) in steps.iter().zip(&expected[4..]) {
+            let share = mesh.share(share, mesh.place(rank).dp, expected.len());
+            let expected: Vec<&AnyBatch> = share.iter().map(|micro| &expected[*micro]).collect();
+            assert_eq!(found.iter().collect::<Vec<_>>(), expected, "rank {rank} of {mesh:?}");
         }
     }
 }
 
 #[test]
-fn replicas_share_the_samples_of_one() {
+fn replicas_share_the_samples_of_a_single_rank() {
     let lab = Lab::new();
     for (dp, zero) in [(1, "0"), (2, "0"), (4, "1"), (2, "2"), (4, "3")] {
         check(&lab, &BATCH, DeviceMesh { dp, ..DeviceMesh::ALONE }, zero, None);
@@ -78,7 +78,7 @@ fn replicas_share_the_samples_of_one() {
 }
 
 #[test]
-fn batches_that_grow_are_shared_alike() {
+fn growing_batches_are_shared_too() {
     let lab = Lab::new();
     let ramp = [("batch.rampup", "{ start = 4, increment = 4, samples = 60 }")];
     check(
@@ -90,9 +90,9 @@ fn batches_that_grow_are_shared_alike() {
     );
 }
 
-/// Ranks of one node, of which one reads: replicas, and a pipeline whose ranks read the same.
+/// Ranks of one node with a node reader: replicas, and a pipeline whose ranks read the same.
 #[test]
-fn one_reader_a_node_reads_the_same() {
+fn node_reader_reads_the_same() {
     let lab = Lab::new();
     for (number, mesh) in [
         DeviceMesh { dp: 4, ..DeviceMesh::ALONE },
@@ -107,7 +107,7 @@ fn one_reader_a_node_reads_the_same() {
     }
 }
 
-/// The order of a blend is that of the loader's own tests; here its weights count.
+/// The tests of the loader check the order of a blend; this one checks its weights.
 #[test]
 fn several_corpora_are_read_by_their_weights() {
     let lab = Lab::new();
@@ -133,9 +133,9 @@ fn rows(batch: &AnyBatch) -> Vec<Vec<i64>> {
     batch.tokens.chunks(batch.seq_len).map(<[i64]>::to_vec).collect()
 }
 
-/// A name that is nearly right is refused, and the right one is in the hint.
+/// A nearly right prefix is refused, and the hint has the right one.
 #[test]
-fn a_prefix_that_is_nearly_right() {
+fn nearly_right_prefix_is_refused_with_a_hint() {
     let lab = Lab::new();
     lab.corpus("tok/mine_text_document", 0);
     for (given, right) in [
@@ -151,9 +151,9 @@ fn a_prefix_that_is_nearly_right() {
     }
 }
 
-/// A corpus says what made it, where `preprocess` did.
+/// The manifest of a corpus that `preprocess` wrote names its tokenizer.
 #[test]
-fn another_tokenizer_than_the_corpus_has_is_told() {
+fn tokenizer_that_differs_from_the_corpus_is_reported() {
     let lab = Lab::new();
     let doubts = |tokenizer: &str| {
         let config = load(&lab, &[("data.tokenizer", tokenizer)]);
@@ -161,8 +161,8 @@ fn another_tokenizer_than_the_corpus_has_is_told() {
         data.doubts().to_vec()
     };
     assert_eq!(doubts("'null:500'"), [""; 0]);
-    let due = "data.tokenizer 'gpt2' has 50,257 tokens, model.vocab is 500; the model can";
-    assert!(doubts("'gpt2'")[0].starts_with(due), "{:?}", doubts("'gpt2'"));
+    let expected = "data.tokenizer 'gpt2' has 50,257 tokens, model.vocab is 500; the model can";
+    assert!(doubts("'gpt2'")[0].starts_with(expected), "{:?}", doubts("'gpt2'"));
     let made_by = |fingerprint: &str| {
         let tokenizer = json!({
             "name": "encdec", "vocab_size": 26_240, "fingerprint": fingerprint
@@ -179,10 +179,10 @@ fn another_tokenizer_than_the_corpus_has_is_told() {
         manifest.write(&*store, &key).expect("room");
     };
     made_by("0000000000000000");
-    let told = doubts("'null:500'");
-    let due = "corpus was made with tokenizer \"encdec\" of 26240 tokens, data.tokenizer \
+    let found = doubts("'null:500'");
+    let expected = "corpus was made with tokenizer \"encdec\" of 26240 tokens, data.tokenizer \
                'null:500' has 500 tokens; special tokens";
-    assert!(told.len() == 1 && told[0].contains(due), "{told:?}");
+    assert!(found.len() == 1 && found[0].contains(expected), "{found:?}");
     let own = feed::open_tokenizer("null:500").expect("known");
     made_by(&own.fingerprint());
     assert_eq!(doubts("'null:500'"), [""; 0]);

@@ -1,6 +1,6 @@
-//! What a run reads, by objective.
+//! The data that a run reads.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each test binary is linked with all dependencies of the crate.
 
 mod common;
 mod damage;

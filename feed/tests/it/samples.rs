@@ -1,4 +1,4 @@
-//! Samples for training loops of others are those of a run.
+//! [`Samples`] for custom training loops equal those of a run.
 
 use crate::common::{Lab, VOCAB};
 use feed::{AnyBatch, Data, OrderKind, Samples, SamplesOptions, identity, open_corpus};
@@ -19,12 +19,12 @@ fn tokens(batch: &AnyBatch) -> Vec<i64> {
 }
 
 #[test]
-fn are_those_of_a_run() {
+fn samples_equal_those_of_a_run() {
     let lab = Lab::new();
     let config = load(&lab, "run", &[("batch.global", "4"), ("batch.micro", "4")]);
     let data = Data::new(open_corpus(&config).expect("it is there"), &config).expect("an order");
-    let seat = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
-    let mut run = data.train_batches(&config, seat, 8).expect("enough samples");
+    let mesh_rank = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
+    let mut run = data.train_batches(&config, mesh_rank, 8).expect("enough samples");
     let options = SamplesOptions::new(Split::Train, Some(config.samples_total()));
     let (samples, _) = Samples::open(&config, &options).expect("an order");
     let mut ahead = samples.load(LoaderOptions::new(4, 8..48)).expect("enough samples");
@@ -41,7 +41,7 @@ fn are_those_of_a_run() {
 }
 
 #[test]
-fn an_identity_has_all_that_decides_the_samples() {
+fn identity_depends_on_everything_that_determines_the_samples() {
     let lab = Lab::new();
     lab.corpus("other", 3);
     let of = |keys: &[(&str, &str)], options: &SamplesOptions| -> Value {

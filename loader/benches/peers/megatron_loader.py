@@ -4,13 +4,12 @@
     python3 megatron_loader.py PREFIX --seq-length 2048 --samples 20000 [--cold] [--workers 2]
 
 It needs torch and megatron-core 0.16. The indexes are built before the clock starts, in --cache. With
---cold the pages of the `.bin` are dropped first and nobody maps it yet. Prints one JSON object:
+--cold the pages of the `.bin` are dropped first, and no process maps it yet. Prints one JSON object:
 
     {"samples": N, "seconds": S, "samples_per_second": R,
      "sha256": of the tokens of all samples as little-endian int64, in order}
 
-The hash covers `tokens` with the last label of each row behind them: the seq-length + 1 tokens that a
-sample is made of.
+The hash covers `tokens` followed by the last label of each row: the seq-length + 1 tokens of a sample.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from megatron.core.datasets.utils import Split
 
 
 class Tokenizer:
-    """What the dataset asks of a tokenizer: an end-of-document id, and a name for its caches."""
+    """What the dataset needs of a tokenizer: an end-of-document id, and a name for its caches."""
 
     def __init__(self, eod):
         self.eod = eod
@@ -38,7 +37,7 @@ class Tokenizer:
 
 
 class Order(torch.utils.data.Sampler):
-    """The samples as Megatron's sampler for one data-parallel rank gives them: one after another."""
+    """The samples in the order of Megatron's sampler for one data-parallel rank: consecutive."""
 
     def __init__(self, first, end, batch):
         self.first, self.end, self.batch = first, end, batch
@@ -115,7 +114,7 @@ def run(dataset, args):
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
     )
-    # What both sides do besides reading is not the same without this: the hash is taken afterwards.
+    # The hash is taken afterwards, so that the time of both loaders is that of reading.
     kept = []
     begin = time.perf_counter()
     for batch in loader:

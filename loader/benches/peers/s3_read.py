@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Bytes a second of boto3 reading one object of S3 in ranges, at its quickest number of threads.
+"""Bytes a second of boto3 reading one object of S3 in ranges, at its fastest number of threads.
 
     AWS_ENDPOINT_URL=... python3 s3_read.py s3://bucket/key [--part 8388608] [--bytes-max 1e9]
 
-Ranged GETs by 4, 8, 16 and 32 threads that have a client each, as boto3's guide asks, and boto3's own
-transfer of the whole object (TransferConfig) by 8. Prints the best as one JSON object:
+Ranged GETs by 4, 8, 16 and 32 threads that have a client each, as boto3's guide requires, and boto3's
+own transfer of the whole object (TransferConfig) by 8. Prints the best as one JSON object:
 {"bytes": N, "seconds": S, "bytes_per_second": R, "threads": T, "by": "get" or "transfer"}
 """
 
@@ -54,9 +54,9 @@ def read(bucket, key, length, part, threads):
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda _: client(), range(threads)))
         begin = time.perf_counter()
-        got = sum(pool.map(get, range(0, length, part)))
+        received = sum(pool.map(get, range(0, length, part)))
         seconds = time.perf_counter() - begin
-    return told(got, seconds, threads, "get")
+    return result(received, seconds, threads, "get")
 
 
 def transfer(bucket, key, _length, part, threads):
@@ -65,26 +65,26 @@ def transfer(bucket, key, _length, part, threads):
     )
     sink, begin = Sink(), time.perf_counter()
     client().download_fileobj(bucket, key, sink, Config=config)
-    return told(sink.got, time.perf_counter() - begin, threads, "transfer")
+    return result(sink.received, time.perf_counter() - begin, threads, "transfer")
 
 
 class Sink:
-    """A file that keeps nothing."""
+    """A file that counts and discards its bytes."""
 
-    got = 0
+    received = 0
 
     def write(self, data):
-        self.got += len(data)
+        self.received += len(data)
 
     def seek(self, *_):
         pass
 
 
-def told(got, seconds, threads, by):
+def result(received, seconds, threads, by):
     return {
-        "bytes": got,
+        "bytes": received,
         "seconds": round(seconds, 4),
-        "bytes_per_second": round(got / seconds),
+        "bytes_per_second": round(received / seconds),
         "threads": threads,
         "by": by,
     }

@@ -9,9 +9,9 @@ use crate::{PieceRef, Result, SampleOrigin};
 pub struct Sample<'a> {
     /// Its number in the order.
     pub number: u64,
-    /// Of which dataset it is.
+    /// The dataset that it is from.
     pub origin: SampleOrigin,
-    /// What it is made of.
+    /// Its pieces.
     pub pieces: &'a [PieceRef],
     /// The bytes of all pieces, back to back.
     pub bytes: &'a [u8],
@@ -38,7 +38,7 @@ pub trait Assemble: fmt::Debug + Send + 'static {
     /// The batch that a step consumes. The default is an empty one; returned batches are reused.
     type Batch: fmt::Debug + Default + Send + 'static;
 
-    /// Makes room for so many rows, keeping what was allocated.
+    /// Makes room for `rows` rows, reusing allocated memory.
     fn begin(&mut self, batch: &mut Self::Batch, first_sample: u64, rows: usize);
 
     /// Sets one row. Called once for each row, in order.

@@ -5,9 +5,9 @@ use super::sentences::{Decoded, MaskedPart, Sentences};
 use super::{NO_LABEL, fill_row, replace, resize};
 use crate::{Assemble, Error, Result, Sample};
 
-/// What one micro-batch of BERT consumes. What is of each token has the shape `[rows, seq_len]`,
-/// row-major; what is of each sample the shape `[rows]`. All of it is as Megatron's
-/// `BERTMaskedWordPieceDataset` makes it, to the padding.
+/// One micro-batch of BERT. Arrays per token have the shape `[rows, seq_len]`, row-major; arrays
+/// per sample the shape `[rows]`. All values, also in the padding, equal those of Megatron's
+/// `BERTMaskedWordPieceDataset`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BertBatch {
     /// The sample in row 0, as a position in the shuffled order. Rows are consecutive samples.
@@ -16,26 +16,26 @@ pub struct BertBatch {
     pub rows: usize,
     /// Tokens a row.
     pub seq_len: usize,
-    /// CLS, the first part, SEP, and if there is a second part it and SEP; some of it hidden. 0
-    /// where it is padding.
+    /// CLS, the first part, SEP, and if there is a second part, that part and SEP; some tokens are
+    /// masked. 0 in the padding.
     pub tokens: Vec<i64>,
     /// 0 in the first part, 1 in the second, the padding id in the padding.
     pub types: Vec<i64>,
-    /// What is hidden where something is, -1 elsewhere; 0 where that is the padding id.
+    /// The original token at each masked position, -1 elsewhere; 0 in place of the padding id.
     pub labels: Vec<i64>,
-    /// 1 where there is a token, the padding id where there is none.
+    /// 1 where there is a token, the padding id elsewhere.
     pub padding_mask: Vec<i64>,
-    /// 1 where something is hidden, 0 elsewhere.
+    /// 1 at masked positions, 0 elsewhere.
     pub loss_mask: Vec<f32>,
-    /// Whether samples were to have two parts, so that the next says something.
+    /// Whether samples have two parts, so that `is_random` is meaningful.
     pub two_parts: bool,
-    /// Whether the second part stood before the first in the text.
+    /// Whether the second part precedes the first in the text.
     pub is_random: Vec<bool>,
-    /// Whether the sentences had more tokens than the sample was to have.
+    /// Whether the sentences had more tokens than the target length.
     pub truncated: Vec<bool>,
 }
 
-/// The settings of Megatron's `BERTMaskedWordPieceDatasetConfig` that decide what is made of a
+/// The settings of Megatron's `BERTMaskedWordPieceDatasetConfig` that determine the row of a
 /// sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
@@ -45,32 +45,32 @@ pub struct BertConfig {
     pub pad: i64,
     /// The seed of the run.
     pub seed: u32,
-    /// Whether a sample has two parts, of which the model is to say whether they are in order
+    /// Whether a sample has two parts, for which the model predicts whether they are in order
     /// (`classification_head`).
     pub two_parts: bool,
-    /// What is hidden.
+    /// How tokens are masked.
     pub masking: Masking,
 }
 
-/// Makes [`BertBatch`]es of runs of sentences.
+/// Assembles [`BertBatch`]es from runs of sentences.
 #[derive(Debug)]
 pub struct BertAssemble {
     config: BertConfig,
     masker: Masker,
     parts: Vec<MaskedPart>,
     decoded: Decoded,
-    /// The tokens of the sample at hand, nothing hidden.
+    /// The tokens of the current sample, none of them masked.
     text: Vec<i64>,
 }
 
-/// In messages.
+/// The objective in messages.
 const OBJECTIVE: &str = "BERT";
 
-/// A token that is to be guessed is hidden with this probability ...
-const HIDDEN: f64 = 0.8;
+/// A chosen token is replaced by the mask token with this probability ...
+const MASKED: f64 = 0.8;
 
-/// ... and of the others, this share is left as it is.
-const LEFT: f64 = 0.5;
+/// ... and of the others, this share stays unchanged.
+const UNCHANGED: f64 = 0.5;
 
 impl BertAssemble {
     /// Sets up batches of samples of one dataset, or of a blend of several.
@@ -94,7 +94,7 @@ impl BertAssemble {
     ///
     /// # Errors
     /// [`Error::Sample`] if there is only one sentence where two parts are required, if the row is
-    /// too short for it, or for an id that the vocabulary has not.
+    /// too short for it, or for an id outside the vocabulary.
     ///
     /// # Panics
     /// If the batch has no such row, or the sentences do not end within their tokens.
@@ -113,15 +113,15 @@ impl BertAssemble {
 
         let Masking { mask, ref vocabulary, .. } = self.config.masking;
         let ids = vocabulary.len();
-        let hide = |rng: &mut RandomState, at: usize| {
-            if rng.random_sample() < HIDDEN {
+        let mask_token = |rng: &mut RandomState, at: usize| {
+            if rng.random_sample() < MASKED {
                 tokens[at] = mask;
-            } else if rng.random_sample() >= LEFT {
+            } else if rng.random_sample() >= UNCHANGED {
                 tokens[at] = rng.randint(0, ids as i64); // fits: it is in memory
             }
         };
         self.masker
-            .choose(&self.text, text.target_len, &mut rng, hide)
+            .choose(&self.text, text.target_len, &mut rng, mask_token)
             .map_err(|id| text.unknown(OBJECTIVE, id, ids))?;
 
         let types = &mut batch.types[place.clone()];
@@ -146,8 +146,8 @@ impl BertAssemble {
         Ok(())
     }
 
-    /// Puts the two parts of a sample into `text`, and returns where the first one ends with its
-    /// SEP, whether they have changed places, and whether something was cut off.
+    /// Writes the two parts of a sample to `text`. Returns where the first one ends with its SEP,
+    /// whether they are swapped, and whether tokens were cut off.
     fn join(&mut self, text: &Sentences<'_>, rng: &mut RandomState) -> Result<(usize, bool, bool)> {
         let sentences = text.ends.len();
         let (mut a, mut b) = (0..text.tokens.len(), 0..0);

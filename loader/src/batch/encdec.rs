@@ -4,8 +4,8 @@ use super::sequence_bounds::{self, Direction, SequenceBounds};
 use super::{decode_into, fill_row, of_dataset, resize};
 use crate::{Assemble, Error, PieceRef, Result, Sample};
 
-/// What one micro-batch of CPM-2 consumes. What is of the encoder has the shape
-/// `[rows, encoder_len]`, what is of the decoder `[rows, decoder_len]`, row-major.
+/// One micro-batch of CPM-2. Arrays of the encoder have the shape `[rows, encoder_len]`, arrays of
+/// the decoder `[rows, decoder_len]`, row-major.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EncDecBatch {
     /// The sample in row 0, as a position in the shuffled order. Rows are consecutive samples.
@@ -16,15 +16,15 @@ pub struct EncDecBatch {
     pub encoder_len: usize,
     /// Tokens a row of the decoder.
     pub decoder_len: usize,
-    /// The text, with a sentinel in the place of each span that is left out. There is no padding.
+    /// The text, with a sentinel in place of each masked span. There is no padding.
     pub encoder_tokens: Vec<i64>,
     /// Whether a token of the encoder is the sentinel of a span in which a document ends
     /// (`ctx_eod_mask`).
     pub encoder_eod: Vec<bool>,
-    /// 1, then each sentinel and what it stands for, then the sentinel after the last; cut where
-    /// the row ends, or padded.
+    /// 1, then each sentinel and its span, then the sentinel after the last; cut where the row
+    /// ends, or padded.
     pub decoder_tokens: Vec<i64>,
-    /// What follows each token of the decoder, padded.
+    /// The token that follows each token of the decoder, padded.
     pub labels: Vec<i64>,
     /// 0 where the decoder's token ends a document or the label is padding, 1 elsewhere.
     pub loss_mask: Vec<f32>,
@@ -37,13 +37,14 @@ pub struct EncDecBatch {
     /// Where documents start in the encoder. None unless [`EncDecConfig::reset_attention_mask`] is
     /// set.
     pub encoder_bounds: SequenceBounds,
-    /// Where documents start in the decoder: the n-th run of a row sees the n-th of the encoder.
+    /// Where documents start in the decoder: the n-th run of a row attends to the n-th of the
+    /// encoder.
     pub decoder_bounds: SequenceBounds,
     /// Whether a row of the decoder was cut.
     pub truncated: Vec<bool>,
 }
 
-/// The settings that decide what is made of a sample, as in CPM-2's `EncDecDataset` and
+/// The settings that determine the row of a sample, as in CPM-2's `EncDecDataset` and
 /// `get_masks_and_position_ids`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncDecConfig {
@@ -51,8 +52,8 @@ pub struct EncDecConfig {
     pub encoder_len: usize,
     /// Tokens a row of the decoder.
     pub decoder_len: usize,
-    /// The size of the vocabulary when the files were made: ids from here on are not tokens, but
-    /// count the spans of their document.
+    /// The size of the vocabulary for which the files were generated: higher ids are not tokens,
+    /// but number the spans of their document.
     pub vocab_size: i64,
     /// The id that starts the decoder's tokens: 1 in CPM-2.
     pub bos: i64,
@@ -65,25 +66,25 @@ pub struct EncDecConfig {
     pub sentinels: Vec<i64>,
     /// Whether positions restart with each document.
     pub reset_position_ids: bool,
-    /// Whether a token sees those of its own document only.
+    /// Whether a token attends to its own document only.
     pub reset_attention_mask: bool,
 }
 
 /// The element types of the three files of one dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncDecPart {
-    /// Of what the encoder is given.
+    /// Of the encoder's input.
     pub context: Dtype,
-    /// Of what the decoder is to say.
+    /// Of the decoder's output.
     pub target: Dtype,
-    /// Of where the spans are in the target.
+    /// Of the offsets of the spans in the target.
     pub target_offset: Dtype,
 }
 
-/// Makes [`EncDecBatch`]es of CPM-2's three datasets.
+/// Assembles [`EncDecBatch`]es from CPM-2's three datasets.
 ///
 /// The pieces of a sample come in threes: part of the context of a document, all of its target, and
-/// all of its target offsets. Which spans the part has is known only once it is read.
+/// all of its target offsets. The spans of the part are known only once it is read.
 #[derive(Debug)]
 pub struct EncDecAssemble {
     config: EncDecConfig,
@@ -96,7 +97,7 @@ pub struct EncDecAssemble {
     starts: Vec<u32>,
 }
 
-/// In messages.
+/// The objective in messages.
 const OBJECTIVE: &str = "EncDec";
 
 impl EncDecBatch {
@@ -155,7 +156,7 @@ impl EncDecAssemble {
         })
     }
 
-    /// Joins the parts of a sample to what the encoder is given and what the decoder is to say.
+    /// Joins the parts of a sample to the encoder's input and the decoder's output.
     fn join(&mut self, sample: &Sample<'_>) -> Result<()> {
         let part = *of_dataset(&self.parts, sample.origin, OBJECTIVE)?;
         check(part, sample)?;
@@ -223,7 +224,7 @@ impl EncDecAssemble {
     }
 }
 
-/// All that the decoder may have to say of one document.
+/// The target spans of one document.
 struct EncDecTarget<'a> {
     part: EncDecPart,
     target: &'a [u8],

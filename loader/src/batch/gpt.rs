@@ -4,7 +4,7 @@ use super::sequence_bounds::{self, Direction, SequenceBounds};
 use super::{check_bytes, of_dataset, replace, resize};
 use crate::{Assemble, Error, Result, Sample};
 
-/// What one micro-batch of language-model training consumes. `tokens`, `labels` and `loss_mask`
+/// One micro-batch of language-model training. `tokens`, `labels` and `loss_mask`
 /// have the shape `[rows, seq_len]`, row-major; position 0 is the oldest token of its row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
@@ -24,26 +24,26 @@ pub struct Batch {
     /// Position of each token in its document, shape as `tokens`. Empty unless
     /// [`GptConfig::reset_position_ids`] is set: they are 0 to `seq_len - 1` then.
     pub position_ids: Vec<i64>,
-    /// Where documents start. None unless
+    /// Where documents start. None unless [`GptConfig::reset_attention_mask`] is set.
     pub bounds: SequenceBounds,
 }
 
-/// The settings of Megatron's `GPTDatasetConfig` that decide what is made of a sample.
+/// The settings of Megatron's `GPTDatasetConfig` that determine the row of a sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GptConfig {
     /// Tokens a row. Minimum: 1.
     pub seq_len: usize,
-    /// The id that short samples are padded with, from [`pad_id`](super::pad_id). Where a label is
-    /// this it does not count, and it becomes 0. Default: -1.
+    /// The id that short samples are padded with, from [`pad_id`](super::pad_id). Labels with this
+    /// id do not count, and become 0. Default: -1.
     pub pad: i64,
     /// The id that ends a document. `None` only if none of the three settings below needs it.
     pub eod: Option<i64>,
-    /// Whether what follows the end of a document does not count in the loss. (Megatron masks where
-    /// the INPUT is the end, not where the label is.)
+    /// Whether the token after the end of a document does not count in the loss. (Megatron masks
+    /// where the INPUT is the end, not where the label is.)
     pub eod_mask_loss: bool,
     /// Whether positions restart with each document.
     pub reset_position_ids: bool,
-    /// Whether a token sees those of its own document only: see [`Batch::bounds`].
+    /// Whether a token attends to its own document only: see [`Batch::bounds`].
     pub reset_attention_mask: bool,
     /// How the two settings above find the start of documents.
     pub documents: Documents,
@@ -55,13 +55,13 @@ pub enum Documents {
     /// After each token that ends one, as `reset_position_ids` and `reset_attention_mask` do.
     #[default]
     AfterEod,
-    /// Where the sample takes up another sequence of the file, as `inter_document_masking` does: of
-    /// use where no token ends a document. Padding is a run of its own.
+    /// Where the sample continues with another sequence of the file, as `inter_document_masking`
+    /// does: for files without end-of-document tokens. Padding is a run of its own.
     AsStored,
 }
 
 impl GptConfig {
-    /// Rows of this many tokens, and nothing special about documents.
+    /// Rows of `seq_len` tokens, without special handling of documents.
     #[must_use]
     pub fn new(seq_len: usize) -> Self {
         GptConfig {
@@ -98,7 +98,7 @@ impl Batch {
     }
 }
 
-/// Makes [`Batch`]es of GPT samples.
+/// Assembles [`Batch`]es from GPT samples.
 #[derive(Debug)]
 pub struct GptAssemble {
     config: GptConfig,
@@ -160,8 +160,8 @@ impl Assemble for GptAssemble {
         batch.bounds.begin(reset_attention_mask);
     }
 
-    /// The sample has `seq_len` tokens and the label of the last; or without that one
-    /// (`add_extra_token_to_sequence` off); or fewer, and is padded.
+    /// The sample has `seq_len` tokens and the label of the last; or no such label
+    /// (`add_extra_token_to_sequence` off); or fewer tokens, and is padded.
     fn set_row(&mut self, batch: &mut Batch, row: usize, sample: &Sample<'_>) -> Result<()> {
         let dtype = *of_dataset(&self.dtypes, sample.origin, "GPT")?;
         check_bytes("GPT", dtype, sample)?;
@@ -192,8 +192,8 @@ impl Assemble for GptAssemble {
         decode_row(dtype, last, &mut labels[shifted..labels_end]);
         labels[labels_end..].fill(pad);
         // Skipped if the padding id cannot be a token: the search would take half of the time.
-        let is_apart = pad < 0 && matches!(dtype, Dtype::U8 | Dtype::U16 | Dtype::U32);
-        if is_apart {
+        let is_pad_distinct = pad < 0 && matches!(dtype, Dtype::U8 | Dtype::U16 | Dtype::U32);
+        if is_pad_distinct {
             loss_mask[..labels_end].fill(1.0);
             loss_mask[labels_end..].fill(0.0);
         } else {
@@ -213,14 +213,14 @@ impl Assemble for GptAssemble {
         if self.config.reset_position_ids {
             sequence_bounds::positions(&self.starts, &mut batch.position_ids[place]);
         }
-        let (text_end, labels_end) = if is_apart { (text_end, labels_end) } else { (0, 0) };
+        let (text_end, labels_end) = if is_pad_distinct { (text_end, labels_end) } else { (0, 0) };
         replace(&mut tokens[text_end..], pad, 0);
         replace(&mut labels[labels_end..], pad, 0);
         Ok(())
     }
 }
 
-/// Decodes as many tokens as there is room for.
+/// Decodes as many tokens as the row has.
 fn decode_row(dtype: Dtype, bytes: &[u8], row: &mut [i64]) {
     let len = row.len() * dtype.item_bytes() as usize; // fits: at most 8
     dtype.decode_i64(&bytes[..len], row);

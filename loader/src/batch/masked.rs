@@ -2,7 +2,7 @@ use indexed::rng::{RandomState, numpy_sum};
 
 use crate::{Error, Result};
 
-/// How Megatron's `MaskedWordPieceDataset` chooses the tokens that a model is to guess.
+/// How Megatron's `MaskedWordPieceDataset` chooses the tokens that a model predicts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Masking {
     /// The share of tokens to choose. More than 0, less than 1.
@@ -13,13 +13,13 @@ pub struct Masking {
     pub lengths: NgramLengths,
     /// Whether a word is chosen with all of its pieces (`masking_do_full_word`).
     pub full_words: bool,
-    /// The id that opens a text, which is never chosen.
+    /// The id that starts a text, which is never chosen.
     pub cls: i64,
     /// The id that ends a part of a text, which is never chosen.
     pub sep: i64,
-    /// The id that stands for what is hidden.
+    /// The id that replaces masked tokens.
     pub mask: i64,
-    /// All ids.
+    /// The vocabulary.
     pub vocabulary: Vocabulary,
 }
 
@@ -29,8 +29,8 @@ pub enum NgramLengths {
     /// In proportion to 1/n.
     #[default]
     ShorterFirst,
-    /// The other way around: the longest are as likely as the shortest were
-    /// (`masking_use_longer_ngrams`).
+    /// The reverse: the longest are as likely as the shortest are with
+    /// [`NgramLengths::ShorterFirst`] (`masking_use_longer_ngrams`).
     LongerFirst,
     /// Geometric with p = 0.2, cut at the longest (`masking_use_geometric_distribution`).
     Geometric,
@@ -80,19 +80,19 @@ impl std::fmt::Debug for Vocabulary {
 /// Tokens that were chosen at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MaskedSpan {
-    /// Places in [`Masker::members`].
+    /// Indices into [`Masker::members`].
     start: u32,
     end: u32,
 }
 
-/// Chooses what to hide, with memory to do it in.
+/// Chooses the tokens to mask, with reused buffers.
 #[derive(Debug)]
 pub(super) struct Masker {
     pub(super) masking: Masking,
     /// The probability of each run length and all shorter ones.
     up_to: Vec<f64>,
-    /// The places of all tokens that may be chosen, ascending. A word is a run of them: its pieces
-    /// follow one another, but for what may not be chosen between them.
+    /// The positions of all tokens that may be chosen, ascending. A word is a run of them: its
+    /// pieces are consecutive, apart from special tokens between them.
     members: Vec<u32>,
     /// Where in `members` each word starts, and the end of the last.
     words: Vec<u32>,
@@ -100,7 +100,7 @@ pub(super) struct Masker {
     order: Vec<u32>,
     /// Which tokens are chosen.
     is_chosen: Vec<bool>,
-    /// The choices, by their first token once all are made.
+    /// The chosen spans, sorted by their first token in the end.
     spans: Vec<MaskedSpan>,
 }
 
@@ -138,11 +138,11 @@ impl Masker {
     }
 
     /// Chooses among the tokens of a sample that was built for `target_len` of them, and calls
-    /// `visit` for each token as it is chosen, so that random draws happen in the order of the
-    /// original.
+    /// `visit` for each token as it is chosen, so that random numbers are drawn in Megatron's
+    /// order.
     ///
     /// # Errors
-    /// The first id that the vocabulary has not.
+    /// The first id outside the vocabulary.
     pub(super) fn choose(
         &mut self,
         tokens: &[i64],
@@ -172,15 +172,15 @@ impl Masker {
             let start = self.words[word as usize];
             let end_after = |n: usize| self.words[words.min(word as usize + n)];
             let fits = |end: &u32| count_max >= f64::from(chosen + end - start);
-            // The longest of at most so many words that may still be chosen.
+            // The longest run of at most `ngram` words that does not exceed the maximum.
             let Some(end) = (1..=ngram).rev().map(end_after).find(fits) else { continue };
             let span = &self.members[start as usize..end as usize];
-            if span.iter().any(|&place| self.is_chosen[place as usize]) {
+            if span.iter().any(|&position| self.is_chosen[position as usize]) {
                 continue;
             }
-            for &place in span {
-                self.is_chosen[place as usize] = true;
-                visit(rng, place as usize);
+            for &position in span {
+                self.is_chosen[position as usize] = true;
+                visit(rng, position as usize);
             }
             chosen += end - start;
             self.spans.push(MaskedSpan { start, end });
@@ -189,12 +189,14 @@ impl Masker {
         Ok(())
     }
 
-    /// The chosen places, ascending.
+    /// The chosen positions, ascending.
     pub(super) fn chosen(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..).zip(&self.is_chosen).filter_map(|(place, &is_chosen)| is_chosen.then_some(place))
+        (0..)
+            .zip(&self.is_chosen)
+            .filter_map(|(position, &is_chosen)| is_chosen.then_some(position))
     }
 
-    /// The places that were chosen at once, by their first.
+    /// The positions of each chosen span, sorted by the first.
     pub(super) fn spans(&self) -> impl Iterator<Item = &[u32]> {
         self.spans.iter().map(|span| &self.members[span.start as usize..span.end as usize])
     }
@@ -203,7 +205,7 @@ impl Masker {
         let Masking { cls, sep, full_words, vocabulary, .. } = &self.masking;
         self.members.clear();
         self.words.clear();
-        for (place, &token) in tokens.iter().enumerate() {
+        for (position, &token) in tokens.iter().enumerate() {
             if token == *cls || token == *sep {
                 continue;
             }
@@ -211,14 +213,14 @@ impl Masker {
             if !(continues && *full_words && !self.words.is_empty()) {
                 self.words.push(self.members.len() as u32); // fits: below
             }
-            self.members.push(place as u32); // fits: a sample is much shorter
+            self.members.push(position as u32); // fits: a sample is much shorter
         }
         self.words.push(self.members.len() as u32);
         Ok(())
     }
 }
 
-/// How many tokens are chosen at most. It is compared as the fraction that it may be.
+/// The maximum number of chosen tokens. It may be a fraction, and is compared as such.
 fn count_max(probability: f64, target_len: u32, len: usize) -> f64 {
     let share = (len as f64 * probability).round_ties_even().max(1.0);
     (probability * f64::from(target_len)).min(share)
@@ -229,7 +231,7 @@ fn cumulative(ngram_max: usize, lengths: NgramLengths) -> Vec<f64> {
     let mut p: Vec<f64> = (1..=ngram_max).map(|n| 1.0 / n as f64).collect();
     let sum = numpy_sum(&p);
     p.iter_mut().for_each(|p| *p /= sum);
-    // Normalised once more at each choice. numpy adds what is reversed as it lies in memory.
+    // numpy normalises again at each choice, and adds a reversed array in the order of memory.
     let sum = numpy_sum(&p);
     p.iter_mut().for_each(|p| *p /= sum);
     if lengths == NgramLengths::LongerFirst {
@@ -244,8 +246,7 @@ fn cumulative(ngram_max: usize, lengths: NgramLengths) -> Vec<f64> {
     p
 }
 
-/// `choice` of numpy, with the probabilities summed up beforehand: the first place that is above a
-/// random number.
+/// `choice` of numpy with cumulative probabilities: the index of the first above a random number.
 fn choice(up_to: &[f64], rng: &mut RandomState) -> usize {
     let random = rng.random_sample();
     up_to.partition_point(|&up_to| up_to <= random).min(up_to.len() - 1)

@@ -1,9 +1,10 @@
-//! Samples to rows, each equal to the row that the original program makes of the same sample.
+//! From samples to rows, each equal to the row of the original program for the same sample.
 //!
-//! Every kind is a function of its settings, the bytes of one sample, and that sample's number,
-//! which with the seed decides all that is random: [`GptAssemble`] the GPT of Megatron, `masked`
-//! the choice of what is hidden that [`BertAssemble`] and [`T5Assemble`] share, [`EncDecAssemble`]
-//! the encoder and decoder of CPM-2. They reuse batches, and allocate nothing after the first.
+//! A row is a function of the settings, the bytes of one sample, and that sample's number, which
+//! with the seed determines all random choices. [`GptAssemble`] is the GPT of Megatron, `masked`
+//! the choice of masked tokens that [`BertAssemble`] and [`T5Assemble`] share, and
+//! [`EncDecAssemble`] the encoder and decoder of CPM-2. They reuse batches, and allocate nothing
+//! after the first.
 
 pub(crate) mod assembler;
 mod bert;
@@ -26,18 +27,18 @@ use indexed::Dtype;
 
 use crate::{Error, Result, Sample, SampleOrigin};
 
-/// What no label is: the padding of labels, and of tokens where the tokenizer has no id for it that
-/// is its alone.
+/// The value of no label: pads labels, and also tokens if the tokenizer has no padding id of its
+/// own.
 pub const NO_LABEL: i64 = -1;
 
-/// The id that Megatron pads with: the tokenizer's, unless it has none or it is that of another
-/// special token, which would hide this from the loss; then -1, which no token is.
+/// The id that Megatron pads with: the tokenizer's padding id; or -1, which is no token, if it has
+/// none or shares it with another special token, which would then not count in the loss.
 #[must_use]
 pub fn pad_id(of_tokenizer: Option<i64>, other_special: &[i64]) -> i64 {
     of_tokenizer.filter(|pad| !other_special.contains(pad)).unwrap_or(NO_LABEL)
 }
 
-/// What a dataset of a blend has, by its place there.
+/// The entry of a sample's dataset in a list with one entry for each dataset of a blend.
 fn of_dataset<'a, T>(
     each: &'a [T],
     origin: SampleOrigin,
@@ -58,7 +59,7 @@ fn decode_into(dtype: Dtype, bytes: &[u8], tokens: &mut Vec<i64>) {
     dtype.decode_i64(bytes, &mut tokens[first..]);
 }
 
-/// Refuses bytes that are no whole number of tokens, and element types that are no tokens.
+/// Refuses partial tokens, and element types that are not integers.
 fn check_bytes(objective: &'static str, dtype: Dtype, sample: &Sample<'_>) -> Result<()> {
     let item_bytes = dtype.item_bytes();
     let len_bytes: u64 = sample.pieces.iter().map(|piece| piece.len_bytes).sum();
@@ -74,19 +75,19 @@ fn check_bytes(objective: &'static str, dtype: Dtype, sample: &Sample<'_>) -> Re
     })
 }
 
-/// Puts values at the start of a row, and one value into the rest.
+/// Writes values to the start of a row, and `rest` to the remaining elements.
 fn fill_row(row: &mut [i64], values: &[i64], rest: i64) {
     let (front, back) = row.split_at_mut(values.len());
     front.copy_from_slice(values);
     back.fill(rest);
 }
 
-/// Puts one number in the place of another.
+/// Replaces all elements equal to `from` by `to`.
 fn replace(row: &mut [i64], from: i64, to: i64) {
     row.iter_mut().for_each(|value| *value = if *value == from { to } else { *value });
 }
 
-/// Sets the length of what a batch holds for each token, keeping what was allocated.
+/// Sets the length of an array of a batch, reusing allocated memory.
 fn resize<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
     values.resize(len, T::default());
 }

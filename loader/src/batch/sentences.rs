@@ -6,12 +6,12 @@ use indexed::{Dtype, MaskedIndex};
 use super::{check_bytes, decode_into, of_dataset};
 use crate::{Error, Result, Sample};
 
-/// Consecutive sentences of which BERT and T5 make one sample.
+/// Consecutive sentences that are one sample of BERT or T5.
 #[derive(Clone, Copy, Debug)]
 pub struct Sentences<'a> {
-    /// Which sample of its dataset it is. With the seed it decides all that is random.
+    /// The number of the sample in its dataset. With the seed it determines all random choices.
     pub sample: u64,
-    /// Tokens that it should have, as its index says.
+    /// Its target length in tokens, from the index.
     pub target_len: u32,
     /// The tokens of all sentences.
     pub tokens: &'a [i64],
@@ -24,12 +24,12 @@ pub struct Sentences<'a> {
 pub struct MaskedPart {
     /// The element type of its tokens.
     pub dtype: Dtype,
-    /// Its samples, and how long each should be.
+    /// Its samples and their target lengths.
     pub index: Arc<MaskedIndex>,
 }
 
 impl MaskedPart {
-    /// Tokens that a sample should have.
+    /// The target length of a sample in tokens.
     fn target_len(&self, objective: &'static str, sample: u64) -> Result<u32> {
         let samples = self.index.sample_count();
         if sample >= samples {
@@ -42,7 +42,7 @@ impl MaskedPart {
 }
 
 impl Sentences<'_> {
-    /// The random numbers of this sample, and of no other.
+    /// The random number generator of this sample.
     pub(super) fn rng(&self, seed: u32) -> RandomState {
         RandomState::new(u64::from(seed).wrapping_add(self.sample) as u32) // modulo 2^32
     }
@@ -52,7 +52,7 @@ impl Sentences<'_> {
         Error::Sample { objective, sample: self.sample, found, expected }
     }
 
-    /// An error about an id that the vocabulary has not.
+    /// An error about an id outside the vocabulary.
     pub(super) fn unknown(&self, objective: &'static str, id: i64, ids: usize) -> Error {
         self.error(
             objective,
@@ -70,7 +70,7 @@ pub(super) struct Decoded {
 }
 
 impl Decoded {
-    /// Decodes a sample of which every piece is a sentence.
+    /// Decodes a sample whose pieces are sentences.
     pub(super) fn fill<'a>(
         &'a mut self,
         objective: &'static str,

@@ -22,8 +22,8 @@ impl SequenceBounds {
         self.offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
     }
 
-    /// Which run of its row each token is in, counted from 0; `row` and `len` say which row of how
-    /// many tokens. All are 0 if no runs were requested.
+    /// The run of each token within its row, counted from 0, for row `row` of `len` tokens. All are
+    /// 0 if no runs were requested.
     #[must_use]
     pub fn runs_of_row(&self, row: usize, len: usize) -> Vec<u32> {
         let (first, end) = (row * len, (row + 1) * len);
@@ -39,8 +39,8 @@ impl SequenceBounds {
 
     /// The attention mask, `true` for pairs that are masked out: shape `[queries, keys]`,
     /// row-major. This is the dense mask equivalent to the offsets, for comparison and for kernels
-    /// without variable lengths: a query sees the keys of its own run. If queries and keys are the
-    /// same tokens and the model is causal, `left_to_right` masks the later ones too.
+    /// without variable lengths: a query attends to the keys of its own run. If queries and keys
+    /// are the same tokens and the model is causal, `left_to_right` masks the later ones too.
     #[must_use]
     pub fn blocked(query_runs: &[u32], key_runs: &[u32], direction: Direction) -> Vec<bool> {
         let mut blocked = Vec::with_capacity(query_runs.len() * key_runs.len());
@@ -65,7 +65,7 @@ impl SequenceBounds {
     /// below `len`. Does nothing if runs are not requested.
     ///
     /// # Errors
-    /// [`Error::Option`] if the rows have more tokens by now than an offset can count.
+    /// [`Error::Option`] if the rows have more tokens than an offset can count.
     pub(super) fn push_row(&mut self, starts: &[u32], len: usize) -> Result<()> {
         let Some(&first) = self.offsets.last() else { return Ok(()) };
         let end = first as u64 + len as u64; // fits: no offset is negative
@@ -79,12 +79,12 @@ impl SequenceBounds {
     }
 }
 
-/// Whether a token may see those after it.
+/// Whether a token may attend to later tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// It may not: decoders.
     LeftToRight,
-    /// It may: encoders, and what a decoder sees of them.
+    /// It may: encoders, and cross-attention of decoders.
     Both,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn positions(starts: &[u32], row: &mut [i64]) {
     }
 }
 
-/// The starts of the runs that follow a token that ends one.
+/// The starts of runs: the positions after tokens that end a run.
 pub(super) fn starts_after(ends: impl Iterator<Item = bool>, len: usize, starts: &mut Vec<u32>) {
     starts.clear();
     let after = (1..).zip(ends).filter_map(|(next, is_end)| is_end.then_some(next));

@@ -3,9 +3,9 @@ use super::sentences::{Decoded, MaskedPart, Sentences};
 use super::{NO_LABEL, fill_row, replace, resize};
 use crate::{Assemble, Error, Result, Sample};
 
-/// What one micro-batch of T5 consumes. What is of the encoder has the shape `[rows, encoder_len]`,
-/// what is of the decoder `[rows, decoder_len]`, row-major. All of it is as Megatron's
-/// `T5MaskedWordPieceDataset` makes it, to the padding.
+/// One micro-batch of T5. Arrays of the encoder have the shape `[rows, encoder_len]`, arrays of the
+/// decoder `[rows, decoder_len]`, row-major. All values, also in the padding, equal those of
+/// Megatron's `T5MaskedWordPieceDataset`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct T5Batch {
     /// The sample in row 0, as a position in the shuffled order. Rows are consecutive samples.
@@ -16,12 +16,12 @@ pub struct T5Batch {
     pub encoder_len: usize,
     /// Tokens a row of the decoder.
     pub decoder_len: usize,
-    /// The text, with a sentinel in the place of each run that is hidden. 0 where it is padding.
+    /// The text, with a sentinel in place of each masked span. 0 in the padding.
     pub encoder_tokens: Vec<i64>,
-    /// BOS, then each sentinel and what it stands for. 0 where it is padding.
+    /// BOS, then each sentinel and its span. 0 in the padding.
     pub decoder_tokens: Vec<i64>,
-    /// What follows each token of the decoder, EOS at last. Padding is -1, or 0 if -1 is the
-    /// padding id.
+    /// The token that follows each token of the decoder, and EOS after the last. Padding is -1, or
+    /// 0 if -1 is the padding id.
     pub labels: Vec<i64>,
     /// 1 where a label counts in the loss, 0 in the padding.
     pub loss_mask: Vec<f32>,
@@ -29,12 +29,11 @@ pub struct T5Batch {
     pub encoder_mask: Vec<i64>,
     /// 1 where the decoder has a token, 0 in the padding.
     pub decoder_mask: Vec<i64>,
-    /// Whether the sentences of each row had more tokens than the sample was to have.
+    /// Whether the sentences of each row had more tokens than the target length.
     pub truncated: Vec<bool>,
 }
 
-/// The settings of Megatron's `T5MaskedWordPieceDatasetConfig` that decide what is made of a
-/// sample.
+/// The settings of Megatron's `T5MaskedWordPieceDatasetConfig` that determine the row of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
     /// Tokens a row of the encoder.
@@ -47,15 +46,15 @@ pub struct T5Config {
     pub bos: i64,
     /// The id that ends the labels.
     pub eos: i64,
-    /// The ids that stand for what is hidden, in the order of their use. At least one.
+    /// The ids that replace masked spans, in the order of their use. At least one.
     pub sentinels: Vec<i64>,
     /// The seed of the run.
     pub seed: u32,
-    /// What is hidden.
+    /// How tokens are masked.
     pub masking: Masking,
 }
 
-/// Makes [`T5Batch`]es of runs of sentences.
+/// Assembles [`T5Batch`]es from runs of sentences.
 #[derive(Debug)]
 pub struct T5Assemble {
     config: T5Config,
@@ -66,7 +65,7 @@ pub struct T5Assemble {
     decoder: Vec<i64>,
 }
 
-/// In messages.
+/// The objective in messages.
 const OBJECTIVE: &str = "T5";
 
 impl T5Assemble {
@@ -93,8 +92,8 @@ impl T5Assemble {
     /// Sets one row from its sentences.
     ///
     /// # Errors
-    /// [`Error::Sample`] if more runs are hidden than there are sentinels, if a row is too short
-    /// for its tokens, or for an id that the vocabulary has not.
+    /// [`Error::Sample`] if there are more masked spans than sentinels, if a row is too short for
+    /// its tokens, or for an id outside the vocabulary.
     ///
     /// # Panics
     /// If the batch has no such row.
@@ -103,9 +102,9 @@ impl T5Assemble {
         let tokens = &text.tokens[..text.tokens.len().min(target)];
         let mut rng = text.rng(self.config.seed);
         self.masker
-            .choose(tokens, text.target_len, &mut rng, |_, _| {}) // nothing to draw: all is hidden
+            .choose(tokens, text.target_len, &mut rng, |_, _| {}) // all chosen tokens are masked
             .map_err(|id| text.unknown(OBJECTIVE, id, self.config.masking.vocabulary.len()))?;
-        self.take_apart(tokens, text)?;
+        self.split(tokens, text)?;
 
         let T5Config { encoder_len, decoder_len, pad, eos, .. } = self.config;
         let place = row * encoder_len..(row + 1) * encoder_len;
@@ -131,8 +130,8 @@ impl T5Assemble {
         Ok(())
     }
 
-    /// Divides a text into what the encoder sees and what the decoder is to say.
-    fn take_apart(&mut self, tokens: &[i64], text: &Sentences<'_>) -> Result<()> {
+    /// Divides a text into the encoder's input and the decoder's output.
+    fn split(&mut self, tokens: &[i64], text: &Sentences<'_>) -> Result<()> {
         let T5Config { encoder_len, decoder_len, bos, ref sentinels, .. } = self.config;
         self.encoder.clear();
         self.decoder.clear();
@@ -145,7 +144,7 @@ impl T5Assemble {
                 let found = "more spans than sentinels".to_owned();
                 return Err(text.error(OBJECTIVE, found, expected));
             };
-            // A span has a token at least.
+            // A span has at least one token.
             let [first, last] = [span[0] as usize, span[span.len() - 1] as usize];
             self.encoder.extend_from_slice(&tokens[begin..first]);
             self.encoder.push(sentinel);
@@ -167,7 +166,7 @@ impl T5Assemble {
     }
 }
 
-/// 1 where a token is, 0 where the padding id is.
+/// Writes 1 for each token, 0 for the padding id.
 fn mask_row(mask: &mut [i64], tokens: &[i64], pad: i64) {
     for (is_token, &token) in mask.iter_mut().zip(tokens) {
         *is_token = i64::from(token != pad);

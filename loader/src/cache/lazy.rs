@@ -6,8 +6,8 @@ use storage::Storage;
 use super::{CacheOptions, NodeCache, open};
 use crate::{SampleCache, SampleOrder};
 
-/// A cache that is opened at the first lookup: of the ranks of a node, which share one reader, only
-/// the one that reads does a lookup.
+/// A cache that is opened at the first lookup: of the ranks that share a node reader, only the rank
+/// that reads makes lookups.
 #[derive(Debug)]
 pub struct LazyCache {
     folder: Arc<dyn Storage>,
@@ -59,18 +59,18 @@ impl SampleCache for LazyCache {
             let checkpointed = self.checkpointed.load(Relaxed);
             cache.iter().for_each(|cache| cache.checkpointed(checkpointed));
         }
-        self.opened().is_some_and(|near| near.find(sample, into))
+        self.opened().is_some_and(|cache| cache.find(sample, into))
     }
 
     fn keep(&self, sample: u64, bytes: &[u8]) {
-        if let Some(near) = self.opened() {
-            near.keep(sample, bytes);
+        if let Some(cache) = self.opened() {
+            cache.keep(sample, bytes);
         }
     }
 
     fn consumed(&self, samples: u64) {
-        if let Some(near) = self.opened() {
-            near.consumed(samples);
+        if let Some(cache) = self.opened() {
+            cache.consumed(samples);
         }
     }
 }

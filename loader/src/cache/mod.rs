@@ -43,7 +43,7 @@ pub enum NodeCache {
     Log(Arc<OrderLog>),
 }
 
-/// With fewer files a log would lose too much with each one, in a crash or to make room.
+/// With fewer files a log would lose too large a share with each file, in a crash or to make room.
 const LOG_FILES_MIN: u64 = 16;
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 
@@ -59,21 +59,21 @@ pub fn open(
 ) -> Result<NodeCache> {
     let need: u64 = order.sources().iter().map(|source| source.len_bytes).sum();
     let CacheOptions { limit_bytes, salt } = options;
-    let kept: u64 = staged_files::kept_bytes(folder.as_ref(), order.as_ref(), salt);
-    if need <= limit_bytes && need.saturating_sub(kept) <= room(folder.as_ref(), kept) {
+    let copied: u64 = staged_files::copied_bytes(folder.as_ref(), order.as_ref(), salt);
+    if need <= limit_bytes && need.saturating_sub(copied) <= room(folder.as_ref(), copied) {
         let options = StageOptions { salt, ..StageOptions::default() };
         return Ok(NodeCache::Files(Arc::new(StagedFiles::open(folder, order, options)?)));
     }
-    let usual = LogOptions::default();
-    // fits: at most the usual
-    let segment_bytes =
-        (limit_bytes / LOG_FILES_MIN).clamp(SEGMENT_BYTES_MIN, usual.segment_bytes as u64) as usize;
+    let defaults = LogOptions::default();
+    // fits: at most the default
+    let segment_bytes = (limit_bytes / LOG_FILES_MIN)
+        .clamp(SEGMENT_BYTES_MIN, defaults.segment_bytes as u64) as usize;
     let options = LogOptions { limit_bytes, salt, segment_bytes };
     Ok(NodeCache::Log(Arc::new(OrderLog::open(folder, order.as_ref(), options)?)))
 }
 
 impl NodeCache {
-    /// As the loader takes it.
+    /// The cache as [`LoaderOptions::near`](crate::LoaderOptions::near) takes it.
     #[must_use]
     pub fn near(&self) -> Arc<dyn SampleCache> {
         match self {
@@ -103,8 +103,8 @@ const PROBES: u64 = 256;
 
 impl Identity {
     fn of(order: &dyn SampleOrder, salt: u64) -> Self {
-        let mut sum = Crc64::new();
-        let mut number = |number: u64| sum.update(&number.to_le_bytes());
+        let mut checksum = Crc64::new();
+        let mut number = |number: u64| checksum.update(&number.to_le_bytes());
         number(salt);
         let (samples, sources) = (order.sample_count(), order.sources());
         number(samples);
@@ -126,7 +126,7 @@ impl Identity {
             number(piece.offset_bytes);
             number(piece.len_bytes);
         }
-        Identity { crc64: sum.value(), samples, bytes }
+        Identity { crc64: checksum.value(), samples, bytes }
     }
 
     /// The folder of this order.
@@ -137,11 +137,11 @@ impl Identity {
     }
 }
 
-/// The longest manifest to read for that; Feedline's have one line per file.
+/// The longest manifest to read for [`version`]; Feedline's have one line per file.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
 /// Distinguishes the data from other data of the same names and lengths: the checksum of its
-/// manifest, which has those of the files; 0 for data without one.
+/// manifest, which has the checksums of the files; 0 for data without a manifest.
 fn version(source: &DataFile) -> u64 {
     let name = source.key.as_str();
     let prefix = Key::new(name.strip_suffix(".bin").unwrap_or(name));

@@ -11,7 +11,7 @@ use crate::{Result, SampleCache, SampleOrder};
 /// Options of an [`OrderLog`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
-    /// The most bytes that it may take. Default: all but a twentieth of the free space.
+    /// The most bytes of the log. Default: all but a twentieth of the free space.
     pub limit_bytes: u64,
     /// As [`CacheOptions::salt`](super::CacheOptions::salt). Default: 0.
     pub salt: u64,
@@ -32,17 +32,17 @@ const OPEN_MAX: usize = 4;
 /// The most files searched for a sample, if several ranks or jobs have written overlapping ranges.
 const OVERLAPS_MAX: usize = 8;
 
-/// File names examined for that: those that start last before the sample. It takes a microsecond or
-/// two, and covers ranges of 64 ranks that start at different samples.
-const LOOK_BACK_MAX: usize = 256;
+/// File names examined for that: the last ones that start before the sample. It takes a microsecond
+/// or two, and covers ranges of 64 ranks that start at different samples.
+const NAMES_MAX: usize = 256;
 
 /// The recently read samples of an order, in the order of their use.
 ///
 /// Samples read from the store are collected into files of [`LogOptions::segment_bytes`], which a
-/// thread writes; a sample is dropped rather than waited for. A run that restarts from its last
-/// checkpoint finds the samples read since then. Files from before the checkpoint are deleted when
-/// the space is needed, last of all those that other jobs wrote and this one never read. If there
-/// is no space, the existing files stay: a restart needs the oldest first.
+/// thread writes; if the thread is behind, samples are dropped. A run that restarts from its last
+/// checkpoint finds the samples read since then. Files from before the checkpoint are deleted;
+/// those that other jobs wrote and this job never read, only when the space is needed. If there is
+/// no space, the existing files stay: a restart needs the oldest first.
 #[derive(Debug)]
 pub struct OrderLog {
     shared: Arc<LogShared>,
@@ -64,16 +64,16 @@ struct LogShared {
 #[derive(Debug, Default)]
 struct LogState {
     filling: SegmentBuilder,
-    /// Full, to be written.
-    handed: Option<SegmentBuilder>,
-    /// Memory to fill next.
+    /// A full buffer for the writer.
+    to_write: Option<SegmentBuilder>,
+    /// An empty buffer to fill next.
     spare: SegmentBuilder,
     /// The writer is idle.
     is_idle: bool,
-    is_over: bool,
+    is_stopping: bool,
     checkpointed: u64,
     /// The checkpoint up to which the writer has deleted files.
-    dropped: u64,
+    deleted: u64,
 }
 
 /// The files in the folder. A file's name has its first sample, its last, and a number that is
@@ -144,12 +144,12 @@ impl OrderLog {
     /// Writes the samples collected so far, and waits for all pending work.
     pub fn flush(&self) {
         let mut state = lock(&self.shared.state);
-        while !state.filling.is_empty() || state.handed.is_some() {
+        while !state.filling.is_empty() || state.to_write.is_some() {
             state.hand_over();
             self.shared.work.notify_all();
             state = wait(&self.shared.work, state);
         }
-        while !(state.is_idle && state.dropped >= state.checkpointed) {
+        while !(state.is_idle && state.deleted >= state.checkpointed) {
             self.shared.work.notify_all();
             state = wait(&self.shared.work, state);
         }
@@ -187,7 +187,7 @@ impl SampleCache for OrderLog {
 impl Drop for OrderLog {
     fn drop(&mut self) {
         self.flush();
-        lock(&self.shared.state).is_over = true;
+        lock(&self.shared.state).is_stopping = true;
         self.shared.work.notify_all();
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
@@ -198,11 +198,11 @@ impl Drop for OrderLog {
 impl LogState {
     /// Hands the full buffer to the writer, unless it has not taken the previous one yet.
     fn hand_over(&mut self) -> bool {
-        if self.handed.is_some() {
+        if self.to_write.is_some() {
             return false;
         }
         let spare = std::mem::take(&mut self.spare);
-        self.handed = Some(std::mem::replace(&mut self.filling, spare));
+        self.to_write = Some(std::mem::replace(&mut self.filling, spare));
         true
     }
 }
@@ -213,19 +213,19 @@ impl LogShared {
         let mut state = lock(&self.state);
         loop {
             let to = state.checkpointed;
-            if to > state.dropped {
+            if to > state.deleted {
                 drop(state);
-                self.drop_used_before(to);
+                self.delete_used_before(to);
                 state = lock(&self.state);
-                state.dropped = to;
-            } else if let Some(mut filling) = state.handed.take() {
+                state.deleted = to;
+            } else if let Some(mut filling) = state.to_write.take() {
                 state.is_idle = false;
                 drop(state);
                 self.write_file(&mut filling, to);
                 filling.clear();
                 state = lock(&self.state);
                 state.spare = filling;
-            } else if state.is_over {
+            } else if state.is_stopping {
                 return;
             } else {
                 state.is_idle = true;
@@ -266,44 +266,44 @@ impl LogShared {
                 files.is_full = false;
                 return true;
             }
-            let behind = files.by_first.iter().find(|(_, file)| file.last < checkpointed);
-            let Some(name) = behind.map(|(&name, _)| name) else {
+            let obsolete = files.by_first.iter().find(|(_, file)| file.last < checkpointed);
+            let Some(name) = obsolete.map(|(&name, _)| name) else {
                 if !std::mem::replace(&mut files.is_full, true) {
                     log::info!("cache: {} is full", self.store.display(&self.folder));
                 }
                 return false;
             };
-            self.forget(&mut files, name);
+            self.delete(&mut files, name);
         }
     }
 
-    fn drop_used_before(&self, sample: u64) {
+    fn delete_used_before(&self, sample: u64) {
         let mut files = lock(&self.files);
-        let behind =
+        let is_obsolete =
             |name: &&(u64, u64)| files.by_first.get(name).is_none_or(|file| file.last < sample);
-        let behind: Vec<(u64, u64)> = files.used.iter().filter(behind).copied().collect();
-        for name in behind {
-            self.forget(&mut files, name);
+        let obsolete: Vec<(u64, u64)> = files.used.iter().filter(is_obsolete).copied().collect();
+        for name in obsolete {
+            self.delete(&mut files, name);
         }
     }
 
-    fn forget(&self, files: &mut LogFiles, name: (u64, u64)) {
+    fn delete(&self, files: &mut LogFiles, name: (u64, u64)) {
         files.used.remove(&name);
         files.open.retain(|(open, _)| *open != name);
         if let Some(file) = files.by_first.remove(&name) {
-            let _ = self.store.delete(&file.key); // another process may have been faster
+            let _ = self.store.delete(&file.key); // another process may have deleted it
         }
     }
 
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
         let mut files = lock(&self.files);
-        let runs = files.by_first.range(..=(sample, u64::MAX)).rev().take(LOOK_BACK_MAX);
+        let runs = files.by_first.range(..=(sample, u64::MAX)).rev().take(NAMES_MAX);
         let runs = runs.filter(|(_, file)| file.last >= sample).map(|(&name, _)| name);
         let mut names = [None; OVERLAPS_MAX];
         names.iter_mut().zip(runs).for_each(|(place, name)| *place = Some(name));
         for name in names.into_iter().flatten() {
             let Some(segment) = self.segment(&mut files, name) else {
-                self.forget(&mut files, name); // deleted, or invalid
+                self.delete(&mut files, name); // deleted, or invalid
                 continue;
             };
             if segment.find(sample, into) {
@@ -314,7 +314,7 @@ impl LogShared {
         false
     }
 
-    /// A file with its table; the last one used stays open.
+    /// A file with its table; the last used files stay open.
     fn segment(&self, files: &mut LogFiles, name: (u64, u64)) -> Option<Arc<Segment>> {
         if let Some(at) = files.open.iter().position(|(open, _)| *open == name) {
             files.open[..=at].rotate_right(1);

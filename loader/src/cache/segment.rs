@@ -25,14 +25,14 @@ const ENTRY_BYTES: usize = 32;
 /// Bounds the allocation for a corrupt header.
 const ENTRIES_MAX: u64 = 1 << 21;
 
-/// Read-ahead from a requested sample: those that follow it are needed next. It is large enough for
-/// the full rate of any disk, and so few files are open that it takes little memory.
+/// Bytes read from a requested sample on, because the samples after it are needed next. Enough for
+/// the full rate of any disk, and few files are open, so that it takes little memory.
 const AHEAD_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SegmentEntry {
     sample: u64,
-    /// Offset in the file once it is written, in the bytes of the samples before.
+    /// Offset in the file; until it is written, in the bytes of the samples.
     offset: u64,
     len: u64,
     crc64: u64,
@@ -94,8 +94,8 @@ impl SegmentBuilder {
                 header.extend_from_slice(&number.to_le_bytes());
             }
         }
-        let sum = table_sum(header);
-        header[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        let checksum = table_checksum(header);
+        header[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
         let mut upload = store.create(key, self.file_bytes())?;
         upload.write(&self.header)?;
         upload.write(&self.bytes)?;
@@ -125,17 +125,17 @@ impl Segment {
         let mut bytes = vec![0; HEADER_BYTES];
         object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }]).ok()?;
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let got = Identity { crc64: number(8), samples: number(16), bytes: number(24) };
+        let found = Identity { crc64: number(8), samples: number(16), bytes: number(24) };
         let count = number(32);
-        if bytes[..8] != MAGIC || got != *identity || count > ENTRIES_MAX {
+        if bytes[..8] != MAGIC || found != *identity || count > ENTRIES_MAX {
             return None;
         }
-        let sum = number(HEADER_BYTES - 8);
+        let checksum = number(HEADER_BYTES - 8);
         let table_bytes = count as usize * ENTRY_BYTES; // fits: bounded above
         bytes.resize(HEADER_BYTES + table_bytes, 0);
         let table = &mut bytes[HEADER_BYTES..];
         object.read_many(&mut [RangeRead { offset: HEADER_BYTES as u64, buf: table }]).ok()?;
-        if table_sum(&bytes) != sum {
+        if table_checksum(&bytes) != checksum {
             return None;
         }
         let numbers: &[[u8; 8]] = bytes[HEADER_BYTES..].as_chunks().0;
@@ -151,8 +151,8 @@ impl Segment {
         let Ok(at) = self.entries.binary_search_by_key(&sample, |entry| entry.sample) else {
             return false;
         };
-        let SegmentEntry { offset, len, crc64: due, .. } = self.entries[at];
-        len == into.len() as u64 && self.read(offset, into).is_some() && crc64(into) == due
+        let SegmentEntry { offset, len, crc64: expected, .. } = self.entries[at];
+        len == into.len() as u64 && self.read(offset, into).is_some() && crc64(into) == expected
     }
 
     /// Fills `into`, from the read-ahead if that has it.
@@ -181,9 +181,9 @@ impl Ahead {
 }
 
 /// The checksum of a header and its table, without the checksum field.
-fn table_sum(bytes: &[u8]) -> u64 {
-    let mut sum = storage::Crc64::new();
-    sum.update(&bytes[..HEADER_BYTES - 8]);
-    sum.update(&bytes[HEADER_BYTES..]);
-    sum.value()
+fn table_checksum(bytes: &[u8]) -> u64 {
+    let mut checksum = storage::Crc64::new();
+    checksum.update(&bytes[..HEADER_BYTES - 8]);
+    checksum.update(&bytes[HEADER_BYTES..]);
+    checksum.value()
 }

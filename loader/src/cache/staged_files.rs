@@ -11,8 +11,8 @@
 //! | 64 | u64 x n | CRC-64/NVME of each 16 KiB |
 //! | | | the bytes of the block |
 //!
-//! Little-endian throughout. A sample is some KiB at a random place: checksums of 16 KiB let it be
-//! verified without reading the block.
+//! Little-endian throughout. A sample has some KiB at a random offset: checksums of 16 KiB let it
+//! be verified without reading the block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub struct StageOptions {
     pub salt: u64,
     /// The most bytes to copy per second, so that training is not slowed down. Default: 256 MiB.
     pub bytes_per_s: u64,
-    /// Bytes of a block, some times 16 KiB. Default: 16 MiB: few enough files, and few seeks on the
+    /// Bytes of a block, a multiple of 16 KiB. Default: 16 MiB, for few files and few seeks on the
     /// store.
     pub block_bytes: u64,
 }
@@ -52,10 +52,10 @@ const OPEN_MAX: usize = 256;
 /// Consecutive failed blocks after which staging is aborted.
 const FAILURES_MAX: u32 = 8;
 
-/// All files of an order, copied to this node front to back while the run goes on.
+/// All files of an order, copied to this node front to back during the run.
 ///
-/// A sample is served from here once all of its bytes are copied. Several processes that share the
-/// folder start at different blocks and skip those that others have copied by then.
+/// A sample is read from the copy once all of its bytes are copied. Several processes that share
+/// the folder start at different blocks and skip those that others have copied by then.
 #[derive(Debug)]
 pub struct StagedFiles {
     shared: Arc<StagingShared>,
@@ -75,22 +75,22 @@ struct StagingShared {
 
 #[derive(Debug, Default)]
 struct StagingState {
-    landed: BTreeSet<(u32, u64)>,
+    copied: BTreeSet<(u32, u64)>,
     open: BTreeMap<(u32, u64), StagedBlock>,
     pieces: Vec<PieceRef>,
     chunks: Vec<u8>,
-    is_over: bool,
+    is_stopping: bool,
 }
 
 #[derive(Debug)]
 struct StagedBlock {
     object: Arc<dyn Object>,
-    sums: Vec<u64>,
+    checksums: Vec<u64>,
     len: u64,
 }
 
 /// Bytes of the files of an order that are copied so far.
-pub(super) fn kept_bytes(store: &dyn Storage, order: &dyn SampleOrder, salt: u64) -> u64 {
+pub(super) fn copied_bytes(store: &dyn Storage, order: &dyn SampleOrder, salt: u64) -> u64 {
     let folder = Identity::of(order, salt).folder("files");
     store.list(&folder).map_or(0, |entries| entries.iter().map(|entry| entry.bytes).sum())
 }
@@ -105,8 +105,11 @@ impl StagedFiles {
         order: &Arc<dyn SampleOrder>,
         options: StageOptions,
     ) -> Result<Self> {
-        assert!(options.block_bytes > 0, "blocks have bytes");
-        assert!(options.block_bytes.is_multiple_of(CHUNK_BYTES), "blocks of whole chunks");
+        assert!(options.block_bytes > 0, "block_bytes must not be 0");
+        assert!(
+            options.block_bytes.is_multiple_of(CHUNK_BYTES),
+            "block_bytes must be a multiple of a chunk"
+        );
         let identity = Identity::of(order.as_ref(), options.salt);
         let folder = identity.folder("files");
         let shared = Arc::new(StagingShared {
@@ -132,7 +135,7 @@ impl StagedFiles {
     /// Blocks copied so far, and all blocks.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
-        (self.shared.lock().landed.len() as u64, self.shared.blocks().count() as u64)
+        (self.shared.lock().copied.len() as u64, self.shared.blocks().count() as u64)
     }
 }
 
@@ -148,7 +151,7 @@ impl SampleCache for StagedFiles {
 
 impl Drop for StagedFiles {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
+        self.shared.lock().is_stopping = true;
         self.shared.stop.notify_all();
         if let Some(stager) = self.stager.take() {
             let _ = stager.join();
@@ -177,33 +180,34 @@ impl StagingShared {
     /// The stager's thread.
     fn stage(&self) {
         let count = self.blocks().count();
-        // A different start in every process, so that processes that share the folder share the
-        // work.
+        // Processes that share the folder start at different blocks, so that they share the work.
         let first = if count == 0 { 0 } else { std::process::id() as usize * 7919 % count };
-        let begin = Instant::now();
-        let (mut moved, mut failures) = (0_u64, 0);
+        let start = Instant::now();
+        let (mut copied_bytes, mut failures) = (0_u64, 0);
         let mut buf = Vec::new();
         let mut open: Option<(u32, Arc<dyn Object>)> = None;
         for (nth, at) in self.blocks().skip(first).chain(self.blocks().take(first)).enumerate() {
             if nth % 64 == 0 {
                 self.scan();
             }
-            if self.lock().landed.contains(&at) {
+            if self.lock().copied.contains(&at) {
                 continue;
             }
             match self.copy(at, &mut buf, &mut open) {
                 Ok(0) => return log::info!("cache: no space for more blocks; staging stopped"),
-                Ok(bytes) => (moved, failures) = (moved + bytes, 0),
+                Ok(bytes) => (copied_bytes, failures) = (copied_bytes + bytes, 0),
                 Err(error) => {
                     log::warn!("cache: {error}");
                     failures += 1;
                 }
             }
-            let due = Duration::from_secs_f64(moved as f64 / self.options.bytes_per_s as f64);
-            let pause = due.saturating_sub(begin.elapsed());
+            let planned =
+                Duration::from_secs_f64(copied_bytes as f64 / self.options.bytes_per_s as f64);
+            let pause = planned.saturating_sub(start.elapsed());
             let state = self.lock();
-            let stop = self.stop.wait_timeout_while(state, pause, |state| !state.is_over);
-            if stop.unwrap_or_else(PoisonError::into_inner).0.is_over || failures > FAILURES_MAX {
+            let stop = self.stop.wait_timeout_while(state, pause, |state| !state.is_stopping);
+            if stop.unwrap_or_else(PoisonError::into_inner).0.is_stopping || failures > FAILURES_MAX
+            {
                 return;
             }
         }
@@ -217,7 +221,7 @@ impl StagingShared {
             Err(error) => return log::warn!("cache: {error}"),
         };
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
-        self.lock().landed = entries
+        self.lock().copied = entries
             .iter()
             .filter_map(|entry| {
                 let (file, block) = entry.key.name().split_once('-')?;
@@ -240,7 +244,7 @@ impl StagingShared {
         };
         let offset = block * self.options.block_bytes;
         let len = self.options.block_bytes.min(source.len_bytes - offset);
-        let taken = self.lock().landed.len() as u64 * self.options.block_bytes;
+        let taken = self.lock().copied.len() as u64 * self.options.block_bytes;
         if room(self.store.as_ref(), taken) < len + len / CHUNK_BYTES * 8 + HEADER_BYTES {
             return Ok(0);
         }
@@ -257,7 +261,7 @@ impl StagingShared {
             Err(storage::Error::Exists { .. }) => {} // another process was faster
             Err(error) => return Err(error),
         }
-        self.lock().landed.insert((file, block));
+        self.lock().copied.insert((file, block));
         Ok(len)
     }
 
@@ -266,16 +270,17 @@ impl StagingShared {
         &self,
         (file, block): (u32, u64),
         len: u64,
-        sums: impl Iterator<Item = u64>,
+        checksums: impl Iterator<Item = u64>,
     ) -> Vec<u8> {
         let Identity { crc64, samples, bytes } = self.identity;
         let mut head = MAGIC.to_vec();
         for number in [crc64, samples, bytes, u64::from(file), block, len, 0] {
             head.extend_from_slice(&number.to_le_bytes());
         }
-        sums.for_each(|sum| head.extend_from_slice(&sum.to_le_bytes()));
-        let sum = head_sum(&head);
-        head[HEADER_BYTES as usize - 8..HEADER_BYTES as usize].copy_from_slice(&sum.to_le_bytes());
+        checksums.for_each(|checksum| head.extend_from_slice(&checksum.to_le_bytes()));
+        let checksum = head_checksum(&head);
+        head[HEADER_BYTES as usize - 8..HEADER_BYTES as usize]
+            .copy_from_slice(&checksum.to_le_bytes());
         head
     }
 
@@ -289,9 +294,10 @@ impl StagingShared {
         let mut head = vec![0; (HEADER_BYTES + 8 * count) as usize]; // fits: checksums of a block
         object.read_many(&mut [RangeRead { offset: 0, buf: &mut head }]).ok()?;
         let numbers: &[[u8; 8]] = head[HEADER_BYTES as usize..].as_chunks().0;
-        let sums: Vec<u64> = numbers.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
-        let is_ours = head == self.head(at, len, sums.iter().copied());
-        is_ours.then_some(StagedBlock { object, sums, len })
+        let checksums: Vec<u64> =
+            numbers.iter().map(|checksum| u64::from_le_bytes(*checksum)).collect();
+        let is_valid = head == self.head(at, len, checksums.iter().copied());
+        is_valid.then_some(StagedBlock { object, checksums, len })
     }
 
     fn find(&self, sample: u64, into: &mut [u8]) -> bool {
@@ -313,7 +319,7 @@ impl StagingShared {
         let end = piece.offset_bytes.saturating_add(piece.len_bytes);
         let blocks = piece.offset_bytes / block_bytes..end.div_ceil(block_bytes);
         piece.len_bytes == 0
-            || blocks.into_iter().all(|block| state.landed.contains(&(piece.file, block)))
+            || blocks.into_iter().all(|block| state.copied.contains(&(piece.file, block)))
     }
 
     fn read(&self, state: &mut StagingState, pieces: &[PieceRef], mut into: &mut [u8]) -> bool {
@@ -325,10 +331,10 @@ impl StagingShared {
                 let stop = end.min((block.1 + 1) * block_bytes);
                 let (part, rest) = into.split_at_mut((stop - at) as usize); // fits: part of `into`
                 if !self.read_part(state, block, at % block_bytes, part) {
-                    state.landed.remove(&block);
+                    state.copied.remove(&block);
                     state.open.remove(&block);
                     if let Some(key) = self.key(block) {
-                        let _ = self.store.delete(&key); // to be copied again by the next run
+                        let _ = self.store.delete(&key); // the next run copies it again
                     }
                     return false;
                 }
@@ -354,16 +360,16 @@ impl StagingShared {
             state.open.insert(at, block);
         }
         let (StagingState { open, chunks, .. }, end) = (state, offset + into.len() as u64);
-        let Some(StagedBlock { object, sums, len }) = open.get(&at) else { return false };
+        let Some(StagedBlock { object, checksums, len }) = open.get(&at) else { return false };
         let (first, last) = (offset / CHUNK_BYTES, end.div_ceil(CHUNK_BYTES));
         let begin = first * CHUNK_BYTES;
         chunks.resize(((last * CHUNK_BYTES).min(*len) - begin) as usize, 0); // fits: some chunks
-        let place = HEADER_BYTES + 8 * sums.len() as u64 + begin;
+        let place = HEADER_BYTES + 8 * checksums.len() as u64 + begin;
         if object.read_many(&mut [RangeRead { offset: place, buf: chunks }]).is_err() {
             return false;
         }
-        let sums = &sums[first as usize..last as usize];
-        if !chunks.chunks(CHUNK_BYTES as usize).map(crc64).eq(sums.iter().copied()) {
+        let checksums = &checksums[first as usize..last as usize];
+        if !chunks.chunks(CHUNK_BYTES as usize).map(crc64).eq(checksums.iter().copied()) {
             return false;
         }
         let start = (offset - begin) as usize;
@@ -373,9 +379,9 @@ impl StagingShared {
 }
 
 /// The checksum of a header and its table, without the checksum field.
-fn head_sum(head: &[u8]) -> u64 {
-    let mut sum = Crc64::new();
-    sum.update(&head[..HEADER_BYTES as usize - 8]);
-    sum.update(&head[HEADER_BYTES as usize..]);
-    sum.value()
+fn head_checksum(head: &[u8]) -> u64 {
+    let mut checksum = Crc64::new();
+    checksum.update(&head[..HEADER_BYTES as usize - 8]);
+    checksum.update(&head[HEADER_BYTES as usize..]);
+    checksum.value()
 }

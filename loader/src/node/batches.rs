@@ -16,31 +16,31 @@ pub struct NodeBatches<A: Assemble> {
 impl<A: Assemble> NodeBatches<A> {
     /// Joins the ranks of a node that read an order; the first of them runs a [`Loader`] for all.
     ///
-    /// `how` are the options of that loader: its `ranks` are those of the node, and its samples
-    /// start at what this rank has consumed. The number of rows, their range and the samples per
+    /// `options` are those of that loader: its `ranks` are those of the node, and its samples start
+    /// at what this rank has consumed. The number of rows, their range and the samples per
     /// step in `node` are set from it, and the order is added to the identity of `node`.
     ///
     /// # Errors
-    /// [`Error::Option`] if the blocks of `node` are not as many as the ranks of `how`; the errors
+    /// [`Error::Option`] if `node` has not as many blocks as `options` has ranks; the errors
     /// of [`NodeClient::join`].
     pub fn start(
         order: Arc<dyn SampleOrder>,
         assemble: A,
-        how: LoaderOptions,
+        options: LoaderOptions,
         mut node: NodeOptions,
     ) -> Result<Self> {
         let found = node.blocks.iter().max().map_or(0, |block| u64::from(*block) + 1);
-        if found != u64::from(how.ranks.count) {
+        if found != u64::from(options.ranks.count) {
             return Err(Error::Option {
                 name: "blocks",
                 found,
                 expected: "as many as ranks.count",
             });
         }
-        let ranks = how.ranks;
-        node.micro_batch = how.micro_batch;
-        node.step_samples = (how.micro_batch as u64).saturating_mul(ranks.of.into());
-        (node.samples_consumed, node.samples_end) = (how.samples.start, how.samples.end);
+        let ranks = options.ranks;
+        node.micro_batch = options.micro_batch;
+        node.step_samples = (options.micro_batch as u64).saturating_mul(ranks.of.into());
+        (node.samples_consumed, node.samples_end) = (options.samples.start, options.samples.end);
         node.identity = format!(
             "{}; {}, ranks from {} of {}",
             node.identity,
@@ -48,16 +48,16 @@ impl<A: Assemble> NodeBatches<A> {
             ranks.first,
             ranks.of
         );
-        let of = Arc::clone(&order);
+        let reader_order = Arc::clone(&order);
         let open: Open = Arc::new(move |samples_consumed| {
-            let mut how = how.clone();
-            how.samples.start = samples_consumed.min(how.samples.end);
-            Ok(Box::new(Loader::start(Arc::clone(&of), RawAssemble, how)?))
+            let mut options = options.clone();
+            options.samples.start = samples_consumed.min(options.samples.end);
+            Ok(Box::new(Loader::start(Arc::clone(&reader_order), RawAssemble, options)?))
         });
         Ok(Self::new(NodeClient::join(node, open)?, order, assemble))
     }
 
-    /// The order must be the one that the reader reads.
+    /// `order` must be the order that the reader reads.
     pub fn new(reader: NodeClient, order: Arc<dyn SampleOrder>, assemble: A) -> Self {
         NodeBatches { reader, order, assemble, pieces: Vec::new(), spent: Vec::new() }
     }
@@ -66,7 +66,7 @@ impl<A: Assemble> NodeBatches<A> {
     ///
     /// # Errors
     /// As [`NodeClient::next`], and the errors of the assembler; [`NodeError::Sample`] if a sample
-    /// is not as long as the order has it.
+    /// has another length than in the order.
     pub fn next_batch(&mut self) -> Result<Option<A::Batch>> {
         let Some(samples) = self.reader.next()? else { return Ok(None) };
         let mut batch = self.spent.pop().unwrap_or_default();

@@ -12,16 +12,16 @@ use crate::Result;
 
 /// One rank's samples, step after step, from the node reader.
 ///
-/// Made in any order in the ranks of a node. The first one reads for all, on two threads of its
-/// own; when it ends, in whatever way, another takes over. What a rank gets depends neither on
-/// which rank reads nor on the fate of the others.
+/// The ranks of a node join in any order. The first one reads for all, on two threads of its own;
+/// when it ends, in whatever way, another takes over. The samples of a rank depend neither on which
+/// rank reads nor on the end of others.
 #[derive(Debug)]
 pub struct NodeClient {
-    common: Arc<NodeContext>,
-    owner: Option<NodeServer>,
+    context: Arc<NodeContext>,
+    server: Option<NodeServer>,
     peer: Peer,
     ring: RingReceiver,
-    /// In whole steps, also after the last.
+    /// A multiple of the samples per step, also after the last step.
     samples_consumed: u64,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct NodeContext {
 
 /// How often a waiting rank checks that the node reader lives. Only a rank that waits for its next
 /// batch pays for it.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Pause before a rank retries that found neither a free listener nor a process behind it.
-const KNOCK_EVERY: Duration = Duration::from_millis(2);
+const CHECK_EVERY: Duration = Duration::from_millis(20);
+/// Pause before the next attempt of a rank that found neither a free listener nor a node reader.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) const HELLO: [u8; 8] = *b"FLnode01";
 pub(super) const WELCOME: u8 = b'w';
@@ -56,9 +56,9 @@ impl NodeClient {
         let samples_consumed = options.samples_consumed;
         let deadline = Instant::now() + options.wait_max;
         let fingerprint = options.fingerprint();
-        let common = Arc::new(NodeContext { options, fingerprint, open });
-        let (owner, peer, ring) = find(&common, samples_consumed, StartAt::AtOnce, deadline)?;
-        Ok(NodeClient { common, owner, peer, ring, samples_consumed })
+        let context = Arc::new(NodeContext { options, fingerprint, open });
+        let (server, peer, ring) = find(&context, samples_consumed, StartAt::AtOnce, deadline)?;
+        Ok(NodeClient { context, server, peer, ring, samples_consumed })
     }
 
     /// This rank's samples of the next step, or `None` after the last. Waits for them if they have
@@ -67,16 +67,16 @@ impl NodeClient {
     /// # Errors
     /// [`NodeError::Failed`] for an error of the node reader, [`NodeError::Silent`] if nothing was
     /// received in time, and the errors of [`Self::join`] if another rank takes over.
-    #[expect(clippy::should_implement_trait, reason = "what it gives borrows the slot")]
+    #[expect(clippy::should_implement_trait, reason = "the samples borrow the slot")]
     pub fn next(&mut self) -> Result<Option<Samples<'_>>> {
         if self.ring.release() {
             self.peer.nudge();
         }
-        if !self.message_or_end()? {
+        if !self.wait_for_message()? {
             return Ok(None);
         }
-        self.samples_consumed += self.common.options.step_samples;
-        let message = self.ring.message()?.expect("seen above, and only we release it");
+        self.samples_consumed += self.context.options.step_samples;
+        let message = self.ring.message()?.expect("seen above, and only this client releases it");
         Samples::parse(message).map(Some)
     }
 
@@ -84,23 +84,23 @@ impl NodeClient {
     /// state to save.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
-        self.samples_consumed.min(self.common.options.samples_end)
+        self.samples_consumed.min(self.context.options.samples_end)
     }
 
     /// Whether this process reads for the node.
     #[must_use]
     pub fn is_reader(&self) -> bool {
-        self.owner.is_some()
+        self.server.is_some()
     }
 
     /// Waits; true if there is a message, false at the end.
-    fn message_or_end(&mut self) -> Result<bool> {
+    fn wait_for_message(&mut self) -> Result<bool> {
         let start = Instant::now();
-        let deadline = start + self.common.options.wait_max;
+        let deadline = start + self.context.options.wait_max;
         loop {
-            // In this order: messages sent before the connection broke, or the end was set, can
-            // still be taken.
-            let lives = self.peer.drain();
+            // In this order: messages sent before the connection broke, or before the end was set,
+            // can still be taken.
+            let is_connected = self.peer.drain();
             let tail = self.ring.tail()?;
             if self.ring.message()?.is_some() {
                 return Ok(true);
@@ -109,30 +109,31 @@ impl NodeClient {
             match tail {
                 RingEnd::End => return Ok(false),
                 RingEnd::Failed(reason) => return Err(NodeError::Failed { pid, reason }.into()),
-                RingEnd::Open if !lives => self.find_another(deadline)?,
+                RingEnd::Open if !is_connected => self.find_another(deadline)?,
                 RingEnd::Open => {
                     let now = Instant::now();
                     if now >= deadline {
-                        let reason = self.why();
+                        let reason = self.wait_reason();
                         return Err(NodeError::Silent { pid, waited: now - start, reason }.into());
                     }
-                    self.ring.wait(LOOK_EVERY.min(deadline - now))?;
+                    self.ring.wait(CHECK_EVERY.min(deadline - now))?;
                 }
             }
         }
     }
 
-    /// Finds a new reader when the old one is gone and all its messages are consumed.
+    /// Finds a new reader when the old one has ended and all its messages are consumed.
     fn find_another(&mut self, deadline: Instant) -> Result<()> {
         log::info!("node reader: process {} exited; another rank takes over", self.peer.pid());
-        self.owner = None;
-        let begin = StartAt::WhenAllAreThere;
-        (self.owner, self.peer, self.ring) =
-            find(&self.common, self.samples_consumed, begin, deadline)?;
+        self.server = None;
+        let start_at = StartAt::AfterRanksJoined;
+        (self.server, self.peer, self.ring) =
+            find(&self.context, self.samples_consumed, start_at, deadline)?;
         Ok(())
     }
 
-    fn why(&self) -> String {
+    /// What the node reader is waiting for.
+    fn wait_reason(&self) -> String {
         match self.ring.note() {
             0 => "it is waiting for its own reads".to_owned(),
             rank => {
@@ -149,34 +150,35 @@ type Found = (Option<NodeServer>, Peer, RingReceiver);
 
 /// Connects to the node reader, or takes the listener if it is free.
 fn find(
-    common: &Arc<NodeContext>,
+    context: &Arc<NodeContext>,
     position: u64,
-    begin: StartAt,
+    start_at: StartAt,
     deadline: Instant,
 ) -> Result<Found> {
     let start = Instant::now();
     let mut pid = 0;
     loop {
-        let (mut owner, mut found) = (None, None);
-        if let Some(door) = LocalListener::open(&common.options.job)? {
+        let (mut server, mut found) = (None, None);
+        if let Some(listener) = LocalListener::open(&context.options.job)? {
             let (ours, theirs) = Peer::pair()?;
-            owner = Some(NodeServer::start(door, Arc::clone(common), theirs, position, begin)?);
+            server =
+                Some(NodeServer::start(listener, Arc::clone(context), theirs, position, start_at)?);
             found = Some(ours);
-        } else if let Some(peer) = Peer::knock(&common.options.job)? {
+        } else if let Some(peer) = Peer::knock(&context.options.job)? {
             found = Some(peer);
         }
         let now = Instant::now();
         if let Some(peer) = found {
             pid = peer.pid();
-            if let Some(ring) = greet(&peer, common, position, deadline)? {
-                return Ok((owner, peer, ring));
+            if let Some(ring) = greet(&peer, context, position, deadline)? {
+                return Ok((server, peer, ring));
             }
         }
         if now >= deadline {
             let reason = "no rank answered or took over".to_owned();
             return Err(NodeError::Silent { pid, waited: now - start, reason }.into());
         }
-        std::thread::sleep(KNOCK_EVERY);
+        std::thread::sleep(RETRY_PAUSE);
     }
 }
 
@@ -184,17 +186,17 @@ fn find(
 /// answer.
 fn greet(
     peer: &Peer,
-    common: &NodeContext,
+    context: &NodeContext,
     position: u64,
     deadline: Instant,
 ) -> Result<Option<RingReceiver>> {
-    let options = &common.options;
+    let options = &context.options;
     let mut hello = HELLO.to_vec();
     hello.extend(options.rank.to_le_bytes());
     hello.extend(position.to_le_bytes());
-    hello.extend((common.fingerprint.len() as u32).to_le_bytes()); // fits: checked
-    hello.extend(common.fingerprint.as_bytes());
-    let left = deadline.saturating_duration_since(Instant::now()).max(KNOCK_EVERY);
+    hello.extend((context.fingerprint.len() as u32).to_le_bytes()); // fits: checked
+    hello.extend(context.fingerprint.as_bytes());
+    let left = deadline.saturating_duration_since(Instant::now()).max(RETRY_PAUSE);
     let answer = peer.send(&hello, left).and_then(|()| peer.receive_fd(left));
     let (kind, fd) = match answer {
         Ok(answer) => answer,
@@ -211,7 +213,7 @@ fn greet(
             if kind == REFUSED {
                 return Err(NodeError::Refused { pid, reason: text }.into());
             }
-            let ours = common.fingerprint.clone();
+            let ours = context.fingerprint.clone();
             Err(NodeError::Mismatch { pid, ours, theirs: text }.into())
         }
         _ => {

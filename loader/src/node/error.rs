@@ -36,7 +36,7 @@ pub enum NodeError {
         pid: u32,
         /// How long this rank waited.
         waited: Duration,
-        /// What it was last seen waiting for.
+        /// What the node reader was last waiting for.
         reason: String,
     },
     /// Samples do not fit in a slot.
@@ -50,12 +50,12 @@ pub enum NodeError {
         /// Bytes of a slot.
         expected: usize,
     },
-    /// A message of another rank is no batch.
+    /// A message of another rank is not a valid batch.
     Message {
         /// Its length.
         found: usize,
     },
-    /// A sample that another rank read is not as long as the order has it here.
+    /// A sample that another rank read has another length than in the order of this rank.
     Sample {
         /// The order.
         order: String,
@@ -63,7 +63,7 @@ pub enum NodeError {
         sample: u64,
         /// Bytes received.
         found: u64,
-        /// Bytes that its pieces have.
+        /// Bytes of its pieces.
         expected: u64,
     },
 }

@@ -1,19 +1,19 @@
-//! One reader a node: the ranks of a node share what one of them reads.
+//! The node reader: one rank of a node reads the samples of all of its ranks.
 //!
 //! Eight ranks that each open every file, hold every index and keep their own window of reads cost
 //! a store eight times what the node needs. Here the first rank to join reads for all: it cuts the
 //! rows of each step among the ranks, and puts each rank's samples into a ring of slots in memory
-//! that the two share. Each rank reads its samples in place and assembles its batches from them.
+//! that it shares with that rank. Each rank reads its samples in place and assembles its batches
+//! from them.
 //!
 //! The death of any process at any time is handled.
 //!
-//! The rank that reads is the one that has the node's [`storage::ipc::LocalListener`]. The
-//! kernel gives that to one process at a time and releases it when that process ends, so there is
-//! no stale lock and no election. Its name contains the job and the user; the memory has no name,
-//! and is freed with its last process. A rank whose process ended is dropped, and the others
-//! continue. When the reader ends, the ranks first consume what they have; then one of them takes
-//! over the listener and reads from the smallest of the ranks' positions, each of which is one
-//! number.
+//! The rank that reads is the one that holds the node's [`storage::ipc::LocalListener`]. The kernel
+//! gives it to one process at a time and releases it when that process ends, so there is no stale
+//! lock and no election. Its name contains the job and the user; the memory has no name, and the
+//! kernel frees it with its last process. A rank whose process ended is dropped, and the others
+//! continue. When the reader ends, the ranks first consume their slots; then one of them takes over
+//! the listener and reads from the smallest of the ranks' positions, each of which is one number.
 //!
 //! In reading order: `raw` is the data passed between ranks, `client` a rank's side, `server` the
 //! side that reads, and [`NodeBatches`] assembles batches from it.
@@ -55,7 +55,7 @@ pub struct NodeOptions {
     pub micro_batch: usize,
     /// Samples that a step takes from the order, with those of other nodes. Minimum: 1.
     pub step_samples: u64,
-    /// Samples consumed by all before this rank's first step: the whole state.
+    /// Samples consumed by all ranks before this rank's first step: the whole state.
     pub samples_consumed: u64,
     /// One past the last sample: the last step may have fewer than the others. Default: none; every
     /// step then counts as complete.
@@ -72,8 +72,8 @@ pub struct NodeOptions {
 /// Reads the batches of the whole node, one for each step.
 pub trait BatchSource {
     /// Replaces `into` by the samples of the next step: the rows of block 0, then those of block 1,
-    /// and so on. Fewer, even none, may be in the last step, which is a step of every rank
-    /// nevertheless. Returns `false` at the end.
+    /// and so on. The last step may have fewer, even none, but is a step of every rank. Returns
+    /// `false` at the end.
     ///
     /// # Errors
     /// The error of the first read that failed.
@@ -86,7 +86,7 @@ pub type Open = Arc<dyn Fn(u64) -> Result<Box<dyn BatchSource>> + Send + Sync>;
 /// Ranks on one machine: more than any has accelerators.
 const RANKS_MAX: usize = 256;
 const JOB_BYTES_MAX: usize = 64;
-/// More than any order has; bounds sums so that they cannot overflow.
+/// More samples than any order has: sums of positions cannot overflow.
 const SAMPLES_MAX: u64 = 1 << 60;
 const IDENTITY_BYTES_MAX: usize = 4096;
 
@@ -110,31 +110,31 @@ impl NodeOptions {
     }
 
     fn check(&self) -> Result<()> {
-        let odd = |name, found: u64, expected| Err(Error::Option { name, found, expected });
+        let invalid = |name, found: u64, expected| Err(Error::Option { name, found, expected });
         let ranks = self.blocks.len();
         if ranks == 0 || ranks > RANKS_MAX {
-            return odd("blocks", ranks as u64, "one for each rank, 1 to 256");
+            return invalid("blocks", ranks as u64, "one for each rank, 1 to 256");
         }
         if self.rank as usize >= ranks {
-            return odd("rank", u64::from(self.rank), "less than the number of blocks");
+            return invalid("rank", u64::from(self.rank), "less than the number of blocks");
         }
         if let Some(block) = self.blocks.iter().find(|&&block| block as usize >= ranks) {
-            return odd("block", u64::from(*block), "less than the number of ranks");
+            return invalid("block", u64::from(*block), "less than the number of ranks");
         }
         if self.job.is_empty() || self.job.len() > JOB_BYTES_MAX {
-            return odd("job", self.job.len() as u64, "a name of 1 to 64 bytes");
+            return invalid("job", self.job.len() as u64, "a name of 1 to 64 bytes");
         }
         if self.identity.len() > IDENTITY_BYTES_MAX {
-            return odd("identity", self.identity.len() as u64, "at most 4096 bytes");
+            return invalid("identity", self.identity.len() as u64, "at most 4096 bytes");
         }
         if self.micro_batch == 0 {
-            return odd("micro_batch", 0, "at least 1");
+            return invalid("micro_batch", 0, "at least 1");
         }
         if !(1..=SAMPLES_MAX).contains(&self.step_samples) {
-            return odd("step_samples", self.step_samples, "1 to 2^60");
+            return invalid("step_samples", self.step_samples, "1 to 2^60");
         }
         if self.samples_consumed > SAMPLES_MAX {
-            return odd("samples_consumed", self.samples_consumed, "at most 2^60");
+            return invalid("samples_consumed", self.samples_consumed, "at most 2^60");
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Samples as they were read: the data sent from the node reader to the ranks.
 //!
-//! Encoded, which is also smaller than any batch made of it: 2 or 4 bytes a token, where a batch of
-//! GPT has 20. A message has the first sample's number (u64), the number of rows (u64), the bytes
-//! of each row (u64 each), and the rows back to back, all little-endian.
+//! They stay encoded, which is smaller than any batch made of them: 2 or 4 bytes a token, where a
+//! batch of GPT has 20. A message has the first sample's number (u64), the number of rows (u64),
+//! the bytes of each row (u64 each), and the rows back to back, all little-endian.
 
 use std::ops::Range;
 
@@ -101,12 +101,12 @@ impl<'a> Samples<'a> {
         let lens_len = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(LEN_BYTES));
         let (lens, bytes) =
             lens_len.and_then(|len| rest.split_at_checked(len)).ok_or_else(broken)?;
-        let mut due = 0_u64;
+        let mut expected = 0_u64;
         for len in lens.chunks_exact(LEN_BYTES) {
             let (len, _) = number(len).ok_or_else(broken)?;
-            due = due.checked_add(len).ok_or_else(broken)?;
+            expected = expected.checked_add(len).ok_or_else(broken)?;
         }
-        if due != bytes.len() as u64 {
+        if expected != bytes.len() as u64 {
             return Err(broken());
         }
         Ok(Samples { first_sample, lens, bytes })
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_and_broken_ones_are_refused() {
+    fn messages_round_trip_and_malformed_ones_are_refused() {
         let mut batch = RawBatch::default();
         batch.begin(40);
         for sample in [&b"one"[..], b"", b"three"] {

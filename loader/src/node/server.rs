@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// Reads for the node until it is dropped.
 #[derive(Debug)]
 pub(super) struct NodeServer {
-    leave: Option<Peer>,
+    stop: Option<Peer>,
     serving: Option<JoinHandle<()>>,
 }
 
@@ -29,48 +29,49 @@ pub(super) struct NodeServer {
 pub(super) enum StartAt {
     /// At once: the first reader of a job starts where all ranks start.
     AtOnce,
-    /// A reader that takes over first waits up to [`GATHER`] for the other ranks; those that have
-    /// not joined by then are dropped, like the reader that ended.
-    WhenAllAreThere,
+    /// A reader that takes over first waits up to [`JOIN_WAIT`] for the other ranks; those that
+    /// have not joined by then are dropped, like the reader that ended.
+    AfterRanksJoined,
 }
 
 /// Ranks notice the loss of their reader within 20 ms.
-const GATHER: Duration = Duration::from_millis(500);
+const JOIN_WAIT: Duration = Duration::from_millis(500);
 /// A rank sends its greeting in one piece, at once.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 
 impl NodeServer {
     /// `own` is this process's connection to itself.
     pub(super) fn start(
-        door: LocalListener,
-        common: Arc<NodeContext>,
+        listener: LocalListener,
+        context: Arc<NodeContext>,
         own: Peer,
         position: u64,
-        begin: StartAt,
+        start_at: StartAt,
     ) -> Result<Self> {
-        let (leave, left) = Peer::pair()?;
-        let (bell, rung) = Peer::pair()?;
-        let gather = (begin == StartAt::WhenAllAreThere).then(|| Instant::now() + GATHER);
-        let options = &common.options;
+        let (stop, stopped) = Peer::pair()?;
+        let (wake, woken) = Peer::pair()?;
+        let join_deadline =
+            (start_at == StartAt::AfterRanksJoined).then(|| Instant::now() + JOIN_WAIT);
+        let options = &context.options;
         log::info!(
             "node reader: serving {} ranks of job {} from sample {position}",
             options.blocks.len(),
             options.job
         );
-        let mut seats = Vec::new();
+        let mut slots = Vec::new();
         for &block in &options.blocks {
             let ring = Some(RingSender::create(options.geometry())?);
             let block = block as usize;
-            seats.push(ClientSlot { block, peer: None, ring, begin: position, position });
+            slots.push(ClientSlot { block, peer: None, ring, start: position, position });
         }
-        let desk = NodeServerState {
-            common,
-            door,
-            left,
-            rung,
-            bell: Arc::new(bell),
-            seats,
-            gather,
+        let state = NodeServerState {
+            context,
+            listener,
+            stopped,
+            woken,
+            wake: Arc::new(wake),
+            slots,
+            join_deadline,
             source: None,
             batch: None,
             position,
@@ -78,9 +79,9 @@ impl NodeServer {
         };
         let serving = std::thread::Builder::new()
             .name("node".to_owned())
-            .spawn(move || desk.run(own))
+            .spawn(move || state.run(own))
             .map_err(|e| storage::Error::from_io("start", "a thread for the node reader", e))?;
-        Ok(NodeServer { leave: Some(leave), serving: Some(serving) })
+        Ok(NodeServer { stop: Some(stop), serving: Some(serving) })
     }
 }
 
@@ -88,7 +89,7 @@ impl Drop for NodeServer {
     fn drop(&mut self) {
         // The serving thread sees the closed connection, and frees the listener for another
         // process.
-        self.leave = None;
+        self.stop = None;
         if let Some(serving) = self.serving.take() {
             let _ = serving.join();
         }
@@ -97,13 +98,13 @@ impl Drop for NodeServer {
 
 /// State of the serving thread.
 struct NodeServerState {
-    common: Arc<NodeContext>,
-    door: LocalListener,
-    left: Peer,
-    rung: Peer,
-    bell: Arc<Peer>,
-    seats: Vec<ClientSlot>,
-    gather: Option<Instant>,
+    context: Arc<NodeContext>,
+    listener: LocalListener,
+    stopped: Peer,
+    woken: Peer,
+    wake: Arc<Peer>,
+    slots: Vec<ClientSlot>,
+    join_deadline: Option<Instant>,
     source: Option<ReaderThread>,
     /// The step being sent to the ranks, which starts at `position`.
     batch: Option<RawBatch>,
@@ -111,13 +112,14 @@ struct NodeServerState {
     tail: RingEnd,
 }
 
-/// The slot of a rank. One without a ring is not waited for; one without a peer has not joined.
+/// The slot of a rank. The server does not wait for a slot without a ring. Without a peer the rank
+/// has not joined.
 struct ClientSlot {
     block: usize,
     peer: Option<Peer>,
     ring: Option<RingSender>,
-    /// Where its ring starts, and the step that goes into it next.
-    begin: u64,
+    /// Where its ring starts, and the next step to write into it.
+    start: u64,
     position: u64,
 }
 
@@ -128,7 +130,7 @@ impl NodeServerState {
     fn run(mut self, own: Peer) {
         self.welcome(own);
         loop {
-            self.hand_out();
+            self.send_steps();
             match self.sleep() {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -140,30 +142,30 @@ impl NodeServerState {
         }
     }
 
-    /// Sleeps until there is something to do, then serves the listener and the slots. `false`:
-    /// leave.
+    /// Sleeps until there is something to do, then serves the listener and the slots. Returns
+    /// `false` if the thread must end.
     fn sleep(&mut self) -> Result<bool> {
         let now = Instant::now();
-        let limit = self.gather.map(|until| until.saturating_duration_since(now));
-        let mut fds = vec![self.left.as_fd(), self.door.as_fd(), self.rung.as_fd()];
-        let peers = self.seats.iter().enumerate();
-        let taken: Vec<(usize, &Peer)> =
-            peers.filter_map(|(rank, seat)| Some((rank, seat.peer.as_ref()?))).collect();
-        fds.extend(taken.iter().map(|(_, peer)| peer.as_fd()));
-        // `poll` truncates the limit to milliseconds: add one, or the last would be spent spinning.
+        let limit = self.join_deadline.map(|until| until.saturating_duration_since(now));
+        let mut fds = vec![self.stopped.as_fd(), self.listener.as_fd(), self.woken.as_fd()];
+        let peers = self.slots.iter().enumerate();
+        let joined: Vec<(usize, &Peer)> =
+            peers.filter_map(|(rank, slot)| Some((rank, slot.peer.as_ref()?))).collect();
+        fds.extend(joined.iter().map(|(_, peer)| peer.as_fd()));
+        // `poll` truncates the limit to milliseconds: add one, or the loop would spin in the last.
         let is_ready = ready(&fds, limit.map(|limit| limit + Duration::from_millis(1)))?;
-        let gone: Vec<usize> = taken
+        let disconnected: Vec<usize> = joined
             .iter()
             .zip(&is_ready[3..])
             .filter(|((_, peer), is_ready)| **is_ready && !peer.drain())
             .map(|((rank, _), _)| *rank)
             .collect();
-        for rank in gone {
+        for rank in disconnected {
             log::info!("node reader: rank {rank} disconnected; the others continue");
-            self.seats[rank].leave();
+            self.slots[rank].leave();
         }
-        self.rung.drain();
-        match self.door.accept() {
+        self.woken.drain();
+        match self.listener.accept() {
             Ok(Some(peer)) => self.welcome(peer),
             Ok(None) => {}
             Err(e) => {
@@ -178,15 +180,16 @@ impl NodeServerState {
     /// Sends a joining rank its ring, or the reason for a refusal.
     fn welcome(&mut self, peer: Peer) {
         let greeting = greeting(&peer);
-        let outcome = greeting
-            .map(|(rank, position, theirs)| self.seat(rank, position, &theirs).map(|()| rank));
+        let outcome = greeting.map(|(rank, position, theirs)| {
+            self.assign_slot(rank, position, &theirs).map(|()| rank)
+        });
         let answered = match outcome {
             Ok(Ok(rank)) => {
                 let rank = rank as usize;
-                let seat = &mut self.seats[rank];
-                let ring = seat.ring.as_ref().expect("a rank that is seated has one");
+                let slot = &mut self.slots[rank];
+                let ring = slot.ring.as_ref().expect("a rank with a slot has one");
                 let sent = peer.send_fd(WELCOME, ring.fd(), GREETING_LIMIT);
-                seat.peer = Some(peer);
+                slot.peer = Some(peer);
                 sent
             }
             Ok(Err((kind, text))) => {
@@ -197,31 +200,31 @@ impl NodeServerState {
             Err(e) => Err(e),
         };
         if let Err(e) = answered {
-            // A slot whose rank got no answer is freed when its connection closes.
+            // A slot whose rank received no answer is freed when its connection closes.
             log::warn!("node reader: a process failed to join: {e}");
         }
     }
 
     /// Assigns a rank its slot, with a ring that starts at its position.
-    fn seat(
+    fn assign_slot(
         &mut self,
         rank: u32,
         position: u64,
         theirs: &str,
     ) -> std::result::Result<(), JoinRefusal> {
-        if theirs != self.common.fingerprint {
-            return Err((MISMATCH, self.common.fingerprint.clone()));
+        if theirs != self.context.fingerprint {
+            return Err((MISMATCH, self.context.fingerprint.clone()));
         }
-        let geometry = self.common.options.geometry();
-        let step = self.common.options.step_samples;
-        let Some(seat) = self.seats.get_mut(rank as usize) else {
+        let geometry = self.context.options.geometry();
+        let step = self.context.options.step_samples;
+        let Some(slot) = self.slots.get_mut(rank as usize) else {
             return Err((REFUSED, format!("rank {rank} does not exist")));
         };
-        if let Some(peer) = seat.peer.as_ref().filter(|peer| peer.drain()) {
+        if let Some(peer) = slot.peer.as_ref().filter(|peer| peer.drain()) {
             return Err((REFUSED, format!("rank {rank} has joined as process {}", peer.pid())));
         }
         let steps = position.abs_diff(self.position).is_multiple_of(step);
-        let is_done = position >= self.common.options.samples_end;
+        let is_done = position >= self.context.options.samples_end;
         if !(steps || is_done) || position > SAMPLES_MAX {
             let at = self.position;
             let reason = format!(
@@ -229,14 +232,14 @@ impl NodeServerState {
             );
             return Err((REFUSED, reason));
         }
-        let waits = seat.peer.is_none() && seat.ring.is_some();
-        if !(waits && seat.begin == position) {
+        let waits = slot.peer.is_none() && slot.ring.is_some();
+        if !(waits && slot.start == position) {
             let ring = RingSender::create(geometry).map_err(|e| (REFUSED, e.to_string()))?;
-            (seat.ring, seat.begin, seat.position) = (Some(ring), position, position);
+            (slot.ring, slot.start, slot.position) = (Some(ring), position, position);
         }
-        if seat.position < self.position && !is_done {
-            self.begin_anew();
-        } else if let Some(ring) = &mut self.seats[rank as usize].ring {
+        if slot.position < self.position && !is_done {
+            self.restart_reading();
+        } else if let Some(ring) = &mut self.slots[rank as usize].ring {
             // With `RingEnd::Open` this is a no-op.
             ring.close(&self.tail);
         }
@@ -244,21 +247,21 @@ impl NodeServerState {
     }
 
     /// Restarts reading at the smallest position.
-    fn begin_anew(&mut self) {
-        let there = self.seats.iter().filter(|seat| seat.ring.is_some());
-        self.position = there.map(|seat| seat.position).min().unwrap_or(self.position);
+    fn restart_reading(&mut self) {
+        let joined = self.slots.iter().filter(|slot| slot.ring.is_some());
+        self.position = joined.map(|slot| slot.position).min().unwrap_or(self.position);
         (self.source, self.batch, self.tail) = (None, None, RingEnd::Open);
     }
 
     /// Sends steps to the ranks that have a free slot, step after step.
-    fn hand_out(&mut self) {
-        if let Some(until) = self.gather {
-            if self.seats.iter().any(|seat| seat.peer.is_none()) && Instant::now() < until {
+    fn send_steps(&mut self) {
+        if let Some(until) = self.join_deadline {
+            if self.slots.iter().any(|slot| slot.peer.is_none()) && Instant::now() < until {
                 return;
             }
-            self.gather = None;
-            self.seats.iter_mut().filter(|seat| seat.peer.is_none()).for_each(ClientSlot::leave);
-            self.begin_anew();
+            self.join_deadline = None;
+            self.slots.iter_mut().filter(|slot| slot.peer.is_none()).for_each(ClientSlot::leave);
+            self.restart_reading();
         }
         while self.tail == RingEnd::Open {
             if self.batch.is_none() && !self.fetch() {
@@ -275,17 +278,17 @@ impl NodeServerState {
     /// Sends the step to each rank that lacks its part. Returns a rank without a free slot; if
     /// there is none, the step is done.
     fn step(&mut self) -> Result<Option<usize>> {
-        let batch = self.batch.as_ref().expect("the caller saw to it");
-        let options = &self.common.options;
-        for (rank, seat) in self.seats.iter_mut().enumerate() {
-            if seat.ring.is_some()
-                && seat.position == self.position
-                && !seat.take(batch, options.micro_batch)?
+        let batch = self.batch.as_ref().expect("the caller fetched it");
+        let options = &self.context.options;
+        for (rank, slot) in self.slots.iter_mut().enumerate() {
+            if slot.ring.is_some()
+                && slot.position == self.position
+                && !slot.take(batch, options.micro_batch)?
             {
                 return Ok(Some(rank));
             }
-            if seat.position == self.position {
-                seat.position += options.step_samples;
+            if slot.position == self.position {
+                slot.position += options.step_samples;
             }
         }
         self.position += options.step_samples;
@@ -299,7 +302,7 @@ impl NodeServerState {
     /// Takes the next step, if it has been read.
     fn fetch(&mut self) -> bool {
         if self.source.is_none() {
-            match ReaderThread::start(&self.common.open, self.position, &self.bell) {
+            match ReaderThread::start(&self.context.open, self.position, &self.wake) {
                 Ok(source) => self.source = Some(source),
                 Err(e) => self.close(RingEnd::Failed(e.to_string())),
             }
@@ -316,13 +319,13 @@ impl NodeServerState {
     }
 
     fn close(&mut self, tail: RingEnd) {
-        self.seats.iter_mut().filter_map(|seat| seat.ring.as_mut()).for_each(|r| r.close(&tail));
+        self.slots.iter_mut().filter_map(|slot| slot.ring.as_mut()).for_each(|r| r.close(&tail));
         self.tail = tail;
     }
 
     /// Publishes, for ranks that time out, what the step waits for.
     fn note(&self, rank: u32) {
-        self.seats.iter().filter_map(|seat| seat.ring.as_ref()).for_each(|ring| ring.note(rank));
+        self.slots.iter().filter_map(|slot| slot.ring.as_ref()).for_each(|ring| ring.note(rank));
     }
 }
 
@@ -331,7 +334,7 @@ impl ClientSlot {
     fn take(&mut self, batch: &RawBatch, micro_batch: usize) -> Result<bool> {
         let Some(ring) = &mut self.ring else { return Ok(true) };
         let first = self.block.saturating_mul(micro_batch).min(batch.rows());
-        // Also without rows: all ranks take the same number of steps.
+        // Sent also without rows: all ranks take the same number of steps.
         let rows = first..first.saturating_add(micro_batch).min(batch.rows());
         match ring.slot() {
             Ok(None) => return Ok(false),
@@ -361,26 +364,26 @@ struct ReaderThread {
 }
 
 impl ReaderThread {
-    fn start(open: &Open, position: u64, bell: &Arc<Peer>) -> Result<Self> {
+    fn start(open: &Open, position: u64, wake: &Arc<Peer>) -> Result<Self> {
         // Three batches: one queued, one being read, one being sent.
-        let (to_desk, read) = sync_channel(1);
+        let (to_server, read) = sync_channel(1);
         let (spent, recycled) = channel::<RawBatch>();
-        let (open, bell) = (Arc::clone(open), Arc::clone(bell));
+        let (open, wake) = (Arc::clone(open), Arc::clone(wake));
         let work = move || {
             let mut source = match open(position) {
                 Ok(source) => source,
                 Err(e) => {
-                    let _ = to_desk.send(Err(e));
-                    return bell.nudge();
+                    let _ = to_server.send(Err(e));
+                    return wake.nudge();
                 }
             };
             loop {
                 let mut batch = recycled.try_recv().unwrap_or_default();
-                let came = source.next(&mut batch).map(|more| more.then_some(batch));
-                let last = !matches!(came, Ok(Some(_)));
-                let heard = to_desk.send(came).is_ok();
-                bell.nudge();
-                if last || !heard {
+                let result = source.next(&mut batch).map(|more| more.then_some(batch));
+                let last = !matches!(result, Ok(Some(_)));
+                let is_received = to_server.send(result).is_ok();
+                wake.nudge();
+                if last || !is_received {
                     return;
                 }
             }
@@ -408,10 +411,10 @@ fn greeting(peer: &Peer) -> io::Result<(u32, u64, String)> {
     Ok((rank, position, read_text(peer, GREETING_LIMIT)?))
 }
 
-fn refuse(peer: &Peer, kind: u8, told: &str) -> io::Result<()> {
-    let told = &told.as_bytes()[..told.len().min(TEXT_BYTES_MAX)];
+fn refuse(peer: &Peer, kind: u8, text: &str) -> io::Result<()> {
+    let text = &text.as_bytes()[..text.len().min(TEXT_BYTES_MAX)];
     let mut answer = vec![kind];
-    answer.extend((told.len() as u32).to_le_bytes()); // fits: bounded above
-    answer.extend(told);
+    answer.extend((text.len() as u32).to_le_bytes()); // fits: bounded above
+    answer.extend(text);
     peer.send(&answer, GREETING_LIMIT)
 }

@@ -1,12 +1,12 @@
-//! The samples that a caller asks for in equal strides, as an order of their own.
+//! The samples that a caller requests in equal strides, as an order of their own.
 
 use std::sync::Arc;
 
 use crate::{DataFile, Error, PieceRef, Result, SampleOrder, SampleOrigin};
 
-/// An order of equal calls: the first call reads the samples `first`, each later one those that lie
-/// `step` behind. A sampler of data-parallel ranks asks a dataset in this way; what it will ask
-/// next can be read ahead.
+/// An order of equal calls: the first call reads the samples `first`, each later call the samples
+/// `step` further on. A sampler of data-parallel ranks reads a dataset in this way, so the samples
+/// of its next calls can be read ahead.
 #[derive(Debug)]
 pub struct CallOrder {
     inner: Arc<dyn SampleOrder>,
@@ -16,7 +16,7 @@ pub struct CallOrder {
 }
 
 impl CallOrder {
-    /// All calls of that pattern that the samples of `inner` suffice for.
+    /// All calls of that pattern for which `inner` has enough samples.
     ///
     /// # Errors
     /// [`Error::Option`] for a call without samples or for samples that `inner` does not have, or

@@ -8,9 +8,9 @@ use crate::{DataFile, Error, PieceRef, Result, SampleOrder};
 /// CPM-2's order: samples are runs of the contexts, to which the targets belong.
 ///
 /// The pieces of a sample come in threes, as [`EncDecAssemble`](crate::batch::EncDecAssemble) needs
-/// them: part of the context of a document, its complete target, its complete target offsets. Which
-/// spans a part of a context has is unknown until it is read, so of a document that is much longer
-/// than a sample more is read than is used: with 15 % left out, 0.3 tokens for each of its own.
+/// them: part of the context of a document, its complete target, its complete target offsets. The
+/// spans of a part of a context are unknown until it is read, so more of a document that is much
+/// longer than a sample is read than used: with 15 % masked, 0.3 tokens for each of its own.
 #[derive(Debug)]
 pub struct EncDecOrder {
     datasets: [Arc<IndexedDataset>; 3],
@@ -19,12 +19,13 @@ pub struct EncDecOrder {
     sources: [DataFile; 3],
 }
 
-/// What the three are called in messages.
+/// The names of the three in messages.
 const PARTS: [&str; 3] = ["context", "target", "target_offset"];
 
 impl EncDecOrder {
     /// Orders the `context`, `target` and `target_offset` of a corpus by an index of the contexts.
-    /// Its samples are to have `encoder_len` tokens: it was built for one less, and an extra one.
+    /// Its samples must have `encoder_len` tokens: the index is built for one less and an extra
+    /// one.
     ///
     /// # Errors
     /// [`Error::Triple`] if the three do not have the same documents; as [`DataFile::bin_of`].

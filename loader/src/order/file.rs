@@ -1,4 +1,4 @@
-//! Orders that need no tables: a block shuffle, and a file that is in order already.
+//! Orders that need no tables: a block shuffle, and the order of the file.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ pub struct BlockOrder {
 }
 
 impl BlockOrder {
-    /// Orders the samples of a stream of this dataset for so many epochs, each in its own way.
+    /// Orders the samples of a stream of this dataset for `epochs` epochs, each shuffled
+    /// differently.
     ///
     /// # Errors
     /// [`Error::Option`] if the shuffle is of another number of samples than the stream has, or

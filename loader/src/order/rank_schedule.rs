@@ -11,9 +11,10 @@ use crate::{Error, Result};
 pub struct Ranks {
     /// The first rank served.
     pub first: u32,
-    /// How many are. A rank that reads for itself: 1; one that reads for a node: those of the node.
+    /// How many ranks are served: 1 for a rank that reads for itself, all ranks of the node for a
+    /// node reader.
     pub count: u32,
-    /// How many there are in all.
+    /// How many data-parallel ranks the run has.
     pub of: u32,
 }
 
@@ -58,8 +59,8 @@ impl RankSchedule {
         Ok(RankSchedule { samples, chunk, rows })
     }
 
-    /// As many for each rank: the last chunk may be cut short, and some then have fewer rows or
-    /// none, but every rank has a batch of it.
+    /// The same for each rank. If the last chunk is short, some ranks have fewer rows or none, but
+    /// every rank has a batch of it.
     pub(crate) fn batch_count(&self) -> u64 {
         (self.samples.end - self.samples.start).div_ceil(self.chunk)
     }
@@ -85,12 +86,12 @@ impl RankSchedule {
 mod tests {
     use super::*;
 
-    fn stream(course: &RankSchedule) -> Vec<Vec<u64>> {
-        (0..course.batch_count()).map(|nth| course.batch(nth).collect()).collect()
+    fn stream(schedule: &RankSchedule) -> Vec<Vec<u64>> {
+        (0..schedule.batch_count()).map(|nth| schedule.batch(nth).collect()).collect()
     }
 
     #[test]
-    fn ranks_together_have_every_sample_once_and_in_order() {
+    fn ranks_cover_every_sample_once_and_in_order() {
         for of in [1, 2, 3, 8] {
             for end in [5, 24, 29, 41] {
                 let one = |rank| RankSchedule::new(5..end, 3, Ranks::one(rank, of)).unwrap();
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_may_go_on_with_other_ranks_after_any_batch() {
+    fn run_can_resume_with_other_ranks_after_any_batch() {
         let before = RankSchedule::new(0..100, 2, Ranks::one(1, 3)).unwrap();
         assert_eq!((before.batch(4), before.consumed(5)), (26..28, 30));
         let after = RankSchedule::new(before.consumed(5)..100, 5, Ranks::one(0, 2)).unwrap();
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_cannot_be_are_refused() {
+    fn invalid_ranks_are_refused() {
         for (micro, first, count, of) in
             [(0, 0, 1, 1), (1, 0, 0, 1), (1, 1, 1, 1), (1, 0, 2, 1), (1, u32::MAX, 1, u32::MAX)]
         {

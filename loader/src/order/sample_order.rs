@@ -31,8 +31,8 @@ pub trait SampleOrder: fmt::Debug + Send + Sync {
         SampleOrigin { dataset: 0, sample }
     }
 
-    /// One past the last sample that is read together with this one if memory allows, because
-    /// until there the samples are neighbours in another order. By default the order has none.
+    /// One past the last sample to read together with this one if memory allows, because their
+    /// requests coalesce. Default: only this sample.
     fn together_until(&self, sample: u64) -> u64 {
         sample + 1
     }
@@ -57,7 +57,7 @@ pub struct DataFile {
 /// A contiguous range of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceRef {
-    /// The file, as an index into
+    /// The file, as an index into [`SampleOrder::sources`].
     pub file: u32,
     /// First byte.
     pub offset_bytes: u64,
@@ -65,7 +65,7 @@ pub struct PieceRef {
     pub len_bytes: u64,
 }
 
-/// Where a sample comes from.
+/// The dataset and number of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleOrigin {
     /// The dataset, as an index into the blend.
@@ -180,7 +180,7 @@ impl SampleOrder for BlendOrder {
 
     fn pieces(&self, sample: u64, into: &mut Vec<PieceRef>) -> Result<()> {
         let (dataset, inner) = self.blend.sample(sample);
-        // The index may be a file, and of other datasets.
+        // The index may have been read from a file that belongs to other datasets.
         let found = self.orders.get(dataset).map_or(0, |order| order.sample_count());
         if inner >= found {
             return Err(Error::BlendSample { blend: self.name(), dataset, sample: inner, found });

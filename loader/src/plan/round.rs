@@ -1,4 +1,4 @@
-//! The future order as requests: pure, no clock and no reading.
+//! Turns the order of future samples into requests: pure, no clock and no reading.
 //!
 //! A sample is cut from one or more documents, each somewhere else in some file. The pieces of all
 //! samples of a [`PrefetchRound`] are sorted by file offset and coalesced where they touch or
@@ -41,20 +41,20 @@ struct SampleSlot {
 #[derive(Debug, Default)]
 pub struct PrefetchRound {
     /// One for each store, and one for samples found in the cache. `None` while a worker has it.
-    pub lots: Vec<Option<Box<StoreReads>>>,
+    pub store_reads: Vec<Option<Box<StoreReads>>>,
     pub(crate) number: u64,
     samples: Vec<SampleSlot>,
     pieces: Vec<PieceRef>,
     /// Where each piece is.
-    spots: Vec<PieceLocation>,
+    locations: Vec<PieceLocation>,
     /// The first sample of each batch, and where it ends in `samples`.
     batches: Vec<(u64, usize)>,
     chunks: Vec<PieceRead>,
-    /// Why it could not be planned.
+    /// The error if the round could not be planned.
     pub(crate) failure: Option<Error>,
 }
 
-/// The largest round so far: later rounds reserve as much, so that nothing is allocated any more.
+/// Sizes of the largest round so far: later rounds reserve as much and allocate nothing more.
 #[derive(Debug, Default)]
 pub(crate) struct RoundCapacity {
     samples: usize,
@@ -62,7 +62,7 @@ pub(crate) struct RoundCapacity {
     batches: usize,
     chunks: usize,
     /// Extents, copies, bytes and runs of blocks for each store.
-    lots: Vec<[usize; 4]>,
+    store_reads: Vec<[usize; 4]>,
 }
 
 /// Request limits for a store.
@@ -70,7 +70,7 @@ pub(crate) struct RoundCapacity {
 pub struct Limits {
     /// The largest gap of unneeded bytes to read in order to save one request.
     pub gap_bytes: u64,
-    /// Longer runs are cut here.
+    /// Longer runs are cut at multiples of this.
     pub extent_bytes_max: u64,
 }
 
@@ -110,7 +110,7 @@ impl Limits {
 impl PlanContext<'_> {
     pub(crate) fn checksums(&self, file: u32) -> Option<&Arc<BlockChecksums>> {
         let source = &self.order.sources()[file as usize]; // fits: 64 bits
-        // Others cannot be those of this file.
+        // Checksums of another length belong to another file.
         let of_file = |it: &&Arc<BlockChecksums>| it.bin_bytes() == source.len_bytes;
         source.checksums.as_ref().filter(|_| self.verify).filter(of_file)
     }
@@ -123,14 +123,14 @@ impl PrefetchRound {
     /// Errors of the order for a sample; those of reading checksums.
     pub fn fill(
         &mut self,
-        outlook: &PlanContext<'_>,
+        context: &PlanContext<'_>,
         batches: impl Iterator<Item = Range<u64>>,
     ) -> Result<()> {
-        self.clear(outlook.limits.len());
+        self.clear(context.limits.len());
         for samples in batches {
             let first = samples.start;
             for sample in samples {
-                self.add(outlook, sample)?;
+                self.add(context, sample)?;
             }
             self.batches.push((first, self.samples.len()));
         }
@@ -140,13 +140,15 @@ impl PrefetchRound {
             let (store, file) = (first.store, first.file);
             let count = rest.partition_point(|chunk| (chunk.store, chunk.file) <= (store, file));
             let (of_file, after) = rest.split_at(count);
-            let lot = self.lots[store].as_mut().expect("all lots are here while planning");
-            let checksums = outlook.checksums(file).map(Arc::as_ref);
-            lot.cut(of_file, &outlook.limits[store], checksums, &mut self.spots)?;
+            let reads = self.store_reads[store]
+                .as_mut()
+                .expect("all store reads are present while planning");
+            let checksums = context.checksums(file).map(Arc::as_ref);
+            reads.cut(of_file, &context.limits[store], checksums, &mut self.locations)?;
             rest = after;
         }
-        for (store, lot) in self.lots.iter_mut().flatten().enumerate() {
-            lot.complete(self.number, store);
+        for (store, reads) in self.store_reads.iter_mut().flatten().enumerate() {
+            reads.complete(self.number, store);
         }
         Ok(())
     }
@@ -171,58 +173,62 @@ impl PrefetchRound {
     }
 
     /// Approximate memory of the round: the bytes of its samples, and its tables. All store reads
-    /// must be here.
+    /// must have returned.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let a_piece = size_of::<PieceRef>() + size_of::<PieceRead>() + size_of::<PieceLocation>();
         let known = self.samples.len() * size_of::<SampleSlot>() + self.pieces.len() * a_piece;
-        let lots = self.lots.iter().flatten().map(|lot| lot.memory_bytes());
-        lots.sum::<u64>() + known as u64
+        let store_reads = self.store_reads.iter().flatten().map(|reads| reads.memory_bytes());
+        store_reads.sum::<u64>() + known as u64
     }
 
     /// Verifies the bytes of a sample that are still in their read buffers.
     pub(crate) fn verify_kept(&mut self, batch: usize, row: usize) -> storage::Result<()> {
-        let place = &self.samples[self.batch_start(batch) + row];
-        for nth in place.pieces.clone() {
-            let spot = &self.spots[nth];
-            let lot = self.lots[spot.store].as_mut().expect("all lots are back");
-            lot.verify_kept(&self.pieces[nth], spot)?;
+        let slot = &self.samples[self.batch_start(batch) + row];
+        for nth in slot.pieces.clone() {
+            let location = &self.locations[nth];
+            let reads =
+                self.store_reads[location.store].as_mut().expect("all store reads have returned");
+            reads.verify_kept(&self.pieces[nth], location)?;
         }
         Ok(())
     }
 
-    /// One sample, when all store reads are back with their bytes. `scratch` is for samples that
-    /// are not contiguous in memory: their parts came from several stores, or in several requests.
+    /// One sample, once all store reads have returned with their bytes. `scratch` is for samples
+    /// that are not contiguous in memory, because several stores or several requests have parts.
     #[must_use]
     pub fn sample<'a>(&'a self, batch: usize, row: usize, scratch: &'a mut Vec<u8>) -> Sample<'a> {
-        let place = &self.samples[self.batch_start(batch) + row];
-        let pieces = &self.pieces[place.pieces.clone()];
-        let spots = &self.spots[place.pieces.clone()];
-        let lot = |store: usize| self.lots[store].as_ref().expect("all lots are back");
-        let first = spots.first().map_or(usize::MAX, |spot| spot.extent);
-        let run = place.whole.and_then(|(store, start)| lot(store).run(start, pieces, first));
+        let slot = &self.samples[self.batch_start(batch) + row];
+        let pieces = &self.pieces[slot.pieces.clone()];
+        let locations = &self.locations[slot.pieces.clone()];
+        let reads =
+            |store: usize| self.store_reads[store].as_ref().expect("all store reads have returned");
+        let first = locations.first().map_or(usize::MAX, |location| location.extent);
+        let run = slot.whole.and_then(|(store, start)| reads(store).run(start, pieces, first));
         let bytes = match run {
             Some(bytes) => bytes,
             None => {
                 scratch.clear();
-                let each = pieces.iter().zip(spots);
-                each.for_each(|(piece, spot)| lot(spot.store).append(piece, spot, scratch));
+                let each = pieces.iter().zip(locations);
+                each.for_each(|(piece, location)| {
+                    reads(location.store).append(piece, location, scratch)
+                });
                 scratch
             }
         };
-        Sample { number: place.number, origin: place.origin, pieces, bytes }
+        Sample { number: slot.number, origin: slot.origin, pieces, bytes }
     }
 
     /// The error if bytes of a sample are missing. It is taken: later calls return `None`.
     pub(crate) fn failure(&mut self, batch: usize, row: usize) -> Option<storage::Error> {
-        let place = &self.samples[self.batch_start(batch) + row];
-        for nth in place.pieces.clone() {
-            let PieceLocation { store, start, .. } = self.spots[nth];
+        let slot = &self.samples[self.batch_start(batch) + row];
+        for nth in slot.pieces.clone() {
+            let PieceLocation { store, start, .. } = self.locations[nth];
             let end = start + self.pieces[nth].len_bytes as usize; // fits: it is in memory
-            let lot = self.lots[store].as_mut().expect("all lots are back");
+            let reads = self.store_reads[store].as_mut().expect("all store reads have returned");
             let missing = |copy: &ScatterCopy| copy.to < end && start < copy.to + copy.len;
-            let copies = |&extent: &usize| &lot.copies[lot.extents[extent].copies.clone()];
-            if lot.failed.iter().flat_map(copies).any(missing) {
-                return lot.failure.take();
+            let copies = |&extent: &usize| &reads.copies[reads.extents[extent].copies.clone()];
+            if reads.failed.iter().flat_map(copies).any(missing) {
+                return reads.failure.take();
             }
         }
         None
@@ -232,41 +238,43 @@ impl PrefetchRound {
     pub(crate) fn reserve(&mut self, sizes: &RoundCapacity) {
         reserve(&mut self.samples, sizes.samples);
         reserve(&mut self.pieces, sizes.pieces);
-        reserve(&mut self.spots, sizes.pieces);
+        reserve(&mut self.locations, sizes.pieces);
         reserve(&mut self.batches, sizes.batches);
         reserve(&mut self.chunks, sizes.chunks);
-        self.lots.resize_with(sizes.lots.len(), Option::default);
-        for (lot, &[extents, copies, bytes, runs]) in self.lots.iter_mut().zip(&sizes.lots) {
-            let lot = lot.get_or_insert_default();
-            reserve(&mut lot.extents, extents);
-            reserve(&mut lot.copies, copies);
-            reserve(&mut lot.bytes, bytes);
-            reserve(&mut lot.runs, runs);
+        self.store_reads.resize_with(sizes.store_reads.len(), Option::default);
+        for (reads, &[extents, copies, bytes, runs]) in
+            self.store_reads.iter_mut().zip(&sizes.store_reads)
+        {
+            let reads = reads.get_or_insert_default();
+            reserve(&mut reads.extents, extents);
+            reserve(&mut reads.copies, copies);
+            reserve(&mut reads.bytes, bytes);
+            reserve(&mut reads.runs, runs);
         }
     }
 
-    /// Remembers how large it is.
+    /// Raises `sizes` to those of this round, where they are smaller.
     pub(crate) fn measure(&self, sizes: &mut RoundCapacity) {
         sizes.samples = sizes.samples.max(self.samples.len());
         sizes.pieces = sizes.pieces.max(self.pieces.len());
         sizes.batches = sizes.batches.max(self.batches.len());
         sizes.chunks = sizes.chunks.max(self.chunks.len());
-        sizes.lots.resize(self.lots.len(), [0; 4]);
-        for (most, lot) in sizes.lots.iter_mut().zip(self.lots.iter().flatten()) {
-            let lens = [lot.extents.len(), lot.copies.len(), lot.used, lot.runs.len()];
+        sizes.store_reads.resize(self.store_reads.len(), [0; 4]);
+        for (most, reads) in sizes.store_reads.iter_mut().zip(self.store_reads.iter().flatten()) {
+            let lens = [reads.extents.len(), reads.copies.len(), reads.used, reads.runs.len()];
             *most = std::array::from_fn(|nth| most[nth].max(lens[nth]));
         }
     }
 
-    /// Frees the buffers that hold samples: all of them are in batches.
+    /// Frees the kept read buffers: all samples are copied into batches.
     pub(crate) fn release(&mut self) {
-        self.lots.iter_mut().flatten().for_each(|lot| lot.release());
+        self.store_reads.iter_mut().flatten().for_each(|reads| reads.release());
     }
 
     /// Whether a sample was found in the cache.
-    pub(crate) fn was_near(&self, batch: usize, row: usize) -> bool {
-        let place = &self.samples[self.batch_start(batch) + row];
-        place.whole.is_some_and(|(store, _)| store + 1 == self.lots.len())
+    pub(crate) fn was_cached(&self, batch: usize, row: usize) -> bool {
+        let slot = &self.samples[self.batch_start(batch) + row];
+        slot.whole.is_some_and(|(store, _)| store + 1 == self.store_reads.len())
     }
 
     fn batch_start(&self, nth: usize) -> usize {
@@ -274,51 +282,54 @@ impl PrefetchRound {
     }
 
     fn clear(&mut self, stores: usize) {
-        self.lots.resize_with(stores + 1, Option::default); // and one for the cache
-        for lot in &mut self.lots {
-            lot.get_or_insert_default().clear();
+        self.store_reads.resize_with(stores + 1, Option::default); // and one for the cache
+        for reads in &mut self.store_reads {
+            reads.get_or_insert_default().clear();
         }
         self.samples.clear();
         self.pieces.clear();
-        self.spots.clear();
+        self.locations.clear();
         self.batches.clear();
         self.chunks.clear();
     }
 
-    fn add(&mut self, outlook: &PlanContext<'_>, number: u64) -> Result<()> {
+    fn add(&mut self, context: &PlanContext<'_>, number: u64) -> Result<()> {
         let first = self.pieces.len();
-        outlook.order.pieces(number, &mut self.pieces)?;
+        context.order.pieces(number, &mut self.pieces)?;
         let mut len = 0;
         for piece in &self.pieces[first..] {
-            check(outlook, number, piece)?;
+            check(context, number, piece)?;
             len += piece.len_bytes as usize; // fits: within files of this machine's memory
         }
         let pieces = first..self.pieces.len();
-        let origin = outlook.order.origin(number);
-        let whole = match self.find_near(outlook, number, len) {
+        let origin = context.order.origin(number);
+        let whole = match self.find_cached(context, number, len) {
             Some(start) => {
-                let store = outlook.limits.len();
-                self.spots.resize(pieces.end, PieceLocation { store, start, extent: usize::MAX });
+                let store = context.limits.len();
+                self.locations
+                    .resize(pieces.end, PieceLocation { store, start, extent: usize::MAX });
                 Some((store, start))
             }
-            None => self.place(outlook, pieces.clone()),
+            None => self.place(context, pieces.clone()),
         };
         self.samples.push(SampleSlot { number, origin, pieces, len, whole });
         Ok(())
     }
 
     /// Places each piece in the store reads of its store, and cuts it into chunks.
-    fn place(&mut self, outlook: &PlanContext<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
+    fn place(&mut self, context: &PlanContext<'_>, pieces: Range<usize>) -> Option<(usize, usize)> {
         let mut whole = None;
         let mut several = false;
         for nth in pieces {
             let PieceRef { file, offset_bytes, len_bytes } = self.pieces[nth];
-            let store = outlook.store_of[file as usize];
-            let lot = self.lots[store].as_mut().expect("all lots are here while planning");
-            let start = lot.grow(len_bytes as usize); // fits: checked by the caller
-            self.spots.push(PieceLocation { store, start, extent: usize::MAX });
+            let store = context.store_of[file as usize];
+            let reads = self.store_reads[store]
+                .as_mut()
+                .expect("all store reads are present while planning");
+            let start = reads.grow(len_bytes as usize); // fits: checked by the caller
+            self.locations.push(PieceLocation { store, start, extent: usize::MAX });
             several |= whole.get_or_insert((store, start)).0 != store;
-            let chunk_max = outlook.limits[store].extent_bytes_max;
+            let chunk_max = context.limits[store].extent_bytes_max;
             let mut done = 0;
             while done < len_bytes {
                 let len = chunk_max.min(len_bytes - done);
@@ -330,29 +341,30 @@ impl PrefetchRound {
         if several { None } else { whole.or(Some((0, 0))) }
     }
 
-    fn find_near(&mut self, outlook: &PlanContext<'_>, number: u64, len: usize) -> Option<usize> {
-        let near = outlook.near?;
-        let lot = self.lots[outlook.limits.len()].as_mut().expect("all lots are here");
-        let start = lot.grow(len);
-        lot.make_room();
-        let found = near.find(number, &mut lot.bytes[start..start + len]);
+    fn find_cached(&mut self, context: &PlanContext<'_>, number: u64, len: usize) -> Option<usize> {
+        let cache = context.near?;
+        let reads =
+            self.store_reads[context.limits.len()].as_mut().expect("all store reads are present");
+        let start = reads.grow(len);
+        reads.make_room();
+        let found = cache.find(number, &mut reads.bytes[start..start + len]);
         if !found {
-            lot.used = start;
+            reads.used = start;
         }
         found.then_some(start)
     }
 }
 
-/// Sixteen million tokens of four bytes are far beyond any context; an index with more is wrong,
+/// Sixteen million tokens of four bytes are far beyond any context: an index with more is invalid,
 /// and must not size an allocation.
 const SAMPLE_BYTES_MAX: u64 = 64 << 20;
 
-fn check(outlook: &PlanContext<'_>, sample: u64, piece: &PieceRef) -> Result<()> {
-    let source = outlook.order.sources().get(piece.file as usize); // fits: 64 bits
+fn check(context: &PlanContext<'_>, sample: u64, piece: &PieceRef) -> Result<()> {
+    let source = context.order.sources().get(piece.file as usize); // fits: 64 bits
     let file_bytes = source.map_or(0, |source| source.len_bytes);
     let end = piece.offset_bytes.checked_add(piece.len_bytes);
     if end.is_some_and(|end| end <= file_bytes) && piece.len_bytes <= SAMPLE_BYTES_MAX {
         return Ok(());
     }
-    Err(Error::PieceOutside { order: outlook.order.name(), sample, piece: *piece, file_bytes })
+    Err(Error::PieceOutside { order: context.order.name(), sample, piece: *piece, file_bytes })
 }

@@ -1,4 +1,4 @@
-//! The reads of one store for a round: its requests, and where their bytes go or stay.
+//! The reads of one store for a round: its requests, and where their bytes are copied or kept.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::plan::round::{Limits, PieceLocation};
 /// A contiguous range read in one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The file, as an index into
+    /// The file, as an index into [`crate::SampleOrder::sources`].
     pub file: u32,
     /// First byte.
     pub offset_bytes: u64,
@@ -57,9 +57,9 @@ pub struct StoreReads {
     /// The size of its buffers if all of them are kept; `None` where that is not worth it.
     kept_bytes: Option<u64>,
     /// Extents submitted to the store.
-    pub(crate) begun: usize,
+    pub(crate) submitted: usize,
     /// Extents not yet completed.
-    pub(crate) left: usize,
+    pub(crate) pending: usize,
     pub(crate) deadline: Option<Instant>,
     /// The files of the extents, ascending.
     pub(crate) read_files: Vec<ReadFile>,
@@ -116,12 +116,12 @@ impl StoreReads {
     ///
     /// # Panics
     /// If the length is not that of the extent.
-    pub fn feed(&mut self, extent: usize, came: &[u8]) {
+    pub fn scatter(&mut self, extent: usize, bytes: &[u8]) {
         self.make_room();
         let Extent { len_bytes, copies, .. } = &self.extents[extent];
-        assert_eq!(came.len() as u64, *len_bytes, "a reader gives what it was asked for");
+        assert_eq!(bytes.len() as u64, *len_bytes, "a reader returns the requested length");
         for &ScatterCopy { from, len, to } in &self.copies[copies.clone()] {
-            self.bytes[to..to + len].copy_from_slice(&came[from..from + len]);
+            self.bytes[to..to + len].copy_from_slice(&bytes[from..from + len]);
         }
     }
 
@@ -140,20 +140,20 @@ impl StoreReads {
         if is_good { Ok(()) } else { self.file(file).verify(offset_bytes, bytes) }
     }
 
-    /// As [`StoreReads::verify`]; bytes that differ are read once more.
+    /// As [`StoreReads::verify`]; bytes that differ are read again.
     ///
     /// # Errors
     /// [`storage::Error::Corrupt`] if they differ again; errors of that read.
-    pub(crate) fn verify_or_again(&self, extent: usize, bytes: &mut [u8]) -> storage::Result<()> {
+    pub(crate) fn verify_or_reread(&self, extent: usize, bytes: &mut [u8]) -> storage::Result<()> {
         if self.verify(extent, bytes).is_ok() {
             return Ok(());
         }
         let Extent { file, offset_bytes, .. } = self.extents[extent];
-        self.file(file).verify_again(offset_bytes, bytes)
+        self.file(file).verify_or_reread(offset_bytes, bytes)
     }
 
-    /// Whether to keep the bytes of its extents in their buffers: those, which are whole pages and
-    /// include unneeded bytes, take no more than 1.5 times the bytes of the samples.
+    /// Whether to keep the bytes of its extents in their read buffers: the buffers, which are whole
+    /// pages and include unneeded bytes, take no more than 1.5 times the bytes of the samples.
     #[must_use]
     pub fn is_worth_keeping(&self) -> bool {
         self.kept_bytes.is_some()
@@ -169,11 +169,11 @@ impl StoreReads {
     ///
     /// # Panics
     /// If the length is not that of the extent.
-    pub fn keep(&mut self, extent: usize, came: Buffer, data: Range<usize>) {
-        let due = self.extents[extent].len_bytes;
-        assert_eq!(data.len() as u64, due, "a reader gives what it was asked for");
+    pub fn keep(&mut self, extent: usize, buffer: Buffer, data: Range<usize>) {
+        let expected = self.extents[extent].len_bytes;
+        assert_eq!(data.len() as u64, expected, "a reader returns the requested length");
         self.kept.resize_with(self.extents.len(), || None);
-        let kept = KeptExtent { buffer: came, data, verified: 0, verified_runs: 0 };
+        let kept = KeptExtent { buffer, data, verified: 0, verified_runs: 0 };
         self.kept[extent] = Some(kept);
     }
 
@@ -182,13 +182,13 @@ impl StoreReads {
     pub(super) fn verify_kept(
         &mut self,
         piece: &PieceRef,
-        spot: &PieceLocation,
+        location: &PieceLocation,
     ) -> storage::Result<()> {
         if self.kept.is_empty() || self.runs.is_empty() {
             return Ok(());
         }
         let (mut offset, end) = (piece.offset_bytes, piece.offset_bytes + piece.len_bytes);
-        let mut nth = spot.extent;
+        let mut nth = location.extent;
         while offset < end {
             let Extent { offset_bytes, len_bytes, .. } = self.extents[nth];
             let extent_end = offset_bytes + len_bytes;
@@ -211,7 +211,7 @@ impl StoreReads {
             let bytes = &mut kept.buffer[start..start + len];
             if !run.is_of(bytes) {
                 let offset = extent.offset_bytes + kept.verified as u64;
-                file_of(&self.read_files, extent.file).verify_again(offset, bytes)?;
+                file_of(&self.read_files, extent.file).verify_or_reread(offset, bytes)?;
             }
             (kept.verified, kept.verified_runs) = (kept.verified + len, kept.verified_runs + 1);
         }
@@ -238,33 +238,34 @@ impl StoreReads {
             let end = pair[0].offset_bytes + pair[0].len_bytes;
             pair[0].file == pair[1].file && end == pair[1].offset_bytes
         };
-        let came = self.came(extent).filter(|_| pieces.windows(2).all(follows))?;
+        let kept = self.kept_extent(extent).filter(|_| pieces.windows(2).all(follows))?;
         // fits: an extent begins at or before the first byte of what is cut from it
         let from = (pieces.first()?.offset_bytes - self.extents[extent].offset_bytes) as usize;
-        came.get(from..from + len)
+        kept.get(from..from + len)
     }
 
     /// Appends the bytes of a piece, wherever they are. A piece that was cut continues at the start
     /// of the next extent.
-    pub(super) fn append(&self, piece: &PieceRef, spot: &PieceLocation, into: &mut Vec<u8>) {
-        let (mut at, end) = (spot.start, spot.start + piece.len_bytes as usize); // fits: in memory
+    pub(super) fn append(&self, piece: &PieceRef, location: &PieceLocation, into: &mut Vec<u8>) {
+        let mut at = location.start;
+        let end = at + piece.len_bytes as usize; // fits: it is in memory
         if self.kept.is_empty() && at < end {
             return into.extend_from_slice(&self.bytes[at..end]);
         }
-        let (mut offset, mut nth) = (piece.offset_bytes, spot.extent);
+        let (mut offset, mut nth) = (piece.offset_bytes, location.extent);
         while at < end {
             let Extent { offset_bytes, len_bytes, .. } = self.extents[nth];
             let from = (offset - offset_bytes) as usize; // fits: within an extent, as is the next
             let len = (end - at).min(len_bytes as usize - from);
-            into.extend_from_slice(match self.came(nth) {
-                Some(came) => &came[from..from + len],
+            into.extend_from_slice(match self.kept_extent(nth) {
+                Some(kept) => &kept[from..from + len],
                 None => &self.bytes[at..at + len],
             });
             (at, offset, nth) = (at + len, offset + len as u64, nth + 1);
         }
     }
 
-    fn came(&self, extent: usize) -> Option<&[u8]> {
+    fn kept_extent(&self, extent: usize) -> Option<&[u8]> {
         let KeptExtent { buffer, data, .. } = self.kept.get(extent)?.as_ref()?;
         Some(&buffer[data.clone()])
     }
@@ -276,7 +277,7 @@ impl StoreReads {
         self.runs.clear();
         self.read_files.clear();
         self.failed.clear();
-        (self.used, self.begun, self.left) = (0, 0, 0);
+        (self.used, self.submitted, self.pending) = (0, 0, 0);
         (self.deadline, self.failure, self.kept_bytes) = (None, None, None);
     }
 
@@ -312,7 +313,7 @@ impl StoreReads {
     }
 
     pub(super) fn complete(&mut self, round: u64, store: usize) {
-        (self.round, self.store, self.left) = (round, store, self.extents.len());
+        (self.round, self.store, self.pending) = (round, store, self.extents.len());
         let buffers = self.extents.iter().map(|extent| BufferPool::bytes_of(extent.len_bytes));
         let buffers = buffers.sum::<u64>();
         let is_worth = buffers > 0 && 2 * buffers <= 3 * self.used as u64;
@@ -326,7 +327,7 @@ impl StoreReads {
         chunks: &[PieceRead],
         limits: &Limits,
         checksums: Option<&BlockChecksums>,
-        spots: &mut [PieceLocation],
+        locations: &mut [PieceLocation],
     ) -> storage::Result<()> {
         let first_extent = self.extents.len();
         let mut rest = chunks;
@@ -342,7 +343,7 @@ impl StoreReads {
                 count += 1;
             }
             let (run, after) = rest.split_at(count);
-            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, spots);
+            self.cut_run(run, start..end, limits.extent_bytes_max, checksums, locations);
             rest = after;
         }
         if let Some(checksums) = checksums {
@@ -366,7 +367,7 @@ impl StoreReads {
         bytes: Range<u64>,
         extent_bytes_max: u64,
         checksums: Option<&BlockChecksums>,
-        spots: &mut [PieceLocation],
+        locations: &mut [PieceLocation],
     ) {
         let mut first = 0;
         let mut start = bytes.start;
@@ -388,7 +389,7 @@ impl StoreReads {
             while run[first].end() <= start {
                 first += 1;
             }
-            self.add_extent(&run[first..], start..end, checksums, spots);
+            self.add_extent(&run[first..], start..end, checksums, locations);
             start = end;
         }
     }
@@ -400,7 +401,7 @@ impl StoreReads {
         run: &[PieceRead],
         bytes: Range<u64>,
         checksums: Option<&BlockChecksums>,
-        spots: &mut [PieceLocation],
+        locations: &mut [PieceLocation],
     ) {
         let within = |chunk: &&PieceRead| chunk.offset < bytes.end;
         let cut = |chunk: &PieceRead| chunk.offset.max(bytes.start)..chunk.end().min(bytes.end);
@@ -411,9 +412,9 @@ impl StoreReads {
         let first = self.copies.len();
         for chunk in wanted() {
             let part = cut(chunk);
-            let spot = &mut spots[chunk.piece];
-            if part.start == chunk.offset && chunk.to == spot.start {
-                spot.extent = self.extents.len();
+            let location = &mut locations[chunk.piece];
+            if part.start == chunk.offset && chunk.to == location.start {
+                location.extent = self.extents.len();
             }
             self.copies.push(ScatterCopy {
                 from: (part.start - start) as usize,   // fits: within an extent
@@ -435,9 +436,9 @@ impl ReadFile {
         self.checksums.as_ref().map_or(Ok(()), verify)
     }
 
-    /// Reads bytes once more that differ from their checksums: memory or a network may have failed,
-    /// and not the store.
-    fn verify_again(&self, offset: u64, bytes: &mut [u8]) -> storage::Result<()> {
+    /// Reads bytes that differ from their checksums again: memory or a network may have failed, and
+    /// not the store.
+    fn verify_or_reread(&self, offset: u64, bytes: &mut [u8]) -> storage::Result<()> {
         let Err(error) = self.verify(offset, bytes) else { return Ok(()) };
         log::warn!("{error}; retrying the read");
         drop_cached(&*self.object, offset, bytes.len());

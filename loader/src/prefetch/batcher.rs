@@ -12,7 +12,7 @@ use crate::queue::{Queue, QueueEmpty};
 use crate::{Assemble, Error, Result};
 
 /// How often progress is logged.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// The queues between the batcher and the consumer.
 #[derive(Debug)]
@@ -26,28 +26,28 @@ pub(crate) struct Counter<B> {
 #[derive(Debug)]
 pub(crate) struct Batcher<A: Assemble> {
     pub(crate) assemble: A,
-    pub(crate) course: RankSchedule,
+    pub(crate) schedule: RankSchedule,
     pub(crate) near: Option<Arc<dyn SampleCache>>,
     pub(crate) shared: Arc<LoaderChannels>,
     pub(crate) counter: Arc<Counter<A::Batch>>,
-    /// Store reads of later rounds.
-    #[expect(clippy::vec_box, reason = "a lot stays in the box in which it goes round")]
+    /// Completed store reads of later rounds.
+    #[expect(clippy::vec_box, reason = "the boxes are moved between queues as they are")]
     pub(crate) early: Vec<Box<StoreReads>>,
     pub(crate) scratch: Vec<u8>,
-    pub(crate) tell_at: Instant,
+    pub(crate) log_at: Instant,
 }
 
 impl<A: Assemble> Batcher<A> {
     pub(crate) fn new(
         assemble: A,
-        course: RankSchedule,
+        schedule: RankSchedule,
         near: Option<Arc<dyn SampleCache>>,
         shared: Arc<LoaderChannels>,
         counter: Arc<Counter<A::Batch>>,
     ) -> Self {
         let (early, scratch) = (Vec::new(), Vec::new());
-        let tell_at = Instant::now() + TELL_EVERY;
-        Batcher { assemble, course, near, shared, counter, early, scratch, tell_at }
+        let log_at = Instant::now() + LOG_EVERY;
+        Batcher { assemble, schedule, near, shared, counter, early, scratch, log_at }
     }
 
     /// Delivers round after round, until one fails or the queues are closed.
@@ -61,7 +61,7 @@ impl<A: Assemble> Batcher<A> {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    // The consumer may be gone.
+                    // The consumer may have dropped the loader.
                     let _ = self.counter.ready.push(Err(error));
                     return;
                 }
@@ -70,30 +70,29 @@ impl<A: Assemble> Batcher<A> {
             shared.window.done(round.batch_count() as u64, round.memory_bytes());
             shared.free.push_now(round);
             if let Some(near) = &self.near {
-                near.consumed(self.course.consumed(shared.consumed.load(Relaxed)));
+                near.consumed(self.schedule.consumed(shared.consumed.load(Relaxed)));
             }
         }
     }
 
     /// Waits for all store reads of a round. False if the queues are closed.
     fn gather(&mut self, round: &mut PrefetchRound) -> bool {
-        let away = |lot: &Option<Box<StoreReads>>| lot.is_none();
-        let mut missing = round.lots.iter().filter(|lot| away(lot)).count();
+        let mut missing = round.store_reads.iter().filter(|reads| reads.is_none()).count();
         while missing > 0 {
-            let here = self.early.iter().position(|lot| lot.round == round.number);
-            let lot = match here {
-                Some(place) => self.early.swap_remove(place),
+            let early = self.early.iter().position(|reads| reads.round == round.number);
+            let reads = match early {
+                Some(index) => self.early.swap_remove(index),
                 None => match self.wait(&Arc::clone(&self.shared).done) {
-                    Ok(lot) => lot,
+                    Ok(reads) => reads,
                     Err(_) => return false,
                 },
             };
-            if lot.round == round.number {
-                let store = lot.store;
-                round.lots[store] = Some(lot);
+            if reads.round == round.number {
+                let store = reads.store;
+                round.store_reads[store] = Some(reads);
                 missing -= 1;
             } else {
-                self.early.push(lot);
+                self.early.push(reads);
             }
         }
         true
@@ -104,7 +103,7 @@ impl<A: Assemble> Batcher<A> {
         if let Some(error) = round.failure.take() {
             return Err(error);
         }
-        let failed = round.lots.iter().flatten().any(|lot| !lot.failed.is_empty());
+        let failed = round.store_reads.iter().flatten().any(|reads| !reads.failed.is_empty());
         for nth in 0..round.batch_count() {
             let (first_sample, rows) = round.batch(nth);
             if failed && let Some(error) = (0..rows).find_map(|row| round.failure(nth, row)) {
@@ -119,7 +118,7 @@ impl<A: Assemble> Batcher<A> {
                 self.assemble.set_row(&mut batch, row, &sample)?;
                 bytes += sample.bytes.len() as u64;
                 match &self.near {
-                    Some(_) if round.was_near(nth, row) => {
+                    Some(_) if round.was_cached(nth, row) => {
                         self.shared.meter.near_samples.fetch_add(1, Relaxed);
                     }
                     Some(near) => near.keep(sample.number, sample.bytes),
@@ -131,7 +130,7 @@ impl<A: Assemble> Batcher<A> {
             if self.counter.ready.push(Ok(batch)).is_err() {
                 return Ok(false);
             }
-            self.tell();
+            self.log_progress();
         }
         Ok(true)
     }
@@ -139,18 +138,18 @@ impl<A: Assemble> Batcher<A> {
     /// Takes the next item of a queue, and logs progress while there is none.
     fn wait<T>(&mut self, queue: &Queue<T>) -> std::result::Result<T, QueueEmpty> {
         loop {
-            match queue.pop(Some(self.tell_at)) {
-                Err(QueueEmpty::Late) => self.tell(),
+            match queue.pop(Some(self.log_at)) {
+                Err(QueueEmpty::Late) => self.log_progress(),
                 outcome => return outcome,
             }
         }
     }
 
-    fn tell(&mut self) {
+    fn log_progress(&mut self) {
         let now = Instant::now();
-        if now >= self.tell_at {
+        if now >= self.log_at {
             log::info!("loader: {}", self.shared.metrics());
-            self.tell_at = now + TELL_EVERY;
+            self.log_at = now + LOG_EVERY;
         }
     }
 }

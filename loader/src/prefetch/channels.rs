@@ -11,7 +11,7 @@ use crate::prefetch::files::Opening;
 use crate::prefetch::window::{PrefetchWindow, WindowLimits};
 use crate::queue::Queue;
 
-/// More rounds than there are in the largest window: the queues do not grow.
+/// More rounds than the largest window has: the queues do not grow.
 const ROUNDS_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl LoaderChannels {
         }
     }
 
-    /// Ends every wait; the threads follow.
+    /// Ends every wait, so that the threads end.
     pub(crate) fn close(&self) {
         self.window.close();
         self.rounds.close();
@@ -55,17 +55,17 @@ impl LoaderChannels {
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
-        let (ahead_bytes, rate) = self.window.look();
-        self.meter.look(ahead_bytes, rate)
+        let (ahead_bytes, rate) = self.window.status();
+        self.meter.snapshot(ahead_bytes, rate)
     }
 
-    /// Why no batch is ready, as far as is known.
-    pub(crate) fn story(&self) -> String {
-        if let Some((what, age)) = self.opening.look() {
+    /// What the next batch is waiting for, as far as is known.
+    pub(crate) fn stall_reason(&self) -> String {
+        if let Some((what, age)) = self.opening.current() {
             return format!("opening {what} for {:.0} s", age.as_secs_f64());
         }
-        if let Some(story) = storage::StuckReads::describe() {
-            return format!("oldest read: {story}");
+        if let Some(read) = storage::StuckReads::describe() {
+            return format!("oldest read: {read}");
         }
         let Metrics { in_flight, reads, .. } = self.metrics();
         let consumed = self.consumed.load(Relaxed);

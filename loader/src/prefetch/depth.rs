@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 /// A trial lasts this long, as long as its slowest request and [`TRIAL_REQUESTS`] requests,
-/// whichever ends last: if some are late, less only shows whether one of them happened to complete.
+/// whichever ends last: with late requests, the throughput of a shorter trial depends on whether
+/// one of them happens to complete in it.
 const TRIAL: Duration = Duration::from_millis(50);
 const TRIAL_REQUESTS: u64 = 128;
 
-/// But no longer than this.
+/// The longest trial.
 const TRIAL_MAX: Duration = Duration::from_secs(2);
 
 /// The gain for which a doubled depth is retained: below it only latency grows.
@@ -17,13 +18,13 @@ const GAIN: f64 = 1.05;
 const TRIALS_BETWEEN: u32 = 100;
 
 /// A request is late after this multiple of the median, and after at least [`LATE_AT_LEAST`]. If
-/// all become slow together, the median follows them, and none is late.
+/// all become slow together, the median follows, and none is late.
 const LATE_TIMES: f64 = 16.0;
 const LATE_AT_LEAST: Duration = Duration::from_millis(20);
 
 /// How far each request moves the median estimate towards its own time: steps of one size find the
 /// median, however long the late ones take.
-const USUAL_STEP: f64 = 1.05;
+const MEDIAN_STEP: f64 = 1.05;
 
 /// The queue depth of one store: doubled while that raises the throughput, halved when requests
 /// fail, and then raised by one per trial.
@@ -41,7 +42,7 @@ pub(crate) struct Depth {
     slowest: Duration,
     saturated: bool,
     /// The estimated median time of a request, in seconds.
-    usual: Option<f64>,
+    median_s: Option<f64>,
 }
 
 impl Depth {
@@ -61,7 +62,7 @@ impl Depth {
             requests: 0,
             slowest: Duration::ZERO,
             saturated: true,
-            usual: None,
+            median_s: None,
         }
     }
 
@@ -69,29 +70,29 @@ impl Depth {
         self.depth
     }
 
-    /// A request completed after `took`.
-    pub(crate) fn came(&mut self, bytes: u64, took: Duration) {
+    /// Records that a request completed after `took`.
+    pub(crate) fn completed(&mut self, bytes: u64, took: Duration) {
         self.bytes += bytes;
         self.requests += 1;
         self.slowest = self.slowest.max(took);
         let took = took.as_secs_f64();
-        let usual = self.usual.get_or_insert(took);
-        *usual = if took > *usual { *usual * USUAL_STEP } else { *usual / USUAL_STEP };
+        let median = self.median_s.get_or_insert(took);
+        *median = if took > *median { *median * MEDIAN_STEP } else { *median / MEDIAN_STEP };
     }
 
     /// Age from which a request is late: it then no longer counts against the depth, because the
     /// store serves others meanwhile. None while unknown.
     pub(crate) fn late_after(&self) -> Option<Duration> {
-        let usual = Duration::try_from_secs_f64(self.usual? * LATE_TIMES).ok()?;
-        Some(usual.max(LATE_AT_LEAST))
+        let after = Duration::try_from_secs_f64(self.median_s? * LATE_TIMES).ok()?;
+        Some(after.max(LATE_AT_LEAST))
     }
 
-    /// There was less work than the depth allows: this trial measures nothing.
+    /// Records that there was less work than the depth allows: this trial measures nothing.
     pub(crate) fn starved(&mut self) {
         self.saturated = false;
     }
 
-    /// A request failed: perhaps the depth is too large.
+    /// Records a failed request: the depth may be too large.
     pub(crate) fn failed(&mut self) {
         if self.trials_left != u32::MAX {
             self.depth = (self.depth / 2).max(1);
@@ -99,8 +100,8 @@ impl Depth {
         }
     }
 
-    /// Ends a trial if it has lasted long enough.
-    pub(crate) fn turn(&mut self, now: Instant) {
+    /// Ends the trial if it has lasted long enough.
+    pub(crate) fn update(&mut self, now: Instant) {
         let took = now.saturating_duration_since(self.since);
         let trial = self.slowest.clamp(TRIAL, TRIAL_MAX);
         if took < trial || self.requests < TRIAL_REQUESTS {
@@ -108,13 +109,13 @@ impl Depth {
         }
         let rate = self.bytes as f64 / took.as_secs_f64();
         if self.saturated {
-            self.judge(rate);
+            self.adjust(rate);
         }
         (self.since, self.bytes, self.requests, self.saturated) = (now, 0, 0, true);
         self.slowest = Duration::ZERO;
     }
 
-    fn judge(&mut self, rate: f64) {
+    fn adjust(&mut self, rate: f64) {
         if self.recovering {
             self.depth = (self.depth + 1).min(self.max);
             self.recovering = self.depth < self.max;
@@ -126,7 +127,7 @@ impl Depth {
                 self.trials_left = TRIALS_BETWEEN;
             }
             None if self.trials_left > 0 => {
-                // A fixed depth has `u32::MAX` trials left for ever.
+                // A fixed depth has `u32::MAX` trials left forever.
                 self.trials_left -= u32::from(self.trials_left != u32::MAX);
             }
             _ if self.depth < self.max => {
@@ -148,45 +149,45 @@ mod tests {
             for _ in 0..100 {
                 *now += Duration::from_millis(1);
                 (0..depth.get().min(device))
-                    .for_each(|_| depth.came(4096, Duration::from_millis(1)));
+                    .for_each(|_| depth.completed(4096, Duration::from_millis(1)));
             }
-            depth.turn(*now);
+            depth.update(*now);
         }
     }
 
     #[test]
-    fn doubles_as_long_as_it_pays() {
+    fn depth_doubles_while_throughput_grows() {
         let mut now = Instant::now();
         let mut depth = Depth::new(4, 256, None, now);
         run(&mut depth, &mut now, 32, 20);
         assert_eq!(depth.get(), 32);
-        // The device has become faster: that is found out in time.
+        // A later trial of a larger depth detects that the device has become faster.
         run(&mut depth, &mut now, 128, 110);
         assert_eq!(depth.get(), 128);
         run(&mut depth, &mut now, 4096, 300);
-        assert_eq!(depth.get(), 256, "the most that the backend is meant to carry");
+        assert_eq!(depth.get(), 256, "the maximum of the backend");
     }
 
     /// Of 1,000 requests 20 complete a second late and the others at once: throughput grows with
-    /// the depth, but in steps of a second, so 50 ms show nothing of it.
+    /// the depth, but in steps of a second, so a trial of 50 ms does not show it.
     #[test]
-    fn late_requests_are_waited_for() {
+    fn trials_last_until_late_requests_complete() {
         let mut now = Instant::now();
         let mut depth = Depth::new(32, 256, None, now);
         for _ in 0..20 {
             for _ in 0..20 {
                 now += Duration::from_millis(50);
                 let (late, quick) = (depth.get() / 20, depth.get() * 49 / 20);
-                (0..quick).for_each(|_| depth.came(4096, Duration::from_millis(1)));
-                (0..late).for_each(|_| depth.came(4096, Duration::from_secs(1)));
-                depth.turn(now);
+                (0..quick).for_each(|_| depth.completed(4096, Duration::from_millis(1)));
+                (0..late).for_each(|_| depth.completed(4096, Duration::from_secs(1)));
+                depth.update(now);
             }
         }
         assert_eq!(depth.get(), 256);
     }
 
     #[test]
-    fn halves_on_errors_and_comes_back() {
+    fn depth_halves_on_errors_and_recovers() {
         let mut now = Instant::now();
         let mut depth = Depth::new(16, 64, None, now);
         run(&mut depth, &mut now, 1000, 10);
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_one_stays_and_a_starved_one_learns_nothing() {
+    fn fixed_depth_and_starved_trials_leave_the_depth_unchanged() {
         let mut now = Instant::now();
         let mut fixed = Depth::new(16, 64, Some(7), now);
         fixed.failed();
@@ -215,20 +216,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_the_median() {
+    fn late_threshold_follows_the_median() {
         let now = Instant::now();
         let mut depth = Depth::new(32, 256, None, now);
         assert_eq!(depth.late_after(), None);
         let (quick, late) = (Duration::from_millis(10), Duration::from_secs(5));
-        // The first is a late one, and then every third.
+        // The first and every third after it is late.
         for nth in 0..900 {
-            depth.came(4096, if nth % 3 == 0 { late } else { quick });
+            depth.completed(4096, if nth % 3 == 0 { late } else { quick });
         }
         let found = depth.late_after().unwrap();
         assert!((8 * quick..32 * quick).contains(&found), "{found:?}");
-        (0..900).for_each(|_| depth.came(4096, late));
+        (0..900).for_each(|_| depth.completed(4096, late));
         assert!(depth.late_after().unwrap() > late, "the whole store is slow");
-        (0..900).for_each(|_| depth.came(4096, Duration::from_micros(90)));
+        (0..900).for_each(|_| depth.completed(4096, Duration::from_micros(90)));
         assert_eq!(depth.late_after(), Some(LATE_AT_LEAST));
     }
 }

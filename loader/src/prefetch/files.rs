@@ -7,8 +7,8 @@ use storage::{Object, Stage};
 
 use crate::{DataFile, Error, Result};
 
-/// Files kept open: half of the 1,024 that a process may have by default. Files that requests still
-/// need stay open beyond that.
+/// Files kept open: half of the 1,024 that a process may have by default. Files that requests in
+/// flight need stay open beyond that.
 const OPEN_MAX: usize = 512;
 
 /// The files of an order.
@@ -29,8 +29,8 @@ impl Opening {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    /// The file, and for how long.
-    pub(crate) fn look(&self) -> Option<(String, Duration)> {
+    /// The file being opened, and for how long.
+    pub(crate) fn current(&self) -> Option<(String, Duration)> {
         let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         opening.as_ref().map(|(what, since)| (what.clone(), since.elapsed()))
     }
@@ -50,21 +50,21 @@ impl DataFiles {
         opening: &Opening,
         timeout: Duration,
     ) -> Result<Arc<dyn Object>> {
-        let place = file as usize; // fits: 64 bits
-        if let Some((object, last)) = &mut self.open[place] {
+        let index = file as usize; // fits: 64 bits
+        if let Some((object, last)) = &mut self.open[index] {
             *last = round;
             return Ok(Arc::clone(object));
         }
-        let object = open(&sources[place], opening, timeout)?;
+        let object = open(&sources[index], opening, timeout)?;
         if self.count >= OPEN_MAX {
             self.close_one();
         }
-        self.open[place] = Some((Arc::clone(&object), round));
+        self.open[index] = Some((Arc::clone(&object), round));
         self.count += 1;
         Ok(object)
     }
 
-    /// Closes the least recently needed file.
+    /// Closes the least recently used file.
     fn close_one(&mut self) {
         let open = self.open.iter_mut().filter(|slot| slot.is_some());
         if let Some(slot) = open.min_by_key(|slot| slot.as_ref().map(|(_, last)| *last)) {
@@ -77,7 +77,7 @@ impl DataFiles {
 fn open(source: &DataFile, opening: &Opening, timeout: Duration) -> Result<Arc<dyn Object>> {
     let what = source.store.display(&source.key);
     opening.set(Some(what.clone()));
-    // Opening a file on a dead server may block for ever.
+    // Opening a file on a dead server may block forever.
     let (store, key) = (Arc::clone(&source.store), source.key.clone());
     let opened = Stage::begin(format!("open {what}"), timeout).run(move || store.open(&key));
     opening.set(None);

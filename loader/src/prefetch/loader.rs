@@ -33,8 +33,8 @@ pub struct LoaderOptions {
     /// The time to read ahead: how long the consumer could continue without further reads. Default:
     /// 60 s.
     pub window: Duration,
-    /// The most memory for that. Default: 512 MiB, ten minutes of a 1B model on eight GPUs. Ranks
-    /// of a node that read for themselves each have a share of it.
+    /// The most memory for samples read ahead. Default: 512 MiB, ten minutes of a 1B model on eight
+    /// GPUs. If the ranks of a node each run a loader, each has a share of it.
     pub window_bytes: u64,
     /// The fewest batches to read ahead, whatever the window. Default: 2. Minimum: 1.
     pub batches_min: u64,
@@ -51,8 +51,8 @@ pub struct LoaderOptions {
     pub retry_pauses: [Duration; 3],
     /// A cache of samples on this node. Default: none.
     pub near: Option<Arc<dyn SampleCache>>,
-    /// Whether to compare what is read with the checksums of its blocks, where the dataset has a
-    /// `.crc`. Whole blocks of 4 KiB are read then. Default: yes.
+    /// Whether to compare the bytes read with the checksums of their blocks, where the dataset has
+    /// a `.crc`. Complete blocks of 4 KiB are read then. Default: yes.
     pub verify: bool,
 }
 
@@ -83,27 +83,27 @@ type Counted = Vec<(String, u64)>;
 /// Batches in the order of their samples, read ahead of their use.
 ///
 /// The sequence is a pure function of the order and of the samples consumed: a loader started there
-/// returns the same batches as one that got there by reading, with any number of ranks, on any
+/// returns the same batches as one that has read up to there, with any number of ranks, on any
 /// store, in whatever order reads complete. Dropping it ends its threads, and never blocks on a
 /// read.
 #[derive(Debug)]
 pub struct Loader<A: Assemble> {
-    course: RankSchedule,
+    schedule: RankSchedule,
     shared: Arc<LoaderChannels>,
     counter: Arc<Counter<A::Batch>>,
     threads: Threads,
     timeout: Duration,
     started: Instant,
     batches: u64,
-    /// Since when the next batch is waited for.
+    /// When the consumer first asked for the next batch.
     asked: Option<Instant>,
     failed: Option<String>,
     /// The stores, and their counters at the start.
     stores: Vec<(Arc<dyn Storage>, Counted)>,
 }
 
-/// Assembled batches that wait for the consumer: one to take and one to take next, while the third
-/// is being assembled. All others stay in the form in which they were read, a tenth of the size.
+/// Assembled batches that wait for the consumer: two, while a third is being assembled. All others
+/// stay encoded as they were read, a tenth of the size.
 const READY_MAX: usize = 2;
 
 /// Address space for samples kept in their read buffers: twice the usual window. In a larger window
@@ -118,7 +118,7 @@ impl<A: Assemble> Loader<A> {
     /// soon, [`Error::Storage`] if no threads can be started.
     pub fn start(order: Arc<dyn SampleOrder>, assemble: A, options: LoaderOptions) -> Result<Self> {
         check(order.as_ref(), &options)?;
-        let course =
+        let schedule =
             RankSchedule::new(options.samples.clone(), options.micro_batch, options.ranks)?;
         let (stores, store_of) = stores_of(order.as_ref());
         let bounds = WindowLimits {
@@ -132,7 +132,7 @@ impl<A: Assemble> Loader<A> {
         let limits: Vec<_> = stores.iter().map(|store| limits(store.as_ref(), &options)).collect();
         let counted = |store: &Arc<dyn Storage>| (Arc::clone(store), store.metrics());
         let mut loader = Loader {
-            course: course.clone(),
+            schedule: schedule.clone(),
             shared: Arc::clone(&shared),
             counter: Arc::clone(&counter),
             threads: Threads::default(),
@@ -148,17 +148,22 @@ impl<A: Assemble> Loader<A> {
         let kept = BufferPool::try_new(kept + kept / 8)?; // with free space for fragmentation
         let threads = &mut loader.threads;
         for (nth, store) in stores.into_iter().enumerate() {
-            let manner = manner(&options, &limits[nth], limits.len() as u64);
+            let settings = worker_options(&options, &limits[nth], limits.len() as u64);
             let (shared, kept) = (Arc::clone(&shared), Arc::clone(&kept));
-            let run = move || worker::run(shared, nth, store.as_ref(), &manner, kept);
+            let run = move || worker::run(shared, nth, store.as_ref(), &settings, kept);
             threads.start("loader-read", &counter, run)?;
         }
         let LoaderOptions { near, timeout, verify, .. } = options;
-        let made_into = Arc::clone(&counter);
-        let batcher =
-            Batcher::new(assemble, course.clone(), near.clone(), Arc::clone(&shared), made_into);
+        let batcher_counter = Arc::clone(&counter);
+        let batcher = Batcher::new(
+            assemble,
+            schedule.clone(),
+            near.clone(),
+            Arc::clone(&shared),
+            batcher_counter,
+        );
         threads.start("loader-batch", &counter, move || batcher.run())?;
-        let planner = Planner { order, course, near, store_of, limits, timeout, verify, shared };
+        let planner = Planner { order, schedule, near, store_of, limits, timeout, verify, shared };
         threads.start("loader-plan", &counter, move || planner.run())?;
         Ok(loader)
     }
@@ -177,8 +182,8 @@ impl<A: Assemble> Loader<A> {
         }
     }
 
-    /// As [`Loader::next_batch`], but waits no longer than `wait`: a caller that must look for
-    /// signals meanwhile calls it again. `Pending` if there is no batch yet.
+    /// As [`Loader::next_batch`], but waits no longer than `wait`, so that a caller can handle
+    /// signals between calls. `Pending` if there is no batch yet.
     ///
     /// # Errors
     /// As [`Loader::next_batch`]; the timeout counts from the first call that found no batch.
@@ -186,19 +191,19 @@ impl<A: Assemble> Loader<A> {
         if let Some(first) = &self.failed {
             return Err(Error::Ended { first: first.clone() });
         }
-        if self.batches == self.course.batch_count() {
+        if self.batches == self.schedule.batch_count() {
             return Ok(Poll::Ready(None));
         }
         let now = Instant::now();
         let asked = *self.asked.get_or_insert(now);
-        let came = self.counter.ready.pop(Some((asked + self.timeout).min(now + wait)));
+        let popped = self.counter.ready.pop(Some((asked + self.timeout).min(now + wait)));
         let now = Instant::now();
         let waited = now - asked;
-        if matches!(came, Err(QueueEmpty::Late)) && waited < self.timeout {
+        if matches!(popped, Err(QueueEmpty::Late)) && waited < self.timeout {
             return Ok(Poll::Pending);
         }
         self.asked = None;
-        match came {
+        match popped {
             Ok(Ok(batch)) => {
                 self.count(now, waited);
                 Ok(Poll::Ready(Some(batch)))
@@ -208,9 +213,9 @@ impl<A: Assemble> Loader<A> {
                 Err(error)
             }
             Err(QueueEmpty::Late) => Err(Error::Late {
-                sample: self.course.batch(self.batches).start,
+                sample: self.schedule.batch(self.batches).start,
                 waited,
-                story: self.shared.story(),
+                reason: self.shared.stall_reason(),
             }),
             Err(QueueEmpty::Closed) => Err(Error::Gone),
         }
@@ -221,7 +226,7 @@ impl<A: Assemble> Loader<A> {
         self.counter.spent.push_now(batch);
     }
 
-    /// Returns batches from elsewhere: it may outlive the loader.
+    /// A handle that returns batches from another owner; it may outlive the loader.
     #[must_use]
     pub fn recycler(&self) -> Recycler<A::Batch> {
         Recycler(Arc::clone(&self.counter))
@@ -231,7 +236,7 @@ impl<A: Assemble> Loader<A> {
     /// state to save.
     #[must_use]
     pub fn samples_consumed(&self) -> u64 {
-        self.course.consumed(self.batches)
+        self.schedule.consumed(self.batches)
     }
 
     /// Metrics since the start.
@@ -246,7 +251,7 @@ impl<A: Assemble> Loader<A> {
         if self.batches == 0 {
             self.shared.meter.first_batch(now - self.started);
         }
-        let samples = self.course.batch(self.batches);
+        let samples = self.schedule.batch(self.batches);
         self.batches += 1;
         self.shared.consumed.store(self.batches, Relaxed);
         self.shared.meter.consumed(samples.end - samples.start, waited);
@@ -326,15 +331,15 @@ pub(crate) fn stores_of(order: &dyn SampleOrder) -> (Vec<Arc<dyn Storage>>, Vec<
 }
 
 fn limits(store: &dyn Storage, options: &LoaderOptions) -> Limits {
-    let likes = Limits::of(store.profile());
-    Limits { gap_bytes: options.gap_bytes.unwrap_or(likes.gap_bytes), ..likes }
+    let defaults = Limits::of(store.profile());
+    Limits { gap_bytes: options.gap_bytes.unwrap_or(defaults.gap_bytes), ..defaults }
 }
 
 /// Buffers for this many of the longest requests at once, or for a store's share of a quarter of
 /// the window, but for at least four requests.
 const LONGEST_IN_FLIGHT: u64 = 64;
 
-fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> WorkerOptions {
+fn worker_options(options: &LoaderOptions, limits: &Limits, stores: u64) -> WorkerOptions {
     let longest = limits.extent_bytes_max + 4096;
     let bytes =
         (longest * LONGEST_IN_FLIGHT).min(options.window_bytes / 4 / stores).max(longest * 4);
@@ -343,8 +348,8 @@ fn manner(options: &LoaderOptions, limits: &Limits, stores: u64) -> WorkerOption
     WorkerOptions { depth, timeout, retry_pauses, buffer_bytes }
 }
 
-/// How long a dropped loader waits for its threads: one that does not end by then is stuck in the
-/// kernel, and is left there.
+/// How long a dropped loader waits for its threads: one that has not ended by then is stuck in the
+/// kernel, and is detached.
 const END_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -387,7 +392,7 @@ impl Threads {
             return;
         }
         for handle in self.handles.drain(..) {
-            // A panic was reported on stderr, and the consumer got no more batches.
+            // A panic was reported on stderr, and `ThreadEnd` closed the queue of batches.
             let _ = handle.join();
         }
     }
@@ -413,13 +418,13 @@ impl<B> Drop for ThreadEnd<B> {
 mod tests {
     use super::*;
 
-    /// A blend of a hundred datasets that were opened one by one has a hundred stores, and each
-    /// once had a quarter of the window for itself.
+    /// A blend of a hundred datasets that were opened one by one has a hundred stores. Each of them
+    /// once took a quarter of the window.
     #[test]
     fn stores_share_the_memory_of_requests() {
         let options = LoaderOptions::new(1, 0..1);
         let limits = Limits { gap_bytes: 0, extent_bytes_max: 8 << 20 };
-        let bytes = |stores| manner(&options, &limits, stores).buffer_bytes as u64 * stores;
+        let bytes = |stores| worker_options(&options, &limits, stores).buffer_bytes as u64 * stores;
         let four = 4 * (limits.extent_bytes_max + 4096);
         for stores in [1, 2, 3, 100] {
             assert!(bytes(stores) <= (options.window_bytes / 4).max(stores * four), "{stores}");

@@ -23,45 +23,47 @@ const ROUND_SAMPLES_MAX: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Planner {
     pub(crate) order: Arc<dyn SampleOrder>,
-    pub(crate) course: RankSchedule,
+    pub(crate) schedule: RankSchedule,
     pub(crate) near: Option<Arc<dyn SampleCache>>,
     pub(crate) store_of: Vec<usize>,
     pub(crate) limits: Vec<Limits>,
     /// Timeout for the opening of a file.
     pub(crate) timeout: Duration,
-    /// Whether to verify what has checksums.
+    /// Whether to verify blocks that have checksums.
     pub(crate) verify: bool,
     pub(crate) shared: Arc<LoaderChannels>,
 }
 
 impl Planner {
-    /// Plans until all is planned, the order fails, or the queues are closed.
+    /// Plans until all batches are planned, the order fails, or the queues are closed.
     pub(crate) fn run(self) {
         let mut files = DataFiles::new(self.order.sources().len());
         let mut sizes = RoundCapacity::default();
         let (mut first, mut number) = (0, 0);
         // The first round is one batch, so that it is ready at once; each next is twice as long.
         let mut batches_max = 1;
-        // The end of a round that could not be planned: the error is before it.
-        let mut doubtful_end: u64 = 0;
-        while first < self.course.batch_count() {
-            // The first batch is read at once, whatever would be optimal.
+        // The end of a round that could not be planned: the failing batch is before it.
+        let mut failed_end: u64 = 0;
+        while first < self.schedule.batch_count() {
+            // The first batch is read alone, so that it is ready soon.
             let together = if number == 0 { 0 } else { self.together(first) };
             let Some(room) = self.shared.window.wait_for_room(together) else { return };
-            let doubtful = doubtful_end.saturating_sub(first);
-            let count = match doubtful {
-                0 => self.round_batches(&room, batches_max).min(self.course.batch_count() - first),
-                _ => (doubtful / 2).max(1),
+            let failed_batches = failed_end.saturating_sub(first);
+            let count = match failed_batches {
+                0 => {
+                    self.round_batches(&room, batches_max).min(self.schedule.batch_count() - first)
+                }
+                _ => (failed_batches / 2).max(1),
             };
             let mut round = self.shared.free.try_pop().unwrap_or_default();
             round.number = number;
             round.reserve(&sizes);
             match self.plan(&mut round, first..first + count, &mut files) {
                 Ok(()) => {}
-                // The batches before the failure are still delivered, whatever the rounds are: it
-                // is found by bisection. If it does not occur again, so much the better.
+                // The batches before the failing one must still be delivered: bisection finds it.
+                // An error that does not recur is ignored.
                 Err(_) if count > 1 => {
-                    doubtful_end = first + count;
+                    failed_end = first + count;
                     self.shared.free.push_now(round);
                     continue;
                 }
@@ -72,7 +74,7 @@ impl Planner {
                 }
             }
             round.measure(&mut sizes);
-            self.hand_over(round);
+            self.dispatch(round);
             (first, number, batches_max) = (first + count, number + 1, count * 2);
         }
     }
@@ -80,19 +82,19 @@ impl Planner {
     fn round_batches(&self, room: &WindowBudget, batches_max: u64) -> u64 {
         let bytes = (room.bytes / ROUNDS_IN_WINDOW).min(ROUND_BYTES_MAX);
         let by_bytes = bytes / room.batch_bytes.max(1);
-        let by_samples = ROUND_SAMPLES_MAX / self.course.rows_max().max(1);
+        let by_samples = ROUND_SAMPLES_MAX / self.schedule.rows_max().max(1);
         by_bytes.min(by_samples).min(batches_max).max(room.together).max(1)
     }
 
     /// Batches from `first` on that are best read together.
     fn together(&self, first: u64) -> u64 {
-        let samples = self.course.batch(first);
+        let samples = self.schedule.batch(first);
         if samples.is_empty() {
             return 0;
         }
         let until = self.order.together_until(samples.start);
-        let is_within = |nth: u64| self.course.batch(nth).start < until;
-        let (mut low, mut high) = (first, self.course.batch_count());
+        let is_within = |nth: u64| self.schedule.batch(nth).start < until;
+        let (mut low, mut high) = (first, self.schedule.batch_count());
         while low < high {
             let middle = low.midpoint(high);
             (low, high) = if is_within(middle) { (middle + 1, high) } else { (low, middle) };
@@ -106,35 +108,35 @@ impl Planner {
         batches: std::ops::Range<u64>,
         files: &mut DataFiles,
     ) -> Result<()> {
-        let outlook = PlanContext {
+        let context = PlanContext {
             order: self.order.as_ref(),
             store_of: &self.store_of,
             limits: &self.limits,
             near: self.near.as_deref(),
             verify: self.verify,
         };
-        round.fill(&outlook, batches.map(|nth| self.course.batch(nth)))?;
-        for lot in round.lots.iter_mut().flatten() {
-            let mut read_files = std::mem::take(&mut lot.read_files);
-            for file in lot.files() {
+        round.fill(&context, batches.map(|nth| self.schedule.batch(nth)))?;
+        for reads in round.store_reads.iter_mut().flatten() {
+            let mut read_files = std::mem::take(&mut reads.read_files);
+            for file in reads.files() {
                 let (sources, opening) = (self.order.sources(), &self.shared.opening);
                 let object = files.get(sources, file, round.number, opening, self.timeout)?;
-                let checksums = outlook.checksums(file).cloned();
+                let checksums = context.checksums(file).cloned();
                 read_files.push(ReadFile { number: file, object, checksums });
             }
-            lot.read_files = read_files;
+            reads.read_files = read_files;
         }
         Ok(())
     }
 
     /// Sends the store reads to the workers, and the rest of the round to the batcher.
-    fn hand_over(&self, mut round: Box<PrefetchRound>) {
+    fn dispatch(&self, mut round: Box<PrefetchRound>) {
         self.shared.window.planned(round.batch_count() as u64, round.memory_bytes());
-        let due = self.shared.window.due(Instant::now());
-        for (lot, work) in round.lots.iter_mut().zip(&self.shared.work) {
-            if let Some(mut lot) = lot.take_if(|lot| lot.left > 0) {
-                lot.deadline = due;
-                work.push_now(lot);
+        let deadline = self.shared.window.next_deadline(Instant::now());
+        for (reads, work) in round.store_reads.iter_mut().zip(&self.shared.work) {
+            if let Some(mut reads) = reads.take_if(|reads| reads.pending > 0) {
+                reads.deadline = deadline;
+                work.push_now(reads);
             }
         }
         self.shared.rounds.push_now(round);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// which is two seconds of the fastest model on the largest node.
 const UNKNOWN_BYTES: u64 = 32 << 20;
 
-/// The rate is measured over at least this time, so that the micro-batches of one step, which are
-/// consumed at once, count as what they are.
+/// The rate is measured over at least this time, because the micro-batches of one step are consumed
+/// at once.
 const OBSERVED_MIN: Duration = Duration::from_secs(1);
 
 /// One observation counts an eighth, so that a pause, as for a checkpoint, does not empty the
@@ -34,7 +34,7 @@ pub(crate) struct PrefetchWindow {
 struct WindowState {
     planned_batches: u64,
     planned_bytes: u64,
-    /// Assembled into batches, so that their bytes are free again.
+    /// Assembled into batches: their bytes are free again.
     done_batches: u64,
     done_bytes: u64,
     rate: Rate,
@@ -91,13 +91,13 @@ impl PrefetchWindow {
     }
 
     /// Bytes read or being read, and batches per second if known.
-    pub(crate) fn look(&self) -> (u64, Option<f64>) {
+    pub(crate) fn status(&self) -> (u64, Option<f64>) {
         let state = self.lock();
         (state.planned_bytes - state.done_bytes, state.rate.per_second)
     }
 
     /// When the next planned batch will be consumed, if known.
-    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let state = self.lock();
         let ahead = (state.planned_batches - state.done_batches) as f64;
         let seconds = ahead / state.rate.per_second?;
@@ -117,11 +117,11 @@ impl PrefetchWindow {
 /// How much room a window has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WindowBudget {
-    /// Bytes of all of it.
+    /// Bytes of the whole window.
     pub(crate) bytes: u64,
-    /// Bytes of a batch; 0 before there was one.
+    /// Bytes of a batch; 0 before the first was planned.
     pub(crate) batch_bytes: u64,
-    /// Batches that there is room for together.
+    /// Batches that fit if they are read together.
     pub(crate) together: u64,
 }
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_of_what_is_consumed_within_the_budget() {
+    fn window_holds_a_minute_of_consumption_within_the_budget() {
         let window = PrefetchWindow::new(BOUNDS);
         let mut now = Instant::now();
         assert_eq!(
@@ -205,37 +205,37 @@ mod tests {
             WindowBudget { bytes: UNKNOWN_BYTES, batch_bytes: 0, together: 0 }
         );
         window.planned(10, 10 << 10);
-        assert_eq!(window.due(now), None, "nothing is known of the consumer");
-        // Ten batches a second of 1 KiB, and as long again for waiting, which does not count.
+        assert_eq!(window.next_deadline(now), None, "no batch was consumed yet");
+        // Ten batches a second of 1 KiB; the equal time of waiting does not count.
         let tenth = Duration::from_millis(100);
         consume(&window, &mut now, 100, tenth, tenth);
-        let got = room(&window);
-        assert!(got.bytes.abs_diff(600 << 10) < 10 << 10, "{got:?}");
-        let due_ms = (window.due(now).unwrap() - now).as_millis();
-        assert!(due_ms.abs_diff(1000) < 50, "{due_ms}");
+        let actual = room(&window);
+        assert!(actual.bytes.abs_diff(600 << 10) < 10 << 10, "{actual:?}");
+        let deadline_ms = (window.next_deadline(now).unwrap() - now).as_millis();
+        assert!(deadline_ms.abs_diff(1000) < 50, "{deadline_ms}");
         // The same rate in steps of 32 micro-batches that are taken at once.
         for _ in 0..20 {
             consume(&window, &mut now, 31, Duration::ZERO, Duration::ZERO);
             consume(&window, &mut now, 1, Duration::from_millis(3200), Duration::ZERO);
         }
-        let got = room(&window);
-        assert!(got.bytes.abs_diff(600 << 10) < 60 << 10, "{got:?}");
+        let actual = room(&window);
+        assert!(actual.bytes.abs_diff(600 << 10) < 60 << 10, "{actual:?}");
         // A pause of ten minutes is one observation.
         consume(&window, &mut now, 1, Duration::from_secs(600), Duration::ZERO);
         assert!(room(&window).bytes > 500 << 10);
-        // As fast as can be: the budget.
+        // A fast consumer: the whole budget.
         consume(&window, &mut now, 1_000_000, Duration::from_micros(50), Duration::ZERO);
         assert_eq!(room(&window).bytes, 512 << 20);
-        // As slow as can be: two batches.
+        // A slow consumer: two batches.
         consume(&window, &mut now, 200, Duration::from_secs(600), Duration::ZERO);
         assert_eq!(room(&window).bytes, 2 << 10);
     }
 
     #[test]
-    fn waits_for_room_until_it_is_closed() {
+    fn wait_for_room_ends_with_room_or_at_close() {
         let window = PrefetchWindow::new(WindowLimits { bytes: 100, ..BOUNDS });
         window.planned(1, 100);
-        assert!(window.wait_for_room(0).is_some(), "two batches at least");
+        assert!(window.wait_for_room(0).is_some(), "at least two batches");
         window.planned(1, 100);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| window.wait_for_room(0));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_together_has_half_of_the_budget_at_most() {
+    fn batches_read_together_take_at_most_half_of_the_budget() {
         let window = PrefetchWindow::new(WindowLimits { bytes: 1000, ..BOUNDS });
         window.planned(1, 100);
         window.planned(2, 200);

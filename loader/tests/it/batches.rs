@@ -9,7 +9,7 @@ use storage::Key;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
 
-/// A small generator with a seed, so that a failing corpus can be made again.
+/// A small generator with a seed, so that a failing corpus can be generated again.
 struct Random(u64);
 
 impl Random {
@@ -68,7 +68,7 @@ fn all(mut batches: GptBatches) -> Vec<Batch> {
         out.push(batch.clone());
         batches.recycle(batch);
     }
-    assert_eq!(batches.next_batch().unwrap(), None, "the end is the end");
+    assert_eq!(batches.next_batch().unwrap(), None, "a call after the end returns none");
     out
 }
 
@@ -86,7 +86,7 @@ fn rows(batches: &[Batch]) -> Vec<(u64, Vec<i64>, Vec<i64>)> {
 }
 
 #[test]
-fn equals_the_samples_of_megatron() {
+fn samples_equal_megatrons() {
     let manifest = std::fs::read_to_string(format!("{GOLDEN}/manifest.json")).unwrap();
     let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
     let run = &manifest["runs"]["one_epoch_none"];
@@ -109,12 +109,12 @@ fn equals_the_samples_of_megatron() {
         let rows = rows(&batches);
         let expect =
             |name: &str| -> Vec<i64> { serde_json::from_value(golden[name].clone()).unwrap() };
-        for (row, due) in [
+        for (row, expected) in [
             (rows.first().unwrap(), expect("first_sample_tokens")),
             (rows.last().unwrap(), expect("last_sample_tokens")),
         ] {
-            assert_eq!(row.1, due[..due.len() - 1], "inputs of sample {}", row.0);
-            assert_eq!(row.2, due[1..], "labels of sample {}", row.0);
+            assert_eq!(row.1, expected[..expected.len() - 1], "inputs of sample {}", row.0);
+            assert_eq!(row.2, expected[1..], "labels of sample {}", row.0);
         }
     }
 }
@@ -126,7 +126,7 @@ fn every_window_dtype_and_start_gives_the_same_stream() {
         let dataset = corpus(folder.path(), dtype, seed);
         let index = GptIndex::build(&dataset, Split::Train, &config(16, Some(1500))).unwrap();
         let index = Arc::new(index);
-        let due: Vec<Vec<i64>> = (0..1500).map(|k| naive(&dataset, &index, k)).collect();
+        let expected: Vec<Vec<i64>> = (0..1500).map(|k| naive(&dataset, &index, k)).collect();
         let mut random = Random(seed);
         for window_batches in [1, 2, 7, 64] {
             let micro_batch = 1 + random.below(9) as usize;
@@ -140,19 +140,23 @@ fn every_window_dtype_and_start_gives_the_same_stream() {
                 window_batches,
             };
             let loader = GptBatches::start(dataset.clone(), index.clone(), options).unwrap();
-            let got = rows(&all(loader));
-            assert_eq!(got.len() as u64, samples_end - samples_consumed, "{options:?}");
-            for ((sample, tokens, labels), nth) in got.iter().zip(samples_consumed..) {
-                let due = &due[nth as usize];
-                assert_eq!((*sample, &tokens[..]), (nth, &due[..16]), "{options:?}, {dtype:?}");
-                assert_eq!(labels[..], due[1..], "{options:?}, {dtype:?}");
+            let found = rows(&all(loader));
+            assert_eq!(found.len() as u64, samples_end - samples_consumed, "{options:?}");
+            for ((sample, tokens, labels), nth) in found.iter().zip(samples_consumed..) {
+                let expected = &expected[nth as usize];
+                assert_eq!(
+                    (*sample, &tokens[..]),
+                    (nth, &expected[..16]),
+                    "{options:?}, {dtype:?}"
+                );
+                assert_eq!(labels[..], expected[1..], "{options:?}, {dtype:?}");
             }
         }
     }
 }
 
 #[test]
-fn remembers_one_number() {
+fn resumes_from_samples_consumed() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = corpus(folder.path(), Dtype::U16, 5);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
@@ -169,13 +173,13 @@ fn remembers_one_number() {
     let whole = all(start(0));
     let mut first = start(0);
     let mut seen: Vec<Batch> = (0..7).map(|_| first.next_batch().unwrap().unwrap()).collect();
-    assert_eq!(first.samples_consumed(), 28, "counts what was delivered, not what was read ahead");
+    assert_eq!(first.samples_consumed(), 28, "counts delivered samples, not those read ahead");
     seen.extend(all(start(first.samples_consumed())));
     assert_eq!(seen, whole);
 }
 
 #[test]
-fn refuses_what_it_cannot_deliver() {
+fn invalid_options_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = corpus(folder.path(), Dtype::U16, 6);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
@@ -198,13 +202,13 @@ fn refuses_what_it_cannot_deliver() {
     ] {
         assert!(matches!(start(bad).unwrap_err(), Error::Option { .. }), "{bad:?} was accepted");
     }
-    // An index for longer samples than the loader was told of.
+    // An index for longer samples than the loader's options.
     let error = start(GptLoaderOptions { seq_len: 7, ..good }).unwrap().next_batch().unwrap_err();
     assert!(matches!(error, Error::SampleLength { found: 9, expected: 8, .. }), "{error}");
 }
 
 #[test]
-fn a_file_cut_under_the_run_is_an_error_that_names_it() {
+fn truncated_file_is_named_in_the_error() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = corpus(folder.path(), Dtype::U16, 7);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
@@ -222,17 +226,17 @@ fn a_file_cut_under_the_run_is_an_error_that_names_it() {
     let error = loop {
         match loader.next_batch() {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("the end came, and no error"),
+            Ok(None) => panic!("the loader ended without an error"),
             Err(error) => break error.to_string(),
         }
     };
     assert!(error.contains("corpus.bin"), "{error}");
-    assert!(loader.next_batch().is_err(), "and it stays an error");
+    assert!(loader.next_batch().is_err(), "later calls fail too");
 }
 
 /// Dropping a loader whose queue is full ends its thread: this test would hang otherwise.
 #[test]
-fn can_be_dropped_at_any_time() {
+fn loader_can_be_dropped_at_any_time() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = corpus(folder.path(), Dtype::U16, 8);
     let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config(8, None)).unwrap());
@@ -250,10 +254,10 @@ fn can_be_dropped_at_any_time() {
         }
         drop(loader);
     }
-    // On a busy machine a thread may be left behind, and ends by itself.
+    // On a busy machine a detached thread may end later.
     let until = Instant::now() + Duration::from_secs(60);
     while Arc::strong_count(&dataset) > 1 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(Arc::strong_count(&dataset), 1, "no thread holds the dataset any more");
+    assert_eq!(Arc::strong_count(&dataset), 1, "no thread holds the dataset");
 }

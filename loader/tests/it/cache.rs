@@ -1,4 +1,4 @@
-//! The node's cache: what it gives is right or nothing, whatever happens to its folder.
+//! The local cache: it returns the right bytes or none, whatever happens to its folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use storage::{Key, Storage};
 
 const SAMPLES: u64 = 600;
 
-/// A small generator with a seed, so that what fails fails again.
+/// A small generator with a seed, so that a failure is reproducible.
 struct Random(u64);
 
 impl Random {
@@ -94,24 +94,24 @@ fn log(folder: &Path, order: &Pieces, options: LogOptions) -> OrderLog {
     OrderLog::open(&posix(folder), order, options).unwrap()
 }
 
-/// Fetches samples as a loader does: from near if they are there, else from afar. Gives how many
-/// were near, and has seen to it that all were right.
-fn fetch(near: &dyn SampleCache, order: &Pieces, samples: std::ops::Range<u64>) -> u64 {
+/// Fetches samples as a loader does: from the cache if it has them, else from the store. Checks the
+/// bytes of all, and returns how many were cached.
+fn fetch(cache: &dyn SampleCache, order: &Pieces, samples: std::ops::Range<u64>) -> u64 {
     let mut found = 0;
     for sample in samples {
-        let due = order.bytes(sample);
-        let mut got = vec![0xee; due.len()];
-        if near.find(sample, &mut got) {
-            assert!(got == due, "sample {sample} is another");
+        let expected = order.bytes(sample);
+        let mut actual = vec![0xee; expected.len()];
+        if cache.find(sample, &mut actual) {
+            assert!(actual == expected, "sample {sample} differs");
             found += 1;
         } else {
-            near.keep(sample, &due);
+            cache.keep(sample, &expected);
         }
     }
     found
 }
 
-/// Fetches, and waits for the disk after every few samples, so that none is forgotten.
+/// Fetches, and waits for the disk after every few samples, so that none is dropped.
 fn fill(log: &OrderLog, order: &Pieces, samples: std::ops::Range<u64>) {
     for start in samples.clone().step_by(8) {
         fetch(log, order, start..samples.end.min(start + 8));
@@ -131,7 +131,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_restart_reads_what_was_fetched_since_the_checkpoint() {
+fn restart_finds_samples_read_since_the_checkpoint() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     let first = log(cache.path(), &order, small());
@@ -142,7 +142,7 @@ fn a_restart_reads_what_was_fetched_since_the_checkpoint() {
     drop(first);
     let again = log(cache.path(), &order, small());
     assert_eq!(fetch(&again, &order, 200..400), 200);
-    assert!(fetch(&again, &order, 0..200) < 50, "what was before the checkpoint has gone");
+    assert!(fetch(&again, &order, 0..200) < 50, "files from before the checkpoint are deleted");
     assert_eq!(fetch(&again, &order, 400..500), 0);
 }
 
@@ -156,13 +156,13 @@ fn another_order_finds_nothing() {
     let same = log(cache.path(), &order, small());
     assert_eq!(fetch(&same, &order, 0..50), 50);
     let mut short = vec![0; order.bytes(7).len() + 1];
-    assert!(!same.find(7, &mut short), "of another length");
+    assert!(!same.find(7, &mut short), "found with another length");
 }
 
-/// Every byte of a file that is wrong, and every length that it may be cut to, is a miss of what it
-/// touches, and of nothing else.
+/// A flipped bit or a truncation anywhere in a file makes the affected samples misses, and returns
+/// no wrong bytes.
 #[test]
-fn what_is_not_right_is_not_there() {
+fn corrupt_samples_are_misses() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     fill(&log(cache.path(), &order, small()), &order, 0..12);
@@ -181,14 +181,14 @@ fn what_is_not_right_is_not_there() {
             let log = log(cache.path(), &order, small());
             let mut found = 0;
             for sample in 0..12 {
-                let due = order.bytes(sample);
-                let mut got = vec![0; due.len()];
-                if log.find(sample, &mut got) {
-                    assert!(got == due, "byte {at} of {}", path.display());
+                let expected = order.bytes(sample);
+                let mut actual = vec![0; expected.len()];
+                if log.find(sample, &mut actual) {
+                    assert!(actual == expected, "byte {at} of {}", path.display());
                     found += 1;
                 }
             }
-            assert!(found < 12, "byte {at} of {} is looked at by nobody", path.display());
+            assert!(found < 12, "no check covers byte {at} of {}", path.display());
         }
         std::fs::write(&path, &whole).unwrap();
     }
@@ -196,7 +196,7 @@ fn what_is_not_right_is_not_there() {
 }
 
 #[test]
-fn may_be_deleted_while_it_is_in_use() {
+fn folder_may_be_deleted_while_in_use() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     let log = log(cache.path(), &order, small());
@@ -211,11 +211,11 @@ fn may_be_deleted_while_it_is_in_use() {
         log.checkpointed(50);
         log.flush();
     }
-    assert_eq!(fetch(&log, &order, 100..101), 0, "and goes on");
+    assert_eq!(fetch(&log, &order, 100..101), 0, "and continues");
 }
 
 #[test]
-fn keeps_within_its_limit_what_a_restart_wants_first() {
+fn full_log_keeps_the_oldest_samples() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     let limit_bytes = 200 << 10;
@@ -226,17 +226,17 @@ fn keeps_within_its_limit_what_a_restart_wants_first() {
     assert!(log.bytes() <= limit_bytes, "{} bytes", log.bytes());
     assert_eq!(on_disk(), log.bytes());
     let kept = fetch(&log, &order, 0..20);
-    assert_eq!(kept, 20, "the oldest are what a restart begins with");
+    assert_eq!(kept, 20, "a restart needs the oldest samples first");
     log.checkpointed(SAMPLES / 2);
     fill(&log, &order, SAMPLES / 2..SAMPLES);
     assert!(on_disk() <= limit_bytes);
     assert_eq!(fetch(&log, &order, SAMPLES / 2 + 8..SAMPLES / 2 + 28), 20, "there is room again");
 }
 
-/// Jobs of one order share a folder without a lock: each finds what the other wrote.
-/// A twentieth of what is free stays free, and not of what is left after each file.
+/// A twentieth of the free space before the first file stays free, not of the space after each
+/// file.
 #[test]
-fn leaves_others_what_it_said() {
+fn log_leaves_a_twentieth_of_the_space_free() {
     const CAPACITY: u64 = 1 << 20;
     let data = tempfile::tempdir().unwrap();
     let order = Pieces::new(data.path());
@@ -244,7 +244,7 @@ fn leaves_others_what_it_said() {
     let disk: Arc<dyn Storage> = Arc::new(fault_store::FaultStore::new(7, faults));
     let options = LogOptions { segment_bytes: 8 << 10, ..LogOptions::default() };
     let log = OrderLog::open(&disk, order.as_ref(), options).unwrap();
-    // Each sample again and again: three times what the disk has.
+    // Every sample repeatedly: three times the capacity of the disk.
     let mut kept = 0;
     while kept < 3 * CAPACITY {
         for sample in 0..SAMPLES {
@@ -257,14 +257,14 @@ fn leaves_others_what_it_said() {
         }
     }
     let free = disk.free_bytes().unwrap().unwrap();
-    assert!(free >= CAPACITY / 20, "{free} bytes are left of {CAPACITY}");
-    assert!(free <= CAPACITY / 10, "{free} bytes are left of {CAPACITY}");
+    assert!(free >= CAPACITY / 20, "{free} bytes are free of {CAPACITY}");
+    assert!(free <= CAPACITY / 10, "{free} bytes are free of {CAPACITY}");
 }
 
-/// Ranks that read for themselves write runs that overlap: that of one may begin long before the
-/// sample, and many of others after it.
+/// Ranks that read for themselves write overlapping files: a file with the sample may start long
+/// before it, and many files of other ranks after that.
 #[test]
-fn a_long_run_is_found_behind_short_ones() {
+fn sample_is_found_in_an_earlier_overlapping_file() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     let keep = |samples: &mut dyn Iterator<Item = u64>| {
@@ -279,6 +279,7 @@ fn a_long_run_is_found_behind_short_ones() {
     }
 }
 
+/// Jobs of one order share a folder without a lock: each finds the files of the other.
 #[test]
 fn jobs_share_a_folder() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -302,7 +303,7 @@ fn stage(folder: &Path, order: &Arc<Pieces>) -> StagedFiles {
     StagedFiles::open(&posix(folder), &order, options).unwrap()
 }
 
-/// Waits until all blocks are there. Bounded by the harness: a stager that stops short hangs here.
+/// Waits until all blocks are copied. The timeout of the harness ends this if the stager stops.
 fn wait_for(staged: &StagedFiles) {
     while staged.progress().0 < staged.progress().1 {
         std::thread::yield_now();
@@ -314,12 +315,12 @@ fn files_that_fit_are_copied_and_served() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     let staged = stage(cache.path(), &order);
-    fetch(&staged, &order, 0..SAMPLES); // while they come: right or not there
+    fetch(&staged, &order, 0..SAMPLES); // while they are copied: right or a miss
     wait_for(&staged);
     assert_eq!(staged.progress(), (5, 5));
     assert_eq!(fetch(&staged, &order, 0..SAMPLES), SAMPLES);
     drop(staged);
-    // What is there is not fetched again: the files may even be gone.
+    // Copied blocks are not fetched again: the source files may even be deleted.
     std::fs::remove_file(data.path().join("a.bin")).unwrap();
     std::fs::remove_file(data.path().join("b.bin")).unwrap();
     let again = stage(cache.path(), &order);
@@ -328,7 +329,7 @@ fn files_that_fit_are_copied_and_served() {
 }
 
 #[test]
-fn a_wrong_block_is_not_served() {
+fn corrupt_block_is_not_served() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let order = Pieces::new(data.path());
     wait_for(&stage(cache.path(), &order));
@@ -347,14 +348,14 @@ fn a_wrong_block_is_not_served() {
             let staged = stage(cache.path(), &order);
             wait_for(&staged);
             let found = fetch(&staged, &order, 0..SAMPLES);
-            assert!(found < SAMPLES, "byte {at} of {} is looked at by nobody", path.display());
+            assert!(found < SAMPLES, "no check covers byte {at} of {}", path.display());
         }
         std::fs::write(&path, &whole).unwrap();
     }
 }
 
 #[test]
-fn the_limit_decides_between_files_and_samples() {
+fn limit_selects_files_or_log() {
     let [data, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let pieces = Pieces::new(data.path());
     let order: Arc<dyn SampleOrder> = pieces.clone();

@@ -1,4 +1,4 @@
-//! What becomes of a loader when its order fails it.
+//! A loader whose sample order fails or panics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,7 +12,7 @@ use storage::Key;
 const SAMPLE_BYTES: u64 = 16;
 const SAMPLES: u64 = 4096;
 
-/// Samples in the order of their file, one of which is trouble.
+/// Samples in the order of their file, one of which fails or panics.
 #[derive(Debug)]
 struct Troubled {
     source: [DataFile; 1],
@@ -23,7 +23,7 @@ struct Troubled {
 #[derive(Debug)]
 enum Trouble {
     Panics,
-    /// So many times more, then never again.
+    /// Fails so many more times, then never again.
     Fails(AtomicU64),
 }
 
@@ -58,7 +58,7 @@ impl SampleOrder for Troubled {
     }
 }
 
-/// The folder lives as long as the loader.
+/// The folder must live as long as the loader.
 fn start(sample: u64, trouble: Trouble) -> (tempfile::TempDir, Loader<RawAssemble>) {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -76,38 +76,41 @@ fn sample_bytes(sample: u64) -> [u8; SAMPLE_BYTES as usize] {
     u128::from(sample).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
 
-fn due(sample: u64) -> RawBatch {
+fn expected_batch(sample: u64) -> RawBatch {
     let mut batch = RawBatch::default();
     batch.begin(sample);
     batch.push(&sample_bytes(sample));
     batch
 }
 
-/// A thread that panicked once left the consumer to wait until its time was over, and to be told
-/// that it might ask again.
+/// After a panic of a thread the consumer once waited for its timeout, and then received an error
+/// that allowed another call.
 #[test]
-fn a_panic_is_told_at_once() {
+fn panic_is_reported_at_once() {
     let (_folder, mut loader) = start(100, Trouble::Panics);
     let mut next = 0;
     let error = loop {
         match loader.next_batch() {
-            Ok(batch) => assert_eq!(batch.unwrap(), due(next)),
+            Ok(batch) => assert_eq!(batch.unwrap(), expected_batch(next)),
             Err(error) => break error,
         }
         next += 1;
     };
-    assert!(next <= 100, "{next} samples came");
+    assert!(next <= 100, "{next} samples were delivered");
     assert!(matches!(error, Error::Gone), "{error}");
 }
 
-/// All that comes before a sample that cannot be planned is delivered, wherever it lies in what is
-/// planned together.
+/// All samples before one that cannot be planned are delivered, wherever it is in its round.
 #[test]
-fn what_comes_before_a_failure_comes() {
+fn samples_before_a_failure_are_delivered() {
     for sample in [0, 1, 2, 6, 7, 100, 511, 512, SAMPLES - 1] {
         let (_folder, mut loader) = start(sample, Trouble::Fails(AtomicU64::new(u64::MAX)));
         for before in 0..sample {
-            assert_eq!(loader.next_batch().unwrap(), Some(due(before)), "before {sample}");
+            assert_eq!(
+                loader.next_batch().unwrap(),
+                Some(expected_batch(before)),
+                "before {sample}"
+            );
         }
         let error = loader.next_batch().unwrap_err();
         assert!(matches!(error, Error::SampleLength { .. }), "at {sample}: {error}");
@@ -115,17 +118,21 @@ fn what_comes_before_a_failure_comes() {
     }
 }
 
-/// After a failure that did not last, such as of a file that could not be opened for a moment,
-/// rounds were of one batch for the rest of the run: no two samples were read together any more.
+/// After a transient failure, such as of a file that could not be opened for a moment, rounds once
+/// had one batch for the rest of the run, so that no reads were coalesced any more.
 #[test]
-fn a_failure_that_goes_away_costs_little() {
+fn transient_failure_does_not_shrink_rounds() {
     for failures in [1, 3] {
         let (_folder, mut loader) = start(300, Trouble::Fails(AtomicU64::new(failures)));
         for sample in 0..SAMPLES {
-            assert_eq!(loader.next_batch().unwrap(), Some(due(sample)), "{failures} failures");
+            assert_eq!(
+                loader.next_batch().unwrap(),
+                Some(expected_batch(sample)),
+                "{failures} failures"
+            );
         }
         assert_eq!(loader.next_batch().unwrap(), None);
         let reads = loader.metrics().reads;
-        assert!(reads < 100, "{reads} reads of neighbours, after {failures} failures");
+        assert!(reads < 100, "{reads} reads of adjacent samples after {failures} failures");
     }
 }

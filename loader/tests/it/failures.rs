@@ -1,7 +1,7 @@
-//! What a store may do to a run in its midst: whatever can be carried through is, and each of the
-//! rest ends the run with an error of its own, which names the file and the place.
+//! Failures of a store during a run: the loader recovers from those that pass, and each of the
+//! others ends the run with a specific error, which names the file and the position.
 
-#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+#![expect(clippy::print_stderr, reason = "skipped tests are reported")]
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ const SAMPLE_BYTES: u64 = 512;
 const SAMPLES: u64 = 16_384;
 const FILE_BYTES: u64 = SAMPLES * SAMPLE_BYTES;
 
-/// Samples from the front and from the end in turns, so that all of the file is wanted at once.
+/// Samples from the front and from the end in turns, so that the whole file is needed at any time.
 #[derive(Debug)]
 struct InTurns([DataFile; 1]);
 
@@ -59,7 +59,7 @@ fn key() -> Key {
     Key::new("deep/samples.bin").unwrap()
 }
 
-/// A loader that keeps trying for a moment, and reads ahead next to nothing.
+/// A loader with short retries and a small window.
 fn start(store: Arc<dyn Storage>) -> Loader<RawAssemble> {
     let pauses = [1, 2, 3].map(Duration::from_millis);
     start_with(store, Duration::from_secs(60), pauses)
@@ -77,25 +77,25 @@ fn start_with(
     Loader::start(Arc::new(InTurns([source])), RawAssemble, options).unwrap()
 }
 
-/// All samples, or the error that ends them.
+/// Reads and checks all samples from `from` on, or returns the first error.
 fn read_on(loader: &mut Loader<RawAssemble>, from: u64) -> Result<()> {
     let bytes = contents();
     let mut next = from;
     while let Some(batch) = loader.next_batch()? {
-        let mut due = RawBatch::default();
-        due.begin(next);
+        let mut expected = RawBatch::default();
+        expected.begin(next);
         for sample in next..next + 16 {
             let at = (place_of(sample) * SAMPLE_BYTES) as usize;
-            due.push(&bytes[at..at + SAMPLE_BYTES as usize]);
+            expected.push(&bytes[at..at + SAMPLE_BYTES as usize]);
         }
-        assert_eq!(batch, due, "the batch of sample {next}");
+        assert_eq!(batch, expected, "the batch of sample {next}");
         next += 16;
     }
     assert_eq!(next, SAMPLES);
     Ok(())
 }
 
-/// One batch came; then the store goes bad.
+/// Reads one batch, breaks the store, and returns the error that follows.
 fn broken_by(store: Arc<dyn Storage>, harm: impl FnOnce()) -> Error {
     let mut loader = start(store);
     loader.next_batch().unwrap().unwrap();
@@ -115,7 +115,7 @@ fn on_disk(folder: &Path) -> Arc<dyn Storage> {
 }
 
 #[test]
-fn short_and_interrupted_reads_are_carried_through() {
+fn short_and_interrupted_reads_are_completed() {
     let faults =
         FaultPlan { short_per_mille: 300, interrupted_per_mille: 100, ..FaultPlan::default() };
     let store = Arc::new(FaultStore::new(3, faults));
@@ -123,15 +123,15 @@ fn short_and_interrupted_reads_are_carried_through() {
     read_on(&mut start(store), 0).unwrap();
 }
 
-/// Devices and servers that fail for good, and now and then.
+/// Devices and servers that fail permanently, or now and then.
 #[test]
-fn a_device_that_fails_is_named() {
+fn failing_device_is_named() {
     let store = |faults| {
         let inner = Arc::new(FaultStore::new(3, FaultPlan::default()));
         write_all(&*inner, &key(), &contents()).unwrap();
         Arc::new(ReadFaultLayer::new(inner, 5, faults))
     };
-    // Four in a row would end a read, and who meets which depends on the threads.
+    // Four failures in a row would end a read, and which reads fail depends on the threads.
     let passing = ReadFaults { io_per_mille: 10, stale_per_mille: 10, ..ReadFaults::default() };
     read_on(&mut start(store(passing)), 0).unwrap();
     let middle = FILE_BYTES / 2;
@@ -146,7 +146,7 @@ fn a_device_that_fails_is_named() {
 }
 
 #[test]
-fn a_file_that_is_not_the_one_it_was() {
+fn truncated_replaced_or_deleted_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep/samples.bin");
     // Cut off while it is open.
@@ -157,32 +157,33 @@ fn a_file_that_is_not_the_one_it_was() {
         text.contains("file changed while open: expected 8388608 bytes, found 100000 bytes"),
         "{text}"
     );
-    // Not whole from the start.
+    // Truncated before it was opened.
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     let error = read_on(&mut start(Arc::clone(&store)), 0).unwrap_err();
-    let due = Error::FileLength { object: String::new(), found: 100_000, expected: FILE_BYTES };
-    assert_eq!(std::mem::discriminant(&error), std::mem::discriminant(&due), "{error}");
+    let expected =
+        Error::FileLength { object: String::new(), found: 100_000, expected: FILE_BYTES };
+    assert_eq!(std::mem::discriminant(&error), std::mem::discriminant(&expected), "{error}");
     assert!(
         error.to_string().contains("expected 8388608 bytes as in its index, found 100000 bytes"),
         "{error}"
     );
-    // Another has its name: what is open stays the one it was, to the last byte.
+    // Replaced under its name: the open file stays the old one, to the last byte.
     fs::remove_file(&path).unwrap();
     let mut loader = start(on_disk(folder.path()));
     loader.next_batch().unwrap().unwrap();
     fs::write(path.with_extension("new"), vec![7; FILE_BYTES as usize]).unwrap();
     fs::rename(path.with_extension("new"), &path).unwrap();
     read_on(&mut loader, 16).unwrap();
-    // Gone before it was opened.
+    // Deleted before it was opened.
     fs::remove_file(&path).unwrap();
     let error = read_on(&mut start(store), 0).unwrap_err();
     assert!(matches!(error, Error::Storage(storage::Error::NotFound { .. })), "{error}");
 }
 
 #[test]
-fn each_failure_of_a_bucket_is_told_apart() {
+fn bucket_failures_have_distinct_errors() {
     let slow = Duration::from_millis(250);
-    for (fault, due) in [
+    for (fault, expected) in [
         (Fault::Expired, RemoteErrorKind::Expired),
         (Fault::Denied, RemoteErrorKind::Denied),
         (Fault::ClockSkew, RemoteErrorKind::ClockSkew),
@@ -195,14 +196,14 @@ fn each_failure_of_a_bucket_is_told_apart() {
         (Fault::WrongRange, RemoteErrorKind::WrongLength),
     ] {
         let server = S3Server::start().unwrap();
-        // Only what stalls is given up soon, and not so soon that a busy machine is taken for it.
+        // Only stalls have a short timeout, and one that a busy machine does not exceed.
         let stall = if matches!(fault, Fault::Stall | Fault::Drip(..)) { "3s" } else { "60s" };
         let url = server.url("run") + &format!("&tries=2&stall={stall}&hedge=off");
         let store = open_url(&url).unwrap();
         write_all(&*store, &key(), &contents()).unwrap();
         let error = broken_by(store, || server.inject(FaultRule::every(1, fault).of("GET")));
         let Error::Storage(storage::Error::Remote(remote)) = &error else { panic!("{error}") };
-        assert_eq!(remote.cause, due, "{fault:?}: {error}");
+        assert_eq!(remote.cause, expected, "{fault:?}: {error}");
         let text = error.to_string();
         assert!(
             text.contains(" of s3://test/run/deep/samples.bin") && !text.contains('?'),
@@ -213,9 +214,9 @@ fn each_failure_of_a_bucket_is_told_apart() {
 }
 
 #[test]
-fn an_object_that_is_gone_or_another() {
+fn deleted_or_replaced_object() {
     let server = S3Server::start().unwrap();
-    for (place, is_replaced) in [("gone", false), ("replaced", true)] {
+    for (place, is_replaced) in [("deleted", false), ("replaced", true)] {
         let store = open_url(&(server.url(place) + "&tries=2")).unwrap();
         write_all(&*store, &key(), &contents()).unwrap();
         let other = Arc::clone(&store);
@@ -223,44 +224,44 @@ fn an_object_that_is_gone_or_another() {
             true => other.replace(&key(), &vec![7; FILE_BYTES as usize]).unwrap(),
             false => other.delete(&key()).unwrap(),
         });
-        let is_due = match &error {
+        let is_expected = match &error {
             Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,
             Error::Storage(storage::Error::Remote(remote)) => {
                 is_replaced && remote.cause == RemoteErrorKind::Replaced
             }
             _ => false,
         };
-        assert!(is_due, "{place}: {error}");
+        assert!(is_expected, "{place}: {error}");
     }
 }
 
-/// The way there: no server, no name, no encryption, a bucket that is not there.
+/// Failed connections: no server, no name, no encryption, no bucket.
 #[test]
-fn a_server_that_is_not_reached_is_told_apart() {
+fn connection_failures_have_distinct_errors() {
     let server = S3Server::start().unwrap();
     let url = server.url("run");
     let endpoint = server.endpoint();
-    // Nobody gets the server's port on another address of loopback while it has it.
+    // No other process gets the server's port on another loopback address while the server has it.
     let closed = endpoint.replace("127.0.0.1", "127.0.0.2");
-    // No name server is asked for a label of more than 63 letters.
+    // A resolver rejects a label of more than 63 letters without a query.
     let nameless = format!("http://{}.invalid", "a".repeat(64));
-    for (from, to, due) in [
+    for (from, to, expected) in [
         (&*endpoint, &*nameless, RemoteErrorKind::Dns),
         (&*endpoint, &*closed, RemoteErrorKind::Unreachable),
         (&*endpoint, &*endpoint.replace("http:", "https:"), RemoteErrorKind::Tls),
         ("s3://test/", "s3://absent/", RemoteErrorKind::NoBucket),
     ] {
         let proxies = ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
-        if due == RemoteErrorKind::Dns
+        if expected == RemoteErrorKind::Dns
             && proxies.iter().any(|name| std::env::var_os(name).is_some())
         {
-            eprintln!("SKIPPED: a name without an address: a proxy would look it up");
+            eprintln!("SKIPPED: a name without an address: a proxy would resolve it");
             continue;
         }
         let store = open_url(&(url.replace(from, to) + "&tries=2")).unwrap();
         let error = read_on(&mut start(store), 0).unwrap_err();
         let Error::Storage(storage::Error::Remote(remote)) = &error else { panic!("{error}") };
-        assert_eq!(remote.cause, due, "{error}");
+        assert_eq!(remote.cause, expected, "{error}");
         assert!(error.to_string().contains("hint: "), "{error}");
     }
 }
@@ -269,7 +270,7 @@ fn nfs() -> Option<Nfs> {
     Nfs::here().inspect_err(|why| eprintln!("SKIPPED: {why}")).ok()
 }
 
-/// What is away on the server when it has forgotten its open files: gone, or another.
+/// Files deleted or replaced on the server while it restarts and loses its open files.
 #[test]
 fn services_nfs_files_gone_from_the_server_under_a_run() {
     let Some(nfs) = nfs() else { return };
@@ -284,16 +285,16 @@ fn services_nfs_files_gone_from_the_server_under_a_run() {
             }
             nfs.server("restart");
         });
-        let is_due = match &error {
+        let is_expected = match &error {
             Error::Storage(storage::Error::NotFound { .. }) => !is_replaced,
             Error::Storage(storage::Error::Changed { .. }) => is_replaced,
             _ => false,
         };
-        assert!(is_due, "{}: {error}", mount.display());
+        assert!(is_expected, "{}: {error}", mount.display());
     }
 }
 
-/// Handles that are stale until the server knows them again, as when a disk of it comes late.
+/// Handles that are stale until the server exports them again, as when its disk is mounted late.
 #[test]
 fn services_nfs_handles_that_are_stale_for_a_moment() {
     let Some(nfs) = nfs() else { return };
@@ -316,11 +317,11 @@ fn services_nfs_handles_that_are_stale_for_a_moment() {
     }
 }
 
-/// Says to the child of the next test where to read.
+/// Environment variable with the folder for the child of the next test.
 const FOLDER: &str = "LOADER_TEST_NFS_FOLDER";
 
-/// A server that is cut off: the read that hangs is named, the wait ends at its time-out, and the
-/// process can end. What is read when the server is back is right.
+/// An unreachable server: the error names the stuck read, the wait ends at its timeout, and the
+/// process can end. Once the server is back, reads return the right bytes.
 #[test]
 fn services_nfs_a_server_that_hangs_is_named() {
     let Some(nfs) = nfs() else { return };
@@ -330,7 +331,7 @@ fn services_nfs_a_server_that_hangs_is_named() {
         loader.next_batch().unwrap().unwrap();
         nfs.server("hang");
         let error = read_on(&mut loader, 16).unwrap_err();
-        panic!("told: {error}, watched: {:?}", StuckReads::describe());
+        panic!("error: {error}, watched: {:?}", StuckReads::describe());
     }
     let folder = nfs.folder_on(&nfs.other());
     let store = on_disk(folder.path());
@@ -342,15 +343,15 @@ fn services_nfs_a_server_that_hangs_is_named() {
     let child = child.unwrap();
     let err = String::from_utf8_lossy(&child.stderr);
     assert_eq!(child.status.code(), Some(101), "{err}");
-    let (told, watched) = err.split_once(", watched: ").expect("it ends by its own panic");
-    for due in ["told: cannot load ", "deep/samples.bin", "no completion for 4 s"] {
-        assert!(told.contains(due), "no {due:?} in {told}");
+    let (message, watched) = err.split_once(", watched: ").expect("the child panics by itself");
+    for expected in ["error: cannot load ", "deep/samples.bin", "no completion for 4 s"] {
+        assert!(message.contains(expected), "no {expected:?} in {message}");
     }
     assert!(watched.contains("deep/samples.bin: no completion for"), "{watched}");
     read_on(&mut start_with(store, Duration::from_secs(60), PAUSES), 0).unwrap();
 }
 
-/// On a soft mount the read fails instead, and is tried again until the server is back.
+/// On a soft mount the read fails instead, and is retried until the server is back.
 #[test]
 fn services_nfs_a_soft_mount_is_read_through_an_outage() {
     let Some(nfs) = nfs() else { return };
@@ -367,9 +368,9 @@ fn services_nfs_a_soft_mount_is_read_through_an_outage() {
         read_on(&mut loader, 16).unwrap();
     });
     let metrics = loader.metrics();
-    assert!(metrics.retries > 0, "nothing failed: the test tries nothing: {metrics:?}");
+    assert!(metrics.retries > 0, "nothing failed, so the test covers nothing: {metrics:?}");
 }
 
-/// Longer than a soft mount takes to give up.
+/// In total longer than a soft mount waits before it fails a read.
 const PAUSES: [Duration; 3] =
     [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];

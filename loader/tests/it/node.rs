@@ -1,5 +1,5 @@
-//! One reader a node, with processes that are killed. Each test starts this binary again, as the
-//! ranks of a node, and compares what each rank says that it got with what one process gets.
+//! The node reader, with processes that are killed. Each test starts this binary again, as the
+//! ranks of a node, and compares the samples that each rank prints with those of a single process.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ use loader::{
     PieceRef, RawBatch, Result, Sample, SampleOrder,
 };
 
-/// A small generator with a seed, so that a failing run can be made again.
+/// A small generator with a seed, so that a failing run is reproducible.
 struct Random(u64);
 
 impl Random {
@@ -34,7 +34,7 @@ const SAMPLES: u64 = 199 * STEP + (NODE_FIRST + 1) * MICRO_BATCH + 1;
 /// As large as two thousand tokens.
 const BYTES_MAX: usize = 4096;
 
-/// What a store would give: each sample has bytes of its own, of a length of its own.
+/// The bytes of a sample: content and length depend on its number.
 fn sample(number: u64, into: &mut Vec<u8>) {
     let mut random = Random(number);
     let len = random.below(BYTES_MAX as u64 / 8 + 1) as usize;
@@ -66,8 +66,8 @@ impl BatchSource for Samples {
         into.begin(first);
         for number in first..end {
             if number == self.bad_sample {
-                let gone = std::io::Error::other("the disk is gone");
-                return Err(storage::Error::from_io("read", "corpus.bin", gone).into());
+                let error = std::io::Error::other("the disk failed");
+                return Err(storage::Error::from_io("read", "corpus.bin", error).into());
             }
             sample(number, &mut self.bytes);
             into.push(&self.bytes);
@@ -77,8 +77,8 @@ impl BatchSource for Samples {
     }
 }
 
-/// What a rank of a block prints, from its first sample on.
-fn due(block: u64) -> Vec<String> {
+/// The lines that a rank of a block must print, from its first sample on.
+fn expected_lines(block: u64) -> Vec<String> {
     let mut bytes = Vec::new();
     let mut lines = Vec::new();
     for step in 0..SAMPLES.div_ceil(STEP) {
@@ -116,13 +116,13 @@ fn open(blocks: u64, bad_sample: u64) -> Open {
 /// A rank, if this process was started as one: prints a line for each step.
 #[test]
 fn as_rank() {
-    let Ok(told) = std::env::var("FEEDLINE_TEST_RANK") else { return };
-    let mut told = told.split(' ');
-    let job = told.next().unwrap();
-    let rank: u32 = told.next().unwrap().parse().unwrap();
-    let samples_consumed = told.next().unwrap().parse().unwrap();
-    let pace = told.next().unwrap().parse().unwrap();
-    let blocks: Vec<u32> = told.map(|block| block.parse().unwrap()).collect();
+    let Ok(args) = std::env::var("FEEDLINE_TEST_RANK") else { return };
+    let mut args = args.split(' ');
+    let job = args.next().unwrap();
+    let rank: u32 = args.next().unwrap().parse().unwrap();
+    let samples_consumed = args.next().unwrap().parse().unwrap();
+    let pace = args.next().unwrap().parse().unwrap();
+    let blocks: Vec<u32> = args.map(|block| block.parse().unwrap()).collect();
     let count = blocks.iter().max().unwrap() + 1;
     let options = NodeOptions { samples_consumed, ..options(job, rank, &blocks) };
     let mut reader = NodeClient::join(options, open(count.into(), u64::MAX)).unwrap();
@@ -141,33 +141,33 @@ fn as_rank() {
 struct Rank {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
-    got: Vec<String>,
+    received: Vec<String>,
     ended: bool,
 }
 
 impl Rank {
     fn start(job: &str, rank: usize, samples_consumed: u64, pace: u64, blocks: &[u32]) -> Self {
         let blocks: String = blocks.iter().map(|block| format!(" {block}")).collect();
-        let told = format!("{job} {rank} {samples_consumed} {pace}{blocks}");
+        let args = format!("{job} {rank} {samples_consumed} {pace}{blocks}");
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "node::as_rank", "--nocapture", "--test-threads=1"])
-            .env("FEEDLINE_TEST_RANK", told)
+            .env("FEEDLINE_TEST_RANK", args)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         while lines.next().expect("it joins").unwrap() != "joined" {}
-        Rank { child, lines, got: Vec::new(), ended: false }
+        Rank { child, lines, received: Vec::new(), ended: false }
     }
 
-    /// Takes lines until there are so many, or the end. Whoever is not read from runs ahead as far
-    /// as its pipe and its ring allow, so the speeds differ.
+    /// Takes lines until there are `count`, or the end. A rank that is not read from runs ahead as
+    /// far as its pipe and its ring allow, so the speeds differ.
     fn read(&mut self, count: usize) {
-        while self.got.len() < count && !self.ended {
+        while self.received.len() < count && !self.ended {
             match self.lines.next() {
                 Some(line) => match line.unwrap().as_str() {
                     "end" => self.ended = true,
-                    line => self.got.extend(line.strip_prefix("step ").map(str::to_owned)),
+                    line => self.received.extend(line.strip_prefix("step ").map(str::to_owned)),
                 },
                 None => return,
             }
@@ -192,9 +192,9 @@ fn job(of: &str) -> String {
     format!("test-{of}-{}", std::process::id())
 }
 
-/// Reads all ranks in turns, so that none is held up by its pipe for good.
+/// Reads all ranks in turns, so that a full pipe blocks none of them forever.
 fn run_out(ranks: &mut [Option<Rank>]) {
-    let steps = due(0).len();
+    let steps = expected_lines(0).len();
     for count in 1..=steps + 1 {
         for rank in ranks.iter_mut().flatten() {
             rank.read(count);
@@ -202,41 +202,41 @@ fn run_out(ranks: &mut [Option<Rank>]) {
     }
 }
 
-/// That a rank got all from a step on, and the end.
-fn assert_whole(rank: &Rank, block: u32, from_step: usize, seed: u64) {
+/// Asserts that a rank received all steps from `from_step` on, and the end.
+fn assert_complete(rank: &Rank, block: u32, from_step: usize, seed: u64) {
     assert!(rank.ended, "seed {seed}: a rank of block {block} ended early");
-    assert_eq!(rank.got, due(block.into())[from_step..], "seed {seed}");
+    assert_eq!(rank.received, expected_lines(block.into())[from_step..], "seed {seed}");
 }
 
-fn nothing_is_left(job: &str) {
+fn assert_no_leftovers(job: &str) {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    assert!(!sockets.contains(job), "a socket is left");
+    assert!(!sockets.contains(job), "a socket is left over");
     for folder in ["/dev/shm", "/tmp"] {
         let Ok(entries) = std::fs::read_dir(folder) else { continue };
         for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            assert!(!name.contains(job), "{folder}/{name} is left");
+            assert!(!name.contains(job), "{folder}/{name} is left over");
         }
     }
 }
 
 #[test]
-fn every_rank_gets_its_rows() {
+fn each_rank_receives_its_rows() {
     for (name, blocks) in [("one", &[0][..]), ("four", &[0, 1, 2, 3]), ("twice", &[0, 0, 1, 1])] {
         let job = job(name);
         let start = |rank| Some(Rank::start(&job, rank, 0, 1, blocks));
         let mut ranks: Vec<_> = (0..blocks.len()).map(start).collect();
         run_out(&mut ranks);
         for (rank, &block) in ranks.iter().flatten().zip(blocks) {
-            assert_whole(rank, block, 0, 0);
+            assert_complete(rank, block, 0, 0);
         }
         drop(ranks);
-        nothing_is_left(&job);
+        assert_no_leftovers(&job);
     }
 }
 
 /// Kills ranks at seeded points: the one that reads, others, or one after another all but one.
 #[test]
-fn survivors_of_any_death_get_the_same_stream() {
+fn survivors_of_killed_ranks_receive_the_same_stream() {
     for seed in 0..6 {
         let job = job(&format!("kill{seed}"));
         let mut random = Random(seed);
@@ -247,29 +247,29 @@ fn survivors_of_any_death_get_the_same_stream() {
         for _ in 0..=random.below(3) {
             at += 1 + random.below(50) as usize;
             let living: Vec<usize> = (0..4).filter(|&rank| ranks[rank].is_some()).collect();
-            // The lowest has come first, so it reads at first.
+            // The lowest rank joined first, so it is the first reader.
             let nth = if random.below(2) == 0 { 0 } else { random.below(living.len() as u64) };
             let victim = living[nth as usize];
             ranks.iter_mut().flatten().for_each(|rank| rank.read(at));
             let mut dead = ranks[victim].take().unwrap();
             dead.kill();
             assert_eq!(
-                dead.got,
-                due(victim as u64)[..dead.got.len()],
-                "seed {seed}: until its death"
+                dead.received,
+                expected_lines(victim as u64)[..dead.received.len()],
+                "seed {seed}: before it was killed"
             );
         }
         run_out(&mut ranks);
         for (rank, block) in ranks.iter().zip(blocks) {
-            rank.iter().for_each(|rank| assert_whole(rank, block, 0, seed));
+            rank.iter().for_each(|rank| assert_complete(rank, block, 0, seed));
         }
         drop(ranks);
-        nothing_is_left(&job);
+        assert_no_leftovers(&job);
     }
 }
 
 #[test]
-fn a_rank_comes_back_where_it_was() {
+fn killed_rank_resumes_at_its_checkpoint() {
     for victim in [0, 2] {
         let job = job(&format!("back{victim}"));
         let blocks = [0, 1, 2];
@@ -282,13 +282,13 @@ fn a_rank_comes_back_where_it_was() {
         ranks[victim] = Some(Rank::start(&job, victim, 10 * STEP, 300, &blocks));
         run_out(&mut ranks);
         for (nth, (rank, block)) in ranks.iter().flatten().zip(blocks).enumerate() {
-            assert_whole(rank, block, if nth == victim { 10 } else { 0 }, victim as u64);
+            assert_complete(rank, block, if nth == victim { 10 } else { 0 }, victim as u64);
         }
     }
 }
 
 #[test]
-fn all_killed_at_once_leave_nothing() {
+fn killed_ranks_leave_no_sockets_or_files() {
     let job = job("all");
     let blocks = [0, 1, 2];
     for _ in 0..2 {
@@ -299,13 +299,13 @@ fn all_killed_at_once_leave_nothing() {
             rank.child.kill().unwrap();
         }
         drop(ranks);
-        nothing_is_left(&job);
+        assert_no_leftovers(&job);
     }
 }
 
 /// A page of a ring is one page, in however many processes it is mapped.
 #[test]
-fn the_memory_is_shared() {
+fn ring_memory_is_shared() {
     let job = job("rss");
     let mut ranks: Vec<_> = (0..2).map(|rank| Rank::start(&job, rank, 0, 1, &[0, 1])).collect();
     ranks.iter_mut().for_each(|rank| rank.read(10));
@@ -315,12 +315,12 @@ fn the_memory_is_shared() {
         let line = ring.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     };
-    // Mapped by the reader and the rank, half of each page is each one's share.
+    // The reader and the rank map the page: half of it counts for each.
     assert!(kib("Rss:") > 0 && kib("Pss:") * 2 <= kib("Rss:") + 4, "{ring}");
 }
 
 #[test]
-fn ranks_that_differ_are_told_how() {
+fn mismatched_ranks_are_refused() {
     let job = job("differ");
     let first = NodeClient::join(options(&job, 0, &[0, 1]), open(2, u64::MAX)).unwrap();
     assert!(first.is_reader());
@@ -358,7 +358,7 @@ fn ranks_that_differ_are_told_how() {
 }
 
 #[test]
-fn a_failed_read_reaches_every_rank_after_what_came_before() {
+fn read_error_reaches_every_rank_after_earlier_steps() {
     let job = job("fails");
     let bad = 9 * STEP + NODE_FIRST * MICRO_BATCH;
     let mut a = NodeClient::join(options(&job, 0, &[0, 1]), open(2, bad)).unwrap();
@@ -369,10 +369,10 @@ fn a_failed_read_reaches_every_rank_after_what_came_before() {
     for reader in [&mut a, &mut b] {
         for _ in 0..2 {
             let text = reader.next().unwrap_err().to_string();
-            assert!(text.contains("the disk is gone") && text.contains("corpus.bin"), "{text}");
+            assert!(text.contains("the disk failed") && text.contains("corpus.bin"), "{text}");
         }
     }
-    // A sample larger than was said is named, with its size.
+    // The error for a sample above sample_bytes_max has a hint.
     let small = NodeOptions { sample_bytes_max: 64, ..options(&format!("{job}2"), 0, &[0]) };
     let mut reader = NodeClient::join(small, open(1, u64::MAX)).unwrap();
     let text = reader.next().unwrap_err().to_string();
@@ -380,12 +380,12 @@ fn a_failed_read_reaches_every_rank_after_what_came_before() {
 }
 
 #[test]
-fn whoever_does_not_come_is_named() {
+fn missing_rank_is_named() {
     let job = job("late");
     let wait_max = Duration::from_secs(3);
     let first = NodeOptions { wait_max, ..options(&job, 0, &[0, 1]) };
     let mut reader = NodeClient::join(first, open(2, u64::MAX)).unwrap();
-    // Its own slots, and then it waits for the other.
+    // The reader fills its own slots, and then waits for the other rank.
     let mut count = 0;
     let error = loop {
         match reader.next() {
@@ -394,16 +394,16 @@ fn whoever_does_not_come_is_named() {
         }
     };
     assert!(count >= 2 && error.contains("rank 1, which has not joined"), "{count}: {error}");
-    // It was late, and goes on from the beginning.
+    // The late rank joins and reads from the start.
     let mut late = NodeClient::join(options(&job, 1, &[0, 1]), open(2, u64::MAX)).unwrap();
-    // The slot of the first is given back with the second.
+    // The second call frees the slot of the first.
     assert!(late.next().unwrap().is_some() && late.next().unwrap().is_some());
     assert!(reader.next().unwrap().is_some());
 }
 
-/// A source that is stuck: the rank says so in time, and can be dropped.
+/// A stuck source: the rank returns an error at its timeout, and can be dropped.
 #[test]
-fn a_stuck_read_holds_up_nobody() {
+fn stuck_read_times_out() {
     struct Stuck(std::sync::mpsc::Receiver<()>);
     impl BatchSource for Stuck {
         fn next(&mut self, _into: &mut RawBatch) -> Result<bool> {
@@ -423,7 +423,7 @@ fn a_stuck_read_holds_up_nobody() {
     drop(hold);
 }
 
-/// An order whose samples are one piece each, of which all but the length is made up.
+/// An order whose samples are one piece each; only the length of the piece is real.
 #[derive(Debug)]
 struct Lengths {
     wrong: u64,
@@ -470,19 +470,19 @@ impl Assemble for Hashes {
 }
 
 #[test]
-fn batches_are_made_of_what_the_node_reads() {
+fn batches_are_assembled_from_node_samples() {
     let start = |of: &str, wrong| {
         let reader = NodeClient::join(options(&job(of), 0, &[0]), open(1, u64::MAX)).unwrap();
         NodeBatches::new(reader, Arc::new(Lengths { wrong }), Hashes)
     };
     let mut batches = start("assemble", u64::MAX);
-    let mut got = Vec::new();
+    let mut lines = Vec::new();
     while let Some(batch) = batches.next_batch().unwrap() {
-        got.push(format!("{}{}", batches.samples_consumed(), batch.concat()));
+        lines.push(format!("{}{}", batches.samples_consumed(), batch.concat()));
         batches.recycle(batch);
     }
-    assert_eq!(got, due(0));
-    // A rank whose index differs is told which sample.
+    assert_eq!(lines, expected_lines(0));
+    // The error of a rank with another index names the sample.
     let text = start("differs", NODE_FIRST * MICRO_BATCH).next_batch().unwrap_err().to_string();
     assert!(text.contains("sample 6 of lengths"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The plan of a round: every byte once, in ascending requests, near neighbours together.
+//! The plan of a round: every byte once, in ascending requests, near pieces coalesced.
 
 use loader::plan::round::{Limits, PlanContext, PrefetchRound};
 use loader::{DataFile, Error, PieceRef, SampleOrder};
@@ -7,7 +7,7 @@ use storage::{BufferPool, Key};
 
 const LIMITS: Limits = Limits { gap_bytes: 100, extent_bytes_max: 1000 };
 
-/// Samples whose pieces are written down: (file, offset, length).
+/// Samples with explicit pieces: (file, offset, length).
 #[derive(Debug)]
 struct Written {
     sources: Vec<DataFile>,
@@ -50,16 +50,15 @@ impl SampleOrder for Written {
 
 const FILE_BYTES: usize = 20_000;
 
-/// What is at a place of a file: no two places of all files are alike for a while.
+/// The byte at an offset of a file. Neighbouring bytes and files differ.
 fn byte(file: u32, offset: u64) -> u8 {
     (offset.wrapping_mul(31) ^ (offset >> 8) ^ (u64::from(file) * 101)) as u8
 }
 
-/// Of so many extents one is kept as it came, and the others are copied; 0 keeps none.
+/// One extent of so many is kept in its buffer, and the others are copied; 0 keeps none.
 const KEPT: [usize; 3] = [0, 1, 2];
 
-/// Plans all samples as one batch, and gives the requests of each store after checking what must
-/// always hold.
+/// Plans all samples as one batch, checks the invariants, and returns the requests of each store.
 fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
     let [copied, kept, mixed] = KEPT.map(|every| plan_with(order, store_of, every));
     assert!(copied == kept && copied == mixed);
@@ -69,15 +68,15 @@ fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
 fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32, u64, u64)>> {
     let pool = BufferPool::new(64 << 20);
     let limits = [LIMITS; 2];
-    let outlook = PlanContext { order, store_of, limits: &limits, near: None, verify: true };
+    let context = PlanContext { order, store_of, limits: &limits, near: None, verify: true };
     let mut round = PrefetchRound::default();
-    // Twice in the same memory: what was there before must not show.
-    round.fill(&outlook, std::iter::once(0..order.sample_count() / 2)).unwrap();
-    round.fill(&outlook, std::iter::once(0..order.sample_count())).unwrap();
+    // Twice in the same memory: data of the first plan must not appear in the second.
+    round.fill(&context, std::iter::once(0..order.sample_count() / 2)).unwrap();
+    round.fill(&context, std::iter::once(0..order.sample_count())).unwrap();
     let mut requests = Vec::new();
-    for (store, lot) in round.lots[..2].iter_mut().enumerate() {
-        let lot = lot.as_mut().unwrap();
-        let extents = lot.extents.clone();
+    for (store, reads) in round.store_reads[..2].iter_mut().enumerate() {
+        let reads = reads.as_mut().unwrap();
+        let extents = reads.extents.clone();
         let list = |e: &loader::plan::round::Extent| (e.file, e.offset_bytes, e.len_bytes);
         requests.push(extents.iter().map(list).collect::<Vec<_>>());
         for pair in extents.windows(2) {
@@ -85,43 +84,43 @@ fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32,
             let ascends = pair[1].file > pair[0].file || pair[1].offset_bytes >= end;
             assert!(ascends, "no byte is read twice: {pair:?}");
         }
-        lot.bytes.fill(0xee);
+        reads.bytes.fill(0xee);
         for (nth, extent) in extents.iter().enumerate() {
             assert!(extent.len_bytes <= LIMITS.extent_bytes_max, "{extent:?}");
             assert_eq!(store_of[extent.file as usize], store);
-            let came = extent.offset_bytes..extent.offset_bytes + extent.len_bytes;
-            let came: Vec<u8> = came.map(|at| byte(extent.file, at)).collect();
+            let range = extent.offset_bytes..extent.offset_bytes + extent.len_bytes;
+            let bytes: Vec<u8> = range.map(|at| byte(extent.file, at)).collect();
             if every == 0 || nth % every > 0 {
-                lot.feed(nth, &came);
+                reads.scatter(nth, &bytes);
                 continue;
             }
-            // It begins somewhere in its buffer, as what was read in whole sectors does.
-            let mut buf = pool.take(came.len() + 17).unwrap();
-            let data = 17..17 + came.len();
+            // The extent starts within its buffer, as after a read of whole sectors.
+            let mut buf = pool.take(bytes.len() + 17).unwrap();
+            let data = 17..17 + bytes.len();
             buf.fill(0xdd);
-            buf[data.clone()].copy_from_slice(&came);
-            lot.keep(nth, buf, data);
+            buf[data.clone()].copy_from_slice(&bytes);
+            reads.keep(nth, buf, data);
         }
     }
     for (nth, pieces) in order.samples.iter().enumerate() {
         let bytes = |&(file, offset, len)| (offset..offset + len).map(move |at| byte(file, at));
-        let due: Vec<u8> = pieces.iter().flat_map(bytes).collect();
+        let expected: Vec<u8> = pieces.iter().flat_map(bytes).collect();
         let mut scratch = Vec::new();
         let sample = round.sample(0, nth, &mut scratch);
-        assert_eq!(sample.bytes, due, "sample {nth} of {:?}", order.samples);
+        assert_eq!(sample.bytes, expected, "sample {nth} of {:?}", order.samples);
         assert_eq!(sample.number, nth as u64);
         assert_eq!(sample.parts().count(), pieces.len());
     }
     requests
 }
 
-fn check(samples: &[&[(u32, u64, u64)]], due: &[(u32, u64, u64)]) {
+fn check(samples: &[&[(u32, u64, u64)]], expected: &[(u32, u64, u64)]) {
     let samples = samples.iter().map(|pieces| pieces.to_vec()).collect();
-    assert_eq!(plan(&Written::new(samples), &[0, 0, 0])[0], due);
+    assert_eq!(plan(&Written::new(samples), &[0, 0, 0])[0], expected);
 }
 
 #[test]
-fn neighbours_are_read_together() {
+fn near_pieces_are_coalesced() {
     check(&[&[(0, 500, 50)], &[(0, 100, 50)]], &[(0, 100, 50), (0, 500, 50)]);
     // A gap of 100 is read along, one of 101 is not.
     check(&[&[(0, 250, 50)], &[(0, 100, 50)]], &[(0, 100, 200)]);
@@ -139,19 +138,19 @@ fn long_runs_are_cut_at_the_same_places() {
         &[&[(0, 900, 1200)], &[(0, 950, 20)], &[(0, 2090, 500)]],
         &[(0, 900, 100), (0, 1000, 1000), (0, 2000, 590)],
     );
-    // Nobody wants what is between the pieces and before the cut.
+    // The bytes between the pieces and before the cut are not read.
     check(&[&[(0, 500, 450), (0, 1040, 800)]], &[(0, 500, 450), (0, 1040, 800)]);
 }
 
 #[test]
-fn each_store_brings_its_own() {
+fn each_store_has_its_own_requests() {
     let order = Written::new(vec![vec![(0, 5, 10), (1, 5, 10), (2, 5, 10)], vec![(1, 10, 10)]]);
-    let due = [vec![(0, 5, 10), (2, 5, 10)], vec![(1, 5, 15)]];
-    assert_eq!(plan(&order, &[0, 1, 0]), due);
+    let expected = [vec![(0, 5, 10), (2, 5, 10)], vec![(1, 5, 15)]];
+    assert_eq!(plan(&order, &[0, 1, 0]), expected);
 }
 
 #[test]
-fn whatever_the_pieces_every_sample_gets_its_bytes() {
+fn random_pieces_yield_the_right_bytes() {
     for seed in 1..200_u64 {
         let mut state = seed;
         let mut below = |limit: u64| {
@@ -169,11 +168,11 @@ fn whatever_the_pieces_every_sample_gets_its_bytes() {
     }
 }
 
-/// What stays where it comes: requests that are long as a whole, and of which most is wanted.
+/// Extents are kept if they are long and most of their bytes are needed.
 #[test]
 fn long_requests_are_worth_keeping() {
     let limits = [Limits { gap_bytes: 1 << 20, extent_bytes_max: 8 << 20 }];
-    for (pieces, due) in [
+    for (pieces, expected) in [
         (vec![], false),
         (vec![(0, 7, 4098)], false),
         (vec![(0, 7, 16_386)], true),
@@ -183,7 +182,7 @@ fn long_requests_are_worth_keeping() {
     ] {
         let mut order = Written::new(vec![pieces]);
         order.sources.iter_mut().for_each(|source| source.len_bytes = 1 << 20);
-        let outlook = PlanContext {
+        let context = PlanContext {
             order: &order,
             store_of: &[0; 3],
             limits: &limits,
@@ -191,9 +190,9 @@ fn long_requests_are_worth_keeping() {
             verify: true,
         };
         let mut round = PrefetchRound::default();
-        round.fill(&outlook, std::iter::once(0..1)).unwrap();
-        let lot = round.lots[0].as_ref().unwrap();
-        assert_eq!(lot.is_worth_keeping(), due, "{:?}", order.samples);
+        round.fill(&context, std::iter::once(0..1)).unwrap();
+        let reads = round.store_reads[0].as_ref().unwrap();
+        assert_eq!(reads.is_worth_keeping(), expected, "{:?}", order.samples);
     }
 }
 
@@ -202,14 +201,14 @@ fn pieces_outside_of_their_file_are_refused() {
     let bad = [(0, 20_000, 1), (0, 19_999, 2), (0, u64::MAX, 2), (0, 0, u64::MAX), (3, 0, 1)];
     for piece in bad {
         let order = Written::new(vec![vec![(0, 0, 5)], vec![piece]]);
-        let outlook = PlanContext {
+        let context = PlanContext {
             order: &order,
             store_of: &[0, 0, 0],
             limits: &[LIMITS],
             near: None,
             verify: true,
         };
-        let error = PrefetchRound::default().fill(&outlook, std::iter::once(0..2)).unwrap_err();
+        let error = PrefetchRound::default().fill(&context, std::iter::once(0..2)).unwrap_err();
         assert!(matches!(error, Error::PieceOutside { sample: 1, .. }), "{error}");
     }
 }

@@ -1,5 +1,6 @@
-//! Every sample against Megatron's own datasets: `tests/golden/samples/megatron.json` has what they
-//! gave for the same corpora, settings and seeds, and `tests/readers/megatron_samples.py` made it.
+//! Every sample against Megatron's own datasets: `tests/golden/samples/megatron.json` has their
+//! samples for the same corpora, settings and seeds; `tests/readers/megatron_samples.py` generated
+//! it.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use loader::{Assemble, Batch, MaskedOrder, PieceRef, Sample, SampleOrder, Sample
 use serde_json::Value;
 use storage::{Key, RangeRead};
 
-/// What the stand-in for a tokenizer has in `megatron_samples.py`.
+/// Ids of the stand-in for a tokenizer in `megatron_samples.py`.
 const EOS: i64 = 5;
 const EOD: i64 = 7;
 
@@ -56,7 +57,7 @@ fn row<T: Copy>(values: &[T], row: usize, len: usize) -> &[T] {
 }
 
 #[test]
-fn gpt_samples_are_megatrons() {
+fn gpt_samples_equal_megatrons() {
     let corpus = Corpus::new(1, 1, 60, Some(EOD as u32));
     for case in cases("megatron.json", "gpt") {
         let settings = &case["settings"];
@@ -114,9 +115,10 @@ fn check_gpt(corpus: &Corpus, index: &GptIndex, config: &GptConfig, case: &Value
                 all => row(all, nth, 24).to_vec(),
             };
             let whole = |name: &str| case["first"][first as usize + nth][name].clone();
-            if let Value::Array(due) = whole("tokens") {
-                let due: Vec<i64> = due.iter().map(|token| token.as_i64().unwrap()).collect();
-                assert_eq!(row(&batch.tokens, nth, 24), due, "tokens, {}", case["settings"]);
+            if let Value::Array(expected) = whole("tokens") {
+                let expected: Vec<i64> =
+                    expected.iter().map(|token| token.as_i64().unwrap()).collect();
+                assert_eq!(row(&batch.tokens, nth, 24), expected, "tokens, {}", case["settings"]);
             }
             folded.add("tokens", row(&batch.tokens, nth, 24), |value| value);
             folded.add("labels", row(&batch.labels, nth, 24), |value| value);
@@ -172,7 +174,7 @@ fn order(corpus: &Corpus, settings: &Value, kind: MaskedKind) -> MaskedOrder {
     MaskedOrder::new(corpus.dataset.clone(), Arc::new(index)).unwrap()
 }
 
-/// Runs `check` for every sample of an order, read as it lies in the file.
+/// Runs `check` for every sample of an order, with its bytes from the file.
 fn for_each_sample(corpus: &Corpus, order: &MaskedOrder, mut check: impl FnMut(&Sample<'_>)) {
     let (mut pieces, mut bytes) = (Vec::new(), Vec::new());
     for number in 0..order.sample_count() {
@@ -188,7 +190,7 @@ fn for_each_sample(corpus: &Corpus, order: &MaskedOrder, mut check: impl FnMut(&
 }
 
 #[test]
-fn bert_samples_are_megatrons() {
+fn bert_samples_equal_megatrons() {
     let corpus = Corpus::new(2, 8, 30, None);
     for case in cases("megatron.json", "bert") {
         let settings = &case["settings"];
@@ -209,9 +211,10 @@ fn bert_samples_are_megatrons() {
         for_each_sample(&corpus, &order, |sample| {
             assemble.begin(&mut batch, sample.number, 1);
             assemble.set_row(&mut batch, 0, sample).unwrap();
-            if let Value::Array(due) = &case["first"][sample.number as usize]["text"] {
-                let due: Vec<i64> = due.iter().map(|token| token.as_i64().unwrap()).collect();
-                assert_eq!(batch.tokens, due, "sample {}, {settings}", sample.number);
+            if let Value::Array(expected) = &case["first"][sample.number as usize]["text"] {
+                let expected: Vec<i64> =
+                    expected.iter().map(|token| token.as_i64().unwrap()).collect();
+                assert_eq!(batch.tokens, expected, "sample {}, {settings}", sample.number);
             }
             folded.add("text", &batch.tokens, |value| value);
             folded.add("types", &batch.types, |value| value);
@@ -226,7 +229,7 @@ fn bert_samples_are_megatrons() {
 }
 
 #[test]
-fn t5_samples_are_megatrons() {
+fn t5_samples_equal_megatrons() {
     let corpus = Corpus::new(2, 8, 30, None);
     for case in cases("megatron.json", "t5") {
         let settings = &case["settings"];
@@ -248,9 +251,10 @@ fn t5_samples_are_megatrons() {
         for_each_sample(&corpus, &order, |sample| {
             assemble.begin(&mut batch, sample.number, 1);
             assemble.set_row(&mut batch, 0, sample).unwrap();
-            if let Value::Array(due) = &case["first"][sample.number as usize]["text_enc"] {
-                let due: Vec<i64> = due.iter().map(|token| token.as_i64().unwrap()).collect();
-                assert_eq!(batch.encoder_tokens, due, "sample {}, {settings}", sample.number);
+            if let Value::Array(expected) = &case["first"][sample.number as usize]["text_enc"] {
+                let expected: Vec<i64> =
+                    expected.iter().map(|token| token.as_i64().unwrap()).collect();
+                assert_eq!(batch.encoder_tokens, expected, "sample {}, {settings}", sample.number);
             }
             folded.add("text_enc", &batch.encoder_tokens, |value| value);
             folded.add("text_dec", &batch.decoder_tokens, |value| value);

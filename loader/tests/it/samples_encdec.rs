@@ -1,5 +1,5 @@
-//! Every sample against CPM-2's own dataset and masks: `tests/golden/samples/cpm2.json` has what
-//! they gave for the same documents and seed, and `tests/readers/cpm2_samples.py` made it.
+//! Every sample against CPM-2's own dataset and masks: `tests/golden/samples/cpm2.json` has
+//! their results for the same documents and seed; `tests/readers/cpm2_samples.py` generated it.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use loader::batch::{EncDecAssemble, EncDecBatch, EncDecConfig};
 use loader::{Assemble, EncDecOrder, Error, PieceRef, Sample, SampleOrder};
 use storage::{Key, RangeRead};
 
-/// What the stand-in for a tokenizer has in `cpm2_samples.py`.
+/// Ids of the stand-in for a tokenizer in `cpm2_samples.py`.
 const VOCAB: u64 = 1000;
 const EOD: u32 = 7;
 const PAD: i64 = 5;
 const SENTINEL: i64 = 810;
 
-/// 150 documents of 2 to 25 spans that are kept and as many that are not.
+/// 150 documents of 2 to 25 visible spans and as many masked ones.
 fn triple(folder: &std::path::Path, dtype: Dtype) -> [Arc<IndexedDataset>; 3] {
     let store = storage::open_url(folder.to_str().unwrap()).unwrap();
     let keys = ["context", "target", "target_offset"].map(|key| Key::new(key).unwrap());
@@ -73,7 +73,7 @@ fn config(encoder_len: usize, decoder_len: usize, reset: bool) -> EncDecConfig {
     }
 }
 
-/// Reads a sample as its order has it.
+/// Reads the pieces of a sample.
 fn read(datasets: &[Arc<IndexedDataset>; 3], order: &EncDecOrder, number: u64) -> Raw {
     let mut pieces = Vec::new();
     order.pieces(number, &mut pieces).unwrap();
@@ -101,7 +101,7 @@ impl Raw {
 }
 
 #[test]
-fn samples_are_cpm2s() {
+fn samples_equal_cpm2s() {
     for dtype in [Dtype::U16, Dtype::I32] {
         let folder = tempfile::tempdir().unwrap();
         let datasets = triple(folder.path(), dtype);
@@ -131,11 +131,11 @@ fn check(
         assemble.begin(&mut batch, number, 1);
         let raw = read(datasets, order, number);
         assemble.set_row(&mut batch, 0, &raw.sample(order)).unwrap();
-        let due = &case["first"][number as usize];
-        if due.is_object() {
-            assert_eq!(serde_json::json!(batch.encoder_tokens), due["contexts"], "{number}");
-            assert_eq!(serde_json::json!(batch.decoder_tokens), due["targets"], "{number}");
-            assert_eq!(serde_json::json!(batch.labels), due["labels"], "{number}");
+        let expected = &case["first"][number as usize];
+        if expected.is_object() {
+            assert_eq!(serde_json::json!(batch.encoder_tokens), expected["contexts"], "{number}");
+            assert_eq!(serde_json::json!(batch.decoder_tokens), expected["targets"], "{number}");
+            assert_eq!(serde_json::json!(batch.labels), expected["labels"], "{number}");
         }
         let positions = |ids: &[i64], len: usize| match ids {
             [] => (0..len as i64).collect(),
@@ -157,21 +157,21 @@ fn check(
     folded.check(case);
 }
 
-/// What CPM-2 asserts or stumbles over, far from the cause: another vocabulary than the files were
-/// made with, an offset that 16 bits did not hold, too few sentinels.
+/// Inputs that CPM-2's program rejects or fails on, far from the cause: another vocabulary than
+/// that of the files, an offset that overflowed 16 bits, too few sentinels.
 #[test]
-fn refuses_what_cannot_be_a_sample() {
+fn invalid_samples_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let datasets = triple(folder.path(), Dtype::U16);
     let order = EncDecOrder::new(datasets.clone(), index(&datasets[0], 48), 48).unwrap();
     let raw = read(&datasets, &order, 3);
-    let check = |config: EncDecConfig, sample: &Sample<'_>, due: &str| {
+    let check = |config: EncDecConfig, sample: &Sample<'_>, expected: &str| {
         let mut assemble = EncDecAssemble::new(config, vec![order.part()]).unwrap();
         let mut batch = EncDecBatch::default();
         assemble.begin(&mut batch, 3, 1);
         let error = assemble.set_row(&mut batch, 0, sample).unwrap_err();
         assert!(matches!(error, Error::Sample { sample: 3, .. }), "{error}");
-        assert!(error.to_string().contains(due), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
     };
     let good = config(48, 128, true);
     let sample = raw.sample(&order);

@@ -1,12 +1,12 @@
-//! A chart as SVG: lines over two axes, drawn here so that a page needs nothing from anywhere.
+//! A chart as SVG: lines over two axes, generated here so that a page has no dependencies.
 
 use std::fmt::Write as _;
 
-/// A line has at most so many corners: two for each pixel of the width below. What is more is
-/// drawn as the means of equal runs of points, with a band from the least to the most of each.
+/// The maximum number of corners of a line: two for each pixel of the width below. More points are
+/// drawn as means of equal runs of points, with a band from the minimum to the maximum of each.
 const CORNERS_MAX: usize = 1000;
 
-/// The drawing, in its own units; the page scales it.
+/// The size of the drawing in its own units; the page scales it.
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 230.0;
 const LEFT: f64 = 58.0;
@@ -14,27 +14,27 @@ const RIGHT: f64 = WIDTH - 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = HEIGHT - 36.0;
 
-/// How an axis goes.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scale {
     Linear,
     /// Linear, with 0 on it.
     FromZero,
-    /// By powers of ten. What is not positive is not drawn.
+    /// Logarithmic. Values that are not positive are not drawn.
     Log,
 }
 
-/// What is drawn.
+/// The contents of a chart.
 #[derive(Debug)]
 pub(super) struct Chart {
     pub(super) x_name: &'static str,
     pub(super) x_scale: Scale,
     pub(super) y_scale: Scale,
-    /// Each in the colour of its place.
+    /// Lines, each in the colour of its index.
     pub(super) lines: Vec<Vec<(f64, f64)>>,
-    /// Single points, in the colour of their place.
+    /// Single points, in the colour of their index.
     pub(super) dots: Vec<Vec<(f64, f64)>>,
-    /// Places on the x axis that something happened at, in the colour of their place.
+    /// Marked values on the x axis, in the colour of their index.
     pub(super) marks: Vec<Vec<f64>>,
 }
 
@@ -111,7 +111,7 @@ impl Chart {
     }
 }
 
-/// A line and, where points were drawn together, its band.
+/// Draws a line and, if it is drawn as means, its band.
 fn draw_line(svg: &mut String, place: usize, points: &[(f64, f64)], x: &Axis, y: &Axis) {
     let each = points.len().div_ceil(CORNERS_MAX).max(1);
     let (mut line, mut upper, mut lower) = (String::new(), String::new(), Vec::new());
@@ -134,14 +134,14 @@ fn draw_line(svg: &mut String, place: usize, points: &[(f64, f64)], x: &Axis, y:
     }
 }
 
-/// An axis: which values lie where.
+/// An axis: maps values to positions.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     scale: Scale,
     /// Values at both ends; of a logarithmic axis their logarithms.
     low: f64,
     high: f64,
-    /// Where these are in the drawing.
+    /// The positions of both in the drawing.
     from: f64,
     to: f64,
 }
@@ -161,7 +161,7 @@ impl Axis {
             let room = if low == 0.0 { 1.0 } else { low.abs() * 0.1 };
             (low, high) = (low - room, high + room);
         }
-        // Over the widest range there is, the difference of its ends would be infinite.
+        // The difference of the ends of the widest range would be infinite.
         let most = f64::MAX / 4.0;
         Some(Axis { scale, low: low.max(-most), high: high.min(most), from, to })
     }
@@ -179,13 +179,13 @@ impl Axis {
         self.from + (self.to - self.from) * part
     }
 
-    /// What the page's script needs to go back from a place to a value.
+    /// Attributes with which the page's script converts a position to a value.
     fn attributes(&self, name: &str) -> String {
         let log = u8::from(self.scale == Scale::Log);
         format!("data-{name}=\"{:e} {:e} {} {} {log}\"", self.low, self.high, self.from, self.to)
     }
 
-    /// About so many round values, and how they are written.
+    /// About `count` round values, and their labels.
     fn ticks(&self, count: usize) -> Vec<(f64, String)> {
         if self.scale == Scale::Log && self.high - self.low >= 1.0 {
             // fits: logarithms of floats are below 400.
@@ -202,14 +202,14 @@ impl Axis {
         let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
         let step = steps.into_iter().find(|step| *step >= rough).unwrap_or(rough);
         let first = (low / step).ceil();
-        // A step below what the values can tell apart would give the same tick for ever.
+        // A step below the precision of the values would repeat the same tick, so bound the count.
         let ticks = (0..=2 * count).map(|n| (first + n as f64) * step);
         let ticks = ticks.take_while(|tick| *tick <= high + step * 1e-9);
         ticks.map(|tick| (tick, number(tick, step))).collect()
     }
 }
 
-/// A value, to the digits that a step needs.
+/// The label of a value, with the digits that a step needs.
 fn number(value: f64, step: f64) -> String {
     if value.abs() < step * 1e-6 {
         return "0".to_owned();

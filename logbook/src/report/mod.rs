@@ -1,11 +1,11 @@
-//! A run as a page: one HTML file that needs nothing else, for a browser or a printer.
+//! A report about runs: one self-contained HTML file, for a browser or a printer.
 //!
 //! Everything on it is from the run's folder: `log.jsonl`, `config.toml` and the names of the
-//! checkpoints. Several runs are drawn over one another and told apart by colour and dashes. What
-//! is written by others (names, paths, values of a config) is escaped wherever it stands.
+//! checkpoints. Several runs share each chart and differ by colour and dashes. Text from outside
+//! (names, paths, values of a config) is always escaped.
 //!
-//! In reading order: `run` reads a folder, `page` puts the page together, `chart` draws; `sweep`
-//! tells what a range test of the learning rate has shown.
+//! In reading order: `run` reads a folder, `page` assembles the page, `chart` draws; `sweep`
+//! evaluates a range test of the learning rate.
 
 mod chart;
 mod page;

@@ -7,22 +7,22 @@ use recipe::text::{thousands, time_text};
 use super::chart::{Chart, Scale};
 use super::{LogRow, RunRecord};
 
-/// What this page has beside what all have.
+/// The style of this page in addition to [`BASE_STYLE`].
 const STYLE: &str = include_str!("page.css");
 
-/// What all pages of ours look like, in the light, in the dark and on paper: text, tables, lines.
+/// The style of all pages, for light and dark screens and for paper: text, tables, lines.
 pub const BASE_STYLE: &str = include_str!("base.css");
 
-/// Tells the values under the pointer. The page is whole without it.
+/// Shows the values under the pointer. The page is complete without it.
 const SCRIPT: &str = include_str!("page.js");
 
-/// Runs of one page: as many as the style has colours for.
+/// The maximum number of runs of a page: the style has as many colours.
 pub const RUNS_MAX: usize = 8;
 
-/// A number of a line of the log.
+/// Extracts a number from a line of the log.
 type Of = fn(&LogRow) -> Option<f64>;
 
-/// Title, what its axis counts, how that goes, and what is drawn over the steps.
+/// The title, the unit and the scale of each chart, and the number drawn over the steps.
 const CHARTS: [(&str, &str, Scale, Of); 10] = [
     ("Loss", "nats per token; dots: evaluations; dotted lines: resumes", Scale::Linear, |l| l.loss),
     ("Learning rate", "of each update", Scale::FromZero, |l| l.lr),
@@ -40,7 +40,7 @@ fn share(part: Option<f64>, line: &LogRow) -> Option<f64> {
     line.perf.step_ms.filter(|ms| *ms > 0.0).and_then(|ms| percent(Some(part? / ms)))
 }
 
-/// Of several ranks; one has nobody to wait for.
+/// `None` for a single rank, which waits for no other.
 fn comm_wait_ms(line: &LogRow) -> Option<f64> {
     line.perf.comm_wait_ms.filter(|_| line.perf.ranks > Some(1))
 }
@@ -49,7 +49,7 @@ fn percent(part: Option<f64>) -> Option<f64> {
     part.map(|part| 100.0 * part)
 }
 
-/// The page of some runs, side by side.
+/// The page of some runs, in columns.
 #[must_use]
 pub fn html(runs: &[RunRecord]) -> String {
     let names: Vec<String> = runs.iter().map(|run| escaped(&run.name)).collect();
@@ -123,7 +123,7 @@ fn charted(page: &mut String, runs: &[RunRecord], title: &str, unit: &str, scale
     }
 }
 
-/// Of runs whose rate only rises, the loss at each.
+/// Draws the loss at each learning rate, for runs of the range test.
 fn range_test(page: &mut String, runs: &[RunRecord]) {
     let points = |run: &RunRecord| {
         let style = run.config.as_ref().map(|config| config.optim.lr.style);
@@ -147,7 +147,7 @@ fn figure(page: &mut String, title: &str, unit: &str, svg: &str) {
     _ = write!(page, "<figure>\n<figcaption><b>{title}</b> {unit}</figcaption>\n{svg}</figure>\n");
 }
 
-/// One column a run.
+/// Writes the table, with one column for each run.
 fn table(page: &mut String, runs: &[RunRecord], names: &[String]) {
     page.push_str("<div class=\"wide\"><table>\n<tr><th></th>");
     for name in names {
@@ -165,7 +165,7 @@ fn table(page: &mut String, runs: &[RunRecord], names: &[String]) {
     page.push_str("</table></div>\n");
 }
 
-/// What is to be said of a run, the same titles for every run.
+/// The rows of a run in the table: the same titles for every run.
 fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let config = |of: fn(&Config) -> String| run.config.as_ref().map_or("?".to_owned(), of);
     let mut facts = vec![
@@ -208,7 +208,7 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
     let saved: Vec<String> = run.checkpoints.iter().map(u64::to_string).collect();
     let resumes: Vec<String> = run.resumes.iter().map(u64::to_string).collect();
     let steps = thousands(last.step as f64) + &of_total.unwrap_or_default();
-    let unread = if run.damaged > 0 {
+    let readability = if run.damaged > 0 {
         format!("{} unreadable", run.damaged)
     } else {
         "all readable".to_owned()
@@ -230,7 +230,7 @@ fn progress(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("Training time", duration(run.trained_s())),
         ("Resumed after steps", listed(&resumes)),
         ("Checkpoint steps", listed(&saved)),
-        ("Log records", format!("{}, {unread}", run.steps.len() + run.evals.len())),
+        ("Log records", format!("{}, {readability}", run.steps.len() + run.evals.len())),
     ]
 }
 
@@ -260,8 +260,7 @@ fn losses_missing(run: &RunRecord) -> String {
     listed(&missing.map(|line| line.step.to_string()).collect::<Vec<_>>())
 }
 
-/// The mean of what `of` says of each record, weighted by the time of the steps since the record
-/// before it.
+/// The mean of `of` over all records, weighted by the time of the steps since the previous record.
 fn mean_over_time(steps: &[LogRow], of: Of) -> Option<f64> {
     let (mut sum, mut time) = (0.0, 0.0);
     let mut before = steps.first()?.step.saturating_sub(1);
@@ -281,7 +280,7 @@ fn median(run: &RunRecord) -> Option<f64> {
     speeds.get(speeds.len() / 2).copied()
 }
 
-/// The first and the last of many.
+/// A list of items: of many only the first four and the last.
 fn listed(items: &[String]) -> String {
     match items {
         [] => "none".to_owned(),
@@ -300,7 +299,7 @@ fn duration(seconds: f64) -> String {
     std::time::Duration::try_from_secs_f64(seconds).map_or("?".to_owned(), time_text)
 }
 
-/// A text as HTML shows it, in an element or in an attribute.
+/// Escapes a text for HTML, in an element or in an attribute.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -311,7 +310,7 @@ pub fn escaped(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // HTML has no other control characters; a name in a file system may.
+            // HTML allows no other control characters; file names do.
             c if c.is_control() && !matches!(c, '\n' | '\t') => {
                 out.push(char::REPLACEMENT_CHARACTER);
             }

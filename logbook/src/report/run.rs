@@ -7,15 +7,15 @@ use recipe::config::Config;
 use serde::Deserialize;
 use storage::{Error, Key, Result};
 
-/// More than a line of ours takes, as [`crate::JsonLog`] bounds it too.
+/// More than a valid line has; [`crate::JsonLog`] has the same bound.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// A run, as its folder tells it.
+/// A run, as read from its folder.
 #[derive(Clone, Debug, Default)]
 pub struct RunRecord {
-    /// How it is called: the folder, as it was given.
+    /// Its name: the folder as the caller gave it.
     pub name: String,
-    /// Its config, if there is one that this version can read.
+    /// Its config, if this version can read it.
     pub config: Option<Config>,
     /// Lines of training steps, in their order.
     pub steps: Vec<LogRow>,
@@ -29,7 +29,7 @@ pub struct RunRecord {
     pub checkpoints: Vec<u64>,
 }
 
-/// What is plotted of a line of `log.jsonl`; the rest of it may be anything.
+/// The plotted values of a line of `log.jsonl`; other fields are ignored.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[expect(missing_docs, reason = "the fields are those of the log's records")]
 #[serde(default)]
@@ -45,7 +45,7 @@ pub struct LogRow {
     pub perf: PerfLine,
 }
 
-/// The part of a [`LogRow`] that the clock has made.
+/// The measured times of a [`LogRow`].
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[expect(missing_docs, reason = "the fields are those of the log's records")]
 #[serde(default)]
@@ -62,11 +62,11 @@ pub struct PerfLine {
 }
 
 impl RunRecord {
-    /// Reads the folder of a run: its log, its config, and the names of its checkpoints. Of these
-    /// only the log must be there.
+    /// Reads the folder of a run: its log, its config, and the names of its checkpoints. Only
+    /// the log is required.
     ///
     /// # Errors
-    /// [`Error::NotFound`] and its kin if the log cannot be read.
+    /// [`Error::NotFound`] and similar errors if the log cannot be read.
     pub fn read(folder: &str) -> Result<Self> {
         let path = Path::new(folder);
         let mut run = RunRecord { name: folder.to_owned(), ..RunRecord::default() };
@@ -76,11 +76,11 @@ impl RunRecord {
             Err(error) => log::warn!("report has no config: {error}"),
         }
         let below = path.join("ckpt").display().to_string();
-        // A run that was moved keeps its checkpoints below it, whatever its config says.
-        let there = run.config.as_ref().and_then(|config| config.checkpoint.dir.clone());
-        let places = [Some(below), there].into_iter().flatten();
+        // A moved run has its checkpoints below its folder, whatever its config says.
+        let configured = run.config.as_ref().and_then(|config| config.checkpoint.dir.clone());
+        let folders = [Some(below), configured].into_iter().flatten();
         run.checkpoints =
-            places.map(|place| steps(&place)).find(|s| !s.is_empty()).unwrap_or_default();
+            folders.map(|folder| steps(&folder)).find(|s| !s.is_empty()).unwrap_or_default();
         Ok(run)
     }
 
@@ -110,7 +110,7 @@ impl RunRecord {
         if line.eval_tokens.is_some() {
             return self.evals.push(line);
         }
-        // The clock of a process begins with it.
+        // `elapsed_s` starts at 0 in each process.
         if let Some(last) = self.steps.last()
             && line.perf.elapsed_s < last.perf.elapsed_s
         {
@@ -119,7 +119,7 @@ impl RunRecord {
         self.steps.push(line);
     }
 
-    /// Seconds of training, over all its processes.
+    /// Seconds of training, summed over all processes of the run.
     #[must_use]
     pub fn trained_s(&self) -> f64 {
         let elapsed = |line: &LogRow| line.perf.elapsed_s.unwrap_or(0.0);
@@ -129,13 +129,13 @@ impl RunRecord {
     }
 }
 
-/// The steps of the checkpoints in a folder; none if it cannot be looked into.
-fn steps(place: &str) -> Vec<u64> {
-    let found = storage::open_url(place).map_err(|error| error.to_string()).and_then(|store| {
+/// The steps of the checkpoints in a folder; none if the folder cannot be read.
+fn steps(folder: &str) -> Vec<u64> {
+    let found = storage::open_url(folder).map_err(|error| error.to_string()).and_then(|store| {
         Checkpoints::open(store, Key::root()).steps().map_err(|error| error.to_string())
     });
     found.unwrap_or_else(|error| {
-        log::warn!("report has no checkpoints of {place}: {error}");
+        log::warn!("report has no checkpoints of {folder}: {error}");
         Vec::new()
     })
 }

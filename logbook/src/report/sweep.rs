@@ -1,18 +1,18 @@
 use super::RunRecord;
 
-/// What a range test of the learning rate has shown.
+/// The result of a range test of the learning rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     /// Rates, rising, and their losses, each the mean over a twentieth of the test.
     pub points: Vec<(f64, f64)>,
-    /// The rate at which the loss falls fastest, up to the least.
+    /// The rate at which the loss falls fastest, up to `least`.
     pub fastest: f64,
-    /// The rate of the least loss.
+    /// The rate of the lowest loss.
     pub least: f64,
 }
 
 impl Sweep {
-    /// Of the log of a run whose rate rose; `None` if there is too little of it.
+    /// Evaluates the log of a run with rising rates; `None` if it is too short.
     #[must_use]
     pub fn of(run: &RunRecord) -> Option<Self> {
         let steps: Vec<(f64, f64)> =

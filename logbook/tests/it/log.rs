@@ -1,5 +1,5 @@
-//! The logs of a run, read back: by `serde_json` and by a decoder written here from the formats'
-//! descriptions, so that writer and reader share no line.
+//! The logs of a run, read back by `serde_json` and by a decoder written here from the descriptions
+//! of the formats, so that writer and reader share no code.
 
 use std::fs;
 use std::io::Write;
@@ -56,7 +56,7 @@ fn steps(path: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn a_line_is_exact_to_the_bit() {
+fn values_round_trip_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run/log.jsonl");
     let mut log = JsonLog::open(&path, 0).unwrap();
@@ -85,7 +85,7 @@ fn a_line_is_exact_to_the_bit() {
 }
 
 #[test]
-fn what_is_no_number_is_null_and_named() {
+fn non_finite_values_are_null_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.jsonl");
     let mut log = JsonLog::open(&path, 0).unwrap();
@@ -101,7 +101,7 @@ fn what_is_no_number_is_null_and_named() {
 }
 
 #[test]
-fn a_resumed_log_equals_an_uninterrupted_one() {
+fn resumed_log_equals_an_uninterrupted_one() {
     let folder = tempfile::tempdir().unwrap();
     let whole = folder.path().join("whole.jsonl");
     let mut log = JsonLog::open(&whole, 0).unwrap();
@@ -111,17 +111,17 @@ fn a_resumed_log_equals_an_uninterrupted_one() {
             log.eval(&eval(n)).unwrap();
         }
     }
-    let due = fs::read(&whole).unwrap();
-    // Killed after any number of bytes; the newest checkpoint is of any step that was reached.
-    for killed_at in (0..=due.len()).step_by(7) {
-        let reached = due[..killed_at].split_inclusive(|byte| *byte == b'\n');
+    let expected = fs::read(&whole).unwrap();
+    // Killed after any number of bytes; the newest checkpoint is of the step before the last line.
+    for killed_at in (0..=expected.len()).step_by(7) {
+        let reached = expected[..killed_at].split_inclusive(|byte| *byte == b'\n');
         let reached = reached.filter(|line| line.ends_with(b"\n"));
         let reached = reached.map(|line| serde_json::from_slice::<Value>(line).unwrap());
         let reached = reached.filter_map(|line| line["step"].as_u64()).max().unwrap_or(0);
-        // Of a step with an evaluation, the checkpoint comes after both lines.
+        // The checkpoint of a step with an evaluation is after both lines.
         let saved = reached.saturating_sub(1);
         let path = folder.path().join("killed.jsonl");
-        fs::write(&path, &due[..killed_at]).unwrap();
+        fs::write(&path, &expected[..killed_at]).unwrap();
         let mut log = JsonLog::open(&path, saved).unwrap();
         for n in saved + 1..=9 {
             log.step(&step(n)).unwrap();
@@ -129,13 +129,13 @@ fn a_resumed_log_equals_an_uninterrupted_one() {
                 log.eval(&eval(n)).unwrap();
             }
         }
-        assert_eq!(fs::read(&path).unwrap(), due, "killed after {killed_at} bytes");
+        assert_eq!(fs::read(&path).unwrap(), expected, "killed after {killed_at} bytes");
     }
 }
 
-/// A run that was frozen, and wakes after its successor has opened the logs.
+/// A frozen run that continues after its successor has opened the logs.
 #[test]
-fn what_a_frozen_run_logs_goes_nowhere() {
+fn lines_of_a_frozen_run_are_not_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let (path, events) = (folder.path().join("log.jsonl"), folder.path().join("tb"));
     let open = |done| {
@@ -161,25 +161,25 @@ fn what_a_frozen_run_logs_goes_nowhere() {
     };
     assert_eq!(files(&events).iter().map(points).collect::<Vec<_>>(), [5, 1]);
     let names = fs::read_dir(folder.path()).unwrap().chain(fs::read_dir(&events).unwrap());
-    assert_eq!(names.count(), 4, "a copy was left");
+    assert_eq!(names.count(), 4, "a copy is left over");
 }
 
 #[test]
 fn only_a_tail_is_cut() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.jsonl");
-    let check = |text: &str, step: u64, due: Result<&[u64], u64>| {
+    let check = |text: &str, step: u64, expected: Result<&[u64], u64>| {
         fs::write(&path, text).unwrap();
-        match (JsonLog::open(&path, step), due) {
-            (Ok(_), Ok(due)) => assert_eq!(steps(&path), due, "{text:?}"),
+        match (JsonLog::open(&path, step), expected) {
+            (Ok(_), Ok(expected)) => assert_eq!(steps(&path), expected, "{text:?}"),
             (Err(error), Err(offset)) => {
                 let text_of = error.to_string();
                 assert!(text_of.contains("found a line to remove"), "{text_of}");
                 assert!(text_of.contains("(rename the log to start a new one)"), "{text_of}");
                 assert!(text_of.ends_with(&format!(" at byte {offset}")), "{text_of}");
-                assert_eq!(fs::read_to_string(&path).unwrap(), text, "it was changed");
+                assert_eq!(fs::read_to_string(&path).unwrap(), text, "the log was changed");
             }
-            (got, due) => panic!("{text:?}: got {got:?}, due {due:?}"),
+            (found, expected) => panic!("{text:?}: expected {expected:?}, found {found:?}"),
         }
     };
     check("", 5, Ok(&[]));
@@ -196,11 +196,11 @@ fn only_a_tail_is_cut() {
 }
 
 #[test]
-fn a_log_that_cannot_be_opened_is_named() {
+fn unusable_log_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let refusal = JsonLog::open(folder.path(), 0).unwrap_err().to_string();
     assert!(refusal.ends_with("expected a regular file"), "{refusal}");
-    // Endless: reading it to its end would take all memory.
+    // Endless: reading it completely would use up the memory.
     let refusal = JsonLog::open(Path::new("/dev/zero"), 0).unwrap_err().to_string();
     assert_eq!(refusal, "cannot open /dev/zero: expected a regular file");
     fs::write(folder.path().join("tb"), "").unwrap();
@@ -247,7 +247,7 @@ fn config(run: &Path, log: &str) -> Config {
 }
 
 #[test]
-fn a_run_logs_to_all_that_its_config_asks_for() {
+fn run_writes_all_logs_that_its_config_enables() {
     let folder = tempfile::tempdir().unwrap();
     let terminal = Terminal::default();
     let config_all = config(folder.path(), "");
@@ -270,7 +270,7 @@ fn a_run_logs_to_all_that_its_config_asks_for() {
 }
 
 #[test]
-fn a_run_writes_no_file_that_its_config_turned_off() {
+fn run_writes_no_disabled_logs() {
     let folder = tempfile::tempdir().unwrap();
     let quiet = config(folder.path(), "jsonl = false\ntensorboard = false");
     let mut log = RunLog::open(&quiet, 0, Box::new(Terminal::default())).unwrap();
@@ -280,7 +280,7 @@ fn a_run_writes_no_file_that_its_config_turned_off() {
 }
 
 #[test]
-fn progress_says_what_matters_in_one_line() {
+fn progress_lines_have_the_expected_fields() {
     let progress = ProgressLog::new(100, 800);
     let mut record = StepRecord { loss: 5.12341, lr: 3e-4, grad_norm: 1.021, ..step(120) };
     // 20 steps in 2.125 s leave 680 steps in 72.25 s.
@@ -299,8 +299,8 @@ fn progress_says_what_matters_in_one_line() {
     assert!(progress.step(&record).contains("| data wait 0.3% | save 10.0% | eta"));
     record = StepRecord { loss: f64::NAN, grad_norm: f64::INFINITY, ..record };
     record.perf = Perf { tokens_per_s: f64::NAN, ..Perf::default() };
-    let odd = progress.step(&record);
-    assert!(odd.contains("loss NaN") && odd.contains("NaN tok/s"), "{odd}");
+    let line = progress.step(&record);
+    assert!(line.contains("loss NaN") && line.contains("NaN tok/s"), "{line}");
     assert_eq!(
         progress.eval(&eval(800)),
         "step 800/800 | eval loss 2.0000 | ppl 7.39 | 10,240 tokens in 0.5s"
@@ -308,26 +308,25 @@ fn progress_says_what_matters_in_one_line() {
 }
 
 #[test]
-fn time_left_is_told_in_two_units() {
-    for (seconds, due) in [(0, "0s"), (59, "59s"), (61, "1m01s"), (3_599, "59m59s")] {
-        check_eta(seconds, due);
+fn remaining_time_has_two_units() {
+    for (seconds, expected) in [(0, "0s"), (59, "59s"), (61, "1m01s"), (3_599, "59m59s")] {
+        check_eta(seconds, expected);
     }
-    for (seconds, due) in [(11_100, "3h05m"), (86_399, "23h59m"), (187_500, "2d04h")] {
-        check_eta(seconds, due);
+    for (seconds, expected) in [(11_100, "3h05m"), (86_399, "23h59m"), (187_500, "2d04h")] {
+        check_eta(seconds, expected);
     }
 }
 
-fn check_eta(seconds: u64, due: &str) {
+fn check_eta(seconds: u64, expected: &str) {
     let mut record = step(1);
     record.perf.elapsed_s = seconds as f64;
     let line = ProgressLog::new(0, 2).step(&record);
-    assert!(line.ends_with(&format!("| eta {due}")), "{line}");
+    assert!(line.ends_with(&format!("| eta {expected}")), "{line}");
 }
 
-/// The fields that chrome://tracing and Perfetto need of a complete event, and nothing lost but
-/// the oldest.
+/// Events have the fields that chrome://tracing and Perfetto need, and only the oldest are dropped.
 #[test]
-fn a_trace_tells_what_followed_what() {
+fn trace_has_consecutive_events() {
     let folder = tempfile::tempdir().unwrap();
     let trace = Trace::new(&folder.path().join("trace"), 3);
     trace.step(7);
@@ -341,7 +340,7 @@ fn a_trace_tells_what_followed_what() {
     let json = read();
     let events = json["traceEvents"].as_array().unwrap();
     assert_eq!(events[0]["args"]["name"], "rank 3");
-    // What goes on is not told yet.
+    // The current activity is not recorded yet.
     let names: Vec<&str> = events.iter().map(|event| event["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["process_name", "waits for \"data\"", "F0"]);
     let number = |event: &Value, key: &str| event[key].as_f64().unwrap();
@@ -353,7 +352,7 @@ fn a_trace_tells_what_followed_what() {
         assert_eq!(event["args"]["step"], 7);
         assert!(number(event, "dur") >= 0.0);
     }
-    // One ends where the next begins: to a microsecond, which is what a float has since 1970.
+    // Each ends where the next starts, to a microsecond: the precision of a float since 1970.
     let end = number(&events[1], "ts") + number(&events[1], "dur");
     assert!((end - number(&events[2], "ts")).abs() <= 1.0, "{events:?}");
     for _ in 0..40_000 {
@@ -361,7 +360,11 @@ fn a_trace_tells_what_followed_what() {
     }
     trace.write().unwrap();
     assert_eq!(read()["traceEvents"].as_array().unwrap().len(), 1 + 32_768);
-    assert_eq!(fs::read_dir(folder.path().join("trace")).unwrap().count(), 1, "no draft stays");
+    assert_eq!(
+        fs::read_dir(folder.path().join("trace")).unwrap().count(),
+        1,
+        "no draft is left over"
+    );
 }
 
 /// One event of a file: step, and the field that it carries.
@@ -373,13 +376,13 @@ enum Event {
 }
 
 #[test]
-fn an_event_file_decodes_to_what_was_logged() {
+fn event_file_decodes_to_the_logged_values() {
     let folder = tempfile::tempdir().unwrap();
     let mut log = EventLog::open(folder.path(), 0).unwrap();
     log.step(&step(300)).unwrap();
     log.eval(&EvalRecord { eval_loss: f64::NAN, ..eval(300) }).unwrap();
     log.sync().unwrap();
-    let [file] = &files(folder.path())[..] else { panic!("one file is due") };
+    let [file] = &files(folder.path())[..] else { panic!("expected one file") };
     let events = decode(&fs::read(file).unwrap());
     assert_eq!(events[0], (0, Event::Version("brain.Event:2".to_owned())));
     assert_eq!(events[1], (1, Event::Start));
@@ -399,7 +402,7 @@ fn an_event_file_decodes_to_what_was_logged() {
 }
 
 #[test]
-fn a_resumed_run_gets_a_later_file_that_hides_what_it_repeats() {
+fn resumed_run_hides_repeated_points() {
     let folder = tempfile::tempdir().unwrap();
     for (start, last) in [(0, 7), (5, 9), (8, 12)] {
         let mut log = EventLog::open(folder.path(), start).unwrap();
@@ -421,9 +424,9 @@ fn a_resumed_run_gets_a_later_file_that_hides_what_it_repeats() {
     assert_eq!(seen, (1..=12).collect::<Vec<u64>>());
 }
 
-/// A clock that went back must not put the newest file before the older ones.
+/// The newest file must sort after older ones, even if the clock went back.
 #[test]
-fn files_are_named_in_the_order_of_the_runs() {
+fn event_files_sort_in_the_order_of_starts() {
     let folder = tempfile::tempdir().unwrap();
     let future = folder.path().join("events.out.tfevents.9000000000.otherhost.77.0");
     fs::write(&future, "").unwrap();
@@ -438,9 +441,9 @@ fn files_are_named_in_the_order_of_the_runs() {
     assert_eq!(names[2], "events.out.tfevents.9000000002.feedline");
 }
 
-/// The decoder itself must notice damage, or the tests above would show nothing.
+/// The decoder itself must detect corruption, or the tests above would prove nothing.
 #[test]
-fn the_decoder_refuses_a_flipped_bit() {
+fn decoder_detects_a_flipped_bit() {
     let folder = tempfile::tempdir().unwrap();
     drop(EventLog::open(folder.path(), 0).unwrap());
     let good = fs::read(&files(folder.path())[0]).unwrap();

@@ -1,6 +1,6 @@
 //! Logs, traces and reports.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each test binary is linked with all dependencies of the crate.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

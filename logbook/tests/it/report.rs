@@ -1,19 +1,19 @@
-//! The page about runs: whole, well-formed, with the numbers of the log, and deaf to what a name
-//! or a config would make it do.
+//! The report page: complete, well-formed, with the numbers of the log, and safe against markup in
+//! names and configs.
 
 use std::fs;
 use std::path::Path;
 
 use logbook::report::{RunRecord, html};
 
-/// A run of so many steps, that was killed and started again after some of them.
+/// Writes the log of a run that was killed and restarted after the steps in `killed_at`.
 fn write_run(folder: &Path, steps: u64, killed_at: &[u64], more: &str) {
     fs::create_dir_all(folder).unwrap();
     let mut log = String::new();
-    let mut begun = 0;
+    let mut started = 0;
     for step in 1..=steps {
         let loss = 2.0 + 8.0 / step as f64;
-        let elapsed = (step - begun) as f64 * 0.5;
+        let elapsed = (step - started) as f64 * 0.5;
         log += &format!(
             "{{\"step\":{step},\"samples\":{},\"tokens\":{},\"loss\":{loss},\"lr\":0.001,\
              \"grad_norm\":0.75,\"perf\":{{\"tokens_per_s\":2048.0,\"step_ms\":500.0,\
@@ -30,7 +30,7 @@ fn write_run(folder: &Path, steps: u64, killed_at: &[u64], more: &str) {
             );
         }
         if killed_at.contains(&step) {
-            begun = step;
+            started = step;
         }
     }
     fs::write(folder.join("log.jsonl"), log + more).unwrap();
@@ -52,8 +52,8 @@ fn page(folders: &[&Path]) -> String {
     html(&folders.iter().map(read).collect::<Vec<_>>())
 }
 
-/// Elements open and close in pairs, attributes are quoted, and what is no tag is no markup. The
-/// names of the elements, in their order.
+/// Checks that elements open and close in pairs, that attributes are quoted, and that text has no
+/// markup. Returns the names of the elements, in their order.
 fn elements(page: &str) -> Vec<String> {
     let (mut open, mut seen) = (Vec::new(), Vec::new());
     let mut rest = page.strip_prefix("<!DOCTYPE html>").expect("a doctype");
@@ -102,15 +102,15 @@ fn row(page: &str, title: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_run_is_told_in_its_numbers() {
+fn page_has_the_numbers_of_the_log() {
     let folder = tempfile::tempdir().unwrap();
     write_run(folder.path(), 100, &[33, 70], "");
     write_config(folder.path(), "corpus");
     let page = page(&[folder.path()]);
     let elements = elements(&page);
     assert_eq!(elements.iter().filter(|name| *name == "figure").count(), 6);
-    assert!(!page.contains("http"), "the page needs nothing from elsewhere");
-    for (title, due) in [
+    assert!(!page.contains("http"), "the page refers to no other resource");
+    for (title, expected) in [
         ("Steps", "100 of 100, 102,400 tokens"),
         ("Last logged loss", "2.0800"),
         ("Last evaluation", "2.2500, perplexity 9.49"),
@@ -122,17 +122,17 @@ fn a_run_is_told_in_its_numbers() {
         ("Checkpoint steps", "none"),
         ("Log records", "105, all readable"),
     ] {
-        assert_eq!(row(&page, title), [due], "{title}");
+        assert_eq!(row(&page, title), [expected], "{title}");
     }
     assert!(row(&page, "Parameters")[0].starts_with("136"), "{:?}", row(&page, "Parameters"));
     assert!(row(&page, "Layout")[0].contains("TP 1, PP 1"));
-    // Both restarts, in each of the six.
+    // Both restarts, in each of the six charts.
     assert_eq!(page.matches("class=\"mark s0\"").count(), 12);
     assert_eq!(page.matches("class=\"dot s0\"").count(), 5);
 }
 
 #[test]
-fn runs_stand_side_by_side() {
+fn runs_are_in_columns() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a"), folder.path().join("b"));
     write_run(&a, 100, &[], "");
@@ -168,7 +168,7 @@ fn hostile_names_stay_text() {
 }
 
 #[test]
-fn whatever_a_log_holds_there_is_a_page() {
+fn any_log_content_yields_a_page() {
     let folder = tempfile::tempdir().unwrap();
     let long = format!("\"{}\"\n", "x".repeat(200_000));
     for more in [
@@ -192,9 +192,9 @@ fn whatever_a_log_holds_there_is_a_page() {
     assert!(RunRecord::read("/dev").unwrap_err().to_string().contains("/dev/log.jsonl"));
 }
 
-/// The checker is checked: it must see what it is there for.
+/// The checker itself must detect malformed pages.
 #[test]
-fn broken_pages_are_seen() {
+fn malformed_pages_are_detected() {
     for broken in ["<b>", "<b><i></b></i>", "<b a=\"x></b>", "<b>a > b</b>", "<b>&x</b>", "</b>"] {
         let page = format!("<!DOCTYPE html><p>{broken}</p>");
         assert!(std::panic::catch_unwind(|| elements(&page)).is_err(), "{broken}");
@@ -203,14 +203,14 @@ fn broken_pages_are_seen() {
 
 /// A record of one slow step counts as one step, and one of 99 quick steps as 99.
 #[test]
-fn means_are_over_time() {
+fn means_are_weighted_by_time() {
     let folder = tempfile::tempdir().unwrap();
     let line = |step: u64, step_ms: f64, wait_ms: f64| {
         format!(
             "{{\"step\":{step},\"perf\":{{\"step_ms\":{step_ms},\"data_wait_ms\":{wait_ms}}}}}\n"
         )
     };
-    // 100 ms of 200, then 99 times 1 ms of 200: 199 ms of 20 s. The log begins late.
+    // 100 ms of 200, then 99 times 1 ms of 200: 199 ms of 20 s. The log starts at step 1000.
     let log = line(1000, 200.0, 100.0) + &line(1099, 200.0, 1.0);
     fs::write(folder.path().join("log.jsonl"), log).unwrap();
     assert_eq!(row(&page(&[folder.path()]), "Data wait"), ["1.0 % of the time"]);

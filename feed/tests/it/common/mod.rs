@@ -13,7 +13,7 @@ use tempfile::TempDir;
 /// Tokens of the test vocabulary.
 pub const VOCAB: u32 = 500;
 
-/// A folder with a corpus, in which runs live side by side.
+/// A folder with a corpus and the folders of runs.
 pub struct Lab {
     folder: TempDir,
 }
@@ -25,12 +25,12 @@ impl Lab {
         lab
     }
 
-    /// Another corpus beside the first. With a salt it has the last twenty tokens alone.
+    /// Adds a corpus. With a salt it has only the last twenty tokens of the vocabulary.
     pub fn corpus(&self, name: &str, salt: u32) {
         let store = storage::open_url(self.path("").to_str().expect("UTF-8")).expect("a store");
         let mut corpus = Builder::create(&store, &Key::new(name).expect("a key"), Dtype::U16)
             .expect("a new corpus");
-        // Documents of a few words that repeat: there is something to learn.
+        // Documents of a few repeated words, so that a model can learn them.
         for document in 0..300_u32 {
             let token = |i: u32| (document % 7 * 61 + i * (1 + document % 3) * 13 + salt) % VOCAB;
             let upper = |token: u32| if salt > 0 { VOCAB - 20 + token % 20 } else { token };
@@ -45,7 +45,7 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    /// Writes the config of a run in its own folder and gives the config's path.
+    /// Writes the config of a run with its own folder, and returns the config's path.
     pub fn config(&self, run: &str, overrides: &[(&str, &str)]) -> PathBuf {
         let mut keys = vec![
             ("run.budget", "{ steps = 48 }".to_owned()),

@@ -1,4 +1,4 @@
-//! What the tests of samples share with the programs that made their goldens.
+//! Code that the tests of samples share with the programs that generated their golden files.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ impl Random {
     }
 }
 
-/// FNV-1a of 64 bits over all values of each field, so that a small golden file stands for
+/// FNV-1a of 64 bits over all values of each field, so that a small golden file covers
 /// thousands of samples.
 #[derive(Default)]
 pub struct Folded(BTreeMap<&'static str, u64>);
 
 impl Folded {
-    /// Goes on with a field.
+    /// Continues the hash of a field.
     pub fn add<T: Copy>(&mut self, field: &'static str, values: &[T], as_i64: impl Fn(T) -> i64) {
         let folded = self.0.entry(field).or_insert(0xcbf2_9ce4_8422_2325);
         for &value in values {
@@ -31,16 +31,21 @@ impl Folded {
         }
     }
 
-    /// Compares with what a case has.
+    /// Compares the hashes with those of a case.
     pub fn check(&self, case: &Value) {
-        for (field, due) in case["folded"].as_object().unwrap() {
-            let got = format!("{:016x}", self.0[field.as_str()]);
-            assert_eq!(got, due.as_str().unwrap(), "{field} of all samples, {}", case["settings"]);
+        for (field, expected) in case["folded"].as_object().unwrap() {
+            let found = format!("{:016x}", self.0[field.as_str()]);
+            assert_eq!(
+                found,
+                expected.as_str().unwrap(),
+                "{field} of all samples, {}",
+                case["settings"]
+            );
         }
     }
 }
 
-/// What the original gave in each setting.
+/// The results of the original program for each setting.
 pub fn cases(file: &str, objective: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(format!("{GOLDEN}/{file}")).unwrap();
     let golden: Value = serde_json::from_str(&text).unwrap();

@@ -1,4 +1,4 @@
-//! Every backend, every way to use it, and every fault that passes: one stream.
+//! The stream is the same for every backend, its settings, and every transient fault.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::testing::fault_store;
 use storage::{Key, Storage, drop_cached};
 
-use super::corpus::{Corpus, config, options, start, stream, sum};
+use super::corpus::{Corpus, config, digest_of, options, start, stream};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gpt_cache");
 
-/// Requests at once, bytes that may be read along with the wanted, and bytes read ahead.
+/// Queue depth, largest gap of unneeded bytes, and bytes to read ahead.
 const WAYS: [(Option<usize>, Option<u64>, u64); 4] = [
     (None, None, 512 << 20),
     (Some(1), Some(0), 1),
@@ -28,7 +28,7 @@ const WAYS: [(Option<usize>, Option<u64>, u64); 4] = [
 ];
 
 #[test]
-fn is_that_of_megatron() {
+fn stream_equals_megatrons() {
     let read = |name: &str| -> Value {
         let text = std::fs::read_to_string(Path::new(GOLDEN).join(name)).unwrap();
         serde_json::from_str(&text).unwrap()
@@ -46,7 +46,7 @@ fn is_that_of_megatron() {
 }
 
 fn check_golden(store: &Arc<dyn Storage>, runs: &Value, streams: &Value) {
-    for (name, due) in streams.as_object().unwrap() {
+    for (name, expected) in streams.as_object().unwrap() {
         let run = &runs[name];
         let seq_len = run["sequence_length"].as_u64().unwrap();
         let size = run["sizes"][0].as_u64();
@@ -78,34 +78,34 @@ fn check_golden(store: &Arc<dyn Storage>, runs: &Value, streams: &Value) {
             let blend = BlendIndex::build(&BlendWeights::Exhaustive { sizes }).unwrap();
             Arc::new(BlendOrder::new(orders, Arc::new(blend)))
         };
-        assert_eq!(Some(order.sample_count()), due["samples"].as_u64(), "{name}");
+        assert_eq!(Some(order.sample_count()), expected["samples"].as_u64(), "{name}");
         let options = LoaderOptions::new(3, 0..order.sample_count());
         let assemble = GptAssemble::new(GptConfig::new(seq_len as usize), dtypes).unwrap();
-        let got = stream(&mut Loader::start(order, assemble, options).unwrap());
-        assert_eq!(sum(got.iter().map(|(_, text)| text)), due["sha256"], "{name}");
+        let found = stream(&mut Loader::start(order, assemble, options).unwrap());
+        assert_eq!(digest_of(found.iter().map(|(_, text)| text)), expected["sha256"], "{name}");
     }
 }
 
 #[test]
-fn is_the_same_by_every_engine_depth_and_window() {
+fn stream_is_independent_of_engine_depth_and_window() {
     let corpus = Corpus::new();
-    let wishes =
+    let settings =
         ["", "?engine=pread", "?engine=pread&direct=off", "?engine=auto&direct=off", "?direct=on"];
-    for wishes in wishes {
-        let scheme = if wishes.is_empty() { "" } else { "file:" };
-        let store = storage::open_url(&format!("{scheme}{}{wishes}", corpus.path)).unwrap();
+    for settings in settings {
+        let scheme = if settings.is_empty() { "" } else { "file:" };
+        let store = storage::open_url(&format!("{scheme}{}{settings}", corpus.path)).unwrap();
         for (depth, gap, window_bytes) in WAYS {
             let mut options = options();
             (options.depth, options.gap_bytes) = (depth, gap);
             options.window_bytes = window_bytes;
-            let what = format!("{wishes} {depth:?} {gap:?} {window_bytes}");
+            let what = format!("{settings} {depth:?} {gap:?} {window_bytes}");
             corpus.check(&what, &store, options);
         }
     }
 }
 
 #[test]
-fn a_warm_corpus_is_copied_from_the_page_cache_and_a_cold_one_is_not_left_there() {
+fn warm_corpus_is_read_from_the_page_cache_and_cold_one_stays_uncached() {
     let corpus = Corpus::new();
     let store = corpus.store();
     let bin = store.open(&Key::new("corpus.bin").unwrap()).unwrap();
@@ -118,14 +118,18 @@ fn a_warm_corpus_is_copied_from_the_page_cache_and_a_cold_one_is_not_left_there(
         let read_all = || std::fs::read(Path::new(&corpus.path).join("corpus.bin")).unwrap();
         drop(is_warm.then(read_all));
         let mut loader = start(&store, options());
-        let got = stream(&mut loader);
-        assert_eq!(sum(got.iter().map(|(_, text)| text)), corpus.due, "warm: {is_warm}");
+        let found = stream(&mut loader);
+        assert_eq!(
+            digest_of(found.iter().map(|(_, text)| text)),
+            corpus.expected_digest,
+            "warm: {is_warm}"
+        );
         let (copied, moved) = {
             let metrics = loader.metrics();
             (metrics.page_cache_bytes, metrics.moved_bytes)
         };
         match is_warm {
-            // The first read of a file is direct: it is done by the thread that opens it.
+            // The first read of a file is direct: the thread that opens the file makes it.
             true => assert!(copied > moved / 2 && copied < moved, "{copied} of {moved}"),
             false => assert_eq!((copied, cached_share(&*bin)), (0, Some(0.0))),
         }
@@ -133,7 +137,7 @@ fn a_warm_corpus_is_copied_from_the_page_cache_and_a_cold_one_is_not_left_there(
 }
 
 #[test]
-fn is_the_same_through_short_interrupted_failing_and_late_reads() {
+fn stream_survives_short_interrupted_failing_and_late_reads() {
     let corpus = Corpus::new();
     let short = fault_store::FaultPlan {
         short_per_mille: 200,
@@ -151,7 +155,8 @@ fn is_the_same_through_short_interrupted_failing_and_late_reads() {
         corpus.check("a simulated disk", &simulated, options.clone());
         for inner in [&simulated, &corpus.store()] {
             let faults = fault_store::ReadFaults {
-                // Four in a row would end a read, and who meets which depends on the threads.
+                // Four failures in a row would end a read, and which reads fail depends on the
+                // threads.
                 io_per_mille: 6,
                 stale_per_mille: 3,
                 late_per_mille: 5,
@@ -161,13 +166,13 @@ fn is_the_same_through_short_interrupted_failing_and_late_reads() {
             let faulty = fault_store::ReadFaultLayer::new(inner.clone(), 9, faults);
             let store: Arc<dyn Storage> = Arc::new(faulty.clone());
             corpus.check(&format!("faults at depth {depth:?}"), &store, options.clone());
-            assert!(faulty.failed_count() > 0, "nothing failed: the test tries nothing");
+            assert!(faulty.failed_count() > 0, "nothing failed, so the test covers nothing");
         }
     }
 }
 
 #[test]
-fn is_the_same_from_s3_whatever_fails() {
+fn stream_survives_s3_faults() {
     let corpus = Corpus::new();
     let server = S3Server::start().unwrap();
     let store = storage::open_url(&server.url("plain")).unwrap();
@@ -197,12 +202,12 @@ fn is_the_same_from_s3_whatever_fails() {
         (options.depth, options.gap_bytes) = (Some(depth), Some(0));
         options.verify = false; // whole blocks of this small file would be few requests
         corpus.check(&format!("a failing s3 {depth}"), &store, options);
-        assert!(server.fault_count() > before + 5, "too few faults to try anything");
+        assert!(server.fault_count() > before + 5, "too few faults to test anything");
         server.heal();
     }
 }
 
-/// A dataset in another store.
+/// Copies a dataset to another store.
 pub fn copy(name: &str, from: &Arc<dyn Storage>, to: &Arc<dyn Storage>) {
     for name in [".bin", ".crc", ".idx"].map(|end| Key::new(format!("{name}{end}")).unwrap()) {
         let bytes = match storage::read_all(from.as_ref(), &name) {

@@ -1,5 +1,5 @@
-//! Long requests: what stays where it came, what is copied for want of memory, and what is cut
-//! between two of them give the bytes of the file.
+//! Long requests: extents that are kept, extents that are copied because memory is short, and
+//! samples that are cut between two requests all return the bytes of the file.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn open(store: &Arc<dyn Storage>) -> Arc<IndexedDataset> {
     Arc::new(IndexedDataset::open(store, &Key::new("corpus").unwrap()).unwrap())
 }
 
-/// A token is a function of its place.
+/// A token is a function of its position.
 fn token(at: u64) -> i64 {
     i64::from((at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 49) as u16)
 }
@@ -41,10 +41,10 @@ fn check(what: &str, order: &Arc<dyn SampleOrder>, window_bytes: u64) {
     options.samples.end = order.sample_count();
     options.window_bytes = window_bytes;
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![Dtype::U16]).unwrap();
-    let got = stream(&mut Loader::start(Arc::clone(order), assemble, options).unwrap());
-    assert_eq!(got.len() as u64, order.sample_count(), "{what}");
+    let found = stream(&mut Loader::start(Arc::clone(order), assemble, options).unwrap());
+    assert_eq!(found.len() as u64, order.sample_count(), "{what}");
     let mut pieces = Vec::new();
-    for (sample, text) in got {
+    for (sample, text) in found {
         pieces.clear();
         order.pieces(sample, &mut pieces).unwrap();
         let first = pieces[0].offset_bytes / 2;
@@ -58,7 +58,7 @@ fn check(what: &str, order: &Arc<dyn SampleOrder>, window_bytes: u64) {
 }
 
 #[test]
-fn is_what_the_file_has_kept_or_copied() {
+fn kept_and_copied_extents_equal_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let server = S3Server::start().unwrap();
     for url in [folder.path().to_str().unwrap(), &server.url("long")] {
@@ -71,7 +71,7 @@ fn is_what_the_file_has_kept_or_copied() {
         let block: Arc<dyn SampleOrder> =
             Arc::new(BlockOrder::new(&dataset, stream, &shuffle, 2).unwrap());
         let file: Arc<dyn SampleOrder> = Arc::new(FileOrder::new(dataset, SEQ_LEN).unwrap());
-        // All is kept; a request or two are, and the others copied; none is.
+        // All extents are kept; one or two are kept and the others copied; none is kept.
         for window_bytes in [512 << 20, 600 << 10, 64 << 10] {
             check(&format!("{url}: blocks, {window_bytes}"), &block, window_bytes);
             check(&format!("{url}: in order, {window_bytes}"), &file, window_bytes);

@@ -1,4 +1,4 @@
-//! Copies on the node's own disk: the same stream, read less from afar.
+//! The local cache: the same stream, with fewer reads from the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,13 +7,13 @@ use loader::cache::{self, CacheOptions, LogOptions, NodeCache, OrderLog};
 use loader::{Ranks, SampleCache};
 use storage::Storage;
 
-use super::corpus::{Corpus, SAMPLES, options, order, rows, start, stream, sum};
+use super::corpus::{Corpus, SAMPLES, digest_of, options, order, rows, start, stream};
 
 /// A cache that has every other sample.
 #[derive(Debug, Default)]
 struct Half {
     kept: Mutex<HashMap<u64, Vec<u8>>>,
-    told: Mutex<Vec<u64>>,
+    reported: Mutex<Vec<u64>>,
 }
 
 impl SampleCache for Half {
@@ -30,25 +30,25 @@ impl SampleCache for Half {
     }
 
     fn consumed(&self, samples: u64) {
-        self.told.lock().unwrap().push(samples);
+        self.reported.lock().unwrap().push(samples);
     }
 }
 
 #[test]
-fn what_is_near_is_not_read_again() {
+fn cached_samples_are_not_read_again() {
     let corpus = Corpus::new();
-    let near = Arc::new(Half::default());
+    let cache = Arc::new(Half::default());
     let mut options = options();
-    options.near = Some(near.clone());
+    options.near = Some(cache.clone());
     corpus.check("an empty cache", &corpus.store(), options.clone());
-    assert_eq!(near.kept.lock().unwrap().len() as u64, SAMPLES / 2);
+    assert_eq!(cache.kept.lock().unwrap().len() as u64, SAMPLES / 2);
     let mut loader = start(&corpus.store(), options);
-    let got = stream(&mut loader);
-    assert_eq!(sum(got.iter().map(|(_, text)| text)), corpus.due);
+    let found = stream(&mut loader);
+    assert_eq!(digest_of(found.iter().map(|(_, text)| text)), corpus.expected_digest);
     assert_eq!(loader.metrics().near_samples, SAMPLES / 2);
-    let told = near.told.lock().unwrap();
-    assert!(told.iter().all(|&samples| samples <= SAMPLES), "{told:?}");
-    assert!(told.iter().any(|&samples| samples > 0), "what was consumed is not told");
+    let reported = cache.reported.lock().unwrap();
+    assert!(reported.iter().all(|&samples| samples <= SAMPLES), "{reported:?}");
+    assert!(reported.iter().any(|&samples| samples > 0), "consumed samples were not reported");
 }
 
 fn disk(folder: &tempfile::TempDir) -> Arc<dyn Storage> {
@@ -59,7 +59,7 @@ fn bin_bytes(corpus: &Corpus) -> u64 {
     std::fs::metadata(format!("{}/corpus.bin", corpus.path)).unwrap().len()
 }
 
-/// The cache of a run whose files do not fit: so much of it as the log of its samples may take.
+/// The cache of a run whose files do not fit: a log of its samples.
 fn log(corpus: &Corpus, folder: &tempfile::TempDir) -> NodeCache {
     let limit = CacheOptions { limit_bytes: bin_bytes(corpus) - 1, salt: 5 };
     let cache = cache::open(&disk(folder), &order(&corpus.store()), limit).unwrap();
@@ -68,10 +68,10 @@ fn log(corpus: &Corpus, folder: &tempfile::TempDir) -> NodeCache {
 }
 
 #[test]
-fn a_restart_reads_from_the_nodes_disk() {
+fn restart_reads_from_the_local_cache() {
     let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
     let mut first = Vec::new();
-    // A run that ends before its first checkpoint. What it has read is written when it ends.
+    // A run that ends before its first checkpoint. Its samples are written when it ends.
     let cache = log(&corpus, &folder);
     let mut options = options();
     options.near = Some(cache.near());
@@ -84,17 +84,17 @@ fn a_restart_reads_from_the_nodes_disk() {
     (options.near, options.samples.end) = (None, SAMPLES);
     drop((loader, cache));
 
-    // It begins again, on what is near, and goes on with what is not.
+    // It restarts with cached samples, and continues with others.
     let cache = log(&corpus, &folder);
     options.near = Some(cache.near());
     let mut loader = start(&corpus.store(), options.clone());
     let all = stream(&mut loader);
     assert!(all[..400] == first[..], "another stream than before");
-    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(digest_of(all.iter().map(|(_, text)| text)), corpus.expected_digest);
     assert_eq!(loader.metrics().near_samples, 400);
     drop(loader);
 
-    // Nothing goes back behind a checkpoint: what was kept for that is gone.
+    // No run restarts before a checkpoint: the samples for that are deleted.
     let NodeCache::Log(log) = &cache else { panic!("{cache:?}") };
     log.flush();
     let before = log.bytes();
@@ -103,13 +103,13 @@ fn a_restart_reads_from_the_nodes_disk() {
     assert!(log.bytes() < before, "{before} bytes before and after");
     options.samples.end = 400;
     let mut loader = start(&corpus.store(), options);
-    assert!(stream(&mut loader) == first, "another stream without what is gone");
+    assert!(stream(&mut loader) == first, "another stream after the deletion");
     assert_eq!(loader.metrics().near_samples, 0);
 }
 
-/// Two ranks kept each its own samples; one that takes the place of both finds them all.
+/// Two ranks each cached their own samples; a single rank after them finds all of them.
 #[test]
-fn another_number_of_ranks_finds_what_the_old_ones_kept() {
+fn cache_serves_another_number_of_ranks() {
     let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
     let order = order(&corpus.store());
     let log = || -> Arc<dyn SampleCache> {
@@ -125,26 +125,26 @@ fn another_number_of_ranks_finds_what_the_old_ones_kept() {
     options.near = Some(log());
     let mut loader = start(&corpus.store(), options);
     let all = stream(&mut loader);
-    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(digest_of(all.iter().map(|(_, text)| text)), corpus.expected_digest);
     let metrics = loader.metrics();
     assert_eq!((metrics.near_samples, metrics.reads), (SAMPLES, 0));
 }
 
 #[test]
-fn files_that_fit_are_read_from_afar_once() {
+fn files_that_fit_are_read_from_the_store_once() {
     let (corpus, folder) = (Corpus::new(), tempfile::tempdir().unwrap());
     let limit = CacheOptions { limit_bytes: bin_bytes(&corpus), salt: 5 };
     let cache = cache::open(&disk(&folder), &order(&corpus.store()), limit).unwrap();
     let NodeCache::Files(files) = &cache else { panic!("{cache:?}") };
     let mut options = options();
     options.near = Some(cache.near());
-    corpus.check("while files come", &corpus.store(), options.clone());
+    corpus.check("while files are copied", &corpus.store(), options.clone());
     while files.progress().0 < files.progress().1 {
         std::thread::yield_now();
     }
     let mut loader = start(&corpus.store(), options);
     let all = stream(&mut loader);
-    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(digest_of(all.iter().map(|(_, text)| text)), corpus.expected_digest);
     let metrics = loader.metrics();
     assert_eq!((metrics.near_samples, metrics.reads), (SAMPLES, 0));
 }

@@ -1,4 +1,4 @@
-//! What is streamed: a corpus, and the sum of its samples read one by one.
+//! The corpus that is streamed, and the digest of its samples read one by one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,8 +43,8 @@ pub fn stream(loader: &mut Loader<GptAssemble>) -> Vec<(u64, Vec<i64>)> {
     all
 }
 
-/// As `tests/readers/megatron_stream.py` sums it up.
-pub fn sum<'a>(texts: impl Iterator<Item = &'a Vec<i64>>) -> String {
+/// The SHA-256 of samples, as `tests/readers/megatron_stream.py` computes it.
+pub fn digest_of<'a>(texts: impl Iterator<Item = &'a Vec<i64>>) -> String {
     let mut digest = Sha256::new();
     for text in texts {
         text.iter().for_each(|token| digest.update(token.to_le_bytes()));
@@ -55,11 +55,12 @@ pub fn sum<'a>(texts: impl Iterator<Item = &'a Vec<i64>>) -> String {
 pub struct Corpus {
     _folder: tempfile::TempDir,
     pub path: String,
-    pub due: String,
+    /// The digest of all samples.
+    pub expected_digest: String,
 }
 
 impl Corpus {
-    /// Documents of 0 to 200 tokens, and the sum of their samples as they are read one by one.
+    /// Documents of 0 to 200 tokens, and the digest of their samples read one by one.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap().to_owned();
@@ -78,7 +79,7 @@ impl Corpus {
             }
             all.push([&text[..SEQ_LEN], &text[1..]].concat());
         }
-        Corpus { _folder: folder, path, due: sum(all.iter()) }
+        Corpus { _folder: folder, path, expected_digest: digest_of(all.iter()) }
     }
 
     pub fn store(&self) -> Arc<dyn Storage> {
@@ -87,9 +88,9 @@ impl Corpus {
 
     pub fn check(&self, what: &str, store: &Arc<dyn Storage>, options: LoaderOptions) {
         let mut loader = start(store, options);
-        let got = stream(&mut loader);
-        assert!(got.iter().map(|(sample, _)| *sample).eq(0..SAMPLES), "{what}: numbers");
-        assert_eq!(sum(got.iter().map(|(_, text)| text)), self.due, "{what}");
+        let found = stream(&mut loader);
+        assert!(found.iter().map(|(sample, _)| *sample).eq(0..SAMPLES), "{what}: numbers");
+        assert_eq!(digest_of(found.iter().map(|(_, text)| text)), self.expected_digest, "{what}");
         assert_eq!(loader.metrics().samples, SAMPLES, "{what}");
     }
 }

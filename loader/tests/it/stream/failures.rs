@@ -1,4 +1,4 @@
-//! What cannot be read: an error in its turn, and no trap.
+//! Samples that cannot be read: the error is returned in order, and the loader can be dropped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use loader::Error;
 use storage::testing::fault_store::{ReadFaultLayer, ReadFaults};
 use storage::{Key, Storage};
 
-use super::corpus::{Corpus, SAMPLES, options, order, start, stream, sum};
+use super::corpus::{Corpus, SAMPLES, digest_of, options, order, start, stream};
 
 #[test]
-fn ends_with_the_first_sample_that_cannot_be_read() {
+fn stream_ends_at_the_first_unreadable_sample() {
     let corpus = Corpus::new();
     let order = order(&corpus.store());
     let broken_from = 60_000;
@@ -26,7 +26,7 @@ fn ends_with_the_first_sample_that_cannot_be_read() {
         let store = ReadFaultLayer::new(corpus.store(), 1, faults);
         let store: Arc<dyn Storage> = Arc::new(store);
         let mut options = options();
-        // With a gap, what is good would be read along with what is not.
+        // With a gap, good samples would be in the same requests as broken ones.
         (options.micro_batch, options.gap_bytes) = (1, Some(0));
         options.window_bytes = window_bytes;
         let mut loader = start(&store, options);
@@ -41,10 +41,10 @@ fn ends_with_the_first_sample_that_cannot_be_read() {
     }
 }
 
-/// Requests that hang, one in five, do not keep the others from being read: they are several times
-/// as many as are in flight at first.
+/// One request in five hangs, several times as many as the initial queue depth, and the others are
+/// still read.
 #[test]
-fn late_requests_leave_their_place_to_others() {
+fn hung_requests_do_not_block_others() {
     let corpus = Corpus::new();
     let faulty = ReadFaultLayer::new(corpus.store(), 1, ReadFaults::default());
     let store: Arc<dyn Storage> = Arc::new(faulty.clone());
@@ -59,16 +59,16 @@ fn late_requests_leave_their_place_to_others() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    assert!(faulty.read_count() >= 600, "only {} reads were begun", faulty.read_count());
+    assert!(faulty.read_count() >= 600, "only {} reads were started", faulty.read_count());
     faulty.release();
-    assert_eq!(sum(stream(&mut loader).iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(digest_of(stream(&mut loader).iter().map(|(_, text)| text)), corpus.expected_digest);
 }
 
-/// What was made again is told by the error that it was made again for.
+/// Retries are counted by the error that caused them.
 #[test]
-fn retries_are_told_by_their_cause() {
+fn retries_are_counted_by_cause() {
     let corpus = Corpus::new();
-    // Four in a row would end a read, and who meets which depends on the threads.
+    // Four failures in a row would end a read, and which reads fail depends on the threads.
     let faults = ReadFaults { io_per_mille: 10, stale_per_mille: 5, ..ReadFaults::default() };
     let faulty = ReadFaultLayer::new(corpus.store(), 3, faults);
     let store: Arc<dyn Storage> = Arc::new(faulty.clone());
@@ -85,22 +85,23 @@ fn retries_are_told_by_their_cause() {
     assert_eq!(metrics.failed, 0);
 }
 
-/// A file system that stops answering: the consumer is told, may ask again, and can leave.
+/// A file system that stops answering: the consumer receives an error, may call again, and can drop
+/// the loader.
 #[test]
-fn a_frozen_store_is_an_error_and_no_trap() {
+fn frozen_store_times_out() {
     let corpus = Corpus::new();
     let faulty = ReadFaultLayer::new(corpus.store(), 1, ReadFaults::default());
     faulty.hang(0..u64::MAX);
     let store: Arc<dyn Storage> = Arc::new(faulty.clone());
     let mut options = options();
-    // The file is to be open before that on a busy machine too.
+    // Long enough to open the file, also on a busy machine.
     options.timeout = Duration::from_secs(2);
     let mut loader = start(&store, options.clone());
     let error = loader.next_batch().unwrap_err();
     let named = matches!(error, Error::Late { .. } | Error::Storage(storage::Error::Stuck { .. }));
     assert!(named, "{error}");
     drop(loader);
-    // One that hangs for less than the time-out only comes late.
+    // A read that hangs for less than the timeout is only late.
     options.timeout = Duration::from_secs(60);
     let mut loader = start(&store, options);
     std::thread::scope(|scope| {

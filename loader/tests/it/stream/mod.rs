@@ -1,4 +1,4 @@
-//! The stream of samples: equal to Megatron's, and the same whatever carries it.
+//! The stream of samples: equal to Megatron's, and the same for every store, fault and rank count.
 
 mod backends;
 mod block;

@@ -1,4 +1,4 @@
-//! One reader a node, on the real thing: two processes that share what one of them reads.
+//! The node reader with real files: two processes share the samples that one of them reads.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,16 +8,16 @@ use indexed::Dtype;
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{Batch, Error, LoaderOptions, NodeBatches, NodeOptions, Ranks};
 
-use super::corpus::{Corpus, SAMPLES, SEQ_LEN, options, order, rows, start, sum};
+use super::corpus::{Corpus, SAMPLES, SEQ_LEN, digest_of, options, order, rows, start};
 
-/// Beside the two of the node there is a third rank elsewhere, and the last step is cut short.
+/// Two ranks of the node and a third elsewhere; the last step is short.
 const RANKS: Ranks = Ranks { first: 1, count: 2, of: 3 };
 
-fn how(samples_consumed: u64, ranks: Ranks) -> LoaderOptions {
-    let mut how = options();
-    how.micro_batch = 7;
-    (how.samples, how.ranks) = (samples_consumed..SAMPLES, ranks);
-    how
+fn loader_options(samples_consumed: u64, ranks: Ranks) -> LoaderOptions {
+    let mut options = options();
+    options.micro_batch = 7;
+    (options.samples, options.ranks) = (samples_consumed..SAMPLES, ranks);
+    options
 }
 
 fn node(job: &str, rank: u32, ranks: u32) -> NodeOptions {
@@ -29,24 +29,25 @@ fn node(job: &str, rank: u32, ranks: u32) -> NodeOptions {
     }
 }
 
-fn batches(path: &str, how: LoaderOptions, node: NodeOptions) -> NodeBatches<GptAssemble> {
+fn batches(path: &str, options: LoaderOptions, node: NodeOptions) -> NodeBatches<GptAssemble> {
     let order = order(&storage::open_url(path).unwrap());
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![Dtype::U16]).unwrap();
-    NodeBatches::start(order, assemble, how, node).unwrap()
+    NodeBatches::start(order, assemble, options, node).unwrap()
 }
 
-/// A step of a rank: what all have consumed by then, and the samples of this one.
+/// The line of a step: the samples consumed by all ranks so far, and the samples of this rank.
 fn line(samples_consumed: u64, batch: &Batch) -> String {
     let mut all = Vec::new();
     rows(batch, &mut all);
-    let rows = all.iter().map(|(sample, text)| format!(" {sample}:{}", sum([text].into_iter())));
+    let rows =
+        all.iter().map(|(sample, text)| format!(" {sample}:{}", digest_of([text].into_iter())));
     format!("{samples_consumed}{}", rows.collect::<String>())
 }
 
-/// What a rank of the node prints, from a loader that reads for it alone.
-fn due(corpus: &Corpus, rank: u32) -> Vec<String> {
+/// The lines that a rank of the node must print, from a loader for this rank alone.
+fn expected_lines(corpus: &Corpus, rank: u32) -> Vec<String> {
     let ranks = Ranks::one(RANKS.first + rank, RANKS.of);
-    let mut loader = start(&corpus.store(), how(0, ranks));
+    let mut loader = start(&corpus.store(), loader_options(0, ranks));
     let mut lines = Vec::new();
     while let Some(batch) = loader.next_batch().unwrap() {
         lines.push(line(loader.samples_consumed(), &batch));
@@ -57,11 +58,11 @@ fn due(corpus: &Corpus, rank: u32) -> Vec<String> {
 /// A rank, if this process was started as one: prints a line for each step.
 #[test]
 fn as_rank() {
-    let Ok(told) = std::env::var("FEEDLINE_TEST_STREAM_RANK") else { return };
-    let told: Vec<&str> = told.splitn(4, ' ').collect();
-    let how = how(told[2].parse().unwrap(), RANKS);
-    let node = node(told[0], told[1].parse().unwrap(), RANKS.count);
-    let mut batches = batches(told[3], how, node);
+    let Ok(args) = std::env::var("FEEDLINE_TEST_STREAM_RANK") else { return };
+    let args: Vec<&str> = args.splitn(4, ' ').collect();
+    let options = loader_options(args[2].parse().unwrap(), RANKS);
+    let node = node(args[0], args[1].parse().unwrap(), RANKS.count);
+    let mut batches = batches(args[3], options, node);
     let mut out = std::io::stdout().lock();
     writeln!(out, "\njoined").unwrap();
     while let Some(batch) = batches.next_batch().unwrap() {
@@ -79,10 +80,10 @@ struct Rank {
 
 impl Rank {
     fn start(corpus: &Corpus, job: &str, rank: u32, samples_consumed: u64) -> Self {
-        let told = format!("{job} {rank} {samples_consumed} {}", corpus.path);
+        let args = format!("{job} {rank} {samples_consumed} {}", corpus.path);
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stream::node::as_rank", "--nocapture", "--test-threads=1"])
-            .env("FEEDLINE_TEST_STREAM_RANK", told)
+            .env("FEEDLINE_TEST_STREAM_RANK", args)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -111,42 +112,43 @@ fn job(of: &str) -> String {
 }
 
 #[test]
-fn two_processes_get_what_each_would_read_alone() {
+fn two_processes_receive_what_each_would_read_alone() {
     let (corpus, job) = (Corpus::new(), job("two"));
     let mut ranks = [0, 1].map(|rank| Rank::start(&corpus, &job, rank, 0));
     for (rank, nth) in ranks.iter_mut().zip(0..) {
-        assert_eq!(rank.read(usize::MAX), due(&corpus, nth), "rank {nth}");
+        assert_eq!(rank.read(usize::MAX), expected_lines(&corpus, nth), "rank {nth}");
     }
 }
 
-/// The first has come first, so that it is the one that reads.
+/// The first rank joins first, so it is the reader.
 #[test]
-fn another_reads_on_when_the_reader_is_killed() {
+fn another_rank_takes_over_when_the_reader_is_killed() {
     let (corpus, job) = (Corpus::new(), job("kill"));
-    let due = [0, 1].map(|rank| due(&corpus, rank));
+    let expected = [0, 1].map(|rank| expected_lines(&corpus, rank));
     let mut first = Rank::start(&corpus, &job, 0, 0);
     let mut second = Rank::start(&corpus, &job, 1, 0);
-    let mut got = [first.read(20), second.read(15)];
+    let mut lines = [first.read(20), second.read(15)];
     drop(first);
-    // It comes back at a checkpoint, behind the other.
-    let checkpoint: u64 = got[0][9].split(' ').next().unwrap().parse().unwrap();
-    got[0].truncate(10);
+    // The killed rank restarts at a checkpoint, behind the other.
+    let checkpoint: u64 = lines[0][9].split(' ').next().unwrap().parse().unwrap();
+    lines[0].truncate(10);
     let mut again = Rank::start(&corpus, &job, 0, checkpoint);
-    got[1].extend(second.read(usize::MAX));
-    got[0].extend(again.read(usize::MAX));
-    assert_eq!(got, due);
+    lines[1].extend(second.read(usize::MAX));
+    lines[0].extend(again.read(usize::MAX));
+    assert_eq!(lines, expected);
 }
 
 #[test]
-fn the_ranks_of_a_node_are_those_that_are_read_for() {
+fn node_must_have_as_many_blocks_as_ranks() {
     let corpus = Corpus::new();
     let order = order(&corpus.store());
     let assemble = GptAssemble::new(GptConfig::new(SEQ_LEN), vec![Dtype::U16]).unwrap();
     let three = node(&job("three"), 0, 3);
-    let error = NodeBatches::start(order, assemble, how(0, RANKS), three).unwrap_err();
+    let error = NodeBatches::start(order, assemble, loader_options(0, RANKS), three).unwrap_err();
     assert!(matches!(error, Error::Option { name: "blocks", found: 3, .. }), "{error}");
     // Alone on its node, and at the end of all samples.
-    let mut last = batches(&corpus.path, how(SAMPLES - 1, Ranks::ALONE), node(&job("last"), 0, 1));
+    let mut last =
+        batches(&corpus.path, loader_options(SAMPLES - 1, Ranks::ALONE), node(&job("last"), 0, 1));
     assert_eq!(last.next_batch().unwrap().unwrap().rows, 1);
     assert_eq!(last.samples_consumed(), SAMPLES);
     assert_eq!(last.next_batch().unwrap(), None);

@@ -1,4 +1,4 @@
-//! Samples that are read by number, and calls in equal strides as an order of their own.
+//! Samples read by number, and calls in equal strides as an order of their own.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -8,14 +8,14 @@ use indexed::Dtype;
 use loader::batch::{GptAssemble, GptConfig};
 use loader::{CallOrder, Error, Loader, LoaderOptions, RandomReader, SampleOrder};
 
-use super::corpus::{Corpus, SAMPLES, SEQ_LEN, order, rows, stream, sum};
+use super::corpus::{Corpus, SAMPLES, SEQ_LEN, digest_of, order, rows, stream};
 
 fn assemble() -> GptAssemble {
     GptAssemble::new(GptConfig::new(SEQ_LEN), vec![Dtype::U16]).unwrap()
 }
 
 #[test]
-fn any_samples_are_those_of_the_stream() {
+fn random_samples_equal_the_stream() {
     let corpus = Corpus::new();
     let mut reader = RandomReader::new(order(&corpus.store()), assemble(), true);
     // Every sample once, in a scattered order: 7 has no common divisor with their number.
@@ -30,7 +30,7 @@ fn any_samples_are_those_of_the_stream() {
             texts[*number as usize] = text;
         }
     }
-    assert_eq!(sum(texts.iter()), corpus.due);
+    assert_eq!(digest_of(texts.iter()), corpus.expected_digest);
     let twice = reader.read(&[5, 5]).unwrap();
     assert_eq!(twice.tokens[..SEQ_LEN], twice.tokens[SEQ_LEN..]);
     assert_eq!(reader.read(&[]).unwrap().rows, 0);
@@ -39,7 +39,7 @@ fn any_samples_are_those_of_the_stream() {
 }
 
 #[test]
-fn damage_is_found_by_number_too() {
+fn random_reads_detect_corruption() {
     let corpus = Corpus::new();
     let store = corpus.store();
     let order = order(&store);
@@ -80,7 +80,7 @@ fn equal_strides_are_an_order() {
         let refused = CallOrder::new(Arc::clone(&inner), first, step).unwrap_err();
         assert!(matches!(refused, Error::Option { .. }), "{refused}");
     }
-    // Together, the calls of three ranks have the stream.
+    // The calls of three ranks together cover the stream.
     let mut texts = vec![Vec::new(); all as usize];
     for rank in 0..3 {
         let first = (0..4).map(|row| 4 * rank + row).collect();
@@ -91,11 +91,11 @@ fn equal_strides_are_an_order() {
             texts[number(&calls, at) as usize] = text;
         }
     }
-    assert_eq!(sum(texts[..SAMPLES as usize].iter()), corpus.due);
+    assert_eq!(digest_of(texts[..SAMPLES as usize].iter()), corpus.expected_digest);
 }
 
 #[test]
-fn a_poll_waits_no_longer_than_it_says() {
+fn poll_batch_waits_no_longer_than_requested() {
     let corpus = Corpus::new();
     let options = LoaderOptions::new(3, 0..SAMPLES);
     let mut loader = Loader::start(order(&corpus.store()), assemble(), options).unwrap();
@@ -107,24 +107,24 @@ fn a_poll_waits_no_longer_than_it_says() {
             Poll::Ready(Some(batch)) => rows(&batch, &mut texts),
         }
     }
-    assert!(pending > 0, "the first batch cannot be there at once");
-    assert_eq!(sum(texts.iter().map(|(_, text)| text)), corpus.due);
+    assert!(pending > 0, "the first batch cannot be ready at once");
+    assert_eq!(digest_of(texts.iter().map(|(_, text)| text)), corpus.expected_digest);
     assert_eq!(loader.samples_consumed(), SAMPLES);
 }
 
 #[test]
-fn memory_comes_back_from_elsewhere() {
+fn recycler_returns_memory_to_the_loader() {
     let corpus = Corpus::new();
     let options = LoaderOptions::new(2, 0..SAMPLES);
     let mut loader = Loader::start(order(&corpus.store()), assemble(), options).unwrap();
-    let home = loader.recycler();
+    let recycler = loader.recycler();
     let batch = loader.next_batch().unwrap().unwrap();
     let place = batch.tokens.as_ptr();
-    home.clone().recycle(batch);
+    recycler.clone().recycle(batch);
     let is_again = |batch: &loader::Batch| batch.tokens.as_ptr() == place;
     let found = std::iter::from_fn(|| loader.next_batch().unwrap()).any(|batch| is_again(&batch));
     assert!(found, "no later batch is in the memory that was returned");
     let batch = loader::Batch::default();
     drop(loader);
-    home.recycle(batch);
+    recycler.recycle(batch);
 }

@@ -1,16 +1,16 @@
-//! The whole state is one number: the stream goes on there, with however many ranks.
+//! The whole state is one number: the stream resumes there, with any number of ranks.
 
 use loader::Ranks;
 
-use super::corpus::{Corpus, SAMPLES, options, rows, start, stream, sum};
+use super::corpus::{Corpus, SAMPLES, digest_of, options, rows, start, stream};
 
 #[test]
-fn goes_on_wherever_it_was_left() {
+fn stream_resumes_after_any_batch() {
     let corpus = Corpus::new();
     let store = corpus.store();
     let mut all = Vec::new();
     let mut consumed = 0;
-    // Each time another number of batches of another size.
+    // Each loader reads another number of batches of another size.
     for nth in 0..20 {
         let mut options = options();
         (options.micro_batch, options.samples.start) = (1 + nth % 7, consumed);
@@ -24,16 +24,16 @@ fn goes_on_wherever_it_was_left() {
     options.samples.start = consumed;
     all.extend(stream(&mut start(&store, options)));
     assert!(all.iter().map(|(sample, _)| *sample).eq(0..SAMPLES));
-    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(digest_of(all.iter().map(|(_, text)| text)), corpus.expected_digest);
 }
 
 #[test]
-fn is_the_same_over_all_ranks() {
+fn stream_is_independent_of_the_number_of_ranks() {
     let corpus = Corpus::new();
     let store = corpus.store();
     let mut all = Vec::new();
     let mut consumed = 0;
-    // The number of ranks changes on the way, and nothing is read twice or left out.
+    // The number of ranks changes, and no sample is read twice or skipped.
     for (of, batches) in [(1, 5), (2, 9), (3, 7), (8, 4), (2, u64::MAX)] {
         let ranks = (0..of).map(|rank| {
             let mut options = options();
@@ -50,5 +50,5 @@ fn is_the_same_over_all_ranks() {
         assert!(ranks.iter().all(|r| r.samples_consumed() == ranks[0].samples_consumed()));
         consumed = ranks[0].samples_consumed();
     }
-    assert_eq!(sum(all.iter().map(|(_, text)| text)), corpus.due);
+    assert_eq!(digest_of(all.iter().map(|(_, text)| text)), corpus.expected_digest);
 }

@@ -1,5 +1,5 @@
-//! What is read is compared with the checksums of its blocks: damage is found wherever it is, read
-//! again in case it came on the way, and named.
+//! Reads are compared with the checksums of their blocks: corrupt blocks are read again, in case
+//! the transfer corrupted them, and named.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use storage::testing::s3_server::{Fault, FaultRule, S3Server};
 use storage::{Key, Storage};
 
 use crate::stream::backends::copy;
-use crate::stream::corpus::{Corpus, SEQ_LEN, open, options, order, rows, sum};
+use crate::stream::corpus::{Corpus, SEQ_LEN, digest_of, open, options, order, rows};
 
 const BLOCK: u64 = 512;
 
@@ -21,7 +21,7 @@ fn flip(corpus: &Corpus, at: u64, bit: u64) {
     std::fs::write(&path, bytes).unwrap();
 }
 
-/// The tokens of a file as they stand there.
+/// The tokens of a file in its order.
 #[derive(Debug)]
 struct InOrder([DataFile; 1]);
 
@@ -75,7 +75,7 @@ fn read(store: &Arc<dyn Storage>, which: Order, verify: bool) -> Result<String, 
         rows(&batch, &mut all);
         loader.recycle(batch);
     }
-    Ok(sum(all.iter().map(|(_, text)| text)))
+    Ok(digest_of(all.iter().map(|(_, text)| text)))
 }
 
 #[test]
@@ -102,16 +102,16 @@ fn every_flipped_bit_ends_the_stream_and_is_named() {
             other => panic!("round {round}: byte {at} of {len}: {other:?}"),
         }
         if round == 0 {
-            let sum = read(&store, which, false).unwrap();
-            assert!(sum != corpus.due, "without verification nobody sees it");
+            let digest = read(&store, which, false).unwrap();
+            assert!(digest != corpus.expected_digest, "the flipped bit changes the stream");
         }
         flip(&corpus, at, bit);
     }
-    assert_eq!(read(&store, Order::Shuffled, true).unwrap(), corpus.due);
+    assert_eq!(read(&store, Order::Shuffled, true).unwrap(), corpus.expected_digest);
 }
 
 #[test]
-fn a_byte_that_flips_on_its_way_is_read_again() {
+fn transient_corruption_is_read_again() {
     let corpus = Corpus::new();
     let server = S3Server::start().unwrap();
     let store = storage::open_url(&server.url("plain")).unwrap();
@@ -123,7 +123,7 @@ fn a_byte_that_flips_on_its_way_is_read_again() {
         assert_eq!(server.fault_count(), nth as u64 + 1, "{which:?}");
         server.heal();
     }
-    // One that is wrong whenever it is read is not.
+    // A byte that is wrong in every read is an error.
     server.inject(FaultRule::every(1, Fault::WrongByte).of("GET").to("corpus.bin"));
     for which in [Order::Shuffled, Order::OfFile] {
         let error = read(&store, which, true).unwrap_err().to_string();

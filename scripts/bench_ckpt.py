@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Saves and loads beside torch, DCP, safetensors, DeepSpeed and fio: the same state, in turn, medians.
+"""Saves and loads compared with torch, DCP, safetensors, DeepSpeed and fio: one state, in turn.
 
     make bench-ckpt ARGS="--folder /scratch --bytes 8GB"
     scripts/bench_ckpt.py --folder /scratch --bytes 2GB --runs 3 --python PATH
 
 Each round saves the state of a GPT and its Adam by `feedline ckpt bench` and by every peer, each save
-followed by fsync, and then loads it from dropped pages. Then come the numbers that have no peer: what
-checksums cost, what 64 files cost after their data, memory, and two, four and eight processes.
+followed by fsync, and then loads it with the page cache dropped. Then it prints numbers without a peer:
+the cost of checksums, the cost of committing 64 files, memory, and two, four and eight processes.
 
 The peers are installed into .bench-venv-ckpt with the versions of scripts/bench_ckpt.txt. DeepSpeed's
-FastFileWriter takes part where it can be built, with g++ and libaio's headers. fio comes
-from the system. A state of 8 GB takes 16 GB of memory while a peer loads it.
+FastFileWriter is measured where it can be built, with g++ and libaio's headers. fio must be installed.
+A state of 8 GB takes 16 GB of memory while a peer loads it.
 """
 
 import argparse
@@ -29,8 +29,8 @@ FEEDLINE = ROOT / "target/release/feedline"
 PEER = ROOT / "ckpt/benches/peers/state.py"
 DEEPSPEED = "deepspeed==0.19.8"
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
-# What is due at least: our rate over theirs.
-DUE = {
+# The targets: Feedline's rate over that of the peer.
+RATIO_MIN = {
     ("save", "torch"): 5,
     ("save", "dcp"): 5,
     ("save", "safetensors"): 5,
@@ -44,7 +44,7 @@ DUE = {
 def main():
     args = arguments()
     if not args.feedline.exists():
-        sys.exit(f"{args.feedline}: not there; hint: cargo build --release -p tools")
+        sys.exit(f"{args.feedline} does not exist (hint: cargo build --release -p tools)")
     python = venv(args.python)
     folder = args.folder / f".bench-peers-{os.getpid()}"
     print(f"{datetime.date.today()}, {args.bytes}, medians of {args.runs}; {load()} at the start")
@@ -53,23 +53,23 @@ def main():
         rates = rounds(args, python, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("\n| what | ours GB/s | theirs GB/s | ratio | due |\n|---|---|---|---|---|")
+    print("\n| what | ours GB/s | theirs GB/s | ratio | at least |\n|---|---|---|---|---|")
     for (action, kind), theirs in rates.items():
         if kind == "ours" or not theirs:
             continue
         ours = rates[action, "ours"]
         ratio = statistics.median(a / b for a, b in zip(ours, theirs))
         ours, theirs = statistics.median(ours), statistics.median(theirs)
-        due = DUE.get((action, kind), 0.95)
-        print(f"| {action}; {kind} | {ours / 1e9:.2f} | {theirs / 1e9:.2f} | {ratio:.2f} | {due} |")
+        target = RATIO_MIN.get((action, kind), 0.95)
+        print(f"| {action}; {kind} | {ours / 1e9:.2f} | {theirs / 1e9:.2f} | {ratio:.2f} | {target} |")
     alone = feedline(args, "sums,commit,processes,save", args.runs)
-    print(f"\nchecksums cost {100 * alone['sums_cost_ratio']:.1f} %; due under 3 %")
-    print(f"64 files cost {alone['commit_64_files_ms']:.1f} ms after their data; due under 50 ms")
+    print(f"\nchecksums cost {100 * alone['sums_cost_ratio']:.1f} %; expected under 3 %")
+    print(f"committing 64 files takes {alone['commit_64_files_ms']:.1f} ms; expected under 50 ms")
     over = (alone["staging_peak_bytes"] - alone["staging_bound_bytes"]) / 2**20
-    print(f"memory over the bound of staging: {over:.0f} MiB; due under 32 MiB")
+    print(f"memory over the staging bound: {over:.0f} MiB; expected under 32 MiB")
     for some in alone["processes"]:
         rate, share = some["median_bytes_per_s"] / 1e9, some["of_one"]
-        print(f"{some['processes']} processes: {rate:.2f} GB/s, {share:.2f} of one; due 1")
+        print(f"{some['processes']} processes: {rate:.2f} GB/s, {share:.2f} of one; expected 1")
     print(f"{load()} at the end")
 
 
@@ -77,11 +77,11 @@ def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=pathlib.Path, required=True, help="of the disk to measure")
+    parser.add_argument("--folder", type=pathlib.Path, required=True, help="on the disk to measure")
     parser.add_argument("--bytes", default="8GB", help="of the state")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peers", default="torch,dcp,safetensors,deepspeed")
-    parser.add_argument("--python", default=None, help="one with the peers; default: .bench-venv-ckpt")
+    parser.add_argument("--python", default=None, help="with the peers; default: .bench-venv-ckpt")
     parser.add_argument("--feedline", type=pathlib.Path, default=FEEDLINE)
     return parser.parse_args()
 
@@ -90,21 +90,22 @@ def rounds(args, python, folder):
     rates = {("save", "ours"): [], ("save", "fio"): [], ("load", "ours"): [], ("load", "fio"): []}
     peers = [kind for kind in args.peers.split(",") if kind]
     if "deepspeed" in peers and not imports(python, "deepspeed"):
-        print("deepspeed: not there, so it takes no part")
+        print("deepspeed: not installed; skipped")
         peers.remove("deepspeed")
     for _ in range(args.runs):
-        told = {one["what"]: one["median_bytes_per_s"] for one in feedline(args, "save,load", 1)["rates"]}
+        report = feedline(args, "save,load", 1)
+        measured = {one["what"]: one["median_bytes_per_s"] for one in report["rates"]}
         for key, what in {
             ("save", "ours"): "save, durable",
             ("save", "fio"): "fio write, direct",
             ("load", "ours"): "load, verified",
             ("load", "fio"): "fio read, direct",
         }.items():
-            rates[key].extend([told[what]] if what in told else [])
+            rates[key].extend([measured[what]] if what in measured else [])
         for kind in peers:
             path = folder / kind
             for action in ["save", "load"]:
-                # What FastFileWriter writes is read by torch.
+                # Files of FastFileWriter are loaded by torch, which is measured separately.
                 if (action, kind) == ("load", "deepspeed"):
                     continue
                 one = peer(python, action, kind, path, size_of(args.bytes))
@@ -134,7 +135,7 @@ def venv(python):
         subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
         wanted = ["-r", ROOT / "scripts/bench_ckpt.txt"]
         subprocess.run([VENV / "bin/pip", "install", "-q", *wanted], check=True)
-        # It is built by the PyTorch that is there, and left out where it cannot be.
+        # It is built with the installed PyTorch, and skipped if that fails.
         more = ["--no-build-isolation", DEEPSPEED]
         subprocess.run([VENV / "bin/pip", "install", "-q", *more], check=False)
     return VENV / "bin/python"
@@ -143,7 +144,7 @@ def venv(python):
 def size_of(text):
     unit = next((unit for unit in UNITS if text.endswith(unit)), None)
     if unit is None:
-        sys.exit(f"--bytes {text}: due a number and one of {', '.join(UNITS)}")
+        sys.exit(f"--bytes {text}: expected a number and one of {', '.join(UNITS)}")
     return int(text.removesuffix(unit)) * UNITS[unit]
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The GPT index beside Megatron's helpers and numpy: the same documents, in turn, medians.
+"""The GPT index compared with Megatron's helpers and numpy: the same documents, in turn, medians.
 
     scripts/bench_index.py [--documents 100000000] [--runs 5] [--python PYTHON]
 
-Both build the document, sample and shuffle index of one epoch in memory; that the arrays are equal is
-checked, or the times mean nothing. The documents are an .idx and a hole of a .bin in a temporary
-folder: 2 GB for a hundred million. PYTHON is one with what scripts/bench_loader.txt names; by default
-that of .bench-venv-loader, which scripts/bench_loader.py makes.
+Both build the document, sample and shuffle index of one epoch in memory, and must build equal arrays.
+The documents are an .idx and a sparse .bin in a temporary folder: 2 GB for a hundred million. PYTHON
+has the packages of scripts/bench_loader.txt; the default is that of .bench-venv-loader, which
+scripts/bench_loader.py creates.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--documents", type=int, default=100_000_000)
     parser.add_argument("--seq-length", type=int, default=2048)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", help="for the documents; default: one of the system's")
+    parser.add_argument("--folder", help="for the documents; default: the system's temporary folder")
     parser.add_argument("--python", default=ROOT / ".bench-venv-loader/bin/python")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.folder) as folder:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The loader beside Megatron's GPTDataset, fio and boto3: the same files, in turn, medians.
+"""The loader compared with Megatron's GPTDataset, fio and boto3: the same files, in turn, medians.
 
     make bench-loader ARGS="--prefix /data/corpus_text_document"
     scripts/bench_loader.py --prefix PREFIX --rows cold,warm,sequential --runs 5
@@ -7,14 +7,14 @@
 
 Rows:
   cold        random samples of a `.bin` whose pages were dropped, against torch's DataLoader over
-              GPTDataset; and our reads against fio's with the same block size and depth
+              GPTDataset; and Feedline's reads against fio's with the same block size and depth
   warm        the same with the pages in memory
   sequential  samples in the order of the file, against fio reading 1 MiB blocks
-  s3          their bytes from S3, against boto3 with as many threads as it is quickest with; of a
-              dataset that `feedline materialize` wrote, `--s3-order file` is its order
+  s3          samples from S3, against boto3 with its fastest number of threads; a dataset of
+              `feedline materialize` is in the order `--s3-order file`
 
 The peers are installed into .bench-venv-loader with the versions of scripts/bench_loader.txt; they
-are large (PyTorch). fio comes from the system. `read_ahead_kb` of the device is printed, because the
+are large (PyTorch). fio must be installed. `read_ahead_kb` of the device is printed, because the
 speed of Megatron's memory map depends on it; --read-ahead sets it for the run, as root.
 """
 
@@ -39,7 +39,7 @@ ROWS = "cold warm sequential s3".split()
 def main():
     args = arguments()
     if not FEEDLINE.exists():
-        sys.exit(f"{FEEDLINE}: not there; hint: cargo build --release -p tools")
+        sys.exit(f"{FEEDLINE} does not exist (hint: cargo build --release -p tools)")
     print(f"{datetime.date.today()}, medians of {args.runs}, seq_length {args.seq_length}")
     with tempfile.TemporaryDirectory(prefix="bench-") as cache:
         bench = Bench(args, cache)
@@ -59,19 +59,19 @@ def arguments():
     parser.add_argument("--rows", default="cold,warm,sequential")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seq-length", type=int, default=2048)
-    parser.add_argument("--samples", type=int, default=100_000, help="of ours")
+    parser.add_argument("--samples", type=int, default=100_000, help="read by Feedline")
     parser.add_argument("--slow", type=int, default=2_000, help="samples of Megatron's when cold")
     parser.add_argument("--workers", type=int, default=2, help="of torch's DataLoader")
-    parser.add_argument("--read-ahead", type=int, help="KiB; put back afterwards")
-    parser.add_argument("--python", default=None, help="one with the peers; default: .bench-venv-loader")
+    parser.add_argument("--read-ahead", type=int, help="KiB; restored afterwards")
+    parser.add_argument("--python", default=None, help="with the peers; default: .bench-venv-loader")
     args = parser.parse_args()
     unknown = set(args.rows.split(",")) - set(ROWS)
     if unknown:
-        parser.error(f"--rows: {', '.join(sorted(unknown))}: due some of {', '.join(ROWS)}")
+        parser.error(f"--rows: expected some of {', '.join(ROWS)}, found {', '.join(sorted(unknown))}")
     if "s3" in args.rows and not args.s3:
-        parser.error("--rows s3 wants --s3")
+        parser.error("--rows s3 needs --s3")
     if set(args.rows.split(",")) - {"s3"} and not args.prefix:
-        parser.error("--prefix: which dataset?")
+        parser.error("--prefix: expected the prefix of a dataset, found none")
     return args
 
 
@@ -81,7 +81,7 @@ class Bench:
         self.cache = cache
 
     def cold(self):
-        ours, theirs = self.beside(
+        ours, theirs = self.in_turn(
             lambda: self.ours(self.args.prefix, self.args.samples, "megatron", cold=True),
             lambda: self.megatron(self.args.slow, cold=True),
         )
@@ -93,7 +93,7 @@ class Bench:
 
     def warm(self):
         self.ours(self.args.prefix, self.args.samples, "megatron", cold=False)
-        ours, theirs = self.beside(
+        ours, theirs = self.in_turn(
             lambda: self.ours(self.args.prefix, self.args.samples, "megatron", cold=False),
             lambda: self.megatron(self.args.samples // 4, cold=False),
         )
@@ -102,7 +102,7 @@ class Bench:
     def sequential(self):
         size = pathlib.Path(self.args.prefix + ".bin").stat().st_size
         count = min(self.args.samples * 4, size // (self.args.seq_length * 2) - 1)
-        ours, raw, theirs = self.beside(
+        ours, raw, theirs = self.in_turn(
             lambda: self.ours(self.args.prefix, count, "block", cold=True),
             lambda: self.ours(self.args.prefix, count, "block", cold=True, raw=True),
             lambda: self.fio("read", 1 << 20, 32),
@@ -112,7 +112,7 @@ class Bench:
         self.line(f"{what} they are stored; fio in order, 1 MiB", raw, theirs, "bytes_per_second")
 
     def s3(self):
-        ours, theirs = self.beside(
+        ours, theirs = self.in_turn(
             lambda: self.ours(self.args.s3, self.args.samples, self.args.s3_order, cold=False, raw=True),
             lambda: self.peer("s3_read.py", self.args.s3 + ".bin"),
         )
@@ -121,8 +121,8 @@ class Bench:
         moved = statistics.median(run["loader"]["moved_per_wanted"] for run in ours)
         print(f"| bytes moved over bytes wanted, S3 | {moved:.3f} | | |")
 
-    def beside(self, *sides):
-        """Runs each side in turn, and all of that --runs times."""
+    def in_turn(self, *sides):
+        """Runs each function in turn, and repeats that --runs times."""
         results = tuple([] for _ in sides)
         for _ in range(self.args.runs):
             for side, kept in zip(sides, results):
@@ -152,7 +152,7 @@ class Bench:
         return run([python, PEERS / script, *options])
 
     def same_stream(self, samples):
-        """What both deliver is the same, or the numbers mean nothing."""
+        """Exits if the two streams of samples differ."""
         options = ["--samples", str(samples), "--built-for", str(self.args.samples), "--hash"]
         options += ["--seq-length", str(self.args.seq_length), "--cache", self.cache, "--json"]
         ours = run([FEEDLINE, "samples", self.args.prefix, *options])["sha256"]
@@ -161,7 +161,7 @@ class Bench:
             sys.exit(f"the streams differ: ours {ours}, Megatron's {theirs}")
 
     def against_fio(self, ours):
-        """Requests a second of the same size and depth, from the same disk."""
+        """Requests per second of the same size and depth, from the same disk."""
         reads = statistics.median(run["loader"]["reads"] / run["seconds"] for run in ours)
         size = statistics.median(run["loader"]["moved_bytes"] / run["loader"]["reads"] for run in ours)
         depth = ours[0]["loader"]["depth"]
@@ -173,11 +173,11 @@ class Bench:
 
     def fio(self, pattern, block, depth):
         if not shutil.which("fio"):
-            sys.exit("fio: not there; hint: apt-get install fio")
+            sys.exit("fio is not installed (hint: apt-get install fio)")
         command = ["fio", "--name=peer", f"--filename={self.args.prefix}.bin", "--readonly"]
         command += [f"--rw={pattern}", f"--bs={block}", f"--iodepth={depth}", "--direct=1"]
         command += ["--ioengine=io_uring", "--runtime=5", "--time_based", "--output-format=json"]
-        # At its best, as tools/src/bench/fio/mod.rs calls it: buffers in large pages, several requests a call.
+        # Its fastest options, as in tools/src/bench/fio/mod.rs: huge pages, several requests per call.
         command += ["--iomem_align=2m", "--gtod_reduce=1", "--registerfiles=1", "--norandommap"]
         command += [f"--iodepth_batch_submit={-(-depth // 4)}", f"--iodepth_batch_complete_max={depth}"]
         large = dict(os.environ, GLIBC_TUNABLES="glibc.malloc.hugetlb=1")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""bench_offload.py [--parameters N] [--rounds N] [--threads N] [--feedline PATH]: an update of AdamW
-in host memory, beside libtorch's fused one and, where it can be built, DeepSpeed's CPU Adam.
+"""bench_offload.py [--parameters N] [--rounds N] [--threads N] [--feedline PATH]: an AdamW update in
+host memory, compared with libtorch's fused one and, where it can be built, DeepSpeed's CPU Adam.
 
-Each round measures all of them, one after the other and in the next round the other way round, on
-as many parameters in tensors of 16 Mi, with gradients in f32; then the medians, and those of the
-ratios of the rounds and their least and most, are printed. Needs torch; `pip install
-deepspeed` and a C++ compiler for the third.
+Each round measures all of them, one after the other, and every second round in reverse order, on the
+same number of parameters in tensors of 16 Mi, with gradients in f32. It prints the medians, and the
+median, minimum and maximum of the ratios of the rounds. Needs torch; DeepSpeed also needs `pip install
+deepspeed` and a C++ compiler.
 """
 
 import argparse
@@ -24,11 +24,11 @@ def ours(args):
         command = [args.feedline, "offload", "bench", folder, "--json", "--parameters", "0"]
         command += ["--host-parameters", str(args.parameters), "--rounds", "3"]
         command += ["--input-bytes", "0B"]
-        told = subprocess.run(
+        output = subprocess.run(
             command + ["--threads", str(args.threads)], check=True, capture_output=True
         )
-    told = json.loads(told.stdout)
-    return 28 * args.parameters / told["host_f32_step_bytes_per_s"], told["triad_bytes_per_s"]
+    report = json.loads(output.stdout)
+    return 28 * args.parameters / report["host_f32_step_bytes_per_s"], report["triad_bytes_per_s"]
 
 
 def tensors(parameters):
@@ -61,12 +61,12 @@ def deepspeed_step(args):
     return lambda: adam.step()
 
 
-def best(step):
+def median_seconds(step):
     times = []
     for _ in range(4):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         step()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 
@@ -89,9 +89,9 @@ def main():
                 triads.append(triad)
                 continue
             try:
-                others[name].append(best(peers[name](args)))
+                others[name].append(median_seconds(peers[name](args)))
             except Exception as error:  # noqa: BLE001
-                print(f"{name}: left out: {str(error).splitlines()[0]}")
+                print(f"{name}: skipped: {str(error).splitlines()[0]}")
                 del peers[name]
     rate = 28 * args.parameters / 1e9
     print(f"{args.parameters} parameters, {args.threads} threads, medians of {args.rounds}")

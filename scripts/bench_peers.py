@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""One peer of our tokenizer on one file, in a process of its own; prints what it took as JSON.
+"""Runs one peer of Feedline's tokenizer on one file; prints its times as JSON.
 
     bench_peers.py gigatoken VOCAB_DIR FILE.jsonl        encode the file, keep the ids in memory
     bench_peers.py hf VOCAB_DIR FILE.jsonl               Hugging Face tokenizers, one batch of all texts
     bench_peers.py megatron VOCAB_DIR FILE.jsonl OUT     the steps of Megatron's preprocess_data_fast.py
-    bench_peers.py program VOCAB_DIR FILE.jsonl OUT      the same as that program: imports, spawned worker
+    bench_peers.py program VOCAB_DIR FILE.jsonl OUT      the same with imports in a spawned worker
     bench_peers.py sentencepiece MODEL FILE.jsonl        the C++ library, one thread
     bench_peers.py encdec VOCAB.txt FILE.jsonl           CPM-2's tokenizer in Python
-    bench_peers.py train MODEL KIND FILE.jsonl           makes a model of 16,000 pieces: unigram or bpe
-    bench_peers.py corpus ZST FOLDER                     English and Chinese of our demo's corpus
-    bench_peers.py repeat FILE.jsonl OUT BYTES           its lines in new orders until there are so many
+    bench_peers.py train MODEL KIND FILE.jsonl           trains a model of 16,000 pieces: unigram or bpe
+    bench_peers.py corpus ZST FOLDER                     English and Chinese texts of the demo's corpus
+    bench_peers.py repeat FILE.jsonl OUT BYTES           repeats its lines, shuffled, up to BYTES
 
-VOCAB_DIR has vocab.json and merges.txt, from `preprocess --export-vocab`. Seconds leave out imports,
+VOCAB_DIR has vocab.json and merges.txt, from `preprocess --export-vocab`. Seconds exclude imports,
 loading the vocabulary and parsing JSON, except where the peer itself reads the file.
 """
 
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class Clock:
-    """Wall time, and the time that this process was on a core."""
+    """Wall time and CPU time of this process."""
 
     def __init__(self):
         self.wall, self.cpu = time.perf_counter(), time.process_time()
@@ -40,7 +40,7 @@ class Clock:
         }
 
 
-def say(**found):
+def print_json(**found):
     json.dump(found, sys.stdout)
 
 
@@ -74,28 +74,28 @@ def gigatoken(folder, file):
     took = clock.stop()
     import awkward
 
-    say(**took, documents=len(encoded), tokens=int(awkward.sum(awkward.num(encoded))))
+    print_json(**took, documents=len(encoded), tokens=int(awkward.sum(awkward.num(encoded))))
 
 
 def hf(folder, file):
     tokenizer, batch = gpt2(folder), texts(file)
     clock = Clock()
     encoded = tokenizer.encode_batch_fast(batch)
-    say(**clock.stop(), documents=len(batch), tokens=sum(len(ids) for ids in encoded))
+    print_json(**clock.stop(), documents=len(batch), tokens=sum(len(ids) for ids in encoded))
 
 
 def megatron(folder, file, out):
-    """Encode the whole file, put an end to every document, write all ids, then megatron-core's index.
+    """Encode the file, append EOD to every document, write all ids, then megatron-core's index.
 
-    The package of megatron-core is older than that program, so that its two steps before the index
-    are restated here, with numpy, in one process and without a copy for every document: what is
-    measured is less than what the program does.
+    The package of megatron-core is older than that program, so its two steps before the index are
+    implemented here, with numpy, in one process and without a copy for every document. So the time
+    is a lower bound of the program's.
     """
     import numpy
 
     builder = megatron_builder()(f"{out}.bin", dtype=numpy.uint16)
     took, documents, tokens = megatron_steps(builder, folder, file, out)
-    say(**took, documents=documents, tokens=tokens)
+    print_json(**took, documents=documents, tokens=tokens)
 
 
 def megatron_steps(builder, folder, file, out):
@@ -115,15 +115,15 @@ def megatron_steps(builder, folder, file, out):
 
 
 def program(folder, file, out):
-    """The steps above in a spawned worker, as the program has them, so that its imports come twice:
-    in the parent and in the worker. Those of `megatron.training` are left out: no package has them.
+    """The steps above in a spawned worker, as in the program, so that the parent and the worker both
+    import its modules. Those of `megatron.training` are omitted: no package has them.
     """
     import multiprocessing
 
     imports_of_the_program()
     with multiprocessing.get_context("spawn").Pool(processes=1) as pool:
         documents, tokens = pool.apply(program_worker, (folder, file, out))
-    say(documents=documents, tokens=tokens)
+    print_json(documents=documents, tokens=tokens)
 
 
 def program_worker(folder, file, out):
@@ -143,7 +143,7 @@ def imports_of_the_program():
 
 
 def megatron_builder():
-    """Megatron's builder; PyTorch, which it imports for its names alone, is an empty module."""
+    """Megatron's builder. PyTorch, of which it only imports names, is replaced by an empty module."""
 
     def module(name, **names):
         made = types.ModuleType(name)
@@ -173,7 +173,7 @@ def sentencepiece(model, file):
     clock, tokens = Clock(), 0
     for text in batch:
         tokens += len(processor.encode(text))
-    say(**clock.stop(), documents=len(batch), tokens=tokens)
+    print_json(**clock.stop(), documents=len(batch), tokens=tokens)
 
 
 def encdec(vocab, file):
@@ -186,7 +186,7 @@ def encdec(vocab, file):
     clock, tokens = Clock(), 0
     for text in batch:
         tokens += len(tokenizer.encode(text))
-    say(**clock.stop(), documents=len(batch), tokens=tokens)
+    print_json(**clock.stop(), documents=len(batch), tokens=tokens)
 
 
 def train(model, kind, file):
@@ -204,7 +204,7 @@ def train(model, kind, file):
         num_threads=len(os.sched_getaffinity(0)),
         minloglevel=2,
     )
-    say()
+    print_json()
 
 
 def corpus(packed, folder):
@@ -217,21 +217,21 @@ def corpus(packed, folder):
             parts["zh" if poem else "en"].append(line)
     for kind, lines in parts.items():
         (pathlib.Path(folder) / f"{kind}.jsonl").write_text("".join(lines), encoding="utf-8")
-    say(**{kind: len(lines) for kind, lines in parts.items()})
+    print_json(**{kind: len(lines) for kind, lines in parts.items()})
 
 
 def repeat(file, out, size):
     lines = pathlib.Path(file).read_bytes().splitlines(keepends=True)
-    rng, due = random.Random(7), int(size)
+    rng, bytes_left = random.Random(7), int(size)
     with open(out, "wb") as to:
-        while due > 0:
+        while bytes_left > 0:
             for line in lines:
                 to.write(line)
-                due -= len(line)
-                if due <= 0:
+                bytes_left -= len(line)
+                if bytes_left <= 0:
                     break
             rng.shuffle(lines)
-    say()
+    print_json()
 
 
 PEERS = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python package beside what users call today: the same files, in turn, medians.
+"""The Python package compared with the usual packages: the same files, in turn, medians.
 
     make bench-python ARGS="--prefix /data/corpus_text_document --texts lines.jsonl --vocab FOLDER"
     scripts/bench_python.py --prefix PREFIX --rows warm --runs 5 --python VENV/bin/python
@@ -8,20 +8,20 @@ Rows:
   cold      batches of 8 x 2048 of a `.bin` whose pages were dropped; Megatron's GPTDataset in a
             DataLoader of two workers
   warm      the same with the pages in memory; a DataLoader without workers
-  cost      what Python adds to the Rust loader alone, warm
-  resume    from opening an order of 10^9 samples to the first batch behind its middle
+  cost      the time that Python adds to the Rust loader, warm
+  resume    from opening an order of 10^9 samples to the first batch after its middle
   encode    ids of a file of JSON lines, in memory, on all cores; gigatoken and Hugging Face
   import    `import feedline`
   save      dcp.save of a state of --bytes, durable; DCP's FileSystemWriter, and the save of
             `feedline ckpt bench`, without Python
   load      dcp.load of it, the page cache dropped, as root; DCP's FileSystemReader, and its weights
             by the package safetensors
-  stall     what a training loop waits for dcp.async_save; DCP's own staging
+  stall     how long dcp.async_save blocks a training loop; DCP's own staging
 
 PREFIX is a GPT corpus of 16-bit ids larger than a few hundred megabytes; FOLDER has GPT-2's
-vocab.json and merges.txt. --folder, of the last three rows, is on the disk to measure. The peers
-and the wheel are installed into .bench-venv-python, or are in --python. `read_ahead_kb` of the device is printed: the speed of
-Megatron's memory map depends on it; --read-ahead sets it for the run, as root.
+vocab.json and merges.txt. --folder, for the last three rows, is on the disk to measure. The peers and
+the wheel are installed into .bench-venv-python, unless --python has them. `read_ahead_kb` of the device
+is printed: the speed of Megatron's memory map depends on it; --read-ahead sets it for the run, as root.
 """
 
 import argparse
@@ -67,8 +67,8 @@ def arguments():
     parser.add_argument("--slow", type=int, default=2_000, help="samples of Megatron's when cold")
     parser.add_argument("--folder", help="for the rows save, load and stall")
     parser.add_argument("--bytes", type=float, default=4e9, help="of their state")
-    parser.add_argument("--read-ahead", type=int, help="KiB; put back afterwards")
-    parser.add_argument("--python", help="one with the peers and the package")
+    parser.add_argument("--read-ahead", type=int, help="KiB; restored afterwards")
+    parser.add_argument("--python", help="a Python with the peers and the package")
     parser.add_argument(
         "--program", default=ROOT / "target/release/feedline", help="the Rust loader, for cost"
     )
@@ -103,7 +103,7 @@ def environment():
 
 
 class read_ahead:  # noqa: N801, a context manager is named as it reads
-    """Prints the device's read-ahead, and sets it while the rows run."""
+    """Prints the device's read-ahead, and sets it during the run."""
 
     def __init__(self, args):
         self.wanted, self.queue = args.read_ahead, None
@@ -130,7 +130,7 @@ class Bench:
         self.args, self.python, self.cache = args, python, cache
 
     def row_cold(self):
-        ours, theirs = self.beside(
+        ours, theirs = self.in_turn(
             lambda: self.ours("torch", "--cold"),
             lambda: self.megatron(self.args.slow, 2, "--cold"),
         )
@@ -138,7 +138,7 @@ class Bench:
 
     def row_warm(self):
         self.ours("loader")
-        sides = self.beside(
+        sides = self.in_turn(
             lambda: self.ours("torch"),
             lambda: self.ours("loader"),
             lambda: self.ours("getitems"),
@@ -152,11 +152,11 @@ class Bench:
         rust += ["--samples", str(self.args.samples), "--seq-length", str(self.args.seq_length)]
         rust += ["--cache", self.cache + "/rust"]
         run(rust)
-        alone, ours = self.beside(lambda: run(rust), lambda: self.ours("loader"))
+        alone, ours = self.in_turn(lambda: run(rust), lambda: self.ours("loader"))
         alone = median(alone, "samples_per_second")
         ours = median(ours, "per_second")
         cost = 100 * (alone / ours - 1)
-        print(f"| time of a batch beside the Rust loader alone, samples/s | {ours:,.0f} | "
+        print(f"| time of a batch compared with the Rust loader alone, samples/s | {ours:,.0f} | "
               f"{alone:,.0f} | {cost:+.1f} % |")
 
     def row_resume(self):
@@ -169,13 +169,13 @@ class Bench:
 
     def row_encode(self):
         options = [self.args.texts, "--vocab", self.args.vocab]
-        ours, giga, theirs = self.beside(
+        ours, giga, theirs = self.in_turn(
             lambda: self.side("encode", *options),
             lambda: self.side("gigatoken", *options),
             lambda: self.side("huggingface", *options),
         )
         if not ours[0]["tokens"] == giga[0]["tokens"] == theirs[0]["tokens"]:
-            sys.exit(f"the ids differ in number: {ours[0]}, {giga[0]}, {theirs[0]}")
+            sys.exit(f"the numbers of ids differ: {ours[0]}, {giga[0]}, {theirs[0]}")
         self.rates("characters/s of encode_batch; gigatoken", ours, giga)
         self.rates("characters/s of encode_batch; Hugging Face", ours, theirs)
 
@@ -219,8 +219,8 @@ class Bench:
         seconds = [statistics.median(found[each]) for each in ("ours", "theirs")]
         return found | {"bytes_per_s": [found["bytes"] / each for each in seconds]}
 
-    def beside(self, *sides):
-        """Runs each side in turn, and all of that --runs times."""
+    def in_turn(self, *sides):
+        """Runs each function in turn, and repeats that --runs times."""
         results = tuple([] for _ in sides)
         for _ in range(self.args.runs):
             for side, kept in zip(sides, results, strict=True):

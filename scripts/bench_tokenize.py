@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Our tokenizers beside those of others: the same file, the same cores, run after run in turn.
+"""Feedline's tokenizers compared with others: the same file, the same cores, runs in turn.
 
-    make bench-tokenize                                  text of the demo, repeated to 64 MB
+    make bench-tokenize                                  texts of the demo, repeated to 64 MB
     scripts/bench_tokenize.py --en EN.jsonl --zh ZH.jsonl [--rows gpt2,spm] [--big 20GB]
 
 Each row runs both in turn and prints the medians of --runs runs, pinned with taskset to one core and
-then to two. Ours is the whole of `preprocess`, from the start of the process to files that are synced
-and renamed; of a peer it is its encoding alone, without imports, loading and JSON, unless it reads
-the file itself. `cpu` compares the time that both were on a core: the number to trust where other
-work shares the machine. Where both give ids, their numbers of tokens are compared.
+then to two. Feedline's time is all of `preprocess`, from the start of the process to synced and renamed
+files; that of a peer is encoding alone, without imports, loading and JSON, unless it reads the file
+itself. `cpu` compares CPU times, which are the numbers to use if other work shares the machine. If both
+produce ids, their numbers of tokens are compared.
 
-Without --en and --zh the text is that of the demo, its documents repeated in new orders: both sides
-then meet words that they have seen. The peers are installed into .bench-venv with the versions of
+Without --en and --zh the texts are the documents of the demo, repeated and shuffled, so that both sides
+mostly find words in their caches. The peers are installed into .bench-venv with the versions of
 scripts/bench_peers.txt.
 """
 
@@ -44,7 +44,7 @@ def main():
     venv()
     for program in (PREPROCESS, FEEDLINE):
         if not program.exists():
-            sys.exit(f"{program}: not there; hint: cargo build --release -p preprocess -p tools")
+            sys.exit(f"{program} does not exist (hint: cargo build --release -p preprocess -p tools)")
     print(f"{machine()}\n{datetime.date.today()}, medians of {args.runs}, cores {args.cores}\n")
     print("| what | at least | ratio | cpu | ours | theirs | our MB/s | cores |")
     print("|---|---|---|---|---|---|---|---|")
@@ -64,22 +64,22 @@ def arguments():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cores", type=lambda text: text.split(","), default=["0", "1"])
     parser.add_argument("--size", type=size, default="64MB", help="of the demo's text, repeated")
-    parser.add_argument("--slow", type=size, default="4MB", help="given to peers of a few MB/s")
+    parser.add_argument("--slow", type=size, default="4MB", help="of the input of slow peers")
     parser.add_argument("--whole", type=size, default="200MB", help="of the end-to-end row")
     parser.add_argument("--big", type=size, default="20GB", help="of the memory and merge rows")
     parser.add_argument("--encdec-vocab", type=pathlib.Path, help="vocab.txt; default: the tests' own")
     parser.add_argument(
-        "--program-python", help="one with torch, megatron-core and gigatoken: the row program"
+        "--program-python", help="a Python with torch, megatron-core and gigatoken, for the row program"
     )
-    parser.add_argument("--work", help="a folder for what is written; default: the system's")
+    parser.add_argument("--work", help="a folder for outputs; default: the system's temporary folder")
     args = parser.parse_args()
     if args.rows is None:
         args.rows = ",".join(row for row in ROWS if row != "program" or args.program_python)
     unknown = set(args.rows.split(",")) - set(ROWS)
     if unknown:
-        parser.error(f"--rows: {', '.join(sorted(unknown))}: due some of {', '.join(ROWS)}")
+        parser.error(f"--rows: expected some of {', '.join(ROWS)}, found {', '.join(sorted(unknown))}")
     if "program" in args.rows.split(",") and not args.program_python:
-        parser.error("the row program wants --program-python")
+        parser.error("--rows program needs --program-python")
     return args
 
 
@@ -87,7 +87,7 @@ def size(text):
     for unit, factor in sorted(UNITS.items(), key=lambda unit: -len(unit[0])):
         if text.endswith(unit):
             return int(float(text.removesuffix(unit)) * factor)
-    raise argparse.ArgumentTypeError(f"'{text}': due a number and one of {', '.join(UNITS)}")
+    raise argparse.ArgumentTypeError(f"'{text}': expected a number and one of {', '.join(UNITS)}")
 
 
 def venv():
@@ -95,11 +95,11 @@ def venv():
     stamp = VENV / "stamp"
     if stamp.exists() and stamp.read_text() == pins.read_text():
         return
-    print(f"making {VENV} with the versions of {pins}", file=sys.stderr)
+    print(f"creating {VENV} with the versions of {pins}", file=sys.stderr)
     shutil.rmtree(VENV, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
     pip = [PYTHON, "-m", "pip", "install", "-q", "--only-binary=:all:"]
-    # jieba is published as source alone.
+    # jieba is published only as source.
     subprocess.run([*pip, "--no-binary=jieba", "-r", pins], check=True)
     subprocess.run([*pip, "--no-deps", "megatron-core==0.16.1", "packaging==25.0"], check=True)
     stamp.write_text(pins.read_text())
@@ -122,32 +122,32 @@ class Bench:
         if not (args.en and args.zh):
             self.peer("corpus", ROOT / "demo/data/corpus.jsonl.zst", work)
             self.en, self.zh = (
-                given or self.grown(work / f"{name}.jsonl", args.size)
+                given or self.repeated(work / f"{name}.jsonl", args.size)
                 for name, given in (("en", args.en), ("zh", args.zh))
             )
 
     # The rows.
 
     def gpt2(self):
-        for name, file, due in (("English", self.en, "1.0x"), ("Chinese", self.zh, "3x")):
+        for name, file, at_least in (("English", self.en, "1.0x"), ("Chinese", self.zh, "3x")):
             for cores in (1, 2):
                 self.row(
-                    f"GPT-2, {name}, {mb(file)}: gigatoken", due, cores, file, file,
+                    f"GPT-2, {name}, {mb(file)}: gigatoken", at_least, cores, file, file,
                     lambda: self.ours(file, cores),
                     lambda: self.peer("gigatoken", self.gpt2_folder, file, cores=cores),
                 )
 
     def hf(self):
-        for name, file, due in (("English", self.en, "50x"), ("Chinese", self.zh, "10x")):
+        for name, file, at_least in (("English", self.en, "50x"), ("Chinese", self.zh, "10x")):
             slow = self.cut(file, self.args.slow)
             self.row(
-                f"GPT-2, {name}: Hugging Face tokenizers on {mb(slow)}", due, 1, file, slow,
+                f"GPT-2, {name}: Hugging Face tokenizers on {mb(slow)}", at_least, 1, file, slow,
                 lambda: self.ours(file, 1),
                 lambda: self.peer("hf", self.gpt2_folder, slow),
             )
 
     def megatron(self):
-        whole = self.grown(self.en, self.args.whole)
+        whole = self.repeated(self.en, self.args.whole)
         for cores in (1, 2):
             self.row(
                 f"end to end, {mb(whole)}: steps of preprocess_data_fast.py", "10x", cores, whole,
@@ -157,8 +157,8 @@ class Bench:
             )
 
     def program(self):
-        """From the start of the process to its end on both sides, as who calls them waits."""
-        whole = self.grown(self.en, self.args.whole)
+        """Both from the start of the process to its end."""
+        whole = self.repeated(self.en, self.args.whole)
         command = [self.args.program_python, ROOT / "scripts/bench_peers.py", "program"]
         for cores in (1, 2):
             pinned = self.args.cores[:cores]
@@ -192,13 +192,13 @@ class Bench:
 
     def threads(self):
         for name, file in (("English", self.en), ("Chinese", self.zh)):
-            file = self.grown(file, self.args.whole)
+            file = self.repeated(file, self.args.whole)
             one, two = self.in_turn(lambda: self.ours(file, 2), lambda: self.ours(file, 1))
             name = f"GPT-2, {name}, {mb(file)}: two threads, one"
-            self.say(name, "1.85x", "2, 1", file.stat().st_size, one, two)
+            self.print_row(name, "1.85x", "2, 1", file.stat().st_size, one, two)
 
     def memory(self):
-        """What is read comes through a pipe, so that no disk has to hold it."""
+        """The input is piped, so that it needs no disk space."""
         for part in (self.args.big // 20, self.args.big // 4, self.args.big):
             peak, seconds = self.stream(part)
             rate = part / seconds / 1e6
@@ -209,9 +209,9 @@ class Bench:
             )
 
     def merge(self):
-        """The ids of the English text again and again, together a third of --big."""
+        """The ids of the English text, repeated to a third of --big."""
         part = self.work / "part"
-        self.ours(self.grown(self.en, self.args.whole), 2, out=part)
+        self.ours(self.repeated(self.en, self.args.whole), 2, out=part)
         part = pathlib.Path(f"{part}_text_document")
         part_bin = part.with_name(part.name + ".bin")
         bytes_each = part_bin.stat().st_size
@@ -223,8 +223,8 @@ class Bench:
             inputs = ["--input", *[part] * times_it]
             command = [FEEDLINE, "merge", *inputs, "--output-prefix", merged]
             found = run(command, cores=self.args.cores[:1])
-            for left in self.work.glob("merged*"):
-                left.unlink()
+            for output in self.work.glob("merged*"):
+                output.unlink()
             return found
 
         def theirs():
@@ -236,18 +236,18 @@ class Bench:
         times = self.in_turn(ours, theirs)
         peak = max(found["peak"] for found in times[0]) / 2**20
         name = f"merge of {done / 1e9:.1f} GB, peak {peak:.0f} MiB: cat and sync"
-        self.say(name, "1x, 100 MiB", "1", done, *times)
+        self.print_row(name, "1x, 100 MiB", "1", done, *times)
 
-    # How they are measured.
+    # Measuring.
 
-    def row(self, name, due, cores, mine, others, ours, theirs):
-        """`mine` and `others` are the files of the two; the times of a smaller one are scaled up."""
+    def row(self, name, at_least, cores, mine, others, ours, theirs):
+        """`mine` and `others` are the input files; times on a smaller one are scaled up."""
         size, scale = mine.stat().st_size, mine.stat().st_size / others.stat().st_size
         times = self.in_turn(ours, theirs)
         tokens = {found["tokens"] for runs in times for found in runs if found.get("tokens")}
         if mine == others and len(tokens) > 1:
             name += f" (tokens differ: {sorted(tokens)})"
-        self.say(name, due, cores, size, *times, scale)
+        self.print_row(name, at_least, cores, size, *times, scale)
 
     def in_turn(self, ours, theirs):
         mine, others = [], []
@@ -256,14 +256,14 @@ class Bench:
             others.append(theirs())
         return mine, others
 
-    def say(self, name, due, cores, size, mine, others, scale=1.0):
+    def print_row(self, name, at_least, cores, size, mine, others, scale=1.0):
         def median(runs, key):
             return statistics.median(found[key] for found in runs)
 
         wall, wall_theirs = median(mine, "seconds"), median(others, "seconds") * scale
         cpu, cpu_theirs = median(mine, "cpu_seconds"), median(others, "cpu_seconds") * scale
         print(
-            f"| {name} | {due} | {wall_theirs / wall:.2f}x | {cpu_theirs / cpu:.2f}x "
+            f"| {name} | {at_least} | {wall_theirs / wall:.2f}x | {cpu_theirs / cpu:.2f}x "
             f"| {wall:.2f} s, cpu {cpu:.2f} | {wall_theirs:.2f} s, cpu {cpu_theirs:.2f} "
             f"| {size / wall / 1e6:.0f}, cpu {size / cpu / 1e6:.0f} | {cores} |",
             flush=True,
@@ -285,7 +285,7 @@ class Bench:
         return found
 
     def stream(self, size):
-        """Feeds our program so much, and watches its memory."""
+        """Pipes `size` bytes into `preprocess` and measures its peak memory."""
         block = self.en.read_bytes()
         out = self.out()
         command = [PREPROCESS, "--json-in", "-", "--out", out, "--quiet", "--workers", "2"]
@@ -310,21 +310,21 @@ class Bench:
         return self.work / "out"
 
     def tidy(self):
-        for left in self.work.glob("out*"):
-            left.unlink()
+        for output in self.work.glob("out*"):
+            output.unlink()
 
-    def grown(self, file, due):
-        out = self.work / f"{file.stem}-{due}.jsonl"
+    def repeated(self, file, bytes_min):
+        out = self.work / f"{file.stem}-{bytes_min}.jsonl"
         if not out.exists():
-            self.peer("repeat", file, out, due)
+            self.peer("repeat", file, out, bytes_min)
         return out
 
-    def cut(self, file, due):
-        out = self.work / f"{file.stem}-to-{due}.jsonl"
-        if file.stat().st_size <= due:
+    def cut(self, file, bytes_min):
+        out = self.work / f"{file.stem}-to-{bytes_min}.jsonl"
+        if file.stat().st_size <= bytes_min:
             return file
         with open(file, "rb") as lines, open(out, "wb") as to:
-            while to.tell() < due:
+            while to.tell() < bytes_min:
                 to.write(lines.readline())
         return out
 
@@ -334,24 +334,24 @@ def mb(file):
 
 
 def run(command, cores=()):
-    """Wall and core seconds and the peak of a command's memory, and what it prints as JSON."""
+    """Wall and CPU seconds and peak memory of a command, and the fields of the JSON that it prints."""
     pinned = ["taskset", "-c", ",".join(cores)] if cores else []
     command = [*pinned, *map(str, command)]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         peaks = [0]
         threading.Thread(target=watch, args=(child.pid, peaks)).start()
-        said, complaint = child.communicate()
+        stdout, stderr = child.communicate()
         seconds = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if child.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {child.returncode}\n{complaint.decode()}")
+        sys.exit(f"{' '.join(command)}: exit code {child.returncode}\n{stderr.decode()}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     try:
-        told = json.loads(said)
+        printed = json.loads(stdout)
     except ValueError:
-        told = {}
-    return {"seconds": seconds, "cpu_seconds": cpu, "peak": peaks[0], **told}
+        printed = {}
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak": peaks[0], **printed}
 
 
 def watch(pid, peaks):

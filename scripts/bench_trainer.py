@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Trains a small GPT beside PyTorch eager: the same step, the same threads, in turn, medians.
+"""Trains a small GPT, compared with PyTorch eager: the same step and threads, in turn, medians.
 
     scripts/bench_trainer.py --trainer target/release/trainer --python PATH
     scripts/bench_trainer.py ... --dtype bf16 --threads 2 --runs 5
     scripts/bench_trainer.py ... --device cuda --dtype bf16 --preset 345m
 
 PATH is a Python that has torch 2.11, the version that the trainer is linked with. Each round runs
-both. Rates are tokens a second, and tokens a second of CPU, which says more on a machine that others
-use; the first step of a run is not counted. The corpus is random tokens: no rate depends on them.
+both. Rates are tokens per second and tokens per CPU second, which is the number to use on a shared
+machine; the first step of a run is not counted. The corpus is random tokens, which do not affect rates.
 On a GPU, torch.compile is a second peer, three steps of each are not counted, and the GPU's memory is
-the most that nvidia-smi shows, caches of the allocator and the CUDA context included.
+the maximum that nvidia-smi reports, including caches of the allocator and the CUDA context.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from array import array
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEER = ROOT / "trainer/benches/peers/gpt.py"
-DUE = 1.15
+RATIO_MIN = 1.15
 PRESETS = {
     "345m": {"layers": 24, "hidden": 1024, "heads": 16, "seq_len": 1024, "micro": 16}
     | {"global_batch": 64, "steps": 12},
@@ -42,7 +42,7 @@ PRESETS = {
 def main():
     args = arguments()
     if not args.trainer.exists():
-        sys.exit(f"{args.trainer}: not there; hint: cargo build --release --bin trainer")
+        sys.exit(f"{args.trainer} does not exist (hint: cargo build --release --bin trainer)")
     shape = {
         name: getattr(args, name)
         for name in ["layers", "hidden", "heads", "vocab", "seq_len", "micro", "steps", "threads"]
@@ -58,12 +58,12 @@ def main():
         rates = [(ours(args, shape, folder), theirs(args, shape)) for _ in range(args.runs)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("\n| tokens a second | ours | PyTorch eager | ratio | due |\n|---|---|---|---|---|")
-    for at, what in enumerate(["of the clock", "of CPU"]):
+    print("\n| tokens per second | ours | PyTorch eager | ratio | at least |\n|---|---|---|---|---|")
+    for at, what in enumerate(["wall time", "CPU time"]):
         mine = statistics.median(a[at] for a, _ in rates)
         peer = statistics.median(b[at] for _, b in rates)
         ratio = statistics.median(a[at] / b[at] for a, b in rates)
-        print(f"| {what} | {mine:,.0f} | {peer:,.0f} | {ratio:.2f} | {DUE} |")
+        print(f"| {what} | {mine:,.0f} | {peer:,.0f} | {ratio:.2f} | {RATIO_MIN} |")
 
 
 def arguments():
@@ -93,7 +93,7 @@ def arguments():
 
 
 def on_gpu(args, shape, folder):
-    """Steps of ours, of PyTorch eager and of torch.compile, in turn."""
+    """Steps of the trainer, of PyTorch eager and of torch.compile, in turn."""
     tokens = shape["global"] * shape["seq_len"]
     rows = {"ours": [], "PyTorch eager": [], "torch.compile": []}
     for _ in range(args.runs):
@@ -104,9 +104,9 @@ def on_gpu(args, shape, folder):
                     wall = [tokens / step["perf"]["tokens_per_s"] for step in log]
                 else:
                     wall = peer(args, shape | {"compile": name == "torch.compile"})["wall"]
-            found.append((tokens / statistics.median(wall[3:]), memory.most_mib))
+            found.append((tokens / statistics.median(wall[3:]), memory.peak_mib))
             print(f"{name}: {found[-1][0]:,.0f} tokens/s, {found[-1][1]:,} MiB", flush=True)
-    print("\n| | tokens/s | ours beside it | MFU | GPU memory MiB |\n|---|---|---|---|---|")
+    print("\n| | tokens/s | ratio of ours | MFU | GPU memory MiB |\n|---|---|---|---|---|")
     for name, found in rows.items():
         rate, memory = (statistics.median(each) for each in zip(*found))
         ratio = statistics.median(a[0] / b[0] for a, b in zip(rows["ours"], found))
@@ -115,17 +115,17 @@ def on_gpu(args, shape, folder):
 
 
 def flop_per_token(shape):
-    """Of the forward and backward pass, with half of the attention matrix (PaLM, appendix B)."""
+    """FLOP of the forward and backward pass, with half of the attention matrix (PaLM, appendix B)."""
     hidden, layers = shape["hidden"], shape["layers"]
     weights = 12 * layers * hidden * hidden + shape["vocab"] * hidden
     return 6 * weights + 6 * layers * hidden * shape["seq_len"]
 
 
 class MemoryWatch(threading.Thread):
-    """Asks nvidia-smi for the memory in use, ten times a second."""
+    """Queries nvidia-smi for the memory in use, ten times a second."""
 
     def __enter__(self):
-        self.most_mib, self.is_over = 0, threading.Event()
+        self.peak_mib, self.is_over = 0, threading.Event()
         self.start()
         return self
 
@@ -133,7 +133,7 @@ class MemoryWatch(threading.Thread):
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while not self.is_over.wait(0.1):
             text = subprocess.run(command, capture_output=True, text=True).stdout
-            self.most_mib = max(self.most_mib, int(text.split()[0]))
+            self.peak_mib = max(self.peak_mib, int(text.split()[0]))
 
     def __exit__(self, *_):
         self.is_over.set()
@@ -152,7 +152,7 @@ def corpus(prefix, shape):
 
 
 def ours(args, shape, folder):
-    """Tokens a second of the clock and of CPU; the start of the program is taken off."""
+    """Tokens per second of wall and of CPU time, without the startup of the program."""
     long, log = run(args, shape, folder, shape["steps"])
     short, _ = run(args, shape, folder, 1)
     tokens = shape["global"] * shape["seq_len"]

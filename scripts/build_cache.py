@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compiled third-party crates, kept outside of the checkout for the next clone.
+"""Caches compiled third-party crates outside of the checkout for the next clone.
 
-    scripts/build_cache.py restore    copy them into a target folder that is new
-    scripts/build_cache.py save       keep what the target folder has of them
+    scripts/build_cache.py restore    copy them into a new target folder
+    scripts/build_cache.py save       copy them from the target folder into the cache
 
 They are in ${XDG_CACHE_HOME:-~/.cache}/feedline/crates/KEY, 1.3 GB for the tests and about as much
-for a release build, 4 GB at most, and may be deleted at any time. KEY is a hash of what decides how
-they are compiled: rustc, their versions in Cargo.lock, Cargo.toml, .cargo/config.toml. The two keys
-that were used last are kept. Crates of the workspace
-are never kept: cargo would take those of another clone for this one's.
+for a release build, 4 GB at most, and may be deleted at any time. KEY is a hash of the inputs of their
+compilation: rustc, their versions in Cargo.lock, Cargo.toml, .cargo/config.toml. The two most recently
+used keys are cached. Crates of the workspace are never cached: cargo would take those of another clone
+for this one's.
 """
 
 import fcntl
@@ -27,26 +27,26 @@ BYTES_MAX = 4 << 30
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feedline" / "crates"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", "target"))
 PROFILES = ("debug", "release")
-# Folders of a profile: files of crates, and twice folders of crates.
+# Folders of a profile: the first has a file per crate, the others a folder per crate.
 PARTS = ("deps", "build", ".fingerprint")
 
 
 def main(command):
     os.chdir(Path(__file__).resolve().parent.parent)
-    kept = CACHE / key()
+    cached = CACHE / key()
     CACHE.mkdir(parents=True, exist_ok=True)
-    # One at a time: two clones may do this at once.
+    # Two clones may do this at once.
     with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if command == "restore":
-            restore(kept)
+            restore(cached)
         else:
-            save(kept)
+            save(cached)
 
 
 def key():
     digest = hashlib.sha256(subprocess.check_output(["rustc", "-vV"]))
-    # The crates of the workspace are not kept, so what they depend on does not matter.
+    # The crates of the workspace are not cached, so their entries do not matter.
     packages = Path("Cargo.lock").read_text().split("[[package]]")
     digest.update("".join(text for text in packages if "\nsource = " in text).encode())
     for path in ("Cargo.toml", ".cargo/config.toml"):
@@ -54,50 +54,50 @@ def key():
     return digest.hexdigest()[:16]
 
 
-def restore(kept):
+def restore(cached):
     for profile in PROFILES:
-        if (kept / profile).is_dir() and not (TARGET / profile / "deps").exists():
+        if (cached / profile).is_dir() and not (TARGET / profile / "deps").exists():
             for part in PARTS:
-                shutil.copytree(kept / profile / part, TARGET / profile / part, symlinks=True)
-            os.utime(kept)
+                shutil.copytree(cached / profile / part, TARGET / profile / part, symlinks=True)
+            os.utime(cached)
 
 
-def save(kept):
+def save(cached):
     for profile in PROFILES:
         for part in PARTS:
-            save_part(TARGET / profile / part, kept / profile / part)
-    os.utime(kept)
-    files = (Path(folder) / name for folder, _, names in os.walk(kept) for name in names)
+            save_part(TARGET / profile / part, cached / profile / part)
+    os.utime(cached)
+    files = (Path(folder) / name for folder, _, names in os.walk(cached) for name in names)
     if sum(file.lstat().st_size for file in files) > BYTES_MAX:
-        # A target folder of many months; the next clone's is as large as it needs to be.
-        shutil.rmtree(kept)
+        # The cache has old files of many builds; the next `save` fills it with current ones.
+        shutil.rmtree(cached)
     keys = sorted((path for path in CACHE.iterdir() if path.is_dir()), key=os.path.getmtime)
     for old in keys[:-KEYS_MAX]:
         shutil.rmtree(old)
 
 
-def save_part(source, kept):
+def save_part(source, cached):
     if not source.is_dir():
         return
-    kept.mkdir(parents=True, exist_ok=True)
+    cached.mkdir(parents=True, exist_ok=True)
     for entry in os.scandir(source):
-        if is_third_party(entry) and not (kept / entry.name).exists():
-            copy(entry, kept / entry.name)
+        if is_third_party(entry) and not (cached / entry.name).exists():
+            copy(entry, cached / entry.name)
 
 
 def copy(entry, target):
-    """With its times, which tell cargo that it is fresh; whole or not at all."""
+    """Copies atomically and with modification times, by which cargo detects that it is fresh."""
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        whole = Path(scratch) / entry.name
+        copied = Path(scratch) / entry.name
         if entry.is_dir():
-            shutil.copytree(entry.path, whole, symlinks=True)
+            shutil.copytree(entry.path, copied, symlinks=True)
         else:
-            shutil.copy2(entry.path, whole)
-        whole.rename(target)
+            shutil.copy2(entry.path, copied)
+        copied.rename(target)
 
 
 def is_third_party(entry):
-    """By its name, [lib]NAME-HASH...; programs are of the workspace, now or earlier."""
+    """Decides by the name, [lib]NAME-HASH...; all programs are of the workspace."""
     stem = re.sub(r"-[0-9a-f]{16}.*$", "", entry.name).replace("-", "_")
     is_program = entry.is_file() and not entry.name.startswith("lib") and "." not in entry.name
     return not is_program and stem not in OURS and stem.removeprefix("lib") not in OURS

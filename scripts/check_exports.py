@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Exports tiny runs of many kinds, and compares their loss in transformers with that of the trainer.
+"""Exports tiny runs of many kinds and compares their loss in transformers with that of the trainer.
 
     scripts/check_exports.py BINARIES PYTHON VALID_BATCHES [FAMILY]
 
 BINARIES is a folder with preprocess, trainer and feedline, PYTHON one with torch and transformers,
-VALID_BATCHES the program that `cargo build -p feed --example valid_batches` makes. With FAMILY
-(gpt, t5 or bert) only those. Prints a line a run: both losses and their difference, or the refusal.
-Ends with 1 if one differs by more than 1e-5, or if a run is refused that should not be, or the
-other way around.
+VALID_BATCHES the program that `cargo build -p feed --example valid_batches` builds. FAMILY (gpt, t5 or
+bert) selects runs. Prints a line per run: both losses and their difference, or the refusal. Exits with
+1 if a difference exceeds 1e-5, or if a run is refused unexpectedly or not refused as expected.
 """
 
 import json
@@ -26,7 +25,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
 VOCAB = SPECIAL + [f"<extra_id_{i}>" for i in range(20)] + sorted(set(WORDS)) + ["."]
 
 LLAMA = {"norm": '"rmsnorm"', "positions": '"rope"', "bias": "false", "activation": '"swiglu"'}
-# Name, family, keys of [model], and the key that the refusal names.
+# Name, family, keys of [model], and the key that the refusal must name.
 CASES = [
     ("default", "gpt", {}, None),
     ("relu, eps 1e-2", "gpt", {"activation": '"relu"', "norm_eps": "1e-2"}, None),
@@ -118,7 +117,7 @@ every = 30
 
 
 def trainer_loss(binaries, family, name):
-    """Of the validation split: of a text in windows, or of the batches at the last step."""
+    """The loss on the validation split: of a text in windows, or of the batches at the last step."""
     if family == "gpt":
         found = call(binaries / "trainer", "eval", "corpus", "--ckpt", name, "--json").stdout
         return json.loads(found)["loss_per_token"]

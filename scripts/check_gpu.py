@@ -4,8 +4,8 @@
     scripts/check_gpu.py --trainer target/cuda/release/trainer
     scripts/check_gpu.py --trainer ... --device cpu       # a dry run of the checks themselves
 
-One GPU is enough: several ranks share it, which NCCL accepts if each says that it is on a host of
-its own. Prints a line a check, and exits with 1 if one fails. Models are small, data synthetic.
+One GPU is enough: several ranks share it, which NCCL accepts if each reports another host. Prints a
+line per check, and exits with 1 if one fails. Models are small, data synthetic.
 """
 
 import argparse
@@ -36,13 +36,13 @@ FAMILIES = {
     "t5": {"model.family": "'t5'", "model.dec_len": "16"},
     "bert": {"model.family": "'bert'"},
 }
-# Relative differences of the loss that rounding explains: f32 sums in another order, and 8 or 11
-# bits of mantissa.
-NEAR = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
+# Relative differences of the loss due to rounding: f32 sums in another order, and 8 or 11 bits of
+# mantissa.
+TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
 
 
 class Failed(Exception):
-    """A check that fails."""
+    """A check failed."""
 
 
 class Lab:
@@ -95,7 +95,7 @@ class Lab:
                 "RANK": str(rank), "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                # As if each were on a machine of its own: NCCL refuses two ranks of one GPU else.
+                # As if each rank were on another machine: otherwise NCCL refuses two ranks on one GPU.
                 "NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket",
             }  # fmt: skip
         command = [self.trainer, "train", config, "--set", f"run.device='{device}'"]
@@ -125,7 +125,7 @@ def finish(rank, seconds=240):
         return rank.communicate(timeout=seconds)[1]
     except subprocess.TimeoutExpired:
         rank.kill()
-        return f"killed: no end after {seconds} s; " + rank.communicate()[1]
+        return f"killed: did not end within {seconds} s; " + rank.communicate()[1]
 
 
 def write_corpus(prefix, documents):
@@ -152,34 +152,34 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def apart(got, expected, near):
-    """The largest relative difference, which must not exceed `near`."""
-    if len(got) != len(expected) or not got:
-        raise Failed(f"{len(got)} losses, expected {len(expected)}")
-    far = max(abs(one / other - 1) for one, other in zip(got, expected))
-    if far > near:
-        raise Failed(f"losses differ by {far:.2e}, expected at most {near:.0e}")
-    return f"losses within {far:.1e}, from {got[0]:.3f} to {got[-1]:.3f}"
+def compare_losses(found, expected, tolerance):
+    """Fails if a relative difference exceeds `tolerance`."""
+    if len(found) != len(expected) or not found:
+        raise Failed(f"expected {len(expected)} losses, found {len(found)}")
+    difference = max(abs(one / other - 1) for one, other in zip(found, expected))
+    if difference > tolerance:
+        raise Failed(f"losses differ by {difference:.2e}, expected at most {tolerance:.0e}")
+    return f"losses within {difference:.1e}, from {found[0]:.3f} to {found[-1]:.3f}"
 
 
-def of_family(lab, family, dtype):
-    """The GPU's losses beside those of the CPU in f32."""
+def check_family(lab, family, dtype):
+    """The GPU's losses compared with those of the CPU in f32."""
     keys = FAMILIES[family]
-    here = lab.train(f"{family}-{dtype}-cpu", keys, "cpu")
-    there = lab.train(f"{family}-{dtype}", keys | {"precision.dtype": f"'{dtype}'"})
-    return apart(there, here, NEAR[dtype])
+    on_cpu = lab.train(f"{family}-{dtype}-cpu", keys, "cpu")
+    on_gpu = lab.train(f"{family}-{dtype}", keys | {"precision.dtype": f"'{dtype}'"})
+    return compare_losses(on_gpu, on_cpu, TOLERANCE[dtype])
 
 
 def same_bits(lab, name, keys, other):
-    """Two runs, of which the second has other keys, end in the same bits."""
+    """Two runs, the second with other keys, have bit-identical losses."""
     first = lab.train(f"{name}-1", keys)
-    return apart(lab.train(f"{name}-2", keys | other), first, 0)
+    return compare_losses(lab.train(f"{name}-2", keys | other), first, 0)
 
 
 def resumed(lab, name, keys):
-    """A run that is killed in the middle, and goes on from its checkpoint."""
+    """A run that is killed and resumed has the losses of an uninterrupted one."""
     keys = keys | {"run.budget": f"{{ steps = {4 * STEPS} }}"}
-    whole = lab.train(f"{name}-whole", keys)
+    uninterrupted = lab.train(f"{name}-uninterrupted", keys)
     killed = lab.start(lab.config(f"{name}-killed", keys), lab.device)
     folder = lab.folder / f"{name}-killed" / "ckpt"
     deadline = time.monotonic() + 120
@@ -190,11 +190,12 @@ def resumed(lab, name, keys):
     steps = max((int(step.name[5:]) for step in folder.glob("step-*")), default=0)
     if not 0 < steps < 4 * STEPS:
         raise Failed(f"killed after a checkpoint of step {steps}: {text[-600:]}")
-    return f"killed after step {steps}, " + apart(lab.train(f"{name}-killed", keys), whole, 0)
+    resumed_run = lab.train(f"{name}-killed", keys)
+    return f"killed after step {steps}, " + compare_losses(resumed_run, uninterrupted, 0)
 
 
 def generated(lab):
-    """The most probable tokens, on GPU and CPU."""
+    """Greedy generation returns the same text on GPU and CPU."""
     lab.train("generate", {})
     texts = []
     for device in ["cpu", lab.device]:
@@ -206,19 +207,19 @@ def generated(lab):
             raise Failed(done.stderr[-600:])
         texts.append(done.stdout)
     if texts[0] != texts[1]:
-        raise Failed(f"{texts[1]!r}, expected {texts[0]!r}")
+        raise Failed(f"expected {texts[0]!r}, found {texts[1]!r}")
     return f"{len(texts[0])} characters are equal"
 
 
-def two_ranks(lab, name, parallel, keys, near):
-    """Two ranks, beside one."""
+def two_ranks(lab, name, parallel, keys, tolerance):
+    """The losses of two ranks compared with those of one."""
     alone = lab.train(f"{name}-alone", keys)
     both = lab.train(name, keys | {f"parallel.{key}": value for key, value in parallel.items()}, world=2)
-    return apart(both, alone, near)
+    return compare_losses(both, alone, tolerance)
 
 
 def lost_rank(lab, how):
-    """One of two ranks is killed or stopped: the other names it and ends."""
+    """One of two ranks is killed or stopped: the other reports that rank and exits."""
     keys = {"run.budget": "{ steps = 100000 }", "parallel.timeout": "'8s'", "batch.global": "64"}
     name = f"lost-{how.name}"
     config, port = lab.config(name, keys), free_port()
@@ -229,12 +230,12 @@ def lost_rank(lab, how):
         if time.monotonic() > deadline or ranks[0].poll() is not None:
             for rank in ranks:
                 rank.kill()
-            raise Failed(f"it does not train: {ranks[0].communicate()[1][-600:]}")
+            raise Failed(f"no training steps: {ranks[0].communicate()[1][-600:]}")
         time.sleep(0.05)
     ranks[1].send_signal(how)
-    begun = time.monotonic()
+    start = time.monotonic()
     text = finish(ranks[0], 60)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
     ranks[1].kill()
     ranks[1].communicate()
     if ranks[0].returncode in (0, -signal.SIGKILL) or "rank 1" not in text and "ranks 1" not in text:
@@ -247,8 +248,9 @@ def checks(lab):
     dropping = {"model.dropout": "0.1", "model.attention_dropout": "0.1"}
     recompute = {"parallel.recompute.mode": "'full'"}
     for family in FAMILIES:
-        for dtype in NEAR:
-            yield f"{family}, {dtype}, beside the CPU", lambda f=family, d=dtype: of_family(lab, f, d)
+        for dtype in TOLERANCE:
+            name = f"{family}, {dtype}, compared with the CPU"
+            yield name, lambda f=family, d=dtype: check_family(lab, f, d)
     bf16 = {"precision.dtype": "'bf16'"}
     yield "the same run twice", lambda: same_bits(lab, "twice", bf16 | dropping, {})
     yield "recompute", lambda: same_bits(lab, "recompute", bf16 | dropping, recompute)
@@ -256,10 +258,10 @@ def checks(lab):
         kept, moved = recompute | {"parallel.activation_offload": place}, {"optim.offload": place}
         label = place.strip("'").partition(":")[0]
         yield f"activations in {label}", lambda k=kept, n=label: same_bits(lab, f"kept-{n}", bf16, k)
-        # The CPU's Adam rounds otherwise than the GPU's fused one.
+        # The CPU's Adam rounds differently from the GPU's fused one.
         yield (
             f"optimizer state in {label}",
-            lambda m=moved, n=label: apart(
+            lambda m=moved, n=label: compare_losses(
                 lab.train(f"moved-{n}", bf16 | m), lab.train(f"unmoved-{n}", bf16), 1e-2
             ),
         )
@@ -279,9 +281,9 @@ def checks(lab):
         "pp 2, interleaved": {"pp": "2", "virtual_stages": "2", "schedule": "'interleaved'"},
     }
     for name, parallel in layouts.items():
-        # Sums over two halves of a matrix round otherwise; all others are the same sums.
-        near = 1e-4 if "tp" in parallel else 0
-        yield f"two ranks, {name}", lambda n=name, p=parallel, e=near: two_ranks(
+        # Sums over two halves of a matrix round differently; all other sums are the same.
+        tolerance = 1e-4 if "tp" in parallel else 0
+        yield f"two ranks, {name}", lambda n=name, p=parallel, e=tolerance: two_ranks(
             lab, n.replace(" ", "-").replace(",", ""), p, {}, e
         )
     for how in [signal.SIGKILL, signal.SIGSTOP]:
@@ -295,18 +297,18 @@ def main():
     parser.add_argument("--trainer", type=pathlib.Path, required=True)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--jobs", type=int, default=4, help="checks at a time")
-    parser.add_argument("--only", default="", help="those whose name has this in it")
+    parser.add_argument("--only", default="", help="checks whose name contains this")
     args = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="check-gpu-"))
     failed = 0
 
     def run(check):
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             outcome = "ok", check()
         except Failed as error:
             outcome = "FAILED", str(error)
-        return *outcome, time.monotonic() - begun
+        return *outcome, time.monotonic() - start
 
     try:
         lab = Lab(folder, args.trainer.resolve(), args.device)

@@ -2,13 +2,13 @@
 # The main job, from text to text: clean, tokenize, inspect, plan, train, lose the process, resume,
 # verify, generate. All output goes to demo-run/ in the checkout.
 #
-#   scripts/demo.sh            release binaries, built first
-#   scripts/demo.sh --short    the binaries that the tests built, a tenth of the steps, and at the
-#                              end the log of the resumed run against one of an uninterrupted run
+#   scripts/demo.sh            with release binaries, which it builds first
+#   scripts/demo.sh --short    with the binaries that the tests built and a tenth of the steps; then
+#                              compares the log of the resumed run with that of an uninterrupted one
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The programs are run from this folder, wherever the environment puts cargo's output.
+# The programs run from this folder, even if the environment sets another target folder of cargo.
 export CARGO_TARGET_DIR=$PWD/target
 OUT=demo-run
 CORPUS=$OUT/english
@@ -44,7 +44,7 @@ main() {
   run preprocess --json-in "$CORPUS.jsonl" --out "$CORPUS" --tokenizer hf --tokenizer-model demo/tokenizer.json --append-eod
 
   stage "Inspect and verify" \
-    "Anyone can see what a dataset holds. check reads every byte, and would name a flipped one."
+    "inspect shows what a dataset has. check reads every byte and reports any that is corrupt."
   run feedline inspect "$DATA"
   run feedline check "$DATA"
 
@@ -54,11 +54,11 @@ main() {
 
   stage "Train, and lose the process" \
     "The loader streams shuffled samples from disk. A checkpoint is saved every few steps, in the background." \
-    "After two of them the process is killed by SIGKILL, as by a power cut: it cannot clean up."
+    "After two of them the process is killed by SIGKILL, so that it cannot clean up."
   train_and_kill
 
   stage "Resume" \
-    "The same command again. It finds the newest complete checkpoint, and ends in the same bits as" \
+    "The same command again. It finds the newest complete checkpoint and ends with the same bits as" \
     "a run that was never interrupted: weights, optimizer state and log."
   run trainer train demo/gpt.toml "${SHORTER[@]}"
   [ $PROFILE = release ] || compare_with_uninterrupted
@@ -123,10 +123,10 @@ quoted() {
   echo "${text[*]}"
 }
 
-# The demo removes only a folder that a demo made.
+# The demo removes only a folder that a demo created.
 fresh_folder() {
   if [ -e "$OUT" ] && [ ! -e "$OUT/.made-by-demo" ]; then
-    die "$OUT/ exists and is not the demo's: move it away"
+    die "cannot create $OUT/: a folder that the demo did not create exists (hint: move it away)"
   fi
   rm -rf "$OUT"
   mkdir -p "$OUT"
@@ -134,7 +134,7 @@ fresh_folder() {
 }
 
 # Starts the training, waits for its second checkpoint and one second more, and sends SIGKILL, which a
-# process can neither catch nor answer.
+# process cannot catch.
 train_and_kill() {
   printf '\033[36m$ %s\033[0m\n' "trainer train demo/gpt.toml ${SHORTER[*]} &"
   "target/$PROFILE/trainer" train demo/gpt.toml "${SHORTER[@]}" &
@@ -182,7 +182,7 @@ closing() {
    trainer report $RUN --out $OUT/report.html     loss, rate and times as one HTML page
    trainer generate --ckpt $RUN/ckpt --prompt "A closure is"
    preprocess --json-in YOUR.jsonl --out DIR/name --tokenizer gpt2 --append-eod
-   README.md and docs/guides say what else the programs do.
+   README.md and docs/guides describe the other features.
 TXT
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation as a site in target/docs/book. The Markdown files keep their places
-# relative to each other, so that links work in the repository and on the site alike.
+# Builds the documentation as a site in target/docs/book. The Markdown files keep their relative
+# paths, so that links work both in the repository and on the site.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,7 +10,7 @@ OUT=${CARGO_TARGET_DIR:-target}/docs
 export PATH=$CACHE/mdbook/bin:$PATH
 
 if ! command -v mdbook >/dev/null 2>&1; then
-  echo "docs: installing mdbook $VERSION, which takes some minutes, once"
+  echo "docs: installing mdbook $VERSION once, which takes some minutes"
   cargo install --quiet --locked --root "$CACHE/mdbook" --no-default-features --features search "mdbook@$VERSION"
 fi
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All fuzz targets, one after the other, for so many seconds each (60 if it is not said). Needs the
-# toolchain nightly; what is found lies in fuzz/artifacts.
+# Runs all fuzz targets, one after the other, for the given number of seconds each (default: 60).
+# Needs the nightly toolchain. Findings are stored in fuzz/artifacts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +13,7 @@ main() {
   for target in $(cargo +nightly fuzz list); do
     fuzz "$target" || failed+=("$target")
   done
-  [ ${#failed[@]} -eq 0 ] || { echo "found something: ${failed[*]}"; exit 1; }
+  [ ${#failed[@]} -eq 0 ] || { echo "fuzz: targets with findings: ${failed[*]}"; exit 1; }
 }
 
 fuzz() {

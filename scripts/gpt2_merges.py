@@ -4,7 +4,7 @@
     cd preprocess/assets/gpt2
     zstd -dc merges.txt.zst | ../../../scripts/gpt2_merges.py | zstd --ultra -22 >merges.bin.zst
 
-A program that starts with these neither spells nor looks up a hundred thousand tokens.
+With this file, a program starts without spelling and looking up a hundred thousand tokens.
 """
 
 import struct
@@ -12,7 +12,7 @@ import sys
 
 
 def byte_chars():
-    """The characters that stand for bytes, in the order of GPT-2's ids."""
+    """The characters that represent bytes, in the order of GPT-2's ids."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = len(set(range(256)) - set(printed))
     return [chr(code) for code in [*printed, *range(0x100, 0x100 + others)]]
@@ -24,7 +24,7 @@ def main():
     for line in lines[1:]:
         left, right = line.split(" ")
         sys.stdout.buffer.write(struct.pack("<HH", ids[left], ids[right]))
-        assert ids.setdefault(left + right, len(ids)) == len(ids) - 1, f"{line} makes it again"
+        assert ids.setdefault(left + right, len(ids)) == len(ids) - 1, f"{line}: duplicate token"
 
 
 main()

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Sets up what a build and the tests need. Idempotent: a second call only looks.
+# Installs what the build and the tests need. Idempotent: a second call only checks.
 #
-#   scripts/setup.sh           system packages, libtorch for the CPU, third-party crates built before
-#   scripts/setup.sh --cuda    the libraries to link a CUDA build as well, in .libtorch-cuda/
-#   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the readers of others that tests compare with
-#   scripts/setup.sh --wheel   in .venv/ what builds and tests the Python package
+#   scripts/setup.sh           system packages, libtorch for the CPU, cached third-party crates
+#   scripts/setup.sh --cuda    also the libraries to link a CUDA build, in .libtorch-cuda/
+#   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the third-party readers that tests compare with
+#   scripts/setup.sh --wheel   in .venv/ the packages that build and test the Python package
 #   scripts/setup.sh --sockets the frameworks of scripts/sockets.txt, in the folder that --sockets-path prints
 #
-# libtorch comes out of the wheel that the Python package index serves: the C++ library and its
-# headers are a tenth of what a `pip install torch` unpacks. It lies with the compiled crates in
-# ${XDG_CACHE_HOME:-~/.cache}/feedline, so that all clones share it, at one path: another path would
-# compile again all that includes its headers. That folder may be deleted; this script fills it
-# again. Else only pip's cache is written outside of the checkout, and, as root, what apt installs.
+# libtorch is taken from the wheel in the Python package index: the C++ library and its headers are a
+# tenth of what `pip install torch` unpacks. It is stored with the compiled crates in
+# ${XDG_CACHE_HOME:-~/.cache}/feedline, so that all clones share one path: with another path, all code
+# that includes its headers would be recompiled. That folder may be deleted; this script restores it.
+# Outside of the checkout, only pip's cache and, as root, apt packages are written besides.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -48,8 +48,8 @@ main() {
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 2; }
 
-# What the C++ parts of the build call. Looked for by what they provide, so that a machine that
-# has them from elsewhere is left alone.
+# Programs that the C++ parts of the build call. They are searched by program, not by package, so that
+# a machine that has them from another source is not changed.
 system_packages() {
   local missing=()
   have g++ || missing+=(g++)
@@ -59,29 +59,29 @@ system_packages() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
   python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ ${#missing[@]} -eq 0 ] && return
-  have apt-get || die "please install: ${missing[*]} (this is not a Debian system, so you know how)"
+  have apt-get || die "please install: ${missing[*]} (this script can only use apt-get)"
   if [ "$(id -u)" -ne 0 ]; then
     die "please run once:  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
   fi
   say "installing ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
-  apt-get update -q >/dev/null || die "apt-get update failed; is the network there?"
+  apt-get update -q >/dev/null || die "apt-get update failed; is the network up?"
   apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null ||
     die "apt-get could not install ${missing[*]}"
 }
 
 need_rust() {
-  have cargo || die "no cargo on the PATH: install Rust 1.94 or newer with rustup, then call again"
+  have cargo || die "expected cargo in PATH, found none (hint: install Rust 1.94 or newer with rustup)"
   local version
   version=$(rustc --version | cut -d' ' -f2)
   [ "$(printf '1.94\n%s\n' "$version" | sort -V | head -n 1)" = 1.94 ] ||
-    die "Rust is $version here, and 1.94 or newer is needed: update it with rustup, then call again"
+    die "expected Rust 1.94 or newer, found $version (hint: update it with rustup)"
 }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# libtorch FOLDER cpu|cuda: unpacks the wheels into FOLDER, laid out as in site-packages, because
-# the libraries find one another by paths relative to themselves.
+# libtorch FOLDER cpu|cuda: unpacks the wheels into FOLDER with the layout of site-packages, because
+# the libraries load each other by relative paths.
 libtorch() {
   local folder=$1 kind=$2 stamp="$LIBTORCH_VERSION-$2-1"
   if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
@@ -93,7 +93,7 @@ libtorch() {
     wheels+=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9)
   fi
   mkdir -p "$(dirname "$folder")"
-  # Two clones may be set up at once; who comes second finds it done.
+  # Two clones may be set up at once; the second one finds it complete.
   exec 8>"$folder.lock"
   flock 8
   if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
@@ -107,7 +107,7 @@ libtorch() {
     --implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64 \
     --platform manylinux_2_18_x86_64 --platform manylinux2014_x86_64 -d "$tmp" "${wheels[@]}" ||
     die "libtorch could not be fetched from the Python package index; the crates other than trainer build without it"
-  python3 scripts/unpack_libtorch.py "$kind" "$tmp" || die "a wheel does not hold the expected files"
+  python3 scripts/unpack_libtorch.py "$kind" "$tmp" || die "a wheel does not have the expected files"
   rm "$tmp"/*.whl
   echo "$stamp" >"$tmp/stamp"
   rm -rf "$folder"
@@ -116,14 +116,14 @@ libtorch() {
   say "libtorch is in $folder ($(du -sm "$folder" | cut -f1) MB)"
 }
 
-# libtorch's headers make each C++ file take 20 s; ccache has compiled most of them before.
+# libtorch's headers make each C++ file take 20 s; ccache reuses most results.
 compiler_cache() {
   have ccache || [ "$(id -u)" -ne 0 ] || ! have apt-get ||
     { apt-get update -q && apt-get install -y -q --no-install-recommends ccache; } \
       >/dev/null 2>&1 || say "ccache could not be installed: every clone compiles its C++"
 }
 
-# Absolute paths, so it is no file of the repository. An environment variable of the same name wins.
+# Not committed, because the paths are absolute. Environment variables of the same name take precedence.
 cargo_config() {
   local text compiler=
   ! have ccache || compiler="CXX = \"ccache ${CXX:-g++}\"
@@ -141,12 +141,12 @@ $compiler"
 test_runner() {
   PATH=$PATH:$CACHE/nextest/bin
   ! have cargo-nextest || return 0
-  say "installing cargo-nextest, which takes some minutes, once"
+  say "installing cargo-nextest once, which takes some minutes"
   cargo install --quiet --locked --root "$CACHE/nextest" cargo-nextest@0.9.143 ||
     die "cargo-nextest could not be installed"
 }
 
-# Programs of others that the tests compare with: Megatron's own reader, numpy, safetensors,
+# Third-party readers that the tests compare with: Megatron's own reader, numpy, safetensors,
 # Hugging Face tokenizers.
 python_readers() {
   local stamp
@@ -155,7 +155,7 @@ python_readers() {
     return
   fi
   rm -rf .venv
-  say "making .venv with $(grep -vc '^#' scripts/readers.txt) packages"
+  say "creating .venv with $(grep -vc '^#' scripts/readers.txt) packages"
   python3 -m venv .venv || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
   .venv/bin/python -m pip install -q --no-deps --only-binary=:all: -r scripts/readers.txt ||
     die "the packages of scripts/readers.txt could not be installed"

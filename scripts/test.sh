@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# All tests of the workspace, each in a process of its own, as .config/nextest.toml says. Ends with
-# what was skipped and what needed a second try.
+# Runs all tests of the workspace, each in its own process, as configured in .config/nextest.toml. Then
+# lists skipped tests and those that needed a retry.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# nproc would take OMP_NUM_THREADS for the number of cores.
-places=$((2 * $(env -u OMP_NUM_THREADS nproc)))
-# Ranks of one machine share its cores; a test that is about threads sets its own number.
+# nproc would return OMP_NUM_THREADS as the number of cores.
+test_threads=$((2 * $(env -u OMP_NUM_THREADS nproc)))
+# Ranks on one machine share its cores; tests of threads set their own number.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# Where the tests find the readers that others wrote.
+# The Python that has the third-party readers.
 export FEEDLINE_PYTHON=${FEEDLINE_PYTHON:-$PWD/.venv/bin/python}
 
-# Where scripts/setup.sh installs nextest if it is nowhere else.
+# scripts/setup.sh installs nextest here if it is not in PATH.
 export PATH=$PATH:${XDG_CACHE_HOME:-$HOME/.cache}/feedline/nextest/bin
 report=${CARGO_TARGET_DIR:-target}/nextest/all/junit.xml
 
@@ -19,7 +19,7 @@ cargo nextest run --workspace --locked --no-run
 scripts/build_cache.py save
 code=0
 rm -f "$report"
-cargo nextest run --profile all --workspace --locked --test-threads "$places" || code=$?
+cargo nextest run --profile all --workspace --locked --test-threads "$test_threads" || code=$?
 cargo test --workspace --locked --doc -q || code=$?
 scripts/test_report.py "$report"
 scripts/test_python.sh || code=$?

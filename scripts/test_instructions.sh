@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The numeric tests of `trainer` and `bridge` once for each lower instruction set that the libraries
-# below libtorch can be limited to: other processors round and order sums as these do.
+# Runs the numeric tests of `trainer` and `bridge` once for each lower instruction set to which the
+# libraries of libtorch can be limited: older processors round and order sums in the same way.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests of the Python package: builds its wheel, installs it into two clean environments and runs
-# python/tests there. The first has numpy and what the readers of scripts/readers.txt bring, the
-# second the frameworks of scripts/sockets.txt, for python/tests/sockets.
+# Tests the Python package: builds its wheel, installs it into two clean environments and runs
+# python/tests there. The first has numpy and the packages of scripts/readers.txt, the second the
+# frameworks of scripts/sockets.txt, for python/tests/sockets.
 #
 #   scripts/test_python.sh [PYTEST ARGUMENTS]
 #   SOCKETS=0 scripts/test_python.sh     without the frameworks
@@ -15,7 +15,7 @@ fi
 scripts/wheel.sh --dev
 target=$(realpath "${CARGO_TARGET_DIR:-target}")
 
-# environment NAME PYTHON: a new one with the wheel, which sees the packages of PYTHON's.
+# environment NAME PYTHON: creates one with the wheel and the packages of PYTHON's environment.
 environment() {
   local venv=$target/$1 packages
   rm -rf "$venv"
@@ -23,7 +23,7 @@ environment() {
   packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   .venv/bin/python -m pip --python "$venv/bin/python" install -q --no-index --no-deps \
     "$target"/wheels/feedline-*.whl
-  # No other package is seen before feedline is: its import has to do without.
+  # The other packages are added after this import, which must work without them.
   "$venv/bin/python" -I -c 'import feedline'
   "$2" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/others.pth"
 }

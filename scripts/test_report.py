@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a count of passed tests does not show: skipped tests, second tries, the slowest tests.
+"""Prints skipped tests, tests that needed a retry, and the slowest tests.
 
     scripts/test_report.py target/nextest/all/junit.xml
 
-A test that cannot run on a machine prints a line that begins with SKIPPED. Exit code 0.
+A test that cannot run on a machine prints a line that starts with SKIPPED. Exit code 0.
 """
 
 import sys
@@ -23,7 +23,7 @@ def main(path):
     print("passed at the second try:" if flaky else "no test needed a second try")
     for case in flaky:
         print(f"  {name(case)}: {failure(case)}")
-    skipped = [f"{name(case)}: {why}" for case in cases for why in reasons(case)]
+    skipped = [f"{name(case)}: {reason}" for case in cases for reason in reasons(case)]
     print(f"skipped on this machine: {len(skipped)}")
     for line in skipped:
         print(f"  {line}")
@@ -32,12 +32,13 @@ def main(path):
 
 
 def failure(case):
-    """What the first try said: its panic, or how nextest ended it."""
+    """The panic of the first try, or how nextest ended it."""
     first = case.find("flakyFailure")
     lines = (first.findtext("system-err") or "").splitlines()
     starts = [at for at, line in enumerate(lines) if " panicked at " in line]
-    said = lines[starts[0] : starts[0] + 6] if starts else [first.get("message") or first.get("type")]
-    return " | ".join(line.strip() for line in said)
+    message = [first.get("message") or first.get("type")]
+    excerpt = lines[starts[0] : starts[0] + 6] if starts else message
+    return " | ".join(line.strip() for line in excerpt)
 
 
 def reasons(case):

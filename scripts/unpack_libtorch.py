@@ -1,9 +1,9 @@
-"""Takes the C++ library and its headers out of the wheels in a folder.
+"""Extracts the C++ library and its headers from the wheels in a folder.
 
     python3 unpack_libtorch.py cpu|cuda FOLDER
 
-libtorch.so of the wheel asks for libtorch_cuda.so; a CPU build links a symbolic link of that
-name to libtorch_cpu.so instead, and then needs neither a GPU nor its libraries.
+libtorch.so of the wheel needs libtorch_cuda.so. For a CPU build it is replaced by a symbolic link to
+libtorch_cpu.so, so that neither a GPU nor its libraries are needed.
 """
 
 import glob
@@ -37,10 +37,10 @@ def main() -> None:
     library = os.path.join(folder, "torch", "lib")
     if kind == "cpu":
         os.symlink("libtorch_cpu.so", os.path.join(library, "libtorch.so"))
-    for due in ("libtorch.so", "libtorch_cpu.so", "libc10.so"):
-        if not os.path.exists(os.path.join(library, due)):
-            sys.exit(f"unpack_libtorch: {due} is not in the wheels of {folder}")
-    # torch-sys compares this with the version that it was made for.
+    for library_file in ("libtorch.so", "libtorch_cpu.so", "libc10.so"):
+        if not os.path.exists(os.path.join(library, library_file)):
+            sys.exit(f"unpack_libtorch: {library_file} is not in the wheels of {folder}")
+    # torch-sys compares this with the version that it supports.
     with open(os.path.join(folder, "torch", "build-version"), "w") as out:
         out.write("2.11.0+cu130\n")
 

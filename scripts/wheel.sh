@@ -3,7 +3,7 @@
 # in it, in target/wheels. One wheel is for CPython 3.11 and all later ones.
 #
 #   scripts/wheel.sh            optimised, for the glibc of this machine (Debian 12: 2.34 or newer)
-#   scripts/wheel.sh --dev      of the artifacts of a plain `cargo build`, for the tests
+#   scripts/wheel.sh --dev      from the debug build, for the tests
 #   scripts/wheel.sh --portable for glibc 2.28 or newer, linked by zig from the package index
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,7 +27,7 @@ esac
 
 scripts/setup.sh --wheel
 target=${CARGO_TARGET_DIR:-target}
-# All three together, so that the crates they share are compiled once.
+# All three together, so that the crates that they share are compiled once.
 cargo build --locked --profile "$profile" -p tools -p preprocess -p python
 scripts=python/feedline.data/scripts
 rm -rf python/feedline.data
@@ -36,7 +36,7 @@ for program in feedline preprocess; do
   strip -o "$scripts/$program" "$target/$folder/$program"
 done
 rm -f "$target"/wheels/feedline-*.whl
-# The crates of others have other features here than in the tests.
+# Third-party crates have other features here than in the tests, so they are cached separately.
 [ "$profile" = release ] || scripts/build_cache.py save
 .venv/bin/maturin build "${options[@]}" --locked --manifest-path python/Cargo.toml --out "$target/wheels"
 rm -rf python/feedline.data

@@ -1,4 +1,4 @@
-//! Packed tensors: bytes that nobody packed, and bytes that come back.
+//! Packed tensors: arbitrary packed bytes, and bytes that are packed and unpacked again.
 
 #![no_main]
 
@@ -14,16 +14,16 @@ fuzz_target!(|input: &[u8]| {
     let items = usize::from(u16::from_le_bytes([*low, *high]));
     let mut into = vec![0; items * width];
     if Codec::Planes.unpack(dtype, bytes, &mut into).is_ok() {
-        // Another packing of the same elements says the same.
+        // Packing the same elements again and unpacking them gives the same bytes.
         let packed = Codec::Planes.pack(dtype, &into);
         let mut again = vec![1; into.len()];
-        Codec::Planes.unpack(dtype, &packed, &mut again).expect("what was just packed");
+        Codec::Planes.unpack(dtype, &packed, &mut again).expect("bytes just packed");
         assert!(again == into);
     }
     let whole = &bytes[..bytes.len() / width * width];
     let packed = Codec::Planes.pack(dtype, whole);
     assert!(packed.len() <= whole.len() + 4 * width, "{} of {}", packed.len(), whole.len());
     let mut back = vec![1; whole.len()];
-    Codec::Planes.unpack(dtype, &packed, &mut back).expect("what was just packed");
+    Codec::Planes.unpack(dtype, &packed, &mut back).expect("bytes just packed");
     assert!(back == whole);
 });

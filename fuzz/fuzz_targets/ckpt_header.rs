@@ -1,4 +1,4 @@
-//! The header of a safetensors file, in a checkpoint whose sums all fit.
+//! The header of a safetensors file, in a checkpoint with correct checksums.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use storage::{FileEntry, Manifest, crc64};
 
 fuzz_target!(|file: &[u8]| {
-    // A store refuses to read a length that is not there; this one takes it for a mistake of ours.
+    // Files shorter than a length field are refused by other stores; this store panics.
     let Some(len) = file.first_chunk() else { return };
     let header = u64::from_le_bytes(*len).saturating_add(8);
     let start = usize::try_from(header).unwrap_or(usize::MAX).min(file.len());
@@ -34,7 +34,7 @@ fuzz_target!(|file: &[u8]| {
     let at = "run/step-000000000005";
     let store = store_with(&[(&format!("{at}/model-00001-of-00001.safetensors"), file)]);
     manifest.write(store.as_ref(), &key(&format!("{at}/MANIFEST.json"))).expect("room in memory");
-    let checkpoint = Checkpoints::open(store, key("run")).open_step(5).expect("a sound manifest");
+    let checkpoint = Checkpoints::open(store, key("run")).open_step(5).expect("a valid manifest");
     if checkpoint.verify().is_ok() {
         let text = String::from_utf8_lossy(&file[8..start]);
         assert!(text.contains("\"w\"") || text.contains('\\'), "{text}");

@@ -1,5 +1,5 @@
-//! Checkpoints of others, from safetensors to a rank of Megatron-LM: what is taken is saved as a
-//! step that is whole.
+//! Checkpoints of other systems, from safetensors to a rank of Megatron-LM: if one is accepted, it
+//! is saved as a complete step.
 
 #![no_main]
 
@@ -8,10 +8,10 @@ use ckpt::convert::{ConvertLimits, DerivedTensor, Format, Import, NewRows};
 use fuzz::{key, store_with};
 use libfuzzer_sys::fuzz_target;
 
-/// Of views a small file can have many.
+/// A small file can have many views, and so a large total.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// The boxes that the metadata of the seeds are of.
+/// The data file that the metadata of the seeds refers to.
 const BOXES: &[u8] = include_bytes!("../../ckpt/tests/golden/refused/overlap/__0_0.distcp");
 
 fuzz_target!(|file: &[u8]| {
@@ -43,6 +43,6 @@ fn save(mut import: Import) {
     let steps = Checkpoints::open(store_with(&[]), key("run"));
     let bounds = ConvertLimits { memory_bytes: 1 << 20, threads: 1, ..ConvertLimits::default() };
     if steps.save_made(5, &import, &[], serde_json::Value::Null, bounds, &|_| ()).is_ok() {
-        steps.open_step(5).and_then(|step| step.verify()).expect("what we wrote");
+        steps.open_step(5).and_then(|step| step.verify()).expect("a step just written");
     }
 }

@@ -1,5 +1,5 @@
-//! A checkpoint's manifest, with a good sum of its own, over files of the lengths that it lists:
-//! what is opened can be read, or says why not.
+//! A checkpoint's manifest with its checksum corrected, and files of the lengths that it lists: if
+//! it opens, reading returns the tensors or an error.
 
 #![no_main]
 
@@ -18,13 +18,13 @@ fuzz_target!(|text: &[u8]| {
     let store = store_with(&[]);
     let folder = key("run/step-000000000005");
     for file in files.iter().take(8).filter(|file| file.bytes <= FILE_BYTES_MAX) {
-        // A key that is none, or is there: the reader meets the same list.
+        // The key may be invalid or exist already: the reader must handle the same list.
         let _ = folder
             .join(&file.path)
             .and_then(|key| write_all(store.as_ref(), &key, &some_bytes(file.bytes)).map(drop));
     }
     let manifest = Manifest { format: "feedline-ckpt".to_owned(), version: 1, files, meta };
-    let record = folder.join("MANIFEST.json").expect("a sound key");
+    let record = folder.join("MANIFEST.json").expect("a valid key");
     if manifest.write(store.as_ref(), &record).is_err() {
         return; // one of the files has its name
     }

@@ -14,5 +14,5 @@ fuzz_target!(|data: &[u8]| {
         merge_file: Some(fuzz::file("merges.txt", merges.get(1..).unwrap_or(&[]))),
         ..TokenizerSpec::default()
     };
-    fuzz::tokenize_by(&spec, merges);
+    fuzz::tokenize_spec(&spec, merges);
 });

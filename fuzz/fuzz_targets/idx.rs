@@ -1,5 +1,5 @@
-//! An `.idx` of Megatron: accepted if and only if a plain reading of the format accepts it, and
-//! written again to the same bytes, by both readers.
+//! An `.idx` of Megatron: accepted if and only if a simple reader of the format accepts it, and
+//! written again to the same bytes from either reader.
 
 #![no_main]
 
@@ -8,20 +8,20 @@ use indexed::{Format, IndexedDataset, ReadOptions, TokenSource, WriteOptions, Wr
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|idx: &[u8]| {
-    let due = bin_bytes(idx).filter(|&bytes| bytes <= FILE_BYTES_MAX);
-    let bin = some_bytes(due.unwrap_or(12));
+    let expected = bin_bytes(idx).filter(|&bytes| bytes <= FILE_BYTES_MAX);
+    let bin = some_bytes(expected.unwrap_or(12));
     let store = store_with(&[("a.idx", idx), ("a.bin", &bin)]);
     let opened = IndexedDataset::open(&store, &key("a"));
-    assert_eq!(opened.is_ok(), due.is_some(), "{opened:?}");
+    assert_eq!(opened.is_ok(), expected.is_some(), "{opened:?}");
     let streamed = TokenSource::open(&store, &key("a"), Format::Mmididx, &ReadOptions::default());
     let Ok(dataset) = opened else {
-        // It has fewer columns in memory, and types that Megatron has not, but no more.
+        // The streaming reader may accept it: it knows more types and keeps fewer columns.
         if let Ok(source) = streamed {
             let _ = indexed::Census::take(&source, None);
         }
         return;
     };
-    let report = dataset.check().expect("a sound pair");
+    let report = dataset.check().expect("a valid pair");
     assert_eq!((report.bin_bytes, report.idx_bytes), (bin.len() as u64, idx.len() as u64));
     for document in 0..dataset.document_count() {
         for seq in dataset.document(document) {
@@ -29,16 +29,16 @@ fuzz_target!(|idx: &[u8]| {
             assert!(tokens.is_err() || tokens.unwrap() == dataset.sequence_len(seq) as usize);
         }
     }
-    let source = streamed.expect("what the other reader takes");
+    let source = streamed.expect("accepted by the other reader");
     let (to, options) = (key("b"), WriteOptions::default());
     let written = Writer::create(&store, &to, Format::Mmididx, &source, &options);
     let mut writer = written.expect("a type of Megatron's");
-    source.read_into(&mut writer).expect("a sound pair");
+    source.read_into(&mut writer).expect("a valid pair");
     writer.finish().expect("room in memory");
     assert!(bytes_of(&store, "b.idx") == idx && bytes_of(&store, "b.bin") == bin);
 });
 
-/// The bytes that the `.bin` must have; None if this is no `.idx`.
+/// The length that the `.bin` must have; `None` if this is no valid `.idx`.
 fn bin_bytes(idx: &[u8]) -> Option<u64> {
     let mut rest = idx.strip_prefix(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0")?;
     let item_bytes = match take::<1>(&mut rest)? {

@@ -1,5 +1,5 @@
-//! The journal of an interrupted run: whatever it holds, a run that goes on from it and commits
-//! what it found leaves one that says the same.
+//! The journal of an interrupted run: for any content, resuming from it and committing the record
+//! leaves a journal with the same record.
 
 #![no_main]
 
@@ -8,14 +8,14 @@ use libfuzzer_sys::fuzz_target;
 use storage::testing::fault_store::{FaultPlan, FaultStore};
 
 fuzz_target!(|lines: &str| {
-    // A mutation hardly ever has the right sum, so all lines but the last, which may be torn, get
-    // it here.
+    // Mutations rarely have correct checksums, so all lines get one here, except the last, which
+    // may be truncated.
     let mut journal = String::new();
-    let (whole, torn) = lines.rsplit_once('\n').unwrap_or(("", lines));
-    for line in whole.split('\n').filter(|_| !whole.is_empty()) {
+    let (complete, last) = lines.rsplit_once('\n').unwrap_or(("", lines));
+    for line in complete.split('\n').filter(|_| !complete.is_empty()) {
         journal += &format!("{:016x} {line}\n", storage::crc64(line.as_bytes()));
     }
-    journal += torn;
+    journal += last;
     let store: Store = std::sync::Arc::new(FaultStore::new(1, FaultPlan::default()));
     let mut draft = store.create_resumable(&key("a.journal")).expect("an empty store");
     draft.write(journal.as_bytes()).expect("a disk without faults");

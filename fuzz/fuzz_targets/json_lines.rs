@@ -1,12 +1,13 @@
-//! A line of JSON: whatever `serde_json` takes is taken here, and holds a text of the same length.
+//! A line of JSON: `clean` accepts every line that `serde_json` accepts, with a text of the same
+//! length.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use preprocess::clean::{CleanOptions, clean};
 
-/// What `serde_json` finds, if the line is one that it takes.
-fn due(line: &[u8]) -> Option<u64> {
+/// The characters of the text that `serde_json` finds, if it accepts the line.
+fn text_chars(line: &[u8]) -> Option<u64> {
     if line.contains(&b'\n') {
         return None;
     }
@@ -20,13 +21,13 @@ fuzz_target!(|data: &[u8]| {
     let out = input.replace("in.jsonl", "out.jsonl");
     let mut options = CleanOptions::new(vec![input], out);
     options.workers = 1;
-    let due = due(data);
-    (options.filters.chars_min, options.filters.chars_max) = (due, due);
-    options.fix_spaces = due.is_none();
+    let expected = text_chars(data);
+    (options.filters.chars_min, options.filters.chars_max) = (expected, expected);
+    options.fix_spaces = expected.is_none();
     let report = clean(&options, &mut |_| {});
-    if due.is_some() {
-        // A name of a compressed form at the start is refused before it is read as JSON.
-        let report = report.expect("serde_json takes it");
+    if expected.is_some() {
+        // Data with the magic number of a compressed format is refused before it is read as JSON.
+        let report = report.expect("serde_json accepts it");
         assert_eq!((report.documents, report.kept), (1, 1));
     }
 });

@@ -1,4 +1,4 @@
-//! A line of JSON: what we take, `serde_json` takes, with the same text; and the other way round.
+//! A line of JSON: Feedline's reader accepts the same lines as `serde_json`, with the same text.
 
 #![no_main]
 
@@ -11,13 +11,13 @@ fuzz_target!(|line: &str| {
     let ours = preprocess::fuzzing::find_text("text", line);
     let theirs = text_of(line);
     match (&ours, &theirs) {
-        (Ok((range, text)), Ok(Some(due))) => {
-            assert_eq!(text, due);
+        (Ok((range, text)), Ok(Some(expected))) => {
+            assert_eq!(text, expected);
             assert!(line[..range.start].ends_with('"') && line[range.end..].starts_with('"'));
         }
         (Err(column), Ok(None)) => assert!(*column <= line.len()),
         (Err(column), Err(_)) => assert!(*column <= line.len()),
-        // We take what Python takes: these are numbers, and half a pair may stand in a key.
+        // As Python does, the reader accepts these numbers, and half of a surrogate pair in a key.
         (Ok(_), Err(_)) if line.contains("NaN") || line.contains("Infinity") => {}
         (Ok(_), Err(_)) if has_half_pair(line) => {}
         _ => panic!("{ours:?} for {theirs:?}"),
@@ -29,8 +29,8 @@ fuzz_target!(|line: &str| {
     }
 });
 
-/// Values are kept as they stand, so that neither large numbers nor half pairs nor depth in those
-/// under other keys are refused.
+/// Values are kept raw, so that large numbers, half pairs and deep nesting under other keys are not
+/// refused.
 fn members(line: &str) -> serde_json::Result<BTreeMap<String, &RawValue>> {
     serde_json::from_str(line)
 }

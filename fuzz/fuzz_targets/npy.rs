@@ -1,4 +1,4 @@
-//! An `.npy`: its shape and type account for every byte, every element is there, and it is written
+//! An `.npy`: its shape and type account for every byte, every element is read, and it is written
 //! again to the same bytes.
 
 #![no_main]

@@ -1,5 +1,5 @@
-//! An `.npz` of Paddle, a ZIP archive: the index beside an array of ids, and all in one. What is
-//! accepted is converted to a pair that is sound.
+//! An `.npz` of Paddle, a ZIP archive: the index of a separate array of ids, and both in one
+//! archive. If it is accepted, it converts to a valid pair.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A `.model` of SentencePiece: what is accepted encodes soundly.
+//! A `.model` of SentencePiece: if it is accepted, its ids are valid.
 
 #![no_main]
 

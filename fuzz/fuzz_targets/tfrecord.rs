@@ -1,5 +1,5 @@
 //! A TFRecord file, and an example in a record with correct checksums, which mutations would break.
-//! What is accepted is converted to a pair that is sound and counts the same.
+//! If it is accepted, it converts to a valid pair with the same counts.
 
 #![no_main]
 

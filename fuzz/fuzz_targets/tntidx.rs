@@ -1,4 +1,4 @@
-//! A TNTIDX: what is accepted is converted to a pair that is sound and has the same tokens.
+//! A TNTIDX: if it is accepted, it converts to a valid pair with the same tokens.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use indexed::Format;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|idx: &[u8]| {
-    // With the document index, and fairseq's own without it.
+    // With the document index, and without it as fairseq writes it.
     for header in [56, 48] {
         let len = bin_bytes(idx, header).filter(|&bytes| bytes <= FILE_BYTES_MAX);
         let bin = some_bytes(len.unwrap_or(0));
@@ -20,7 +20,7 @@ fuzz_target!(|idx: &[u8]| {
     }
 });
 
-/// What the last entry of the second table says of the `.bin`.
+/// The length of the `.bin` by the last entry of the second table.
 fn bin_bytes(idx: &[u8], header: u64) -> Option<u64> {
     let field = |at: u64| {
         let bytes = idx.get(usize::try_from(at).ok()?..)?.first_chunk()?;

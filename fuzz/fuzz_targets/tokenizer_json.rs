@@ -1,4 +1,4 @@
-//! A `tokenizer.json`: what is accepted encodes soundly.
+//! A `tokenizer.json`: if it is accepted, its ids are valid.
 
 #![no_main]
 

@@ -9,6 +9,6 @@ fuzz_target!(|file: &[u8]| {
     let vocab_file = Some(fuzz::file("vocab.txt", file));
     let spec = TokenizerSpec { vocab_file, ..TokenizerSpec::default() };
     for kind in ["wordpiece", "bert-cased"] {
-        fuzz::tokenize_by(&TokenizerSpec { kind: kind.to_owned(), ..spec.clone() }, file);
+        fuzz::tokenize_spec(&TokenizerSpec { kind: kind.to_owned(), ..spec.clone() }, file);
     }
 });

@@ -1,4 +1,4 @@
-//! What the targets share: files in memory, and what every tokenizer must hold to.
+//! Common code of the targets: files in memory, and invariants of every tokenizer.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use crate::memory::Memory;
 /// A store in memory.
 pub type Store = Arc<dyn storage::Storage>;
 
-/// No target makes a file beyond this, whatever an index says.
+/// No target makes a larger file, whatever length an index has.
 pub const FILE_BYTES_MAX: u64 = 1 << 14;
 
 /// Several scripts, marks, spaces, a long word, and characters that few vocabularies have.
@@ -25,9 +25,9 @@ const SAMPLE: &str = "Hello,  world! It's 1234567.89 <s>[INST] I'll\t\r\n\n 你�
     e\u{301}\u{327}é ﬁ Привет שלום \u{ac00}\u{1100}\u{1161} ไทย 👩‍👩‍👧 \u{10ffff}\0\u{feff}▁▁ </s> \
     aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ";
 
-/// A key of our own choice.
+/// A key with a valid name.
 pub fn key(name: &str) -> Key {
-    Key::new(name).expect("a sound key")
+    Key::new(name).expect("a valid key")
 }
 
 /// A store with these files and no other.
@@ -35,17 +35,17 @@ pub fn store_with(files: &[(&str, &[u8])]) -> Store {
     Arc::new(Memory::new(files))
 }
 
-/// The bytes of a file that is there.
+/// The bytes of a file that exists.
 pub fn bytes_of(store: &Store, name: &str) -> Vec<u8> {
     storage::read_all(store.as_ref(), &key(name)).expect("a file that was written")
 }
 
-/// Tokens that differ from their neighbours.
+/// Bytes that differ from their neighbours.
 pub fn some_bytes(len: u64) -> Vec<u8> {
     (0..len).map(|place| (place % 251) as u8).collect()
 }
 
-/// Writes a file that is read by its path, in a folder of this process; gives the path.
+/// Writes a file into a folder of this process and returns its path.
 pub fn file(name: &str, bytes: &[u8]) -> String {
     let path = folder().join(name);
     let above = path.parent().expect("below a folder");
@@ -54,12 +54,12 @@ pub fn file(name: &str, bytes: &[u8]) -> String {
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
-/// Removes a file, so that a reader that writes can write it again.
+/// Removes an output, so that it can be written again.
 pub fn remove(name: &str) {
     let _ = std::fs::remove_file(folder().join(name));
 }
 
-/// The folder of this process, in memory where there is such a place.
+/// The folder of this process, in `/dev/shm` if that exists.
 fn folder() -> &'static PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -69,43 +69,46 @@ fn folder() -> &'static PathBuf {
     })
 }
 
-/// Converts `a` of a format to a pair `b` of Megatron's, which is sound and counts the same. `None`
-/// if it is not accepted.
+/// Converts `a` to a valid pair `b` of Megatron with the same counts. Returns `None` if `a` is
+/// refused.
 pub fn converted(store: &Store, format: Format) -> Option<(TokenSource, IndexedDataset)> {
     let source = TokenSource::open(store, &key("a"), format, &ReadOptions::default()).ok()?;
     let census = Census::take(&source, None).ok()?;
     let (to, options) = (key("b"), WriteOptions::default());
     let mut writer = Writer::create(store, &to, Format::Mmididx, &source, &options).ok()?;
-    // Types that Megatron has not are narrowed, which not every token can be.
+    // Types that Megatron does not have are narrowed, which fails if a token is out of range.
     source.read_into(&mut writer).ok()?;
     writer.finish().expect("room in memory");
-    let dataset = IndexedDataset::open(store, &to).expect("what we wrote");
+    let dataset = IndexedDataset::open(store, &to).expect("a pair just written");
     assert_eq!(dataset.sequence_count(), census.sequences);
     assert_eq!(dataset.document_count(), census.documents);
     assert_eq!(dataset.token_count(), census.tokens);
     Some((source, dataset))
 }
 
-/// Opens a tokenizer of one file; what is accepted encodes soundly.
+/// Opens a tokenizer of one file and checks it if it is accepted.
 pub fn tokenize(kind: &str, name: &str, bytes: &[u8]) {
     let model = Some(file(name, bytes));
-    tokenize_by(&TokenizerSpec { kind: kind.to_owned(), model, ..TokenizerSpec::default() }, bytes);
+    tokenize_spec(
+        &TokenizerSpec { kind: kind.to_owned(), model, ..TokenizerSpec::default() },
+        bytes,
+    );
 }
 
-/// The same of any files; some of their bytes make up the text.
-pub fn tokenize_by(spec: &TokenizerSpec, bytes: &[u8]) {
+/// Opens any tokenizer and checks it if it is accepted; some of the bytes are used as text.
+pub fn tokenize_spec(spec: &TokenizerSpec, bytes: &[u8]) {
     match open_tokenizer(spec) {
-        Ok(tokenizer) => encodes_soundly(tokenizer.as_ref(), bytes),
+        Ok(tokenizer) => check_tokenizer(tokenizer.as_ref(), bytes),
         Err(error) => {
             let unknown = error.to_string().starts_with("--tokenizer: ");
-            assert!(!unknown, "a target that tests nothing: {error}");
+            assert!(!unknown, "the target tests nothing: {error}");
         }
     }
 }
 
-/// What a vocabulary may look like is its own affair, but ids lie below its size and stand for
-/// bytes, no memory of earlier texts changes them, and neither does a cut where one is allowed.
-fn encodes_soundly(tokenizer: &dyn Tokenizer, vocabulary: &[u8]) {
+/// For any vocabulary, ids are below its size and decode to bytes; neither the cache of an encoder
+/// nor a cut where `cut_after` allows one changes them.
+fn check_tokenizer(tokenizer: &dyn Tokenizer, vocabulary: &[u8]) {
     let last = &vocabulary[vocabulary.len().saturating_sub(200)..];
     let text = format!("{SAMPLE}{}{SAMPLE}", String::from_utf8_lossy(last));
     let encode = |text: &str| {

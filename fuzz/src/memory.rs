@@ -1,5 +1,5 @@
-//! Files in memory and nothing else: the store of the tests, `FaultStore`, keeps the whole protocol
-//! of real disks, which takes a hundred times as long.
+//! A store that only keeps files in memory. `FaultStore`, the store of the tests, simulates the
+//! protocol of real disks, which takes a hundred times as long.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use storage::{
 
 type Files = BTreeMap<String, Arc<Vec<u8>>>;
 
-/// A flat store; what no reader or writer of token files and checkpoints calls it has not.
+/// A flat store with only the methods that readers and writers of token files and checkpoints call.
 #[derive(Debug)]
 pub struct Memory(Arc<Mutex<Files>>);
 
@@ -65,7 +65,7 @@ impl Storage for Memory {
         Err(Error::Unsupported { operation: "rename", object: "files in memory".to_owned() })
     }
 
-    /// As on an object store: a record commits.
+    /// As on an object store, where a commit record makes a step visible.
     fn has_atomic_publish(&self, _: &Key) -> Result<bool> {
         Ok(false)
     }
@@ -102,7 +102,7 @@ impl Object for File {
         self.bytes.len() as u64
     }
 
-    /// Whoever reads past the end has believed a number that it should not.
+    /// Panics on a read past the end: the reader used a number from the file without checking it.
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<()> {
         for RangeRead { offset, buf } in reads {
             let rest = usize::try_from(*offset).ok().and_then(|at| self.bytes.get(at..));

@@ -1,4 +1,4 @@
-//! Changes to JSON that leave it JSON: changes to its bytes hardly ever come past the parser.
+//! Mutations of JSON that keep it valid: mutated bytes rarely pass the parser.
 
 use libfuzzer_sys::fuzzer_mutate;
 use serde_json::{Value, json};
@@ -82,7 +82,7 @@ fn change(one: &mut Value, other: Value, chance: &mut Chance) {
     }
 }
 
-/// Numbers that follow from a seed, by Marsaglia's xorshift.
+/// Random numbers from a seed, by Marsaglia's xorshift.
 struct Chance(u64);
 
 impl Chance {

@@ -1,9 +1,9 @@
-//! Seconds that the texts of a file take on one core with a SentencePiece model, and their ids.
+//! Seconds to encode the texts of a file with a SentencePiece model on one core, and their ids.
 //!
-//! `cargo bench -p preprocess --bench sentencepiece -- MODEL JSONL [IDS]` prints what was measured
-//! as JSON. Into IDS it writes, for each text, how many ids it has and the ids, as little-endian
-//! u32. `benches/peers/sentencepiece_encode.py` runs this and the C++ library by turns, compares
-//! the ids and prints the ratio.
+//! `cargo bench -p preprocess --bench sentencepiece -- MODEL JSONL [IDS]` prints the result as
+//! JSON. For each text it writes the number of its ids and the ids to IDS, as little-endian u32.
+//! `benches/peers/sentencepiece_encode.py` runs this and the C++ library in turn, compares the ids
+//! and prints the ratio.
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 use std::time::Instant;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use preprocess::{TokenizerSpec, open_tokenizer};
 
 fn main() {
-    // cargo hands `--bench` on.
+    // cargo passes `--bench`.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let [model, jsonl, rest @ ..] = args.as_slice() else {
         println!("SKIPPED sentencepiece: it takes MODEL JSONL [IDS]");

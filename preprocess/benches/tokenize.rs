@@ -1,9 +1,9 @@
-//! MB of text per second on one core, ours and tiktoken's, on English and Chinese.
+//! MB of text per second on one core, by Feedline and by tiktoken, on English and Chinese.
 //!
-//! `cargo bench -p preprocess [-- [--alone] FILE...]`, `--alone` without the peer; a FILE is text
-//! to measure too, or, if its name ends in `.jsonl`, the texts under the key `text` of its lines.
-//! Every text is one document, or, of a plain file, every line. Run it under `taskset -c 0`, and
-//! after it, for the same files from JSON lines, `benches/peers/gigatoken_encode.py`.
+//! `cargo bench -p preprocess [-- [--alone] FILE...]`; `--alone` runs without tiktoken. A FILE is
+//! measured, too: each line of a text, or the text under the key `text` of each line if its name
+//! ends in `.jsonl`, is a document. Run it under `taskset -c 0`, and then
+//! `benches/peers/gigatoken_encode.py` on the same JSON lines.
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use preprocess::{TokenizerSpec, open_tokenizer};
 #[path = "../tests/it/common/mod.rs"]
 mod common;
 
-/// Long enough to leave the noise of starting behind.
+/// Enough text that startup does not matter.
 const BYTES: usize = 8 << 20;
 
-/// The best is the least disturbed.
+/// The best round is the least disturbed.
 const ROUNDS: usize = 5;
 
 fn main() {
@@ -26,7 +26,7 @@ fn main() {
         ("Chinese-like".to_owned(), lines(&random.chinese(BYTES / 3))),
     ];
     let alone = std::env::args().any(|arg| arg == "--alone");
-    // cargo hands `--bench` on.
+    // cargo passes `--bench`.
     for file in std::env::args().skip(1).filter(|arg| !arg.starts_with('-')) {
         let text = std::fs::read_to_string(&file).expect("a text in UTF-8");
         let documents = if file.ends_with(".jsonl") {
@@ -59,7 +59,7 @@ fn main() {
                 count =
                     documents.iter().map(|document| theirs.encode_ordinary(document).len()).sum();
             });
-            assert_eq!(ids.len(), count, "both give as many tokens");
+            assert_eq!(ids.len(), count, "token counts differ");
             time
         });
         let rate = |time: Duration| format!("{:.1} MB/s", bytes as f64 / 1e6 / time.as_secs_f64());

@@ -1,21 +1,21 @@
-//! MB of text per second of one core's time, by the tokenizers that cut text into words: jieba's
-//! words alone, then the ids of a tokenizer. What it compares with is in `peers/`.
+//! MB of text per second of CPU time of the tokenizers that split text into words: jieba's words
+//! alone, then the ids of a tokenizer. The implementations to compare with are in `peers/`.
 //!
 //! `cargo bench -p preprocess --bench words -- CORPUS.jsonl [KIND VOCAB [OUT]]`
 //!
-//! With OUT it writes the ids, a JSON list a line, as the peers do. With KIND `words` and any VOCAB
-//! it writes jieba's words.
+//! With OUT it writes the ids as one JSON list per line, as the peers do. With KIND `words` and any
+//! VOCAB it writes jieba's words.
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 
 use preprocess::{Jieba, TokenizerSpec, open_tokenizer};
 
-/// The median is the least disturbed.
+/// The median of an odd number.
 const ROUNDS: usize = 5;
 
 fn main() {
-    // cargo hands `--bench` on.
+    // cargo passes `--bench`.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let Some(corpus) = args.first() else { return println!("give a corpus of JSON lines") };
     let lines = BufReader::new(std::fs::File::open(corpus).expect("a corpus")).lines();
@@ -23,9 +23,9 @@ fn main() {
     let bytes: usize = texts.iter().map(String::len).sum();
     println!("{corpus}: {} documents, {:.1} MB of text", texts.len(), bytes as f64 / 1e6);
 
-    let start = on_core();
+    let start = cpu_seconds();
     let jieba = Jieba::built_in();
-    println!("jieba's dictionary made in {:.3} s", on_core() - start);
+    println!("jieba's dictionary built in {:.3} s", cpu_seconds() - start);
     let mut words = 0;
     let rate = median(bytes, || words = texts.iter().map(|text| jieba.cut(text).len()).sum());
     println!("jieba: {words} words, {rate:.1} MB/s");
@@ -67,22 +67,22 @@ fn text(line: &str) -> String {
     document["text"].as_str().expect("a text").to_owned()
 }
 
-/// MB per second of this thread's time on a core, for others may have it half of the time.
+/// MB per second of this thread's CPU time, since other processes may use the core.
 fn median(bytes: usize, mut pass: impl FnMut()) -> f64 {
     let mut rates: Vec<f64> = (0..ROUNDS)
         .map(|_| {
-            let start = on_core();
+            let start = cpu_seconds();
             pass();
-            bytes as f64 / 1e6 / (on_core() - start)
+            bytes as f64 / 1e6 / (cpu_seconds() - start)
         })
         .collect();
     rates.sort_by(f64::total_cmp);
     rates[ROUNDS / 2]
 }
 
-/// Seconds.
-fn on_core() -> f64 {
+/// CPU time of this thread.
+fn cpu_seconds() -> f64 {
     let times = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     let nanoseconds = times.split(' ').next().and_then(|first| first.parse::<f64>().ok());
-    nanoseconds.expect("the time on a core comes first") / 1e9
+    nanoseconds.expect("the first field is CPU time") / 1e9
 }

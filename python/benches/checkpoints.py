@@ -3,13 +3,13 @@
 
     checkpoints.py save|load|stall FOLDER --bytes 4e9 --runs 5
 
-Prints one JSON object: the seconds of each run by what was measured, and the bytes of the state.
+Prints one JSON object: the seconds of each run, by measurement, and the bytes of the state.
 
 The state is that of a GPT of width 1024 and its AdamW: weights in BF16, moments in FP32. `save`
 ends when the checkpoint is durable, which is what `FileSystemWriter` does as well by default. `load`
 drops the page cache before each run, as root, and loads into tensors that exist; the sides read
-the same state. `stall` is what the training loop waits for `async_save`: the call, and before the
-next step of the optimizer the rest of the copy.
+the same state. `stall` is how long `async_save` blocks the training loop: in the call, and before
+the next step of the optimizer for the rest of the copy.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main():
 
 
 def state_of(bytes):
-    """A state of about so many bytes, by the names of parameters."""
+    """A state of about `bytes` bytes, by the names of parameters."""
     shapes = {
         "attention.qkv.weight": (3 * WIDTH, WIDTH),
         "attention.proj.weight": (WIDTH, WIDTH),
@@ -88,9 +88,9 @@ def bytes_of(state):
 
 
 def timed(work):
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def save(args, folder):
@@ -132,23 +132,23 @@ def load(args, folder):
     for tensor in tensors_of(state):
         tensor.zero_()
 
-    def dropped(work):
+    def timed_cold(work):
         os.sync()
         pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
         return timed(work)
 
-    def touched(backend):
+    def load_and_touch(backend):
         for file in weights:
             for tensor in package.load_file(file, backend=backend).values():
-                tensor.view(-1)[::1024].view(torch.int16).sum()  # a page of a map is read when used
+                tensor.view(-1)[::1024].view(torch.int16).sum()  # reads mapped pages
 
     for _ in range(args.runs):
         reader = StorageReader(folder / "ours")
-        found["ours"].append(dropped(lambda: dcp.load(state, storage_reader=reader)))
-        found["theirs"].append(dropped(lambda: dcp.load(state, checkpoint_id=folder / "dcp")))
-        found["weights"].append(dropped(lambda: load_file(folder / "ours")))
+        found["ours"].append(timed_cold(lambda: dcp.load(state, storage_reader=reader)))
+        found["theirs"].append(timed_cold(lambda: dcp.load(state, checkpoint_id=folder / "dcp")))
+        found["weights"].append(timed_cold(lambda: load_file(folder / "ours")))
         for backend in ("mmap", "pread"):
-            found[f"weights_{backend}"].append(dropped(lambda: touched(backend)))
+            found[f"weights_{backend}"].append(timed_cold(lambda: load_and_touch(backend)))
     assert ckpt.verify(folder / "ours", progress=False)["ok"]
     return found
 
@@ -167,10 +167,10 @@ def stall(args, folder):
 
     def step():
         model(batch).square().mean().backward()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for hook in list(optimizer._optimizer_step_pre_hooks.values()):
             hook(optimizer, (), {})
-        before_step[0] = time.perf_counter() - begun
+        before_step[0] = time.perf_counter() - start
         optimizer.step()
         optimizer.zero_grad()
 
@@ -178,9 +178,9 @@ def stall(args, folder):
 
     def measure(**options):
         state = {"model": model.state_dict(), "optim": optimizer.state_dict()}
-        begun = time.perf_counter()
+        start = time.perf_counter()
         future = dcp.async_save(state, **options)
-        call = time.perf_counter() - begun
+        call = time.perf_counter() - start
         step()
         future.result()
         return call + before_step[0], state

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One measurement of the Python package, or of a peer called the same way, as one JSON object.
+"""One measurement of the Python package or of a peer, as one JSON object.
 
     side.py loader PREFIX --samples N [--cold]     batches of feedline.Loader
     side.py getitems PREFIX --samples N            batches of feedline.Dataset.__getitems__

@@ -1,4 +1,4 @@
-"""Samples by number, and read ahead of their use."""
+"""Samples by number, and batches that are read ahead."""
 
 import json
 import multiprocessing
@@ -52,13 +52,13 @@ def stream(loader):
     return [(batch["tokens"].copy(), batch["labels"].copy()) for batch in loader]
 
 
-def assert_equal(got, expected):
-    assert len(got) == len(expected)
-    for one, other in zip(got, expected, strict=True):
+def assert_equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_samples_are_those_of_megatrons_index(corpus, tmp_path):
+def test_samples_match_megatrons_index(corpus, tmp_path):
     dataset = opened(corpus, path_to_cache=tmp_path)
     expected = list(rows_of_index(corpus, tmp_path))
     assert len(dataset) == SAMPLES <= len(expected)
@@ -169,7 +169,7 @@ def test_state_of_other_data_is_refused(corpus, other_corpus):
             feedline.Loader(dataset, micro_batch_size=1).load_state_dict(state)
 
 
-def test_data_that_moved_is_the_same(corpus, tmp_path):
+def test_a_state_loads_into_moved_data(corpus, tmp_path):
     for suffix in (".bin", ".idx", ".crc", ".manifest.json"):
         shutil.copy(corpus + suffix, tmp_path)
     state = feedline.Loader(opened(corpus), micro_batch_size=1, samples_consumed=9).state_dict()
@@ -230,7 +230,7 @@ def test_documents_restart(corpus):
     assert all(each[0] == 0 and each[-1] == SEQUENCE for each in of_rows)
 
 
-def test_pickling_opens_again(corpus):
+def test_a_pickled_dataset_is_reopened(corpus):
     dataset = opened(corpus)
     again = pickle.loads(pickle.dumps(dataset))
     assert repr(again) == repr(dataset) and "0x" not in repr(dataset)
@@ -272,7 +272,7 @@ def test_after_fork_a_dataset_works_and_a_loader_is_refused(corpus):
     next(loader)
 
 
-def test_what_is_wrong_is_said(corpus, tmp_path):
+def test_invalid_arguments_raise(corpus, tmp_path):
     with pytest.raises(FileNotFoundError, match="expected .*absent.idx") as raised:
         opened(tmp_path / "absent")
     assert raised.value.errno == 2 and raised.value.filename.endswith("absent")
@@ -302,7 +302,7 @@ def test_what_is_wrong_is_said(corpus, tmp_path):
         next(loader)
 
 
-def test_damage_is_found(corpus, tmp_path):
+def test_corrupt_files_are_refused(corpus, tmp_path):
     name = pathlib.Path(corpus).name
     for suffix in (".bin", ".idx", ".crc"):
         shutil.copy(corpus + suffix, tmp_path)
@@ -317,7 +317,7 @@ def test_damage_is_found(corpus, tmp_path):
         opened(tmp_path / name)
 
 
-def test_damage_of_an_open_corpus_is_found(corpus, tmp_path):
+def test_corruption_of_an_open_corpus_is_detected(corpus, tmp_path):
     name = pathlib.Path(corpus).name
     for suffix in (".bin", ".idx", ".crc"):
         shutil.copy(corpus + suffix, tmp_path)

@@ -1,4 +1,4 @@
-"""The Python of the pages runs as it stands there."""
+"""The Python code of the pages runs unchanged."""
 
 import pathlib
 import re
@@ -22,6 +22,6 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     (tmp_path / "tokens").mkdir()
     names = {}
     for block in blocks:
-        exec(compile(block, page, "exec"), names)  # one after another, as a reader does
+        exec(compile(block, page, "exec"), names)  # in one namespace, as a reader would
     rows, length = names["batch"]["tokens"].shape
     assert rows == 8 and length in (1024, 2048)

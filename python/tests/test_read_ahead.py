@@ -1,4 +1,4 @@
-"""Samples by number: what is read ahead, and what a forked process may do with batches."""
+"""Samples by number are read ahead, and a forked process may free batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 import feedline
 
-# Far more than a process needs to free 500 arrays.
+# Much longer than a process needs to free 500 arrays.
 CHILD_SECONDS_MAX = 30
 
 
@@ -24,7 +24,7 @@ def test_equal_strides_are_read_ahead(corpus: str) -> None:
 
 
 def test_strides_that_do_not_last_start_few_loaders(corpus: str) -> None:
-    """Megatron's blends read each corpus in such steps. Each loader in vain took milliseconds."""
+    """Megatron's blends read a corpus with such strides. Each useless loader costs milliseconds."""
     dataset = feedline.open(corpus, sequence_length=32, num_samples=2000, cache=False)
     places = list(itertools.accumulate(itertools.islice(itertools.cycle([1, 1, 2]), 1200)))
     found = np.concatenate([dataset.read([place])["tokens"] for place in places])
@@ -33,8 +33,8 @@ def test_strides_that_do_not_last_start_few_loaders(corpus: str) -> None:
 
 
 def test_a_forked_process_frees_the_batches_of_its_parent(corpus: str) -> None:
-    """At the fork a thread of the parent may hold the lock of the memory that batches return to;
-    in the child that lock stays held."""
+    """At the fork a thread of the parent may hold the lock of the memory to which batches return;
+    in the child that lock is never released."""
     dataset = feedline.open(corpus, sequence_length=32, num_samples=1_000_000, cache=False)
     loader = feedline.Loader(dataset, micro_batch_size=1)
     kept = [next(loader) for _ in range(500)]

@@ -1,4 +1,4 @@
-"""Threads, descriptors and memory are gone after `close` and after the garbage collector."""
+"""Threads, descriptors and memory are released by `close` and by the garbage collector."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ def use(corpus, round_number):
     return batch
 
 
-def test_a_thousand_loaders_leave_nothing(corpus):
+def test_loaders_release_threads_descriptors_and_memory(corpus):
     for round_number in range(100):
         use(corpus, round_number)
     gc.collect()
@@ -68,7 +68,7 @@ except KeyboardInterrupt:
 
 
 def interrupted(call):
-    """What a process prints that is sent SIGINT while it waits in `call`."""
+    """Exit code and output of a process that receives SIGINT while it waits in `call`."""
     child = subprocess.Popen(
         [sys.executable, "-c", WAITS.format(call=call)], stdout=subprocess.PIPE, text=True
     )
@@ -84,7 +84,7 @@ def interrupted(call):
             child.wait()
 
 
-def test_control_c_ends_a_verb(tmp_path):
+def test_sigint_ends_preprocess(tmp_path):
     fifo = tmp_path / "endless.jsonl"
     os.mkfifo(fifo)
     holder = os.open(fifo, os.O_RDWR)  # a writer that never writes
@@ -114,7 +114,7 @@ def test_a_loader_does_not_hold_the_gil(corpus):
 
 
 @pytest.mark.parametrize("late", ["loader", "dataset"])
-def test_the_interpreter_ends_with_threads_running(corpus, late):
+def test_the_interpreter_exits_with_threads_running(corpus, late):
     text = f"""
 import logging; logging.basicConfig(level=logging.DEBUG)
 import feedline

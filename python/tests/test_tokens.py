@@ -1,4 +1,4 @@
-"""Texts to ids and back, and the verbs."""
+"""Texts to ids and back, and `preprocess`, `check` and `inspect`."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def gpt2():
     return feedline.Tokenizer("gpt2")
 
 
-def test_batches_are_the_texts_one_by_one(gpt2):
+def test_batches_match_single_texts(gpt2):
     texts = TEXTS * 300
     for threads in (1, 2, 5, None):
         batch = gpt2.encode_batch(texts, num_threads=threads)
@@ -39,7 +39,7 @@ def test_batches_are_the_texts_one_by_one(gpt2):
     assert len(gpt2.encode_batch([])) == 0
 
 
-def test_ids_are_those_of_hugging_face():
+def test_ids_match_hugging_face():
     path = DEMO / "tokenizer.json"
     ours, theirs = feedline.Tokenizer(path), tokenizers.Tokenizer.from_file(str(path))
     texts = [text for text in TEXTS if "<|" not in text] + [
@@ -52,14 +52,14 @@ def test_ids_are_those_of_hugging_face():
     assert ours.vocab_size == theirs.get_vocab_size()
 
 
-def test_arrow_takes_the_memory(gpt2):
+def test_arrow_shares_the_memory(gpt2):
     batch = gpt2.encode_batch(TEXTS)
     array = pa.array(batch)
     assert array.type == pa.large_list(pa.uint32()) and array.to_pylist() == batch.tolist()
     assert batch.to_arrow().values.buffers()[1].address == batch.values.ctypes.data
 
 
-def test_what_cannot_be_encoded_is_said(gpt2):
+def test_invalid_texts_raise(gpt2):
     with pytest.raises(TypeError):
         gpt2.encode_batch(["a", 1])
     with pytest.raises(UnicodeEncodeError):
@@ -76,7 +76,7 @@ def test_what_cannot_be_encoded_is_said(gpt2):
     assert gpt2.decode(gpt2.encode("世")[:1]) == "\ufffd"
 
 
-def test_files_are_those_of_the_program(gpt2, tmp_path):
+def test_files_match_the_program(gpt2, tmp_path):
     lines = write_documents(tmp_path / "lines.jsonl", 200, seed=3)
     seen = []
     report = gpt2.encode_files(lines, tmp_path / "ours", append_eod=True, progress=seen.append)
@@ -90,7 +90,7 @@ def test_files_are_those_of_the_program(gpt2, tmp_path):
     assert all(isinstance(each, feedline.Progress) for each in seen)
 
 
-def test_verbs_say_what_the_program_says(corpus, tmp_path):
+def test_check_and_inspect_match_the_program(corpus, tmp_path):
     program = pathlib.Path(sys.executable).parent / "feedline"
     out = subprocess.run([program, "inspect", corpus, "--json"], check=True, capture_output=True)
     assert feedline.inspect(corpus) == json.loads(out.stdout)
@@ -108,7 +108,7 @@ def test_verbs_say_what_the_program_says(corpus, tmp_path):
             verb(tmp_path / "absent")
 
 
-def test_bad_lines_and_taken_names(tmp_path):
+def test_bad_lines_and_existing_outputs(tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"text": 1}\n')
     with pytest.raises(ValueError, match="line 2"):

@@ -1,9 +1,8 @@
-"""The block shuffle of indexed/FORMAT.md, written again from its definition.
+"""The block shuffle of indexed/FORMAT.md, implemented again from its definition.
 
     block_shuffle.py SAMPLES BLOCK_SAMPLES WINDOW_BLOCKS SEED EPOCH FIRST COUNT
 
-prints the samples at COUNT positions from FIRST on. It builds no table either, but is written for
-reading, not for speed.
+prints the samples at COUNT positions from FIRST on. It is written to be readable, not fast.
 """
 
 import sys
@@ -40,7 +39,7 @@ def permute(key, length, number):
 
 
 def order(samples, block, window, seed, epoch):
-    """Yields all samples in their order: by the definition, window after window."""
+    """Yields all samples in order: by the definition, window after window."""
     key = derive(mix(seed), epoch)
     blocks = -(-samples // block)
     ranked = (permute(derive(key, 0), blocks, rank) for rank in range(blocks))

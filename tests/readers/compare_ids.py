@@ -5,7 +5,7 @@ the library the vocabulary belongs to, document by document.
     compare_ids.py tiktoken NAME corpus.jsonl ids.bin FILE.tiktoken
     compare_ids.py megatron v1|v2 corpus.jsonl ids.bin vocab.json
 
-Ends with 1 if a document differs. Needs `pip install tokenizers` or `tiktoken`, and numpy.
+Exits with 1 if a document differs. Needs `pip install tokenizers` or `tiktoken`, and numpy.
 """
 
 import json
@@ -63,17 +63,18 @@ def main(kind, model, corpus, ids, *more):
     ours = numpy.memmap(ids, dtype="<u4", mode="r")
     at = documents = differing = tokens = 0
     for texts in batches(corpus, 256):
-        for text, due in zip(texts, encode(texts)):
+        for text, expected in zip(texts, encode(texts)):
             count = int(ours[at])
-            got = ours[at + 1 : at + 1 + count]
+            found = ours[at + 1 : at + 1 + count]
             at += 1 + count
             documents += 1
-            tokens += len(due)
-            if len(due) != count or not numpy.array_equal(got, due):
+            tokens += len(expected)
+            if len(expected) != count or not numpy.array_equal(found, expected):
                 differing += 1
                 if differing <= 5:
-                    place = next((i for i, (a, b) in enumerate(zip(got, due)) if a != b), -1)
-                    print(documents, place, got[place:][:8].tolist(), due[place:][:8], text[:60])
+                    place = next((i for i, (a, b) in enumerate(zip(found, expected)) if a != b), -1)
+                    parts = found[place:][:8].tolist(), expected[place:][:8]
+                    print(documents, place, *parts, text[:60])
     assert at == len(ours), "more documents than the corpus has"
     print(f"{documents} documents, {tokens} tokens, {differing} documents differ")
     return 1 if differing else 0

@@ -1,12 +1,12 @@
-"""Prints the samples that CPM-2's own EncDecDataset gives, as one JSON object.
+"""Prints the samples of CPM-2's own EncDecDataset, as one JSON object.
 
     python3 cpm2_samples.py CHECKOUT > tests/golden/samples/cpm2.json
 
 CHECKOUT is a clone of the repository CPM-2-Pretrain of TsinghuaAI. Its dataset and the function of
-its training program that makes masks and positions are run as they are; what they import and do not
-need is replaced by empty stand-ins. The documents are random, and their index is made here by the
-rules of `_build_index_mappings` for one epoch. Of every case it prints the settings, the first
-samples whole, and one number for each field of all samples, as `megatron_samples.py` does.
+its training program for masks and positions run unchanged; modules that they import but do not need
+are replaced by mocks. The documents are random, and their index is built here by the rules of
+`_build_index_mappings` for one epoch. For every case it prints the settings, the first samples, and
+a hash of each field of all samples, as `megatron_samples.py` does.
 
 It needs numpy and PyTorch (the CPU is enough).
 """
@@ -25,7 +25,7 @@ VOCAB, EOD, PAD, SENTINEL = 1000, 7, 5, 810
 
 
 class Random:
-    """The small generator of the tests."""
+    """The random generator of the tests."""
 
     def __init__(self, seed: int) -> None:
         self.state = seed
@@ -36,7 +36,7 @@ class Random:
 
 
 def fold(folded: int, values) -> int:
-    """FNV-1a of 64 bits, a value at a time."""
+    """FNV-1a of 64 bits over values."""
     for value in values:
         folded = ((folded ^ (int(value) & MASK64)) * 0x100000001B3) & MASK64
     return folded
@@ -52,7 +52,7 @@ class Tokenizer:
 
 
 class Sequences:
-    """A dataset in memory, with the reading of the original's."""
+    """A dataset in memory, with the read method of the original."""
 
     def __init__(self, sequences: list) -> None:
         self.sequences = [numpy.array(sequence, dtype=numpy.uint16) for sequence in sequences]
@@ -64,7 +64,7 @@ class Sequences:
 
 
 def triple(seed: int) -> tuple:
-    """150 documents of 2 to 25 spans that are kept and as many that are not."""
+    """150 documents of 2 to 25 visible spans and as many hidden ones."""
     random, contexts, targets, offsets = Random(seed), [], [], []
     tokens = lambda count: [20 + random.below(780) for _ in range(count)]  # noqa: E731
     for _ in range(150):

@@ -33,24 +33,24 @@ def main():
     end = [tokenizer.token_to_id("<|endoftext|>")] if args.append_eod else []
     with open(args.jsonl, encoding="utf-8", newline="\n") as lines:
         texts = [json.loads(line)[args.key] for line in lines if line.strip()]
-    got = list(documents(args.prefix))
+    found = list(documents(args.prefix))
 
     differ, first, tokens = 0, None, 0
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]
         for place, encoding in enumerate(tokenizer.encode_batch(batch), start):
-            due = encoding.ids + end if encoding.ids else []
-            tokens += len(due)
-            ours = got[place] if place < len(got) else None
-            if ours != due:
+            expected = encoding.ids + end if encoding.ids else []
+            tokens += len(expected)
+            ours = found[place] if place < len(found) else None
+            if ours != expected:
                 differ += 1
-                first = first or difference(place, ours, due)
+                first = first or difference(place, ours, expected)
 
-    print(f"{len(texts)} documents in the text, {len(got)} in the dataset, {tokens} tokens due")
+    print(f"{len(texts)} documents in the text, {len(found)} in the dataset, {tokens} tokens")
     print(f"{differ} documents differ")
     if first:
         print(first)
-    sys.exit(1 if differ or len(got) != len(texts) else 0)
+    sys.exit(1 if differ or len(found) != len(texts) else 0)
 
 
 def gpt2(folder):
@@ -63,7 +63,7 @@ def gpt2(folder):
 
 
 def documents(prefix):
-    """The ids of each document, read by the layout of .bin and .idx and nothing of ours."""
+    """The ids of each document, read by the layout of .bin and .idx without Feedline."""
     with open(f"{prefix}.idx", "rb") as file:
         index = file.read()
     assert index[:9] == b"MMIDIDX\0\0", "not an .idx"
@@ -83,14 +83,15 @@ def documents(prefix):
         yield ids
 
 
-def difference(place, ours, due):
+def difference(place, ours, expected):
     if ours is None:
         return f"document {place} (from 0) is absent from the dataset"
-    at = next((i for i, (a, b) in enumerate(zip(ours, due)) if a != b), min(len(ours), len(due)))
+    end = min(len(ours), len(expected))
+    at = next((i for i, (a, b) in enumerate(zip(ours, expected)) if a != b), end)
     near = slice(max(at - 3, 0), at + 4)
     return (
         f"first: document {place} (from 0), token {at}: "
-        f"got {ours[near]}, due {due[near]} ({len(ours)} tokens, {len(due)} due)"
+        f"expected {expected[near]}, found {ours[near]} ({len(expected)} and {len(ours)} tokens)"
     )
 
 

@@ -5,8 +5,8 @@
     {"sequences": S, "documents": D, "tokens": T,
      "sha256": of all tokens as little-endian int64, "first_tokens": [up to 16 of them]}
 
-It needs megatron-core and numpy, and no PyTorch: the reader takes its tokens with numpy, and of
-`torch` it wants names alone, which are made up below.
+It needs megatron-core and numpy, but no PyTorch: the reader reads tokens with numpy, and only needs
+names of `torch`, which are defined below.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import types
 
 
 def module(name: str, **names: object) -> types.ModuleType:
-    """Puts a module where imports will find it."""
+    """Creates a module that imports will find."""
     made = types.ModuleType(name)
     made.__dict__.update(names)
     sys.modules[name] = made

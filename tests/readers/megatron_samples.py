@@ -1,11 +1,11 @@
-"""Prints the samples that Megatron's own GPT, BERT and T5 datasets give, as one JSON object.
+"""Prints the samples of Megatron's own GPT, BERT and T5 datasets, as one JSON object.
 
     python3 megatron_samples.py > tests/golden/samples/megatron.json
 
 It writes two corpora of random tokens into a temporary folder with Megatron's builder, opens them
-with Megatron's datasets in several settings, and asks each for all of its samples. Of every case it
-prints the settings, the first samples whole, and one number for each field of all samples, folded
-as `fold` says. `loader/tests/it/samples.rs` makes the same corpora and folds what it gets.
+with Megatron's datasets in several settings, and reads all samples of each. For every case it
+prints the settings, the first samples, and a hash of each field of all samples by `fold`.
+`loader/tests/it/samples.rs` creates the same corpora and hashes its samples.
 
 It needs megatron-core, numpy and PyTorch (the CPU is enough).
 """
@@ -17,7 +17,7 @@ import tempfile
 import numpy
 import torch
 
-torch.distributed.get_rank = lambda *_args, **_named: 0  # there is one process, and no group of them
+torch.distributed.get_rank = lambda *_args, **_named: 0  # there is one process and no process group
 
 from megatron.core.datasets.bert_dataset import (  # noqa: E402
     BERTMaskedWordPieceDataset,
@@ -36,7 +36,7 @@ WHOLE_SAMPLES = 2
 
 
 class Random:
-    """The small generator of the tests."""
+    """The random generator of the tests."""
 
     def __init__(self, seed: int) -> None:
         self.state = seed
@@ -47,14 +47,14 @@ class Random:
 
 
 def fold(folded: int, values) -> int:
-    """FNV-1a of 64 bits, a value at a time."""
+    """FNV-1a of 64 bits over values."""
     for value in values:
         folded = ((folded ^ (int(value) & MASK64)) * 0x100000001B3) & MASK64
     return folded
 
 
 class Tokenizer:
-    """Ids 0 to 399, those from 10 on that 3 divides going on with a word."""
+    """Ids 0 to 399; those from 10 on that are multiples of 3 continue a word."""
 
     vocab_size = 400
     inv_vocab = {token: ("##" if token >= 10 and token % 3 == 0 else "") + str(token) for token in range(400)}
@@ -67,7 +67,7 @@ class Tokenizer:
 
 
 def write_corpus(prefix: str, seed: int, sentences_max: int, tokens_max: int, eod: bool) -> None:
-    """300 documents of up to so many sentences of up to so many tokens, special ones among them."""
+    """300 documents of up to `sentences_max` sentences of up to `tokens_max` tokens."""
     random = Random(seed)
     builder = IndexedDatasetBuilder(prefix + ".bin", dtype=numpy.uint16)
     for _ in range(300):

@@ -1,10 +1,10 @@
-"""Prints what Megatron's own datasets give for the runs of `tests/golden/gpt_cache`.
+"""Prints hashes of the samples of Megatron's datasets for the runs of `tests/golden/gpt_cache`.
 
     python3 megatron_stream.py tests/golden/gpt_cache > tests/golden/gpt_cache/streams.json
 
     {"RUN": {"samples": S, "sha256": of all samples of the training part, in their order}}
 
-Of each sample its tokens and then its labels are summed up, as little-endian int64. It needs
+The hash is over the tokens and then the labels of each sample, as little-endian int64. It needs
 megatron-core and PyTorch.
 """
 
@@ -20,7 +20,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 
 class Tokenizer:
-    """What a dataset asks of one; pad differs from every token."""
+    """The attributes that a dataset needs; pad differs from every token."""
 
     unique_identifiers = {"class": "stand-in"}
     vocab_size = 60001
@@ -59,9 +59,9 @@ def main() -> None:
     with open(os.path.join(folder, "manifest.json"), encoding="utf-8") as file:
         runs = json.load(file)["runs"]
     with tempfile.TemporaryDirectory() as cache:
-        # A group of one: the builder asks who else builds.
-        meet = "file://" + os.path.join(cache, "meet")
-        torch.distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+        # The builder needs a process group, here of one process.
+        rendezvous = "file://" + os.path.join(cache, "rendezvous")
+        torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
         found = {
             name: stream(folder, run, os.path.join(cache, name))
             for name, run in runs.items()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Splits texts with NLTK's Punkt, the oracle of ours.
+"""Splits texts with NLTK's Punkt, the reference of Feedline's splitter.
 
     nltk_sentences.py CORPUS.jsonl... > cases.jsonl
     FEEDLINE_SENTENCES=$PWD/cases.jsonl cargo test --release -p preprocess --test it sentences::
 
-Reads the key "text" of JSON lines, and prints for each text what NLTK makes of it, with white space
+Reads the key "text" of JSON lines, and prints NLTK's sentences of each text, with white space
 between sentences dropped and kept, as Megatron's preprocess_data.py does with --split-sentences and
---keep-newlines. Needs nltk (3.9 or 3.10), and of its data punkt_tab/english. With --soup N it makes N
-texts of what is hard, from --seed.
+--keep-newlines. Needs nltk (3.9 or 3.10) and its data punkt_tab/english. With --soup N it generates
+N difficult texts from --seed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Prints what numpy finds in a dataset, read by the layout of its files alone, as one JSON object.
+"""Reads a dataset with numpy by the layout of its files, and prints it as one JSON object.
 
     python3 numpy_read.py PREFIX
 

@@ -1,15 +1,15 @@
-"""Checks what `feedline clean` kept and dropped, by a reading of its rules of its own.
+"""Checks what `feedline clean` kept and dropped, with an independent implementation of its rules.
 
     feedline clean --json-in F.jsonl --out O --exact-dedup --near-dedup --dropped D.jsonl
     python openwebtext_clean.py F.jsonl O.jsonl D.jsonl [--jaccard 0.7] [--key text]
                                 [--all-pairs N] [--megatron]
 
-Every line must be kept or dropped, in order and byte for byte; exact duplicates must be those of a
-set; a near duplicate must be as much like an earlier, kept document as was asked for, by the sets
-of its runs of five characters. --all-pairs compares each two of the first N documents that were
-kept and tells which pairs were missed; --megatron does the same with what the method of Megatron's
-tools/openwebtext leaves of those N documents (100 hashes in 10 bands, groups that are connected).
-Both need numpy and scipy. Prints what was compared; exits 1 if something is wrong.
+Every line must be kept or dropped, in order and byte for byte. Exact duplicates must be those of a
+hash table. A near duplicate must have the requested Jaccard index with an earlier, kept document,
+by the sets of runs of five characters. --all-pairs compares all pairs of the first N kept documents
+and counts missed pairs; --megatron does the same for the documents that the method of Megatron's
+tools/openwebtext keeps (100 hashes in 10 bands, connected groups). Both need numpy and scipy.
+Prints what was compared; exits with 1 if there are faults.
 """
 
 import argparse
@@ -44,14 +44,15 @@ def main():
         causes[label["cause"]] = causes.get(label["cause"], 0) + 1
     print(f"{len(source)} documents, {len(kept)} kept, dropped {causes}")
     if args.all_pairs:
-        left = [nth for nth in range(len(texts)) if nth not in dropped][: args.all_pairs]
-        part = range(left[-1] + 1) if left else []
-        found = pairs([texts[nth] for nth in left], args.jaccard)
-        print(f"{len(left)} of the first {len(part)} documents are kept, each two compared:")
-        tell("feedline", len(part) - len(left), found)
+        numbers = [nth for nth in range(len(texts)) if nth not in dropped][: args.all_pairs]
+        part = range(numbers[-1] + 1) if numbers else []
+        found = pairs([texts[nth] for nth in numbers], args.jaccard)
+        print(f"{len(numbers)} of the first {len(part)} documents are kept, all pairs compared:")
+        print_pairs("feedline", len(part) - len(numbers), found)
         if args.megatron:
-            stay = megatron([texts[nth] for nth in part], args.jaccard)
-            tell("Megatron", len(part) - len(stay), pairs([texts[n] for n in stay], args.jaccard))
+            kept_by_megatron = megatron([texts[nth] for nth in part], args.jaccard)
+            others = pairs([texts[nth] for nth in kept_by_megatron], args.jaccard)
+            print_pairs("Megatron", len(part) - len(kept_by_megatron), others)
         faults += [f"a pair of index {j:.3f} is kept" for j in found if j >= 0.9]
     for fault in faults[:10]:
         print("wrong:", fault)
@@ -65,7 +66,7 @@ def lines(path):
 
 
 def partition(source, kept, dropped):
-    """Whether kept and dropped lines together are the source, in order."""
+    """Checks that kept and dropped lines together are the source, in order."""
     kept = iter(kept)
     faults = []
     for nth, line in enumerate(source):
@@ -80,22 +81,23 @@ def partition(source, kept, dropped):
 
 
 def exact(texts, dropped):
-    """Exact duplicates, if they were looked for, are those of a table of texts."""
-    told = {nth: label["of"] for nth, (label, _) in dropped.items() if "exact" in label["cause"]}
+    """Checks exact duplicates, if any were dropped, against a hash table of texts."""
+    found = {nth: label["of"] for nth, (label, _) in dropped.items() if "exact" in label["cause"]}
     compared = {None, "exact-duplicate", "near-duplicate"}
-    first, due = {}, {}
+    first, expected = {}, {}
     for nth, text in enumerate(texts):
         cause = dropped[nth][0]["cause"] if nth in dropped else None
         if cause in compared and first.setdefault(text, nth) != nth:
-            due[nth] = first[text]
-    if not told or told == due:
+            expected[nth] = first[text]
+    if not found or found == expected:
         return []
-    wrong = sorted(set(told.items()) ^ set(due.items()))
-    return [f"exact duplicates: {len(told)} told, {len(due)} due, the first other {wrong[0]}"]
+    wrong = sorted(set(found.items()) ^ set(expected.items()))
+    counts = f"expected {len(expected)}, found {len(found)}"
+    return [f"exact duplicates: {counts}, first difference {wrong[0]}"]
 
 
 def near(texts, dropped, least):
-    """Near duplicates are as much like what is kept as was asked for."""
+    """Checks that near duplicates have the requested Jaccard index with a kept document."""
     faults = []
     for nth, (label, _) in dropped.items():
         if label["cause"] != "near-duplicate":
@@ -103,14 +105,14 @@ def near(texts, dropped, least):
         of = label["of"]
         index = jaccard(runs(texts[nth]), runs(texts[of]))
         if of >= nth or of in dropped:
-            faults.append(f"document {nth} is like {of}, which is not kept before it")
+            faults.append(f"document {nth} duplicates {of}, which is not kept before it")
         if index < least or abs(index - label["jaccard"]) > 1e-9:
-            faults.append(f"document {nth} is like {of} by {index}, told {label['jaccard']}")
+            faults.append(f"document {nth} has index {index} with {of}, not {label['jaccard']}")
     return faults
 
 
 def runs(text):
-    """All runs of five characters; a shorter text is one."""
+    """All runs of five characters; a shorter text is one run."""
     if len(text) <= RUN:
         return {text} if text else set()
     return {text[at : at + RUN] for at in range(len(text) - RUN + 1)}
@@ -122,7 +124,7 @@ def jaccard(first, second):
 
 
 def incidence(texts):
-    """A sparse matrix: which document has which run."""
+    """A sparse matrix of documents and their runs."""
     import numpy
     from scipy.sparse import csr_array
 
@@ -135,7 +137,7 @@ def incidence(texts):
 
 
 def pairs(texts, least):
-    """The Jaccard index of all pairs that have so much, the highest first."""
+    """The Jaccard indexes of all pairs with at least `least`, the highest first."""
     import numpy
 
     matrix = incidence(texts)
@@ -150,8 +152,8 @@ def pairs(texts, least):
 
 
 def megatron(texts, least, hashes=100, bands=10, seed=1234):
-    """What find_duplicates.py and group_duplicate_url.py leave: in every bucket one document, here
-    the first, is compared with the others; what is alike is a group, of which one stays."""
+    """The documents that find_duplicates.py and group_duplicate_url.py keep: in every bucket one
+    document, here the first, is compared with the others; one of each similar group is kept."""
     import numpy
 
     random = numpy.random.RandomState(seed)
@@ -180,9 +182,9 @@ def megatron(texts, least, hashes=100, bands=10, seed=1234):
     return [nth for nth in range(len(texts)) if group[nth] == nth]
 
 
-def tell(who, removed, found):
+def print_pairs(who, removed, found):
     high = sum(index >= 0.85 for index in found)
-    print(f"  {who}: {removed} removed, {len(found)} pairs left alike, {high} of them by 0.85")
+    print(f"  {who}: {removed} removed, {len(found)} similar pairs kept, {high} of them by 0.85")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Prints what the reference reader of safetensors finds in the files of a folder, as one JSON object.
+"""Reads the files of a folder with the package safetensors, and prints them as one JSON object.
 
     python3 safetensors_read.py FOLDER
 
-Of each tensor its type, its shape and the SHA-256 of its bytes. Where there is an index, every weight
-must be in the file that it names. It needs safetensors and nothing else.
+For each tensor: its type, its shape and the SHA-256 of its bytes. If there is an index, every
+weight must be in the file that the index names. It needs only safetensors.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ for path in sorted(folder.glob("*.safetensors")):
             assert not any(tensor["data"]), f"{path.name}: bytes in {name}"
             continue
         assert name not in found, f"{name} is in {files[name]} and {path.name}"
-        sum_ = hashlib.sha256(bytes(tensor["data"])).hexdigest()
-        found[name] = [tensor["dtype"], list(tensor["shape"]), sum_]
+        digest = hashlib.sha256(bytes(tensor["data"])).hexdigest()
+        found[name] = [tensor["dtype"], list(tensor["shape"]), digest]
         files[name] = path.name
 index = folder / "model.safetensors.index.json"
 if index.exists():

@@ -1,8 +1,8 @@
-"""Prints what TensorBoard shows of a folder of event files, as one JSON object.
+"""Prints the scalars that TensorBoard shows for a folder of event files, as one JSON object.
 
     python3 tensorboard_read.py FOLDER        {"loss": [[step, value], ...], ...}
 
-Points that a later start of the run hides are not among them.
+Points that a restart of the run replaces are not included.
 """
 
 import json

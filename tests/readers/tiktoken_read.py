@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Whether the tokens of a dataset are those that tiktoken makes of the JSON lines it came from.
+"""Compares the tokens of a dataset with those of tiktoken for the same JSON lines.
 
     tiktoken_read.py gpt2|r50k|cl100k|o200k RANKS.tiktoken LINES.jsonl PREFIX_text_document
 
-Prints how many documents there are and how many differ; fails if one does.
+Prints how many documents there are and how many differ; exits with 1 if one does.
 """
 
 import json
@@ -20,7 +20,7 @@ DTYPES = {4: numpy.int32, 8: numpy.uint16}
 def pattern(name):
     if name in ("gpt2", "r50k"):
         return openai_public.r50k_pat_str
-    # The ranks of these would be fetched, were they not known.
+    # Replaces the function that would download the ranks.
     openai_public.load_tiktoken_bpe = lambda *args, **kwargs: {}
     return getattr(openai_public, f"{name}_base")()["pat_str"]
 
@@ -39,8 +39,8 @@ def main():
     documents = differing = start = 0
     with open(lines_file, encoding="utf-8") as lines:
         for line, length in zip(lines, lens, strict=True):
-            due = encoding.encode_ordinary(json.loads(line)["text"])
-            differing += tokens[start : start + length].tolist() != due
+            expected = encoding.encode_ordinary(json.loads(line)["text"])
+            differing += tokens[start : start + length].tolist() != expected
             start += int(length)
             documents += 1
     print(f"{documents} documents, {differing} differ")

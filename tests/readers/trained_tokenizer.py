@@ -1,4 +1,4 @@
-"""Encodes texts with both files of a trained tokenizer, each by the package that it is for.
+"""Encodes texts with both files of a trained tokenizer, each with the package for its format.
 
     feedline tokenizer train --type bpe --vocab-size N --out DIR F.jsonl
     python trained_tokenizer.py F.jsonl DIR

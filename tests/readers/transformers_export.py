@@ -1,4 +1,4 @@
-"""Compares an export with the run that it is of: the loss, and the ids of its tokenizer.
+"""Prints the loss of an export, and the ids of its tokenizer, to compare with its run.
 
     python3 transformers_export.py loss FOLDER PREFIX FROM WINDOW
     python3 transformers_export.py batches FOLDER BATCHES
@@ -7,10 +7,9 @@
 `loss` prints the loss per token of a causal model over the sequences of PREFIX.bin from the number
 FROM on, as `trainer eval corpus` measures it: one text, in windows of WINDOW tokens, each of which
 predicts the tokens after its first. `batches` prints the loss of a T5 or a BERT on the batches that
-`cargo run -p feed --example valid_batches` prints, as `trainer train` evaluates it: of a
-BERT that of the hidden tokens. `ids` prints the ids of each line of TEXTS, a JSON string a
-line, without special tokens around it. Both need torch and transformers; without them this ends
-with 77.
+`cargo run -p feed --example valid_batches` prints, as `trainer train` evaluates it; for a BERT,
+that of the masked tokens. `ids` prints the ids of each line of TEXTS, one JSON string per line,
+without special tokens around it. Without torch and transformers, this exits with 77.
 """
 
 import json
@@ -28,7 +27,7 @@ except ImportError as error:
 
 
 def tokens(prefix, first):
-    """The tokens of a .bin from a sequence on."""
+    """The tokens of a .bin, starting with a sequence."""
     with open(prefix + ".idx", "rb") as file:
         index = file.read()
     kind, count = index[17], struct.unpack_from("<Q", index, 18)[0]
@@ -70,7 +69,7 @@ def batches(folder, file):
             row = lambda key: torch.tensor(batch[key]).reshape(batch["rows"], -1)
             inputs = {key: row(key) for key in ("input_ids", "attention_mask") if key in batch}
             if is_bert:
-                # Padding has an id of its own there.
+                # Padding has its own type id there.
                 types = (row("token_type_ids") == 1).long()
                 logits = model(**inputs, token_type_ids=types).prediction_logits
             else:

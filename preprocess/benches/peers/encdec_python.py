@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""CPM-2's tokenizer in Python, with the costs and the mistakes of the published one.
+"""CPM-2's tokenizer in Python, with the costs and the bugs of the published one.
 
     pip install jieba==0.42.1
     python encdec_python.py VOCAB.txt CORPUS.jsonl [KIND]      MB/s over the "text" of each line
-    python encdec_python.py VOCAB.txt CORPUS.jsonl KIND OUT    the ids too, a JSON list a line
-    python encdec_python.py --golden FOLDER                    makes the committed vocabulary and cases
+    python encdec_python.py VOCAB.txt CORPUS.jsonl KIND OUT    also writes the ids, a JSON list per line
+    python encdec_python.py --golden FOLDER                    writes the committed vocabulary and cases
 
-KIND is cpm2 (the default), yuan or cpm-t5. The search for the longest token makes a string for every
+KIND is cpm2 (the default), yuan or cpm-t5. The search for the longest token builds a string for every
 candidate, as the published one does.
 """
 
@@ -143,7 +143,7 @@ def golden(folder):
     (folder / "jieba").mkdir(exist_ok=True)
     dump(folder / "jieba/cuts.json", cuts)
 
-    # A small vocabulary of the published one's shape: its first lines, characters, then words.
+    # A small vocabulary in the order of the published one: its first lines, characters, then words.
     special = ["<unk>", "<s>", "</s>", NEWLINE, "<sep>", "<pad>", "<mask>", "<eod>", "\u2581", ",", SPACE]
     words = {word for cut in cuts for word in cut["words"] if 1 < len(word) <= 6}
     chars = {char for text in cases for char in text if not char.isspace()}
@@ -165,7 +165,7 @@ def golden(folder):
             encoded = [{"text": text, "ids": tokenizer.encode(text)} for text in cases]
             dump(folder / f"encdec/{vocab.stem}.{kind}.json", encoded)
 
-    # A user's words, and a dictionary in the place of jieba's.
+    # A user dictionary, and a dictionary that replaces jieba's.
     user = "云计算 5\n李小福 2 nr\n创新办 3 i\neasy_install 3 eng\n好用 300\n韩玉赏鉴 3 nz\n八一双鹿 3 nz\n台中\n凱特琳 nz\nEdu Trust认证 2000\n網易杭研\n杭研大厦\n熙攘 0\n"
     (folder / "jieba/user.txt").write_text(user, encoding="utf-8")
     own = jieba.Tokenizer()
@@ -176,7 +176,7 @@ def golden(folder):
     chosen += [w for cut in cuts[:12] for w in cut["words"] if w.strip() == w and len(w) > 1]
     dictionary = "".join(f"{word} {jieba.dt.FREQ.get(word) or 7} n\n" for word in chosen)
     (folder / "jieba/small.txt").write_text(dictionary, encoding="utf-8")
-    # The words that must be split are kept for all dictionaries of a process.
+    # Words that must be split are global to the process, not per dictionary.
     jieba.finalseg.Force_Split_Words.clear()
     small = jieba.Tokenizer(str(folder / "jieba/small.txt"))
     dump(folder / "jieba/cuts_small.json", [{"text": t, "words": list(small.cut(t))} for t in more])

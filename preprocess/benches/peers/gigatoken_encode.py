@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Seconds that gigatoken takes to encode a file of JSON lines, and nothing else.
+"""Seconds that gigatoken takes to encode a file of JSON lines.
 
     taskset -c 0 gigatoken_encode.py [--rounds N] VOCABULARY FILE...
 
-VOCABULARY is a `tokenizer.json`, or `NAME.tiktoken`. One row a file: seconds and MB/s of the first
-encoding in this process, and of the best of the later ones; on one thread, then on all that
-`taskset` allows. Reading the vocabulary is not in them, nor is writing: what comes out is an array
-in memory.
+VOCABULARY is a `tokenizer.json`, or `NAME.tiktoken`. One row per file and thread count (one, then all
+that `taskset` allows): seconds and MB/s of the first encoding and of the best later one. The times
+include neither reading the vocabulary nor writing: the result is an array in memory.
 """
 
 import argparse
@@ -33,7 +32,7 @@ def main():
     for file in args.files:
         mb = os.path.getsize(file) / 1e6
         for count in sorted({1, threads}):
-            # A new one each time: its memory of words is empty then.
+            # A new tokenizer each time, with an empty cache of words.
             if args.vocabulary.endswith(".tiktoken"):
                 tokenizer = gigatoken.Tokenizer.from_tiktoken(args.vocabulary)
             else:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""SentencePiece's C++ library against ours: the same ids, and how many times faster.
+"""Compares ids and speed of Feedline with those of SentencePiece's C++ library.
 
     sentencepiece_encode.py MODEL JSONL [--rounds 5] [--core 0]
 
-Needs the package `sentencepiece`. Builds and runs `benches/sentencepiece.rs` by turns with the
-library, both pinned to one core, and times nothing but encoding. Exits with 1 if an id differs.
+Needs the package `sentencepiece`. Builds `benches/sentencepiece.rs` and runs it and the library in
+turn, both pinned to one core. Only encoding is timed. Exits with 1 if an id differs.
 """
 
 import argparse
@@ -47,8 +47,8 @@ def main():
     our_seconds, their_seconds = [], []
     for round_ in range(args.rounds):
         command = [ours, args.model, args.jsonl] + ([ids_file] if round_ == 0 else [])
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        our_seconds.append(json.loads(said)["seconds"])
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        our_seconds.append(json.loads(output)["seconds"])
         start = time.perf_counter()
         if round_ == 0:
             ids = [array.array("I", theirs.encode(text)) for text in texts]
@@ -60,9 +60,9 @@ def main():
     with open(ids_file, "rb") as file:
         found.frombytes(file.read())
     at, differ = 0, []
-    for number, due in enumerate(ids):
+    for number, expected in enumerate(ids):
         count = found[at]
-        if found[at + 1 : at + 1 + count] != due:
+        if found[at + 1 : at + 1 + count] != expected:
             differ.append(number)
         at += 1 + count
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) / 1e6

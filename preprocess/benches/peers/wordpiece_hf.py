@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""BERT's tokenizer by Hugging Face's `tokenizers`, without special tokens.
+"""BERT's tokenizer of Hugging Face's `tokenizers`, without special tokens.
 
     pip install tokenizers
     python wordpiece_hf.py VOCAB.txt CORPUS.jsonl CASE [OUT]    MB/s over the "text" of each line, one
-                                                                thread; the ids, a JSON list a line
-    python wordpiece_hf.py --train VOCAB.txt CORPUS.jsonl CASE  makes a vocabulary of 30,000 tokens
-    python wordpiece_hf.py --golden FOLDER                      makes the committed vocabularies and cases
+                                                                thread; the ids, a JSON list per line
+    python wordpiece_hf.py --train VOCAB.txt CORPUS.jsonl CASE  trains a vocabulary of 30,000 tokens
+    python wordpiece_hf.py --golden FOLDER                      writes the committed vocabularies and cases
 
 CASE is lower or kept.
 """
@@ -33,7 +33,7 @@ def train(vocab, documents, case, size):
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
     made.train_from_iterator(documents, trainer)
     ids = made.get_vocab()
-    # Tokens that cannot stand on a line cannot stand in the file.
+    # The file has one token per line, so it cannot have tokens with line ends or outer white space.
     tokens = [t for t in sorted(ids, key=ids.get) if t == t.strip() and len(t.splitlines()) == 1]
     Path(vocab).write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
 

@@ -1,5 +1,5 @@
-//! Runs that are interrupted, and whose inputs or drafts change before they are resumed. No output
-//! is made from two versions of an input, or from a draft that was damaged.
+//! Interrupted runs whose inputs or drafts change before they are resumed. No output may mix two
+//! versions of an input or use a damaged draft.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,7 +16,7 @@ fn replace(path: &Path, bytes: &[u8]) {
     fs::rename(&other, path).unwrap();
 }
 
-/// The same lines, but for a letter of the first title from a byte on.
+/// The same lines, with another letter in the first title at or after a byte.
 fn with_other_title(lines: &[u8], from: usize) -> Vec<u8> {
     const TITLE: &[u8] = b"\"title\":\"t";
     let at = lines[from..].windows(TITLE.len()).position(|bytes| bytes == TITLE).unwrap();
@@ -30,21 +30,21 @@ fn resume(run: &Run) -> Output {
 }
 
 fn check_refused(output: &Output, words: &[&str]) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
     for word in ["cannot resume with", "--restart"].iter().chain(words) {
-        assert!(said.contains(word), "{word}: {said}");
+        assert!(message.contains(word), "{word}: {message}");
     }
 }
 
-/// The resumed run writes what a run in one go writes.
+/// The resumed run writes the same files as a run that was not interrupted.
 fn check_resumed(run: &Run) {
     let output = resume(run);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(files(&run.folder.path().join("out")), run.due(&[]));
+    assert_eq!(files(&run.folder.path().join("out")), run.expected(&[]));
 }
 
-/// The last record of the journal. What follows the last line is padding.
+/// The last record of the journal. Bytes after the last line are padding.
 fn last_record(run: &Run) -> serde_json::Value {
     let journal = run.folder.path().join("out/.p_text_document.journal.draft");
     let journal = fs::read_to_string(journal).unwrap();
@@ -62,13 +62,16 @@ fn a_finished_input_that_changed_is_refused() {
     replace(first, &with_other_title(&good, 0));
     check_refused(&resume(&run), &["in0.jsonl", "first and last 64 KiB"]);
     let middle = good.len() / 2;
-    assert!((64 << 10..good.len() - (80 << 10)).contains(&middle), "only its content can tell");
+    assert!(
+        (64 << 10..good.len() - (80 << 10)).contains(&middle),
+        "only a checksum of the content can detect it"
+    );
     replace(first, &with_other_title(&good, middle));
     check_refused(&resume(&run), &["in0.jsonl", "bytes of content with CRC-64"]);
     replace(first, &[&good[..], b"\n"].concat());
     check_refused(&resume(&run), &["in0.jsonl", &format!("found {} bytes", good.len() + 1)]);
     replace(first, &good);
-    // Copies of them are the same inputs.
+    // Copies of the inputs are accepted.
     for input in &run.inputs {
         replace(input, &fs::read(input).unwrap());
     }
@@ -76,7 +79,7 @@ fn a_finished_input_that_changed_is_refused() {
 }
 
 #[test]
-fn an_input_in_progress_may_change_after_the_place_that_was_reached() {
+fn an_input_in_progress_may_change_after_the_committed_offset() {
     let run = Run::new(13, 1000);
     let last = &run.inputs[2];
     let good = fs::read(last).unwrap();
@@ -91,9 +94,9 @@ fn an_input_in_progress_may_change_after_the_place_that_was_reached() {
     check_resumed(&run);
 }
 
-/// A stream cannot be read twice: what is skipped of it is compared.
+/// A stream cannot be read twice: its skipped part is compared.
 #[test]
-fn a_stream_that_begins_with_something_else_is_refused() {
+fn a_stream_with_another_beginning_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let run = |out: &str, input: &[u8], how: &[&str]| {
@@ -109,11 +112,11 @@ fn a_stream_that_begins_with_something_else_is_refused() {
     assert_eq!(run("out", bad.as_bytes(), &[]).status.code(), Some(2));
     let other = lines.replacen("line", "LINE", 1);
     check_refused(&run("out", other.as_bytes(), &["--resume"]), &["cannot resume with -:"]);
-    for (out, how) in [("out", &["--resume"][..]), ("due", &[])] {
+    for (out, how) in [("out", &["--resume"][..]), ("expected", &[])] {
         let output = run(out, lines.as_bytes(), how);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    assert_eq!(files(&at("out")), files(&at("due")));
+    assert_eq!(files(&at("out")), files(&at("expected")));
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn a_draft_with_a_flipped_bit_is_refused() {
     check_resumed(&run);
 }
 
-/// Leaves a run of a text and of lines of JSON that has met a bad line. The result runs it again.
+/// Runs on a text and JSON lines until a bad line ends the run. Returns a function that runs again.
 fn interrupted_text(folder: &Path, more: &[&str]) -> impl Fn(&[&str]) -> Output {
     let folder = folder.to_owned();
     fs::write(folder.join("a.txt"), "one\rtwo\nthree\n".repeat(2000)).unwrap();
@@ -153,19 +156,20 @@ fn interrupted_text(folder: &Path, more: &[&str]) -> impl Fn(&[&str]) -> Output 
     run
 }
 
-/// The journal is one of another run, by the setting of this name and value.
+/// The run is refused because the journal is of another run: the message has the setting's name and
+/// value.
 fn check_other_run(output: &Output, words: &[&str]) {
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
     for word in ["p_text_document.journal", "--restart"].iter().chain(words) {
-        assert!(said.contains(word), "{word}: {said}");
+        assert!(message.contains(word), "{word}: {message}");
     }
 }
 
 /// Earlier versions ended lines of text at `\n` alone, and their journals do not have the setting.
-/// The documents so far are not those of this version.
+/// Their documents differ from those of this version.
 #[test]
-fn text_that_an_earlier_version_divided_is_refused() {
+fn a_journal_without_line_ends_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let run = interrupted_text(folder.path(), &[]);
     let journal = folder.path().join("out/.p_text_document.journal.draft");
@@ -180,7 +184,7 @@ fn text_that_an_earlier_version_divided_is_refused() {
     check_other_run(&run(&["--resume"]), &["line_ends", "Universal"]);
 }
 
-/// A setting that only the journal has is another run's.
+/// A setting that only the journal has means another run.
 #[test]
 fn lists_that_were_joined_are_not_resumed_as_sequences() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Cleaning through its public contract: lines in, lines and a report out.
+//! Cleaning through its public interface: lines in, lines and a report out.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -58,7 +58,7 @@ fn line(text: &str) -> String {
     json!({ "text": text }).to_string()
 }
 
-/// The shingles of a text as its very characters, by which nothing can be wrong.
+/// The shingles of a text as characters, without hashes, as the reference.
 fn shingles(text: &str) -> HashSet<Vec<char>> {
     let chars: Vec<char> = text.chars().collect();
     chars.windows(5).map(<[char]>::to_vec).collect()
@@ -93,13 +93,13 @@ fn corpus(random: &mut Random, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn exact_duplicates_are_those_of_a_set() {
-    let mut random = Random::new(print_seed("exact_duplicates_are_those_of_a_set", 0xc1ea));
+fn exact_duplicates_match_a_hash_set() {
+    let mut random = Random::new(print_seed("exact_duplicates_match_a_hash_set", 0xc1ea));
     let texts = corpus(&mut random, 600);
     let mut seen = HashSet::new();
-    let due: Vec<String> =
+    let expected: Vec<String> =
         texts.iter().filter(|text| seen.insert(text.as_str())).map(|text| line(text)).collect();
-    assert!(due.len() < texts.len());
+    assert!(expected.len() < texts.len());
     let case = Case::new();
     let all: Vec<String> = texts.iter().map(|text| line(text)).collect();
     let (first, second) = all.split_at(200);
@@ -108,17 +108,17 @@ fn exact_duplicates_are_those_of_a_set() {
     let mut options = case.options(&["a.jsonl", "b.jsonl"]);
     options.exact = true;
     let report = run(&options);
-    assert_eq!(lines(&case.path("out.jsonl")), due);
-    assert_eq!((report.documents, report.kept), (600, due.len() as u64));
-    assert_eq!(report.dropped[&DropReason::ExactDuplicate].documents, 600 - due.len() as u64);
+    assert_eq!(lines(&case.path("out.jsonl")), expected);
+    assert_eq!((report.documents, report.kept), (600, expected.len() as u64));
+    assert_eq!(report.dropped[&DropReason::ExactDuplicate].documents, 600 - expected.len() as u64);
     assert_eq!(report.inputs[0].lines, 200);
 }
 
-/// Whatever is dropped is as much like a document that is kept as was asked for, by its characters;
-/// whatever is kept is unlike all others that are kept, but for what LSH may miss.
+/// Each dropped document has at least the requested similarity to a kept one, by its characters. No
+/// two kept documents have it, except for the few pairs that LSH may miss.
 #[test]
-fn near_duplicates_are_those_of_brute_force() {
-    let mut random = Random::new(print_seed("near_duplicates_are_those_of_brute_force", 0x5e7));
+fn near_duplicates_match_brute_force() {
+    let mut random = Random::new(print_seed("near_duplicates_match_brute_force", 0x5e7));
     let texts = corpus(&mut random, 400);
     let sets: Vec<_> = texts.iter().map(|text| shingles(text)).collect();
     let case = Case::new();
@@ -135,16 +135,19 @@ fn near_duplicates_are_those_of_brute_force() {
         let place = |name: &str| dropped[name].as_u64().unwrap() as usize;
         let (document, of) = (place("document"), place("of"));
         assert!(of < document && !is_dropped[of], "{dropped}");
-        let due = jaccard(&sets[document], &sets[of]);
-        assert!(due >= 0.7, "{dropped}");
-        assert!((dropped["jaccard"].as_f64().unwrap() - due).abs() < 1e-12, "{due}: {dropped}");
+        let expected = jaccard(&sets[document], &sets[of]);
+        assert!(expected >= 0.7, "{dropped}");
+        assert!(
+            (dropped["jaccard"].as_f64().unwrap() - expected).abs() < 1e-12,
+            "{expected}: {dropped}"
+        );
         assert_eq!(dropped["dropped"]["text"], texts[document]);
         assert_eq!((place("line"), &dropped["cause"]), (document + 1, &json!("near-duplicate")));
         is_dropped[document] = true;
     }
     let kept: Vec<usize> = (0..texts.len()).filter(|nth| !is_dropped[*nth]).collect();
-    let due: Vec<String> = kept.iter().map(|nth| all[*nth].clone()).collect();
-    assert_eq!(lines(&case.path("out.jsonl")), due);
+    let expected: Vec<String> = kept.iter().map(|nth| all[*nth].clone()).collect();
+    assert_eq!(lines(&case.path("out.jsonl")), expected);
     let mut missed = 0;
     for (nth, second) in kept.iter().enumerate() {
         for first in &kept[..nth] {
@@ -160,10 +163,10 @@ fn near_duplicates_are_those_of_brute_force() {
     assert!(clusters.largest >= 3, "{clusters:?}");
 }
 
-/// The same outputs whatever the number of workers, the size of blocks and the number of passes.
+/// Outputs are the same for any number of workers, size of blocks and number of passes.
 #[test]
-fn outputs_do_not_depend_on_how_the_work_is_done() {
-    let mut random = Random::new(print_seed("outputs_do_not_depend_on_how", 0xd0));
+fn outputs_do_not_depend_on_workers_blocks_or_passes() {
+    let mut random = Random::new(print_seed("outputs_do_not_depend_on_workers", 0xd0));
     let texts = corpus(&mut random, 700);
     let case = Case::new();
     let all: Vec<String> = texts.iter().map(|text| line(text)).collect();
@@ -204,19 +207,19 @@ fn lines_are_kept_byte_for_byte() {
     options.filters.rejects = vec!["NO".parse().unwrap()];
     options.dropped = Some(case.path("d.jsonl").to_str().unwrap().to_owned());
     let report = run(&options);
-    let due = kept.replace("\r\n\n", "\r\n") + "{\"text\":\"end\"}\n";
-    assert_eq!(fs::read_to_string(case.path("out.jsonl")).unwrap(), due);
+    let expected = kept.replace("\r\n\n", "\r\n") + "{\"text\":\"end\"}\n";
+    assert_eq!(fs::read_to_string(case.path("out.jsonl")).unwrap(), expected);
     assert_eq!((report.blank_lines, report.documents, report.kept), (2, 4, 3));
     let file = case.path("in.jsonl");
-    let due = format!(
+    let expected = format!(
         "{{\"cause\":\"rejected-words\",\"file\":{},\"line\":4,\"document\":2,\
          \"dropped\":{{\"text\":\"no\", \"k\": 1}}}}\n",
         json!(file.to_str().unwrap())
     );
-    assert_eq!(fs::read_to_string(case.path("d.jsonl")).unwrap(), due);
+    assert_eq!(fs::read_to_string(case.path("d.jsonl")).unwrap(), expected);
 }
 
-/// Lines end as in Python, and what is kept ends with `\n`.
+/// Lines end as in Python, and kept lines are written with `\n`.
 #[test]
 fn lines_may_end_with_a_lone_return() {
     let case = Case::new();
@@ -228,23 +231,23 @@ fn lines_may_end_with_a_lone_return() {
 }
 
 #[test]
-fn texts_may_be_made_over_and_folded() {
+fn texts_may_be_rewritten_and_case_folded() {
     let case = Case::new();
     case.file("in.jsonl", "{\"text\":\"a  b\\nc\\\"\",\"n\":1}\n{\"text\":\"A B C\\\"\"}\n");
     let mut options = case.options(&["in.jsonl"]);
     options.fix_spaces = true;
     let report = run(&options);
-    let due = ["{\"text\":\"a b c\\\"\",\"n\":1}", "{\"text\":\"A B C\\\"\"}"];
-    assert_eq!(lines(&case.path("out.jsonl")), due);
+    let expected = ["{\"text\":\"a b c\\\"\",\"n\":1}", "{\"text\":\"A B C\\\"\"}"];
+    assert_eq!(lines(&case.path("out.jsonl")), expected);
     assert_eq!(report.rewritten, 1);
     options.out = case.path("folded.jsonl").to_str().unwrap().to_owned();
     (options.exact, options.fold) = (true, true);
     run(&options);
-    assert_eq!(lines(&case.path("folded.jsonl")), due[..1]);
+    assert_eq!(lines(&case.path("folded.jsonl")), expected[..1]);
 }
 
 #[test]
-fn outputs_are_compressed_if_their_names_say_so() {
+fn outputs_are_compressed_according_to_their_names() {
     let case = Case::new();
     let texts: Vec<String> = (0..5000).map(|nth| line(&format!("text {nth}"))).collect();
     let packed = zstd::encode_all(texts.join("\n").as_bytes(), 1).unwrap();
@@ -273,7 +276,7 @@ fn urls_on_the_list_are_dropped() {
     assert_eq!((report.without_url, report.dropped[&DropReason::Url].documents), (1, 1));
 }
 
-/// Of one text and a part of it the smaller set is all common.
+/// If one text is a part of another, all shingles of the smaller set are common.
 #[test]
 fn measures_and_units_can_be_chosen() {
     let case = Case::new();
@@ -308,11 +311,11 @@ fn refused(case: &Case, options: &CleanOptions, words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "no {word:?} in: {error}");
     }
-    assert_eq!(case.names(), before, "left behind after: {error}");
+    assert_eq!(case.names(), before, "leftover files after: {error}");
 }
 
 #[test]
-fn bad_lines_and_inputs_are_told() {
+fn bad_lines_and_inputs_are_reported() {
     let case = Case::new();
     let good = line("good") + "\n";
     case.file("bad.jsonl", good.repeat(3000) + "{\"text\": 1}\n");

@@ -1,8 +1,8 @@
-//! The command as its users meet it: what it says, how it ends, and what it leaves behind.
+//! The command line: messages, exit codes, and the files that a run leaves.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "helpers of tests fail by panicking, and tell what was skipped"
+    reason = "helpers of tests fail by panicking, and print what was skipped"
 )]
 
 use std::fs;
@@ -26,7 +26,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A folder for the outputs that must stay empty, and the command that must fail.
+/// A folder of inputs for commands that must fail and write no outputs.
 struct Refusal {
     folder: tempfile::TempDir,
 }
@@ -52,15 +52,15 @@ impl Refusal {
         arguments.extend(["--out", prefix.to_str().unwrap()]);
         arguments.extend(more);
         let output = preprocess(&arguments).output().unwrap();
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.starts_with("error: ") || said.contains("Usage"), "{said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.starts_with("error: ") || message.contains("Usage"), "{message}");
         for word in words {
-            assert!(said.contains(word), "without '{word}': {said}");
+            assert!(message.contains(word), "without '{word}': {message}");
         }
-        assert_eq!(said.trim_end().lines().count(), 1, "more than a line: {said}");
+        assert_eq!(message.trim_end().lines().count(), 1, "more than one line: {message}");
         assert!(output.stdout.is_empty());
-        assert_eq!(names(&out), [""; 0], "left behind");
+        assert_eq!(names(&out), [""; 0], "leftover files");
     }
 
     /// As `check`, for one bad line after two good ones and a blank one.
@@ -74,7 +74,7 @@ impl Refusal {
     }
 }
 
-fn lines_that_differ() -> Vec<u8> {
+fn distinct_lines() -> Vec<u8> {
     let mut lines = Vec::new();
     for number in 0..30_000_u32 {
         let number = number.wrapping_mul(2_654_435_761);
@@ -89,7 +89,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn bad_lines_are_placed() {
+fn bad_lines_are_reported_with_their_position() {
     let refusal = Refusal::new();
     refusal
         .check_line("{\"text\":\"a", &["byte 10 of the line", "the end of the line", "truncated"]);
@@ -109,9 +109,9 @@ fn bad_lines_are_placed() {
     refusal.check_line("{\"text\":\"a\"} {", &["one object"]);
 }
 
-/// Python drops all but the last without a word; here it has to be asked for.
+/// Python silently drops all but the last; here that takes an option.
 #[test]
-fn duplicate_keys_lose_nothing_unasked() {
+fn duplicate_keys_are_refused_by_default() {
     let refusal = Refusal::new();
     let line = "{\"text\":\"first\",\"id\":1,\"id\":2,\"text\":\"Hello world\"}";
     refusal.check_line(
@@ -128,9 +128,9 @@ fn duplicate_keys_lose_nothing_unasked() {
     assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03]);
 }
 
-/// Blank lines between the elements of a list are lines too, wherever it is cut.
+/// Blank lines between the elements of a list count as lines, wherever blocks end.
 #[test]
-fn faults_of_a_list_are_placed() {
+fn errors_in_a_list_are_reported_with_their_position() {
     let refusal = Refusal::new();
     let list = format!("[\n{GOOD}\n\n,{GOOD},\n{GOOD} {GOOD}]\n");
     let input = refusal.file("in.json", &list);
@@ -143,7 +143,7 @@ fn faults_of_a_list_are_placed() {
 }
 
 #[test]
-fn the_first_bad_line_is_told() {
+fn the_first_bad_line_is_reported() {
     let refusal = Refusal::new();
     let good = GOOD.repeat(20_000);
     let first = refusal.file("a.jsonl", format!("{good}bad one\n{good}bad two\n"));
@@ -157,7 +157,7 @@ fn the_first_bad_line_is_told() {
 }
 
 #[test]
-fn compressed_inputs_are_placed_in_what_they_hold() {
+fn positions_in_compressed_inputs_are_of_the_decompressed_stream() {
     let refusal = Refusal::new();
     let json = format!("{}bad\n", GOOD.repeat(1000));
     let packed = zstd::encode_all(json.as_bytes(), 3).unwrap();
@@ -169,7 +169,7 @@ fn compressed_inputs_are_placed_in_what_they_hold() {
     let input = refusal.file("cut.jsonl.zst", &good[..good.len() / 2]);
     refusal.check(&[&input], &[], &["cut.jsonl.zst", "truncated"]);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    gzip.write_all(&lines_that_differ()).unwrap();
+    gzip.write_all(&distinct_lines()).unwrap();
     let whole = gzip.finish().unwrap();
     for len in [5, whole.len() / 2, whole.len() - 1] {
         let input = refusal.file("cut.jsonl.gz", &whole[..len]);
@@ -187,7 +187,7 @@ fn compressed_inputs_are_placed_in_what_they_hold() {
 #[test]
 fn inputs_are_checked_before_any_work() {
     let refusal = Refusal::new();
-    // Had the work begun, the bad line would be told and not the file after it.
+    // Had the work started, the message would name the bad line, not the file after it.
     let bad = refusal.file("bad.jsonl", "bad\n");
     let missing = refusal.folder.path().join("missing.jsonl");
     refusal.check(&[&bad, &missing], &[], &["missing.jsonl", "no such file"]);
@@ -206,17 +206,17 @@ fn inputs_are_checked_before_any_work() {
         &[],
         &["nothing.gz: expected gzip data (by file name), found an empty file"],
     );
-    let liar = refusal.file("liar.gz", "{}");
+    let misnamed = refusal.file("misnamed.gz", "{}");
     refusal.check(
-        &[&bad, &liar],
+        &[&bad, &misnamed],
         &[],
-        &["liar.gz", "expected gzip data (by file name), found other data"],
+        &["misnamed.gz", "expected gzip data (by file name), found other data"],
     );
-    let liar = refusal.file("liar.zst", "{}");
+    let misnamed = refusal.file("misnamed.zst", "{}");
     refusal.check(
-        &[&bad, &liar],
+        &[&bad, &misnamed],
         &[],
-        &["liar.zst", "expected Zstandard data (by file name), found other data"],
+        &["misnamed.zst", "expected Zstandard data (by file name), found other data"],
     );
 }
 
@@ -242,7 +242,7 @@ fn options_are_checked_before_any_work() {
         &["read -: expected each stream once, found the same input twice"],
     );
     refusal.check(&[&bad, &bad], &[], &["the same input twice", "--allow-repeats"]);
-    // Words of clap, which takes more than a line.
+    // Messages of clap, which are longer than one line.
     for unknown in [vec!["--json-in", "x"], vec!["--json-in", "x", "--out", "y", "--shuffled"]] {
         let output = preprocess(&unknown).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
@@ -262,9 +262,9 @@ fn long_lines_are_refused() {
     refusal.check(&[&endless], &limit, &words);
 }
 
-/// What the system refuses is told once, with the name of the file.
+/// An error of the system is reported once, with the name of the file.
 #[test]
-fn what_may_not_be_read_is_told_once() {
+fn system_errors_are_reported_once() {
     let refusal = Refusal::new();
     let (input, folder) = (refusal.file("in.jsonl", GOOD), refusal.folder.path().to_str().unwrap());
     let vocab = ["--vocab-file", folder, "--merge-file", folder];
@@ -272,10 +272,10 @@ fn what_may_not_be_read_is_told_once() {
     let under_a_file = input.join("p");
     let outs =
         [(under_a_file.to_str().unwrap(), "Not a dir"), ("s3://b/p", "expected a path in a file")];
-    for (out, due) in outs {
+    for (out, expected) in outs {
         let arguments = ["--json-in", input.to_str().unwrap(), "--out", out];
-        let said = stderr(&preprocess(&arguments).output().unwrap());
-        assert_eq!(said.matches(due).count(), 1, "{said}");
+        let message = stderr(&preprocess(&arguments).output().unwrap());
+        assert_eq!(message.matches(expected).count(), 1, "{message}");
     }
     let closed = refusal.file("closed.jsonl", GOOD);
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
@@ -284,21 +284,21 @@ fn what_may_not_be_read_is_told_once() {
     fs::copy(env!("CARGO_BIN_EXE_preprocess"), &program).unwrap();
     let mut command = Command::new(&program);
     command.args(["--json-in", closed.to_str().unwrap(), "--out", prefix.to_str().unwrap()]);
-    // Root reads all; whoever is not root may not become another, and is refused as it is.
+    // Root may read all files, so as root the command runs as another user.
     let is_root = fs::read(&closed).is_ok();
     if is_root {
         command.uid(65534).gid(65534);
     }
     let output = match command.output() {
         Err(e) if is_root && matches!(e.kind(), PermissionDenied | InvalidInput) => {
-            return skip(&format!("nobody else can run a program here: {e}"));
+            return skip(&format!("no other user can run a program here: {e}"));
         }
         output => output.unwrap(),
     };
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert_eq!(said.matches("Permission denied").count(), 1, "{said}");
-    assert!(said.contains("closed.jsonl"), "{said}");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(message.matches("Permission denied").count(), 1, "{message}");
+    assert!(message.contains("closed.jsonl"), "{message}");
     assert!(!names(refusal.folder.path()).iter().any(|name| name.contains("p_text")));
 }
 
@@ -313,34 +313,37 @@ fn outputs_are_not_overwritten() {
         let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
         let output = preprocess(&arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
-        let said = stderr(&output);
-        assert!(said.contains(&format!("p_text_document.{suffix}: already exists")), "{said}");
+        let message = stderr(&output);
+        assert!(
+            message.contains(&format!("p_text_document.{suffix}: already exists")),
+            "{message}"
+        );
         assert_eq!(fs::read_to_string(&taken).unwrap(), "precious");
         fs::remove_file(&taken).unwrap();
         assert_eq!(names(folder.path()), ["in.jsonl"]);
     }
 }
 
-/// A small file system for one test, if we may mount one.
+/// A small file system for one test, if this process may mount one.
 fn mount(options: &str) -> Option<Mount> {
     let mount = Mount::new(options);
     if let Err(e) = &mount {
-        skip(&format!("a tmpfs could not be mounted, which takes root: {e}"));
+        skip(&format!("cannot mount a tmpfs, which takes root: {e}"));
     }
     mount.ok()
 }
 
-/// Says that a test was left out, also to whoever sums up all tests.
-fn skip(why: &str) {
-    println!("SKIPPED: {why}");
+/// Prints that a test was skipped, and adds a line to the list that FEEDLINE_SKIPPED names.
+fn skip(reason: &str) {
+    println!("SKIPPED: {reason}");
     if let Some(list) = std::env::var_os("FEEDLINE_SKIPPED") {
         let mut list = fs::OpenOptions::new().append(true).create(true).open(list).unwrap();
-        writeln!(list, "preprocess: {why}").unwrap();
+        writeln!(list, "preprocess: {reason}").unwrap();
     }
 }
 
 #[test]
-fn a_full_disk_leaves_nothing() {
+fn a_full_disk_leaves_no_files() {
     let Some(disk) = mount("size=256k") else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
@@ -348,16 +351,16 @@ fn a_full_disk_leaves_nothing() {
     let prefix = disk.path().join("p");
     let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
     let output = preprocess(&arguments).output().unwrap();
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("no space left"), "{said}");
-    assert!(said.contains("p_text_document"), "{said}");
-    assert_eq!(names(disk.path()), [""; 0], "left behind");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("no space left"), "{message}");
+    assert!(message.contains("p_text_document"), "{message}");
+    assert_eq!(names(disk.path()), [""; 0], "leftover files");
 }
 
-/// What was committed before the disk was full stays, and the run goes on when there is room.
+/// Commits made before the disk was full are kept, and the run resumes when there is room.
 #[test]
-fn a_full_disk_is_gone_on_from() {
+fn a_run_resumes_after_a_full_disk() {
     let Some(disk) = mount("size=16m") else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
@@ -370,9 +373,12 @@ fn a_full_disk_is_gone_on_from() {
     };
     let prefix = disk.path().join("p");
     let full = run(&prefix, &[]);
-    let said = stderr(&full);
-    assert_eq!(full.status.code(), Some(2), "{said}");
-    assert!(said.contains("no space left") && said.contains("--resume continues"), "{said}");
+    let message = stderr(&full);
+    assert_eq!(full.status.code(), Some(2), "{message}");
+    assert!(
+        message.contains("no space left") && message.contains("--resume continues"),
+        "{message}"
+    );
     let still = run(&prefix, &["--resume"]);
     assert_eq!(still.status.code(), Some(2), "{}", stderr(&still));
 
@@ -386,7 +392,7 @@ fn a_full_disk_is_gone_on_from() {
         let read = |folder: &Path| fs::read(folder.join(&name)).unwrap();
         assert!(read(disk.path()) == read(folder.path()), "{name} differs");
     }
-    assert_eq!(names(disk.path()).len(), 4, "drafts are left");
+    assert_eq!(names(disk.path()).len(), 4, "leftover drafts");
 }
 
 #[test]
@@ -398,9 +404,9 @@ fn a_read_only_folder_is_refused_at_once() {
     let prefix = disk.path().join("p");
     let arguments = ["--json-in", input.to_str().unwrap(), "--out", prefix.to_str().unwrap()];
     let output = preprocess(&arguments).output().unwrap();
-    let said = stderr(&output).to_lowercase();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("read-only"), "{said}");
+    let message = stderr(&output).to_lowercase();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("read-only"), "{message}");
 }
 
 #[test]
@@ -435,9 +441,9 @@ fn megatron_flags_standard_input_and_report() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         assert!(stderr(&output).contains("1 documents, 3 tokens"), "{}", stderr(&output));
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.contains("3.0 per document"), "{said}");
-        assert!(said.contains("p_body_document.idx"), "{said}");
+        let message = String::from_utf8(output.stdout).unwrap();
+        assert!(message.contains("3.0 per document"), "{message}");
+        assert!(message.contains("p_body_document.idx"), "{message}");
         let bin = fs::read(at("p_body_document.bin")).unwrap();
         assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03, 0x50, 0xc4]);
         let report = fs::read_to_string(at("r.json")).unwrap();
@@ -453,7 +459,7 @@ fn megatron_flags_standard_input_and_report() {
 }
 
 #[test]
-fn quiet_is_quiet() {
+fn quiet_prints_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (input, prefix) = (folder.path().join("in.jsonl"), folder.path().join("p"));
     fs::write(&input, GOOD).unwrap();
@@ -523,7 +529,7 @@ fn texts_lists_folders_and_pipes_are_inputs() {
         .collect();
     assert_eq!(ids, [15496, 995, 15496, 995, 198, 15496, 995]);
 
-    // As a shell's process substitution has it: a pipe with a name.
+    // A pipe with a name, as process substitution of a shell makes.
     let script = "\"$0\" --json-in <(printf '{\"text\":\"Hello world\"}\\n') --out \"$1\"";
     let mut bash = Command::new("bash");
     bash.args(["-c", script, env!("CARGO_BIN_EXE_preprocess"), &at("q")]);

@@ -1,5 +1,5 @@
-//! CPM-2's tokenizer and its kin against the published algorithm, in Python: the cases that
-//! `benches/peers/encdec_python.py` makes.
+//! The tokenizers of CPM-2, Yuan and CPM-T5 compared with the published algorithm in Python: the
+//! cases that `benches/peers/encdec_python.py` writes.
 use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use serde::Deserialize;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ fn spaces_as_published_or_as_meant() {
         let meant = meant(vocab);
         assert_eq!(tokens(meant.as_ref(), "a , b"), ["a", ",", "b"]);
         assert_eq!(tokens(meant.as_ref(), "中 a"), ["中", " ", "a"]);
-        assert_eq!(ids(meant.as_ref(), "中").len(), 1, "one token is one");
+        assert_eq!(ids(meant.as_ref(), "中").len(), 1, "one token has one id");
         assert_eq!(ids(meant.as_ref(), "").len(), 0);
     }
     assert_eq!(ids(good.as_ref(), "中").len(), 2, "as published");
@@ -86,7 +86,7 @@ fn spaces_as_published_or_as_meant() {
 }
 
 #[test]
-fn what_a_tokenizer_says_of_itself() {
+fn vocab_size_eod_and_fingerprint() {
     let tokenizer = open("encdec", "vocab");
     let lines = std::fs::read_to_string(format!("{GOLDEN}/encdec/vocab.txt")).unwrap();
     assert_eq!(tokenizer.vocab_size() as usize, lines.lines().count());
@@ -102,10 +102,10 @@ fn what_a_tokenizer_says_of_itself() {
     assert_eq!(std::collections::HashSet::from(prints.clone()).len(), prints.len());
 }
 
-/// The ids of the parts are those of the whole, wherever it may be cut.
+/// The ids of the parts are those of the whole text, wherever `cut_after` allows a cut.
 #[test]
-fn parts_make_the_whole() {
-    let mut random = Random::new(print_seed("parts_make_the_whole", 0x32));
+fn cut_texts_have_the_same_ids() {
+    let mut random = Random::new(print_seed("cut_texts_have_the_same_ids", 0x32));
     let folder = tempfile::tempdir().unwrap();
     let words = folder.path().join("words.json");
     std::fs::write(&words, r#"{"<unk>":0,"\n":1,"中":2,"一个":3,"a":4," ":5}"#).unwrap();
@@ -144,14 +144,14 @@ fn refused(name: &str, vocab: &str, words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, vocab).unwrap();
-    let said = open_tokenizer(&spec("encdec", path.to_str().unwrap())).unwrap_err().to_string();
+    let message = open_tokenizer(&spec("encdec", path.to_str().unwrap())).unwrap_err().to_string();
     for word in words {
-        assert!(said.contains(word), "without '{word}': {said}");
+        assert!(message.contains(word), "without '{word}': {message}");
     }
 }
 
 #[test]
-fn refuses_what_is_no_vocabulary() {
+fn invalid_vocabularies_are_refused() {
     refused("v.txt", "", &["v.txt", "expected the unknown token '<unk>', found none"]);
     refused("v.txt", "<unk>\na\nb\na\n", &["v.txt, line 4", "'a' again after line 2"]);
     refused("v.txt", "a\nb\n", &["v.txt", "expected the unknown token '<unk>', found none"]);
@@ -168,14 +168,14 @@ fn refuses_what_is_no_vocabulary() {
         .map(|c| format!("{c}\n"))
         .collect();
     refused("v.txt", &format!("<unk>\n{every}"), &["at most 65535 different characters"]);
-    let said = open_tokenizer(&spec("encdec", "/nowhere/v.txt")).unwrap_err().to_string();
-    assert!(said.contains("/nowhere/v.txt"), "{said}");
+    let message = open_tokenizer(&spec("encdec", "/nowhere/v.txt")).unwrap_err().to_string();
+    assert!(message.contains("/nowhere/v.txt"), "{message}");
     let none = TokenizerSpec { kind: "yuan".to_owned(), ..TokenizerSpec::default() };
-    let said = open_tokenizer(&none).unwrap_err().to_string();
-    assert!(said.contains("--vocab-file") && said.contains("'yuan'"), "{said}");
+    let message = open_tokenizer(&none).unwrap_err().to_string();
+    assert!(message.contains("--vocab-file") && message.contains("'yuan'"), "{message}");
 }
 
-/// Carriage returns end lines, and white space around a token is not of it, as Python reads.
+/// As in Python: carriage returns end lines, and white space around a token is not part of it.
 #[test]
 fn lines_as_python_reads_them() {
     let folder = tempfile::tempdir().unwrap();

@@ -29,21 +29,21 @@ fn cuts_as_python_does() {
 
 /// Words with frequency, without, with frequency 0, with spaces and with a tag alone.
 #[test]
-fn a_users_words() {
+fn user_dictionary() {
     let user = format!("{GOLDEN}/user.txt");
     check(&Jieba::open(None, Some(&user)).unwrap(), "cuts_user.json");
 }
 
 #[test]
-fn another_dictionary() {
+fn replaced_dictionary() {
     let small = format!("{GOLDEN}/small.txt");
     check(&Jieba::open(Some(&small), None).unwrap(), "cuts_small.json");
 }
 
-/// Whatever the text, the words are it, and none is empty.
+/// For any text, the words concatenate to the text, and none is empty.
 #[test]
-fn nothing_is_lost() {
-    let mut random = Random::new(print_seed("nothing_is_lost", 0x31));
+fn words_concatenate_to_the_text() {
+    let mut random = Random::new(print_seed("words_concatenate_to_the_text", 0x31));
     let jieba = Jieba::built_in();
     for chars in 0..200 {
         for text in [random.soup(chars), random.chinese(chars)] {
@@ -68,14 +68,14 @@ fn open(dict: Option<&str>, user: Option<&str>) -> preprocess::Result<Jieba> {
 
 #[track_caller]
 fn refused(dict: Option<&str>, user: Option<&str>, words: &[&str]) {
-    let said = open(dict, user).unwrap_err().to_string();
+    let message = open(dict, user).unwrap_err().to_string();
     for word in words {
-        assert!(said.contains(word), "without '{word}': {said}");
+        assert!(message.contains(word), "without '{word}': {message}");
     }
 }
 
 #[test]
-fn refuses_what_is_no_dictionary() {
+fn invalid_dictionaries_are_refused() {
     refused(Some(""), None, &["dict.txt, line 1", "expected a word, a space and a frequency"]);
     refused(
         Some("中 0\n"),
@@ -89,13 +89,13 @@ fn refuses_what_is_no_dictionary() {
     refused(Some("中 9007199254740993\n"), None, &["line 1", "at most 2^53"]);
     refused(None, Some("中 99999999999999999999 n\n"), &["user.txt, line 1", "at most 2^53"]);
     refused(None, Some(&"中".repeat(5000)), &["user.txt, line 1", "at most 4096 characters"]);
-    let said = Jieba::open(Some("/nowhere/d.txt"), None).unwrap_err().to_string();
-    assert!(said.contains("/nowhere/d.txt"), "{said}");
+    let message = Jieba::open(Some("/nowhere/d.txt"), None).unwrap_err().to_string();
+    assert!(message.contains("/nowhere/d.txt"), "{message}");
 }
 
-/// An empty list of words is one; blank lines and a byte order mark are passed over.
+/// An empty user dictionary is valid; blank lines and a byte order mark are skipped.
 #[test]
-fn a_list_may_be_empty() {
+fn a_user_dictionary_may_be_empty() {
     for user in ["", "\n", "\u{feff}\n\n", "  \r\n"] {
         let jieba = open(None, Some(user)).unwrap();
         assert_eq!(jieba.cut("来到北京"), ["来到", "北京"]);

@@ -1,6 +1,6 @@
 //! Text to token files: the command, tokenizers, cleaning, resuming.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each test binary links all dependencies of the crate.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

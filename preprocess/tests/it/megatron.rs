@@ -1,11 +1,11 @@
-//! What Megatron's program does besides texts and their tokenizers: lists of sentences, texts that
-//! are ids, and more special tokens.
+//! Other inputs of Megatron's `preprocess_data.py`: lists of sentences, texts of token ids, and
+//! additional special tokens.
 use std::fs;
 use std::process::{Command, Output};
 
 use preprocess::{TokenizerSpec, open_tokenizer};
 
-/// Runs on these lines, and gives the `.bin` in words of `ITEM` bytes, the lengths of sequences and
+/// Runs on these lines. Returns the `.bin` in words of `ITEM` bytes, the lengths of sequences and
 /// the document index.
 fn run<const ITEM: usize>(lines: &str, more: &[&str]) -> Result<Written, Output> {
     let folder = tempfile::tempdir().unwrap();
@@ -15,8 +15,8 @@ fn run<const ITEM: usize>(lines: &str, more: &[&str]) -> Result<Written, Output>
     command.arg("--input").arg(at("in.jsonl")).arg("--output-prefix").arg(at("out"));
     let output = command.arg("--quiet").args(more).output().unwrap();
     if !output.status.success() {
-        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
-        assert_eq!(left.len(), 1, "{left:?}");
+        let entries: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(entries.len(), 1, "{entries:?}");
         return Err(output);
     }
     let bin = fs::read(at("out_text_document.bin")).unwrap();
@@ -40,14 +40,14 @@ struct Written {
     documents: Vec<u64>,
 }
 
-fn said(run: Result<Written, Output>) -> String {
+fn error_message(run: Result<Written, Output>) -> String {
     let output = run.unwrap_err();
     assert_eq!(output.status.code(), Some(2));
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// As `Encoder.encode` of its `preprocess_data.py` has it: each string of a list is a sequence
-/// unless it is empty, and the end is of the last. "Hello world" is 15496 995, "!" is 0 and the end
+/// As `Encoder.encode` of `preprocess_data.py`: each string of a list is a sequence unless it is
+/// empty, and the end token is part of the last. "Hello world" is 15496 995, "!" is 0 and the end
 /// 50256.
 #[test]
 fn a_list_is_a_document_of_sentences() {
@@ -67,22 +67,22 @@ fn a_list_is_a_document_of_sentences() {
 
 #[test]
 fn a_list_of_something_else_is_a_bad_line() {
-    let bad = said(run::<2>("{\"text\":\"a\"}\n{\"text\":[\"a\", 1]}\n", &[]));
+    let bad = error_message(run::<2>("{\"text\":\"a\"}\n{\"text\":[\"a\", 1]}\n", &[]));
     assert!(bad.contains("line 2") && bad.contains("at byte 14 of the line"), "{bad}");
     assert!(bad.contains("found a number in the list under the key 'text'"), "{bad}");
-    let half = said(run::<2>("{\"text\":[\"a\",\"\\ud800\"]}\n", &[]));
+    let half = error_message(run::<2>("{\"text\":[\"a\",\"\\ud800\"]}\n", &[]));
     assert!(half.contains("half of a surrogate pair"), "{half}");
     let skipped = run::<2>("{\"text\":[\"!\",{}]}\n{\"text\":\"!\"}\n", &["--on-error", "skip"]);
-    assert_eq!(skipped.unwrap().lens, [1], "of a bad line nothing is written");
-    let split = said(run::<2>("{\"text\":[\"a\"]}\n", &["--split-sentences"]));
+    assert_eq!(skipped.unwrap().lens, [1], "nothing of a bad line is written");
+    let split = error_message(run::<2>("{\"text\":[\"a\"]}\n", &["--split-sentences"]));
     assert!(split.contains("remove --split-sentences"), "{split}");
-    let spans = said(run::<2>("{\"text\":[\"a\"]}\n", &["--objective", "cpm2"]));
+    let spans = error_message(run::<2>("{\"text\":[\"a\"]}\n", &["--objective", "cpm2"]));
     assert!(spans.contains("expected a string, found a list under the key 'text'"), "{spans}");
 }
 
-/// `NullTokenizer`, by its rules: `int` of what stands between spaces.
+/// `NullTokenizer`: `int` of each word between spaces.
 #[test]
-fn texts_that_are_ids() {
+fn null_tokenizer_reads_texts_as_ids() {
     let flags = ["--tokenizer-type", "NullTokenizer", "--append-eod", "--vocab-size"];
     let lines = "{\"text\": \"3 99 0\"}\n{\"text\": \"\"}\n{\"text\": [\" 7\\n\", \"+8\"]}\n";
     let written = run::<2>(lines, &[&flags[..], &["100"]].concat()).unwrap();
@@ -92,24 +92,24 @@ fn texts_that_are_ids() {
     let written = run::<4>(lines, &[&flags[..], &more].concat()).unwrap();
     assert_eq!(written.ids, [3, 99, 0, 1, 7, 8, 1]);
 
-    let bad = said(run::<2>("{\"text\":\"1 100\"}\n", &[&flags[..], &["100"]].concat()));
+    let bad = error_message(run::<2>("{\"text\":\"1 100\"}\n", &[&flags[..], &["100"]].concat()));
     assert!(bad.contains("expected ids below 100, separated by spaces, found '100'"), "{bad}");
     for word in ["-1", "1.0", "a", "1_0", "99999999999"] {
         let line = format!("{{\"text\":\"5 {word} 6\"}}\n");
-        let bad = said(run::<2>(&line, &[&flags[..], &["100"]].concat()));
+        let bad = error_message(run::<2>(&line, &[&flags[..], &["100"]].concat()));
         assert!(bad.contains(&format!("'{word}'")), "{bad}");
     }
-    let none = said(run::<2>(lines, &flags[..3]));
+    let none = error_message(run::<2>(lines, &flags[..3]));
     assert!(none.contains("--vocab-size: expected") && none.contains("found none"), "{none}");
     let beyond = ["9", "--null-tokenizer-eod-id", "9"];
-    let beyond = said(run::<2>(lines, &[&flags[..], &beyond].concat()));
+    let beyond = error_message(run::<2>(lines, &[&flags[..], &beyond].concat()));
     assert!(
         beyond.contains("--null-tokenizer-eod-id: expected") && beyond.contains("found 9"),
         "{beyond}"
     );
 }
 
-/// A long document of ids is cut for several threads, and is the same.
+/// A long document of ids is encoded in parts by several threads, to the same ids.
 #[test]
 fn many_ids_are_the_same_in_parts() {
     let ids: Vec<u64> = (0..700_000).map(|at| at * 7919 % 60_000).collect();
@@ -119,8 +119,8 @@ fn many_ids_are_the_same_in_parts() {
     assert_eq!(run::<2>(&lines, &flags).unwrap().ids, ids);
 }
 
-/// Ids as `tokenizers` 0.23 gives them to GPT-2's vocabulary with the same tokens added: the one
-/// that is in the vocabulary keeps its id.
+/// Ids as `tokenizers` 0.23 assigns them when the same tokens are added to GPT-2's vocabulary: a
+/// token that is in the vocabulary keeps its id.
 #[test]
 fn more_special_tokens_of_gpt2() {
     let special_tokens = ["<a>", "<|endoftext|>", "<a> b"].map(str::to_owned).to_vec();
@@ -142,10 +142,10 @@ fn more_special_tokens_of_gpt2() {
     assert!(tokenizer.decode(&[50_259], &mut text).is_err());
 }
 
-/// They would be left out in silence.
+/// Otherwise they would be ignored silently.
 #[test]
-fn special_tokens_are_refused_where_they_are_not_followed() {
-    let refused = said(run::<2>(
+fn special_tokens_are_refused_by_sentencepiece() {
+    let refused = error_message(run::<2>(
         "{\"text\":\"a\"}\n",
         &["--tokenizer-special-tokens", "<a>", "--tokenizer", "sentencepiece"],
     ));

@@ -1,4 +1,5 @@
-//! What is written: by hand for a small case, the same for every number of workers for larger ones.
+//! The files that a run writes: a small case checked by hand, and larger ones whose output must not
+//! depend on the number of workers.
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ fn options(inputs: &[&Path], folder: &Path) -> PreprocessOptions {
     PreprocessOptions::new(inputs, folder.join("out").display().to_string())
 }
 
-fn go(options: &PreprocessOptions) -> Report {
+fn run_preprocess(options: &PreprocessOptions) -> Report {
     run(options, &mut |_| {}).unwrap()
 }
 
@@ -35,34 +36,37 @@ fn open(folder: &Path) -> (Arc<dyn Storage>, IndexedDataset) {
     (store, dataset)
 }
 
-/// "Hello world" is 15496 995 in GPT-2's vocabulary, "!" is 0 and the end is 50256; an empty text
-/// is an entry of the document index and nothing else. The rest is Megatron's layout.
+/// "Hello world" is 15496 995 in GPT-2's vocabulary, "!" is 0 and the end token is 50256. An empty
+/// text is an entry of the document index and no sequence. The rest is Megatron's layout.
 #[test]
 fn three_documents_by_hand() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     std::fs::write(&input, "{\"text\":\"Hello world\"}\n{\"text\":\"\"}\n\n{\"text\":\"!\"}")
         .unwrap();
-    let report = go(&PreprocessOptions { append_eod: true, ..options(&[&input], folder.path()) });
+    let report = run_preprocess(&PreprocessOptions {
+        append_eod: true,
+        ..options(&[&input], folder.path())
+    });
     let [bin, idx, _] = outputs(folder.path());
     assert_eq!(bin, [0x88, 0x3c, 0xe3, 0x03, 0x50, 0xc4, 0x00, 0x00, 0x50, 0xc4]);
-    let mut due = b"MMIDIDX\0\0".to_vec();
-    due.extend(1_u64.to_le_bytes());
-    due.push(8);
-    due.extend(2_u64.to_le_bytes());
-    due.extend(4_u64.to_le_bytes());
-    due.extend([3_i32, 2].iter().flat_map(|len| len.to_le_bytes()));
-    due.extend([0_i64, 6].iter().flat_map(|pointer| pointer.to_le_bytes()));
-    due.extend([0_i64, 1, 1, 2].iter().flat_map(|document| document.to_le_bytes()));
-    assert_eq!(idx, due);
+    let mut expected = b"MMIDIDX\0\0".to_vec();
+    expected.extend(1_u64.to_le_bytes());
+    expected.push(8);
+    expected.extend(2_u64.to_le_bytes());
+    expected.extend(4_u64.to_le_bytes());
+    expected.extend([3_i32, 2].iter().flat_map(|len| len.to_le_bytes()));
+    expected.extend([0_i64, 6].iter().flat_map(|pointer| pointer.to_le_bytes()));
+    expected.extend([0_i64, 1, 1, 2].iter().flat_map(|document| document.to_le_bytes()));
+    assert_eq!(idx, expected);
     assert_eq!((report.documents, report.documents_empty, report.sequences), (3, 1, 2));
     assert_eq!((report.tokens, report.text_bytes, report.blank_lines), (5, 12, 1));
     assert_eq!((report.inputs[0].lines, report.dtype), (4, "uint16"));
 }
 
 #[test]
-fn every_number_of_workers_gives_the_same() {
-    let mut random = Random::new(print_seed("every_number_of_workers_gives_the_same", 0x5eed_0010));
+fn output_does_not_depend_on_workers() {
+    let mut random = Random::new(print_seed("output_does_not_depend_on_workers", 0x5eed_0010));
     let folder = tempfile::tempdir().unwrap();
     let mut texts = Vec::new();
     let inputs = ["a.jsonl", "b.jsonl.zst", "c.jsonl"].map(|name| {
@@ -84,7 +88,7 @@ fn every_number_of_workers_gives_the_same() {
         }
         let path = folder.path().join(name);
         let bytes = if name.ends_with(".zst") {
-            // Two frames, as `cat a.zst b.zst` makes.
+            // Two frames, as `cat a.zst b.zst` writes.
             let (a, b) = json.as_bytes().split_at(json.len() / 2);
             [a, b].map(|part| zstd::encode_all(part, 1).unwrap()).concat()
         } else {
@@ -98,16 +102,17 @@ fn every_number_of_workers_gives_the_same() {
     for (workers, block_bytes) in [(1, None), (2, Some(5000)), (3, Some(64)), (7, Some(100_000))] {
         let out = tempfile::tempdir().unwrap();
         let base = options(&inputs, out.path());
-        let report = go(&PreprocessOptions { workers, block_bytes, append_eod: true, ..base });
+        let report =
+            run_preprocess(&PreprocessOptions { workers, block_bytes, append_eod: true, ..base });
         assert_eq!(report.documents, texts.len() as u64);
-        let got = outputs(out.path());
-        let due = first.get_or_insert_with(|| got.clone());
-        assert!(*due == got, "{workers} workers with blocks of {block_bytes:?} differ");
+        let found = outputs(out.path());
+        let expected = first.get_or_insert_with(|| found.clone());
+        assert!(*expected == found, "{workers} workers with blocks of {block_bytes:?} differ");
         check_against_texts(out.path(), &texts);
     }
 }
 
-/// The dataset decodes to the texts, in their order, and keeps its manifest.
+/// The dataset decodes to the texts, in their order, and its manifest matches.
 fn check_against_texts(folder: &Path, texts: &[String]) {
     let (store, dataset) = open(folder);
     let spec = TokenizerSpec { kind: "gpt2".to_owned(), ..Default::default() };
@@ -154,7 +159,7 @@ fn a_large_vocabulary_is_written_as_int32() {
     let mut options = options(&[&input], folder.path());
     options.tokenizer.vocab_file = Some(vocab_file.display().to_string());
     options.tokenizer.merge_file = Some(merge_file.display().to_string());
-    let report = go(&options);
+    let report = run_preprocess(&options);
     assert_eq!((report.dtype, report.vocab_size), ("int32", 65_500));
     let [bin, idx, _] = outputs(folder.path());
     assert_eq!(bin, [0x88, 0x3c, 0, 0, 0xe3, 0x03, 0, 0]);
@@ -162,18 +167,18 @@ fn a_large_vocabulary_is_written_as_int32() {
 }
 
 #[test]
-fn no_documents_are_a_dataset_too() {
+fn inputs_without_documents_make_an_empty_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let [empty, blank] = ["empty.jsonl", "blank.jsonl"].map(|name| folder.path().join(name));
     std::fs::write(&empty, "").unwrap();
     std::fs::write(&blank, "\n \n").unwrap();
-    let report = go(&options(&[&empty, &blank], folder.path()));
+    let report = run_preprocess(&options(&[&empty, &blank], folder.path()));
     assert_eq!((report.documents, report.blank_lines, report.tokens), (0, 2, 0));
     assert_eq!(open(folder.path()).1.document_count(), 0);
 }
 
 #[test]
-fn progress_ends_at_all() {
+fn the_last_progress_covers_all_input() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     std::fs::write(&input, line("a few words").repeat(5000)).unwrap();
@@ -191,8 +196,8 @@ fn progress_ends_at_all() {
     assert_eq!((last.documents, last.stored_bytes_all), (5000, Some(last.stored_bytes)));
 }
 
-/// Each key is a dataset, and of each the sentences are sequences: an empty text is an entry
-/// without any, and the end goes to the last.
+/// Each key makes a dataset whose sequences are sentences. An empty text is a document without
+/// sequences. The end token follows the last sentence of a document.
 #[test]
 fn keys_and_sentences_by_hand() {
     let folder = tempfile::tempdir().unwrap();
@@ -205,7 +210,8 @@ fn keys_and_sentences_by_hand() {
     let keys = vec!["text".to_owned(), "title".to_owned()];
     let objective = Objective::Sentences(SentenceSpec::default());
     let options = options(&[&input], folder.path());
-    let report = go(&PreprocessOptions { append_eod: true, keys, objective, ..options });
+    let report =
+        run_preprocess(&PreprocessOptions { append_eod: true, keys, objective, ..options });
     assert_eq!((report.documents, report.documents_empty, report.sequences), (2, 1, 4));
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
     let open = |key: &str| {
@@ -220,9 +226,9 @@ fn keys_and_sentences_by_hand() {
     assert_eq!(title.read_sequence(1).unwrap(), [15496, 995, 50256]);
 }
 
-/// An empty document as either of Megatron's writers has it, or left out.
+/// An empty document as either of Megatron's writers stores it, or skipped.
 #[test]
-fn empty_documents_as_asked() {
+fn empty_documents_follow_the_option() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.jsonl");
     std::fs::write(&input, "{\"text\":\"!\"}\n{\"text\":\"\"}\n{\"text\":\"!\"}\n").unwrap();
@@ -234,18 +240,23 @@ fn empty_documents_as_asked() {
         let out_prefix = folder.path().join(format!("{documents}-{}/out", lens.len()));
         let base = options(&[&input], folder.path());
         let out_prefix = out_prefix.display().to_string();
-        let report =
-            go(&PreprocessOptions { append_eod: true, empty_documents, out_prefix, ..base });
+        let report = run_preprocess(&PreprocessOptions {
+            append_eod: true,
+            empty_documents,
+            out_prefix,
+            ..base
+        });
         let folder = folder.path().join(format!("{documents}-{}", lens.len()));
         let (_, dataset) = open(&folder);
         assert_eq!(dataset.document_count(), documents, "{empty_documents:?}");
-        let got: Vec<_> = (0..dataset.sequence_count()).map(|s| dataset.sequence_len(s)).collect();
-        assert_eq!(got, lens, "{empty_documents:?}");
+        let found: Vec<_> =
+            (0..dataset.sequence_count()).map(|s| dataset.sequence_len(s)).collect();
+        assert_eq!(found, lens, "{empty_documents:?}");
         assert_eq!(report.skipped.empty, 3 - documents);
     }
 }
 
-/// A text of many megabytes goes to all threads, in parts, and comes to the same ids.
+/// A text of many megabytes is encoded in parts by all threads, to the same ids.
 #[test]
 fn one_long_document_is_one_document() {
     let folder = tempfile::tempdir().unwrap();
@@ -256,9 +267,13 @@ fn one_long_document_is_one_document() {
     for workers in [1, 3] {
         let out = folder.path().join(workers.to_string());
         let out_prefix = out.join("out").display().to_string();
-        go(&PreprocessOptions { workers, out_prefix, ..options(&[&input], folder.path()) });
+        run_preprocess(&PreprocessOptions {
+            workers,
+            out_prefix,
+            ..options(&[&input], folder.path())
+        });
         files.push([outputs(&out)[0].clone(), outputs(&out)[1].clone()]);
     }
-    assert!(files[0] == files[1], "the parts are not the whole");
+    assert!(files[0] == files[1], "the ids depend on the number of workers");
     assert_eq!(files[0][1].len(), 34 + 12 + 16);
 }

@@ -1,4 +1,4 @@
-//! SentencePiece models against the C++ library's ids and texts, and files that are no models.
+//! SentencePiece models compared with the C++ library's ids and texts, and invalid models.
 use crate::common;
 use std::sync::Arc;
 
@@ -36,41 +36,44 @@ fn decode(tokenizer: &dyn Tokenizer, ids: &[u32]) -> String {
 }
 
 #[test]
-fn ids_and_texts_are_the_librarys() {
+fn ids_and_texts_match_the_library() {
     let cases = cases();
     let texts: Vec<&str> =
         cases["texts"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
     let models = cases["models"].as_object().unwrap();
-    assert!(models.len() > 15 && texts.len() > 40, "the cases were read");
+    assert!(models.len() > 15 && texts.len() > 40, "too few cases");
     for (file, case) in models {
         let tokenizer = open("sentencepiece", &format!("{GOLDEN}/{file}")).unwrap();
         assert_eq!(u64::from(tokenizer.vocab_size()), case["size"].as_u64().unwrap(), "{file}");
         assert_eq!(tokenizer.eod().map_or(-1, i64::from), case["eos"].as_i64().unwrap(), "{file}");
         let mut encoder = tokenizer.encoder();
-        // Twice, for what is remembered must change nothing.
+        // Twice, since the cache must change nothing.
         for round in 0..2 {
             for (at, text) in texts.iter().enumerate() {
-                let due: Vec<u32> = serde_json::from_value(case["ids"][at].clone()).unwrap();
-                assert_eq!(encode(tokenizer.as_ref(), text), due, "{file}: {text:?}");
+                let expected: Vec<u32> = serde_json::from_value(case["ids"][at].clone()).unwrap();
+                assert_eq!(encode(tokenizer.as_ref(), text), expected, "{file}: {text:?}");
                 let mut ids = Vec::new();
                 encoder.encode(text, &mut ids);
-                assert_eq!(ids, due, "{file}, round {round}: {text:?}");
-                let decoded = decode(tokenizer.as_ref(), &due);
+                assert_eq!(ids, expected, "{file}, round {round}: {text:?}");
+                let decoded = decode(tokenizer.as_ref(), &expected);
                 assert_eq!(decoded, case["decoded"][at].as_str().unwrap(), "{file}: {text:?}");
             }
         }
-        for (id, due) in (0..).zip(case["each_decoded"].as_array().unwrap()) {
-            assert_eq!(decode(tokenizer.as_ref(), &[id]), due.as_str().unwrap(), "{file}: {id}");
+        for (id, expected) in (0..).zip(case["each_decoded"].as_array().unwrap()) {
+            assert_eq!(
+                decode(tokenizer.as_ref(), &[id]),
+                expected.as_str().unwrap(),
+                "{file}: {id}"
+            );
         }
         let error = tokenizer.decode(&[tokenizer.vocab_size()], &mut Vec::new()).unwrap_err();
         assert!(matches!(error, Error::UnknownToken { .. }), "{error}");
     }
 }
 
-/// What is remembered, and where texts are cut before they are looked at, changes nothing: a
-/// model that looks at every word anew, in texts of their own, gives the same ids.
+/// Neither the cache nor the cuts before lookup change ids: encoding without them gives the same.
 #[test]
-fn remembered_parts_change_nothing() {
+fn the_cache_does_not_change_ids() {
     let mut random = common::Random::new(common::print_seed("remembered", 0x5eed));
     for model in ["unigram", "unigram_bytes", "bpe", "bpe_bytes", "bpe_spaces", "bpe_across"] {
         let tokenizer = golden(model);
@@ -85,7 +88,7 @@ fn remembered_parts_change_nothing() {
 }
 
 #[test]
-fn cut_texts_make_the_same_ids() {
+fn cut_texts_have_the_same_ids() {
     let mut random = common::Random::new(common::print_seed("cut", 0xc07));
     let mut cuts = 0;
     for model in ["bpe", "bpe_named", "bpe_bytes", "bpe_across", "unigram", "word"] {
@@ -105,9 +108,9 @@ fn cut_texts_make_the_same_ids() {
     assert!(cuts > 100, "{cuts} cuts");
 }
 
-/// A long run of one character is one part, and takes the path for long parts.
+/// A text without spaces is one part, and takes the code path for long parts.
 #[test]
-fn long_words_end_soon() {
+fn long_words_are_encoded() {
     for model in ["unigram", "bpe", "bpe_across", "bpe_unused"] {
         let tokenizer = golden(model);
         let text = "ab".repeat(200_000);
@@ -135,11 +138,11 @@ fn megatrons_older_tokenizers() {
     assert_eq!(encode(legacy("Llama2Tokenizer", 0).as_ref(), text), [&[1], &plain[..]].concat());
     let old = legacy("SentencePieceTokenizer", 2);
     let size = core.vocab_size();
-    // <CLS> <SEP> <EOD> <MASK> <PAD> and two more; <s> and </s> are the model's.
+    // <CLS> <SEP> <EOD> <MASK> <PAD> and two extra ids; <s> and </s> are the model's.
     assert_eq!((old.vocab_size(), old.eod()), (size + 7, Some(size + 2)));
-    let due = [&plain[..], &[size + 6], &plain[..], &[2], &[size + 2]].concat();
+    let expected = [&plain[..], &[size + 6], &plain[..], &[2], &[size + 2]].concat();
     let text = format!("{text}<extra_id_1>{text}</s><EOD>");
-    assert_eq!(encode(old.as_ref(), &text), due);
+    assert_eq!(encode(old.as_ref(), &text), expected);
     assert_eq!(decode(old.as_ref(), &[size + 6, 2]), "<extra_id_1></s>");
     assert_ne!(old.fingerprint(), core.fingerprint());
     assert_eq!(core.identifiers()["legacy"], "False");
@@ -161,14 +164,14 @@ fn refused(model: &[u8], words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.model");
     std::fs::write(&path, model).unwrap();
-    let said = open("sentencepiece", path.to_str().unwrap()).unwrap_err().to_string();
+    let message = open("sentencepiece", path.to_str().unwrap()).unwrap_err().to_string();
     for word in words.iter().chain(&["m.model"]) {
-        assert!(said.contains(word), "without '{word}': {said}");
+        assert!(message.contains(word), "without '{word}': {message}");
     }
 }
 
 #[test]
-fn refuses_what_is_no_model() {
+fn invalid_models_are_refused() {
     let unk = piece("<unk>", 0.0, 2);
     let with = |rest: &[u8]| [&unk[..], rest].concat();
     refused(b"", &["none in 0 pieces", "an unknown piece of type 2"]);
@@ -198,14 +201,17 @@ fn refuses_what_is_no_model() {
     refused(&charsmap(&[1, 0]), &["2 bytes"]);
     refused(&charsmap(&[9, 0, 0, 0, 0, 0, 0, 0]), &["found 9 bytes", "multiple of 4"]);
     refused(&charsmap(&[4, 0, 0, 0, 0, 1, 0, 0, 0]), &["a rule for the empty string"]);
-    // A unit that is its own child, by way of another.
+    // A cycle: a unit is its own grandchild.
     let circle = [&[16, 0, 0, 0][..], &[0, 4, 0, 0, 1, 8, 0, 0, 2, 4, 0, 0, 3, 4, 0, 0, 0]];
     let _ = open_bytes(&charsmap(&circle.concat()));
-    let said = open("Llama2Tokenizer", "/nowhere/m.model").unwrap_err().to_string();
-    assert!(said.contains("/nowhere/m.model"), "{said}");
+    let message = open("Llama2Tokenizer", "/nowhere/m.model").unwrap_err().to_string();
+    assert!(message.contains("/nowhere/m.model"), "{message}");
     let none = TokenizerSpec { kind: "sentencepiece".to_owned(), ..TokenizerSpec::default() };
-    let said = open_tokenizer(&none).unwrap_err().to_string();
-    assert!(said.contains("--tokenizer-model: expected") && said.contains("found none"), "{said}");
+    let message = open_tokenizer(&none).unwrap_err().to_string();
+    assert!(
+        message.contains("--tokenizer-model: expected") && message.contains("found none"),
+        "{message}"
+    );
 }
 
 fn open_bytes(model: &[u8]) -> Result<Arc<dyn Tokenizer>> {
@@ -215,10 +221,10 @@ fn open_bytes(model: &[u8]) -> Result<Arc<dyn Tokenizer>> {
     open("sentencepiece", path.to_str().unwrap())
 }
 
-/// Where the sum of scores is beyond 100000 the library begins again at 0, and words after it are
-/// cut as if the text began there.
+/// Where the sum of scores exceeds 100000, the library resets it to 0 and splits the words after it
+/// as if the text started there.
 #[test]
-fn sums_begin_again_where_the_librarys_do() {
+fn score_sums_are_reset_as_in_the_library() {
     let scores = [("x", -30000.0), ("a", -0.5), ("b", -0.5001), ("ab", -1.001), ("xa", -30000.5)];
     let pieces = scores.iter().map(|&(text, score)| piece(text, score, 1));
     let mut model = [piece("<unk>", 0.0, 2), piece("\u{2581}", -1.0, 1)].concat();
@@ -237,23 +243,23 @@ fn sums_begin_again_where_the_librarys_do() {
         ),
         ("ab zzz ab zzz ab zzz ab", &[1, 3, 4, 1, 0, 1, 5, 1, 0, 1, 5, 1, 0, 1, 3, 4]),
     ];
-    // Twice, for what is remembered must change nothing.
-    for (text, due) in cases.iter().chain(&cases) {
+    // Twice, since the cache must change nothing.
+    for (text, expected) in cases.iter().chain(&cases) {
         let mut ids = Vec::new();
         encoder.encode(text, &mut ids);
-        assert_eq!(ids, *due, "{text:?}");
+        assert_eq!(ids, *expected, "{text:?}");
     }
 }
 
-/// Whatever is done to a model, it is refused or works.
+/// A damaged model is refused or encodes, without a panic.
 #[test]
 fn damaged_models_never_panic() {
     let mut random = common::Random::new(common::print_seed("damaged", 0xdead));
     let (mut good, mut bad) = (0, 0);
     for model in ["unigram_named", "bpe", "bpe_bytes", "char_named", "word"] {
-        let whole = std::fs::read(format!("{GOLDEN}/{model}.model")).unwrap();
+        let intact = std::fs::read(format!("{GOLDEN}/{model}.model")).unwrap();
         for _ in 0..150 {
-            let mut bytes = whole.clone();
+            let mut bytes = intact.clone();
             for _ in 0..=random.below(3) {
                 let at = random.below(bytes.len() as u64) as usize;
                 match random.below(4) {
@@ -276,5 +282,5 @@ fn damaged_models_never_panic() {
             decode(tokenizer.as_ref(), &ids);
         }
     }
-    assert!(good > 20 && bad > 20, "{good} work, {bad} are refused");
+    assert!(good > 20 && bad > 20, "{good} opened, {bad} refused");
 }

@@ -1,4 +1,4 @@
-//! Sentences: Punkt's against NLTK's own, Chinese ones by the rule, and what is refused.
+//! Sentence splitting: Punkt compared with NLTK, the Chinese rule, and settings that are refused.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -17,7 +17,7 @@ fn split<'a>(splitter: &Splitter, text: &'a str) -> Vec<&'a str> {
     out.into_iter().map(|range| &text[range]).collect()
 }
 
-/// Texts whose sentences differ, and all texts; each line holds a text and NLTK's sentences.
+/// The differences, and how many comparisons were made. Each line has a text and NLTK's sentences.
 fn compare(cases: &Path) -> (Vec<String>, usize) {
     let splitter = |nltk, newlines| open(&SentenceSpec { nltk, newlines, ..Default::default() });
     let splitters = [("3.9", Nltk::V3_9), ("3.10", Nltk::V3_10)].map(|(name, nltk)| {
@@ -34,13 +34,20 @@ fn compare(cases: &Path) -> (Vec<String>, usize) {
         let (_, pair) = splitters.iter().find(|(name, _)| *name == case["nltk"]).unwrap();
         for (key, splitter) in pair {
             all += 1;
-            let got = split(splitter, text);
-            let due: Vec<_> = case[*key].as_array().unwrap().iter().map(|s| s.as_str()).collect();
-            if !got.iter().map(|sentence| Some(*sentence)).eq(due.iter().copied()) {
-                let fault = got.iter().zip(&due).position(|(got, due)| Some(*got) != *due);
-                let at = fault.unwrap_or(got.len().min(due.len()));
-                let (got, due) = (got.get(at), due.get(at).copied().flatten());
-                differing.push(format!("{} {key} {at}: got {got:?}, due {due:?}", case["nltk"]));
+            let found = split(splitter, text);
+            let expected: Vec<_> =
+                case[*key].as_array().unwrap().iter().map(|s| s.as_str()).collect();
+            if !found.iter().map(|sentence| Some(*sentence)).eq(expected.iter().copied()) {
+                let difference = found
+                    .iter()
+                    .zip(&expected)
+                    .position(|(found, expected)| Some(*found) != *expected);
+                let at = difference.unwrap_or(found.len().min(expected.len()));
+                let (found, expected) = (found.get(at), expected.get(at).copied().flatten());
+                differing.push(format!(
+                    "{} {key} {at}: found {found:?}, expected {expected:?}",
+                    case["nltk"]
+                ));
             }
         }
     }
@@ -48,16 +55,16 @@ fn compare(cases: &Path) -> (Vec<String>, usize) {
 }
 
 #[test]
-fn punkt_is_nltks() {
+fn punkt_matches_nltk() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/punkt/cases.jsonl");
     let (differing, all) = compare(&golden);
     assert_eq!(differing, Vec::<String>::new());
     assert!(all > 1000, "{all} cases");
 }
 
-/// The same on any file that `tests/readers/nltk_sentences.py` wrote.
+/// The same for any file that `tests/readers/nltk_sentences.py` wrote.
 #[test]
-fn punkt_is_nltks_on_more() {
+fn punkt_matches_nltk_on_more_texts() {
     let Some(cases) = std::env::var_os("FEEDLINE_SENTENCES") else {
         println!("skipped: FEEDLINE_SENTENCES names no file of cases");
         return;
@@ -72,11 +79,11 @@ fn punkt_is_nltks_on_more() {
     );
 }
 
-/// Whatever the text, sentences stand in order, within it, and none is empty; and what is outside
-/// of them is white space.
+/// For any text, sentences are in order, within the text and not empty, and only white space is
+/// outside of them.
 #[test]
-fn sentences_stand_in_order() {
-    let mut random = Random::new(print_seed("sentences_stand_in_order", 11));
+fn sentences_are_in_order_and_not_empty() {
+    let mut random = Random::new(print_seed("sentences_are_in_order_and_not_empty", 11));
     let newlines = [Newlines::Drop, Newlines::Keep];
     let punkt = newlines.map(|newlines| open(&SentenceSpec { newlines, ..Default::default() }));
     for _ in 0..2000 {
@@ -103,26 +110,26 @@ fn is_space(char: char) -> bool {
 fn punkt_knows_names_and_abbreviations() {
     let splitter = open(&SentenceSpec::default());
     let text = "Punkt knows that Mr. Smith and Johann S. Bach end none.  (Really?)  \"Yes.\" i am.";
-    let due = [
+    let expected = [
         "Punkt knows that Mr. Smith and Johann S. Bach end none.",
         "(Really?)",
         "\"Yes.\"",
         "i am.",
     ];
-    assert_eq!(split(&splitter, text), due);
+    assert_eq!(split(&splitter, text), expected);
     assert!(split(&splitter, "").is_empty());
     assert!(split(&splitter, " \n ").is_empty());
 }
 
-/// A text is cut every 1,000,000 characters, before Punkt sees it; so a sentence may begin with a
-/// space, as NLTK's do at the beginning of a text.
+/// A text is cut every 1,000,000 characters before Punkt splits it, so a sentence may start with a
+/// space, as NLTK's do at the start of a text.
 #[test]
 fn huge_texts_are_cut_as_megatron_does() {
     let splitter = open(&SentenceSpec::default());
-    let check = |letters: usize, due: &[usize]| {
+    let check = |letters: usize, expected: &[usize]| {
         let text = format!("{}é. Two. ", "a".repeat(letters));
         let lens: Vec<_> = split(&splitter, &text).iter().map(|sentence| sentence.len()).collect();
-        assert_eq!(lens, due, "{letters} letters");
+        assert_eq!(lens, expected, "{letters} letters");
     };
     check(999_000, &[999_003, 4]);
     check(999_998, &[1_000_001, 5]);
@@ -132,7 +139,8 @@ fn huge_texts_are_cut_as_megatron_does() {
 #[test]
 fn chinese_sentences() {
     let splitter = open(&SentenceSpec { lang: Some("chinese".into()), ..Default::default() });
-    let check = |text: &str, due: &[&str]| assert_eq!(split(&splitter, text), due, "{text}");
+    let check =
+        |text: &str, expected: &[&str]| assert_eq!(split(&splitter, text), expected, "{text}");
     check("你好。再见！", &["你好。", "再见！"]);
     check("真的？！是；好……嗯…吧", &["真的？！", "是；", "好……", "嗯…吧"]);
     check("他说：“去。”她没去。", &["他说：“去。”", "她没去。"]);
@@ -144,7 +152,7 @@ fn chinese_sentences() {
     check("", &[]);
 }
 
-/// With white space kept, the sentences are the whole text, for any text.
+/// With white space kept, the sentences concatenate to the text.
 #[test]
 fn chinese_sentences_keep_all() {
     let lang = || Some("chinese".to_owned());
@@ -184,8 +192,8 @@ fn parameters_of_a_folder() {
     let params = Some(folder.path().to_str().unwrap().to_owned());
     let spec = SentenceSpec { params, lang: Some("latin".into()), ..Default::default() };
     let splitter = open(&spec);
-    let due = ["A foo. b bar. Baz.", "C mr.", "D foo.", "Qux."];
-    assert_eq!(split(&splitter, "A foo. b bar. Baz. C mr. D foo. Qux."), due);
+    let expected = ["A foo. b bar. Baz.", "C mr.", "D foo.", "Qux."];
+    assert_eq!(split(&splitter, "A foo. b bar. Baz. C mr. D foo. Qux."), expected);
 
     write("ortho_context.tab", "qux\t34\nbaz\t3");
     let error = Splitter::open(&spec).unwrap_err().to_string();
@@ -213,7 +221,7 @@ fn parameters_of_a_folder() {
 }
 
 #[test]
-fn what_cannot_be_opened() {
+fn invalid_settings_are_refused() {
     let refuse = |spec: &SentenceSpec| Splitter::open(spec).unwrap_err().to_string();
     let spec = SentenceSpec { lang: Some("german".into()), ..Default::default() };
     assert!(refuse(&spec).contains("--lang: expected english, chinese or newline, found 'german'"));

@@ -1,5 +1,5 @@
-//! CPM-2's objective: the golden triple to the byte, the counts of the original, the distribution
-//! of its choice, and what is refused.
+//! CPM-2's objective: the bytes of the golden triple, the span counts of the original, the
+//! distribution of the chosen spans, and the inputs that are refused.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn spans_of(tokens: u32, document: u64, config: &SpanConfig) -> Vec<Span> {
     spans
 }
 
-/// The document again, from its three sequences.
+/// Restores the document from its three sequences.
 fn restore(triple: &Triple, vocab_size: u32) -> Vec<u32> {
     let mut ids = Vec::new();
     for &id in &triple.context {
@@ -30,14 +30,14 @@ fn restore(triple: &Triple, vocab_size: u32) -> Vec<u32> {
         };
         let [start, len] = triple.offsets[2 * marker as usize..][..2] else { unreachable!() };
         let part = &triple.target[start as usize..][..len as usize];
-        assert_eq!(part[0], id, "a piece of the target begins with its marker");
+        assert_eq!(part[0], id, "a piece of the target starts with its marker");
         ids.extend(&part[1..]);
     }
     ids
 }
 
 #[test]
-fn the_golden_triple_to_the_byte() {
+fn the_golden_triple_is_written_byte_for_byte() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/cpm2");
     let config = SpanConfig { offsets: Dtype::U16, ..SpanConfig::new(26_240) };
     let mut triple = Triple::default();
@@ -57,23 +57,23 @@ fn the_golden_triple_to_the_byte() {
         builder.finish_without_documents().unwrap();
         for suffix in ["bin", "idx"] {
             let file = format!("{name}.{suffix}");
-            let (got, due) = (folder.path().join(&file), golden.join(&file));
-            assert_eq!(std::fs::read(got).unwrap(), std::fs::read(due).unwrap(), "{file}");
+            let (found, expected) = (folder.path().join(&file), golden.join(&file));
+            assert_eq!(std::fs::read(found).unwrap(), std::fs::read(expected).unwrap(), "{file}");
         }
     }
 }
 
-/// Another setting of the same document draws the golden's spans for some document number, so the
-/// choice and the layout agree on what a span is.
+/// With another configuration, some document number draws the spans of the golden file, so that
+/// `choose_spans` and `lay_out` agree on what a span is.
 #[test]
 fn the_golden_spans_can_be_drawn() {
     let config = SpanConfig { density: 0.36, mean_len: 2.0, ..SpanConfig::new(26_240) };
-    let due = [span(3, 5), span(9, 11)];
-    assert!((0..1000).any(|document| spans_of(11, document, &config) == due));
+    let expected = [span(3, 5), span(9, 11)];
+    assert!((0..1000).any(|document| spans_of(11, document, &config) == expected));
 }
 
 #[test]
-fn counts_are_the_originals() {
+fn span_counts_match_the_original() {
     // Tokens, density, mean length; then hidden tokens and spans, by Python's
     // noise = min(max(round(n * density), 1), n - 1) and max(round(noise / mean), 1).
     let cases = [
@@ -97,7 +97,7 @@ fn counts_are_the_originals() {
 }
 
 #[test]
-fn every_document_comes_back() {
+fn documents_are_restored_from_their_triples() {
     let mut triple = Triple::default();
     for document in 0..2000_u64 {
         let tokens = 2 + (document * document) % 1777;
@@ -123,15 +123,15 @@ fn spans_depend_on_seed_and_document_alone() {
     assert_eq!(of(233, 4), of(233, 4));
     assert_ne!(of(233, 4), of(233, 5));
     assert_ne!(of(233, 4), of(234, 4));
-    // A mix that only added the two would give these the same.
+    // A mix that only added seed and document would choose the same spans for these two.
     assert_ne!(of(233, 4), of(232, 5));
-    assert_eq!(of(233, 0)[..2], [span(11, 17), span(18, 20)], "a seed keeps its meaning");
+    assert_eq!(of(233, 0)[..2], [span(11, 17), span(18, 20)], "the spans of a seed never change");
 }
 
 /// 16 tokens of which 6 are hidden in 3 spans: `C(5, 2) * C(9, 2)` is 360 ways. The statistic of
 /// 359 degrees of freedom is above 446 once in a thousand seeds.
 #[test]
-fn every_choice_is_as_likely() {
+fn all_span_choices_are_equally_likely() {
     let config = SpanConfig { density: 0.375, mean_len: 2.0, ..SpanConfig::new(26_240) };
     let mut seen = BTreeMap::<Vec<(u32, u32)>, u64>::new();
     let draws = 360 * 200;
@@ -145,7 +145,7 @@ fn every_choice_is_as_likely() {
 }
 
 #[test]
-fn a_limit_of_spans_hides_as_much() {
+fn spans_max_does_not_change_the_hidden_token_count() {
     let config = SpanConfig { spans_max: 190, ..SpanConfig::new(26_240) };
     let spans = spans_of(20_000, 1, &config);
     let hidden: u32 = spans.iter().map(|span| span.end - span.start).sum();
@@ -153,7 +153,7 @@ fn a_limit_of_spans_hides_as_much() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn documents_beyond_the_limits_of_the_dtypes_are_refused() {
     let refuse = |tokens: usize, config: &SpanConfig| {
         let ids = vec![100; tokens];
         corrupt(&ids, 0, config, &mut Triple::default()).map_err(|error| error.to_string())
@@ -164,7 +164,7 @@ fn what_does_not_fit_is_refused() {
     assert!(error.contains("with an offset of 679") && error.contains("at most 65535"), "{error}");
     assert_eq!(refuse(340_000, &SpanConfig::new(26_240)), Ok(()));
 
-    // 65,536 - 26,240 spans are the most; one span of 20 tokens.
+    // At most 65,536 - 26,240 spans; one span for 20 tokens.
     assert_eq!(refuse(39_296 * 20, &SpanConfig::new(26_240)), Ok(()));
     let error = refuse(39_297 * 20, &SpanConfig::new(26_240)).unwrap_err();
     assert!(error.contains("with 39297 spans") && error.contains("at most 39296"), "{error}");
@@ -180,7 +180,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn what_is_dropped() {
+fn long_lines_and_short_documents_are_dropped() {
     assert_eq!(Dropped::of(5_000_000, 10), None);
     assert_eq!(Dropped::of(5_000_001, 10), Some(Dropped::LongLine));
     assert_eq!(Dropped::of(40, 9), Some(Dropped::FewTokens));

@@ -5,7 +5,7 @@ use crate::common::{Random, print_seed};
 use preprocess::{Tokenizer, TokenizerSpec, open_tokenizer};
 use tiktoken_rs::CoreBPE;
 
-/// What has broken tokenizers before, or is told apart by the pattern.
+/// Texts that have broken tokenizers before, or that the pattern distinguishes.
 const CORNERS: &[&str] = &[
     "",
     " ",
@@ -81,15 +81,15 @@ fn check_all<'a>(texts: impl Iterator<Item = &'a str>) {
     let mut encoder = ours.encoder();
     let (mut ids, mut plain_ids, mut back) = (Vec::new(), Vec::new(), Vec::new());
     for text in texts {
-        let due = theirs.encode_ordinary(text);
+        let expected = theirs.encode_ordinary(text);
         ids.clear();
         plain_ids.clear();
         back.clear();
         encoder.encode(text, &mut ids);
         ours.encode(text, &mut plain_ids);
         let head: String = text.chars().take(200).collect();
-        assert!(ids == due, "with its cache, on {head:?}");
-        assert!(plain_ids == due, "without a cache, on {head:?}");
+        assert!(ids == expected, "with a cache, on {head:?}");
+        assert!(plain_ids == expected, "without a cache, on {head:?}");
         ours.decode(&ids, &mut back).unwrap();
         assert!(back == text.as_bytes(), "decoded, on {head:?}");
     }
@@ -98,7 +98,7 @@ fn check_all<'a>(texts: impl Iterator<Item = &'a str>) {
 #[test]
 fn corners() {
     check_all(CORNERS.iter().copied());
-    // All pairs, one after the other, since a piece ends by what follows it.
+    // All pairs, since the end of a piece depends on what follows it.
     let joined: Vec<_> =
         CORNERS.iter().flat_map(|a| CORNERS.iter().map(move |b| format!("{a}{b}"))).collect();
     check_all(joined.iter().map(String::as_str));
@@ -147,7 +147,7 @@ fn random_bytes_made_valid() {
     }
 }
 
-/// Lengths about the bounds between the ways of merging, and runs that are slow if merging is.
+/// Lengths around the bounds between merge algorithms, and runs that take long if merging does.
 #[test]
 fn long_runs() {
     for unit in ["a", " ", "\n", "-", "é", "中", "=-", "ab", "aA", "1", "\u{3000}", "的", "!"] {

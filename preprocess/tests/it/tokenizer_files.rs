@@ -1,4 +1,4 @@
-//! Tokenizers from the files of others, against what the libraries they belong to say.
+//! Tokenizers from files of other libraries, compared with the output of those libraries.
 use std::path::Path;
 
 use crate::common::{Random, print_seed};
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokenizers");
 
-/// The golden tokenizers, and which engine each must get. Those for the general one are refused in
-/// a build without it.
+/// The golden tokenizers and the engine that each must use. A build without the general engine
+/// refuses those that need it.
 const FAMILIES: [(&str, &str); 12] = [
     ("gpt2", "own"),
     ("roberta", "own"),
@@ -41,19 +41,19 @@ fn ids_of(value: &Value) -> Vec<u32> {
         .collect()
 }
 
-/// Both ways of encoding every text, one after the other.
+/// Encodes every text with an encoder, which has a cache, and without one.
 #[track_caller]
-fn check(name: &str, tokenizer: &dyn Tokenizer, texts: &Value, due: &Value) {
+fn check(name: &str, tokenizer: &dyn Tokenizer, texts: &Value, expected: &Value) {
     let mut encoder = tokenizer.encoder();
-    let (texts, due) = (texts.as_array().unwrap(), due.as_array().unwrap());
-    assert_eq!(texts.len(), due.len());
-    for (text, due) in texts.iter().zip(due) {
-        let (text, due) = (text.as_str().unwrap(), ids_of(due));
+    let (texts, expected) = (texts.as_array().unwrap(), expected.as_array().unwrap());
+    assert_eq!(texts.len(), expected.len());
+    for (text, expected) in texts.iter().zip(expected) {
+        let (text, expected) = (text.as_str().unwrap(), ids_of(expected));
         let (mut ids, mut again) = (Vec::new(), Vec::new());
         encoder.encode(text, &mut ids);
         tokenizer.encode(text, &mut again);
-        assert_eq!(ids, due, "{name}, on {text:?}");
-        assert_eq!(again, due, "{name}, without its memory, on {text:?}");
+        assert_eq!(ids, expected, "{name}, on {text:?}");
+        assert_eq!(again, expected, "{name}, without a cache, on {text:?}");
     }
 }
 
@@ -69,13 +69,13 @@ fn every_family_gives_the_ids_of_its_library() {
         }
         let tokenizer = HuggingFace::open(&spec).unwrap();
         assert_eq!(tokenizer.engine(), engine, "{name}");
-        let due = &expected[name];
-        check(name, &tokenizer, &expected["texts"], &due["ids"]);
+        let family = &expected[name];
+        check(name, &tokenizer, &expected["texts"], &family["ids"]);
         spec.without_special_tokens = true;
         let plain = open_tokenizer(&spec).unwrap();
-        check(name, &*plain, &expected["texts"], &due["plain"]);
+        check(name, &*plain, &expected["texts"], &family["plain"]);
         for (ids, text) in
-            due["ids"].as_array().unwrap().iter().zip(due["decoded"].as_array().unwrap())
+            family["ids"].as_array().unwrap().iter().zip(family["decoded"].as_array().unwrap())
         {
             let mut decoded = Vec::new();
             tokenizer.decode(&ids_of(ids), &mut decoded).unwrap();
@@ -113,20 +113,20 @@ fn tiktoken_in_both_forms() {
     }
 }
 
-/// What Megatron core 0.16.1 tells of the same tokenizers, key by key in its order: the names of
-/// its cache files come of it.
+/// The identifiers that Megatron core 0.16.1 records for the same tokenizers, with the keys in the
+/// same order: the names of its cache files depend on them.
 #[test]
-fn identifiers_are_those_of_megatron() {
+fn identifiers_match_megatron() {
     let file = format!("{GOLDEN}/../identifiers/expected.json");
     let expected: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let check = |name: &str, spec: &TokenizerSpec| {
-        let mut got = open_tokenizer(spec).unwrap().identifiers().to_string();
+        let mut found = open_tokenizer(spec).unwrap().identifiers().to_string();
         for (given, theirs) in [(&spec.model, "<model>"), (&spec.vocab_file, "<vocab>")] {
             if let Some(given) = given {
-                got = got.replace(given, theirs);
+                found = found.replace(given, theirs);
             }
         }
-        assert_eq!(got, expected[name].to_string(), "{name}");
+        assert_eq!(found, expected[name].to_string(), "{name}");
     };
     let of_kind = |kind: &str| TokenizerSpec { kind: kind.to_owned(), ..Default::default() };
     check("gpt2", &of_kind("GPT2BPETokenizer"));
@@ -171,7 +171,7 @@ fn identifiers_are_those_of_megatron() {
 }
 
 #[test]
-fn the_end_of_a_document() {
+fn the_eod_token_comes_from_the_option_then_the_tokenizer_then_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::copy(format!("{GOLDEN}/llama3.json"), path("tokenizer.json")).unwrap();
@@ -181,13 +181,13 @@ fn the_end_of_a_document() {
         HuggingFace::open(&spec)
     };
     let eod = |tokenizer: HuggingFace| tokenizer.eod();
-    assert_eq!(open(None).map(eod).unwrap(), Some(0), "a usual name");
+    assert_eq!(open(None).map(eod).unwrap(), Some(0), "by its usual name");
     std::fs::write(path("generation_config.json"), r#"{"eos_token_id": [2, 1]}"#).unwrap();
-    assert_eq!(open(None).map(eod).unwrap(), Some(2), "of the model");
+    assert_eq!(open(None).map(eod).unwrap(), Some(2), "from generation_config.json");
     let config = json!({"eos_token": {"content": "<s>", "lstrip": false}});
     std::fs::write(path("tokenizer_config.json"), config.to_string()).unwrap();
-    assert_eq!(open(None).map(eod).unwrap(), Some(1), "of the tokenizer");
-    assert_eq!(open(Some("</s>")).map(eod).unwrap(), Some(2), "as asked");
+    assert_eq!(open(None).map(eod).unwrap(), Some(1), "from tokenizer_config.json");
+    assert_eq!(open(Some("</s>")).map(eod).unwrap(), Some(2), "from the option");
     let error = open(Some("<none>")).unwrap_err().to_string();
     assert!(error.contains("eod-token") && error.contains("<none>"), "{error}");
     std::fs::write(path("tokenizer_config.json"), "{").unwrap();
@@ -198,9 +198,10 @@ fn the_end_of_a_document() {
     assert!(error.contains("hint: "), "{error}");
 }
 
-/// The same vocabulary laid out otherwise has the same fingerprint; another behaviour has not.
+/// A different layout of the same vocabulary has the same fingerprint; a different behaviour does
+/// not.
 #[test]
-fn fingerprints() {
+fn fingerprints_depend_on_behaviour_only() {
     let folder = tempfile::tempdir().unwrap();
     let open = |value: &Value, without_special_tokens: bool| {
         let file = folder.path().join("tokenizer.json");
@@ -241,14 +242,14 @@ fn refused(text: &str, words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokenizer.json");
     std::fs::write(&file, text).unwrap();
-    let said = HuggingFace::open(&spec("hf", file.to_str().unwrap())).unwrap_err().to_string();
+    let message = HuggingFace::open(&spec("hf", file.to_str().unwrap())).unwrap_err().to_string();
     for word in words {
-        assert!(said.contains(word), "without '{word}': {said}");
+        assert!(message.contains(word), "without '{word}': {message}");
     }
 }
 
 #[test]
-fn files_that_are_no_tokenizers() {
+fn invalid_tokenizer_files_are_refused() {
     refused("", &["line 1"]);
     refused("{}", &["model"]);
     refused(r#"{"model": {"type": "BPE", "vocab": {}}}"#, &["no tokens"]);
@@ -260,7 +261,7 @@ fn files_that_are_no_tokenizers() {
     );
     let special = r#"{"model": {"type": "BPE", "dropout": 0.5, "vocab": {"a": 0}}}"#;
     refused(special, &["found dropout 0.5"]);
-    // Found by fuzzing: these ids come from elsewhere than the vocabulary, and went unseen into
+    // Found by fuzzing: ids of the post-processor that are not in the vocabulary were written to
     // the output.
     let around = r#"{"model": {"type": "BPE", "vocab": {"a": 0}}, "post_processor":
         {"type": "BertProcessing", "sep": ["b", 1], "cls": ["a", 0]}}"#;
@@ -275,10 +276,10 @@ fn files_that_are_no_tokenizers() {
     refused(&format!(r#"{{"model": {model}}}"#), &["unknown token"]);
 }
 
-/// The library keeps added tokens in a hash map: of two that its normalizer makes one, each process
-/// found another in the same text.
+/// The library keeps added tokens in a hash map. If its normalizer makes two of them equal, which
+/// one it finds in the same text differs from process to process.
 #[test]
-fn added_tokens_that_become_one_are_refused() {
+fn added_tokens_that_normalize_to_the_same_text_are_refused() {
     let text = std::fs::read(format!("{GOLDEN}/gpt2.json")).unwrap();
     let mut value: Value = serde_json::from_slice(&text).unwrap();
     let next = value["model"]["vocab"].as_object().unwrap().len() as u64;
@@ -303,7 +304,7 @@ fn added_tokens_that_become_one_are_refused() {
     refused(&with(json!({ "type": "NFC" }), names), &names);
     refused(&with(json!({ "type": "NFD" }), names), &names);
     if cfg!(feature = "general") {
-        // By a normalizer that only the library has.
+        // With a normalizer that only the library has.
         let lower = json!({ "type": "Sequence", "normalizers": [
             { "type": "Strip", "strip_left": false, "strip_right": false }, { "type": "Lowercase" },
         ] });
@@ -319,7 +320,7 @@ fn added_tokens_that_become_one_are_refused() {
 }
 
 #[test]
-fn vocabularies_that_are_not_of_tiktoken() {
+fn invalid_tiktoken_vocabularies_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("vocab");
     let open = |text: &str, pattern: Option<&str>, vocab_size: Option<u32>| {
@@ -352,14 +353,14 @@ fn vocabularies_that_are_not_of_tiktoken() {
             "rank order",
         ),
     ] {
-        let said = open(text, pattern, vocab_size);
-        assert!(said.contains(word), "without '{word}': {said}");
+        let message = open(text, pattern, vocab_size);
+        assert!(message.contains(word), "without '{word}': {message}");
     }
 }
 
-/// A file of one kind behind the flag of another is named for what it is.
+/// The error for a file of another tokenizer names what the file is.
 #[test]
-fn a_file_of_another_kind_is_named() {
+fn a_file_of_another_tokenizer_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let check = |kind: &str, file: &str, words: [&str; 2]| {
         let found = open_tokenizer(&spec(kind, file)).unwrap_err().to_string();
@@ -388,9 +389,9 @@ fn a_file_of_another_kind_is_named() {
     check("hf", ids.to_str().unwrap(), ["vocab.json", "--merge-file"]);
 }
 
-/// Good files with something changed at random: each is an error or encodes, and never a panic.
+/// Valid files with random changes: each is refused or encodes, without a panic.
 #[test]
-fn changed_files_are_errors_or_tokenizers() {
+fn randomly_changed_files_never_panic() {
     let mut random = Random::new(print_seed("changed_files", 0x5eed_0020));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokenizer.json");
@@ -413,16 +414,16 @@ fn changed_files_are_errors_or_tokenizers() {
                 Err(_) => refused += 1,
                 Ok(tokenizer) => {
                     opened += 1;
-                    use_it(&tokenizer, &texts);
+                    encode_and_decode(&tokenizer, &texts);
                 }
             }
         }
     }
-    // Fewer are tokenizers where only the fast engines take them.
+    // Fewer are accepted in a build without the general engine.
     assert!(opened > 50 && refused > 100, "{opened} opened, {refused} refused");
 }
 
-fn use_it(tokenizer: &HuggingFace, texts: &Value) {
+fn encode_and_decode(tokenizer: &HuggingFace, texts: &Value) {
     let mut encoder = tokenizer.encoder();
     for text in texts.as_array().unwrap() {
         let mut ids = Vec::new();
@@ -452,7 +453,7 @@ fn changed_bytes(random: &mut Random, good: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Changes one value somewhere: the way down is by chance.
+/// Changes one value at a random place of the tree.
 fn change(random: &mut Random, value: &mut Value) {
     let down = random.below(10) > 1;
     match value {
@@ -496,7 +497,7 @@ fn change(random: &mut Random, value: &mut Value) {
 }
 
 #[test]
-fn a_cut_text_has_the_ids_of_the_whole() {
+fn a_cut_text_has_the_same_ids() {
     let mut random = Random::new(print_seed("a_cut_text", 0x5eed_0021));
     let mut cuts = 0;
     for name in ["gpt2", "llama3", "qwen2", "deepseek", "gemma"] {

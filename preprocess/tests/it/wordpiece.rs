@@ -1,4 +1,4 @@
-//! BERT's tokenizer against Hugging Face's and its authors': the cases in `tests/golden/wordpiece`.
+//! BERT's tokenizer compared with Hugging Face's and the original: `tests/golden/wordpiece`.
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn ids(tokenizer: &dyn Tokenizer, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn ids_as_hugging_face_gives() {
+fn ids_match_hugging_face() {
     for (kind, case) in [("wordpiece", "lower"), ("bert-uncased", "lower"), ("bert-cased", "kept")]
     {
         let cases = std::fs::read_to_string(format!("{GOLDEN}/{case}.json")).unwrap();
@@ -41,7 +41,7 @@ fn ids_as_hugging_face_gives() {
         let mut encoder = tokenizer.encoder();
         for case in cases {
             assert_eq!(ids(tokenizer.as_ref(), &case.text), case.ids, "{kind} {:?}", case.text);
-            // Twice, for what is remembered must be the same.
+            // Twice, since the cache must change nothing.
             for _ in 0..2 {
                 let mut again = vec![7];
                 encoder.encode(&case.text, &mut again);
@@ -51,10 +51,10 @@ fn ids_as_hugging_face_gives() {
     }
 }
 
-/// Megatron's names mean the program of BERT's authors, which Hugging Face's port differs from in
-/// long words, sigmas, and characters of private use or newer than Unicode 8.
+/// Megatron's names mean the tokenizer of BERT's authors. Hugging Face's port differs in long
+/// words, sigmas, and characters of private use or newer than Unicode 8.
 #[test]
-fn ids_as_full_tokenizer_gives() {
+fn ids_match_full_tokenizer() {
     let cases = std::fs::read_to_string(format!("{GOLDEN}/full_tokenizer.json")).unwrap();
     let cases: HashMap<String, Vec<Case>> = serde_json::from_str(&cases).unwrap();
     for (kind, port, case) in [
@@ -78,10 +78,10 @@ fn ids_as_full_tokenizer_gives() {
     }
 }
 
-/// The ids of the parts are those of the whole, wherever it may be cut.
+/// The ids of the parts are those of the whole text, wherever `cut_after` allows a cut.
 #[test]
-fn parts_make_the_whole() {
-    let mut random = Random::new(print_seed("parts_make_the_whole", 0x33));
+fn cut_texts_have_the_same_ids() {
+    let mut random = Random::new(print_seed("cut_texts_have_the_same_ids", 0x33));
     let mut cuts = 0;
     for (kind, case) in
         [("bert-uncased", "lower"), ("bert-cased", "kept"), ("BertWordPieceLowerCase", "lower")]
@@ -104,7 +104,7 @@ fn parts_make_the_whole() {
 }
 
 #[test]
-fn what_a_tokenizer_says_of_itself() {
+fn vocab_size_eod_decode_and_fingerprint() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("v.txt");
     std::fs::write(&path, "[UNK]\nun\n##able\n##s\n,\n[EOD]\n").unwrap();
@@ -119,9 +119,10 @@ fn what_a_tokenizer_says_of_itself() {
     assert_eq!(ids(cased.as_ref(), "Unable un"), [0, 1]);
     assert_ne!(cased.fingerprint(), tokenizer.fingerprint());
     std::fs::write(&path, "un\n").unwrap();
-    let said = open("bert-cased", path.to_str().unwrap()).unwrap_err().to_string();
+    let message = open("bert-cased", path.to_str().unwrap()).unwrap_err().to_string();
     assert!(
-        said.contains("v.txt") && said.contains("expected the unknown token '[UNK]', found none"),
-        "{said}"
+        message.contains("v.txt")
+            && message.contains("expected the unknown token '[UNK]', found none"),
+        "{message}"
     );
 }

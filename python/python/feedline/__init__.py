@@ -6,11 +6,11 @@
 >>> for batch in loader:
 ...     batch["tokens"], batch["labels"]    # int64 arrays of the shape [8, 2048]
 
-`open` gives the samples of Megatron's order by number, `Loader` reads them ahead of a training
-loop, `Tokenizer` encodes texts on all cores, and `preprocess`, `check` and `inspect` do what the
-programs of these names do. The submodules `feedline.torch`, `feedline.transformers`,
-`feedline.megatron`, `feedline.torchtitan` and `feedline.grain` fit these into the training loops
-of others; importing `feedline` itself imports none of these packages.
+`open` returns the samples of Megatron's order by number, `Loader` reads them ahead of a training
+loop, `Tokenizer` encodes texts on all cores, and `preprocess`, `check` and `inspect` are the
+programs of these names. The submodules `feedline.torch`, `feedline.transformers`,
+`feedline.megatron`, `feedline.torchtitan` and `feedline.grain` connect them to the training loops
+of these frameworks; importing `feedline` itself imports none of them.
 """
 
 from feedline._feedline import __version__

@@ -1,4 +1,4 @@
-"""The compiled half of the package. What users call is in `feedline`."""
+"""The compiled part of the package. The public interface is `feedline`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final

@@ -67,11 +67,11 @@ class Names:
 
     @classmethod
     def of_state(cls, tensors: Iterable[str], paths: Mapping[str, Sequence[Any]]) -> Names:
-        """Decides where the tensors of a state go.
+        """Assigns groups and names to the tensors of a state.
 
         Args:
-            tensors: Their names in the state, as DCP joins the keys to them.
-            paths: The keys to each of them and to other values, where they are known.
+            tensors: Their names in the state, which DCP joins from the keys.
+            paths: The keys of each tensor and value, where they are known.
         """
         names = list(dict.fromkeys(tensors))
         has_model = any(len(path) > 1 and path[0] == "model" for path in paths.values()) or (
@@ -81,7 +81,7 @@ class Names:
         taken: set[tuple[str, str]] = set()
         for name in names:
             place = _place(name, paths.get(name), has_model and bool(paths))
-            # Two names of one parameter: the second keeps the name that it has in the state.
+            # Two names map to one place: the second keeps its name in the state.
             place = ("other", name) if place in taken else place
             taken.add(place)
             places[name] = place
@@ -89,7 +89,7 @@ class Names:
 
     @classmethod
     def of_step(cls, keys: Iterable[tuple[str, str]]) -> Names:
-        """The names in a state of what other programs have saved: ``(group, name)`` of each."""
+        """The names in a state of tensors of other programs, from ``(group, name)`` of each."""
         places: dict[str, tuple[str, str]] = {}
         paths: dict[str, Sequence[Any]] = {}
         for group, name in keys:
@@ -110,8 +110,8 @@ class Names:
 
 
 def _place(name: str, path: Sequence[Any] | None, is_below_model: bool) -> tuple[str, str]:
-    """The group and the name of a tensor. The path decides, not the text, where there is one: a
-    Llama has tensors that are called ``model.layers``."""
+    """The group and the name of a tensor, by its path if that is known, since a Llama has tensors
+    that are called ``model.layers``."""
     keys = tuple(path) if path else (name,)
     if not all(isinstance(key, str) for key in keys):
         return ("other", name)
@@ -129,7 +129,7 @@ def _place(name: str, path: Sequence[Any] | None, is_below_model: bool) -> tuple
 
 
 def _moment(text: str) -> tuple[str, str] | None:
-    """``state.NAME.exp_avg`` as DCP has it, and ``state.exp_avg.NAME`` as Megatron has it."""
+    """Parses ``state.NAME.exp_avg`` of DCP and ``state.exp_avg.NAME`` of Megatron."""
     first, _, rest = text.partition(".")
     if first != "state" or not rest:
         return None

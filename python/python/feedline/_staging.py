@@ -1,8 +1,8 @@
-"""Copies of a state for saves in the background, in memory that is kept from step to step.
+"""Copies of a state for saves in the background, in memory that is reused from step to step.
 
-The first copy of a state costs its page faults; later ones run at the speed of memory. With an
-optimizer, what that optimizer changes is copied while the loop computes gradients, and the loop
-waits for the rest of the copy before the optimizer's next step.
+The first copy of a state incurs page faults; later ones run at memory speed. With an optimizer, the
+tensors that it changes are copied while the loop computes gradients, and the loop waits for the end
+of the copy before the optimizer's next step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from feedline._names import bytes_of
 _ALIGN_BYTES = 64
 
 _LARGE_BYTES = 1 << 20
-"""From here on several threads copy a tensor; for less, a call costs more than the copy."""
+"""Tensors of at least this size are copied by several threads; below, a call costs more."""
 
 _PINNED_BYTES = 1 << 30
-"""Pinned memory that is allocated at once."""
+"""The most pinned memory in one allocation."""
 
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -36,7 +36,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StagesCopies:
-    """What `dcp.async_save` wants of an `AsyncStager`."""
+    """The interface of DCP's `AsyncStager`, for `dcp.async_save`."""
 
     _synchronize_after_execute = False
     _optimizer: torch.optim.Optimizer | None = None
@@ -47,7 +47,7 @@ class StagesCopies:
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the state, which later changes of it do not touch."""
+        """A copy of the state, which later changes of the state do not affect."""
         with torch.no_grad():
             self._copy = _Copy(state_dict, self._optimizer)
             return self._copy.finish_state(state_dict)
@@ -58,11 +58,11 @@ class StagesCopies:
             self._copy.wait()
 
     def close(self) -> None:
-        """The memory is kept for other steps; `release_staging` frees it."""
+        """Does nothing: the memory is reused by later steps, and `release_staging` frees it."""
 
 
 def release_staging() -> None:
-    """Frees the memory that is kept for copies. What is still being saved is not freed."""
+    """Frees the cached memory for copies, except copies that are still being saved."""
     _arenas.release()
     cuda: Any = torch.cuda
     if cuda.is_initialized():
@@ -70,19 +70,19 @@ def release_staging() -> None:
 
 
 class _Leased(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Memory on loan: a class of its own, because plain arrays have no weak references."""
+    """Memory in use: a subclass, because plain arrays have no weak references."""
 
 
 class _Arenas:
-    """Memory for copies, lent whole. It comes back when the last tensor over it is gone."""
+    """Memory for copies. An arena is reused after the last tensor over it is freed."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._free: list[Bytes] = []
 
-    def lend(self, bytes: int, pinned: bool) -> torch.Tensor:
+    def allocate(self, bytes: int, pinned: bool) -> torch.Tensor:
         if pinned:
-            # torch keeps pinned memory itself, until the copies into it are done.
+            # torch caches pinned memory itself, until copies into it are complete.
             return torch.empty(bytes, dtype=torch.uint8, pin_memory=True)
         with self._lock:
             fitting = [arena for arena in self._free if len(arena) >= bytes]
@@ -90,13 +90,13 @@ class _Arenas:
                 arena = min(fitting, key=len)
                 self._free = [other for other in self._free if other is not arena]
             else:
-                self._free.clear()  # too small for this state: never two sizes at once
-                arena = _fresh(bytes)
+                self._free.clear()  # too small for this state: never keep two sizes
+                arena = _map_memory(bytes)
         leased = arena.view(_Leased)
-        weakref.finalize(leased, self._give_back, arena).atexit = False
+        weakref.finalize(leased, self._reclaim, arena).atexit = False
         return torch.from_numpy(leased)
 
-    def _give_back(self, arena: Bytes) -> None:
+    def _reclaim(self, arena: Bytes) -> None:
         with self._lock:
             self._free.append(arena)
 
@@ -108,8 +108,8 @@ class _Arenas:
 _arenas = _Arenas()
 
 
-def _fresh(bytes: int) -> Bytes:
-    # Not with huge pages: with a full page cache the kernel took seconds to make them.
+def _map_memory(bytes: int) -> Bytes:
+    # No huge pages: with a full page cache, the kernel took seconds to allocate them.
     if bytes == 0:
         return np.empty(0, np.uint8)
     return np.frombuffer(
@@ -118,7 +118,7 @@ def _fresh(bytes: int) -> Bytes:
 
 
 class _Staged(dict[str, Any]):
-    """A state whose copy may not be complete. It is before the state goes to another process."""
+    """A state whose copy may be incomplete. Pickling it for another process waits for the copy."""
 
     copy_of: _Copy | None = None
 
@@ -129,10 +129,10 @@ class _Staged(dict[str, Any]):
 
 
 class _Copy:
-    """A state whose tensors are copies in memory that is kept."""
+    """A state whose tensors are copies in reused memory."""
 
     def __init__(self, state: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> None:
-        # Of each tensor once, however often the state has it.
+        # Each tensor once, even if the state has it several times.
         self._tensors: dict[int, torch.Tensor] = {}
         self._find(state)
         self._copies: dict[int, torch.Tensor] = {}
@@ -153,7 +153,7 @@ class _Copy:
             self._copy_until_step(parts[1], optimizer)
 
     def finish_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state over the copies. From then on it alone keeps their memory."""
+        """The state with the copies. Afterwards only the state keeps their memory alive."""
         made = _Staged(self._rebuilt(state))
         made.copy_of = self
         self._tensors.clear()
@@ -164,7 +164,7 @@ class _Copy:
         """Waits until the copy is complete.
 
         Raises:
-            Exception: What the copy failed with.
+            Exception: The error of the copy.
         """
         if self._thread is not None:
             self._thread.join()
@@ -173,8 +173,8 @@ class _Copy:
         for event in self._events:
             event.synchronize()
 
-    def end_before_step(self) -> None:
-        """What the next step of the optimizer waits for. An error belongs to the save."""
+    def wait_before_step(self) -> None:
+        """Waits, for the next step of the optimizer. `wait` raises errors, in the save."""
         if self._thread is not None:
             self._thread.join()
         for event in self._events:
@@ -182,7 +182,7 @@ class _Copy:
 
     def _copy_until_step(self, parts: list[_Part], optimizer: torch.optim.Optimizer) -> None:
         _hooks.add(optimizer, self)
-        # Devices copy beside the kernels of the loop, and their next step waits for it there.
+        # Devices copy in another stream than the loop; its next step waits for an event.
         cuda: Any = torch.cuda
         for device in _cuda_devices(parts):
             stream = cuda.Stream(device)
@@ -201,7 +201,7 @@ class _Copy:
             try:
                 with torch.no_grad():
                     _copy_parts(on_host)
-            except BaseException as error:  # raised again where the copy is needed
+            except BaseException as error:  # raised by `wait`
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="feedline-stage", daemon=True)
@@ -249,12 +249,12 @@ class _Copy:
 
 
 _Part = tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]
-"""An arena, the place of a copy in it, the copy, and the tensor."""
+"""An arena, the offset of a copy in it, the copy, and the tensor."""
 
 
 def _places(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-    """An arena and a place in it for each tensor. Tensors of devices go to pinned memory, of which
-    torch allocates powers of two: in arenas of a bounded size less of it is unused."""
+    """An arena and an offset in it for each tensor. Tensors of devices use pinned memory, which
+    torch allocates in powers of two: arenas of bounded size waste less of it."""
     places = []
     for is_cuda in (False, True):
         bins: list[tuple[int, list[tuple[int, torch.Tensor]]]] = [(0, [])]
@@ -270,7 +270,7 @@ def _places(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, int, torch.
             bins[-1] = (end + -(-size // _ALIGN_BYTES) * _ALIGN_BYTES, inside)
         for end, inside in bins:
             if inside:
-                arena = _arenas.lend(end, is_cuda)
+                arena = _arenas.allocate(end, is_cuda)
                 places += [(arena, at, tensor) for at, tensor in inside]
     return places
 
@@ -281,7 +281,7 @@ def _copy_parts(parts: list[_Part]) -> None:
         is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
         if is_plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES:
             large.append((at, bytes_of(tensor)))
-            of_large = arena  # what is in host memory has one arena
+            of_large = arena  # tensors in host memory share one arena
         else:
             into.copy_(tensor, non_blocking=tensor.is_cuda)
     if large:
@@ -293,8 +293,8 @@ def _cuda_devices(parts: list[_Part]) -> list[torch.device]:
 
 
 class _Hooks:
-    """Before its next step an optimizer waits for the copies of what it changes. Each optimizer has
-    one hook for good: torch does not let a hook remove itself while it runs."""
+    """Makes an optimizer wait for copies of its tensors before its next step. The hook of an
+    optimizer is never removed: torch does not let a hook remove itself while it runs."""
 
     def __init__(self) -> None:
         self._pending: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Copy]]
@@ -309,7 +309,7 @@ class _Hooks:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         pending = self._pending[optimizer]
         for each in pending:
-            each.end_before_step()
+            each.wait_before_step()
         pending.clear()
 
 

@@ -1,7 +1,7 @@
-"""Values that are no tensors, as JSON and back: what is read can run no code.
+"""Values that are no tensors, as JSON and back. Reading them runs no code.
 
-None, booleans, numbers, strings, lists and dictionaries with string keys are what they are in
-JSON. Others are an object with one key that begins with ``$`` and names their type.
+None, booleans, numbers, strings, lists and dictionaries with string keys are themselves in
+JSON. Other values are an object with one key that starts with ``$`` and names their type.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 
 def encoded(value: Any, name: str, allow_pickle: bool) -> Any:
-    """A value as JSON has it. ``name`` is the place in the state, for the message.
+    """A value as JSON. ``name`` is its path in the state, for the error message.
 
     Raises:
-        ValueError: JSON cannot hold it, and pickles are not allowed.
+        ValueError: JSON cannot store it, and pickles are not allowed.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -51,7 +51,7 @@ def encoded(value: Any, name: str, allow_pickle: bool) -> Any:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether the text of a type stands for all of it, and no element is an object."""
+    """Whether the string of a dtype describes it completely, and no element is an object."""
     return not dtype.hasobject and dtype.itemsize > 0 and np.dtype(dtype.str) == dtype
 
 
@@ -80,7 +80,7 @@ def decoded(value: Any, name: str, allow_pickle: bool) -> Any:
     """The value of `encoded`.
 
     Raises:
-        ValueError: It is pickled, and pickles are not allowed; or of a kind that is not known.
+        ValueError: It is pickled and pickles are not allowed, or its kind is unknown.
     """
     if isinstance(value, list):
         return [decoded(item, name, allow_pickle) for item in value]

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: what ``feedline ckpt`` does, as calls, and steps to read from.
+"""Folders of checkpoints: the commands of ``feedline ckpt`` as functions, and steps to read from.
 
 >>> from feedline import ckpt
 >>> ckpt.ls("run/ckpt")["newest"]
@@ -7,8 +7,8 @@
 True
 >>> ckpt.open("run/ckpt").read("lm_head.weight")     # a numpy array; verified
 
-`feedline.dcp` saves and loads steps in the loops of torch, `feedline.safetensors` has the calls of
-the package of that name. Nothing here imports torch.
+`feedline.dcp` saves and loads steps in training loops of torch, `feedline.safetensors` has the
+functions of the package of that name. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _folders: dict[tuple[int, str, str], _feedline.Checkpoints] = {}
 
 
 def open_folder(folder: Url, **options: Any) -> _feedline.Checkpoints:
-    """The folder of steps, one object for it in each process: saves of a process wait in turn."""
+    """The folder of steps: one object for it per process, so that saves of a process are queued."""
     key = (os.getpid(), text_of(folder), json.dumps(options, sort_keys=True))
     found = _folders.pop(key, None) or _feedline.Checkpoints(key[1], key[2])
     _folders[key] = found
@@ -117,7 +117,7 @@ class Step:
 
     @property
     def meta(self) -> Any:
-        """The JSON that was stored with it."""
+        """The JSON that was stored with the step."""
         return json.loads(self._inner.meta())
 
     def keys(self) -> list[tuple[str, str]]:
@@ -143,11 +143,11 @@ class Step:
         Args:
             name: The name of the tensor.
             group: Its group.
-            box: ``(start, length)`` on each axis. Only the blocks that it touches are read.
+            box: ``(start, length)`` on each axis. Only the blocks that overlap it are read.
 
         Returns:
             An array of the shape of the tensor or the box. BF16 and the 8-bit floats, which numpy
-            does not have, come as integers with the same bits.
+            does not have, are returned as integers with the same bits.
 
         Raises:
             KeyError: There is no such tensor.
@@ -175,26 +175,26 @@ class Step:
             progress: As for `feedline.check`.
 
         Returns:
-            The bytes of the blocks that were read and verified for it.
+            How many bytes of blocks were read and verified.
         """
         with _Line("read", progress) as line:
             return self._inner.read(wants, line.bytes if line.is_wanted else None)
 
     def blobs(self) -> list[str]:
-        """The names of the bytes that were stored beside the tensors."""
+        """The names of the blobs that were stored with the tensors."""
         return self._inner.blobs()
 
     def blob(self, name: str) -> bytes:
-        """Some of these bytes.
+        """The bytes of a blob.
 
         Raises:
-            KeyError: There are none of this name.
+            KeyError: There is no blob of this name.
         """
         return self._inner.blob(name)
 
 
 def ls(folder: Url) -> dict[str, Any]:
-    """The steps of a folder, and files that interrupted saves have left.
+    """The steps of a folder, and orphaned files of interrupted saves.
 
     Returns:
         What ``feedline ckpt ls --json`` prints: ``folder``, ``newest``, ``steps`` and
@@ -216,8 +216,8 @@ def verify(folder: Url, *, progress: OnProgress = None) -> dict[str, Any]:
 
     Returns:
         ``{"ok": bool, "steps": [...], "skipped": [...]}``: of each step ``ok``,
-        ``verified_bytes`` and the ``fault``, which names the file and the byte. What is damaged is
-        no exception.
+        ``verified_bytes`` and the ``fault``, which names the file and the byte. Damage raises no
+        exception.
 
     Raises:
         FileNotFoundError: There is no such step.
@@ -237,8 +237,8 @@ def diff(a: Url, b: Url, *, read: bool = False, progress: OnProgress = None) -> 
         progress: As for `feedline.check`.
 
     Returns:
-        What ``feedline ckpt diff --json`` prints: ``same``, and for each tensor that differs where
-        and by how much.
+        What ``feedline ckpt diff --json`` prints: ``same``, and where and by how much each
+        different tensor differs.
 
     Raises:
         FileNotFoundError: There is no such step.
@@ -256,9 +256,9 @@ def retain(
 
     Args:
         folder: The folder of steps.
-        keep_last: How many of the newest stay.
-        keep_every: Steps that are a multiple of this stay too.
-        drain_to: Steps that this second folder lacks stay too.
+        keep_last: How many of the newest steps are kept.
+        keep_every: Steps that are a multiple of this are kept, too.
+        drain_to: Steps that this second folder lacks are kept, too.
 
     Returns:
         The steps that were deleted.
@@ -268,9 +268,9 @@ def retain(
 
 
 def drain(source: Url, target: Url, *, progress: OnProgress = None) -> list[int]:
-    """Copies the steps that a second folder lacks, verified, each of them whole or not at all.
+    """Copies the steps that a second folder lacks, each verified and atomically.
 
-    A copy that was interrupted continues.
+    An interrupted copy is resumed.
 
     Args:
         source: The folder of steps.
@@ -281,13 +281,13 @@ def drain(source: Url, target: Url, *, progress: OnProgress = None) -> list[int]
         The steps that were copied.
 
     Raises:
-        FeedlineError: A step cannot be copied, as one that is damaged; the others are.
+        FeedlineError: A step cannot be copied, for example if it is damaged; the others are copied.
         OSError: A store failed, or is full.
     """
     with _Line("drain", progress) as line:
         copied, failed = open_folder(source).drain(text_of(target), line.bytes)
     if failed:
-        step, why = failed[0]
+        step, reason = failed[0]
         more = f", and {len(failed) - 1} others" if len(failed) > 1 else ""
-        raise FeedlineError(f"cannot copy step {step} to {text_of(target)}: {why}{more}")
+        raise FeedlineError(f"cannot copy step {step} to {text_of(target)}: {reason}{more}")
     return copied

@@ -24,7 +24,7 @@ Part: TypeAlias = Literal["train", "valid", "test"]
 Objective: TypeAlias = Literal["lm", "span-corruption", "encdec", "mlm"]
 
 FAMILIES = {"lm": "gpt", "span-corruption": "t5", "encdec": "t5", "mlm": "bert"}
-# An id of a corpus without a named tokenizer is checked against nothing smaller.
+# The bound for ids of a corpus without a named tokenizer.
 VOCAB_SIZE_MAX = 1 << 24
 PREFETCH_BYTES = 512 << 20
 # Flat arrays of a batch: the first offset of each document, over all rows.
@@ -54,12 +54,12 @@ def open(
     Args:
         source: The prefix of a ``.bin`` and ``.idx``; a blend, as ``[(0.7, "a"), (0.3, "b")]``,
             ``{"a": 0.7, "b": 0.3}`` or, of equal weights, ``["a", "b"]``; or the TOML of a run of
-            ``trainer``, whose settings then count unless they are given here. A prefix may be on
+            ``trainer``, whose settings apply unless they are given here. A prefix may be on
             S3 (``s3://bucket/prefix``).
         sequence_length: Tokens of a sample; of an encoder with T5. Required with a prefix.
         num_samples: Samples that the order is built for, as in Megatron: a longer run has another
-            order. Default: one epoch; of a TOML those of the run.
-        random_seed: Seed of the order, and of what is masked. Default: 1234.
+            order. Default: one epoch; with a TOML, those of the run.
+        random_seed: Seed of the order and of masking. Default: 1234.
         split: Shares of the documents for training, validation and test. Default: ``"1,0,0"``, all
             documents for training.
         index_split: Which of these shares.
@@ -68,21 +68,21 @@ def open(
         decoder_sequence_length: Tokens of a decoder, with T5 and CPM-2.
         tokenizer: The tokenizer of the corpus, as `Tokenizer` takes it. Its special tokens are
             needed by all objectives but ``"lm"``, and by ``"lm"`` for ``reset_at_document`` and
-            ``mask_eod_loss``. Or what Megatron's tokenizer says of itself, its
-            ``unique_identifiers``, so that cached indexes of Megatron are found.
+            ``mask_eod_loss``. Or the ``unique_identifiers`` of Megatron's
+            tokenizer, so that cached indexes of Megatron are found.
         vocab_size: Ids of the model. Default: those of the tokenizer.
         order: ``"megatron"``: the order of Megatron's dataset of the objective, byte for byte.
             ``"blocks"``: shuffled blocks of neighbours, which needs no index and reads in large
-            requests. ``"file"``: sequences as they stand in the file.
+            requests. ``"file"``: sequences in the order of the file.
         path_to_cache: Folder of the sample indexes. Default: beside the corpus, as in Megatron.
-        cache: Whether they are kept; else they are built in memory.
-        prefetch_bytes: Memory for what `Dataset` reads ahead.
+        cache: Whether the indexes are stored; otherwise they are built in memory.
+        prefetch_bytes: Memory for the samples that `Dataset` reads ahead.
         data: Other keys of ``[data]`` of a run: ``reset_at_document``, ``mask_eod_loss``,
             ``mask_prob``, ``special={"eod": 0}``, ``verify=False`` and so on.
 
     Raises:
         FileNotFoundError: There are no such files.
-        CorruptError: They are not what their formats say.
+        CorruptError: The files do not match their formats.
         ValueError: A setting is out of its range, or the corpus is not of this objective.
     """
     names = {
@@ -127,7 +127,7 @@ def open(
             identifiers = tokenizer.identifiers
             data.setdefault("special", {"eod": tokenizer.eod})
     config = {
-        # What data does not depend on is the smallest there is.
+        # Settings that do not affect data are as small as possible.
         "run": {"dir": ".", "budget": {"samples": 1}, "seed": random_seed},
         "model": {
             "family": FAMILIES[objective],
@@ -147,18 +147,18 @@ def open(
 
 
 class Dataset:
-    """Samples in a training order, by number: a map-style dataset. `open` makes one.
+    """Samples in a training order, by number: a map-style dataset, created by `open`.
 
     Index `i` is the `i`-th sample of the run, not of the corpus: the order is shuffled already, so
-    read it in sequence. A caller that asks in equal strides, as samplers of ranks do, finds
-    the samples read ahead from the third call on, without workers of a ``DataLoader``.
+    read it in sequence. For a caller that reads in equal strides, as samplers of ranks do, samples
+    are read ahead from the third call on, without workers of a ``DataLoader``.
 
-    A sample is a dict of arrays in the words of Megatron's datasets. ``"lm"``: ``tokens``,
+    A sample is a dict of arrays with the names of Megatron's datasets. ``"lm"``: ``tokens``,
     ``labels``, ``position_ids`` (int64) and ``loss_mask`` (float32) of the shape
     ``[sequence_length]``. T5 and CPM-2: ``text_enc``, ``text_dec``, ``labels``, ``loss_mask`` and
     masks. BERT: ``text``, ``types``, ``labels``, ``loss_mask``, ``padding_mask``, ``is_random``.
 
-    It may be pickled and used after ``fork``: it is opened again there.
+    It may be pickled and used after ``fork``: it is reopened there.
     """
 
     def __init__(self, *, _label: str, **arguments: Any) -> None:
@@ -172,7 +172,7 @@ class Dataset:
         _live.add(self)
 
     @property
-    def _here(self) -> _feedline.Dataset:
+    def _core_of_process(self) -> _feedline.Dataset:
         if self._process != os.getpid():
             self._open()
         return self._core
@@ -189,11 +189,11 @@ class Dataset:
         place = self._place(index)
         return {
             name: array if name in OFFSETS else array[0]
-            for name, array in self._here.read([place]).items()
+            for name, array in self._core_of_process.read([place]).items()
         }
 
     def __getitems__(self, indices: Sequence[int]) -> list[Arrays]:
-        """Several samples in one read: what torch's ``DataLoader`` calls for a batch."""
+        """Several samples in one read. torch's ``DataLoader`` calls it for a batch."""
         batch = self.read(indices)
         return [
             {name: _row(name, array, row, batch) for name, array in batch.items()}
@@ -204,7 +204,7 @@ class Dataset:
 
     def read(self, indices: Sequence[int]) -> Arrays:
         """Several samples as one batch: arrays of the shape ``[len(indices), ...]``."""
-        return self._here.read([self._place(index) for index in indices])
+        return self._core_of_process.read([self._place(index) for index in indices])
 
     def __iter__(self) -> Iterator[Arrays]:
         return (self[index] for index in range(len(self)))
@@ -224,8 +224,8 @@ class Dataset:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes these samples differ from others, in any folder: counts and checksums of
-        the corpora, and all settings of the order."""
+        """Identifies these samples in any folder: counts and checksums of the corpora, and all
+        settings of the order."""
         found: dict[str, Any] = json.loads(self._core.identity)
         return found
 
@@ -236,12 +236,12 @@ class Dataset:
 
     @property
     def config(self) -> str:
-        """The settings as the TOML of a run; of its network only the sequence lengths count."""
+        """The settings as the TOML of a run; of its model only the sequence lengths count."""
         return self._core.config
 
     def close(self) -> None:
-        """Ends the threads that read ahead. A later read starts them again."""
-        self._here.close()
+        """Ends the threads that read ahead. A later read restarts them."""
+        self._core_of_process.close()
 
     def __enter__(self) -> Self:
         return self
@@ -260,12 +260,12 @@ class Dataset:
 
 
 class Loader:
-    """Batches of one data-parallel rank, read ahead by threads of its own.
+    """Batches of one data-parallel rank, read ahead by its own threads.
 
     An iterator of dicts of arrays of the shape ``[micro_batch_size, ...]``, named as in `Dataset`.
-    The arrays are views of memory that the loader uses again after the last of them is freed: keep
-    as many batches as you like. ``position_ids`` are one array for all batches, unless documents
-    restart them. A last part of the run that is too short for a batch of every rank is left out.
+    The arrays are views of memory that the loader reuses after the last of them is freed, so any
+    number of batches may be kept. ``position_ids`` are one array for all batches, unless documents
+    restart them. The end of the run is dropped if it is too short for a batch of every rank.
 
     Its whole state is the number of samples that all ranks together have consumed: a run continues
     with another number of ranks, another batch size or another store. No worker processes are
@@ -276,8 +276,8 @@ class Loader:
         micro_batch_size: Samples of a batch.
         data_parallel_rank: This rank, among those that read different samples.
         data_parallel_size: How many these are. Each chunk of ``micro_batch_size *
-            data_parallel_size`` samples is cut among them as Megatron's sampler does.
-        samples_consumed: Where to begin.
+            data_parallel_size`` samples is divided among them as Megatron's sampler does.
+        samples_consumed: Where to start.
         prefetch_seconds: How long the training loop could continue without further reads.
         prefetch_bytes: The most memory for that.
         timeout: Seconds after which a wait for a batch raises `StalledError`.
@@ -297,7 +297,7 @@ class Loader:
     ) -> None:
         self.dataset = dataset
         self._core = _feedline.Loader(
-            dataset._here,
+            dataset._core_of_process,
             micro_batch_size,
             data_parallel_rank,
             data_parallel_size,
@@ -310,7 +310,7 @@ class Loader:
         _live.add(self)
 
     def __len__(self) -> int:
-        """Batches of the whole run, not of what remains of it."""
+        """Batches of the whole run, not only the remaining ones."""
         return len(self._core)
 
     def __iter__(self) -> Self:
@@ -324,11 +324,11 @@ class Loader:
 
     @property
     def samples_consumed(self) -> int:
-        """Samples that all ranks together have consumed, those of batches handed over included."""
+        """Samples that all ranks together have consumed, including all batches returned so far."""
         return self._core.samples_consumed
 
     def state_dict(self) -> dict[str, Any]:
-        """One number, and a description of the data that it is of."""
+        """The number of consumed samples, and a description of the data."""
         return {
             "samples_consumed": self.samples_consumed,
             "fingerprint": self.dataset.fingerprint,
@@ -348,12 +348,12 @@ class Loader:
         self._core.samples_consumed = state["samples_consumed"]
 
     def metrics(self) -> dict[str, Any]:
-        """Counters since the first batch: bytes, requests, waits, what is read ahead."""
+        """Counters since the first batch: bytes, requests, waits, prefetched samples."""
         found: dict[str, Any] = json.loads(self._core.metrics())
         return found
 
     def close(self) -> None:
-        """Ends the threads and frees the memory. Arrays that are left stay valid."""
+        """Ends the threads and frees the memory. Existing arrays stay valid."""
         self._core.close()
 
     def __enter__(self) -> Self:
@@ -372,7 +372,7 @@ class Loader:
         return f"<feedline.Loader of {self.dataset!r}>"
 
 
-# Threads are ended before the interpreter is.
+# Threads must end before the interpreter exits.
 _live: weakref.WeakSet[Dataset | Loader] = weakref.WeakSet()
 
 

@@ -5,14 +5,14 @@
 >>> dcp.save(state, storage_writer=StorageWriter("run/ckpt", step))
 >>> dcp.load(state, storage_reader=StorageReader("run/ckpt"))    # the newest step
 
-A step appears in the folder when all ranks have written their part durably; until then, and after
-any failure, the earlier steps are what there is. Every byte has a checksum that is compared when it
-is read. The tensors lie in safetensors files that other programs open, and a step loads with any
+A step appears in the folder when all ranks have written their parts durably; until then, and after
+any failure, only the earlier steps are visible. Every byte has a checksum that is compared when it
+is read. The tensors are in safetensors files for other programs, too, and a step loads with any
 number of ranks and any placements. The folder may be on a file system or on S3 (``s3://...``), and
 ``feedline ckpt`` lists, verifies, compares, copies and retains its steps.
 
 Weights and Adam's moments are stored under the parameter's name, so that Feedline's trainer and its
-exports find them: weights are what lies below ``"model"``, or at the top of a state without it;
+exports find them: weights are the tensors below ``"model"``, or at the top of a state without it;
 moments are ``exp_avg`` and ``exp_avg_sq`` below ``"optim"`` or ``"optimizer"``. All other tensors
 are stored in a group of their own. Values that are no tensors are stored as JSON, never as a
 pickle, unless ``allow_pickle=True``.
@@ -66,7 +66,7 @@ from feedline.tokens import Url, text_of
 __all__ = ["StorageReader", "StorageWriter", "release_staging"]
 
 _BLOB = "dcp.json"
-"""What the first writer stores beside the tensors: their names in the state, and its values."""
+"""The blob of the first writer: the names of the tensors in the state, and who has which value."""
 
 _SCRATCH_BYTES = 512 << 20
 """Memory for tensors that cannot be read in place: of a GPU, of another type, or with strides."""
@@ -76,16 +76,16 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class _Orders:
-    """What the coordinator tells a writer."""
+    """The instructions of the coordinator to a writer."""
 
     recipe: bytes
     """Compressed JSON: the tensors of the state, and the regions that each writer has of them."""
     writer: int
-    """The place of this writer in the recipe."""
+    """The index of this writer in the recipe."""
     token: str
-    """Tells the plan from all others."""
+    """Identifies the plan."""
     members: list[str]
-    """The processes of all writers: one that dies is noticed by the others."""
+    """The processes of all writers, so that each detects the death of another."""
     names: bytes
     """Compressed JSON: the names of the tensors; only for the first writer."""
 
@@ -93,37 +93,37 @@ class _Orders:
 class StorageWriter(StagesCopies, _StorageWriter):
     """Writes one step by `dcp.save` or `dcp.async_save`, in threads or processes.
 
-    Each rank makes its files durable, then the step is committed for all of them or for none. A
-    rank that fails or dies ends the save of the others within seconds, and leaves the last step.
-    Given to `async_save`, it also copies the state, into memory that is kept for the next step.
+    Each rank makes its files durable, then the step is committed for all of them or for none. If a
+    rank fails or dies, the save of the others ends within seconds, and the last step stays.
+    With `async_save`, it also copies the state, into memory that is reused by the next step.
 
-    A step has at most 1,000,000 pieces of tensors: the weights and moments of 300 parameters, each
-    sharded over 1,024 ranks, are 921,600. With more ranks shard within groups of them (HSDP).
+    A step has at most 1,000,000 chunks of tensors: the weights and moments of 300 parameters, each
+    sharded over 1,024 ranks, are 921,600. With more ranks, shard within groups of them (HSDP).
 
     Args:
         folder: The folder of steps: a path or a URL. Each step is a folder in it.
         step: The number of this step; a step that exists is not overwritten.
         meta: JSON that is stored with the step, for `feedline.ckpt.Step.meta`.
-        allow_pickle: Whether values that JSON cannot hold are pickled. Reading them needs the
+        allow_pickle: Whether values that JSON cannot store are pickled. Reading them needs the
             same permission, for a pickle can run any code.
-        timeout: Seconds after which a save that waits for other ranks has failed.
-        keep_last: Deletes all but so many of the newest steps after each save.
+        timeout: Seconds after which a save that waits for other ranks fails.
+        keep_last: How many of the newest steps each save keeps; it deletes the others.
         drain_to: A second folder, such as ``s3://bucket/run``, to which a thread copies each step
             after its commit. Steps that it lacks are not deleted. A step that cannot be copied is
-            logged, and the next copy tries it again.
-        shard_bytes_max: Bytes of tensors in a file.
-        optimizer: For `async_save`: the optimizer that changes the parameters, and nothing else
-            does. Parameters and its state are then copied while the loop computes gradients, and
-            its next step waits for the end of the copy. All else is copied at once.
+            logged, and the next copy retries it.
+        shard_bytes_max: The most bytes of tensors in a file.
+        optimizer: For `async_save`: the optimizer that alone changes the parameters. Parameters
+            and its state are then copied while the loop computes gradients, and its next step
+            waits for the end of the copy. All other values are copied before the call returns.
 
     Raises:
-        StepExistsError: The step is there already.
+        StepExistsError: The step exists already.
         FolderHeldError: Another run saves into this folder.
         AbortedError: Another rank has failed; the text has its error.
-        OSError: The store failed, or is full (``ENOSPC``), which is seen before the first byte.
+        OSError: The store failed, or is full (``ENOSPC``), which is checked before writing.
         ValueError: A tensor or a value that cannot be stored; the text names it.
 
-    All of these come inside of `dcp.api.CheckpointException`, with the rank that raised them.
+    All are wrapped in `dcp.api.CheckpointException`, with the rank that raised them.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class StorageWriter(StagesCopies, _StorageWriter):
         self._drain_to = None if drain_to is None else text_of(drain_to)
         self._options = {"shard_bytes_max": int(shard_bytes_max)}
         self._optimizer = optimizer
-        # What can be refused is refused here, where the exception is the caller's own.
+        # Invalid arguments raise here, where DCP does not wrap the exception.
         open_folder(self.folder, **self._options)
 
     def __getstate__(self) -> dict[str, Any]:
-        # For another process, to which the copy goes by itself.
+        # For another process, to which the copy is sent separately.
         return {**self.__dict__, "_optimizer": None, "_copy": None}
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         if not any(plan.usable for plan in plans):
             _last_plans.check()
-            return plans  # each rank has the last ones, with what was ordered then
+            return plans  # each rank has the last plans, with the instructions of then
         plans = _last_plans.completed(plans)
         recipe, names = _recipe_of(plans)
         packed = zlib.compress(json.dumps(recipe).encode(), 1)
@@ -222,8 +222,8 @@ class StorageWriter(StagesCopies, _StorageWriter):
             if len(orders.members) > 1:
                 try:
                     folder.decline(recipe, part, f"{type(error).__name__}: {error}")
-                except Exception as untold:
-                    _log.warning("%s: cannot end the save of the other ranks: %s", self, untold)
+                except Exception as failure:
+                    _log.warning("%s: cannot end the save of the other ranks: %s", self, failure)
             raise
         folder.save(recipe, part, arrays, blobs, self._meta, None)
         if orders.writer == 0:
@@ -247,7 +247,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
     def _contents(
         self, plan: SavePlan, planner: SavePlanner, orders: _Orders
     ) -> tuple[list[torch.Tensor], list[tuple[str, bytes]]]:
-        """The tensors that this rank writes, and the bytes that it stores beside them."""
+        """The tensors and the blobs that this rank writes."""
         tensors, values = [], {}
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
@@ -264,15 +264,15 @@ class StorageWriter(StagesCopies, _StorageWriter):
         return tensors, [(name, json.dumps(value, indent=1).encode()) for name, value in blobs]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """The step is committed by its writers; here it is only looked for."""
+        """The writers have committed the step; this only checks that it exists."""
         open_folder(self.folder, **self._options).open(self.step)
 
 
 class StorageReader(_StorageReader):
     """Reads a step by `dcp.load`, by any number of ranks, into any placements and types.
 
-    Only the blocks of which this rank needs something are read, and each is compared with its
-    checksum. A contiguous tensor in host memory of the stored type is read in place.
+    Only the blocks that this rank needs are read, and each is compared with its checksum. A
+    contiguous tensor in host memory of the stored type is read in place.
 
     Args:
         folder: The folder of steps, or of one step: a path or a URL. Steps of Feedline's trainer
@@ -287,13 +287,13 @@ class StorageReader(_StorageReader):
     """
 
     _gives_raw_bytes = False
-    """Whether a planner gets a stored `io.BytesIO` itself. DCP's own would unpickle it."""
+    """Whether a planner receives a stored `io.BytesIO` itself. DCP's own would unpickle it."""
 
     def __init__(
         self, folder: Url, step: int | None = None, *, allow_pickle: bool = False
     ) -> None:
         super().__init__()
-        # Errors are raised here: DCP hides those of `read_metadata`.
+        # Errors must be raised here: DCP hides those of `read_metadata`.
         self._step = open_step(folder, step)
         self._allow_pickle = allow_pickle
         self.folder = text_of(folder)
@@ -388,7 +388,7 @@ class StorageReader(_StorageReader):
         return DTYPES[self._step.entry(name, group)[0]]
 
     def _pickled(self, name: str) -> io.BytesIO:
-        """A value as DCP's planners expect it. The pickle is made here, of what JSON says."""
+        """A value as DCP's planners expect it: pickled here, from the JSON of the step."""
         value = decoded(self._values[name], name, self._allow_pickle)
         if self._gives_raw_bytes and isinstance(value, io.BytesIO):
             return value
@@ -399,8 +399,8 @@ class StorageReader(_StorageReader):
 
 
 class _Values(Mapping[str, Any]):
-    """The values of a step that are no tensors, as JSON; those of a writer are read when the first
-    of them is asked for."""
+    """The values of a step that are no tensors, as JSON. The blob of a writer is read at the first
+    access to one of its values."""
 
     def __init__(self, step: Step, writers: dict[str, int]) -> None:
         self._step, self._writers = step, writers
@@ -424,7 +424,7 @@ def _values_blob(writer: int) -> str:
 
 
 class _Attempts:
-    """How often this process has begun to save each step: all ranks count alike."""
+    """How often this process has started to save each step. All ranks have the same counts."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -435,8 +435,7 @@ class _Attempts:
 
 
 class _LastPlans:
-    """The plans of the last save by a planner that keeps its plans, and sends only those that have
-    changed."""
+    """The plans of the last save by a planner that caches plans and sends only changed ones."""
 
     def __init__(self) -> None:
         self._plans: list[SavePlan] = []
@@ -445,8 +444,8 @@ class _LastPlans:
         self._is_complete = False
 
     def completed(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans of all ranks, with the last one of each rank that has sent none."""
-        # Until `keep`: if the save fails before, the planners have kept what nobody has seen.
+        """The plans of all ranks, with the last plan of each rank that has sent none."""
+        # Until `keep`: if the save fails before, planners have cached plans that this class lacks.
         self._is_complete = False
         if all(plan.usable for plan in plans):
             return plans
@@ -456,18 +455,18 @@ class _LastPlans:
         return [plan if plan.usable else last for plan, last in pairs]
 
     def keep(self, plans: list[SavePlan]) -> None:
-        """These became the plans of a save."""
+        """Records the plans of a save."""
         self._made, self._is_complete = plans, True
 
     def used_by(self, planner: SavePlanner) -> None:
-        """The plans that were made last are those of this planner."""
+        """Records that the last plans are those of this planner."""
         made, self._made = self._made, None
         if made is not None and getattr(planner, "_enable_plan_caching", False):
             self._plans = made
             self._planners.add(type(planner))
 
     def check(self) -> None:
-        """Whether what all planners have kept is what was saved last."""
+        """Raises unless the cached plans of all planners are those of the last save."""
         if not self._is_complete:
             raise self._refusal()
 
@@ -480,27 +479,27 @@ class _LastPlans:
 
 
 class _Drains:
-    """Threads that copy steps to second folders, one for each pair. The program ends after them."""
+    """Threads that copy steps to second folders, one per pair. The program exits after they end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._again: dict[tuple[str, str], bool] = {}
+        self._has_new_steps: dict[tuple[str, str], bool] = {}
 
     def start(self, source: str, target: str) -> None:
         pair = (source, target)
         with self._lock:
-            is_running = pair in self._again
-            self._again[pair] = True
+            is_running = pair in self._has_new_steps
+            self._has_new_steps[pair] = True
         if not is_running:
             threading.Thread(target=self._run, args=pair, name="feedline-drain").start()
 
     def _run(self, source: str, target: str) -> None:
         while True:
             with self._lock:
-                if not self._again[source, target]:
-                    del self._again[source, target]
+                if not self._has_new_steps[source, target]:
+                    del self._has_new_steps[source, target]
                     return
-                self._again[source, target] = False
+                self._has_new_steps[source, target] = False
             try:
                 ckpt.drain(source, target, progress=False)
             except Exception as error:
@@ -514,7 +513,7 @@ _last_plans = _LastPlans()
 
 
 def _recipe_of(plans: list[SavePlan]) -> tuple[dict[str, Any], bytes]:
-    """The tensors and who has what of them, and the names as bytes of JSON."""
+    """The tensors, the regions that each writer has of them, and the names as JSON."""
     paths: dict[str, Any] = {}
     for plan in plans:
         if isinstance(plan.planner_data, Mapping):
@@ -542,7 +541,7 @@ def _recipe_of(plans: list[SavePlan]) -> tuple[dict[str, Any], bytes]:
             spans = [list(s) for s in zip(data.chunk.offsets, data.chunk.sizes, strict=True)]
             regions.append({"tensor": numbers[fqn], "region": {"spans": spans, "flat": None}})
         held.append(regions)
-    # Of a value that several ranks have, DCP leaves one.
+    # DCP keeps one of the equal values of several ranks.
     values = {
         item.index.fqn: writer
         for writer, plan in enumerate(plans)
@@ -568,7 +567,7 @@ def _read_names(step: Step) -> tuple[Names, Mapping[str, Any]]:
 
 
 def _host_tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
-    """The bytes of an item: the tensor itself where it is contiguous in host memory."""
+    """The tensor of an item in host memory: without a copy if it is contiguous there."""
     tensor = cast(torch.Tensor, planner.resolve_data(item)).detach()
     assert item.tensor_data is not None
     planned = (item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes)
@@ -587,7 +586,7 @@ def _value_of(planner: SavePlanner, item: WriteItem) -> Any:
 
 
 def _whole(dtype: str, shape: list[int]) -> TensorStorageMetadata:
-    """One chunk, whatever lies on the disk: plans then ask for boxes of the whole tensor."""
+    """One chunk, however the tensor is stored, so that plans request boxes of the whole tensor."""
     size = torch.Size(shape)
     chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), size)
     return TensorStorageMetadata(TensorProperties(dtype=DTYPES[dtype]), size, [chunk])

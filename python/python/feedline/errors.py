@@ -1,21 +1,21 @@
-"""Exceptions that Python has no class for.
+"""Exceptions for which Python has no class.
 
-What a store reports is an ordinary ``OSError`` with ``errno`` (``FileNotFoundError``,
+Errors of a store are an ordinary ``OSError`` with ``errno`` (``FileNotFoundError``,
 ``PermissionError``, ``OSError`` with ``ENOSPC``), and a wrong argument or setting a ``ValueError``.
-The text of each says what was expected, what was found and, where there is one, a hint.
+Each message has what was expected, what was found and, if there is one, a hint.
 """
 
 
 class FeedlineError(Exception):
-    """What went wrong in feedline, and a base of the classes below."""
+    """An error of feedline, and a base of the classes below."""
 
 
 class CorruptError(FeedlineError, OSError):
-    """Bytes differ from their checksum, or a file is not what its format or its index says."""
+    """Bytes differ from their checksum, or a file does not match its format or its index."""
 
 
 class StalledError(FeedlineError, TimeoutError):
-    """A store gave no data within the timeout. The call may be repeated."""
+    """A store returned no data within the timeout. The call may be repeated."""
 
 
 class ClosedError(FeedlineError, ValueError):
@@ -31,12 +31,12 @@ class StepExistsError(FeedlineError, FileExistsError):
 
 
 class FolderHeldError(FeedlineError):
-    """Another process writes into the folder of checkpoints, or has taken it over."""
+    """Another process writes into the folder of checkpoints, or has taken over its lease."""
 
 
 class AbortedError(FeedlineError):
-    """A save of several processes was ended by one of them; the text names it and its error."""
+    """One process aborted the save of several; the message has its name and its error."""
 
 
 class InterruptedRunError(FeedlineError, FileExistsError):
-    """An earlier run of the same outputs was interrupted; resume it or start again."""
+    """An earlier run of the same outputs was interrupted; resume it or restart."""

@@ -1,6 +1,6 @@
 """Batches for Grain and JAX: an element is a whole batch, and the state one number.
 
-A `feedline.Dataset` is a ``grain.RandomAccessDataSource`` as it is. `Batches` is faster: Grain's
+A `feedline.Dataset` is a ``grain.RandomAccessDataSource``. `Batches` is faster: Grain's
 ``batch`` reads a source sample by sample.
 """
 
@@ -18,7 +18,7 @@ class Batches(grain.IterDataset[Arrays]):
     """The batches of one rank as a ``grain.IterDataset``.
 
     An element is a dict of arrays of the shape ``[micro_batch_size, ...]``, as `feedline.Loader`
-    gives it. ``map`` and other transformations of Grain follow; prefetching needs none.
+    returns it. Grain's transformations can follow; none is needed for prefetching.
 
     Args:
         dataset: What `feedline.open` returned.
@@ -31,12 +31,12 @@ class Batches(grain.IterDataset[Arrays]):
         self._options = options
 
     def __iter__(self) -> BatchIterator:
-        """A new iterator with threads of its own, from the first batch."""
+        """A new iterator with its own threads, from the first batch."""
         return BatchIterator(feedline.Loader(self._dataset, **self._options))
 
 
 class BatchIterator(grain.DatasetIterator[Arrays]):
-    """An iterator that can be checkpointed. `Batches` makes it."""
+    """An iterator that can be checkpointed, created by `Batches`."""
 
     def __init__(self, loader: feedline.Loader) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class BatchIterator(grain.DatasetIterator[Arrays]):
         return next(self._loader)
 
     def get_state(self) -> dict[str, Any]:
-        """The state of `feedline.Loader`; JSON holds it."""
+        """The state of `feedline.Loader`, which JSON can store."""
         return self._loader.state_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -1,17 +1,17 @@
 """The data and the checkpoints of Megatron-core and Megatron-LM.
 
-`GPTDataset` takes the place of Megatron's class of that name in
-``BlendedMegatronDatasetBuilder``: the same samples, the same cache files. `external_loaders` gives
-the iterators that ``--dataloader-type external`` wants.
+`GPTDataset` replaces Megatron's class of that name in ``BlendedMegatronDatasetBuilder``, with the
+same samples and the same cache files. `external_loaders` returns the iterators for
+``--dataloader-type external``.
 
 `SaveStrategy` and `LoadStrategy` are arguments of ``dist_checkpointing.save`` and ``load``;
-`install` gives them to Megatron-LM. The tensors of a checkpoint are a step in Megatron's folder:
+`install` sets them in Megatron-LM. The tensors of a checkpoint are a step in Megatron's folder:
 
     checkpoints/iter_0000010/common.pt, metadata.json    # written by Megatron
     checkpoints/iter_0000010/step-000000000010/          # written by Feedline
 
-so that ``feedline ckpt verify checkpoints/iter_0000010`` reads all of it. ``metadata.json`` names
-the format ``torch_dist``, the one that all versions of Megatron accept.
+so that ``feedline ckpt verify checkpoints/iter_0000010`` verifies all tensors. ``metadata.json``
+names the format ``torch_dist``, which all versions of Megatron accept.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NAMES = ("tokens", "labels", "loss_mask", "position_ids")
 class GPTDataset(gpt_dataset.GPTDataset):
     """Megatron-core's ``GPTDataset``, which reads through feedline.
 
-    Its name is part of the names of cached sample indexes, so that they are found. Give the
+    It has the same name because the name is part of the names of cached sample indexes. Give the
     ``DataLoader`` no workers (``--num-workers 0``): threads of feedline read ahead.
     """
 
@@ -82,7 +82,7 @@ class GPTDataset(gpt_dataset.GPTDataset):
 
     def _open(self) -> feedline.Dataset:
         config = self.config
-        # Without a split all documents belong to this part; Megatron names such indexes otherwise.
+        # Without a split all documents belong to this part, under other index names in Megatron.
         split, part = (config.split, self.index_split.name) if config.split else ("1,0,0", "train")
         return feedline.open(
             self.dataset.path_prefix,
@@ -99,7 +99,7 @@ class GPTDataset(gpt_dataset.GPTDataset):
         )
 
     def __getitem__(self, idx: int | None) -> dict[str, torch.Tensor]:
-        if idx is None or self._samples is None:  # None is the padding of a batch
+        if idx is None or self._samples is None:  # None requests the padding of a batch
             sample: dict[str, torch.Tensor] = super().__getitem__(idx)
             return sample
         return self.__getitems__([idx])[0]
@@ -107,15 +107,15 @@ class GPTDataset(gpt_dataset.GPTDataset):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         if self._samples is None:
             return [super(GPTDataset, self).__getitem__(index) for index in indices]
-        # Megatron's sampler may go beyond the number of samples, to the end of the last epoch.
-        batch = tensors(self._samples._here.read([int(index) for index in indices]))
+        # Megatron's sampler may exceed the number of samples, up to the end of the last epoch.
+        batch = tensors(self._samples._core_of_process.read([int(index) for index in indices]))
         return [
             self._sample({name: batch[name][row] for name in NAMES}) for row in range(len(indices))
         ]
 
     def _sample(self, sample: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         pad = self._pad_token_id
-        if pad >= 0:  # an id of the tokenizer's own for padding counts nowhere
+        if pad >= 0:  # the tokenizer has a padding id: mask it
             sample["loss_mask"].masked_fill_(sample["labels"] == pad, 0.0)
             for name in ("tokens", "labels"):
                 sample[name].masked_fill_(sample[name] == pad, 0)
@@ -142,7 +142,7 @@ def external_loaders(
     """The loaders of training, validation and test, for ``--dataloader-type external``.
 
     Return them from ``train_valid_test_datasets_provider``, and pass
-    ``--no-create-attention-mask-in-dataloader``. They begin at ``args.consumed_train_samples`` and
+    ``--no-create-attention-mask-in-dataloader``. They start at ``args.consumed_train_samples`` and
     ``args.consumed_valid_samples``, which Megatron-LM has read from the checkpoint by then. A batch
     has ``tokens``, ``labels``, ``position_ids`` (int64) and ``loss_mask`` (float32) of the shape
     ``[micro_batch_size, seq_length]``. Ranks of one tensor-parallel group read the same batches.
@@ -161,7 +161,7 @@ def external_loaders(
         ValueError: Megatron would read other batches: several prefixes without weights, one prefix
             with a weight, ``--reset-attention-mask``, or no prefix.
         FileNotFoundError: There are no such files.
-        CorruptError: They are not what their formats say.
+        CorruptError: The files do not match their formats.
     """
     from megatron.core import parallel_state
 
@@ -200,7 +200,7 @@ def external_loaders(
 
 
 def _parts(args: Any) -> list[tuple[list[str] | None, str]]:
-    """What each part reads, and its split: of one blend, or each a blend of its own."""
+    """The paths and the split of each part: all of one blend, or a separate blend for each."""
     paths = args.data_path
     if args.data_args_path is not None:
         paths = Path(args.data_args_path).read_text().split()
@@ -237,10 +237,10 @@ class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
     >>> dist_checkpointing.save(state, "checkpoints/iter_0000010", SaveStrategy())
 
     The step is in that folder, and has the number of its name; 0 if the name has none. All ranks
-    commit the step or none does. Objects stay the bytes that Megatron has pickled. Saving again
-    into a folder replaces its step: the folder is no checkpoint until the new step is complete.
+    commit the step or none does. Objects are stored as Megatron has pickled them. Saving again into
+    a folder replaces its step: the folder is no checkpoint until the new step is complete.
 
-    With ``async_sharded_save=True`` the tensors are copied to memory that is kept for the next
+    With ``async_sharded_save=True`` the tensors are copied to memory that is reused by the next
     save. A thread of each rank then writes them. The process that Megatron starts only waits.
 
     Args:
@@ -251,7 +251,7 @@ class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
         OSError: The store failed, or is full.
         ValueError: A tensor that cannot be stored; the text names it.
 
-    Those of a save come inside of DCP's ``CheckpointException``, with the rank that raised them.
+    Errors of a save are wrapped in DCP's ``CheckpointException``, with the rank that raised them.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -278,13 +278,13 @@ class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
         Args:
             sharded_state_dict: The state; it may change when this returns.
             checkpoint_dir: The folder.
-            async_strategy: Whose request is wanted: ``mcore``, or ``nvrx`` in later versions.
+            async_strategy: The kind of the request: ``mcore``, or ``nvrx`` in later versions.
 
         Returns:
-            The ``AsyncRequest``, whose last functions raise what the save has raised.
+            The ``AsyncRequest``, whose finalize functions raise the error of the save.
         """
         if self._background is None:
-            # Collectives of a thread need a group of their own.
+            # Collectives of a thread need their own group.
             timeout = timedelta(seconds=self._options.get("timeout", 1800))
             self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
             self._background = ThreadPoolExecutor(1, "feedline-save")
@@ -330,9 +330,9 @@ class LoadStrategy(strategies.TorchDistLoadShardedStrategy):
         """Loads the sharded part of a checkpoint. All ranks call it.
 
         Args:
-            sharded_state_dict: What is wanted; tensors are read into those of it.
+            sharded_state_dict: The requested state; its tensors are read in place.
             checkpoint_dir: The folder.
-            options: What later versions of Megatron pass on.
+            options: Further arguments of later versions of Megatron.
 
         Returns:
             The state, with tensors and objects in place of their sharded forms.
@@ -340,7 +340,7 @@ class LoadStrategy(strategies.TorchDistLoadShardedStrategy):
         if _is_megatrons(checkpoint_dir):
             return super().load(sharded_state_dict, checkpoint_dir, **options)
         reader = StorageReader(checkpoint_dir)
-        reader._gives_raw_bytes = True  # Megatron has pickled its objects, and unpickles them
+        reader._gives_raw_bytes = True  # Megatron pickles and unpickles its objects
         wanted = [t for t in nested_values(sharded_state_dict) if isinstance(t, ShardedTensor)]
         planner = strategies.MCoreLoadPlanner(
             shapes_validation_sharded_tensors=[t for t in wanted if not t.allow_shape_mismatch],
@@ -380,17 +380,17 @@ class LoadStrategy(strategies.TorchDistLoadShardedStrategy):
 
 
 def install(**options: Any) -> None:
-    """Lets Megatron-LM save and load through `SaveStrategy` and `LoadStrategy`.
+    """Makes Megatron-LM save and load with `SaveStrategy` and `LoadStrategy`.
 
     Call it before ``pretrain()``, and pass ``--ckpt-format torch_dist``, which is the default.
-    Checkpoints that Megatron has saved before still load.
+    Earlier checkpoints of Megatron still load.
 
     Args:
         options: As for `SaveStrategy`.
 
     Raises:
         ModuleNotFoundError: Megatron-LM cannot be imported; megatron-core alone lacks its script.
-        AttributeError: It is of a version that does not choose strategies by name.
+        AttributeError: This version of Megatron-LM does not choose strategies by name.
     """
     name = "megatron.training.checkpointing"
     try:
@@ -425,7 +425,7 @@ class _IterationWriter(StorageWriter):
         if not is_coordinator:
             return
         folder = Path(self.folder)
-        # First what makes it a checkpoint, then its tensors: never a state of two saves.
+        # First the files that mark a checkpoint, then its tensors, so that two saves never mix.
         for name in ("metadata.json", ".metadata"):
             (folder / name).unlink(missing_ok=True)
         _sync(folder)
@@ -442,7 +442,7 @@ def _step_of(folder: str | Path) -> int:
 
 
 def _is_megatrons(folder: str | Path) -> bool:
-    """Whether Megatron has written the tensors itself."""
+    """Whether Megatron itself has written the tensors."""
     return (Path(folder) / ".metadata").exists()
 
 
@@ -469,29 +469,29 @@ def _copied(shards: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 class _ProcessLock:
-    """A lock of this process, for which others can wait. It ends with the process."""
+    """A lock of this process for which other processes can wait. The kernel releases it at exit."""
 
     def __init__(self) -> None:
         self._file, self.path = tempfile.mkstemp(prefix="feedline-save-")
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
     def release(self) -> None:
-        os.close(self._file)  # first: this is what others wait for
+        os.close(self._file)  # first: this releases the lock
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
 
 def _wait_for(path: str) -> None:
-    """What Megatron's process for a save does: the save itself is in threads of the ranks."""
+    """Runs in the process that Megatron starts for a save, and only waits for the rank's thread."""
     try:
         with open(path, "r+b") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)
     except FileNotFoundError:
-        pass  # it has ended
+        pass  # the save has ended
 
 
 class _Outcome:
-    """Raises in the training loop what the thread has raised."""
+    """Raises the error of the thread in the training loop."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -501,7 +501,7 @@ class _Outcome:
 
 
 def _request_type(async_strategy: str) -> Any:
-    """The class of requests; from 0.17 on there are two."""
+    """The class of requests; Megatron 0.17 and later have two."""
     choose = getattr(strategies, "get_async_strategy", None)
     if choose is None:
         from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest

@@ -1,13 +1,13 @@
-"""The calls of the package `safetensors`, for files, steps and S3.
+"""The functions of the package `safetensors`, for files, steps and S3.
 
 >>> from feedline.safetensors import load_file, safe_open, save_file
 >>> save_file({"weight": tensor}, "s3://bucket/model.safetensors")
 >>> load_file("model.safetensors")["weight"]
 >>> load_file("run/ckpt")["lm_head.weight"]      # the weights of the newest step, verified
 
-`save_file` writes what every reader of safetensors opens. A file appears when all of it is durable,
-and holds a CRC-64 of each tensor in its metadata, which `load_file` and `get_tensor` compare. Files
-of other programs have none. Files are read past the page cache, by several threads.
+Every reader of safetensors can open the files of `save_file`. A file appears when all of it is
+durable. Its metadata has a CRC-64 of each tensor, which `load_file` and `get_tensor` compare; files
+of other programs have none. Files are read with direct I/O by several threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feedline.tokens import Url, text_of
 
 __all__ = ["load_file", "load_model", "safe_open", "save_file", "save_model"]
 
-_SUMS = "feedline.crc64"
+_CHECKSUMS = "feedline.crc64"
 """The key of the checksums in the metadata: JSON of hexadecimal digits by the tensors' names."""
 
 _ALIGN_BYTES = 4096
@@ -38,12 +38,12 @@ _ALIGN_BYTES = 4096
 def save_file(
     tensors: Mapping[str, torch.Tensor], filename: Url, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors to a file, durably. A file of that name is replaced when all is written.
+    """Writes tensors to a file, durably. A file of that name is replaced atomically.
 
     Args:
         tensors: Tensors by their names; those of a device are copied to host memory.
         filename: A path or a URL. An object of S3 that exists is not replaced.
-        metadata: Strings that are stored beside them.
+        metadata: Strings that are stored with them.
 
     Raises:
         ValueError: A tensor cannot be stored, or two share memory; the text names them.
@@ -55,9 +55,9 @@ def save_file(
     order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
     hosts = {key: tensors[key].detach().to("cpu").contiguous() for key in order}
     parts = [bytes_of(hosts[key]) for key in order]
-    sums = dict(zip(order, _feedline.crc64_all(parts), strict=True))
+    checksums = dict(zip(order, _feedline.crc64_all(parts), strict=True))
     strings = dict(metadata or {})
-    strings[_SUMS] = json.dumps({key: f"{value:016x}" for key, value in sums.items()})
+    strings[_CHECKSUMS] = json.dumps({key: f"{value:016x}" for key, value in checksums.items()})
     header: dict[str, Any] = {"__metadata__": strings}
     at = 0
     for key, part in zip(order, parts, strict=True):
@@ -93,11 +93,11 @@ def load_file(filename: Url, device: str | int | torch.device = "cpu") -> dict[s
 
     Args:
         filename: A path or a URL: a safetensors file, a step, or a folder of steps.
-        device: Where the tensors are to be.
+        device: The device of the returned tensors.
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptError: The file is not what its format says, or differs from its checksums.
+        CorruptError: The file does not match its format or its checksums.
     """
     with safe_open(filename, "pt", device) as file:
         return file.get_tensors()
@@ -106,8 +106,8 @@ def load_file(filename: Url, device: str | int | torch.device = "cpu") -> dict[s
 def save_model(
     model: torch.nn.Module, filename: Url, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes the state of a model. Of tensors that share memory one is written, under the first of
-    their names in the alphabet; the metadata maps the other names to it."""
+    """Writes the state of a model. Tensors that share memory are written once, under the first of
+    their names in alphabetical order; the metadata maps the other names to it."""
     kept: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, torch.Tensor] = {}
     strings = dict(metadata or {})
@@ -150,18 +150,18 @@ def load_model(
     return missing, list(found.unexpected_keys)
 
 
-class safe_open:  # noqa: N801, the name of the package that it stands for
-    """A file of which single tensors and parts of them are read.
+class safe_open:  # noqa: N801, the name in the package that it replaces
+    """A file from which single tensors and parts of them are read.
 
     Args:
         filename: A path or a URL: a safetensors file, a step, or a folder of steps for the weights
             of the newest.
         framework: ``"pt"``.
-        device: Where tensors are to be.
+        device: The device of the returned tensors.
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptError: The file is not what its format says.
+        CorruptError: The file does not match its format.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class safe_open:  # noqa: N801, the name of the package that it stands for
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open but between calls."""
+        """Does nothing: files are only open during calls."""
 
     def keys(self) -> list[str]:
         """The names of all tensors, sorted."""
@@ -194,15 +194,15 @@ class safe_open:  # noqa: N801, the name of the package that it stands for
         return list(self._source.entries)
 
     def metadata(self) -> dict[str, str]:
-        """The strings that were stored beside the tensors."""
+        """The strings that were stored with the tensors."""
         return self._source.metadata()
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A whole tensor.
 
         Raises:
-            KeyError: There is none of that name.
-            CorruptError: It differs from its checksum.
+            KeyError: There is no such tensor.
+            CorruptError: The tensor differs from its checksum.
         """
         return self._whole([name])[name]
 
@@ -278,18 +278,18 @@ class _FileTensors:
         arrays = {name: bytes_of(tensor) for name, tensor in tensors.items()}
         order = sorted(arrays, key=lambda name: self.entries[name][2])
         self._file.read([(self.entries[name][2], arrays[name]) for name in order])
-        sums = json.loads(self.metadata().get(_SUMS, "{}"))
-        known = [name for name in order if name in sums]
+        checksums = json.loads(self.metadata().get(_CHECKSUMS, "{}"))
+        known = [name for name in order if name in checksums]
         found = _feedline.crc64_all([arrays[name] for name in known])
         for name, value in zip(known, found, strict=True):
-            if f"{value:016x}" != sums[name]:
+            if f"{value:016x}" != checksums[name]:
                 raise CorruptError(
                     f"cannot read tensor '{name}' of {self._file.file}: expected CRC-64 "
-                    f"{sums[name]} as in its metadata, found {value:016x}"
+                    f"{checksums[name]} as in its metadata, found {value:016x}"
                 )
 
     def read_box(self, name: str, spans: list[list[int]]) -> torch.Tensor:
-        """Whole rows of the first axis are read, and cut in memory."""
+        """Reads whole rows of the first axis, and slices them in memory."""
         dtype, shape, begin, _ = self.entries[name]
         if not shape:
             tensor = torch.empty(shape, dtype=DTYPES[dtype])
@@ -329,11 +329,11 @@ class _StepTensors:
 
 
 def _box(index: Any, shape: list[int]) -> tuple[list[list[int]], tuple[Any, ...]]:
-    """The smallest box that has what an index asks for, and the index within that box.
+    """The smallest box that contains the elements of an index, and the index within that box.
 
     Raises:
         IndexError: The index has more axes than the tensor, or is outside of one.
-        TypeError: It has something else than integers, slices and one ellipsis.
+        TypeError: It has anything but integers, slices and one ellipsis.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(part is Ellipsis for part in parts):

@@ -34,11 +34,11 @@ class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
 
     Attributes:
         values: The ids of all texts, uint32.
-        offsets: Where each text starts in `values` and the last one ends, int64: one more than
-            there are texts.
+        offsets: The start of each text in `values` and the end of the last one, int64: one more
+            than there are texts.
 
-    Item `i` is the array of the ids of text `i`, a view. ``pyarrow.array(batch)`` makes a
-    ``large_list<uint32>`` of it without a copy.
+    Item `i` is the array of the ids of text `i`, a view. ``pyarrow.array(batch)`` returns
+    it as ``large_list<uint32>`` without a copy.
     """
 
     __slots__ = ("offsets", "values")
@@ -66,7 +66,7 @@ class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
         return (self[place] for place in range(len(self)))
 
     def tolist(self) -> list[list[int]]:
-        """The ids as lists of ints, as Hugging Face has them."""
+        """The ids as lists of ints, as Hugging Face returns them."""
         return [ids.tolist() for ids in self]
 
     def to_arrow(self) -> Any:
@@ -89,7 +89,7 @@ class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
 
 
 class Tokenizer:
-    """A vocabulary and its rules; the same text gives the same ids as the original program.
+    """A vocabulary and its rules. The ids are those of the original program.
 
     Args:
         name_or_path: ``"gpt2"``; a ``tokenizer.json``, a SentencePiece ``.model``, a
@@ -98,14 +98,14 @@ class Tokenizer:
             ``"jieba:model"``, ``"null:30000"``.
         special_tokens: More special tokens, for kinds that take them.
         add_special_tokens: Whether a ``tokenizer.json`` may put tokens around each text, as its
-            post-processor says. Default: no, as for pretraining.
+            post-processor defines. Default: no, as for pretraining.
 
     Special tokens that are spelled in a text are ordinary text, except with a ``tokenizer.json``,
-    which means them, as in Hugging Face.
+    where they become the special token, as in Hugging Face.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no vocabulary, or the kind is not known.
+        ValueError: The file is no vocabulary, or the kind is unknown.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are; all are below."""
+        """The number of ids; all ids are below it."""
         return self._core.vocab_size
 
     @property
@@ -136,7 +136,7 @@ class Tokenizer:
 
     @property
     def name(self) -> str:
-        """What the programs call it."""
+        """Its name in the programs."""
         return self._core.name
 
     @property
@@ -146,7 +146,7 @@ class Tokenizer:
 
     @property
     def identifiers(self) -> str:
-        """What Megatron writes of it into the names of cached sample orders, as JSON."""
+        """The identifiers that Megatron hashes into the names of cached sample indexes, as JSON."""
         return self._core.identifiers
 
     def encode(self, text: str) -> list[int]:
@@ -154,7 +154,7 @@ class Tokenizer:
         return self._core.encode(text)
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int | None = None) -> TokenBatch:
-        """The ids of many texts, encoded on all cores, or on so many threads, without the GIL.
+        """The ids of many texts, encoded on all cores or `num_threads` threads, without the GIL.
 
         Raises:
             TypeError: An item is no string.
@@ -173,7 +173,7 @@ class Tokenizer:
         return {"input_ids": ids, "attention_mask": [[1] * len(each) for each in ids]}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids. What is no UTF-8, as half a character, becomes U+FFFD.
+        """The text of ids. Invalid UTF-8, such as half a character, becomes U+FFFD.
 
         Raises:
             ValueError: An id is not below `vocab_size`.
@@ -208,7 +208,7 @@ def _open(spec: str, options: dict[str, Any]) -> Tokenizer:
     return Tokenizer(spec, **options)
 
 
-# Files that say by their names what they are.
+# Kinds of files by their suffixes.
 KINDS = {".json": "hf", ".model": "sentencepiece", ".tiktoken": "tiktoken", ".txt": "wordpiece"}
 
 
@@ -227,7 +227,7 @@ def split_spec(name_or_path: Url) -> tuple[str, str]:
 
 
 def arguments_of(spec: str) -> dict[str, Any]:
-    """What the compiled tokenizer takes for a kind and its files."""
+    """The arguments of the compiled tokenizer for a kind and its files."""
     kind, _, files = spec.partition(":")
     first, _, second = files.partition(",")
     is_null = kind == "null"

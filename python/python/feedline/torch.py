@@ -16,7 +16,7 @@ from feedline.data import Arrays
 
 def tensors(arrays: Arrays, *, pin_memory: bool = False) -> dict[str, torch.Tensor]:
     """Tensors over the memory of arrays; with `pin_memory` copies in page-locked memory, from which
-    ``.to(device, non_blocking=True)`` copies beside the computation."""
+    ``.to(device, non_blocking=True)`` copies asynchronously."""
     found = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if pin_memory:
         found = {name: tensor.pin_memory() for name, tensor in found.items()}
@@ -47,7 +47,7 @@ class MapDataset(TorchDataset[dict[str, torch.Tensor]]):
         ]
 
     def sample(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What an item is made of the tensors of a sample: themselves. For subclasses."""
+        """Returns the item for the tensors of a sample, here the tensors. For subclasses."""
         return tensors
 
 
@@ -76,7 +76,7 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
 
     @property
     def loader(self) -> feedline.Loader:
-        """The loader of arrays below this one: one in every process, opened at its first use."""
+        """The underlying loader of arrays: one per process, opened at its first use."""
         if self._loader is None or self._process != os.getpid():
             options = {**self._options, "samples_consumed": self._consumed}
             self._loader = feedline.Loader(self.dataset, **options)
@@ -84,11 +84,11 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
         return self._loader
 
     def __len__(self) -> int:
-        """Batches of the whole run, not of what remains of it."""
+        """Batches of the whole run, not only the remaining ones."""
         return len(self.loader)
 
     def __iter__(self) -> Self:
-        """Itself: a second loop continues where the first ended.
+        """Returns itself: a second loop continues where the first ended.
 
         Raises:
             ValueError: It is called in one of several workers of a ``DataLoader``.
@@ -147,5 +147,5 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """By configuration, for a worker process: threads do not cross a process."""
+        """Pickles the configuration: threads cannot be sent to a worker process."""
         return {**self.__dict__, "_loader": None}

@@ -5,10 +5,10 @@
 >>> manager = CheckpointManager.Config(storage_config=StorageConfig()).build()
 >>> manager.save("run/ckpt/step-1000", {"model": model.state_dict()})
 
-The package decides what is in a file and in which folder; here is how the bytes come to the disk.
-A file appears under its name when all of it is durable, and so does a checkpoint. When a call
+The package decides what a file contains and in which folder it is; this module writes it to disk. A
+file appears under its name when all of it is durable, and so does a checkpoint. When a call
 returns, its effect survives a power cut. The package's own storage fails on ext4 with ``EINVAL``,
-because it writes lengths by direct I/O that are no multiple of a block.
+because it uses direct I/O for lengths that are no multiple of a block.
 
 Paths are those of a file system. `feedline.dcp` also saves to S3, with checksums.
 """
@@ -37,27 +37,27 @@ from typing_extensions import Buffer
 __all__ = ["DurableStorage", "StorageConfig"]
 
 _BUFFER_BYTES = 1 << 20
-"""Small writes are collected: `torch.save` writes headers of tens of bytes beside each tensor."""
+"""Small writes are buffered: `torch.save` writes headers of tens of bytes for each tensor."""
 
 _TEMPORARY = re.compile(r"\..+\.feedline-[0-9a-f]{16}")
-"""Files that are being written, folders that are being deleted, and what a killed process left."""
+"""Files being written, folders being deleted, and orphans of killed processes."""
 
 
 @dataclass
 class StorageConfig(base_storage.StorageConfig):
-    """Goes into ``CheckpointManager.Config(storage_config=...)``. It can be sent to a process."""
+    """For ``CheckpointManager.Config(storage_config=...)``. It can be sent to another process."""
 
     def create_storage(self) -> DurableStorage:
         return DurableStorage()
 
 
 class DurableStorage(LocalFileSystemStorage):
-    """Files that are complete and durable under their names, or are not there.
+    """Files that are complete and durable under their names, or absent.
 
     Raises:
         ValueError: A path is a URL.
         FileExistsError: A rename would replace a folder with contents, or a folder a file.
-        OSError: The file system failed or is full. What had the name before still has it.
+        OSError: The file system failed or is full. An earlier file of the name is unchanged.
     """
 
     def __init__(self) -> None:
@@ -85,12 +85,12 @@ class DurableStorage(LocalFileSystemStorage):
             missing.append(path)
             path = path.parent
         for folder in reversed(missing):
-            # Another rank may make the same one.
+            # Another rank may create the same folder.
             folder.mkdir(exist_ok=True)
             _sync_folder(folder.parent)
 
     def rmdir(self, path: Path) -> None:
-        """Deletes a folder and all in it. It loses its name first: none is there in part."""
+        """Deletes a folder. It is renamed first, so that it is never visible in part."""
         path = _local(path)
         if path.is_symlink() or not path.is_dir():
             found = "a link or a file" if os.path.lexists(path) else "none"
@@ -114,7 +114,7 @@ class DurableStorage(LocalFileSystemStorage):
         is_directory: bool = False,
         background_cleanup: bool = False,
     ) -> None:
-        """Commits a file or a folder. What killed writers have left in the folder is not in it."""
+        """Commits a file or a folder, after removing orphans of killed writers from the folder."""
         source, target = _local(src_path), _local(dst_path)
         if source.is_dir():
             _remove_temporary(source)
@@ -144,10 +144,10 @@ class DurableStorage(LocalFileSystemStorage):
 
 
 class _WriteStream(io.RawIOBase):
-    """A file under a temporary name, which `close` makes durable and gives its own.
+    """A file under a temporary name, which `close` makes durable and renames.
 
-    The file goes, and whatever had the name before stays, if a write fails, if the block of a
-    ``with`` raises, or if the stream is never closed.
+    If a write fails, if the block of a ``with`` raises, or if the stream is never closed, the file
+    is removed and an earlier file of the name is unchanged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +177,7 @@ class _WriteStream(io.RawIOBase):
             return view.nbytes
 
     def flush(self) -> None:
-        """The bytes become durable with `close`, all at once."""
+        """Does nothing: `close` makes all bytes durable at once."""
 
     def close(self) -> None:
         if self._file is None:
@@ -205,15 +205,15 @@ class _WriteStream(io.RawIOBase):
             self._abandon()
 
     def __del__(self) -> None:
-        # That of the base class would close it, as if it were complete.
+        # `__del__` of the base class would call `close`, which commits the file.
         if getattr(self, "_file", None) is not None:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Closes the file, and removes it if it has no name of its own yet."""
+        """Closes the file and removes it, unless it has its final name."""
         file, self._file = self._file, None
         if file is not None and not file.closed:
-            # Not `file.close()`, which would write its buffer first, and fail as a write has.
+            # Not `file.close()`, which would write its buffer first, and fail as the write did.
             file.raw.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
@@ -221,7 +221,7 @@ class _WriteStream(io.RawIOBase):
 
 
 def _local(path: Path) -> Path:
-    """The path, if it is one. ``Path("s3://bucket/key")`` has become ``s3:/bucket/key``."""
+    """The path, unless it is a URL: ``Path("s3://bucket/key")`` becomes ``s3:/bucket/key``."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text := os.fspath(path)):
         raise ValueError(
             f"cannot use {text}: expected a path of a file system, found a URL (hint: "

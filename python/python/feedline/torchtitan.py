@@ -47,13 +47,13 @@ class DataLoader(BaseDataLoader):
     Raises:
         ValueError: There is no ``dataset_path``, or a setting is out of its range.
         FileNotFoundError: There are no such files.
-        CorruptError: They are not what their formats say.
+        CorruptError: The files do not match their formats.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         """``dataset_path`` is the prefix of a corpus, or the TOML of a run, as for
-        `feedline.open`, whose other arguments these are."""
+        `feedline.open`. The other fields are arguments of that function."""
 
         num_samples: int | None = None
         """Samples that the order is built for. Default: one epoch."""
@@ -130,56 +130,56 @@ class CheckpointManager(checkpoint.CheckpointManager):
     """torchtitan's ``CheckpointManager``, whose checkpoints are Feedline's steps.
 
     In a config: ``checkpoint=feedline.torchtitan.CheckpointManager.Config(enable=True)``. All
-    fields mean what they mean in torchtitan. A step is durable and complete before it is visible,
-    its bytes have checksums, and it loads into any number of ranks. ``feedline ckpt`` reads the
+    fields have the meaning of torchtitan. A step is durable and complete before it is visible, its
+    bytes have checksums, and it loads into any number of ranks. ``feedline ckpt`` reads the
     folder, which may be a path or ``s3://bucket/prefix``. Differences to torchtitan's own manager:
 
-    - A step that exists is not overwritten. So a run that saves does not begin at a ``load_step``
+    - A step that exists is not overwritten. So a run that saves cannot start at a ``load_step``
       before the newest step.
     - ``async_mode="async_with_pinned_mem"`` saves in another process. ``save`` returns when the
       state is copied, also without a GPU.
-    - ``keep_latest_k`` counts complete steps and is applied after a step is complete. Nothing but
-      steps is deleted.
+    - ``keep_latest_k`` counts complete steps and is applied after a step is complete. Only steps
+      are deleted.
     - ``close`` waits for a save in the background and raises its error.
 
-    A folder with torchtitan's own distributed checkpoints is read too: a run continues from the
-    newest of both kinds. Hugging Face checkpoints are read and written by torchtitan itself:
-    ``last_save_in_hf`` writes ``step-N`` beside the steps.
+    A folder with torchtitan's own distributed checkpoints can be read, too: a run continues from
+    the newest of both kinds. Hugging Face checkpoints are read and written by torchtitan itself:
+    ``last_save_in_hf`` writes ``step-N`` next to the steps.
 
     Raises:
         ValueError: The folder is in a store that Feedline does not have, ``load_step`` is before
             the newest step, or a value in the state cannot be stored.
-        FileNotFoundError: ``load_step`` or ``initial_load_path`` is not there.
+        FileNotFoundError: ``load_step`` or ``initial_load_path`` does not exist.
         CorruptError: A byte differs from what was saved.
-        StepExistsError: The step is there already.
+        StepExistsError: The step exists already.
 
-    While ranks save or load together, each error comes inside of `dcp.api.CheckpointException`.
+    While ranks save or load together, errors are wrapped in `dcp.api.CheckpointException`.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(checkpoint.CheckpointManager.Config):
-        """The fields of torchtitan's manager and these."""
+        """The fields of torchtitan's manager, and two more."""
 
         allow_pickle: bool = False
-        """Whether values that JSON cannot hold are pickled, and pickles are loaded."""
+        """Whether values that JSON cannot store are pickled, and pickles are loaded."""
         timeout: float = 1800
-        """Seconds after which a save that does not end has failed."""
+        """Seconds after which a save that has not ended fails."""
 
     folder: str
 
     def __init__(self, config: Config, *, base_folder: str = "", **parts: Any) -> None:
         if config.enable:
-            # What can be refused is refused before torchtitan starts its threads.
+            # Invalid arguments raise before torchtitan starts its threads.
             open_folder(filesystem.join(base_folder, config.folder))
         super().__init__(config, base_folder=base_folder, **parts)
         self._allow_pickle = config.allow_pickle
         self._timeout = config.timeout
         if self.enable and self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            # torchtitan would make a stager that needs a GPU; the writer copies the state itself.
+            # torchtitan would create a stager that needs a GPU; the writer copies the state itself.
             self.stager = StagesCopies()
 
     def _close(self) -> None:
-        # Also called at the end of a manager whose constructor failed; the error is raised once.
+        # Also called for a manager whose constructor failed; the error is raised once.
         saving = getattr(self, "save_future", None)
         self.save_future = None
         try:
@@ -199,18 +199,18 @@ class CheckpointManager(checkpoint.CheckpointManager):
         """Saves a state as the step of ``checkpoint_id``.
 
         Args:
-            state_dict: Weights under their names, and other states under theirs.
-            checkpoint_id: What `_create_checkpoint_id` returned.
-            async_mode: Whether the save ends here, in a thread, or in another process.
+            state_dict: Weights and other states under their names.
+            checkpoint_id: The result of `_create_checkpoint_id`.
+            async_mode: Whether the save runs here, in a thread, or in another process.
             enable_garbage_collection: Whether garbage is collected after it.
-            to_hf: Writes a Hugging Face checkpoint in place of a step.
+            to_hf: Whether to write a Hugging Face checkpoint instead of a step.
 
         Returns:
-            None, or what ends when the step is complete.
+            None, or a future that completes with the step.
         """
         folder, step = _split(checkpoint_id)
         if to_hf:
-            # A folder with the name of a step would be taken for a damaged one.
+            # Under the name of a step, the folder would be taken for a damaged step.
             stock_id = super()._create_checkpoint_id(step, folder)
             return super().dcp_save(  # type: ignore[no-any-return]
                 state_dict, stock_id, async_mode, enable_garbage_collection, to_hf
@@ -258,7 +258,7 @@ class CheckpointManager(checkpoint.CheckpointManager):
             checkpoint_id: A step, a folder of steps for its newest, or a checkpoint that torchtitan
                 reads itself.
             from_hf: Whether it is a Hugging Face checkpoint.
-            from_quantized: Whether that one is quantized.
+            from_quantized: Whether that checkpoint is quantized.
         """
         if from_hf or _is_stock(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
@@ -266,7 +266,7 @@ class CheckpointManager(checkpoint.CheckpointManager):
         reader = StorageReader(checkpoint_id, allow_pickle=self._allow_pickle)
         load(state_dict, storage_reader=reader)
         if MODEL in self.states:
-            # The weights are flat in the state, so that DCP does not hand them to the model.
+            # The weights are flat in the state, so DCP does not load them into the model.
             self.states[MODEL].load_state_dict(state_dict)
 
     @structured_logger.log_trace_span("checkpoint_load")  # type: ignore[untyped-decorator]
@@ -291,7 +291,7 @@ class CheckpointManager(checkpoint.CheckpointManager):
         return True
 
     def _load_without_steps(self) -> bool:
-        """The initial load by torchtitan, which would look for its own steps first."""
+        """The initial load by torchtitan, without its own search for steps."""
         folder, self.folder = self.folder, ""
         try:
             return bool(super()._load())
@@ -302,7 +302,7 @@ class CheckpointManager(checkpoint.CheckpointManager):
         path = self.initial_load_path
         if not path or self.initial_load_in_hf or _is_stock(path):
             return False
-        # torchtitan's message names its setting where there is nothing at all.
+        # If nothing exists, torchtitan reports it with the name of the setting.
         return _is_url(path) or os.path.isdir(path)
 
     def _find_load_step(self, folder: str = "") -> int:
@@ -314,14 +314,14 @@ class CheckpointManager(checkpoint.CheckpointManager):
         return f"{(folder or self.folder).rstrip('/')}/step-{step:012}"
 
     def _existing_id(self, step: int) -> str:
-        """The step, or torchtitan's own checkpoint of this number where there is only that."""
+        """The step, or torchtitan's own checkpoint of this number if there is no such step."""
         stock_id: str = super()._create_checkpoint_id(step)
         checkpoint_id = self._create_checkpoint_id(step)
         is_stock = _is_stock(stock_id) and not os.path.isdir(checkpoint_id)
         return stock_id if is_stock else checkpoint_id
 
     def _purge_stale_checkpoints(self) -> None:
-        """Each save deletes old steps itself, when its own is complete."""
+        """Does nothing: each save deletes old steps when its own is complete."""
 
 
 def _split(checkpoint_id: str) -> tuple[str, int]:
@@ -339,8 +339,8 @@ def _is_url(path: str) -> bool:
 
 
 def _is_stock(path: str) -> bool:
-    """Whether torchtitan's own manager reads it: a distributed checkpoint of PyTorch, or in a store
-    that Feedline does not have."""
+    """Whether torchtitan's own manager reads it: a distributed checkpoint of PyTorch, or in a
+    store that Feedline does not support."""
     if _is_url(path):
         return False
     return filesystem.is_remote(path) or os.path.isfile(os.path.join(path, ".metadata"))

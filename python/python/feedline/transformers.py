@@ -1,7 +1,7 @@
 """Samples and checkpoints for Hugging Face's ``Trainer``.
 
-`CausalLMDataset` is the data. `Trainer` takes the place of the class of that name: it saves steps
-of Feedline, resumes from them, and ``AutoModelForCausalLM.from_pretrained`` opens them.
+`CausalLMDataset` is the data. `Trainer` replaces the class of that name: it saves steps of Feedline
+and resumes from them, and ``AutoModelForCausalLM.from_pretrained`` opens them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ else:
 
 _STATE = "trainer_state.json"
 
-# The label that losses of PyTorch leave out.
+# The label that losses of PyTorch ignore.
 IGNORED = -100
 
 
@@ -53,21 +53,21 @@ class CausalLMDataset(MapDataset):
 
     All are int64 of the shape ``[sequence_length]``. ``labels`` are the tokens themselves, because
     models of transformers shift them. ``shift_labels`` are the next tokens, the last one included;
-    models take them as they are, if ``remove_unused_columns=False`` lets them pass. A token without
-    a loss has the label -100. With ``reset_at_document=True`` there are ``position_ids`` too.
+    models use them unchanged, if ``remove_unused_columns=False`` keeps them. A token without
+    a loss has the label -100. With ``reset_at_document=True`` there are also ``position_ids``.
 
     Pass to ``TrainingArguments``: ``train_sampling_strategy="sequential"``,
     ``remove_unused_columns=False`` and ``dataloader_drop_last=True``. A resumed ``Trainer`` skips
-    numbers of samples, and reads nothing of what it skips.
+    samples by number, without reading them.
 
     Args:
-        source: As `feedline.open` takes it, or what it returned.
+        source: The argument of `feedline.open`, or its result.
         options: As for `feedline.open`.
 
     Raises:
         ValueError: A setting is out of its range, or the samples are not of a causal model.
         FileNotFoundError: There are no such files.
-        CorruptError: They are not what their formats say.
+        CorruptError: The files do not match their formats.
     """
 
     def __init__(self, source: Any, **options: Any) -> None:
@@ -82,7 +82,7 @@ class CausalLMDataset(MapDataset):
         self._has_positions = bool(data.get("reset_at_document"))
 
     def sample(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The items of one sample by the names of transformers."""
+        """The tensors of one sample under the names of transformers."""
         tokens, labels = tensors["tokens"], tensors["labels"]
         sample = {"input_ids": tokens, "labels": tokens, "shift_labels": labels}
         ignored = tensors["loss_mask"] == 0
@@ -97,18 +97,18 @@ class CausalLMDataset(MapDataset):
 
 
 class SavesSteps(_Trainer):
-    """A base class of trainers, before `transformers.Trainer` or a class that is derived from it.
+    """A mixin for `transformers.Trainer` or a class that is derived from it.
 
     >>> class Trainer(feedline.transformers.SavesSteps, trl.SFTTrainer): ...
 
     A step has the weights, the state of the optimizer, of the schedule, of gradient scaling, of all
     random generators of each rank, and the ``TrainerState``. It appears in ``output_dir`` as
     ``step-000000000010`` when all of it is durable. ``train(resume_from_checkpoint=True)`` resumes
-    from the newest step, bit for bit; checkpoints that ``transformers`` has saved load as before.
-    Beside the files of the step are ``config.json`` and what else ``from_pretrained`` needs.
+    from the newest step, bit for bit; checkpoints of ``transformers`` load as before. The folder
+    of the step also has ``config.json`` and the other files that ``from_pretrained`` needs.
 
-    ``save_total_limit`` is how many steps stay. The best step and all after it stay too. A step
-    that exists is not overwritten.
+    ``save_total_limit`` is how many steps are kept. The best step and all after it are also kept. A
+    step that exists is not overwritten.
 
     All ranks share ``output_dir``. Models are plain, in ``DistributedDataParallel``, or sharded by
     FSDP2. Other ways to shard them are refused.
@@ -123,8 +123,8 @@ class SavesSteps(_Trainer):
         ValueError: The model is sharded in a way that is not supported.
         OSError: The store failed, or is full.
 
-    Errors of a save come inside of DCP's ``CheckpointException``, with the rank that raised them.
-    Those of a save in the background are raised by the next save, and at the end of ``train``.
+    Errors of a save are wrapped in DCP's ``CheckpointException``, with the rank that raised them.
+    Errors of a save in the background are raised by the next save or at the end of ``train``.
     """
 
     def __init__(self, *args: Any, async_save: bool = False, **kwargs: Any) -> None:
@@ -153,7 +153,7 @@ class SavesSteps(_Trainer):
             reader = StorageReader(resume_from_checkpoint)
             first = reader.step
             if self.args.should_save:
-                # A run that was killed between its step and these files has not written them.
+                # A run that was killed after its step and before these files has not written them.
                 state = json.dumps(_common(reader)["state"], indent=2)
                 _complete(Path(resume_from_checkpoint), {_STATE: state, **_configs(self.model)})
             self.accelerator.wait_for_everyone()
@@ -173,7 +173,7 @@ class SavesSteps(_Trainer):
         if step == self._saved_step:
             return
         self._finish_save()
-        # The best step may not be one that was saved; the best that was stays the one to load.
+        # If the best step was not saved, the best saved step remains the one to load.
         best = self.state.best_global_step
         if best and (best == step or best in _steps(folder)):
             self.state.best_model_checkpoint = _step_folder(folder, best)
@@ -205,7 +205,7 @@ class SavesSteps(_Trainer):
         if self._background is None:
             self._background = ThreadPoolExecutor(1, "feedline-save")
             if torch.distributed.is_initialized():
-                # Collectives of a thread need a group of their own.
+                # Collectives of a thread need their own group.
                 timeout = timedelta(seconds=writer._timeout)
                 self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
         copied = StagesCopies().stage(state)
@@ -254,7 +254,7 @@ class SavesSteps(_Trainer):
                 common["scaler"] = self.accelerator.scaler.state_dict()
             rank = str(self.args.process_index)
             state["rng"] = {rank: json.dumps(encoded(_random_states(), "rng", False))}
-        # In all ranks: what cannot be stored is an error of all, before any of them waits.
+        # In all ranks, so that a value that cannot be stored is an error in all of them.
         text = json.dumps(encoded(common, "trainer", False))
         if self.args.should_save:
             state["trainer"] = text
@@ -319,7 +319,7 @@ class SavesSteps(_Trainer):
         if not _is_step(checkpoint):
             super()._load_rng_state(checkpoint)
             return
-        # A rank that the saving run did not have keeps the state of its seed.
+        # A rank that the saving run did not have keeps its own random state.
         found = StorageReader(checkpoint)._values.get(f"rng.{self.args.process_index}")
         if found is not None:
             _restore_random_states(decoded(json.loads(found), "rng", False))
@@ -330,7 +330,7 @@ class Trainer(SavesSteps, transformers.Trainer):
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The folder of the newest complete step, as ``transformers.trainer_utils`` finds its own.
+    """The folder of the newest complete step, like the function of ``transformers.trainer_utils``.
 
     Returns:
         None: There is no step, or no such folder.
@@ -342,8 +342,8 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 def save_config(model: Any, folder: str | os.PathLike[str]) -> None:
     """Writes ``config.json`` into the folder of a step, so that ``from_pretrained`` opens it.
 
-    `Trainer` does that itself. Steps of `feedline.dcp` need it, if their weights are below
-    ``"model"`` or at the top, whole in each rank, and have the names of ``transformers``.
+    `Trainer` does that itself. Call it for steps of `feedline.dcp` whose weights are below
+    ``"model"`` or at the top, unsharded in each rank, with the names of ``transformers``.
 
     Args:
         model: The model, a ``PreTrainedModel``.
@@ -393,7 +393,7 @@ def _is_step(folder: Any) -> TypeGuard[str]:
 
 
 def _common(reader: StorageReader) -> dict[str, Any]:
-    """What is one for all ranks and no tensor."""
+    """The values that all ranks share and that are no tensors."""
     if "trainer" not in reader._values:
         raise ValueError(
             f"cannot resume from {reader.checkpoint_id}: expected a step of a Trainer, found "
@@ -404,7 +404,7 @@ def _common(reader: StorageReader) -> dict[str, Any]:
 
 
 def _parameter_names(model: torch.nn.Module) -> dict[int, str]:
-    """A name for each parameter. Of several names of one, it is that which transformers keeps."""
+    """A name for each parameter. Of several names, it is the one that transformers stores."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -422,7 +422,7 @@ def _weights(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _load_weights(model: torch.nn.Module, step: str) -> None:
-    """Reads into the tensors of a model."""
+    """Reads a step into the tensors of a model."""
     weights = _weights(model)
     load({"model": weights}, storage_reader=StorageReader(step))
     model.load_state_dict(weights, strict=False)
@@ -480,7 +480,7 @@ def _restore_random_states(states: dict[str, Any]) -> None:
 
 
 def _configs(model: Any) -> dict[str, str]:
-    """The files that ``save_pretrained`` writes beside weights."""
+    """The files that ``save_pretrained`` writes in addition to weights."""
     if not isinstance(model, transformers.PreTrainedModel):
         return {}
     config = copy.deepcopy(model.config)
@@ -493,7 +493,7 @@ def _configs(model: Any) -> dict[str, str]:
 
 
 def _complete(folder: Path, texts: dict[str, str]) -> None:
-    """Writes files that are not there, each complete or not at all."""
+    """Writes missing files, each atomically."""
     for name, text in texts.items():
         if (folder / name).exists():
             continue

@@ -1,4 +1,4 @@
-"""What the programs `preprocess` and `feedline` do, as calls."""
+"""The programs `preprocess` and `feedline` as functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feedline.tokens import Tokenizer, Url, arguments_of, text_of
 
 
 class Progress(NamedTuple):
-    """How far a call is."""
+    """The progress of a call."""
 
     bytes: int
     """Bytes read of the inputs, as they are stored."""
@@ -46,18 +46,17 @@ def preprocess(
     """Tokenizes JSON lines to Megatron's ``.bin`` and ``.idx``, byte for byte, on all cores.
 
     Writes ``{out_prefix}_{key}_document.bin`` and ``.idx`` for each key, with checksums and a
-    manifest. Ctrl-C ends it; what is written by then is committed, and ``resume=True`` continues
-    from it.
+    manifest. Ctrl-C ends it; the output so far is committed, and ``resume=True`` continues from it.
 
     Args:
         inputs: Files, folders and patterns of JSON lines, also compressed and on S3.
         out_prefix: Folder and name of the outputs.
-        tokenizer: As `Tokenizer` takes it, or one.
-        json_keys: The keys that hold texts; each becomes a dataset.
-        append_eod: Whether each document ends with the token for that.
+        tokenizer: A `Tokenizer`, or its argument.
+        json_keys: The keys of texts; each becomes a dataset.
+        append_eod: Whether each document ends with the EOD token.
         objective: Whether a document becomes a sequence, a sequence for each of its sentences (for
             BERT and T5), or CPM-2's contexts and targets.
-        workers: Threads. Default: one for every core. The outputs do not depend on it.
+        workers: Threads. Default: one per core. The outputs do not depend on it.
         shard: ``(index, count)``: only this part of the inputs.
         on_bad_line: Whether a bad line ends the call or is counted and skipped.
         resume: Whether to continue an interrupted call with the same arguments.
@@ -69,7 +68,7 @@ def preprocess(
 
     Raises:
         FileNotFoundError: There is no such input.
-        FileExistsError: The outputs exist; `InterruptedRunError` if they are unfinished.
+        FileExistsError: The outputs exist; `InterruptedRunError` if they are incomplete.
         ValueError: A line, a vocabulary or a setting is bad; the text names the file and the byte.
     """
     paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
@@ -98,18 +97,18 @@ def preprocess(
 
 
 def check(name: Url, *, progress: OnProgress = None) -> dict[str, Any]:
-    """Reads token files or checkpoints and compares them with every checksum and rule there is.
+    """Reads token files or checkpoints and checks every checksum and rule of the format.
 
     Args:
         name: A prefix of token files, a checkpoint, or a folder of checkpoints.
         progress: As for `preprocess`.
 
     Returns:
-        ``{"ok": bool, "verdict": {...}}``; the verdict is that of ``feedline check --json``. What
-        is damaged is in the verdict, not an exception.
+        ``{"ok": bool, "verdict": {...}}``; the verdict is that of ``feedline check --json``. Damage
+        is reported in the verdict, not as an exception.
 
     Raises:
-        FileNotFoundError: There is nothing of that name.
+        FileNotFoundError: There is no dataset or checkpoint of that name.
     """
     with _Line("check", progress) as line:
         found: dict[str, Any] = json.loads(_feedline.check(text_of(name), line.bytes))
@@ -120,19 +119,19 @@ def inspect(name: Url) -> dict[str, Any]:
     """Sizes and counts of token files or checkpoints: what ``feedline inspect --json`` prints.
 
     Raises:
-        FileNotFoundError: There is nothing of that name.
+        FileNotFoundError: There is no dataset or checkpoint of that name.
     """
     found: dict[str, Any] = json.loads(_feedline.inspect(text_of(name)))
     return found
 
 
 class _Line:
-    """Progress for a function of the caller, or on a line that is written again and again."""
+    """Reports progress to a function of the caller, or on a line of standard error."""
 
     def __init__(self, what: str, wanted: OnProgress) -> None:
         self._what = what
         self._call = wanted if callable(wanted) else None
-        self._shows = wanted is True or (wanted is None and _is_watched())
+        self._shows = wanted is True or (wanted is None and _is_interactive())
         self._next = 0.0
         self._width = 0
 
@@ -143,12 +142,12 @@ class _Line:
     def preprocess(
         self, documents: int, tokens: int, stored: int, stored_all: int | None
     ) -> None:
-        self._tell(Progress(stored, stored_all, documents, tokens))
+        self._report(Progress(stored, stored_all, documents, tokens))
 
     def bytes(self, moved: int) -> None:
-        self._tell(Progress(moved))
+        self._report(Progress(moved))
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         if self._call is not None:
             self._call(progress)
         elif self._shows and time.monotonic() >= self._next:
@@ -173,6 +172,6 @@ class _Line:
             sys.stderr.write("\r")
 
 
-def _is_watched() -> bool:
-    """Whether a person sees the standard error: on a terminal, or in a notebook."""
+def _is_interactive() -> bool:
+    """Whether standard error is shown to a person: on a terminal, or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,4 +1,4 @@
-"""What the tests share: corpora of generated text, and programs that end in a bounded time."""
+"""Fixtures: corpora of generated text, and programs that end within a time limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 # Sums of floats depend on the number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Longer than any of these programs takes on a machine that is busy.
+# Longer than any of these programs takes on a busy machine.
 PROGRAM_SECONDS_MAX = 120
 
 
 def write_texts(path: Path, *, documents: int, seed: int) -> None:
-    """JSON lines of random words, 20 to 200 a document."""
+    """JSON lines of random words, 20 to 200 per document."""
     random_words = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(random_words.choices(letters, k=length % 7 + 2)) for length in range(500)]
@@ -33,7 +33,7 @@ def write_texts(path: Path, *, documents: int, seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The prefixes of two corpora, of 200 and 120 documents, that end with GPT-2's token 50256."""
+    """The prefixes of two corpora, of 200 and 120 documents that end with GPT-2's token 50256."""
     import feedline
 
     folder = tmp_path_factory.mktemp("corpora")
@@ -56,7 +56,7 @@ def corpus(corpora: tuple[str, str]) -> str:
 
 
 class Program:
-    """A program of Python that does not survive the test."""
+    """A Python program that is killed at the end of the test."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Program:
         raise AssertionError(f"found no line {line!r}: {self._process.communicate()[1]}")
 
     def kill(self) -> None:
-        """Ends it as a power cut would."""
+        """Kills it without a chance to clean up."""
         self._process.send_signal(signal.SIGKILL)
         assert self._process.wait(PROGRAM_SECONDS_MAX) == -signal.SIGKILL
 
@@ -86,7 +86,7 @@ class Program:
         return out
 
     def end(self) -> None:
-        """Ends it, if it has not ended."""
+        """Kills it, if it has not exited."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()
@@ -94,7 +94,7 @@ class Program:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
-    """A function that starts a program of Python by its arguments."""
+    """A function that starts a Python program with the given arguments."""
     programs: list[Program] = []
 
     def start_program(*arguments: object) -> Program:

@@ -1,8 +1,8 @@
 """Saves of three ranks of which one is killed: ``python dcp_kills.py FOLDER MOMENTS``.
 
-The ranks are forks of this program. After each kill the other ranks have to end within ten seconds,
-and the newest step has to be one that was saved whole: the last before, or the one that was being
-saved. Prints the longest time in which the others ended.
+The ranks are forks of this program. After each kill the other ranks must exit within ten seconds,
+and the newest step must be complete: the previous one, or the one that was being saved. Prints the
+longest time in which the others exited.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FAILED, WRONG = 3, 4
 
 
 def state_of(step: int, rank: int) -> dict[str, torch.Tensor]:
-    """What a rank has at a step: 24 MB of its own, in a few tensors, and one that all have."""
+    """The state of a rank at a step: 24 MB of its own in a few tensors, and one shared tensor."""
     names = [f"{rank}.{number}" for number in range(12)] + ["all"]
     return {name: torch.full((500_000,), float(step), dtype=torch.float32) for name in names}
 
 
 def run_rank(folder: Path, step: int, rank: int, kill_after: float | None) -> int:
-    """One save of one rank, in a process of its own."""
+    """One save of one rank, in its own process."""
     store = f"file://{folder}/store-{step}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     state = state_of(step, rank)
@@ -42,14 +42,14 @@ def run_rank(folder: Path, step: int, rank: int, kill_after: float | None) -> in
         timer = threading.Timer(kill_after, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
         timer.start()
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         dcp.save(state, storage_writer=StorageWriter(folder / "ckpt", step))
     except (dcp.api.CheckpointException, RuntimeError):
         return FAILED
     if kill_after is not None:
         time.sleep(60)  # it was saved before the kill
-    (folder / "seconds").write_text(str(time.monotonic() - began))
+    (folder / "seconds").write_text(str(time.monotonic() - start))
     return 0
 
 
@@ -65,7 +65,7 @@ def fork_rank(folder: Path, step: int, rank: int, kill_after: float | None) -> i
 
 
 def save(folder: Path, step: int, victim: int | None, after: float) -> float:
-    """A save of all ranks; returns the seconds in which the others ended after the kill."""
+    """A save of all ranks; returns the seconds after the kill in which the others exited."""
     pids = {
         fork_rank(folder, step, rank, after if rank == victim else None): rank
         for rank in range(RANKS)
@@ -93,7 +93,7 @@ def check(folder: Path, steps: set[int]) -> int:
     reader = StorageReader(folder / "ckpt")
     assert reader.step in steps, (reader.step, steps)
     state = {name: torch.zeros(500_000) for rank in range(RANKS) for name in state_of(0, rank)}
-    pid = os.fork()  # reading may start threads, which no later fork would have
+    pid = os.fork()  # reading may start threads, which later forks would lack
     if pid == 0:
         code = WRONG
         try:

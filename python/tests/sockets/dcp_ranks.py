@@ -1,7 +1,7 @@
 """One rank of several: ``python dcp_ranks.py FOLDER VERB RANK WORLD STORE [TENSORS]``.
 
-``VERB`` is ``save``, ``load``, ``sharded`` or ``refused``, ``STORE`` a file through which the ranks
-meet. Each exits with 0 when what it did is right.
+``VERB`` is ``save``, ``load``, ``sharded`` or ``refused``, ``STORE`` a file for the rendezvous of
+the ranks. Each exits with 0 if its checks pass.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ def tensor_of(number: int) -> torch.Tensor:
 
 
 def state_of(mesh: DeviceMesh, layouts: list[list[Any]]) -> dict[str, Any]:
-    """All tensors: of every four one is whole in each rank, and three are divided, in turn as each
-    of the layouts says."""
+    """All tensors: one of four is replicated, the others are sharded by the layouts in turn."""
     model: dict[str, torch.Tensor] = {}
     for number in range(TENSORS):
         tensor = tensor_of(number)
@@ -99,7 +98,7 @@ def sharded(folder: str, rank: int, world: int) -> None:
 
 
 def refused(folder: str, rank: int, world: int) -> None:
-    """One rank has a value that cannot be stored: it ends all of them, and names it."""
+    """One rank has a value that cannot be stored: the save of all ranks fails and names it."""
     state: dict[str, Any] = {"model": {f"{rank}.w": torch.ones(3)}}
     if rank == world - 1:
         state["when"] = object()
@@ -114,7 +113,7 @@ def refused(folder: str, rank: int, world: int) -> None:
             assert "'when'" in str(exception) and f"writer {world - 1} of" in str(exception)
     else:
         raise AssertionError("it was saved")
-    # The same step again, after one that failed in one rank before it was written.
+    # The same step again, after a save that failed in one rank before it was written.
     state.pop("when", None)
 
     class Fails(DefaultSavePlanner):

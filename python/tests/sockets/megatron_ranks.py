@@ -1,8 +1,8 @@
 """Ranks of a Megatron job: ``python megatron_ranks.py FOLDER RANK WORLD STORE``.
 
 They save into ``FOLDER/iter_0000010``, and in the background into ``FOLDER/iter_0000020``. Both are
-loaded with other offsets. ``STORE`` is a file through which the ranks meet. Each exits with 0 when
-all is right.
+loaded with other offsets. ``STORE`` is a file for the rendezvous of the ranks. Each exits with 0
+if all checks pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHOLE = torch.arange(48, dtype=torch.float32).view(8, 6)
 
 
 def state_of(rank: int, world: int, axis: int, change: float = 0) -> dict[str, Any]:
-    """The state of a rank. ``axis`` is the one on which the matrices are divided."""
+    """The state of a rank. ``axis`` is the axis on which the matrices are sharded."""
     shard = torch.chunk(WHOLE + change, world, dim=axis)[rank].contiguous()
     # Two layers in one tensor of the shape [2, 3, 4], as Megatron stacks them.
     layers = [torch.full((3, 4), float(layer)).bfloat16() + change for layer in range(2)]
@@ -64,7 +64,7 @@ def state_of(rank: int, world: int, axis: int, change: float = 0) -> dict[str, A
 
 
 def emptied(state: dict[str, Any]) -> dict[str, Any]:
-    """A state to load into: nothing of what is loaded is in it before."""
+    """The state without its contents, to load into."""
     for tensor in dist_checkpointing.dict_utils.nested_values(state):
         if isinstance(tensor, ShardedTensor):
             tensor.data = torch.zeros_like(tensor.data)

@@ -1,4 +1,4 @@
-"""A save of torch_checkpointing that waits in the middle of a file to be killed.
+"""A save of torch_checkpointing that stops in the middle of a file, to be killed.
 
 ``python slow_checkpoint.py CHECKPOINT``
 """
@@ -16,7 +16,7 @@ from feedline.torch_checkpointing import StorageConfig
 
 
 class Slow:
-    """Is pickled for ever."""
+    """Pickling it never ends."""
 
     def __reduce__(self) -> Any:
         print("paused", flush=True)

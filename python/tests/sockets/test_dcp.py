@@ -89,12 +89,12 @@ def save(state: dict[str, Any], folder: Path, step: int, **options: Any) -> None
 
 
 def raised(failure: dcp.api.CheckpointException) -> BaseException:
-    """What a rank raised, out of what DCP makes of it."""
+    """The exception of a rank, from that of DCP."""
     ((exception, _),) = failure.failures.values()
     return exception
 
 
-def test_a_state_comes_back(tmp_path: Path) -> None:
+def test_a_state_is_loaded_as_saved(tmp_path: Path) -> None:
     state = a_state()
     save(state, tmp_path, 7, meta={"run": "a"})
     found = zeros_like(state)
@@ -103,7 +103,7 @@ def test_a_state_comes_back(tmp_path: Path) -> None:
     assert ckpt.open(tmp_path).meta == {"run": "a"}
 
 
-def test_it_is_loaded_without_a_template(tmp_path: Path) -> None:
+def test_a_state_is_loaded_without_a_template(tmp_path: Path) -> None:
     state = a_state()
     save(state, tmp_path, 7)
     found = _load_state_dict_from_keys(storage_reader=StorageReader(tmp_path / "step-000000000007"))
@@ -123,7 +123,7 @@ def test_tensors_are_in_the_groups_of_the_format(tmp_path: Path) -> None:
         "exp_avg_sq": ["layers.0.weight"],
         "other": ["optim.state.layers.0.weight.step", "rng"],
     }
-    # What other programs open as weights is the weights.
+    # Other programs find only the weights.
     index = json.loads((tmp_path / "step-000000000007/model.safetensors.index.json").read_text())
     assert sorted(index["weight_map"]) == sorted(groups["model"])
 
@@ -199,7 +199,7 @@ def test_values_are_json_and_keep_their_types(tmp_path: Path) -> None:
     assert b"pickle" not in stored.read_bytes()
 
 
-def test_what_json_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+def test_values_that_json_cannot_store_are_refused_by_name(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(2)}, "when": datetime.date(2026, 1, 2)}
     with pytest.raises(dcp.api.CheckpointException) as caught:
         save(state, tmp_path, 1)
@@ -247,7 +247,7 @@ def test_targets_of_any_kind_are_filled(tmp_path: Path) -> None:
     assert torch.equal(parameter["model"]["weight"], weight)
 
 
-def test_other_types_come_back(tmp_path: Path) -> None:
+def test_other_dtypes_are_loaded_as_saved(tmp_path: Path) -> None:
     kinds = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.float16]
     kinds += [torch.uint32, torch.int32, torch.uint64, torch.int64]
     kinds += [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -278,7 +278,7 @@ def test_a_step_is_not_overwritten(tmp_path: Path) -> None:
     assert found["w"].sum() == 2
 
 
-def test_old_steps_go(tmp_path: Path) -> None:
+def test_keep_last_deletes_old_steps(tmp_path: Path) -> None:
     for step in range(4):
         save({"w": torch.ones(2)}, tmp_path, step, keep_last=2)
     assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [2, 3]
@@ -303,7 +303,7 @@ def test_steps_are_copied_to_a_second_folder(tmp_path: Path) -> None:
         ckpt.drain(near, far, progress=False)
 
 
-def test_a_step_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_step_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         StorageReader(tmp_path)
     save({"w": torch.ones(2)}, tmp_path, 5)
@@ -311,7 +311,7 @@ def test_a_step_that_is_not_there(tmp_path: Path) -> None:
         StorageReader(tmp_path, 6)
 
 
-def test_damage_is_found_and_placed(tmp_path: Path) -> None:
+def test_corruption_is_reported_with_its_file(tmp_path: Path) -> None:
     save({"w": torch.arange(1000), "v": torch.ones(3)}, tmp_path, 1)
     (file,) = (tmp_path / "step-000000000001").glob("model-*.safetensors")
     bytes = bytearray(file.read_bytes())
@@ -327,7 +327,7 @@ def test_damage_is_found_and_placed(tmp_path: Path) -> None:
     assert found["v"].sum() == 3
 
 
-def test_a_kept_plan_saves_what_is_there_now(tmp_path: Path) -> None:
+def test_a_cached_plan_saves_current_values(tmp_path: Path) -> None:
     state = a_state()
     for step in range(3):
         state["model"]["scalar"] += 1
@@ -344,8 +344,8 @@ def save_caching(state: dict[str, Any], folder: Path, step: int) -> None:
     dcp.save(state, storage_writer=StorageWriter(folder, step), planner=planner)
 
 
-def test_a_kept_plan_after_a_failed_save_is_refused(tmp_path: Path) -> None:
-    # DCP keeps plans for the whole process, by the name of the planner's class.
+def test_a_cached_plan_after_a_failed_save_is_refused(tmp_path: Path) -> None:
+    # DCP caches plans per process, by the name of the planner's class.
     state = {"model": {"w": torch.ones(2)}}
     save_caching(state, tmp_path, 1)
     state["model"]["v"] = torch.ones(2, dtype=torch.complex64)
@@ -358,7 +358,7 @@ def test_a_kept_plan_after_a_failed_save_is_refused(tmp_path: Path) -> None:
     save_caching(state, tmp_path, 4)
 
 
-def test_a_type_that_a_kept_plan_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_changed_type_with_a_cached_plan_is_refused(tmp_path: Path) -> None:
     state = {"w": torch.ones(2, dtype=torch.bfloat16)}
     save_caching(state, tmp_path, 1)
     state["w"] = state["w"].half()
@@ -389,7 +389,7 @@ def test_stored_bytes_are_not_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.zeros(2, [("a", "i4"), ("b", "f4")]), np.str_(""), {1, None}])
-def test_a_value_comes_back_as_it_was_or_is_refused(tmp_path: Path, value: Any) -> None:
+def test_a_value_is_loaded_as_saved_or_refused(tmp_path: Path, value: Any) -> None:
     try:
         save({"value": value}, tmp_path, 1)
     except dcp.api.CheckpointException as error:
@@ -400,7 +400,7 @@ def test_a_value_comes_back_as_it_was_or_is_refused(tmp_path: Path, value: Any) 
     assert type(found["value"]) is type(value) and found["value"] == value
 
 
-def test_a_committed_step_is_saved_though_old_ones_stay(
+def test_failed_retention_does_not_fail_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save({"w": torch.ones(2)}, tmp_path, 1)
@@ -427,7 +427,7 @@ def test_an_optimizer_waits_for_all_copies(tmp_path: Path) -> None:
     assert all((copied["w"] == 1).all() for copied in staged)
 
 
-def test_a_background_save_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
+def test_a_background_save_has_the_state_at_the_call(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )
@@ -455,7 +455,7 @@ def test_a_background_save_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
 def test_a_copy_may_wait_for_the_optimizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The process that DCP starts meets it by TCP.
+    # The process that DCP starts connects to this one by TCP.
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
     torch.distributed.init_process_group(
@@ -492,7 +492,7 @@ def test_a_copy_may_wait_for_the_optimizer(
         torch.distributed.destroy_process_group()
 
 
-def test_memory_of_copies_is_used_again(tmp_path: Path) -> None:
+def test_memory_of_copies_is_reused(tmp_path: Path) -> None:
     state = {"w": torch.zeros(1 << 20)}
     writer = StorageWriter(tmp_path, 1)
     places = []

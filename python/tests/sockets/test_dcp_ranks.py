@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 @pytest.fixture
 def run_ranks(start: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
-    """A function that runs the ranks of a verb of dcp_ranks.py, to their end."""
+    """A function that runs all ranks of a verb of dcp_ranks.py and waits for them."""
 
     def run(verb: str, world: int, *more: object) -> None:
         store = tmp_path / f"store-{verb}-{world}"
@@ -40,7 +40,7 @@ def run_ranks(start: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def test_what_four_ranks_save_three_load_with_other_placements(
+def test_three_ranks_load_what_four_saved_with_other_placements(
     run_ranks: Callable[..., None], tmp_path: Path
 ) -> None:
     run_ranks("save", 4, 2000)
@@ -51,7 +51,7 @@ def test_what_four_ranks_save_three_load_with_other_placements(
 def test_sharded_tensors_in_the_background(
     run_ranks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The processes that DCP starts meet by TCP.
+    # The processes that DCP starts connect by TCP.
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
     run_ranks("sharded", 2)
@@ -89,7 +89,7 @@ def test_two_runs_do_not_save_into_one_folder(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path, 1))
 
 
-def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path) -> None:
+def test_a_full_disk_is_detected_before_writing(tmp_path: Path) -> None:
     file = tmp_path / "sparse"
     size = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize + 1
     with file.open("wb") as sparse:

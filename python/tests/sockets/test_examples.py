@@ -1,4 +1,4 @@
-"""Every example runs, and no more of its lines than five are Feedline's."""
+"""Every example runs, and has at most five lines for Feedline."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_each_example_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_at_most_five_lines_change(name: str) -> None:
+def test_at_most_five_lines_are_for_feedline(name: str) -> None:
     lines = (EXAMPLES / name).read_text().splitlines()
     ours = [line for line in lines if line.endswith("# feedline")]
     assert 1 <= len(ours) <= 5
-    # All that name Feedline in the code are marked.
+    # All lines of code that name Feedline are marked.
     code = [line for line in lines if re.search(r"\bfeedline\.|CausalLMDataset\(", line)]
     code = [line for line in code if "``" not in line and "python " not in line]
     assert all(line in ours for line in code), code
@@ -48,7 +48,7 @@ def test_an_example_runs(
     assert RUNS[name] in output
 
 
-def test_an_example_makes_a_corpus_of_its_own(start: Callable[..., Any]) -> None:
+def test_an_example_creates_its_own_corpus(start: Callable[..., Any]) -> None:
     assert "tokens (4, 64)" in start(EXAMPLES / "grain_batches.py").output()
 
 
@@ -70,7 +70,7 @@ def test_nanogpt_resumes_bit_for_bit(
     assert len(whole) == 20 and parts == whole
 
 
-def test_both_ways_of_megatron_read_the_same(
+def test_both_megatron_loaders_read_the_same(
     corpus: str, tmp_path: Path, start: Callable[..., Any]
 ) -> None:
     one, other = (

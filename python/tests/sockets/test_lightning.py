@@ -1,4 +1,4 @@
-"""Lightning's Trainer: it saves and restores what has ``state_dict`` and ``load_state_dict``."""
+"""Lightning's Trainer saves and restores objects with ``state_dict`` and ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 12
 
 
 class Model(lightning.LightningModule):
-    """The smallest model of tokens, which keeps the losses of its steps."""
+    """A tiny language model, which records its batches and losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def fit(
 ) -> tuple[Model, lightning.Trainer]:
     model = Model()
     with warnings.catch_warnings():
-        # Lightning prefers workers of its own.
+        # Lightning warns that there are no workers.
         warnings.simplefilter("ignore")
         fitted.fit(model, datamodule=Data(corpus), ckpt_path=checkpoint, weights_only=False)
     return model, fitted
@@ -97,12 +97,12 @@ def test_a_fit_sees_every_batch_once(corpus: str, whole: tuple[Model, Path]) -> 
 
 
 @pytest.mark.parametrize("step", [5, 10])
-def test_a_resumed_fit_equals_a_whole_one(
+def test_a_resumed_fit_equals_an_uninterrupted_one(
     corpus: str, tmp_path: Path, whole: tuple[Model, Path], step: int
 ) -> None:
     model, folder = whole
     checkpoint = folder / f"step={step}.ckpt"
-    # Not one batch ahead: the loader has a length.
+    # Not one batch ahead, because the loader has a length.
     assert state_of(checkpoint)["samples_consumed"] == step * 4
     rest, _ = fit(trainer(tmp_path), corpus, checkpoint)
     assert torch.equal(torch.stack(rest.seen), tokens_of(corpus)[step:])

@@ -1,4 +1,4 @@
-"""Samples of T5 and BERT are those of megatron-core's own datasets."""
+"""Samples of T5 and BERT match megatron-core's datasets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLES = 400
 
 
 class Tokenizer:
-    """The vocabulary below, as Megatron's datasets ask for it."""
+    """The vocabulary, with the interface that Megatron's datasets need."""
 
     vocab_size = len(VOCAB)
     inv_vocab = dict(enumerate(VOCAB))
@@ -56,7 +56,7 @@ def one_process() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The prefix of 200 documents of up to eight sentences, beside the vocabulary."""
+    """The prefix of 200 documents of up to eight sentences, in the folder of the vocabulary."""
     folder = tmp_path_factory.mktemp("sentences")
     (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
     prefix, numbers = str(folder / "sentences"), random.Random(7)
@@ -107,7 +107,7 @@ def megatron(kind: str, prefix: str, cache: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["mlm", "span-corruption"])
-def test_every_field_of_every_sample(kind: str, sentences: str, tmp_path: Path) -> None:
+def test_all_fields_of_all_samples_match(kind: str, sentences: str, tmp_path: Path) -> None:
     theirs = megatron(kind, sentences, tmp_path / "theirs")
     ours = feedline.open(
         sentences,
@@ -134,7 +134,7 @@ def test_every_field_of_every_sample(kind: str, sentences: str, tmp_path: Path) 
     assert fields[kind] <= seen
 
 
-def test_a_kind_of_another_objective_is_refused(sentences: str, corpus: str) -> None:
+def test_a_corpus_of_another_objective_is_refused(sentences: str, corpus: str) -> None:
     vocabulary = f"wordpiece:{Path(sentences).parent}/vocab.txt"
     with pytest.raises(ValueError, match="expected a sequence for each sentence"):
         feedline.open(corpus, sequence_length=64, objective="mlm", tokenizer=vocabulary)
@@ -172,7 +172,7 @@ def test_contexts_and_targets_of_cpm2(tmp_path: Path) -> None:
     batch = samples.read(range(4))
     assert batch["text_enc"].shape == (4, 64) and batch["text_dec"].shape == (4, 32)
     assert batch["labels"].shape == batch["loss_mask"].shape == (4, 32)
-    # A decoder reads what it predicted before, as far as the row goes.
+    # The input of the decoder is its labels, shifted by one.
     for row in range(4):
         length = int(batch["loss_mask"][row].sum())
         assert length > 1

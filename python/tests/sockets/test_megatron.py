@@ -32,7 +32,7 @@ SIZES = (700, 40, 20)
 
 
 class Tokenizer(MegatronLegacyTokenizer):
-    """The facts of GPT-2's vocabulary that datasets of tokens ask for."""
+    """The attributes of GPT-2's vocabulary that datasets of tokens need."""
 
     vocab = inv_vocab = {}
     vocab_size = 50257
@@ -43,7 +43,7 @@ class Tokenizer(MegatronLegacyTokenizer):
 
 
 class PaddingTokenizer(Tokenizer):
-    """One that has an id for padding, and it is in the corpus: GPT-2's letter "e"."""
+    """A tokenizer with a padding id that is in the corpus: GPT-2's letter "e"."""
 
     pad = 68
 
@@ -103,13 +103,13 @@ def assert_equal_samples(ours: Any, theirs: Any, count: int) -> None:
 
 
 def indexes(folder: Path) -> dict[str, bytes]:
-    """What a cache holds. Feedline writes a file of its own beside each index that it has read."""
+    """The files of a cache, without those that Feedline writes for each index that it has read."""
     files = (path for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".txt"))
     return {path.name: path.read_bytes() for path in files}
 
 
 def rank_batches(dataset: Any, rank: int, ranks: int, micro: int, start: int = 0) -> list[Any]:
-    """The index lists of Megatron's sampler: chunks of all ranks, cut among them."""
+    """The index lists of Megatron's sampler: chunks of all ranks, divided among them."""
     chunk = micro * ranks
     firsts = range(start + rank * micro, len(dataset) - chunk + rank * micro + 1, chunk)
     return [list(range(first, first + micro)) for first in firsts]
@@ -156,11 +156,11 @@ def test_the_builder_builds_the_same_samples(
         assert isinstance(our, feedline.megatron.GPTDataset)
         assert our.unique_description_hash == their.unique_description_hash
         assert_equal_samples(our, their, count)
-    # None is what pads a batch of unequal ranks.
+    # None requests the padding of a batch of unequal ranks.
     assert ours[0][None]["loss_mask"].sum() == 0
 
 
-def test_what_feedline_caches_megatron_finds(corpus: str, tmp_path: Path) -> None:
+def test_megatron_finds_indexes_cached_by_feedline(corpus: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer("gpt2")
     samples = feedline.open(
         corpus,
@@ -227,12 +227,12 @@ def test_a_data_loader_of_each_rank(corpus: str, tmp_path: Path, ranks: int) -> 
         batches = rank_batches(theirs, rank, ranks, 4)
         found = digest(DataLoader(ours, batch_sampler=batches))
         assert found == digest(DataLoader(theirs, batch_sampler=batches))
-    # Two calls of each rank show its stride, and the last may end beyond the order.
+    # Two calls of each rank reveal its stride, and the last may end beyond the order.
     assert ours._samples._core.hits >= ranks * (len(batches) - 3)
 
 
 def arguments(data_path: list[str] | None, **changes: Any) -> Namespace:
-    """The arguments of Megatron-LM that say what is read."""
+    """The arguments of Megatron-LM for data."""
     values = {
         "data_path": data_path,
         "data_args_path": None,
@@ -306,7 +306,7 @@ def test_external_batches_have_megatrons_types(corpus: str, tmp_path: Path) -> N
             "position_ids": torch.int64,
         }
         assert all(tensor.shape == (4, 32) for tensor in batch.values())
-        # With --full-validation Megatron takes what has these for a dataset.
+        # With --full-validation Megatron takes objects with these attributes for datasets.
         assert not hasattr(loader, "split") and not hasattr(loader, "index_split")
     assert pickle.loads(pickle.dumps(train.save_state()))["samples_consumed"] == 8
 
@@ -341,7 +341,7 @@ def test_two_ranks_resume_as_three(corpora: tuple[str, str], tmp_path: Path) -> 
         assert digest(train) == expected[rank]
 
 
-def test_validation_begins_where_it_was(corpus: str, tmp_path: Path) -> None:
+def test_validation_resumes_at_consumed_samples(corpus: str, tmp_path: Path) -> None:
     become_rank(0, 1)
     valid = external([corpus], tmp_path)[1]
     batches = [next(valid) for _ in range(5)]
@@ -407,7 +407,7 @@ def test_parts_without_a_share_have_no_loader(corpus: str, tmp_path: Path) -> No
         (["FIRST"], {"reset_attention_mask": True}, "cannot use --reset-attention-mask"),
     ],
 )
-def test_what_megatron_would_read_otherwise_is_refused(
+def test_arguments_that_megatron_reads_differently_are_refused(
     corpora: tuple[str, str], tmp_path: Path, data_path: Any, changes: Any, text: str
 ) -> None:
     become_rank(0, 1)

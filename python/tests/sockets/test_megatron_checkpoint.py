@@ -46,14 +46,14 @@ def one_process() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Megatron makes the folder before it saves."""
+    """Megatron creates the folder before it saves."""
     (tmp_path / "iter_0000010").mkdir()
     return tmp_path / "iter_0000010"
 
 
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Megatron itself saves with needs a GPU only for its synchronization."""
+    """Megatron's own save needs a GPU only for synchronization."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
 
@@ -111,7 +111,7 @@ def test_objects_are_the_bytes_that_megatron_pickled(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_first_megatrons", [False, True])
-def test_a_folder_is_saved_into_again(
+def test_saving_again_replaces_the_step(
     folder: Path, without_gpu: None, is_first_megatrons: bool
 ) -> None:
     if is_first_megatrons:
@@ -198,7 +198,7 @@ def test_megatrons_queue_waits_for_a_background_save(
     request = dist_checkpointing.save(
         state_of(0, 1, 0), str(folder), SaveStrategy(), async_sharded_save=True
     )
-    # Megatron's persistent process, which needs a GPU, gets this by a queue.
+    # Megatron's persistent process, which needs a GPU, receives this by a queue.
     pickle.dumps(request._replace(finalize_fns=[]))
     queue.schedule_async_request(request)
     assert queue.maybe_finalize_async_calls() == []
@@ -231,7 +231,7 @@ def test_a_process_waits_for_the_lock_of_another() -> None:
     lock.release()
     waiting.join(60)
     assert waiting.exitcode == 0
-    feedline.megatron._wait_for(lock.path)  # it is gone: nothing to wait for
+    feedline.megatron._wait_for(lock.path)  # the file does not exist: nothing to wait for
     assert not os.path.exists(lock.path)
 
 

@@ -1,4 +1,4 @@
-"""feedline.safetensors beside the package safetensors."""
+"""feedline.safetensors compared with the package safetensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_reads_what_the_other_writes(tmp_path: Path, save: object, load: ob
     assert os.listdir(tmp_path) == [file.name]
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     for value in (1.0, 2.0):
         ours.save_file({"w": torch.full((3,), value)}, file)
@@ -60,7 +60,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [file.name]
 
 
-def test_parts_are_those_of_the_package(tmp_path: Path) -> None:
+def test_slices_match_the_package(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     tensors = some_tensors()
     ours.save_file(tensors, file, {"a": "b"})
@@ -112,7 +112,7 @@ def test_a_model_with_tied_weights(tmp_path: Path) -> None:
         ours.load_model(torch.nn.Linear(2, 2), tmp_path / "a.safetensors")
 
 
-def test_damage_is_found_by_the_sums_in_the_metadata(tmp_path: Path) -> None:
+def test_corruption_is_detected_by_checksums_in_the_metadata(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     ours.save_file(some_tensors(), file)
     with ours.safe_open(file) as opened:
@@ -120,7 +120,7 @@ def test_damage_is_found_by_the_sums_in_the_metadata(tmp_path: Path) -> None:
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
-    theirs.load_file(file)  # it cannot see it
+    theirs.load_file(file)  # has no checksums
     with pytest.raises(feedline.CorruptError, match=last):
         ours.load_file(file)
     file.write_bytes(damaged[:-5])

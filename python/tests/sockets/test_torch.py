@@ -38,7 +38,7 @@ def test_sequential_batches_are_the_samples(dataset: feedline.Dataset, name: str
 def test_a_sequential_sampler_finds_its_samples_read_ahead(corpus: str) -> None:
     dataset = feedline.open(corpus, sequence_length=32, num_samples=400, cache=False)
     batches = list(DataLoader(feedline.torch.MapDataset(dataset), batch_size=8))
-    # Two calls show the stride.
+    # Two calls reveal the stride.
     assert len(batches) == 50 and dataset._core.hits == 48
 
 
@@ -55,7 +55,7 @@ def test_a_shuffled_sampler_reads_the_same_samples(dataset: feedline.Dataset) ->
     assert torch.equal(joined(loader, "tokens"), expected(dataset, "tokens")[indices])
 
 
-def test_a_subset_reads_batches_too(dataset: feedline.Dataset) -> None:
+def test_a_subset_reads_batches(dataset: feedline.Dataset) -> None:
     subset = Subset(feedline.torch.MapDataset(dataset), range(100, 200))
     found = joined(DataLoader(subset, batch_size=10), "tokens")
     assert torch.equal(found, expected(dataset, "tokens")[100:200])
@@ -94,7 +94,7 @@ def test_a_loader_in_one_worker_continues(dataset: feedline.Dataset, context: st
     assert torch.equal(found, expected(dataset, "tokens"))
 
 
-def test_a_loader_gives_whole_batches_of_its_rank(dataset: feedline.Dataset) -> None:
+def test_a_loader_returns_full_batches_of_its_rank(dataset: feedline.Dataset) -> None:
     tokens = expected(dataset, "tokens")[:396].view(33, 3, 4, 32)
     for rank in range(3):
         loader = feedline.torch.Loader(
@@ -113,7 +113,7 @@ def test_a_pickled_loader_continues_where_it_was(dataset: feedline.Dataset) -> N
     assert torch.equal(next(copy)["tokens"], next(loader)["tokens"])
 
 
-def test_a_change_of_a_batch_reaches_no_later_one(dataset: feedline.Dataset) -> None:
+def test_changing_a_batch_does_not_affect_later_ones(dataset: feedline.Dataset) -> None:
     loader = feedline.torch.Loader(dataset, micro_batch_size=4)
     for batch in loader:
         assert int(batch["loss_mask"].sum()) == 128

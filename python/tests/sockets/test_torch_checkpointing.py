@@ -30,7 +30,7 @@ from torch_checkpointing.storage.base_storage import ReadArgs
 from feedline.torch_checkpointing import DurableStorage, StorageConfig
 
 ODD = 1001
-"""Elements of a tensor whose bytes are no whole blocks, which fails with direct I/O."""
+"""Elements of a tensor whose length is no multiple of a block, which direct I/O needs."""
 
 
 def manager_of(**config: Any) -> CheckpointManager:
@@ -60,7 +60,7 @@ def check(manager: CheckpointManager, folder: Path, step: int) -> None:
         assert torch.equal(found["model"][name], tensor)
 
 
-def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_as_saved(tmp_path: Path) -> None:
     manager = manager_of()
     for step in (1, 2):
         manager.save(f"{tmp_path}/step-{step}", state_of(step))
@@ -70,7 +70,7 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     manager.close()
 
 
-def test_one_is_saved_in_the_background(tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_in_the_background(tmp_path: Path) -> None:
     manager = CheckpointManager.Config(storage_config=StorageConfig()).build()
     saved = manager.save(f"{tmp_path}/step-1", state_of(1))
     assert saved is not None
@@ -79,7 +79,7 @@ def test_one_is_saved_in_the_background(tmp_path: Path) -> None:
     manager.close()
 
 
-def test_other_layouts_come_back(tmp_path: Path) -> None:
+def test_other_layouts_are_loaded_as_saved(tmp_path: Path) -> None:
     items = {
         "model": ItemSpec(
             layout=LayoutInfo("model.safetensors", SafetensorsSerialization()),
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="expected no .*step-1 or an empty folder"):
         manager.save(f"{tmp_path}/step-1", state_of(2))
     check(manager, tmp_path / "step-1", 1)
-    # Its owner may say that it goes.
+    # The caller may delete it.
     DurableStorage().rmdir(tmp_path / "step-1")
     manager.save(f"{tmp_path}/step-1", state_of(3))
     check(manager, tmp_path / "step-1", 3)
@@ -116,12 +116,12 @@ def test_a_killed_save_leaves_no_file_under_its_name(
     program.wait_for("paused")
     program.kill()
     assert os.listdir(tmp_path) == ["tmp_step-1"]
-    left = files_of(tmp_path / "tmp_step-1")
-    assert len(left) == 2 and left[0].startswith(".other_0.pt.feedline-")
-    assert left[1] == "model_0.pt"
+    leftovers = files_of(tmp_path / "tmp_step-1")
+    assert len(leftovers) == 2 and leftovers[0].startswith(".other_0.pt.feedline-")
+    assert leftovers[1] == "model_0.pt"
     storage = DurableStorage()
     assert storage.ls(tmp_path / "tmp_step-1") == ["model_0.pt"]
-    # The package writes the next attempt into the same folder; what was left does not stay in it.
+    # The package retries in the same folder, from which the rename removes leftovers.
     manager = manager_of()
     manager.save(f"{tmp_path}/step-1", state_of(1))
     check(manager, tmp_path / "step-1", 1)
@@ -140,7 +140,7 @@ def test_a_save_that_fails_leaves_no_file_under_its_name(tmp_path: Path) -> None
     manager.close()
 
 
-def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     storage, path = DurableStorage(), tmp_path / "file"
     storage.write(path, b"old")
     stream = storage.stream_write(path)
@@ -167,13 +167,13 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
 
 
 def umask() -> int:
-    """That of this process, which can only be read by setting it."""
+    """The umask of this process, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
-def test_a_full_file_system_leaves_the_file_before(tmp_path: Path) -> None:
+def test_a_full_file_system_leaves_the_old_file(tmp_path: Path) -> None:
     storage, path = DurableStorage(), tmp_path / "file"
     storage.write(path, b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -186,7 +186,7 @@ def test_a_full_file_system_leaves_the_file_before(tmp_path: Path) -> None:
             stream.write(b"more")  # type: ignore[attr-defined]
         with pytest.raises(OSError, match="too large"):
             stream.close()
-        # One that only fails when its buffer is written.
+        # A write that only fails when its buffer is flushed.
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
         with pytest.raises(OSError, match="too large"):
             storage.write(path, bytes(20))
@@ -196,7 +196,7 @@ def test_a_full_file_system_leaves_the_file_before(tmp_path: Path) -> None:
 
 
 class Calls:
-    """What is asked of the kernel, in order, by the names of the files."""
+    """Records calls of fsync and rename, in order, by the names of the files."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []
@@ -214,7 +214,7 @@ class Calls:
         self._rename(source, target)
 
 
-def test_what_is_done_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_operations_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, folder = DurableStorage(), tmp_path / "top"
     calls = Calls(monkeypatch)
     storage.mkdir(folder / "a/b")
@@ -259,7 +259,7 @@ def test_a_failed_fsync_is_a_failed_write(
         ("file", "full", "found a folder"),
     ],
 )
-def test_renames_are_those_of_the_package(
+def test_renames_match_the_package(
     tmp_path: Path, source: str, target: str, text: str | None
 ) -> None:
     for name in ("full", "empty", "other"):
@@ -281,7 +281,7 @@ def test_renames_are_those_of_the_package(
     assert files_of(tmp_path) == after
 
 
-def test_a_stream_is_read_at_any_place(tmp_path: Path) -> None:
+def test_a_stream_is_read_at_any_offset(tmp_path: Path) -> None:
     storage, path = DurableStorage(), tmp_path / "file"
     storage.write(path, bytes(range(256)) * 33)
     assert storage.getsize(path) == 8448 and storage.exists(path) and not storage.isdir(path)

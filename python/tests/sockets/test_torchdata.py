@@ -19,7 +19,7 @@ def make(corpus: str, workers: int) -> StatefulDataLoader:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_stream_is_the_whole_stream(corpus: str, workers: int) -> None:
+def test_a_resumed_stream_equals_an_uninterrupted_one(corpus: str, workers: int) -> None:
     dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
     whole = torch.from_numpy(dataset.read(range(200))["tokens"]).view(50, 4, 32)
     found: list[torch.Tensor] = []
@@ -43,7 +43,7 @@ def test_two_workers_are_refused(corpus: str) -> None:
         next(iter(make(corpus, 2)))
 
 
-def test_samples_by_number_resume_too(corpus: str) -> None:
+def test_samples_by_number_resume(corpus: str) -> None:
     dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
     samples = feedline.torch.MapDataset(dataset)
     whole = [batch["tokens"] for batch in StatefulDataLoader(samples, batch_size=4)]

@@ -1,4 +1,4 @@
-"""torchtitan's data loader. Its trainer of 0.3.0 needs a newer PyTorch, so it is not started."""
+"""torchtitan's data loader. Its trainer 0.3.0 needs a newer PyTorch and is not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import feedline.torchtitan
 
 
 class Tokenizer(BaseTokenizer):
-    """GPT-2's, of which the loader needs the id that ends a document."""
+    """GPT-2's tokenizer, of which the loader only needs the EOD id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Tokenizer(BaseTokenizer):
 
 
 def build(corpus: str, rank: int, ranks: int, **config: Any) -> BaseDataLoader:
-    """What torchtitan's trainer does with a config."""
+    """Builds the loader as torchtitan's trainer does."""
     settings = feedline.torchtitan.DataLoader.Config(
         dataset_path=corpus, num_samples=240, **config
     )
@@ -82,7 +82,7 @@ def test_two_ranks_resume_as_one(corpus: str, tokens: torch.Tensor, tmp_path: Pa
     assert torch.equal(rest, tokens[40:])
 
 
-def test_an_empty_state_begins_at_the_start(corpus: str, tokens: torch.Tensor) -> None:
+def test_an_empty_state_starts_at_the_first_sample(corpus: str, tokens: torch.Tensor) -> None:
     loader = build(corpus, 0, 1)
     loader.load_state_dict({})
     assert torch.equal(next(iter(loader))[0]["input"], tokens[:4])
@@ -107,6 +107,6 @@ def test_labels_without_a_loss_are_ignored(corpus: str) -> None:
         assert ((labels == -100) == (inputs["input"] == 50256)).all()
 
 
-def test_a_corpus_is_asked_for(corpus: str) -> None:
+def test_a_missing_dataset_path_is_refused(corpus: str) -> None:
     with pytest.raises(ValueError, match="expected dataset_path"):
         build("", 0, 1)

@@ -1,4 +1,4 @@
-"""torchtitan's checkpoint manager. Its trainer needs a newer PyTorch than 2.11: it is not run."""
+"""torchtitan's checkpoint manager. Its trainer needs a newer PyTorch than 2.11 and is not run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEEDLINE = Path(sys.executable).with_name("feedline")
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """A process group of one rank, which saves in the background need."""
+    """A process group of one rank, for saves in the background."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -39,7 +39,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def raised(failure: dcp.api.CheckpointException) -> BaseException:
-    """What a rank raised, out of what DCP makes of it."""
+    """The exception of a rank, from that of DCP."""
     ((exception, _),) = failure.failures.values()
     return exception
 
@@ -57,7 +57,7 @@ def test_a_run_resumes_bit_for_bit(corpus: str, tmp_path: Path) -> None:
     assert steps(tmp_path) == [3, 6]
 
 
-def test_the_folder_is_of_steps(corpus: str, tmp_path: Path) -> None:
+def test_the_folder_has_steps(corpus: str, tmp_path: Path) -> None:
     run = Run(corpus, tmp_path, interval=2)
     run.train(2)
     assert [path.name for path in (tmp_path / "ckpt").glob("step-*")] == ["step-000000000002"]
@@ -76,7 +76,7 @@ def test_the_folder_is_of_steps(corpus: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_save_in_a_thread_is_of_the_moment_of_the_call(corpus: str, tmp_path: Path) -> None:
+def test_a_save_in_a_thread_has_the_state_at_the_call(corpus: str, tmp_path: Path) -> None:
     run = Run(corpus, tmp_path, interval=2, async_mode="async", keep_latest_k=2)
     expected = {}
     for step in (2, 4, 6):
@@ -94,7 +94,7 @@ def test_a_save_in_a_thread_is_of_the_moment_of_the_call(corpus: str, tmp_path: 
 
 
 @pytest.mark.usefixtures("group")
-def test_closing_raises_what_a_thread_raised(corpus: str, tmp_path: Path) -> None:
+def test_close_raises_the_error_of_a_thread(corpus: str, tmp_path: Path) -> None:
     run = Run(corpus, tmp_path, interval=2, async_mode="async")
     run.train(2)
     run.manager.maybe_wait_for_saving()
@@ -104,10 +104,10 @@ def test_closing_raises_what_a_thread_raised(corpus: str, tmp_path: Path) -> Non
     assert isinstance(raised(caught.value), feedline.StepExistsError)
 
 
-def test_ranks_save_and_another_number_loads(
+def test_another_number_of_ranks_loads(
     corpus: str, tmp_path: Path, start: Callable[..., Any]
 ) -> None:
-    # The one that loads then saves in another process.
+    # `load` then saves in another process.
     for verb, world in (("save", 2), ("load", 1)):
         store = tmp_path / f"{verb}.store"
         ranks = [
@@ -139,14 +139,14 @@ def test_a_step_may_be_chosen(corpus: str, tmp_path: Path) -> None:
     assert run.manager.save(5, last_step=True) is False
     with pytest.raises(FileNotFoundError, match="step-000000000005"):
         run.manager.load(5)
-    # Its later steps would be in the way of the new ones, and the next start would take them.
+    # Later steps would conflict with new ones, and the next start would load them.
     run = Run(corpus, tmp_path, seed=1, interval=2)
     with pytest.raises(ValueError, match="expected no later step, found step 6"):
         run.manager.load(4)
     assert run.manager.load(6) and run.state.step == 6
 
 
-def test_a_run_begins_with_another(corpus: str, tmp_path: Path) -> None:
+def test_a_run_starts_from_another_run(corpus: str, tmp_path: Path) -> None:
     first = Run(corpus, tmp_path / "first", interval=2)
     first.train(4)
     folder = tmp_path / "first/ckpt"
@@ -170,7 +170,7 @@ def test_a_run_begins_with_another(corpus: str, tmp_path: Path) -> None:
         run.manager.load()
 
 
-def test_what_is_excluded_stays(corpus: str, tmp_path: Path) -> None:
+def test_excluded_states_are_not_loaded(corpus: str, tmp_path: Path) -> None:
     Run(corpus, tmp_path, interval=2).train(2)
     run = Run(corpus, tmp_path, seed=1, exclude_from_loading=["dataloader", "lr_scheduler"])
     assert run.manager.load() and run.state.step == 2
@@ -204,7 +204,7 @@ def test_a_run_of_torchtitans_own_manager_continues(corpus: str, tmp_path: Path)
 
 
 class Adapter:
-    """What torchtitan has for each kind of model: other names for the same tensors."""
+    """A state dict adapter of torchtitan: other names for the same tensors."""
 
     fqn_to_index_mapping = None
 
@@ -234,12 +234,12 @@ def test_torchtitan_itself_reads_and_writes_hugging_face(corpus: str, tmp_path: 
     )
     assert tuned.manager.load()
     assert_equal(dict(tuned.model.state_dict()), dict(run.model.state_dict()))
-    # Weights alone are not what a run continues from.
+    # A run does not continue from weights alone.
     again = Run(corpus, tmp_path, adapter=Adapter())
     assert again.manager.load() and again.state.step == 2
 
 
-def test_what_cannot_be_saved_is_refused(corpus: str, tmp_path: Path) -> None:
+def test_values_that_cannot_be_saved_are_refused(corpus: str, tmp_path: Path) -> None:
     run = Run(corpus, tmp_path, interval=2)
     run.manager.states["odd"] = {"value": object}
     with pytest.raises(dcp.api.CheckpointException) as caught:
@@ -262,7 +262,7 @@ def test_folders_may_be_in_a_bucket(corpus: str) -> None:
     assert manager._create_checkpoint_id(7) == f"{folder}/step-000000000007"
 
 
-def test_a_manager_may_be_off(tmp_path: Path) -> None:
+def test_a_manager_may_be_disabled(tmp_path: Path) -> None:
     manager = CheckpointManager.Config(enable=False).build(
         dataloader=None,
         model_parts=[],

@@ -33,7 +33,7 @@ def batch_of(samples: CausalLMDataset, **changes: Any) -> dict[str, torch.Tensor
     return {name: torch.stack([item[name] for item in items]) for name in names}
 
 
-def test_the_loss_is_that_of_megatrons_labels(dataset: feedline.Dataset) -> None:
+def test_the_loss_matches_megatrons_labels(dataset: feedline.Dataset) -> None:
     model = trainer_run.tiny_model().eval()
     raw = {name: torch.from_numpy(array) for name, array in dataset.read(range(32)).items()}
     assert 0 < raw["loss_mask"].sum() < raw["loss_mask"].numel()
@@ -51,7 +51,7 @@ def test_a_model_that_shifts_labels_itself_has_the_same_targets(dataset: feedlin
     model = trainer_run.tiny_model().eval()
     raw = {name: torch.from_numpy(array) for name, array in dataset.read(range(32)).items()}
     mask = raw["loss_mask"].clone()
-    mask[:, -1] = 0  # such a model knows no label of the last token
+    mask[:, -1] = 0  # such a model has no label of the last token
     with torch.no_grad():
         logits = model(raw["tokens"]).logits
         each = torch.nn.functional.cross_entropy(
@@ -62,7 +62,7 @@ def test_a_model_that_shifts_labels_itself_has_the_same_targets(dataset: feedlin
     torch.testing.assert_close(found, expected)
 
 
-def test_positions_that_restart_are_given(corpus: str) -> None:
+def test_position_ids_restart_at_documents(corpus: str) -> None:
     options = {"sequence_length": 32, "num_samples": 96, "cache": False}
     plain = CausalLMDataset(corpus, **options)
     restarted = CausalLMDataset(corpus, tokenizer="gpt2", reset_at_document=True, **options)
@@ -72,7 +72,7 @@ def test_positions_that_restart_are_given(corpus: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_accelerate_gives_each_rank_megatrons_batches(
+def test_accelerate_ranks_match_megatrons_batches(
     dataset: feedline.Dataset, ranks: int
 ) -> None:
     from accelerate.data_loader import prepare_data_loader
@@ -98,12 +98,12 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert list(losses) == list(range(1, 25)) and list(resumed) == list(range(11, 25))
     assert resumed == {step: losses[step] for step in range(11, 25)}
     assert torch.equal(weights, resumed_weights)
-    # Step 10 was saved: nothing before sample 40 is read again.
+    # Step 10 was saved, so no sample before 40 is read again.
     assert [indices[0] for indices in rest.read] == list(range(40, 96, 4))
     assert whole.dataset._core.hits == 22 and rest.dataset._core.hits == 12
 
 
-def test_columns_that_a_model_does_not_name_may_be_removed(
+def test_unused_columns_may_be_removed(
     dataset: feedline.Dataset, tmp_path: Path
 ) -> None:
     arguments = TrainingArguments(

@@ -1,4 +1,4 @@
-"""Steps of Hugging Face's Trainer. The oracle is a run that was not interrupted."""
+"""Steps of Hugging Face's Trainer, compared with a run that was not interrupted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_end_of_an_epoch_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert_resumes((None, losses, weights(trainer)), found, 8)
 
 
-def test_the_last_step_is_whole(whole: Any) -> None:
+def test_the_last_step_is_complete(whole: Any) -> None:
     folder = whole[0]
     command = [str(FEEDLINE), "ckpt", "verify", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -110,7 +110,7 @@ def test_transformers_opens_a_step_of_dcp(tmp_path: Path) -> None:
         assert torch.equal(found.state_dict()[name], value)
 
 
-def test_files_that_a_killed_run_has_not_written(whole: Any, tmp_path: Path) -> None:
+def test_missing_files_of_a_killed_run_are_written(whole: Any, tmp_path: Path) -> None:
     shutil.copytree(step_folder(whole[0], SAVE_STEPS), step_folder(tmp_path, SAVE_STEPS))
     names = ("trainer_state.json", "config.json", "generation_config.json")
     for name in names:
@@ -136,7 +136,7 @@ def test_checkpoints_of_transformers_resume(whole: Any, tmp_path: Path) -> None:
     assert [step["step"] for step in ckpt.ls(tmp_path)["steps"]] == [STEPS]
 
 
-def test_the_best_step_stays(tmp_path: Path) -> None:
+def test_the_best_step_is_kept(tmp_path: Path) -> None:
     _, trainer = run(
         tmp_path,
         save_steps=2,
@@ -172,7 +172,7 @@ def test_the_best_step_that_was_saved_is_loaded(tmp_path: Path) -> None:
         eval_steps=1,
         load_best_model_at_end=True,
     )
-    assert trainer.state.best_global_step == 3  # of which there is no checkpoint
+    assert trainer.state.best_global_step == 3  # has no checkpoint
     assert trainer.state.best_model_checkpoint == str(step_folder(tmp_path, 2))
     assert [step["step"] for step in ckpt.ls(tmp_path)["steps"]] == [2, 4]
 
@@ -215,7 +215,7 @@ def test_two_ranks_resume_bit_for_bit(tmp_path: Path, start: Callable[..., Any])
     ]
     for program in programs:
         program.output()
-    # One rank alone loads what they have saved: replicas, or shards of FSDP2.
+    # One rank loads what two have saved: replicas, or shards of FSDP2.
     for kind in ("replicas", "sharded"):
         step = step_folder(tmp_path / kind / "whole", SAVE_STEPS)
         found = run(tmp_path / kind / "alone", resume=step)

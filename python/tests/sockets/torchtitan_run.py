@@ -1,7 +1,7 @@
-"""A run with the parts of torchtitan's trainer, which itself does not import on torch 2.11.
+"""A run with the components of torchtitan's trainer, which cannot be imported with torch 2.11.
 
 ``python torchtitan_run.py CORPUS FOLDER save|load RANK WORLD STORE`` is one of its ranks. ``STORE``
-is a file through which the ranks meet. Each exits with 0 when what it did is right.
+is a file for the rendezvous of the ranks. Each exits with 0 if its checks pass.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Model(torch.nn.Module):
 
 
 class TrainState:
-    """torchtitan's: what the trainer counts."""
+    """The counters of torchtitan's trainer."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -57,7 +57,7 @@ class TrainState:
 
 
 class Run:
-    """What the trainer builds from its config, and its loop."""
+    """The components that the trainer builds from its config, and its loop."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Run:
         )
 
     def train(self, until: int, last: int | None = None) -> list[float]:
-        """Trains up to a step and saves as the config says; returns the losses."""
+        """Trains up to a step and saves as configured; returns the losses."""
         losses = []
         batches = iter(self.dataloader)
         while self.state.step < until:
@@ -125,7 +125,7 @@ class Run:
         return losses
 
     def everything(self) -> dict[str, Any]:
-        """All that a resumed run must have, as copies of whole tensors."""
+        """The complete state that a resumed run must have, as copies of full tensors."""
         found = {
             **self.model.state_dict(),
             **self.optimizers.state_dict(),
@@ -152,7 +152,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def save(corpus: str, folder: str, rank: int, world: int) -> None:
-    """Saves in threads. The contents of both steps are stored beside them, for `load`."""
+    """Saves in threads. The expected states are stored in the same folder, for `load`."""
     run = Run(corpus, folder, rank=rank, ranks=world, interval=2, async_mode="async")
     for step in (2, 4):
         run.train(step)

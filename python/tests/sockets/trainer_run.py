@@ -18,7 +18,7 @@ BATCH = 4
 
 
 class RecordedDataset(feedline.transformers.CausalLMDataset):
-    """One that keeps the numbers of the samples that were read."""
+    """Records the numbers of the samples that were read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -30,7 +30,7 @@ class RecordedDataset(feedline.transformers.CausalLMDataset):
 
 
 class Recorder(TrainerCallback):
-    """Keeps the loss of each step, and waits to be killed after one of them."""
+    """Records the loss of each step, and waits to be killed after one of them."""
 
     def __init__(self, pause_after: int | None) -> None:
         self.losses: dict[int, float] = {}

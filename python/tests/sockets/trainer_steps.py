@@ -1,7 +1,7 @@
 """Runs of ``feedline.transformers.Trainer``: ``python trainer_steps.py FOLDER PAUSE_AFTER``.
 
-``python trainer_steps.py FOLDER RANK WORLD STORE`` is one of several ranks, which meet through the
-file ``STORE``. Each exits with 0 when what it did is right.
+``python trainer_steps.py FOLDER RANK WORLD STORE`` is one of several ranks. ``STORE`` is a file for
+their rendezvous. Each exits with 0 if its checks pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAMPLES = 32
 
 
 def tiny_model() -> GPT2LMHeadModel:
-    """One with dropout: losses depend on the state of the random generator."""
+    """A model with dropout: losses depend on the state of the random generator."""
     torch.manual_seed(0)
     return GPT2LMHeadModel(
         GPT2Config(
@@ -91,7 +91,7 @@ def weights(trainer: Any) -> torch.Tensor:
 
 
 class ShardedTrainer(Trainer):
-    """One for a model that FSDP2 has sharded already. That of accelerate needs a GPU."""
+    """A trainer that shards its model by FSDP2, because accelerate needs a GPU for that."""
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))

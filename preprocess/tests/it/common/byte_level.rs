@@ -1,4 +1,4 @@
-//! A `tokenizer.json` without a vocabulary to ship.
+//! A `tokenizer.json` that is generated.
 
 use serde_json::{Map, Value, json};
 

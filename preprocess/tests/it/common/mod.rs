@@ -1,16 +1,16 @@
 //! Random texts from a seed.
-#![allow(dead_code, reason = "each test file uses a part")]
-#![expect(clippy::print_stdout, reason = "a failed test must tell its seed")]
+#![allow(dead_code, reason = "each test file uses some of it")]
+#![expect(clippy::print_stdout, reason = "a failed test must print its seed")]
 
 pub mod byte_level;
 
-/// Says on failure, for tests' output is shown then, which seed makes the same texts again.
+/// Prints the seed, which is shown if the test fails, so that it can be repeated.
 pub fn print_seed(test: &str, seed: u64) -> u64 {
     println!("{test}: seed {seed:#x}");
     seed
 }
 
-/// SplitMix64: small, and good enough to make texts.
+/// SplitMix64: small, and good enough for test texts.
 pub struct Random(u64);
 
 impl Random {
@@ -33,7 +33,7 @@ impl Random {
         &of[self.below(of.len() as u64) as usize]
     }
 
-    /// Characters of all kinds in short runs of a kind.
+    /// Short runs of characters of many kinds.
     pub fn soup(&mut self, chars: usize) -> String {
         let mut text = String::new();
         for _ in 0..chars / 4 {
@@ -67,7 +67,7 @@ impl Random {
         char::from_u32(first + self.below(count) as u32).unwrap_or('\u{fffd}')
     }
 
-    /// Words of two to twelve letters, the same ones again and again, with punctuation.
+    /// Words of two to twelve letters from a small vocabulary, with punctuation.
     pub fn english(&mut self, bytes: usize) -> String {
         let syllables = ["th", "e", "an", "in", "er", "ou", "st", "re", "on", "at", "ing", "ly"];
         let words: Vec<String> = (0..5000)

@@ -1,5 +1,5 @@
-//! A folder of Hugging Face decides ids by more than its `tokenizer.json`. The expected ids are
-//! those of `AutoTokenizer.from_pretrained(FOLDER)` of transformers 5.
+//! Files beside `tokenizer.json` in a folder of Hugging Face change ids. The expected ids are those
+//! of `AutoTokenizer.from_pretrained(FOLDER)` of transformers 5.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ fn token(content: &str, lstrip: bool) -> Value {
 const CONFIG: &str = "tokenizer_config.json";
 
 #[test]
-fn neighbours_add_tokens() {
+fn other_files_of_the_folder_add_tokens() {
     let end = || json!({ "eos_token": "<|endoftext|>" });
     let user = [97, 257, 98];
     check(&[], "a<u>b", &[97, 60, 117, 62, 98], 256);
@@ -60,19 +60,19 @@ fn neighbours_add_tokens() {
     for config in of_model {
         check(&[(CONFIG, config)], "a<u>b", &user, 256);
     }
-    // Ids are given in the order of the file's own, whatever these are.
+    // New ids follow the order of the ids in the file, not their values.
     check(&[("added_tokens.json", json!({ "<u>": 300, "<t>": 257 }))], "<u><t>", &[258, 257], 256);
-    // The decoder is read in the place of the map and the older file.
+    // The decoder is read instead of the map and the older file.
     let other = ("special_tokens_map.json", json!({ "additional_special_tokens": ["<v>"] }));
     check(&[(CONFIG, config.clone()), other], "<v>", &[60, 118, 62], 256);
     let other = ("added_tokens.json", json!({ "<v>": 257 }));
     check(&[(CONFIG, config), other], "<v>", &[60, 118, 62], 256);
 }
 
-/// A special token that is no token yet gets the next id, the end of a document among them: the
-/// usual name was taken in its place.
+/// A special token outside the vocabulary gets the next id. This holds for the end of a document,
+/// too, which once was looked up by its usual name instead.
 #[test]
-fn a_named_end_that_is_no_token_becomes_one() {
+fn special_tokens_outside_the_vocabulary_get_new_ids() {
     let config = json!({ "eos_token": "<end>", "pad_token": "<pad>", "bos_token": "a" });
     let ids = [257, 98, 258, 97];
     check(&[(CONFIG, config)], "<end>b<pad>a", &ids, 257);
@@ -89,7 +89,7 @@ fn a_named_end_that_is_no_token_becomes_one() {
 }
 
 #[test]
-fn flags_are_those_of_the_decoder() {
+fn flags_come_from_the_decoder() {
     let text = "a <|endoftext|> b";
     check(&[], text, &[97, 32, 256, 32, 98], 256);
     let decoder = json!({ "256": token("<|endoftext|>", true) });
@@ -97,7 +97,7 @@ fn flags_are_those_of_the_decoder() {
 }
 
 #[test]
-fn what_is_not_followed_is_refused() {
+fn unsupported_settings_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |config: Value, word: &str| {
         let found = open(folder.path(), &[(CONFIG, config)], "").unwrap_err();
@@ -112,7 +112,7 @@ fn what_is_not_followed_is_refused() {
     open(folder.path(), &[(CONFIG, config)], "").unwrap();
     let generic = json!({ "add_prefix_space": true, "tokenizer_class": "PreTrainedTokenizerFast" });
     open(folder.path(), &[(CONFIG, generic)], "").unwrap();
-    // A tokenizer.json that is named itself stands alone, but for the name of the end.
+    // Given the path of a tokenizer.json, only the end of a document is read from other files.
     let config = json!({ "additional_special_tokens": ["<u>"], "split_special_tokens": true });
     let tokenizer = open(folder.path(), &[(CONFIG, config)], "tokenizer.json").unwrap();
     assert_eq!(tokenizer.vocab_size(), 257);
@@ -121,8 +121,8 @@ fn what_is_not_followed_is_refused() {
     assert!(found.contains("eos_token '<end>'"), "{found}");
 }
 
-/// A folder of BERT as published before `tokenizer.json`: special tokens are one id each, and stand
-/// around the text. Megatron core 0.16 makes the same of its names of BERT's tokenizer.
+/// A folder of BERT as published before `tokenizer.json`: special tokens are one id each and are
+/// put around the text. Megatron core 0.16 does the same for its names of BERT's tokenizer.
 #[test]
 fn a_folder_with_berts_vocabulary() {
     let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn a_folder_with_berts_vocabulary() {
     refused("no '[CLS]'");
 }
 
-/// A name of the hub that is no folder here.
+/// Names on the hub that are no local folders.
 #[test]
 fn nothing_is_downloaded() {
     for (name, hint) in [

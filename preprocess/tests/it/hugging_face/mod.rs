@@ -1,4 +1,4 @@
-//! The demo corpus against Hugging Face's GPT-2 tokenizer, document by document.
+//! The demo corpus compared with Hugging Face's GPT-2 tokenizer, document by document.
 
 mod folder;
 
@@ -21,7 +21,7 @@ fn no_document_differs() {
     let python = std::env::var_os("FEEDLINE_PYTHON").map(PathBuf::from);
     let python = python.unwrap_or_else(|| Path::new(ROOT).join(".venv/bin/python"));
     if !python.exists() {
-        eprintln!("SKIPPED no_document_differs: no {}; `make test` makes it", python.display());
+        eprintln!("SKIPPED no_document_differs: no {}; `make test` installs it", python.display());
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -38,12 +38,12 @@ fn no_document_differs() {
         Command::new(&python).args(arguments).output().unwrap()
     };
     let output = compare(&jsonl);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("0 documents differ"), "{said}");
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{report}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(report.contains("0 documents differ"), "{report}");
 
     // The comparison itself must be able to fail.
     let changed = std::fs::read_to_string(&jsonl).unwrap().replacen("Rust", "Dust", 1);
     std::fs::write(&jsonl, changed).unwrap();
-    assert!(!compare(&jsonl).status.success(), "a changed word went unseen");
+    assert!(!compare(&jsonl).status.success(), "a changed word was not detected");
 }

@@ -1,4 +1,4 @@
-//! Files that are found, and files of other formats than JSON.
+//! Pre-tokenizer patterns, and inputs in other formats than JSON.
 
 mod patterns;
 mod tfrecord;

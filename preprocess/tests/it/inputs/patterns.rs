@@ -1,9 +1,9 @@
-//! The pre-tokenizers against the patterns that their authors published.
+//! The pre-tokenizers compared with the patterns that their authors published.
 use crate::common::{Random, print_seed};
 use fancy_regex::Regex;
 use preprocess::{Pattern, pieces};
 
-/// Each pattern as its authors wrote it; of DeepSeek's three, each cuts what the one before left.
+/// Each pattern as its authors wrote it. DeepSeek's three are applied one after the other.
 const PUBLISHED: &[(Pattern, &[&str])] = &[
     (
         Pattern::Gpt2,
@@ -77,7 +77,7 @@ const PUBLISHED: &[(Pattern, &[&str])] = &[
     (Pattern::Whole, &[r"(?s).+"]),
 ];
 
-/// The matches of a pattern, and what is between them.
+/// The matches of a pattern and the texts between them.
 fn cut<'a>(pattern: &Regex, text: &'a str) -> Vec<&'a str> {
     let mut parts = Vec::new();
     let mut end = 0;
@@ -98,17 +98,17 @@ fn all() -> Vec<(Pattern, Vec<Regex>)> {
 
 #[track_caller]
 fn check(pattern: Pattern, published: &[Regex], text: &str) {
-    let mut due = vec![text];
+    let mut expected = vec![text];
     for one in published {
-        due = due.into_iter().flat_map(|part| cut(one, part)).collect();
+        expected = expected.into_iter().flat_map(|part| cut(one, part)).collect();
     }
     if text.is_empty() {
-        due.clear();
+        expected.clear();
     }
-    assert_eq!(pattern.pieces(text).collect::<Vec<_>>(), due, "{pattern:?} on {text:?}");
+    assert_eq!(pattern.pieces(text).collect::<Vec<_>>(), expected, "{pattern:?} on {text:?}");
 }
 
-/// Every text of five of these: among them is one of each kind that some pattern tells apart.
+/// Every text of four of these characters, one of each kind that some pattern distinguishes.
 #[test]
 fn every_short_text() {
     const FEW: [&str; 14] =

@@ -1,4 +1,4 @@
-//! TFRecord files as inputs: those of another writer, and a resumed run.
+//! TFRecord files as inputs: files of another writer, and a resumed run.
 
 use std::fs;
 use std::io::Write as _;
@@ -33,17 +33,17 @@ fn run(input: &Path, out: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
 }
 
 #[track_caller]
-fn refused(output: &Output, due: &str) {
+fn refused(output: &Output, expected: &str) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains(due), "{text}\nexpected {due}");
+    assert!(text.contains(expected), "{text}\nexpected {expected}");
 }
 
 #[test]
-fn texts_are_those_of_json_lines() {
+fn texts_match_json_lines() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    // A list of one string is that string, for an example cannot tell them apart.
+    // A list of one string is that string: in an example they are the same.
     let line = |values: &Value| match values.as_array().unwrap().as_slice() {
         [one] => json!({ "text": one }).to_string() + "\n",
         _ => json!({ "text": values }).to_string() + "\n",
@@ -60,22 +60,22 @@ fn texts_are_those_of_json_lines() {
     fs::write(at("a.tfrecord.gz"), gzip.finish().unwrap()).unwrap();
     fs::write(at("unnamed"), &records).unwrap();
     let output = command(&golden("text.tfrecord"), &at("no"), &["--split-sentences"]).output();
-    let due = "text.tfrecord, line 2 (byte 57 of the file), at byte 12 of the line";
-    refused(&output.unwrap(), due);
+    let expected = "text.tfrecord, line 2 (byte 57 of the file), at byte 12 of the line";
+    refused(&output.unwrap(), expected);
     for more in [&[][..], &["--lists", "joined", "--append-eod"]] {
-        let due = run(&at("a.jsonl"), &at("due"), more);
-        assert_eq!(due.iter().filter(|(name, _)| name.ends_with(".bin")).count(), 1);
+        let expected = run(&at("a.jsonl"), &at("expected"), more);
+        assert_eq!(expected.iter().filter(|(name, _)| name.ends_with(".bin")).count(), 1);
         for input in [golden("text.tfrecord"), at("a.tfrecord.gz"), at("unnamed"), at("folder")] {
             let more = [more, &["--block-bytes", "60", "--workers", "2"]].concat();
-            assert_eq!(run(&input, &at("out"), &more), due, "{}", input.display());
+            assert_eq!(run(&input, &at("out"), &more), expected, "{}", input.display());
             fs::remove_dir_all(at("out")).unwrap();
         }
-        fs::remove_dir_all(at("due")).unwrap();
+        fs::remove_dir_all(at("expected")).unwrap();
     }
 }
 
 #[test]
-fn ids_of_bert_are_taken_without_a_tokenizer() {
+fn token_ids_of_bert_are_read_with_the_null_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let null = |size: &'static str| ["--tokenizer-type", "NullTokenizer", "--vocab-size", size];
     let manifest = fs::read(golden("manifest.json")).unwrap();
@@ -93,25 +93,25 @@ fn ids_of_bert_are_taken_without_a_tokenizer() {
     fs::write(&as_text, lines).unwrap();
     for more in [&[][..], &["--append-eod"]] {
         let more = [&null("30522")[..], more].concat();
-        let due = run(&as_text, &folder.path().join("due"), &more);
+        let expected = run(&as_text, &folder.path().join("expected"), &more);
         for name in ["bert.tfrecord", "unpacked.tfrecord"] {
-            assert_eq!(run(&golden(name), &folder.path().join("out"), &more), due, "{name}");
+            assert_eq!(run(&golden(name), &folder.path().join("out"), &more), expected, "{name}");
             fs::remove_dir_all(folder.path().join("out")).unwrap();
         }
-        fs::remove_dir_all(folder.path().join("due")).unwrap();
+        fs::remove_dir_all(folder.path().join("expected")).unwrap();
     }
     let small = command(&golden("bert.tfrecord"), folder.path(), &null("2000")).output().unwrap();
     refused(&small, "of the tokenizer, found id 2465 (hint: choose the tokenizer of the file)");
 }
 
 #[test]
-fn what_is_no_text_is_refused() {
+fn invalid_records_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let records = fs::read(golden("text.tfrecord")).unwrap();
     let input = folder.path().join("a.tfrecord");
-    let check = |bytes: &[u8], more: &[&str], due: &str| {
+    let check = |bytes: &[u8], more: &[&str], expected: &str| {
         fs::write(&input, bytes).unwrap();
-        refused(&command(&input, folder.path(), more).output().unwrap(), due);
+        refused(&command(&input, folder.path(), more).output().unwrap(), expected);
     };
     check(&records, &["--json-keys", "title"], "a feature 'title' of bytes, found");
     check(&records, &["--json-keys", "id"], "a feature 'id' of bytes, found");
@@ -126,7 +126,7 @@ fn what_is_no_text_is_refused() {
     check(&bert, &["--split-sentences"], "the token ids of BERT's create_pretraining_data.py");
 }
 
-/// A killed run continues at a record, and writes what a run in one go writes.
+/// A killed run resumes at a record, and writes the same files as one that was not killed.
 #[test]
 fn a_killed_run_is_resumed() {
     let folder = tempfile::tempdir().unwrap();
@@ -134,15 +134,15 @@ fn a_killed_run_is_resumed() {
     let records = fs::read(golden("text.tfrecord")).unwrap();
     fs::write(at("a.tfrecord"), records.repeat(20_000)).unwrap();
     let small = ["--block-bytes", "2000", "--commit-interval", "1ms", "--workers", "1"];
-    let due = run(&at("a.tfrecord"), &at("due"), &[]);
+    let expected = run(&at("a.tfrecord"), &at("expected"), &[]);
     let mut killed = command(&at("a.tfrecord"), &at("out"), &small).spawn().unwrap();
     let journal = at("out").join(".p_text_document.journal.draft");
     wait_until(&mut killed, || {
         fs::read_to_string(&journal).is_ok_and(|text| text.matches('\n').count() >= 2)
     });
     signal(&killed, "STOP");
-    assert!(killed.try_wait().unwrap().is_none(), "it ended before it was stopped");
+    assert!(killed.try_wait().unwrap().is_none(), "the run ended before it was stopped");
     killed.kill().unwrap();
     killed.wait().unwrap();
-    assert_eq!(run(&at("a.tfrecord"), &at("out"), &["--resume"]), due);
+    assert_eq!(run(&at("a.tfrecord"), &at("out"), &["--resume"]), expected);
 }

@@ -1,4 +1,4 @@
-//! Vocabularies from files: what is taken, and every way in which they can be wrong.
+//! GPT-2 vocabularies from files: valid ones, and every error.
 mod train;
 
 use preprocess::{Gpt2, Tokenizer as _};
@@ -29,9 +29,9 @@ fn open(vocab: &str, merges: &str) -> preprocess::Result<Gpt2> {
 
 #[track_caller]
 fn refused(vocab: &str, merges: &str, words: &[&str]) {
-    let said = open(vocab, merges).unwrap_err().to_string();
+    let message = open(vocab, merges).unwrap_err().to_string();
     for word in words {
-        assert!(said.contains(word), "without '{word}': {said}");
+        assert!(message.contains(word), "without '{word}': {message}");
     }
 }
 
@@ -43,7 +43,7 @@ fn a_small_vocabulary() {
         assert_eq!((tokenizer.vocab_size(), tokenizer.eod()), (259, None));
         let mut ids = Vec::new();
         tokenizer.encode("abc ab", &mut ids);
-        // A space is spelled as the 33rd of the bytes that do not stand for themselves.
+        // A space is spelled as the 33rd of the bytes that are not spelled as themselves.
         assert_eq!(ids, [257, 220, 256]);
         let mut bytes = Vec::new();
         tokenizer.decode(&[258, 257], &mut bytes).unwrap();
@@ -51,9 +51,9 @@ fn a_small_vocabulary() {
     }
 }
 
-/// A vocabulary without `<|endoftext|>` has no end to append.
+/// A vocabulary without `<|endoftext|>` has no end token to append.
 #[test]
-fn no_end_no_append() {
+fn append_eod_needs_an_end_token() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(at("v.json"), vocab(&[])).unwrap();
@@ -63,12 +63,12 @@ fn no_end_no_append() {
     options.tokenizer.vocab_file = Some(at("v.json"));
     options.tokenizer.merge_file = Some(at("m.txt"));
     options.append_eod = true;
-    let said = preprocess::run(&options, &mut |_| {}).unwrap_err().to_string();
-    assert!(said.contains("--append-eod") && said.contains("<|endoftext|>"), "{said}");
+    let message = preprocess::run(&options, &mut |_| {}).unwrap_err().to_string();
+    assert!(message.contains("--append-eod") && message.contains("<|endoftext|>"), "{message}");
 }
 
 #[test]
-fn refuses_what_is_no_vocabulary() {
+fn invalid_vocabularies_are_refused() {
     let good = vocab(&["ab", "abc", "bc"]);
     refused("", "", &["v.json", "expected a JSON object from token to id"]);
     refused("[1]", "", &["v.json"]);
@@ -82,6 +82,6 @@ fn refuses_what_is_no_vocabulary() {
     refused(&good, "#version: 0.2\na z\n", &["m.txt, line 2", "'az'", "a token of the vocabulary"]);
     refused(&good, "ab c\na b\n", &["m.txt, line 1", "'ab'", "the token of an earlier merge"]);
     refused(&good, "a b\na b\n", &["m.txt, line 2", "'a b' again"]);
-    let said = Gpt2::from_files("/nowhere/v.json", "/nowhere/m.txt").unwrap_err().to_string();
-    assert!(said.contains("/nowhere/v.json"), "{said}");
+    let message = Gpt2::from_files("/nowhere/v.json", "/nowhere/m.txt").unwrap_err().to_string();
+    assert!(message.contains("/nowhere/v.json"), "{message}");
 }

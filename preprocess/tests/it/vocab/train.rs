@@ -1,5 +1,5 @@
-//! Tokenizers trained on the demo's corpus: the same bytes however it is read, and the same ids
-//! through both files.
+//! Tokenizers trained on the demo's corpus: the same files for any number of workers, and the same
+//! ids from both files.
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::common::{Random, print_seed};
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../demo");
 
-/// What is easy to get wrong: spaces, names of bytes and of special tokens, runs, rare characters.
+/// Difficult texts: spaces, names of bytes and of special tokens, runs, rare characters.
 const TEXTS: [&str; 14] = [
     "",
     " ",
@@ -58,7 +58,7 @@ fn encode(tokenizer: &dyn Tokenizer, text: &str) -> Vec<u32> {
     ids
 }
 
-/// The corpus, what is easy to get wrong, and soup of it.
+/// Texts of the corpus, the difficult texts, and random texts.
 fn texts() -> Vec<String> {
     let mut random = Random::new(print_seed("train", 7));
     let corpus = fs::read(format!("{DEMO}/data/corpus.jsonl.zst")).unwrap();
@@ -98,7 +98,7 @@ fn both_files_give_the_same_ids_for_any_number_of_workers() {
 
 /// The demo's tokenizer was trained by the Python package `tokenizers`.
 #[test]
-fn bytes_are_merged_as_by_hugging_face() {
+fn byte_merges_match_hugging_face() {
     let folder = tempfile::tempdir().unwrap();
     let corpus = fs::read(format!("{DEMO}/data/corpus.jsonl.zst")).unwrap();
     let english = folder.path().join("english.jsonl");
@@ -118,7 +118,7 @@ fn bytes_are_merged_as_by_hugging_face() {
 }
 
 #[test]
-fn wordpiece_writes_the_files_of_bert() {
+fn wordpiece_writes_files_for_bert() {
     let mut options = options(ModelType::WordPiece, 6000);
     options.lowercase = true;
     options.special_tokens = vec!["[SPECIAL]".to_owned()];
@@ -138,7 +138,7 @@ fn wordpiece_writes_the_files_of_bert() {
 }
 
 #[test]
-fn digits_are_single_if_asked() {
+fn split_digits_makes_each_digit_a_token() {
     for model_type in [ModelType::Bpe, ModelType::Unigram, ModelType::ByteBpe] {
         let mut options = options(model_type, 5000);
         options.split_digits = true;
@@ -155,7 +155,7 @@ fn digits_are_single_if_asked() {
     }
 }
 
-/// The sample is bounded, random by its seed, and not the beginning of the corpus.
+/// The sample is bounded, depends on the seed, and covers more than the start of the corpus.
 #[test]
 fn a_sample_is_drawn_from_the_whole_corpus() {
     let mut options = options(ModelType::ByteBpe, 600);
@@ -179,7 +179,7 @@ fn a_sample_is_drawn_from_the_whole_corpus() {
 
 /// A special token that is also a word of the corpus has one id.
 #[test]
-fn special_tokens_are_no_pieces() {
+fn special_tokens_are_not_also_pieces() {
     for model_type in [ModelType::Bpe, ModelType::Unigram] {
         let mut options = options(model_type, 6000);
         options.special_tokens = vec!["the".to_owned(), "\u{2581}of".to_owned()];
@@ -195,9 +195,9 @@ fn special_tokens_are_no_pieces() {
     }
 }
 
-/// Texts of TFRecord are those of JSON lines.
+/// Texts from TFRecord files are trained on as those from JSON lines are.
 #[test]
-fn examples_of_tensorflow_are_read() {
+fn tfrecord_texts_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tfrecord/text.tfrecord");
     let mut options = options(ModelType::ByteBpe, 258);
@@ -213,7 +213,7 @@ fn examples_of_tensorflow_are_read() {
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused() {
+fn invalid_corpora_and_options_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let small = folder.path().join("small.jsonl");
     fs::write(&small, "{\"text\": \"a small text, a small text\"}\n").unwrap();

@@ -1,13 +1,13 @@
-//! Packages beside our engines, in one process and in turn; medians of five rounds.
+//! Other packages compared with Feedline's engines, in turn; medians of five rounds.
 //!
 //! ```text
 //! cd preprocess/benches/peers/packages && cargo run --release -- WHAT CORPUS.jsonl
 //! ```
 //!
-//! WHAT `jieba` cuts the texts into words with jieba-rs, and with [`Jieba`], on one core.
-//! WHAT `rayon` writes a dataset of GPT-2 tokens from the lines, read whole before. Lines are
-//! encoded in batches of 8 MiB by `par_iter` and written in order, on one thread and on two.
-//! The peer is `preprocess --workers 1` and `2` of the PATH on the same file.
+//! `jieba` splits the texts into words with jieba-rs and with [`Jieba`], on one core.
+//! `rayon` writes a dataset of GPT-2 tokens from lines in memory: `par_iter` encodes batches
+//! of 8 MiB, which are written in order, on one thread and on two. It is compared with
+//! `preprocess --workers 1` and `2` in PATH on the same file.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -20,13 +20,13 @@ use indexed::{Builder, Dtype};
 use preprocess::{Encoder, Jieba, TokenizerSpec, open_tokenizer};
 use rayon::prelude::*;
 
-/// The median is the least disturbed.
+/// The median of an odd number.
 const ROUNDS: usize = 5;
 
-/// Lines that a thread takes at a time, at least.
+/// Fewest lines that a thread takes at a time.
 const LINES_MIN: usize = 16;
 
-/// Bytes of lines that rayon's threads share before they wait for one another.
+/// Bytes of lines in a batch, after which rayon's threads wait for one another.
 const BATCH_BYTES: usize = 8 << 20;
 
 thread_local! {
@@ -62,7 +62,7 @@ fn jieba(corpus: &str) {
     let [ours, peer] = rates.map(median);
     println!(
         "{:.1} MB: ours {ours:.1} MB/s, {} words; jieba-rs {peer:.1} MB/s, {} words; ratio {:.2}; \
-         {same} of {} texts are cut alike",
+         {same} of {} texts are split alike",
         bytes as f64 / 1e6,
         words[0],
         words[1],
@@ -77,9 +77,9 @@ fn rayon(corpus: &str) {
     let mut rates = [const { Vec::new() }; 4];
     for _ in 0..ROUNDS {
         for threads in [1, 2] {
-            let seconds = of_program(corpus, &folder, threads);
+            let seconds = time_preprocess(corpus, &folder, threads);
             rates[threads - 1].push(bytes / seconds);
-            let seconds = of_rayon(corpus, &folder, threads);
+            let seconds = time_rayon(corpus, &folder, threads);
             rates[threads + 1].push(bytes / seconds);
         }
     }
@@ -94,8 +94,8 @@ fn rayon(corpus: &str) {
     );
 }
 
-/// Seconds from start to finished files.
-fn of_program(corpus: &str, folder: &Path, threads: usize) -> f64 {
+/// Seconds from the start of the process until all files are written.
+fn time_preprocess(corpus: &str, folder: &Path, threads: usize) -> f64 {
     let start = Instant::now();
     let done = Command::new("preprocess")
         .args(["--json-in", corpus, "--tokenizer", "gpt2", "--out"])
@@ -105,11 +105,11 @@ fn of_program(corpus: &str, folder: &Path, threads: usize) -> f64 {
         .expect("preprocess is in PATH");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let seconds = start.elapsed().as_secs_f64();
-    fs::remove_dir_all(folder).expect("it was made above");
+    fs::remove_dir_all(folder).expect("it was created above");
     seconds
 }
 
-fn of_rayon(corpus: &str, folder: &Path, threads: usize) -> f64 {
+fn time_rayon(corpus: &str, folder: &Path, threads: usize) -> f64 {
     let start = Instant::now();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
     let spec = TokenizerSpec { kind: "gpt2".to_owned(), ..TokenizerSpec::default() };
@@ -147,7 +147,7 @@ fn of_rayon(corpus: &str, folder: &Path, threads: usize) -> f64 {
     }
     builder.finish().expect("room");
     let seconds = start.elapsed().as_secs_f64();
-    fs::remove_dir_all(folder).expect("it was made above");
+    fs::remove_dir_all(folder).expect("it was created above");
     seconds
 }
 

@@ -239,7 +239,7 @@ pub struct CheckArgs {
 }
 
 impl Subject {
-    pub fn wishes(&self) -> FormatHints {
+    pub fn hints(&self) -> FormatHints {
         FormatHints { vocab_size: self.vocab_size, eod: self.eod, dtype: self.source_dtype }
     }
 }
@@ -426,7 +426,7 @@ impl Repair {
     }
 }
 
-/// A format, or none to find it out.
+/// A format, or `None` to detect it.
 #[derive(Clone, Copy, Debug)]
 pub struct FromFormat(pub Option<Format>);
 

@@ -23,10 +23,10 @@ use tools::{bench, ckpt, doctor, offload};
 fn main() -> ExitCode {
     match run(&Cli::parse().verb) {
         Ok(code) => code,
-        // Whoever reads our output has seen enough.
+        // The reader of the output has closed the pipe.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // A closed stderr is no reason to fail otherwise.
+            // A closed stderr does not change the exit code.
             _ = writeln!(io::stderr(), "error: {}", storage::one_line(&*error));
             ExitCode::from(2)
         }
@@ -38,53 +38,53 @@ fn run(verb: &Verb) -> Result<ExitCode> {
         Verb::Inspect(subject) => {
             let work = CancellableJob::of_reading();
             let target = InspectTarget::find(&subject.name)?.watched(&work);
-            let found = work.end(inspect::inspect(&target, &subject.wishes(), &work))?;
-            tell(subject.json, &found, found.text())?;
+            let found = work.end(inspect::inspect(&target, &subject.hints(), &work))?;
+            print_value(subject.json, &found, found.text())?;
         }
         Verb::Clean(args) => clean::run(args, &mut io::stdout().lock())?,
         Verb::Tokenizer(verb) => tokenizer::run(verb, &mut io::stdout().lock())?,
         Verb::Check(CheckArgs { subject, add_checksums }) => {
             let work = CancellableJob::of_reading();
             let target = InspectTarget::find(&subject.name)?.watched(&work);
-            let mut verdict = work.end(check::check(&target, &subject.wishes(), &work))?;
+            let mut verdict = work.end(check::check(&target, &subject.hints(), &work))?;
             if *add_checksums && verdict.ok() {
                 verdict.added = work.end(check::add_checksums(&target))?;
             }
             return judge(subject.json, &verdict, verdict.text(), verdict.ok());
         }
         Verb::Convert(args) => {
-            let converted = working(|work| convert::convert(&args.request(), work))?;
-            tell(args.json, &converted, converted.text())?;
+            let converted = run_writing(|work| convert::convert(&args.request(), work))?;
+            print_value(args.json, &converted, converted.text())?;
         }
         Verb::Merge(args) => {
-            let merged = working(|work| merge::merge(&args.request(), work))?;
-            tell(args.json, &merged, merged.text())?;
+            let merged = run_writing(|work| merge::merge(&args.request(), work))?;
+            print_value(args.json, &merged, merged.text())?;
         }
-        Verb::Samples(args) => tell_samples(args)?,
+        Verb::Samples(args) => run_samples(args)?,
         Verb::Split(args) => {
-            let parts = working(|work| split::split(&args.request(), work))?;
-            tell(args.json, &parts, parts.text())?;
+            let parts = run_writing(|work| split::split(&args.request(), work))?;
+            print_value(args.json, &parts, parts.text())?;
         }
         Verb::Repair(args) => {
-            let repaired = working(|work| repair::repair(&args.request(), work))?;
-            tell(args.json, &repaired, repaired.text())?;
+            let repaired = run_writing(|work| repair::repair(&args.request(), work))?;
+            print_value(args.json, &repaired, repaired.text())?;
         }
         Verb::Index(IndexVerb::Build(args)) => {
-            let built = working(|work| index::build(args, work))?;
-            tell(args.json, &built, built.text())?;
+            let built = run_writing(|work| index::build(args, work))?;
+            print_value(args.json, &built, built.text())?;
         }
         Verb::Materialize(args) => {
-            let written = working(|work| materialize::materialize(args, work))?;
-            tell(args.json, &written, written.text())?;
+            let written = run_writing(|work| materialize::materialize(args, work))?;
+            print_value(args.json, &written, written.text())?;
         }
         Verb::Ckpt(verb) => return answer(|line| ckpt::run(verb, line)),
         Verb::Offload(verb) => return answer(|line| offload::run(verb, line)),
         Verb::Bench(args) => {
             let mut line = ProgressLine::new();
-            let told = bench::run(args, &mut line);
+            let result = bench::run(args, &mut line);
             line.clear();
-            if let Some(report) = told? {
-                tell(args.json, &report, report.text())?;
+            if let Some(report) = result? {
+                print_value(args.json, &report, report.text())?;
             }
         }
         Verb::Doctor(args) => {
@@ -100,33 +100,33 @@ fn run(verb: &Verb) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell_samples(args: &samples::SamplesArgs) -> Result<()> {
+fn run_samples(args: &samples::SamplesArgs) -> Result<()> {
     if args.show {
         let shown = samples::show(args)?;
-        return tell(args.json, &shown, shown.text());
+        return print_value(args.json, &shown, shown.text());
     }
-    let read = working(|work| samples::samples(args, work))?;
-    tell(args.json, &read, read.text())
+    let read = run_writing(|work| samples::samples(args, work))?;
+    print_value(args.json, &read, read.text())
 }
 
-/// Does what writes: Ctrl-C ends it, and nothing stays but what is gone on with.
-fn working<T>(act: impl FnOnce(&Arc<CancellableJob>) -> Result<T>) -> Result<T> {
+/// Runs a command that writes. Ctrl-C ends it, and nothing stays but what the same command resumes.
+fn run_writing<T>(act: impl FnOnce(&Arc<CancellableJob>) -> Result<T>) -> Result<T> {
     let work = CancellableJob::at_signals()?;
     work.end(act(&work))
 }
 
-/// Does what is asked, tells what was found, and whether it is as it should be.
-fn answer(ask: impl FnOnce(&mut ProgressLine) -> Result<CkptOutput>) -> Result<ExitCode> {
+/// Runs a command and prints its output; the exit code is that of its check.
+fn answer(command: impl FnOnce(&mut ProgressLine) -> Result<CkptOutput>) -> Result<ExitCode> {
     let mut line = ProgressLine::new();
-    let answer = ask(&mut line);
+    let answer = command(&mut line);
     line.clear();
     let answer = answer?;
     judge(answer.json, &answer.value, answer.text, answer.ok)
 }
 
-/// The same of what is known already.
+/// Prints a value; the exit code is 0 if `ok`, else 1.
 fn judge(json: bool, value: &impl Serialize, text: String, ok: bool) -> Result<ExitCode> {
-    tell(json, value, text)?;
+    print_value(json, value, text)?;
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
@@ -136,13 +136,13 @@ fn complete(shell: clap_complete::Shell) -> Result<()> {
     print(&script)
 }
 
-/// The same numbers to a program or to a person.
-fn tell(json: bool, value: &impl Serialize, text: String) -> Result<()> {
+/// Prints a value as JSON or as text, with the same numbers.
+fn print_value(json: bool, value: &impl Serialize, text: String) -> Result<()> {
     let text = if json { serde_json::to_string_pretty(value)? + "\n" } else { text };
     print(text.as_bytes())
 }
 
-/// Also what a buffer would hold back: an error of a full disk is not lost at the exit.
+/// Prints and flushes, so that an error of a full disk is not lost at exit.
 fn print(text: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text)?;

@@ -1,11 +1,11 @@
-//! Charts as SVG, drawn here so that a page needs nothing from anywhere.
+//! Charts as inline SVG, so that a report page needs no other files.
 
 use std::fmt::Write as _;
 
 use super::measure::stats::Estimate;
 use super::report::short;
 
-/// The drawing, in its own units; the page scales it.
+/// Size of the drawing in SVG units; the page scales it.
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 230.0;
 const LEFT: f64 = 58.0;
@@ -13,13 +13,13 @@ const RIGHT: f64 = WIDTH - 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = HEIGHT - 36.0;
 
-/// A bar takes so much of the height.
+/// Height of a row of the bar chart.
 const BAR: f64 = 26.0;
 
-/// A line has at most so many corners: two for each pixel of the width.
+/// Most points of a line: two for each pixel of the width.
 const CORNERS_MAX: usize = 1000;
 
-/// Bars from 0, each with its interval, in the colour of its place.
+/// Bars from 0 with their intervals; the first item of a pair selects the colour.
 #[must_use]
 pub fn bars(values: &[(usize, Estimate)], unit: &str) -> String {
     let height = BAR * values.len() as f64 + 30.0;
@@ -52,14 +52,14 @@ pub fn bars(values: &[(usize, Estimate)], unit: &str) -> String {
     svg
 }
 
-/// Lines over two axes.
+/// A line chart.
 #[derive(Debug)]
 pub struct Lines<'a> {
     /// What the x axis counts.
     pub x_name: &'a str,
-    /// Whether the x axis goes by powers of ten. What is not positive is not drawn then.
+    /// Whether the x axis is logarithmic. Points with x <= 0 are then not drawn.
     pub x_log: bool,
-    /// The lines, each in the colour of its place.
+    /// The lines; the first item of a pair selects the colour.
     pub lines: Vec<(usize, &'a [(f64, f64)])>,
 }
 
@@ -117,7 +117,7 @@ impl Lines<'_> {
     }
 }
 
-/// A round value, without the zeros behind it.
+/// Text of a round value, without trailing zeros.
 fn round_text(value: f64) -> String {
     if value.abs() >= 1e4 {
         return short(value);
@@ -131,7 +131,7 @@ fn begin(height: f64) -> String {
     format!("<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n")
 }
 
-/// Which values lie where.
+/// Maps values to positions in the drawing.
 struct Axis {
     low: f64,
     high: f64,
@@ -162,7 +162,7 @@ impl Axis {
         self.from + (self.to - self.from) * part
     }
 
-    /// About so many round values.
+    /// About `count` round values.
     fn ticks(&self, count: usize) -> Vec<f64> {
         if self.is_log {
             // fits: logarithms of times are small

@@ -1,4 +1,4 @@
-//! What a training run wants of a store, in numbers.
+//! What a training run requires of a store.
 
 use anyhow::{Context as _, Result, ensure};
 use recipe::config::Config;
@@ -8,9 +8,9 @@ use serde::Serialize;
 /// A cluster that trains one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Need {
-    /// How it is called.
+    /// Name in the report.
     pub name: String,
-    /// Numbers that are learned.
+    /// Trainable parameters.
     pub parameters: u64,
     /// Accelerators.
     pub ranks: u64,
@@ -18,24 +18,24 @@ pub struct Need {
     pub seq_len: u64,
     /// Bytes of a sample: its tokens and the label of the last.
     pub sample_bytes: u64,
-    /// Samples a second that the cluster takes.
+    /// Samples per second that the cluster consumes.
     pub samples_per_s: f64,
     /// Bytes of one checkpoint: weights, masters and both moments.
     pub checkpoint_bytes: u64,
 }
 
-/// Ids up to here take two bytes, as Megatron has it.
+/// Token ids of smaller vocabularies take two bytes, as in Megatron.
 const SHORT_VOCABULARY: u64 = 65_500;
 
 /// bf16 weights, fp32 masters and two fp32 moments.
 const BYTES_PER_PARAMETER: u64 = 2 + 4 + 4 + 4;
 
 impl Need {
-    /// Of a size such as `11b`, tokens of two bytes, and so many floating-point operations a second
-    /// of one accelerator: a token takes six a parameter.
+    /// From a model size such as `11b`, two-byte tokens, and the floating-point operations per
+    /// second of one accelerator: a token takes six operations per parameter.
     ///
     /// # Errors
-    /// For what is no size.
+    /// If `size` is not a model size, or another argument is out of range.
     pub fn of_size(size: &str, ranks: u64, seq_len: u64, flop_per_s: f64) -> Result<Self> {
         let parameters = parameters_of(size).with_context(|| {
             format!(
@@ -57,10 +57,10 @@ impl Need {
         need.checked(flop_per_s)
     }
 
-    /// Of a run's config.
+    /// From the config of a run.
     ///
     /// # Errors
-    /// If nothing can be computed from it.
+    /// If an argument or the sequence length is out of range.
     pub fn of_config(config: &Config, ranks: u64, flop_per_s: f64) -> Result<Self> {
         let plan = RunPlan::new(config, &PlanInputs::default());
         let (model, parameters) = (&config.model, plan.parameters.total);

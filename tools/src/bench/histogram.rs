@@ -1,18 +1,18 @@
-//! Durations counted by their size: joined over threads and processes by adding, never by taking
-//! the mean of percentiles.
+//! A histogram of durations. Those of several threads and processes are merged by adding their
+//! counts, never by averaging percentiles.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// 64 counts for each doubling: what is read back is at most 1.6 % too long.
+/// 64 buckets for each power of two: a value read back is at most 1.6 % too long.
 const PER_DOUBLING_BITS: u32 = 6;
 const PER_DOUBLING: u64 = 1 << PER_DOUBLING_BITS;
 
-/// The last one begins at 2^43 ns, 2.4 hours.
+/// The last bucket begins at 2^43 ns, 2.4 hours.
 const BUCKETS: usize = (PER_DOUBLING as usize) * (44 - PER_DOUBLING_BITS as usize);
 
-/// How often something took how long, in nanoseconds.
+/// Counts of durations, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Sparse", into = "Sparse")]
 pub struct Histogram {
@@ -20,7 +20,7 @@ pub struct Histogram {
     longest_ns: u64,
 }
 
-/// As it goes from process to process: most counts are 0.
+/// The form that processes exchange: most counts are 0 and omitted.
 #[derive(Serialize, Deserialize)]
 struct Sparse {
     longest_ns: u64,
@@ -34,14 +34,14 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Counts one duration.
     pub fn add(&mut self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.counts[bucket(ns)] += 1;
         self.longest_ns = self.longest_ns.max(ns);
     }
 
-    /// Counts all that another has counted.
+    /// Adds the counts of another histogram.
     pub fn join(&mut self, other: &Histogram) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
@@ -49,13 +49,13 @@ impl Histogram {
         self.longest_ns = self.longest_ns.max(other.longest_ns);
     }
 
-    /// How many were counted.
+    /// How many durations were counted.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The time in milliseconds that so large a share of all did not exceed; 0 if there are none.
+    /// The quantile `share`, in milliseconds; 0 if there are no durations.
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> f64 {
         let wanted = (self.count() as f64 * share).ceil().max(1.0);
@@ -68,7 +68,7 @@ impl Histogram {
         self.longest_ns as f64 / 1e6
     }
 
-    /// Which share of all took at most so many milliseconds, wherever that grows.
+    /// The cumulative distribution: milliseconds, and the share of durations up to them.
     #[must_use]
     pub fn distribution(&self) -> Vec<(f64, f64)> {
         let total = self.count() as f64;
@@ -89,7 +89,7 @@ impl From<Sparse> for Histogram {
     fn from(sparse: Sparse) -> Self {
         let mut histogram = Histogram { longest_ns: sparse.longest_ns, ..Histogram::default() };
         for (nth, count) in sparse.counts {
-            // Of a process of another version it may be beyond ours.
+            // A process of another version may send a larger index.
             histogram.counts[nth.min(BUCKETS - 1)] += count;
         }
         histogram
@@ -103,7 +103,7 @@ impl From<Histogram> for Sparse {
     }
 }
 
-/// Below 64 each value has its own bucket; above, the six bits after the first one count.
+/// Below 64 each value has its own bucket; above, the six bits after the leading one select it.
 fn bucket(ns: u64) -> usize {
     let nth = if ns < PER_DOUBLING {
         ns
@@ -114,7 +114,7 @@ fn bucket(ns: u64) -> usize {
     usize::try_from(nth).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// The longest time that a bucket counts.
+/// The longest duration in a bucket.
 fn end_ns(nth: usize) -> u64 {
     let nth = nth as u64;
     if nth < 2 * PER_DOUBLING {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_time_is_counted_where_it_belongs() {
+    fn durations_fall_into_their_bucket() {
         for ns in (0..9000).chain([1 << 20, (1 << 30) + 1, (1 << 43) - 1]) {
             let nth = bucket(ns);
             assert!(ns <= end_ns(nth), "{ns} is beyond the end of its bucket");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_ones_are_as_if_counted_together() {
+    fn join_equals_counting_together() {
         let mut all = Histogram::default();
         let mut halves = [Histogram::default(), Histogram::default()];
         for us in 1..=1000 {
@@ -151,7 +151,7 @@ mod tests {
         let [mut joined, other] = halves;
         joined.join(&other);
         assert_eq!(joined, all);
-        let near = |got: f64, due: f64| (got - due).abs() <= due * 0.016;
+        let near = |found: f64, expected: f64| (found - expected).abs() <= expected * 0.016;
         assert!(near(all.quantile_ms(0.5), 0.5) && near(all.quantile_ms(0.99), 0.99));
         assert_eq!((all.quantile_ms(1.0), all.max_ms()), (1.0, 1.0));
         assert_eq!(Histogram::default().quantile_ms(0.5), 0.0);

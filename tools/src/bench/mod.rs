@@ -1,13 +1,14 @@
-//! `feedline bench`: measures stores by the requests of a training run, and judges what each of
-//! them is fit for.
+//! `feedline bench`: measures stores with the requests of a training run, and judges what each
+//! store is fit for.
 //!
-//! In reading order: [`demand`] is what a run asks for, [`patterns`] what it does to a store;
-//! [`target`] opens and cleans, [`rounds`] measures every pattern on every target in turn, by
-//! [`workload::reads`], [`workload::replay`], [`workload::saves`] and [`workload::metadata`], with
-//! [`processes`] by several processes and [`crate::ui::timeout`] against what hangs, and
-//! [`fio::comparison`] the same by fio. [`measure::validity`] says how far a number is to be
-//! trusted, [`measure::stats`] what can be told apart, [`report::verdict`] what that means;
-//! [`mod@report`], [`report::tables`] and [`report::page`] show it.
+//! In reading order: [`demand`] computes what a run requires, [`patterns`] lists its I/O patterns;
+//! [`target`] opens and cleans targets, [`rounds`] measures every pattern on every target in turn,
+//! with [`workload::reads`], [`workload::replay`], [`workload::saves`] and [`workload::metadata`].
+//! [`processes`] synchronizes several processes, [`crate::ui::timeout`] guards against stuck
+//! stores, and [`fio::comparison`] runs the same requests with fio. [`measure::validity`] judges
+//! how far a number can be trusted, [`measure::stats`] which differences are significant,
+//! [`report::verdict`] what they mean; [`mod@report`], [`report::tables`] and [`report::page`] show
+//! the results.
 
 pub mod chart;
 pub mod demand;
@@ -142,35 +143,35 @@ pub struct BenchArgs {
     pub child: bool,
 }
 
-/// Measures; `None` in a process that has helped another, which tells.
+/// Measures; `None` in all processes but the first, which reports.
 ///
 /// # Errors
-/// What is wrong with the arguments or a target, or that it was interrupted. What was written is
-/// removed in any case; if a target hangs so that it cannot be, the error says what is left.
+/// If an argument or a target is invalid, a request fails, or the run is interrupted. The test
+/// files are removed in any case; if a stuck target prevents that, the error names what remains.
 pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> {
     let stop = StopSignal::at_signals()?;
     check(args)?;
     let part = part(args)?;
     let settings = Arc::new(settings(args, part)?);
-    let mut crew = crew(args, part, &stop)?;
+    let mut group = join_group(args, part, &stop)?;
     let mut silent = ProgressLine::silent();
     let line = if args.child { &mut silent } else { line };
     if args.child {
         processes::stop_with_parent(&stop);
     }
     let mut places = Vec::new();
-    let measured = measure(args, &settings, &crew, &stop, &mut places, line);
-    let measured = measured.map_err(|error| match crew.heard() {
+    let measured = measure(args, &settings, &group, &stop, &mut places, line);
+    let measured = measured.map_err(|error| match group.failure_of_other() {
         Some(why) => anyhow!("cannot measure: another process failed: {why}"),
         None => error,
     });
     if let Err(error) = &measured {
-        crew.fail(&storage::one_line(&**error));
+        group.fail(&storage::one_line(&**error));
     }
     line.show("removing the test files");
-    crew.part();
-    let removed = if crew.member == 0 { remove(&places) } else { Ok(()) };
-    let ended = crew.end();
+    group.leave();
+    let removed = if group.member == 0 { remove(&places) } else { Ok(()) };
+    let ended = group.end();
     line.clear();
     let (measured, peers) = match (measured, removed) {
         (Ok(measured), Ok(())) => measured,
@@ -179,7 +180,7 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
         (Err(error), Err(left)) => bail!("{}; {left}", storage::one_line(&*error)),
     };
     ended?;
-    if crew.member > 0 {
+    if group.member > 0 {
         return Ok(None);
     }
     let mut report = report(args, &settings, &places, (&measured, &peers));
@@ -190,7 +191,7 @@ pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> 
     Ok(Some(report))
 }
 
-/// Everything that can be said before a target is touched.
+/// Checks the arguments before a target is touched.
 fn check(args: &BenchArgs) -> Result<()> {
     for (name, found) in [
         ("--rounds", args.runs),
@@ -231,7 +232,7 @@ fn check(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Which of how many processes this is.
+/// Index of this process, and the count of processes.
 fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     let Some(_) = &args.meet else { return Ok((0, args.processes)) };
     let from_srun = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
@@ -240,11 +241,11 @@ fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     part.context("cannot use --rendezvous: expected --process I/N or srun, found neither")
 }
 
-fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
-    // A process may prepare for long before it comes.
+fn join_group(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
+    // A process may prepare for a long time before it joins.
     let timeout = Duration::from_secs(args.timeout.saturating_mul(10));
     if let Some(folder) = &args.meet {
-        // Steps of one job must not meet.
+        // Steps of one job must not share a rendezvous.
         let ids = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| std::env::var(name).ok());
         let [job, step] = ids.map(|id| id.unwrap_or_else(|| "0".to_owned()));
         return BenchProcesses::join(part, folder, &format!("{job}-{step}"), timeout, stop);
@@ -254,14 +255,14 @@ fn crew(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<Ben
     }
     let folder = std::env::temp_dir();
     let folder = folder.to_str().context("cannot use the temporary folder: name is not UTF-8")?;
-    let folder = format!("{}/{}{}", folder, target::FOLDER, drawn());
+    let folder = format!("{}/{}{}", folder, target::FOLDER, unique_id());
     fs::create_dir(&folder).with_context(|| format!("cannot create {folder}"))?;
-    let mut crew = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
-    crew.remove_at_end(&folder);
+    let mut group = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
+    group.remove_at_end(&folder);
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     arguments.extend([format!("--rendezvous={folder}"), "--child".to_owned()]);
-    crew.start_others(&arguments)?;
-    Ok(crew)
+    group.start_others(&arguments)?;
+    Ok(group)
 }
 
 fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Settings> {
@@ -304,24 +305,24 @@ fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Setti
     })
 }
 
-/// Threads of one process that each stand for a rank.
+/// Most threads of one process; each acts as a rank.
 const RANKS_MAX: u64 = 256;
 
 fn ranks_here(ranks: u64, members: usize) -> usize {
     ranks.div_ceil(members as u64).clamp(1, RANKS_MAX) as usize // fits: 256
 }
 
-/// Opens all targets, which the caller removes what was written from, and measures.
+/// Opens all targets and measures them. The caller removes what was written to `places`.
 fn measure(
     args: &BenchArgs,
     settings: &Arc<Settings>,
-    crew: &BenchProcesses,
+    group: &BenchProcesses,
     stop: &StopSignal,
     places: &mut Vec<Arc<TargetFolder>>,
     line: &mut ProgressLine,
 ) -> Result<(Measured, Vec<FioPairs>)> {
-    let id = crew.exchange("id", drawn())?.swap_remove(0);
-    for (nth, (url, name, model)) in wanted(args).into_iter().enumerate() {
+    let id = group.exchange("id", unique_id())?.swap_remove(0);
+    for (nth, (url, name, model)) in targets_and_models(args).into_iter().enumerate() {
         let simulate = Simulate { simulate: model, simulate_seed: args.seed };
         let (simulation, id) = (simulate.start()?, format!("{id}-{nth}"));
         let limit = Duration::from_secs(args.timeout);
@@ -330,18 +331,18 @@ fn measure(
         places.push(Arc::new(stop.guard(&what, limit, open)?));
     }
     let (settings, stop) = (Arc::clone(settings), stop.clone());
-    let session = Session { settings, places: places.clone(), crew, stop };
+    let session = Session { settings, places: places.clone(), group, stop };
     session.prepare(line)?;
     session.rounds(line)
 }
 
-/// What a target that hangs has to let go of a folder.
+/// How long a target may take to remove a folder.
 const REMOVE_WAIT: Duration = Duration::from_secs(20);
 
 fn remove(places: &[Arc<TargetFolder>]) -> Result<()> {
     let mut left = Vec::new();
-    for place in places.iter().filter(|place| place.has_begun()) {
-        // Also after an interruption.
+    for place in places.iter().filter(|place| place.may_have_files()) {
+        // A new signal: folders are removed after an interruption too.
         let (place, folder) = (Arc::clone(place), place.folder());
         let what = format!("remove {folder}");
         let removed = StopSignal::default().guard(&what, REMOVE_WAIT, move || place.remove());
@@ -401,7 +402,7 @@ fn report(
     Report::new(settings.need.clone(), method, targets.collect())
 }
 
-/// What the model assumes, and whether what is below it was quick enough.
+/// The assumptions of the model, and whether the store below it was fast enough.
 fn model_notes(model: &Arc<Simulation>) -> Vec<String> {
     let counted = model.counters();
     let ops = counted.reads + counted.writes + counted.commits + counted.metas;
@@ -416,7 +417,7 @@ fn model_notes(model: &Arc<Simulation>) -> Vec<String> {
     notes
 }
 
-/// One in so many operations may be late.
+/// One in this many operations may be late.
 const LATE_SHARE: u64 = 20;
 
 fn machine() -> String {
@@ -425,14 +426,14 @@ fn machine() -> String {
     format!("{cores} cores, Linux {}", kernel.trim())
 }
 
-/// What nobody else draws: the process and the time.
-fn drawn() -> String {
+/// An id that no other process generates: process id and time.
+fn unique_id() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", std::process::id(), since.as_nanos())
 }
 
-/// Every target, as each model: URL, name and model.
-fn wanted(args: &BenchArgs) -> Vec<(String, String, Option<String>)> {
+/// Every target with every model: URL, name and model.
+fn targets_and_models(args: &BenchArgs) -> Vec<(String, String, Option<String>)> {
     let models: Vec<Option<&String>> = match args.simulate.as_slice() {
         [] => vec![None],
         some => some.iter().map(Some).collect(),
@@ -441,16 +442,16 @@ fn wanted(args: &BenchArgs) -> Vec<(String, String, Option<String>)> {
     let each = args.targets.iter().zip(&short);
     let each = each.flat_map(|(url, name)| models.iter().map(move |model| (url, name, *model)));
     let all: Vec<_> = each.collect();
-    let said = |(_, name, model): &(&String, &String, Option<&String>)| match model {
+    let label = |(_, name, model): &(&String, &String, Option<&String>)| match model {
         Some(model) => format!("{name} as {model} (simulated)"),
         None => (*name).clone(),
     };
-    let names = distinct(all.iter().map(said));
+    let names = distinct(all.iter().map(label));
     let all = all.into_iter().zip(names);
     all.map(|((url, _, model), name)| (url.clone(), name, model.cloned())).collect()
 }
 
-/// URLs without options, where these are not all that tells two of them apart.
+/// Names of the targets: URLs without options, unless only the options differ.
 fn names_of(targets: &[String]) -> Vec<String> {
     let short = |url: &String| url.split('?').next().unwrap_or(url).to_owned();
     let is_one = |name: &String| targets.iter().filter(|url| short(url) == *name).count() == 1;
@@ -458,7 +459,7 @@ fn names_of(targets: &[String]) -> Vec<String> {
     distinct(targets.iter().map(name))
 }
 
-/// Names with a number where one comes again.
+/// Appends a number to repeated names.
 fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen: Vec<String> = Vec::new();
     let number = |name: String| {

@@ -1,4 +1,4 @@
-//! What a training run does to a store, pattern by pattern, and what one run of one has measured.
+//! The I/O patterns of a training run, and the measurements of one run of a pattern.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub enum Pattern {
     Mix,
 }
 
-/// What the main figure of a pattern is.
+/// Main figure of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Figure {
@@ -43,9 +43,9 @@ pub enum Figure {
     MbPerS,
     /// Operations or samples a second; more is better.
     PerS,
-    /// All but one of a hundred took no longer, in milliseconds; less is better.
+    /// 99th percentile of latency, in milliseconds; less is better.
     P99Ms,
-    /// Seconds until the last was done; less is better.
+    /// Seconds until the last operation was done; less is better.
     Seconds,
 }
 
@@ -64,7 +64,7 @@ impl Pattern {
         Pattern::Mix,
     ];
 
-    /// As on the command line.
+    /// Name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Pattern {
         }
     }
 
-    /// For a heading.
+    /// Title for headings.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -98,7 +98,7 @@ impl Pattern {
         }
     }
 
-    /// What its main figure is.
+    /// The main figure.
     #[must_use]
     pub fn figure(self) -> Figure {
         match self {
@@ -109,7 +109,7 @@ impl Pattern {
         }
     }
 
-    /// Whether its bytes come from the store, or go there.
+    /// Direction of its bytes.
     #[must_use]
     pub fn direction(self) -> Direction {
         match self {
@@ -120,14 +120,14 @@ impl Pattern {
     }
 }
 
-/// Which way the bytes of a pattern go.
+/// Direction of the bytes of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the store.
     Read,
     /// To the store.
     Write,
-    /// Both, so that no ratio says anything.
+    /// Both: the ratio of moved to delivered bytes has no meaning.
     Both,
 }
 
@@ -149,7 +149,7 @@ impl Figure {
         matches!(self, Figure::MbPerS | Figure::PerS)
     }
 
-    /// Of a run.
+    /// The figure of a run.
     #[must_use]
     pub fn of(self, run: &PatternRun) -> f64 {
         let seconds = run.seconds.max(1e-9);
@@ -162,34 +162,34 @@ impl Figure {
     }
 }
 
-/// The timeline of a run has a count for each hundredth of a second: a save may last for a few.
+/// Interval of the timeline of a run: short, because a save may take a few hundredths of a second.
 pub const TICK_S: f64 = 0.01;
 
-/// What one run of a pattern has measured: of one process, or of all, joined.
+/// Measurements of one run of a pattern, in one process or merged over all.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PatternRun {
-    /// From the first request to the last answer; of several processes that of the slowest.
+    /// Seconds from the first request to the last completion, in the slowest process.
     pub seconds: f64,
     /// Bytes delivered.
     pub bytes: u64,
     /// Operations.
     pub ops: u64,
-    /// Bytes that were moved for them, by whichever witness there is.
+    /// Bytes that were moved for them, as the counter of the target reports.
     pub moved_bytes: u64,
-    /// Seconds of cores that this program took.
+    /// CPU seconds of this program.
     pub cpu_s: f64,
-    /// Those of them that the kernel took for it.
+    /// The kernel's part of them.
     pub kernel_cpu_s: f64,
-    /// How long each operation took; at a given rate, from the moment that it was due.
+    /// Latency of each operation; at a fixed rate, from its scheduled time.
     pub latency: Histogram,
-    /// Bytes that came or went, by ticks of [`TICK_S`].
+    /// Bytes read or written in each interval of [`TICK_S`].
     pub timeline: Vec<u64>,
-    /// What is told beside the main figure, with the unit in the name.
+    /// Further metrics, with the unit in the name.
     pub more: BTreeMap<String, f64>,
 }
 
 impl PatternRun {
-    /// What all processes did at once. Of what is told beside, the largest counts.
+    /// Merges the runs of all processes. Of further metrics the largest value counts.
     #[must_use]
     pub fn joined(runs: Vec<PatternRun>) -> Self {
         let mut all = PatternRun::default();
@@ -215,20 +215,20 @@ impl PatternRun {
         all
     }
 
-    /// Takes over what was counted of the cores.
-    pub fn took(&mut self, taken: &Counters) {
+    /// Records the CPU time.
+    pub fn record_cpu(&mut self, taken: &Counters) {
         (self.cpu_s, self.kernel_cpu_s) = (taken.cpu_s, taken.kernel_cpu_s);
     }
 
-    /// Counts bytes that came so long after the start.
-    pub fn came(&mut self, after_s: f64, bytes: u64) {
+    /// Records an operation that completed `after_s` after the start.
+    pub fn record_completion(&mut self, after_s: f64, bytes: u64) {
         self.bytes += bytes;
         self.ops += 1;
-        self.passed(after_s, after_s, bytes);
+        self.record_progress(after_s, after_s, bytes);
     }
 
-    /// Has the timeline tell of bytes that are counted elsewhere, and passed between two moments.
-    pub fn passed(&mut self, from_s: f64, to_s: f64, bytes: u64) {
+    /// Adds bytes that moved between two times to the timeline. They are counted elsewhere.
+    pub fn record_progress(&mut self, from_s: f64, to_s: f64, bytes: u64) {
         // fits: a run is bounded by its time-out
         let [first, last] = [from_s, to_s].map(|at| (at / TICK_S) as usize);
         if self.timeline.len() <= last {

@@ -1,8 +1,9 @@
-//! Several processes, here or on several hosts, that do the same at the same time.
+//! Several processes, on one or several hosts, that measure at the same time.
 //!
-//! They share a folder and nothing else. Whatever one has to tell the others is an object there,
-//! named for the step and the process; each step is over when all have told. So one primitive is
-//! barrier, broadcast and gather. One that fails says so in the same folder, and all end.
+//! They share only a folder. Each process publishes a message as an object there, named for the
+//! step and the process; a step is over when all have published. This one primitive serves as
+//! barrier, broadcast and gather. A process that fails publishes its error in the same folder, and
+//! all stop.
 
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
@@ -19,52 +20,58 @@ use storage::{Key, Storage};
 
 use crate::ui::timeout::StopSignal;
 
-/// All processes of one benchmark, as one of them sees them.
+/// The group of processes of one benchmark, as one of them sees it.
 #[derive(Debug)]
 pub struct BenchProcesses {
-    /// Which of them this is.
+    /// Index of this process.
     pub member: usize,
-    /// How many there are.
+    /// Count of processes.
     pub members: usize,
-    meet: Option<BenchRendezvous>,
+    rendezvous: Option<BenchRendezvous>,
     children: Vec<Child>,
-    /// A folder that was made to meet in.
-    made: Option<String>,
+    /// A temporary folder that was created for the rendezvous.
+    temp_folder: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 struct BenchRendezvous {
     store: Arc<dyn Storage>,
     folder: Key,
-    is_ours: bool,
+    is_first: bool,
     timeout: Duration,
     stop: StopSignal,
-    /// Why another has failed.
-    heard: Arc<OnceLock<String>>,
+    /// The error of another process.
+    peer_failure: Arc<OnceLock<String>>,
     is_over: Arc<AtomicBool>,
 }
 
-/// A look at the folder costs a round trip on a shared store.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval between polls of the folder; each is a round trip on a shared store.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often each looks whether another has failed while it measures.
-const LISTEN: Duration = Duration::from_millis(500);
+/// Interval at which a measuring process checks whether another has failed.
+const FAILURE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a process that has been told to stop has to do so: more than its guards wait for a save
-/// that is under way.
-const PART_WAIT: Duration = Duration::from_secs(30);
+/// How long the first process waits for the others to stop: longer than their guards wait for a
+/// running save.
+const STOP_WAIT: Duration = Duration::from_secs(30);
 
-/// What a process that has nothing more to do has to end.
+/// How long a child process may take to exit.
 const END_WAIT: Duration = Duration::from_secs(10);
 
 impl BenchProcesses {
-    /// One process.
+    /// A group of one process.
     #[must_use]
     pub fn alone() -> Self {
-        BenchProcesses { member: 0, members: 1, meet: None, children: Vec::new(), made: None }
+        BenchProcesses {
+            member: 0,
+            members: 1,
+            rendezvous: None,
+            children: Vec::new(),
+            temp_folder: None,
+        }
     }
 
-    /// One of several that meet in a folder. The first removes what they leave there.
+    /// Joins a group that meets in a folder. The first process removes the group's files there.
     ///
     /// # Errors
     /// If the folder cannot be opened.
@@ -79,25 +86,32 @@ impl BenchProcesses {
         let store = storage::open_url(folder)
             .with_context(|| format!("cannot use --rendezvous {folder}"))?;
         let folder = Key::new(format!("{}meet-{token}", super::target::FOLDER))?;
-        let (is_ours, stop) = (member == 0, stop.clone());
-        let (heard, is_over) = Default::default();
-        let meet = BenchRendezvous { store, folder, is_ours, timeout, stop, heard, is_over };
-        meet.listen();
-        Ok(BenchProcesses { member, members, meet: Some(meet), children: Vec::new(), made: None })
+        let (is_first, stop) = (member == 0, stop.clone());
+        let (peer_failure, is_over) = Default::default();
+        let rendezvous =
+            BenchRendezvous { store, folder, is_first, timeout, stop, peer_failure, is_over };
+        rendezvous.listen();
+        Ok(BenchProcesses {
+            member,
+            members,
+            rendezvous: Some(rendezvous),
+            children: Vec::new(),
+            temp_folder: None,
+        })
     }
 
-    /// Why another process has failed, if that ended what this one did.
+    /// The error of another process, if it stopped this one.
     #[must_use]
-    pub fn heard(&self) -> Option<String> {
-        self.meet.as_ref()?.heard.get().cloned()
+    pub fn failure_of_other(&self) -> Option<String> {
+        self.rendezvous.as_ref()?.peer_failure.get().cloned()
     }
 
-    /// Has the folder in which all meet removed with what they leave there.
+    /// Removes the rendezvous folder at the end.
     pub fn remove_at_end(&mut self, folder: &str) {
-        self.made = Some(folder.to_owned());
+        self.temp_folder = Some(folder.to_owned());
     }
 
-    /// Starts the other processes of this machine, each with what is told to it besides its place.
+    /// Starts the other processes on this machine, with `arguments` and their index.
     ///
     /// # Errors
     /// If one cannot be started.
@@ -105,78 +119,81 @@ impl BenchProcesses {
         for member in 1..self.members {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(arguments).arg(format!("--process={member}/{}", self.members));
-            // Standard input ends when we do, and the child with it.
+            // The child's standard input ends with this process, and the child with it.
             command.stdin(Stdio::piped()).stdout(Stdio::null());
             self.children.push(command.spawn().context("cannot start a process of the benchmark")?);
         }
         Ok(())
     }
 
-    /// Tells all the others, waits until all have told, and gives what each did, in their order.
+    /// Publishes `mine`, waits until all processes have published, and returns their values in
+    /// order.
     ///
     /// # Errors
-    /// If one has failed, or does not come in time.
+    /// If another process has failed, or does not arrive in time.
     pub fn exchange<T: Serialize + DeserializeOwned>(&self, step: &str, mine: T) -> Result<Vec<T>> {
-        let Some(meet) = &self.meet else { return Ok(vec![mine]) };
-        let told = meet.tell(&format!("{step}.{}", self.member), &serde_json::to_vec(&mine)?);
-        told.map_err(|error| meet.explained(error))?;
-        let due = Instant::now() + meet.timeout;
-        let mut told = Vec::with_capacity(self.members);
-        while told.len() < self.members {
-            let name = format!("{step}.{}", told.len());
-            match meet.read(&name)? {
+        let Some(rendezvous) = &self.rendezvous else { return Ok(vec![mine]) };
+        let sent =
+            rendezvous.publish(&format!("{step}.{}", self.member), &serde_json::to_vec(&mine)?);
+        sent.map_err(|error| rendezvous.with_hint(error))?;
+        let deadline = Instant::now() + rendezvous.timeout;
+        let mut values = Vec::with_capacity(self.members);
+        while values.len() < self.members {
+            let name = format!("{step}.{}", values.len());
+            match rendezvous.read(&name)? {
                 Some(bytes) => {
                     let decoded = serde_json::from_slice(&bytes);
-                    told.push(decoded.with_context(|| format!("cannot decode {name}"))?);
+                    values.push(decoded.with_context(|| format!("cannot decode {name}"))?);
                 }
                 None => {
-                    meet.stop.check()?;
-                    if let Some(why) = meet.failed()? {
+                    rendezvous.stop.check()?;
+                    if let Some(why) = rendezvous.failed()? {
                         bail!("cannot pass barrier '{step}': another process failed: {why}");
                     }
                     ensure!(
-                        Instant::now() < due,
+                        Instant::now() < deadline,
                         "cannot pass barrier '{step}': process {} of {} did not arrive within {} s \
                          (hint: start all processes with the same arguments)",
-                        told.len(),
+                        values.len(),
                         self.members,
-                        meet.timeout.as_secs()
+                        rendezvous.timeout.as_secs()
                     );
-                    thread::sleep(LOOK);
+                    thread::sleep(POLL_INTERVAL);
                 }
             }
         }
-        Ok(told)
+        Ok(values)
     }
 
-    /// Tells the others that all is over, and why.
+    /// Reports a failure to the others, which then stop.
     pub fn fail(&mut self, why: &str) {
-        if let Some(meet) = &self.meet {
-            // Another may have failed first; then the first word counts.
-            meet.is_over.store(true, Relaxed);
-            let _ = meet.tell(FAILED, why.as_bytes());
+        if let Some(rendezvous) = &self.rendezvous {
+            // If another process failed first, its error is kept.
+            rendezvous.is_over.store(true, Relaxed);
+            let _ = rendezvous.publish(FAILED, why.as_bytes());
         }
         self.children.iter_mut().for_each(|child| drop(child.stdin.take()));
     }
 
-    /// The first waits until the others do nothing more, for a while at most; the others say so.
-    pub fn part(&mut self) {
-        let Some(meet) = &self.meet else { return };
-        let gone = |member: usize| format!("gone.{member}");
+    /// The other processes report that they have stopped; the first waits for them, for a limited
+    /// time.
+    pub fn leave(&mut self) {
+        let Some(rendezvous) = &self.rendezvous else { return };
+        let stopped = |member: usize| format!("gone.{member}");
         if self.member > 0 {
-            // Where it cannot be told, the first waits in vain, and not for ever.
-            let _ = meet.tell(&gone(self.member), b"");
+            // If this cannot be written, the first process waits until its timeout.
+            let _ = rendezvous.publish(&stopped(self.member), b"");
             return;
         }
-        let until = Instant::now() + PART_WAIT;
+        let until = Instant::now() + STOP_WAIT;
         for member in 1..self.members {
-            while matches!(meet.read(&gone(member)), Ok(None)) && Instant::now() < until {
-                thread::sleep(LOOK);
+            while matches!(rendezvous.read(&stopped(member)), Ok(None)) && Instant::now() < until {
+                thread::sleep(POLL_INTERVAL);
             }
         }
     }
 
-    /// Ends the processes that were started here, and removes what lies in the folder.
+    /// Waits for the child processes and kills those that remain, then removes the folder.
     ///
     /// # Errors
     /// If the folder cannot be removed.
@@ -184,16 +201,18 @@ impl BenchProcesses {
         let until = Instant::now() + END_WAIT;
         for mut child in self.children.drain(..) {
             while child.try_wait()?.is_none() && Instant::now() < until {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
-            // What hangs in a mount dies when that answers.
+            // A process that is stuck in a mount dies when the mount responds.
             let _ = child.kill();
         }
-        match &self.meet {
-            Some(meet) if meet.is_ours => meet.store.delete_folder(&meet.folder)?,
+        match &self.rendezvous {
+            Some(rendezvous) if rendezvous.is_first => {
+                rendezvous.store.delete_folder(&rendezvous.folder)?;
+            }
             _ => {}
         }
-        if let Some(folder) = self.made.take() {
+        if let Some(folder) = self.temp_folder.take() {
             std::fs::remove_dir(&folder).with_context(|| format!("cannot remove {folder}"))?;
         }
         Ok(())
@@ -202,14 +221,14 @@ impl BenchProcesses {
 
 impl Drop for BenchProcesses {
     fn drop(&mut self) {
-        if let Some(meet) = &self.meet {
-            meet.is_over.store(true, Relaxed);
+        if let Some(rendezvous) = &self.rendezvous {
+            rendezvous.is_over.store(true, Relaxed);
         }
         for child in &mut self.children {
             let _ = child.kill();
         }
-        if let Some(folder) = self.made.take() {
-            // It was told before, if it was not removed.
+        if let Some(folder) = self.temp_folder.take() {
+            // A failure to remove it was reported before.
             let _ = std::fs::remove_dir_all(folder);
         }
     }
@@ -218,7 +237,7 @@ impl Drop for BenchProcesses {
 const FAILED: &str = "failed";
 
 impl BenchRendezvous {
-    fn tell(&self, name: &str, bytes: &[u8]) -> storage::Result<()> {
+    fn publish(&self, name: &str, bytes: &[u8]) -> storage::Result<()> {
         storage::write_all(self.store.as_ref(), &self.folder.join(name)?, bytes)?;
         Ok(())
     }
@@ -231,12 +250,12 @@ impl BenchRendezvous {
         }
     }
 
-    /// Why another has failed, if one has.
+    /// The error of another process, if one has failed.
     fn failed(&self) -> Result<Option<String>> {
         Ok(self.read(FAILED)?.map(|why| String::from_utf8_lossy(&why).into_owned()))
     }
 
-    fn explained(&self, error: storage::Error) -> Error {
+    fn with_hint(&self, error: storage::Error) -> Error {
         match error {
             storage::Error::Exists { .. } => anyhow!(
                 "{error} (hint: delete {}, which a killed benchmark left, or use another \
@@ -247,33 +266,33 @@ impl BenchRendezvous {
         }
     }
 
-    /// Has all stop here when another has failed: a run is long, and what it writes after the first
-    /// has removed everything would stay.
+    /// Stops this process when another has failed. Otherwise it would continue a long run and write
+    /// files after the first process has removed everything.
     fn listen(&self) {
-        let meet = self.clone();
+        let rendezvous = self.clone();
         let listen = move || {
-            while !meet.is_over.load(Relaxed) && !meet.stop.is_set() {
-                // What cannot be read now can be, the next time.
-                if let Ok(Some(why)) = meet.failed() {
-                    let _ = meet.heard.set(why);
-                    meet.stop.set();
+            while !rendezvous.is_over.load(Relaxed) && !rendezvous.stop.is_set() {
+                // A read error is ignored: the next poll may succeed.
+                if let Ok(Some(why)) = rendezvous.failed() {
+                    let _ = rendezvous.peer_failure.set(why);
+                    rendezvous.stop.set();
                 }
-                thread::sleep(LISTEN);
+                thread::sleep(FAILURE_POLL_INTERVAL);
             }
         };
-        // Without the thread it is heard at the next step.
+        // Without the thread the failure is noticed at the next step.
         drop(thread::Builder::new().name("listener".to_owned()).spawn(listen));
     }
 }
 
-/// Sets the flag when standard input ends: whoever has started us is gone.
+/// Sets the signal when standard input ends, that is, when the parent process has ended.
 pub fn stop_with_parent(stop: &StopSignal) {
     let stop = stop.clone();
     let watch = move || {
-        // Nothing is ever written there.
+        // The parent never writes to it.
         let _ = std::io::stdin().read(&mut [0]);
         stop.set();
     };
-    // Without the thread we end a little later, by the folder.
+    // Without the thread this process stops a little later, through the folder.
     drop(thread::Builder::new().name("parent".to_owned()).spawn(watch));
 }

@@ -1,4 +1,4 @@
-//! Random numbers that a seed decides: what is written, read and drawn is the same in every run.
+//! Seeded random numbers: data, offsets and orders are the same in every run.
 
 /// SplitMix64, as Steele, Lea and Flood describe it.
 #[derive(Clone, Debug)]
@@ -7,7 +7,7 @@ pub struct Random(u64);
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Random {
-    /// A sequence of its own for every seed.
+    /// Starts the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Random(seed)
@@ -24,15 +24,15 @@ impl Random {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64 // fits: below `end`
     }
 
-    /// Puts things into another order.
-    pub fn shuffle<T>(&mut self, things: &mut [T]) {
-        for nth in (1..things.len()).rev() {
-            things.swap(nth, self.below(nth as u64 + 1) as usize); // fits: at most `nth`
+    /// Shuffles `items`.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for nth in (1..items.len()).rev() {
+            items.swap(nth, self.below(nth as u64 + 1) as usize); // fits: at most `nth`
         }
     }
 }
 
-/// The `nth` number of the sequence of a seed, without those before it.
+/// The `nth` number of the sequence of a seed, without computing those before it.
 #[must_use]
 pub fn word(seed: u64, nth: u64) -> u64 {
     mixed(seed.wrapping_add(nth.wrapping_add(1).wrapping_mul(STEP)))
@@ -49,10 +49,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sequence_is_the_published_one() {
+    fn sequence_matches_published_values() {
         let mut random = Random::new(1_234_567);
-        let due = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
-        assert_eq!([random.bits(), random.bits()], due);
-        assert_eq!([word(1_234_567, 0), word(1_234_567, 1)], due);
+        let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
+        assert_eq!([random.bits(), random.bits()], expected);
+        assert_eq!([word(1_234_567, 0), word(1_234_567, 1)], expected);
     }
 }

@@ -1,4 +1,4 @@
-//! The rounds: every pattern on every target, the targets in turn and in another order each time.
+//! The rounds: every pattern on every target, with the targets in another random order each time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use super::workload::saves::{self, WriterBuffers};
 use crate::ui::terminal::ProgressLine;
 use crate::ui::timeout::StopSignal;
 
-/// What all processes know.
+/// Settings of all processes.
 #[derive(Debug)]
 pub struct Settings {
-    /// What it is measured for.
+    /// The training run that the stores are measured for.
     pub need: Need,
-    /// The order of a run, if one was given.
+    /// Sample order of a run, if a config was given.
     pub order: Option<Arc<dyn SampleOrder>>,
-    /// How many measure at the same time.
+    /// Processes that measure at the same time.
     pub processes: usize,
-    /// What is measured.
+    /// Patterns to measure.
     pub patterns: Vec<Pattern>,
-    /// Rounds that count.
+    /// Counted rounds, after one warm-up round.
     pub runs: usize,
     /// Seconds of a run whose length can be chosen.
     pub seconds: f64,
     /// Bytes to read from.
     pub data_bytes: u64,
-    /// What the writers of this process hold.
+    /// Data of the writers of this process.
     pub state: WriterBuffers,
     /// Writers, and readers of checkpoints, of this process.
     pub writers: usize,
@@ -45,64 +45,68 @@ pub struct Settings {
     pub files: usize,
     /// Ranks that this process starts.
     pub ranks: usize,
-    /// Of all that is drawn.
+    /// Seed of everything random.
     pub seed: u64,
-    /// Whatever takes longer hangs.
+    /// A request that takes longer counts as stuck.
     pub timeout: Duration,
-    /// Whether fio is asked too.
+    /// Whether fio runs too.
     pub fio: bool,
 }
 
-/// Requests of a stream: what the loader's longest are, and as many as an upload has.
+/// Size and count of a stream's requests: as large as the loader's largest, and as many as an
+/// upload has in flight.
 pub(crate) const STREAM: (usize, usize) = (1 << 20, 32);
 
-/// Samples in flight: 60,000 a second of a device that takes a millisecond.
+/// Samples in flight: enough for 60,000 per second from a device with a latency of a millisecond.
 pub(crate) const SAMPLES_DEPTH: usize = 64;
 
-/// At the cluster's rate as many as that takes: a second of waiting is not the store's fault.
+/// Samples in flight at the cluster's rate: enough that the client adds no waiting time to that of
+/// the store.
 const RATE_DEPTH: usize = 256;
 
-/// Below, a run of seconds has no hundredth: small clusters are measured at this rate.
+/// Minimum rate, for small clusters: at a lower one, a run of seconds has too few samples for a
+/// 99th percentile.
 const RATE_MIN: f64 = 200.0;
 
-/// All runs, by place and pattern; the first of each warmed up.
+/// All runs, by target and pattern; the first of each is the warm-up.
 pub type Measured = Vec<BTreeMap<Pattern, Vec<PatternRun>>>;
 
-/// A benchmark under way.
+/// A running benchmark.
 #[derive(Debug)]
 pub struct Session<'a> {
-    /// How it is done.
+    /// The settings.
     pub settings: Arc<Settings>,
-    /// Where.
+    /// The targets.
     pub places: Vec<Arc<TargetFolder>>,
-    /// With whom.
-    pub crew: &'a BenchProcesses,
-    /// When to stop.
+    /// The processes of the benchmark.
+    pub group: &'a BenchProcesses,
+    /// Set when the benchmark must stop.
     pub stop: StopSignal,
 }
 
 impl Session<'_> {
-    /// Writes what will be read.
+    /// Writes the test data.
     ///
     /// # Errors
-    /// The first that a target meets.
+    /// The first error of a target.
     pub fn prepare(&self, line: &mut ProgressLine) -> Result<()> {
         let Settings { data_bytes, timeout, state, writers, .. } = &*self.settings;
-        let saved_bytes = state.part_bytes() * (writers * self.crew.members) as u64;
+        let saved_bytes = state.part_bytes() * (writers * self.group.members) as u64;
         let need_bytes = data_bytes + 4 * saved_bytes;
-        let ours = || self.places.iter().filter(|_| self.crew.member == 0);
-        // What is wrong with the last is told before minutes were spent on the first.
-        for place in ours() {
+        let places = || self.places.iter().filter(|_| self.group.member == 0);
+        // All targets are checked first, so that an error of the last one is reported within
+        // seconds.
+        for place in places() {
             line.show(&format!("checking {}", place.name));
             let own = Arc::clone(place);
             let what = format!("prepare {}", place.name);
             self.stop.guard(&what, *timeout, move || own.begin(need_bytes))?;
         }
-        for place in ours() {
+        for place in places() {
             line.show(&format!("writing test data to {}", place.name));
             let (settings, own, stop) =
                 (Arc::clone(&self.settings), Arc::clone(place), self.stop.clone());
-            // A store that writes 10 MB/s is slow, and does not hang.
+            // A store that writes 10 MB/s is slow, not stuck.
             let limit = *timeout + Duration::from_secs(data_bytes / 10_000_000);
             let what = format!("write test data to {}", place.name);
             self.stop.guard(&what, limit, move || {
@@ -111,27 +115,27 @@ impl Session<'_> {
                 saves::prepare_restore(&own, &settings.state)
             })?;
         }
-        self.crew.exchange("ready", ())?;
+        self.group.exchange("ready", ())?;
         Ok(())
     }
 
-    /// All rounds.
+    /// Runs all rounds.
     ///
     /// # Errors
-    /// The first that a run meets.
+    /// The first error of a run.
     pub fn rounds(&self, line: &mut ProgressLine) -> Result<(Measured, Vec<FioPairs>)> {
         let Settings { runs, patterns, .. } = &*self.settings;
         let mut measured: Measured = vec![BTreeMap::new(); self.places.len()];
         let mut peers = vec![FioPairs::default(); self.places.len()];
         let all = (runs + 1) * patterns.len() * self.places.len();
-        let (begun, mut done) = (Instant::now(), 0_u32);
+        let (started, mut done) = (Instant::now(), 0_u32);
         for round in 0..=*runs {
             for (nth, pattern) in patterns.iter().enumerate() {
                 let mut turn: Vec<usize> = (0..self.places.len()).collect();
                 let draw = word(self.settings.seed, (round * Pattern::ALL.len() + nth) as u64);
                 Random::new(draw).shuffle(&mut turn);
                 for at in turn {
-                    let left = begun.elapsed().div_f64(f64::from(done.max(1)));
+                    let left = started.elapsed().div_f64(f64::from(done.max(1)));
                     let left = left.as_secs_f64() * (all as f64 - f64::from(done));
                     let (name, at_name) = (pattern.name(), &self.places[at].name);
                     let left = if done > 0 { format!(", {left:.0} s left") } else { String::new() };
@@ -151,10 +155,10 @@ impl Session<'_> {
         Ok((measured, peers))
     }
 
-    /// One run of a pattern by all processes.
+    /// Runs a pattern once in all processes.
     fn one(&self, pattern: Pattern, at: usize, round: usize) -> Result<PatternRun> {
         let (settings, place) = (Arc::clone(&self.settings), Arc::clone(&self.places[at]));
-        let part = (self.crew.member, self.crew.members);
+        let part = (self.group.member, self.group.members);
         let step = format!("{round}-{}-{at}", pattern.name());
         let what = format!("measure {} on {}", pattern.name(), place.name);
         if pattern == Pattern::SaveOne {
@@ -164,19 +168,19 @@ impl Session<'_> {
                 let make = move || saves::prepare_one(&place, bytes);
                 self.stop.guard(&what, self.settings.timeout, make)?;
             }
-            self.crew.exchange(&format!("{step}-made"), ())?;
+            self.group.exchange(&format!("{step}-made"), ())?;
         }
-        self.crew.exchange(&format!("{step}-go"), ())?;
+        self.group.exchange(&format!("{step}-go"), ())?;
         let stop = self.stop.clone();
         let limit = self.settings.timeout + Duration::from_secs_f64(4.0 * self.settings.seconds);
         let run = self.stop.guard(&what, limit, move || {
             ProcessRun { settings: &settings, place: &place, part, round, stop: &stop }.run(pattern)
         })?;
-        Ok(PatternRun::joined(self.crew.exchange(&format!("{step}-done"), run)?))
+        Ok(PatternRun::joined(self.group.exchange(&format!("{step}-done"), run)?))
     }
 }
 
-/// One run of one process.
+/// One run of a pattern in one process.
 struct ProcessRun<'a> {
     settings: &'a Settings,
     place: &'a TargetFolder,
@@ -211,12 +215,12 @@ impl ProcessRun<'_> {
         ReadWorkload { place: self.place, seed, depth, len_max, seconds, timeout, stop: self.stop }
     }
 
-    /// Samples a second that this process asks for.
+    /// Samples per second that this process reads.
     fn rate(&self) -> f64 {
         self.settings.need.samples_per_s.max(RATE_MIN) / self.part.1 as f64
     }
 
-    /// From a place of its own to the end, and on from the beginning.
+    /// Reads from the start of this process's share to the end, then from the beginning.
     fn stream(&self) -> Result<PatternRun> {
         let (bytes, depth) = STREAM;
         let blocks = (self.settings.data_bytes / bytes as u64).max(1);
@@ -228,7 +232,7 @@ impl ProcessRun<'_> {
         })
     }
 
-    /// Of tokens of two bytes, from any of them on.
+    /// Reads samples of two-byte tokens from random positions.
     fn samples(&self, pace: ArrivalProcess, depth: usize) -> Result<PatternRun> {
         let sample_bytes = self.settings.need.sample_bytes;
         let len = usize::try_from(sample_bytes).context("cannot use --seq-length")?;
@@ -250,7 +254,7 @@ impl ProcessRun<'_> {
         replay(&self.load(SAMPLES_DEPTH, len), &Replay { order, sample_bytes, part, round })
     }
 
-    /// The cluster's rate, while checkpoints are saved one after the other.
+    /// Reads at the cluster's rate while checkpoints are saved one after another.
     fn mix(&self) -> Result<PatternRun> {
         let over = StopSignal::default();
         let Settings { state, .. } = self.settings;

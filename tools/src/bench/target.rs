@@ -1,8 +1,7 @@
-//! The places that are measured: opened, looked at, and left as they were found.
+//! The targets: opened, checked, and left as they were.
 //!
-//! All that is written to a target lies in one folder of it, which has a name that nobody else
-//! draws; names for it are made by [`TargetFolder::key`] alone, and a [`Key`] cannot leave its
-//! folder.
+//! Everything written to a target is in one folder of it, which has a unique name. Only
+//! [`TargetFolder::key`] makes names in it, and a [`Key`] cannot leave its folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,30 +15,29 @@ use storage::{ByteSize, Key, Storage};
 
 use super::measure::counters::CounterSource;
 
-/// What the folder in each target begins with; the rest is drawn.
+/// Prefix of the folder in each target; a unique id follows.
 pub const FOLDER: &str = "feedline-bench-";
 
 /// A folder of a target, as this process sees it.
 #[derive(Debug)]
 pub struct TargetFolder {
-    /// How outputs call it.
+    /// Name in outputs.
     pub name: String,
-    /// As it was given.
+    /// URL from the command line.
     pub url: String,
     /// The target.
     pub store: Arc<dyn Storage>,
-    /// Who counts what is moved.
+    /// Source of the count of moved bytes.
     pub witness: CounterSource,
-    /// What it is a model of, if it is one.
+    /// The model, if the target is simulated.
     pub simulation: Option<Arc<Simulation>>,
     folder: Key,
     path: Option<PathBuf>,
-    /// Whether anything may lie there.
-    begun: AtomicBool,
+    /// Whether the folder may contain files.
+    has_files: AtomicBool,
 }
 
-/// Opens what a URL names, to answer as a model does if there is one. Every store that is measured
-/// is opened here.
+/// Opens the store of a URL, behind the model if there is one. Every measured store is opened here.
 ///
 /// # Errors
 /// As [`storage::open_url`].
@@ -52,11 +50,10 @@ pub fn open_target(url: &str, model: Option<&Arc<Simulation>>) -> Result<Arc<dyn
 }
 
 impl TargetFolder {
-    /// A place in a target that is there. Nothing is written yet.
+    /// Opens a folder of an existing target. Nothing is written yet.
     ///
     /// # Errors
-    /// If the target is no folder, or not mounted where the machine's table of mounts says that it
-    /// is to be.
+    /// If the target is not a folder, or `/etc/fstab` names a mount for it that is not mounted.
     pub fn open(
         name: &str,
         url: &str,
@@ -74,13 +71,13 @@ impl TargetFolder {
         let witness = CounterSource::of(&store.profile().file_system);
         let folder = Key::new(format!("{FOLDER}{id}"))?;
         let (name, url) = (name.to_owned(), url.to_owned());
-        // What goes by the path would go past the model.
+        // Access by path would bypass the model.
         let path = path.filter(|_| simulation.is_none());
-        let begun = AtomicBool::new(false);
-        Ok(TargetFolder { name, url, store, witness, simulation, folder, path, begun })
+        let has_files = AtomicBool::new(false);
+        Ok(TargetFolder { name, url, store, witness, simulation, folder, path, has_files })
     }
 
-    /// The target opened once more, as another process would.
+    /// Opens the target again, as another process would.
     ///
     /// # Errors
     /// As [`open_target`].
@@ -96,37 +93,37 @@ impl TargetFolder {
         self.folder.join(name)
     }
 
-    /// Where that is on this machine, if it is a file.
+    /// Its path on this machine, if it is a file.
     #[must_use]
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         self.path_of(&self.key(name).ok()?)
     }
 
-    /// The same of one of its keys.
+    /// The same for one of its keys.
     #[must_use]
     pub fn path_of(&self, key: &Key) -> Option<PathBuf> {
         Some(self.path.as_ref()?.join(key.as_str()))
     }
 
-    /// How messages call the folder.
+    /// Name of the folder in messages.
     #[must_use]
     pub fn folder(&self) -> String {
         self.store.display(&self.folder)
     }
 
-    /// Makes the folder, and finds out whether anything can be written at all.
+    /// Creates the folder, and checks that files can be written.
     ///
     /// # Errors
-    /// What forbids it, or that there is no room for so many bytes.
+    /// If nothing can be written, or less than `need_bytes` is free.
     pub fn begin(&self, need_bytes: u64) -> Result<()> {
         let about = b"Test files of `feedline bench`. Delete the folder if none is running.\n";
         let store = self.store.as_ref();
-        // What cannot even be looked at is not written to, and nothing is left there.
-        let looked = self.store.list_names(&self.folder);
-        looked.map_err(|error| self.told(error)).context("cannot list its folder")?;
-        self.begun.store(true, Relaxed);
-        let wrote = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));
-        wrote.map_err(|error| self.told(error)).context("cannot create a folder in it")?;
+        // A target that cannot be listed is not written to, so that nothing stays there.
+        let listed = self.store.list_names(&self.folder);
+        listed.map_err(|error| self.with_hint(error)).context("cannot list its folder")?;
+        self.has_files.store(true, Relaxed);
+        let written = self.key("about.txt").and_then(|key| storage::write_all(store, &key, about));
+        written.map_err(|error| self.with_hint(error)).context("cannot create a folder in it")?;
         if let Some(free) = self.store.free_bytes()? {
             ensure!(
                 free >= need_bytes,
@@ -139,23 +136,23 @@ impl TargetFolder {
         Ok(())
     }
 
-    /// Whether anything may have been written there.
+    /// Whether files may have been written to the folder.
     #[must_use]
-    pub fn has_begun(&self) -> bool {
-        self.begun.load(Relaxed)
+    pub fn may_have_files(&self) -> bool {
+        self.has_files.load(Relaxed)
     }
 
     /// Removes the folder and all in it.
     ///
     /// # Errors
-    /// What the store says.
+    /// If the store cannot delete it.
     pub fn remove(&self) -> Result<()> {
-        self.store.delete_folder(&self.folder).map_err(|error| self.told(error))
+        self.store.delete_folder(&self.folder).map_err(|error| self.with_hint(error))
     }
 
     /// An error of the store, with what to do about it.
     #[must_use]
-    pub fn told(&self, error: storage::Error) -> Error {
+    pub fn with_hint(&self, error: storage::Error) -> Error {
         let may_write = "use a folder of it that you may write to";
         let hint = match &error {
             storage::Error::Denied { .. } => may_write,
@@ -171,7 +168,7 @@ fn is_read_only(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ReadOnlyFilesystem
 }
 
-/// The path that a URL of files names; `None` for all others.
+/// Path of a file URL; `None` for other URLs.
 #[must_use]
 pub fn path_of(url: &str) -> Option<PathBuf> {
     let Some(rest) = url.strip_prefix("file:") else {
@@ -181,8 +178,8 @@ pub fn path_of(url: &str) -> Option<PathBuf> {
     Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
 }
 
-/// Refuses what is no folder: where a mount is absent, a folder of its name would be made on the
-/// system's disk, and measured.
+/// Refuses what is not a folder: where a mount is absent, a folder of its name would be created and
+/// measured on the system's disk.
 pub(crate) fn check_folder(url: &str, path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(()),
@@ -200,10 +197,10 @@ pub(crate) fn check_folder(url: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// `ENOTCONN`, what every call on a FUSE mount says whose process has died.
+/// `ENOTCONN`, the error of every call on a FUSE mount whose process has died.
 const NOT_CONNECTED: i32 = 107;
 
-/// A folder that waits for a mount looks like any other, and would measure the disk below it.
+/// An empty mount point looks like any other folder, and the disk below it would be measured.
 fn check_mounted(url: &str, path: &Path, mount_point: &str) -> Result<()> {
     let table = fs::read_to_string("/etc/fstab").unwrap_or_default();
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -216,7 +213,7 @@ fn check_mounted(url: &str, path: &Path, mount_point: &str) -> Result<()> {
     Ok(())
 }
 
-/// The entry of `fstab(5)` that should be mounted above a path, nearer than what is.
+/// The entry of `fstab(5)` that should be mounted above a path, below the current mount point.
 #[must_use]
 pub fn not_mounted(table: &str, path: &Path, mount_point: &str) -> Option<(String, String)> {
     let entries = table.lines().filter(|line| !line.trim_start().starts_with('#'));

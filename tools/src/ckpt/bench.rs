@@ -1,4 +1,4 @@
-//! `feedline ckpt bench`: how quickly a state is saved into a folder and loaded from it, beside
+//! `feedline ckpt bench`: how fast a state is saved to a folder and loaded from it, compared with
 //! fio.
 
 use std::io::{self, Write as _};
@@ -74,7 +74,7 @@ impl Row {
     const ALL: [Row; 5] = [Row::Save, Row::Load, Row::Sums, Row::Commit, Row::Processes];
 }
 
-/// What was measured; `--json` prints it as it is.
+/// The results; `--json` prints them as they are.
 #[derive(Debug, Default, Serialize)]
 struct Measured {
     folder: String,
@@ -82,23 +82,23 @@ struct Measured {
     state_bytes: u64,
     rounds: u32,
     rates: Vec<Rate>,
-    /// How much longer the files of a save take with checksums, of one.
+    /// Extra time of the files of a save with checksums, as a share of the time without.
     sums_cost_ratio: Option<f64>,
     /// From the last byte of 64 files to the end of the save.
     commit_64_files_ms: Option<f64>,
-    /// What a save took of memory at most, beyond the state.
+    /// Peak memory of a save, beyond the state.
     staging_peak_bytes: Option<u64>,
     staging_bound_bytes: u64,
     processes: Vec<crate::ckpt::bench_workers::WorkersTotal>,
 }
 
-/// Bytes a second of one thing, in every round.
+/// Bytes per second of one measurement, in every round.
 #[derive(Debug, Serialize)]
 struct Rate {
     what: &'static str,
     median_bytes_per_s: f64,
     bytes_per_s: Vec<f64>,
-    /// The median of what it did in each round of what fio did in that round.
+    /// Median of the ratios to fio in each round.
     share_of_fio: Option<f64>,
 }
 
@@ -116,13 +116,13 @@ pub(crate) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutpu
     CkptOutput::new(args.json, &measured, measured.text(), true)
 }
 
-/// What the rows share.
+/// Common state of the measurements.
 struct Bench<'a> {
     args: &'a BenchArgs,
-    /// A folder of our own below the one that was named.
+    /// A temporary folder in the one on the command line.
     folder: PathBuf,
     options: CheckpointOptions,
-    /// What is under way is finished first; all that was written is removed then.
+    /// At a signal, the current operation is finished, and all files are removed.
     stop: StopSignal,
 }
 
@@ -198,7 +198,7 @@ impl<'a> Bench<'a> {
                 self.stop.check()
             };
             let file = self.folder.join("fio");
-            // Whoever comes second may find the device warmer, or tired.
+            // The second of the two may find the device warmed up or throttled.
             let fio_turn = usize::from(round % 2 == 0);
             for turn in 0..2 {
                 if turn == fio_turn {
@@ -221,9 +221,9 @@ impl<'a> Bench<'a> {
                 }
                 drop_pages(&self.folder);
                 show("load")?;
-                let begun = Instant::now();
+                let started = Instant::now();
                 steps.open_step(u64::from(round))?.read_tensors(state.reads())?;
-                load.push(rate(bytes, begun.elapsed()));
+                load.push(rate(bytes, started.elapsed()));
             }
             steps.retain(1)?;
             remove_file(&file)?;
@@ -239,7 +239,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The ratio in each round, of which the median: devices drift.
+    /// Median of the ratios of all rounds: devices drift.
     fn sums(&self, state: &SyntheticState, line: &mut ProgressLine) -> Result<f64> {
         let steps = self.steps(self.options)?;
         let tensors = state.tensors();
@@ -247,7 +247,7 @@ impl<'a> Bench<'a> {
         for round in 0..2 * self.args.rounds {
             line.show(&format!("round {round}: files with and without checksums"));
             self.stop.check()?;
-            // Whoever comes second may find the device warmer, or tired.
+            // The second of the two may find the device warmed up or throttled.
             let first = round % 2 == 0;
             let times = [first, !first].map(|sums| time_of_files(&steps, &tensors, sums));
             let [a, b] = times;
@@ -258,7 +258,7 @@ impl<'a> Bench<'a> {
     }
 
     fn commit(&self, state: &SyntheticState, line: &mut ProgressLine) -> Result<f64> {
-        // Some more than a 64th, because tensors are not cut to fill files.
+        // Slightly more than a 64th, because tensors are not cut to fill files.
         let shard_bytes_max = state.bytes() / 58;
         let steps = self.steps(CheckpointOptions { shard_bytes_max, ..self.options })?;
         let mut after = Vec::new();
@@ -282,9 +282,9 @@ impl<'a> Bench<'a> {
             io::stdin().read_line(&mut String::new())? > 0,
             "cannot read standard input: expected a line, found end of file"
         );
-        let begun = Instant::now();
+        let started = Instant::now();
         let report = steps.save(1, &state.tensors(), &[], ().into())?;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         writeln!(io::stdout(), "done {} {seconds}", report.bytes)?;
         self.remove()?;
         CkptOutput::new(true, &(), String::new(), true)
@@ -348,40 +348,40 @@ impl Measured {
     }
 }
 
-/// What this process takes of memory, looked at every few milliseconds.
+/// Samples the memory of this process every few milliseconds.
 pub(crate) struct MemoryWatch {
     before: u64,
     stop: std::sync::Arc<AtomicBool>,
-    looking: thread::JoinHandle<u64>,
+    sampler: thread::JoinHandle<u64>,
 }
 
 impl MemoryWatch {
     pub(crate) fn start() -> Result<Self> {
         let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let theirs = std::sync::Arc::clone(&stop);
+        let stop_flag = std::sync::Arc::clone(&stop);
         let before = resident_bytes()?;
-        let look = move || {
+        let sample = move || {
             let mut most = 0;
-            while !theirs.load(Ordering::Relaxed) {
+            while !stop_flag.load(Ordering::Relaxed) {
                 most = most.max(resident_bytes().unwrap_or(0));
                 thread::sleep(Duration::from_millis(5));
             }
             most
         };
-        let looking = thread::Builder::new().name("memory".to_owned()).spawn(look)?;
-        Ok(MemoryWatch { before, stop, looking })
+        let sampler = thread::Builder::new().name("memory".to_owned()).spawn(sample)?;
+        Ok(MemoryWatch { before, stop, sampler })
     }
 
-    /// The most that there was more than at the start.
+    /// Peak memory beyond that at the start, in bytes.
     pub(crate) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let most =
-            self.looking.join().ok().context("cannot measure memory: the thread panicked")?;
+            self.sampler.join().ok().context("cannot measure memory: the thread panicked")?;
         Ok(most.saturating_sub(self.before))
     }
 }
 
-/// Memory of its own, without pages of files.
+/// Anonymous memory of this process, without pages of files.
 fn resident_bytes() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -389,11 +389,11 @@ fn resident_bytes() -> Result<u64> {
     Ok(kib.context("cannot read /proc/self/status: no RssAnon")? << 10)
 }
 
-/// Asks the system to forget what it has of all files below, by the one tool that is everywhere.
+/// Drops all files below from the page cache, with a tool that every system has.
 fn drop_pages(folder: &Path) {
     let drop =
         "find \"$0\" -type f -exec dd of={} oflag=nocache conv=notrunc,fdatasync count=0 \\;";
-    // Only a file system without direct IO has pages of them; there it is worth a try.
+    // Only a file system without direct I/O caches their pages; there this is best effort.
     let _ = Command::new("sh").args(["-c", drop]).arg(folder).stderr(Stdio::null()).status();
 }
 

@@ -1,4 +1,4 @@
-//! Several processes that save at the same time, each its part of a state into a folder of its own.
+//! Several processes that save at the same time, each its part of a state, into separate folders.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -12,16 +12,16 @@ use crate::ckpt::bench::{BenchArgs, median};
 use crate::ui::terminal::ProgressLine;
 use crate::ui::timeout::StopSignal;
 
-/// What so many processes did in all.
+/// Total rate of several processes.
 #[derive(Debug, Serialize)]
 pub(crate) struct WorkersTotal {
     pub(crate) processes: usize,
     pub(crate) median_bytes_per_s: f64,
-    /// The median of what they did in each round of what one did in that round.
+    /// Median of the ratios to one process in each round.
     pub(crate) of_one: f64,
 }
 
-/// One process alone, and the numbers asked for, in turn.
+/// Measures one process and the requested numbers of processes, in turn.
 pub(crate) fn all(
     args: &BenchArgs,
     folder: &Path,
@@ -42,15 +42,15 @@ pub(crate) fn all(
         let ratios = theirs.iter().zip(&rates[0]).map(|(theirs, one)| theirs / one);
         median(&ratios.collect::<Vec<_>>())
     };
-    let told = counts.iter().zip(&rates).map(|(&processes, theirs)| WorkersTotal {
+    let totals = counts.iter().zip(&rates).map(|(&processes, theirs)| WorkersTotal {
         processes,
         median_bytes_per_s: median(theirs),
         of_one: of_one(theirs),
     });
-    Ok(told.collect())
+    Ok(totals.collect())
 }
 
-/// Bytes a second from the moment that all may begin until the last has saved.
+/// Bytes per second from the common start until the last process has saved.
 fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
     let parts =
         (0..count).map(|i| WorkerShare::start(args, &folder.join(format!("part-{i}")), i, count));
@@ -62,7 +62,7 @@ fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
             "cannot start a process of the benchmark: expected 'ready', found '{found}'"
         );
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     for part in &mut parts {
         let stdin =
             part.child.stdin.as_mut().context("cannot start a process: no standard input")?;
@@ -79,7 +79,7 @@ fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
             )
         })?;
     }
-    let took = begun.elapsed();
+    let took = started.elapsed();
     Ok(crate::ckpt::bench::rate(bytes, took))
 }
 
@@ -109,7 +109,7 @@ impl WorkerShare {
 
 impl Drop for WorkerShare {
     fn drop(&mut self) {
-        // One that waits for its line goes on with none, and ends by itself.
+        // A process that waits for its line reads end of file and exits.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }

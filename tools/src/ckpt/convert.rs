@@ -1,5 +1,5 @@
-//! `feedline ckpt import` and `reshard`: a checkpoint as a step. Bounds and reports are those of
-//! `export` too.
+//! `feedline ckpt import` and `reshard`: write a checkpoint as a step. `export` has the same limits
+//! and report.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -159,7 +159,7 @@ pub(super) struct Converted {
     pub(super) source: String,
     pub(super) out: String,
     pub(super) step: Option<u64>,
-    /// `gpt2`, `t5` or `bert`, if its names are.
+    /// `gpt2`, `t5` or `bert`, if the tensor names are of that family.
     pub(super) family: Option<&'static str>,
     pub(super) tensors: usize,
     pub(super) files: usize,
@@ -180,7 +180,7 @@ fn import_by(
     work: &Arc<CancellableJob>,
     line: &mut ProgressLine,
 ) -> Result<CkptOutput> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let bounds = args.bounds.bounds(ConvertLimits::default().shard_bytes_max)?;
     let format = match args.from {
         FromArg::Hf => Format::HuggingFace,
@@ -232,7 +232,7 @@ fn import_by(
             tensors: import.made.len(),
             files: report.files,
             bytes: report.bytes,
-            elapsed_s: begun.elapsed().as_secs_f64(),
+            elapsed_s: started.elapsed().as_secs_f64(),
             left_out: import.dropped.clone(),
         };
         CkptOutput::new(args.json, &converted, converted.text("imported"), true)
@@ -249,7 +249,7 @@ fn reshard_by(
     work: &Arc<CancellableJob>,
     line: &mut ProgressLine,
 ) -> Result<CkptOutput> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let bounds = args.bounds.bounds(ConvertLimits::default().shard_bytes_max)?;
     let source = open_step(&args.name)?;
     let (step, meta) = (source.step(), source.meta().clone());
@@ -267,7 +267,7 @@ fn reshard_by(
         tensors: import.made.len(),
         files: report.files,
         bytes: report.bytes,
-        elapsed_s: begun.elapsed().as_secs_f64(),
+        elapsed_s: started.elapsed().as_secs_f64(),
         left_out: import.dropped,
     };
     CkptOutput::new(args.json, &converted, converted.text("wrote"), true)
@@ -279,7 +279,7 @@ fn steps_to_write(out: &str, compress: bool, work: &Arc<CancellableJob>) -> Resu
     Ok(Checkpoints::open(store, Key::root()).with_options(options))
 }
 
-/// What `--compress` stands for.
+/// The codec of `--compress`.
 pub(crate) fn codec_if(compress: bool) -> Option<Codec> {
     compress.then_some(Codec::Planes)
 }
@@ -294,8 +294,8 @@ fn write_step(
 ) -> Result<ckpt::SaveReport> {
     let blobs: Vec<Blob<'_>> =
         import.source.blobs().iter().map(|(name, bytes)| Blob { name, bytes }).collect();
-    with_bar(line, "write", &import.made, |tell| {
-        steps.save_made(step, import, &blobs, meta, bounds, tell)
+    with_bar(line, "write", &import.made, |advance| {
+        steps.save_made(step, import, &blobs, meta, bounds, advance)
     })
 }
 
@@ -308,15 +308,15 @@ pub(super) fn with_bar<T>(
 ) -> Result<T> {
     let total = made.iter().map(DerivedTensor::bytes).fold(0, u64::saturating_add);
     let bar = Mutex::new((Bar::new(line, what, total), 0));
-    let tell = |bytes: u64| {
-        // A bar is of no use after a panic, and of no harm.
+    let advance = |bytes: u64| {
+        // After a panic the bar is no longer updated.
         if let Ok(mut held) = bar.lock() {
             let (bar, done) = &mut *held;
             *done += bytes;
             bar.at(*done);
         }
     };
-    Ok(work(&tell)?)
+    Ok(work(&advance)?)
 }
 
 fn new_rows(args: &ImportArgs) -> NewRows {

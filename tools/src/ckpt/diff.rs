@@ -71,9 +71,9 @@ enum How {
 struct Values {
     elements: u64,
     elements_differ: u64,
-    /// The largest difference of two numbers; `None` if one of every pair is no number.
+    /// The largest difference of two numbers; `None` if every pair has one that is not a number.
     max_abs: Option<f64>,
-    /// Pairs of which one is no number or infinite.
+    /// Pairs of which one is not a number or infinite.
     not_finite: u64,
     first_index: Vec<u64>,
     first_a: Option<f64>,
@@ -87,7 +87,7 @@ struct BlobDiff {
     first_byte: Option<u64>,
 }
 
-/// Read of each step at a time.
+/// Bytes of each step that are read at a time.
 const BAND_BYTES: u64 = 16 << 20;
 
 pub(crate) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
@@ -98,7 +98,8 @@ pub(crate) fn run(args: &DiffArgs, line: &mut ProgressLine) -> Result<CkptOutput
     CkptOutput::new(args.json, &diff, diff.text(), diff.same)
 }
 
-/// Compares two steps; with `read`, every byte of both. `tell` gets the number of bytes compared.
+/// Compares two steps; with `read`, every byte of both. `progress` receives the number of bytes
+/// compared so far.
 ///
 /// # Errors
 /// If one of them cannot be read.
@@ -106,7 +107,7 @@ pub fn compare_steps(
     a: &Checkpoint,
     b: &Checkpoint,
     read: bool,
-    tell: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Diff> {
     let mut diff = Diff {
         a: a.display(),
@@ -124,7 +125,7 @@ pub fn compare_steps(
         let how = match of_b.get(&(tensor.group, tensor.name.as_str())) {
             None => Some(How::OnlyInA),
             Some(other) => {
-                diff.tensor(a, tensor, b, other, read, &mut |bytes| tell(done + bytes))?
+                diff.tensor(a, tensor, b, other, read, &mut |bytes| progress(done + bytes))?
             }
         };
         done += tensor.bytes();
@@ -140,7 +141,8 @@ pub fn compare_steps(
     Ok(diff)
 }
 
-/// All tensors by name: asking a step for one that it lacks compares that name with all others.
+/// All tensors by name: a lookup of a missing name in the step itself would compare it with all
+/// others.
 fn by_name(step: &Checkpoint) -> HashMap<(Group, &str), &TensorEntry> {
     step.tensors().iter().map(|tensor| ((tensor.group, tensor.name.as_str()), tensor)).collect()
 }
@@ -163,17 +165,17 @@ impl Diff {
         b: &Checkpoint,
         in_b: &TensorEntry,
         read: bool,
-        tell: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64),
     ) -> Result<Option<How>> {
         let kind = |tensor: &TensorEntry| format!("{} {:?}", tensor.dtype, tensor.shape);
         if (in_a.dtype, &in_a.shape) != (in_b.dtype, &in_b.shape) {
             return Ok(Some(How::Kind { a: kind(in_a), b: kind(in_b) }));
         }
-        if !read && sums_agree(in_a, in_b) {
+        if !read && checksums_agree(in_a, in_b) {
             return Ok(None);
         }
         self.read_bytes += in_a.bytes();
-        let values = compare(a, b, in_a, tell)?;
+        let values = compare(a, b, in_a, progress)?;
         Ok((values.elements_differ > 0).then_some(How::Values(values)))
     }
 
@@ -204,9 +206,9 @@ impl Diff {
     }
 }
 
-/// Whether both manifests cut the tensor alike and sum each chunk alike. That two contents have one
-/// CRC-64 by chance happens once in 2^64 times.
-fn sums_agree(a: &TensorEntry, b: &TensorEntry) -> bool {
+/// Whether both manifests have the same chunks of the tensor with the same checksums. Two different
+/// contents have the same CRC-64 once in 2^64 times.
+fn checksums_agree(a: &TensorEntry, b: &TensorEntry) -> bool {
     let places = |tensor: &TensorEntry| {
         let mut places: Vec<_> = tensor
             .chunks
@@ -226,7 +228,7 @@ fn compare(
     a: &Checkpoint,
     b: &Checkpoint,
     tensor: &TensorEntry,
-    tell: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Values> {
     let item_bytes = tensor.dtype.item_bytes();
     let mut values = Values { elements: tensor.bytes() / item_bytes, ..Values::default() };
@@ -244,13 +246,13 @@ fn compare(
             values.add(tensor, first, &of_a, &of_b);
         }
         first += items;
-        tell(first * item_bytes);
+        progress(first * item_bytes);
     }
     Ok(values)
 }
 
 impl Values {
-    /// Adds elements that stand at `first` of the tensor.
+    /// Adds elements that start at `first` of the tensor.
     fn add(&mut self, tensor: &TensorEntry, first: u64, a: &[u8], b: &[u8]) {
         let item_bytes = tensor.dtype.item_bytes() as usize; // fits: at most 8
         let pairs = a.chunks_exact(item_bytes).zip(b.chunks_exact(item_bytes));

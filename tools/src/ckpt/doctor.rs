@@ -1,4 +1,5 @@
-//! `feedline ckpt doctor`: what a store offers to checkpoints, and what lies in a folder of them.
+//! `feedline ckpt doctor`: what a store supports for checkpoints, and which other files a folder of
+//! steps has.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,10 +56,10 @@ struct Probe {
     finding: String,
 }
 
-/// Times are told as the median of so many.
+/// Times are the median of this many measurements.
 const ROUNDS: usize = 5;
 
-/// What each probe is called by `--json` and in the text.
+/// Name of each probe in `--json`, and its label in the text.
 const ATOMIC_RENAME: (&str, &str) = ("a folder gets its name in one step", "atomic folder rename");
 const NO_OVERWRITE: (&str, &str) = ("a file is never overwritten", "files not overwritten");
 const NO_REPLACE: (&str, &str) = ("a name that is taken is refused", "existing name refused");
@@ -102,13 +103,13 @@ impl Diagnosis {
                 self.add(&ATOMIC_RENAME, Err(error), |()| String::new());
             }
         }
-        let again = || write_all(store, &scratch.join("done-0/a")?, &[0]).map(drop);
-        self.add(&NO_OVERWRITE, exists(again()), |()| "yes".to_owned());
+        let overwrite = || write_all(store, &scratch.join("done-0/a")?, &[0]).map(drop);
+        self.add(&NO_OVERWRITE, exists(overwrite()), |()| "yes".to_owned());
         if let Some(free) = self.free_bytes {
             let wanted = free.saturating_add(1 << 30);
             let outcome = match scratch.join("large").and_then(|key| store.create(&key, wanted)) {
                 Err(Error::NoSpace { .. }) => Ok("yes"),
-                // Thin volumes and quotas do not tell.
+                // Thin volumes and quotas do not report it.
                 Ok(_) => Ok("no; a save checks the free space first, and reserves none"),
                 Err(error) => Err(error),
             };
@@ -116,13 +117,13 @@ impl Diagnosis {
         }
     }
 
-    /// Where a folder cannot appear at once, a step is there when its last object is.
+    /// Without an atomic folder rename, a step exists when its last object does.
     fn probe_objects(&mut self, store: &dyn Storage, scratch: &Key) {
         let mut commits = Vec::new();
         let outcome = (0..ROUNDS).try_for_each(|round| {
-            let begun = Instant::now();
+            let started = Instant::now();
             write_all(store, &scratch.join(&format!("done-{round}/a"))?, &[0; 4096])?;
-            commits.push(millis(begun));
+            commits.push(millis(started));
             Ok(())
         });
         let finding = |()| "no; a step exists when its commit object does".to_owned();
@@ -135,12 +136,12 @@ impl Diagnosis {
         let (mut commits, mut publishes) = (Vec::new(), Vec::new());
         let outcome = (0..ROUNDS).try_for_each(|round| {
             let (staged, done) = (format!("staged-{round}/a"), format!("done-{round}"));
-            let begun = Instant::now();
+            let started = Instant::now();
             write_all(store, &scratch.join(&staged)?, &page)?;
-            commits.push(millis(begun));
-            let begun = Instant::now();
+            commits.push(millis(started));
+            let started = Instant::now();
             store.publish(&scratch.join(&format!("staged-{round}"))?, &scratch.join(&done)?)?;
-            publishes.push(millis(begun));
+            publishes.push(millis(started));
             Ok(())
         });
         self.add(&ATOMIC_RENAME, outcome, |()| "yes".to_owned());
@@ -190,7 +191,7 @@ impl Diagnosis {
     }
 }
 
-/// What was to be refused because the name is taken, was.
+/// Succeeds if an operation was refused because the name exists.
 fn exists(outcome: storage::Result<()>) -> storage::Result<()> {
     match outcome {
         Err(Error::Exists { .. }) => Ok(()),
@@ -202,8 +203,8 @@ fn exists(outcome: storage::Result<()>) -> storage::Result<()> {
     }
 }
 
-fn millis(begun: Instant) -> f64 {
-    begun.elapsed().as_secs_f64() * 1e3
+fn millis(started: Instant) -> f64 {
+    started.elapsed().as_secs_f64() * 1e3
 }
 
 fn median(mut all: Vec<f64>) -> Option<f64> {

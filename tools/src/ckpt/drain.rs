@@ -1,4 +1,4 @@
-//! `feedline ckpt drain`: steps from a fast store to a lasting one.
+//! `feedline ckpt drain`: copies steps from a fast store to a durable one.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ struct Drained {
     pending: Vec<u64>,
     drained: Vec<StepLine>,
     failed: Vec<Failed>,
-    /// Steps that TO does not keep any more.
+    /// Steps that retention deleted in TO.
     deleted: Vec<u64>,
     #[serde(skip)]
     lines: Vec<String>,
@@ -98,11 +98,11 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
         work.begin(format!("drain {} steps", report.pending.len()), CountedBytes::Written, total);
         let pass = drain.run();
         let is_done = pass.as_ref().is_ok_and(|pass| pass.failed.is_empty());
-        // A step that was given up is not one that failed.
-        let went_on = if is_done { Ok(()) } else { work.check() };
-        let went_on = went_on
+        // A step whose copy was interrupted has not failed.
+        let not_interrupted = if is_done { Ok(()) } else { work.check() };
+        let not_interrupted = not_interrupted
             .context("cannot complete the drain (what was copied is kept; the next drain resumes)");
-        let pass = work.end(went_on.and_then(|()| Ok(pass?)))?;
+        let pass = work.end(not_interrupted.and_then(|()| Ok(pass?)))?;
         for step in &pass.drained {
             report.lines.push(step.to_string());
             report.drained.push(StepLine {
@@ -146,7 +146,7 @@ impl Drained {
             text += &format!("deleted in the target: {}\n", list(&self.deleted));
         }
         if self.pending.is_empty() {
-            // A step that is damaged cannot be copied, and is not there either.
+            // A damaged step cannot be copied, and is not in TO either.
             text + if self.failed.is_empty() { "nothing is pending\n" } else { "" }
         } else {
             text + &format!("pending: {}\n", list(&self.pending))

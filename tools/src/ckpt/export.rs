@@ -71,7 +71,7 @@ fn export_by(
     work: &Arc<CancellableJob>,
     line: &mut ProgressLine,
 ) -> Result<CkptOutput> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let bounds = args.bounds.bounds(HF_SHARD_BYTES)?;
     let step = open_step(&args.name)?;
     let (store, folder) = work.locate(&args.out)?;
@@ -94,8 +94,8 @@ fn export_by(
             companions_of(&import)
         }
     };
-    let written = with_bar(line, "export", &import.made, |tell| {
-        export(&import, &companions, &store, &folder, bounds, tell)
+    let written = with_bar(line, "export", &import.made, |advance| {
+        export(&import, &companions, &store, &folder, bounds, advance)
     })?;
     let converted = Converted {
         source: import.source.display().to_owned(),
@@ -105,7 +105,7 @@ fn export_by(
         tensors: written.tensors,
         files: written.files.len(),
         bytes: written.bytes,
-        elapsed_s: begun.elapsed().as_secs_f64(),
+        elapsed_s: started.elapsed().as_secs_f64(),
         left_out: import.dropped,
     };
     CkptOutput::new(args.json, &converted, converted.text("exported"), true)

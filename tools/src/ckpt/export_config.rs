@@ -51,7 +51,8 @@ pub(super) fn check_expressible(
         let expected = format!("hidden / heads = {} / {}", model.hidden, model.heads);
         return refuse("head_dim", &expected, model.head_dim().to_string());
     }
-    // Its output layer, untied, has a bias of its own there, which the run's would not become.
+    // In transformers, an untied output layer has its own bias, which the bias of the run cannot
+    // become.
     if family == Family::Bert && !model.tie_embeddings() {
         return refuse("tie_embeddings", "true", "false".to_owned());
     }
@@ -75,13 +76,13 @@ fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The name of an activation in `config.json`; `None` if the architecture has no such.
+/// The name of an activation in `config.json`; `None` if the architecture lacks it.
 fn activation(activation: Activation, family: Family) -> Option<&'static str> {
     Some(match (activation, family) {
         (Activation::Gelu, _) => "gelu",
         (Activation::GeluTanh, _) => "gelu_new",
         (Activation::Relu, _) => "relu",
-        // A gate through the tanh formula, whatever the name says.
+        // A gate with the tanh formula, despite its name.
         (Activation::GegluTanh, Family::T5) => "gated-gelu",
         (Activation::Swiglu, Family::T5) => "gated-silu",
         _ => return None,
@@ -152,7 +153,7 @@ mod tests {
 
     /// A relu + RMSNorm network was exported as a GPT-2 with gelu and layer norm.
     #[test]
-    fn what_transformers_cannot_express_is_refused() {
+    fn inexpressible_networks_are_refused() {
         let check = |model: &str, family: Family, refusal: Option<&str>| {
             let found = check_expressible(&config(model).model, family, None);
             let found = found.map_err(|error| error.to_string());

@@ -29,13 +29,13 @@ pub(super) struct ExportedFiles {
 }
 
 impl<'a> RunTokenizer<'a> {
-    /// Opens the one that was asked for, else that of the run.
+    /// Opens the tokenizer of the command line, else that of the run.
     ///
     /// # Errors
-    /// If the one that was asked for cannot be opened.
-    pub(super) fn open(asked: Option<&'a str>, run: Option<&'a Config>) -> Result<Self> {
-        let name = asked.or(run.map(|run| run.data.tokenizer.as_str()));
-        let (is_required, mut warnings) = (asked.is_some(), Vec::new());
+    /// If the tokenizer of the command line cannot be opened.
+    pub(super) fn open(requested: Option<&'a str>, run: Option<&'a Config>) -> Result<Self> {
+        let name = requested.or(run.map(|run| run.data.tokenizer.as_str()));
+        let (is_required, mut warnings) = (requested.is_some(), Vec::new());
         let tokenizer = match name.map(feed::open_tokenizer) {
             Some(Err(error)) if is_required => return Err(error).context("cannot use --tokenizer"),
             Some(Err(error)) => {
@@ -59,7 +59,7 @@ impl<'a> RunTokenizer<'a> {
     /// tokenizer, or no form of it; then a warning says why.
     ///
     /// # Errors
-    /// If a tokenizer was asked for that `transformers` has no form for.
+    /// If `transformers` has no form for the tokenizer of the command line.
     pub(super) fn files(self, family: Family, config: &Value) -> Result<ExportedFiles> {
         let mut warnings = self.warnings.clone();
         let (Some(name), Some(tokenizer)) = (self.name, &self.tokenizer) else {

@@ -1,4 +1,4 @@
-//! `feedline ckpt inspect`: what is in a step.
+//! `feedline ckpt inspect`: prints what a step contains.
 
 use anyhow::Result;
 use ckpt::TensorEntry;
@@ -42,11 +42,11 @@ struct TensorLine {
     dtype: &'static str,
     shape: Vec<u64>,
     bytes: u64,
-    /// What they take of the files.
+    /// Bytes that the tensor takes in the files.
     stored_bytes: u64,
-    /// Boxes that it is cut into.
+    /// Number of chunks.
     chunks: usize,
-    /// The files that hold them.
+    /// Files that hold the chunks.
     files: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What lies beside the steps, and what each thing is.
+//! Classifies what a folder of steps contains besides steps.
 
 use std::path::Path;
 
@@ -14,18 +14,17 @@ pub struct Leftover {
     pub name: String,
     /// `save`, `deletion`, `damaged`, `lease`, `meeting`, `pin`, `mark` or `drain`.
     pub kind: &'static str,
-    /// Who made it, if its name tells.
+    /// The process that created it, if the name records it.
     pub owner: Option<String>,
     /// Whether that process lives: `alive`, `dead`, `ours` or `unknown`.
     pub owner_is: &'static str,
     /// Bytes of all in it, unfinished uploads included.
     pub bytes: u64,
-    /// What it is and what becomes of it.
+    /// What it is, and what happens to it.
     pub meaning: &'static str,
 }
 
-/// How the names begin, what such a thing is, and what becomes of it if its process is dead and if
-/// it may live.
+/// Prefix of the names, kind, and meaning: if the owner is dead, and if it may be alive.
 const KINDS: [(&str, &str, &str, &str); 8] = [
     (
         ".tmp-",
@@ -77,10 +76,10 @@ const KINDS: [(&str, &str, &str, &str); 8] = [
     ),
 ];
 
-/// All that has one of our hidden names in a folder.
+/// Everything in a folder that has one of the hidden names.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn leftovers(store: &dyn Storage) -> Result<Vec<Leftover>> {
     let mut found = Vec::new();
     for name in store.list_names(&Key::root())? {

@@ -1,4 +1,4 @@
-//! `feedline ckpt ls`: the steps of a folder.
+//! `feedline ckpt ls`: lists the steps of a folder.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ struct StepLine {
     files: Option<usize>,
     tensors: Option<usize>,
     samples_consumed: Option<u64>,
-    /// Whether somebody has read it whole and found it good.
+    /// Whether all its bytes have been verified.
     verified: bool,
     /// What is wrong with it; `None` if manifest and files agree.
     fault: Option<String>,

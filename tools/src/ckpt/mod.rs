@@ -1,4 +1,4 @@
-//! `feedline ckpt`: all there is to do with checkpoints, a module per verb.
+//! `feedline ckpt`: the commands for checkpoints, a module per verb.
 
 pub mod bench;
 mod bench_workers;
@@ -153,16 +153,16 @@ Examples:
     Bench(bench::BenchArgs),
 }
 
-/// What a verb found: the same for a program and for a person.
+/// Result of a command, as JSON and as text.
 #[derive(Debug)]
 pub struct CkptOutput {
     /// Whether to print JSON.
     pub json: bool,
-    /// For a program.
+    /// The result as JSON.
     pub value: Value,
-    /// For a person.
+    /// The result as text.
     pub text: String,
-    /// Whether the answer to what was checked is yes.
+    /// Whether the check passed.
     pub ok: bool,
 }
 
@@ -172,10 +172,10 @@ impl CkptOutput {
     }
 }
 
-/// Does what is asked.
+/// Runs a command.
 ///
 /// # Errors
-/// If it cannot be done; that what was checked is not so is a [`CkptOutput`].
+/// If the command fails. A failed check is a [`CkptOutput`].
 pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
     match verb {
         CkptVerb::Ls(args) => ls::run(args),
@@ -202,7 +202,7 @@ pub(crate) fn open_step(name: &str) -> Result<Checkpoint> {
 /// errors.
 ///
 /// # Errors
-/// If it is no checkpoint, or cannot be opened.
+/// If it is not a checkpoint, or cannot be opened.
 pub fn open_target(target: &InspectTarget, name: &str) -> Result<Checkpoint> {
     match target {
         InspectTarget::Checkpoint { store, step } => Ok(checkpoints(store).open_step(*step)?),

@@ -1,4 +1,4 @@
-//! `feedline ckpt retain`: fewer steps.
+//! `feedline ckpt retain`: deletes old steps.
 
 use std::num::NonZeroU64;
 
@@ -60,12 +60,12 @@ impl PolicyArgs {
     }
 }
 
-/// What went and what stays; `--json` prints it as it is.
+/// The deleted and the retained steps; `--json` prints them as they are.
 #[derive(Debug, Serialize)]
 struct Retained {
     deleted: Vec<u64>,
     kept: Vec<KeptStep>,
-    /// Steps that are damaged: they are not counted, and stay.
+    /// Damaged steps: not counted, and not deleted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     damaged: Vec<u64>,
     dry_run: bool,

@@ -1,4 +1,4 @@
-//! `feedline ckpt scrub`: all steps verified, slowly enough that a run beside it does not notice.
+//! `feedline ckpt scrub`: verifies all steps at a rate that does not slow down a run.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,10 +31,10 @@ pub struct ScrubArgs {
 pub(crate) fn run(args: &ScrubArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
     ensure!(args.rate.0 > 0, "cannot use --rate 0B: expected at least 1 B a second");
     let verified = verify(&InspectTarget::find(&args.folder)?, |steps, open| {
-        let begun = Instant::now();
+        let started = Instant::now();
         verify_bytes(steps, open, line, &mut |done| {
             let earliest = Duration::from_secs_f64(done as f64 / args.rate.0 as f64);
-            thread::sleep(earliest.saturating_sub(begun.elapsed()));
+            thread::sleep(earliest.saturating_sub(started.elapsed()));
         })
     })?;
     CkptOutput::new(args.json, &verified, verified.text(), verified.ok())

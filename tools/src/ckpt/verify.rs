@@ -1,4 +1,4 @@
-//! `feedline ckpt verify`: whether steps are whole.
+//! `feedline ckpt verify`: whether steps are intact.
 
 use anyhow::{Result, bail};
 use ckpt::{Checkpoint, Checkpoints};
@@ -42,7 +42,7 @@ pub(crate) struct StepVerdict {
     pub(crate) folder: String,
     pub(crate) step: u64,
     pub(crate) ok: bool,
-    /// Bytes that were read and summed.
+    /// Bytes that were read and compared with their checksums.
     pub(crate) verified_bytes: u64,
     /// What is wrong, and where.
     pub(crate) fault: Option<String>,
@@ -62,8 +62,8 @@ pub(crate) fn run(args: &VerifyArgs, line: &mut ProgressLine) -> Result<CkptOutp
 /// open step and returns their number.
 ///
 /// # Errors
-/// If it is no checkpoint, a store does not answer, or no step is left to verify. Damage is in the
-/// verdict.
+/// If it is not a checkpoint, a store does not respond, or no step remains to verify. Damage is in
+/// the verdict.
 pub fn verify(
     target: &InspectTarget,
     mut read: impl FnMut(&Checkpoints, &Checkpoint) -> ckpt::Result<u64>,
@@ -77,7 +77,7 @@ pub fn verify(
             Ok(StepVerdict { folder, step, ok: true, verified_bytes, fault: None })
         });
         match outcome_of(steps, step, outcome)? {
-            StepOutcome::Whole(verdict) => verified.steps.push(verdict),
+            StepOutcome::Intact(verdict) => verified.steps.push(verdict),
             StepOutcome::Damaged(fault) => {
                 let (folder, fault) = (damaged_in.clone(), Some(fault));
                 let verdict = StepVerdict { folder, step, ok: false, verified_bytes: 0, fault };
@@ -131,24 +131,24 @@ pub(crate) fn each_step(
 /// Why a step was not checked.
 pub(crate) const SKIPPED: &str = "removed meanwhile, or not committed yet";
 
-/// What became of one step.
+/// Result for one step.
 pub(crate) enum StepOutcome<T> {
-    Whole(T),
+    Intact(T),
     /// What is wrong, and where.
     Damaged(String),
     /// It was deleted meanwhile, as retention deletes old steps, or is not committed yet.
     Skipped,
 }
 
-/// Tells damage from a step that was deleted meanwhile. What keeps us from reading, such as a store
-/// that does not answer, says nothing about the step: an error.
+/// Distinguishes damage from a step that was deleted meanwhile. A failure to read, such as a store
+/// that does not respond, says nothing about the step and is an error.
 pub(crate) fn outcome_of<T>(
     steps: &Checkpoints,
     step: u64,
     outcome: ckpt::Result<T>,
 ) -> Result<StepOutcome<T>> {
     let error = match outcome {
-        Ok(whole) => return Ok(StepOutcome::Whole(whole)),
+        Ok(intact) => return Ok(StepOutcome::Intact(intact)),
         Err(ckpt::Error::NoStep { .. } | ckpt::Error::Uncommitted { .. }) => {
             return Ok(StepOutcome::Skipped);
         }
@@ -174,8 +174,8 @@ pub(crate) fn outcome_of<T>(
     Ok(StepOutcome::Damaged(storage::one_line(&error)))
 }
 
-/// Reads a step and compares it with its checksums; records that it is whole. `pace` gets the
-/// number of bytes that are verified, and may block.
+/// Reads a step and compares it with its checksums; records that it is intact. `pace` receives the
+/// number of bytes verified so far, and may block.
 pub(crate) fn verify_bytes(
     steps: &Checkpoints,
     open: &Checkpoint,

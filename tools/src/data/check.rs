@@ -1,4 +1,4 @@
-//! `feedline check`: whether it is whole.
+//! `feedline check`: whether token files or checkpoints are intact.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -37,13 +37,13 @@ pub struct CheckVerdict {
 pub struct Finding {
     /// What was checked.
     pub what: String,
-    /// Whether it is whole.
+    /// Whether it is intact.
     pub ok: bool,
     /// Bytes that were read.
     pub read_bytes: u64,
     /// What it holds, or what is wrong and where.
     pub finding: String,
-    /// The tokens that end documents, if it is known which they are.
+    /// The tokens that end documents, if their id is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eod: Option<Eod>,
 }
@@ -53,7 +53,7 @@ pub struct Finding {
 pub struct Eod {
     /// Their id.
     pub id: u32,
-    /// How often it stands anywhere.
+    /// How often it occurs.
     pub tokens: u64,
     /// Documents whose last token it is.
     pub documents_ended: u64,
@@ -61,32 +61,32 @@ pub struct Eod {
     pub documents: u64,
 }
 
-/// Reads everything and compares it with every checksum and rule there is.
+/// Reads everything and compares it with all checksums and with the rules of its format.
 ///
 /// # Errors
-/// Only if what is there cannot be listed. Whatever is wrong with it is in the verdict.
+/// If the target cannot be listed. Damage is in the verdict.
 pub fn check(
     target: &InspectTarget,
-    wishes: &FormatHints,
+    hints: &FormatHints,
     work: &CancellableJob,
 ) -> Result<CheckVerdict> {
     let mut skipped = Vec::new();
     let checked = match target {
         InspectTarget::Tokens { store, prefix } => {
-            let result = tokens((store, prefix), Format::Mmididx, wishes, work);
+            let result = tokens((store, prefix), Format::Mmididx, hints, work);
             vec![finding(store.display(prefix), result)]
         }
         InspectTarget::Foreign { store, prefix, format } => {
-            let result = tokens((store, prefix), *format, wishes, work);
+            let result = tokens((store, prefix), *format, hints, work);
             vec![finding(format!("{} ({format})", store.display(prefix)), result)]
         }
         InspectTarget::Checkpoint { .. } | InspectTarget::Checkpoints { .. } => {
             let mut checked = Vec::new();
             each_step(target, |steps, step, opened| {
-                let outcome = opened.and_then(|open| step_is_whole(&open, work));
+                let outcome = opened.and_then(|open| verify_step(&open, work));
                 let what = format!("{} step {step}", target.display());
                 match outcome_of(steps, step, outcome)? {
-                    StepOutcome::Whole((read_bytes, text)) => {
+                    StepOutcome::Intact((read_bytes, text)) => {
                         checked.push(finding(what, Ok((read_bytes, text, None))));
                     }
                     StepOutcome::Damaged(fault) => {
@@ -103,10 +103,10 @@ pub fn check(
     Ok(CheckVerdict { checked, skipped, added: Vec::new() })
 }
 
-/// Writes the block checksums of a pair that was found whole, and its manifest if it has none.
+/// Writes the block checksums of an intact pair, and its manifest if it has none.
 ///
 /// # Errors
-/// If it is no pair of `.bin` and `.idx`, has checksums, or a file cannot be written.
+/// If it is not a pair of `.bin` and `.idx`, has checksums, or a file cannot be written.
 pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
     let InspectTarget::Tokens { store, prefix } = target else {
         bail!("cannot add checksums: expected a .bin and .idx (hint: feedline convert makes them)");
@@ -118,7 +118,7 @@ pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
         Some(_) if manifest.is_some() => {
             bail!("cannot add checksums: {} exists", store.display(&key));
         }
-        // Of a run that was killed before it wrote the manifest, or of another program.
+        // From a run that was killed before it wrote the manifest, or from another program.
         Some(_) => {
             let [bin, idx] = indexed::sums_of(store, prefix)?;
             let bytes = storage::read_all(&**store, &key)?;
@@ -149,13 +149,13 @@ pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
 }
 
 impl CheckVerdict {
-    /// Whether everything is whole.
+    /// Whether everything is intact.
     #[must_use]
     pub fn ok(&self) -> bool {
         self.checked.iter().all(|finding| finding.ok)
     }
 
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let line = |finding: &Finding| {
@@ -179,7 +179,7 @@ fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding 
 }
 
 /// Verifies a step; returns the bytes that were read, and what it holds.
-fn step_is_whole(open: &Checkpoint, work: &CancellableJob) -> ckpt::Result<(u64, String)> {
+fn verify_step(open: &Checkpoint, work: &CancellableJob) -> ckpt::Result<(u64, String)> {
     work.begin(format!("check step {}", open.step()), CountedBytes::Read, Some(open.size().1));
     let report = open.verify()?;
     let size = ByteSize(report.bytes);
@@ -187,19 +187,19 @@ fn step_is_whole(open: &Checkpoint, work: &CancellableJob) -> ckpt::Result<(u64,
     Ok((report.bytes, holds + ", all checksums agree"))
 }
 
-/// The rules of the format, then the manifest's lengths and sums, then the ids against the
-/// vocabulary.
+/// Checks the rules of the format, then the lengths and checksums of the manifest, then the ids
+/// against the vocabulary.
 fn tokens(
     (store, prefix): (&Arc<dyn Storage>, &Key),
     format: Format,
-    wishes: &FormatHints,
+    hints: &FormatHints,
     work: &CancellableJob,
 ) -> Result<(u64, String, Option<Eod>)> {
     let manifest = token_manifest(&**store, prefix)?;
     let meta = manifest.as_ref().map_or(Value::Null, |manifest| manifest.meta.clone());
     let tokenizer = &meta["tokenizer"];
-    let eod = wishes.eod.or_else(|| tokenizer["eod_id"].as_u64()?.try_into().ok());
-    let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
+    let eod = hints.eod.or_else(|| tokenizer["eod_id"].as_u64()?.try_into().ok());
+    let options = ReadOptions { dtype: hints.dtype, eod: hints.eod, ..ReadOptions::default() };
     let source = TokenSource::open(store, prefix, format, &options)?;
     let listed = manifest.iter().flat_map(|manifest| &manifest.files).map(|file| file.bytes);
     let total = listed.fold(0, u64::saturating_add).max(source.token_bytes());
@@ -236,7 +236,7 @@ fn tokens(
     {
         checksums.verify_self()?;
     }
-    let vocab_size = wishes.vocab_size.or_else(|| tokenizer["vocab_size"].as_u64());
+    let vocab_size = hints.vocab_size.or_else(|| tokenizer["vocab_size"].as_u64());
     check_vocab(&source, &report, &meta, vocab_size)?;
     let _ = write!(text, ", {}", ByteSize(bytes));
     text += match (&manifest, compared) {
@@ -258,7 +258,7 @@ fn tokens(
     Ok((bytes, text, eod))
 }
 
-/// All ids are of the vocabulary, but those that mark spans begin where it ends.
+/// Checks that all ids are in the vocabulary, and that those that mark spans start where it ends.
 fn check_vocab(
     source: &TokenSource,
     report: &CensusReport,

@@ -1,4 +1,4 @@
-//! `feedline clean`: fewer JSON lines, and what became of the others.
+//! `feedline clean`: filters and deduplicates JSON lines, and reports what it dropped.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -199,7 +199,7 @@ struct FilterArgs {
     url_key: String,
 }
 
-/// Cleans, and tells on standard output what was done.
+/// Cleans, and reports the result on standard output.
 ///
 /// # Errors
 /// As [`preprocess::clean::clean`], and for a report that cannot be written.
@@ -207,8 +207,8 @@ pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
     let report_to = args.report.as_deref().map(free_name).transpose()?;
     let mut reporter = Reporter::new(args.quiet);
     let stop = StopSignal::at_signals()?;
-    let tell = &mut |progress: &CleanProgress| reporter.show(progress);
-    let result = clean_until(&args.options(), &stop.0, tell);
+    let on_progress = &mut |progress: &CleanProgress| reporter.show(progress);
+    let result = clean_until(&args.options(), &stop.0, on_progress);
     reporter.clear();
     let report = match result {
         Err(preprocess::Error::Stopped) => bail!("interrupted"),
@@ -227,7 +227,7 @@ pub fn run(args: &CleanArgs, out: &mut dyn io::Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The place of a file that does not exist yet.
+/// Store and key of a file that must not exist yet.
 fn free_name(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
     let (store, key) = storage::locate(url)?;
     match store.open(&key) {
@@ -295,7 +295,7 @@ impl FilterArgs {
     }
 }
 
-/// The report as a person reads it.
+/// The report as text.
 fn text(report: &CleanReport) -> String {
     let mut facts = FactTable::default();
     let share = |part: u64| 100.0 * part as f64 / report.documents.max(1) as f64;
@@ -340,7 +340,7 @@ fn text(report: &CleanReport) -> String {
     text
 }
 
-/// Tells on standard error how far a run is, on one line if that is a terminal.
+/// Reports progress on standard error, on one line if that is a terminal.
 struct Reporter {
     interval: Duration,
     terminal: bool,

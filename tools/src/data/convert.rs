@@ -1,4 +1,4 @@
-//! `feedline convert`: token files of one format as another.
+//! `feedline convert`: converts token files from one format to another.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ pub struct ConvertRequest {
     pub source: String,
     /// The prefix to write.
     pub out: String,
-    /// The format to read; found out if none.
+    /// The format to read; `None` to detect it.
     pub from: Option<Format>,
     /// The format to write.
     pub to: Format,
     /// The type of tokens to write.
     pub dtype: Option<Dtype>,
-    /// The type of tokens to read, where the files do not say it.
+    /// The type of tokens to read, if the files do not record it.
     pub source_dtype: Option<Dtype>,
-    /// The token that ends documents, where no table does.
+    /// The token that ends documents, if no table records their ends.
     pub eod: Option<u32>,
-    /// Whose unfinished output is removed.
+    /// Which unfinished output is removed.
     pub takeover: Takeover,
 }
 
@@ -48,7 +48,7 @@ pub struct Converted {
     pub dtype: String,
     /// Documents.
     pub documents: u64,
-    /// Documents without a token, which the format has no place for.
+    /// Documents without a token, which the format cannot represent.
     pub documents_dropped: u64,
     /// Sequences.
     pub sequences: u64,
@@ -63,12 +63,12 @@ pub struct Converted {
 /// Reads token files of one format and writes another.
 ///
 /// # Errors
-/// What is wrong with the source and where, or why the output cannot be written; no output remains
+/// If the source is damaged, naming the place, or the output cannot be written; no output remains
 /// then. If the process is killed, the next run removes the output and starts from scratch.
 pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<Converted> {
     let start = Instant::now();
     let (out, out_prefix) = work.locate(&request.out)?;
-    // First of all, because debris of a killed run must not be taken for the source.
+    // First, because unfinished files of a killed run must not be taken for the source.
     let output = [(&out, &out_prefix)];
     let _claim = OutputClaim::take(work, "convert", request.to, &output, request.takeover)?;
     let (store, key) = work.locate(request.source.trim_end_matches('/'))?;
@@ -85,7 +85,7 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
         }
         (None, Some(found)) => found,
         (Some(format), Some((other, prefix))) if same_files(format, other) => (format, prefix),
-        // A format that was named is held to: its files may be known by other names here.
+        // A requested format is used as it is: its files may have other names here.
         (Some(Format::NanoGpt), _) => {
             let stem = key.name().strip_suffix(".bin").unwrap_or(key.name());
             (Format::NanoGpt, key.parent().join(stem)?)
@@ -100,7 +100,7 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
     let tokenizer = manifest.map_or(Value::Null, |manifest| manifest.meta["tokenizer"].clone());
     let options = WriteOptions { dtype: request.dtype };
     let bytes = Some(source.token_bytes());
-    // Some formats tell in front how many tokens follow, and some do not tell it at all.
+    // Some formats to write start with the token count, and some formats to read do not record it.
     work.begin("count", CountedBytes::Read, bytes);
     let mut writer = Writer::create(&out, &out_prefix, request.to, &source, &options)?;
     work.begin("convert", CountedBytes::Read, bytes);
@@ -133,7 +133,7 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
     })
 }
 
-/// Whether two formats are of the same names, so that the prefix of one is that of the other.
+/// Whether two formats use the same file names, so that the prefix of one is that of the other.
 fn same_files(a: Format, b: Format) -> bool {
     let pair = |format| matches!(format, Format::Mmididx | Format::Tntidx | Format::NanoGpt);
     let npy = |format| matches!(format, Format::Yuan | Format::Dolma);
@@ -141,7 +141,7 @@ fn same_files(a: Format, b: Format) -> bool {
 }
 
 impl Converted {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let mut facts = FactTable::default();

@@ -1,5 +1,5 @@
-//! What `feedline inspect` tells of token files of other programs. Their counts are nowhere
-//! written, so all of the files is read.
+//! What `feedline inspect` prints for token files of other programs. They do not record their
+//! counts, so the files are read completely.
 
 use std::sync::Arc;
 
@@ -43,20 +43,20 @@ pub struct Foreign {
     pub first_ids: Vec<i64>,
 }
 
-/// Reads all there is.
+/// Reads the files completely.
 ///
 /// # Errors
-/// What is wrong with the files, and where.
+/// If the files are damaged; the error names the place.
 pub fn inspect(
     (store, prefix): (&Arc<dyn Storage>, &Key),
     format: Format,
-    wishes: &FormatHints,
+    hints: &FormatHints,
     work: &CancellableJob,
 ) -> Result<Foreign> {
-    let options = ReadOptions { dtype: wishes.dtype, eod: wishes.eod, ..ReadOptions::default() };
+    let options = ReadOptions { dtype: hints.dtype, eod: hints.eod, ..ReadOptions::default() };
     let source = TokenSource::open(store, prefix, format, &options)?;
     work.begin("inspect", CountedBytes::Read, Some(source.token_bytes()));
-    let report = Census::take(&source, wishes.eod)?;
+    let report = Census::take(&source, hints.eod)?;
     Ok(Foreign {
         prefix: source.display().to_owned(),
         format: format.name(),
@@ -69,13 +69,13 @@ pub fn inspect(
         ids_min_max: report.token_range.map(Into::into),
         token_bytes: source.token_bytes(),
         cpm2_vocab_size: source.cpm2_vocab_size()?,
-        documents_ended: wishes.eod.map(|_| report.documents_ended),
+        documents_ended: hints.eod.map(|_| report.documents_ended),
         first_ids: report.first_ids,
     })
 }
 
 impl Foreign {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let mut facts = FactTable::default();

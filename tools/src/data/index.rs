@@ -1,7 +1,8 @@
-//! `feedline index build`: the sample orders of a run, before it: no torch, no GPU.
+//! `feedline index build`: builds the sample indexes of a run before it starts, without torch or a
+//! GPU.
 //!
-//! What Megatron's data path would build at the start of a run is built, or found and checked, in
-//! the files where the run will look for it.
+//! Builds, or finds and checks, what Megatron's data path would build at the start of a run, in the
+//! files where the run will look for it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -115,13 +116,13 @@ pub struct Indexes {
 pub struct OrderRow {
     /// `train`, `valid` or `test`.
     pub part: &'static str,
-    /// The prefix, or that it is a blend of so many.
+    /// The prefix, or the number of datasets of a blend.
     pub dataset: String,
     /// Its samples.
     pub samples: u64,
     /// The time that finding or building it took.
     pub elapsed_s: f64,
-    /// The folder of its files, if it is kept.
+    /// The folder of its files, if they are stored.
     pub folder: Option<String>,
 }
 
@@ -134,8 +135,8 @@ struct Blend {
 /// Builds or checks all orders.
 ///
 /// # Errors
-/// What is wrong with the settings or a dataset. Orders that were finished by then stay, and are
-/// found by the next run; of the one that was not nothing does.
+/// If a setting or a dataset is invalid. Finished orders are retained, and the next run finds them;
+/// nothing remains of an unfinished one.
 pub fn build(args: &IndexBuild, work: &Arc<CancellableJob>) -> Result<Indexes> {
     let mut run = IndexRun { args, tokenizer: Value::Null, orders: Vec::new(), work };
     let built = run.build();
@@ -183,7 +184,7 @@ impl IndexRun<'_> {
         Ok(())
     }
 
-    /// Tells what is begun: reads and writes count, of which nobody knows how many come.
+    /// Shows which order is built. Its progress counts reads and writes; their total is unknown.
     fn show(&self, what: &str) {
         let nth = self.orders.len() + 1;
         self.work.begin(format!("order {nth}, {what}"), CountedBytes::Any, None);
@@ -257,7 +258,7 @@ impl IndexRun<'_> {
         Ok(())
     }
 
-    /// One dataset's order: what names it, and how many samples it has.
+    /// Builds or checks the order of one dataset; returns its description and sample count.
     fn dataset(
         &mut self,
         which: Split,
@@ -351,8 +352,8 @@ impl Masked {
 }
 
 impl Blend {
-    /// As Megatron reads it: an odd number of words are prefixes, and so are words of which every
-    /// other is not a number.
+    /// As in Megatron, all words are prefixes if their number is odd, or if no word in the place of
+    /// a weight is a number.
     fn parse(words: &[String]) -> Result<Self> {
         let numbers = words.iter().step_by(2).map(|word| word.trim().parse::<f64>());
         let is_number: Vec<bool> = numbers.clone().map(|number| number.is_ok()).collect();
@@ -371,7 +372,7 @@ impl Blend {
     }
 }
 
-/// What a tokenizer says of itself, from a description of any class or a file that has only that.
+/// The description of a tokenizer, from a description.txt of any class or a file with nothing else.
 pub(crate) fn tokenizer_of(file: &str) -> Result<Value> {
     let (store, key) = storage::locate(file)?;
     let bytes = storage::read_all(store.as_ref(), &key)?;
@@ -382,7 +383,7 @@ pub(crate) fn tokenizer_of(file: &str) -> Result<Value> {
 }
 
 impl Indexes {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let row = |order: &OrderRow| {

@@ -1,4 +1,4 @@
-//! `feedline inspect`: what is in it.
+//! `feedline inspect`: prints what token files and checkpoints contain.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::ui::job::CancellableJob;
 use crate::ui::output::{FormatHints, checkpoints, token_manifest};
 use crate::ui::terminal::{FactTable, table, thousands};
 
-/// What `inspect` tells; `--json` prints it as it is.
+/// What `inspect` prints; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Inspection {
@@ -64,7 +64,7 @@ pub struct Tokens {
     pub first_ids: Vec<i64>,
     /// Their text, if the manifest names a tokenizer that needs no files.
     pub first_text: Option<String>,
-    /// What the manifest beside them says, if there is one.
+    /// Metadata of their manifest, if there is one.
     pub manifest: Option<Value>,
 }
 
@@ -75,7 +75,7 @@ pub struct StepSummary {
     pub folder: String,
     /// The training step after which it was saved.
     pub step: u64,
-    /// Files, the manifest among them not.
+    /// Files, without the manifest.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
@@ -83,7 +83,7 @@ pub struct StepSummary {
     pub groups: Vec<GroupLine>,
     /// Blobs by name.
     pub blobs: Vec<String>,
-    /// What the run wrote about itself.
+    /// Metadata that the run recorded.
     pub meta: Value,
 }
 
@@ -116,18 +116,18 @@ pub struct StepLine {
 /// Ids shown of the first sequence: about a line of text.
 const FIRST_IDS: usize = 24;
 
-/// Looks into what a target names. Sizes and counts are read, contents are not checked.
+/// Inspects a target. Sizes and counts are read, contents are not checked.
 ///
 /// # Errors
 /// If it cannot be opened, naming what is wrong with it and where.
 pub fn inspect(
     target: &InspectTarget,
-    wishes: &FormatHints,
+    hints: &FormatHints,
     work: &CancellableJob,
 ) -> Result<Inspection> {
     match target {
         InspectTarget::Foreign { store, prefix, format } => {
-            let found = foreign::inspect((store, prefix), *format, wishes, work)?;
+            let found = foreign::inspect((store, prefix), *format, hints, work)?;
             Ok(Inspection::ForeignTokens(Box::new(found)))
         }
         InspectTarget::Tokens { store, prefix } => {
@@ -237,7 +237,7 @@ pub(crate) fn step_of(checkpoint: &Checkpoint) -> StepSummary {
 }
 
 impl Inspection {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         match self {

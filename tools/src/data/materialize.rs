@@ -1,9 +1,8 @@
-//! `feedline materialize`: the samples of a run, in their order, as a dataset of their own.
+//! `feedline materialize`: writes the samples of a run, in their order, as a separate dataset.
 //!
-//! The order is known, so it can be written down once: training then reads a file from front to
-//! back, at the rate of a stream and with a request a mebibyte, on any store. The source is read
-//! in windows of samples whose places are sorted, so that its reads ascend. A killed
-//! run is resumed: see `materialize_resume`.
+//! The order is known in advance, so the samples can be written once: training then reads one file
+//! sequentially, in requests of 1 MiB, on any store. The source is read in windows of samples,
+//! sorted by offset, so that its reads ascend. A killed run is resumed: see `materialize_resume`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -77,7 +76,7 @@ pub struct Materialized {
     pub source: String,
     /// Samples, each a sequence and a document.
     pub samples: u64,
-    /// Of these, what a run that was interrupted had written.
+    /// Of these, the samples that an interrupted run had written.
     pub samples_before: u64,
     /// Tokens, of which each sample but the last shares one with the next.
     pub tokens: u64,
@@ -89,13 +88,13 @@ pub struct Materialized {
     pub outputs: Vec<Output>,
 }
 
-/// Reads that are nearer than this are made one: reading on costs less than another request.
+/// Reads with a smaller gap are coalesced: reading the gap costs less than another request.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 
-/// Read at a time; 64 MiB of requests keep any store busy.
+/// Bytes read at a time; 64 MiB of requests keep any store busy.
 const STAGE_BYTES_MAX: u64 = 64 << 20;
 
-/// A run of bytes of the source and where they go in the window.
+/// A range of the source, and its position in the window.
 #[derive(Clone, Copy, Debug)]
 struct CopyPiece {
     offset: u64,
@@ -103,11 +102,11 @@ struct CopyPiece {
     place: usize,
 }
 
-/// Writes the samples of a part in their order, or goes on with what an interrupted run of the same
-/// settings has left. If it fails before the first commit nothing is left.
+/// Writes the samples of a part in their order, or resumes an interrupted run of the same settings.
+/// If it fails before the first commit, nothing remains.
 ///
 /// # Errors
-/// If the source is damaged, an output exists, or the settings make no order.
+/// If the source is damaged, an output exists, or the settings give no order.
 pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Materialized> {
     let start = Instant::now();
     let name = args.source.trim_end_matches(".bin").trim_end_matches(".idx");
@@ -118,7 +117,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         MaterializeResume::discard(out.as_ref(), &out_key)?;
     }
     if let Err(error) = no_manifest_yet(out.as_ref(), &out_key) {
-        // It is complete, so that whoever was killed then has left what nobody needs.
+        // The output is complete, so that unfinished files of a killed run are not needed.
         if matches!(error, storage::Error::Exists { .. }) {
             MaterializeResume::discard_or_warn(out.as_ref(), &out_key);
         }
@@ -135,14 +134,14 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
     run["files"] = json!(manifest.as_ref().map(|manifest| &manifest.files));
     let mut unfinished =
         MaterializeResume::begin(&out, &out_key, dataset.dtype(), run, args.seq_length)?;
-    let is_there = |sample| tokens_of(&dataset, &index, sample);
-    unfinished.tell_present(samples, is_there)?;
+    let tokens = |sample| tokens_of(&dataset, &index, sample);
+    unfinished.add_present_samples(samples, tokens)?;
     let samples_before = unfinished.samples();
     let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
     let bytes = sample_bytes.saturating_mul(samples - samples_before.min(samples));
     work.begin("materialize", CountedBytes::Written, Some(bytes));
-    let wrote = write(args, &dataset, &index, samples, &mut unfinished);
-    let read_bytes = match wrote {
+    let result = write(args, &dataset, &index, samples, &mut unfinished);
+    let read_bytes = match result {
         Ok(read_bytes) => read_bytes,
         Err(error) => {
             let is_all = unfinished.samples() == 0 && work.check().is_err();
@@ -151,8 +150,8 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
             return Err(if is_all { error.context(order) } else { error });
         }
     };
-    let stay = || kept_text(&out.display(&out_key), samples);
-    let built = unfinished.finish().with_context(stay)?;
+    let kept = || kept_text(&out.display(&out_key), samples);
+    let built = unfinished.finish().with_context(kept)?;
     let mut meta = manifest.map_or(json!({}), |old| old.meta);
     meta["tool"] = TOOL.into();
     meta["documents"] = built.documents.into();
@@ -165,12 +164,12 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         "order": order,
     });
     if let Value::Object(meta) = &mut meta {
-        // Which of them a sample is from is not told any more.
+        // The input that a sample is from is no longer known.
         meta.remove("inputs");
     }
-    // Without it the files stay as they are, for the same command to go on with.
+    // If the manifest cannot be written, the files stay, and the same command resumes.
     let files = built.files();
-    let outputs = write_manifest_only(out.as_ref(), &out_key, &files, meta).with_context(stay)?;
+    let outputs = write_manifest_only(out.as_ref(), &out_key, &files, meta).with_context(kept)?;
     MaterializeResume::discard_or_warn(out.as_ref(), &out_key);
     let elapsed_s = start.elapsed().as_secs_f64();
     Ok(Materialized {
@@ -184,7 +183,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
     })
 }
 
-/// Writes the samples that are not there yet; says how many bytes were read for them.
+/// Writes the missing samples; returns the bytes that were read for them.
 fn write(
     args: &Materialize,
     dataset: &IndexedDataset,
@@ -194,17 +193,17 @@ fn write(
 ) -> Result<u64> {
     let mut window = Window::default();
     let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
-    // fits: at most the memory that was asked for
+    // fits: at most --memory
     let window_samples = (args.memory.0 / sample_bytes).clamp(1, samples);
     let (mut first, mut read_bytes) = (into.samples(), 0);
     while first < samples {
         let end = (first + window_samples).min(samples);
         read_bytes += window.fill(dataset, index, first..end)?;
         window.write(dataset, into.builder())?;
-        into.reached(args.commit_every.0)?;
+        into.commit_if_large(args.commit_every.0)?;
         first = end;
     }
-    into.reached_end(samples)?;
+    into.commit_all(samples)?;
     Ok(read_bytes)
 }
 
@@ -214,7 +213,7 @@ fn tokens_of(dataset: &IndexedDataset, index: &GptIndex, sample: u64) -> Result<
     Ok(tokens)
 }
 
-/// The order, what names it, and where it is kept.
+/// The order, its config, and the folder of its files.
 fn order_of(
     args: &Materialize,
     work: &Arc<CancellableJob>,
@@ -222,7 +221,7 @@ fn order_of(
     (store, prefix): (&Arc<dyn storage::Storage>, &Key),
 ) -> Result<(GptIndex, GptIndexConfig, String)> {
     work.begin("order", CountedBytes::Any, None);
-    // What is copied gets new checksums, so the whole index is verified, also behind a seal.
+    // The copy gets new checksums, so the entire index is verified, even if it is sealed.
     dataset.check_tables()?;
     let tokenizer = args.tokenizer_from.as_deref().map(tokenizer_of).transpose()?;
     let config = GptIndexConfig {
@@ -242,7 +241,7 @@ fn order_of(
     let index = if args.data_cache_path.is_some() {
         GptIndex::load_or_keep(dataset, args.part, &config, cache.as_ref(), &folder)?
     } else {
-        // Beside a source that cannot be written to, the order is not kept.
+        // If the folder of the source cannot be written, the order is not stored.
         GptIndex::load_or_build(dataset, args.part, &config, cache.as_ref(), &folder)?
     };
     Ok((index, config, cache.display(&folder)))
@@ -259,7 +258,7 @@ struct Window {
 }
 
 impl Window {
-    /// Reads samples; says how many bytes were read for them.
+    /// Reads samples; returns the bytes that were read for them.
     fn fill(
         &mut self,
         dataset: &IndexedDataset,
@@ -291,7 +290,7 @@ impl Window {
         Ok(read_bytes)
     }
 
-    /// Reads some pieces, joined where they are near, and puts them into their places.
+    /// Reads some pieces, coalesced where they are near, and copies them to their positions.
     fn read_stage(
         &mut self,
         dataset: &IndexedDataset,
@@ -341,7 +340,7 @@ impl Window {
     }
 }
 
-/// As many pieces from `from` on, at least one, as are read at a time.
+/// The end of the pieces that are read at a time, at least one, from `from` on.
 fn stage_end(pieces: &[CopyPiece], from: usize) -> usize {
     let (mut end, mut total) = (0, 0);
     for (nth, piece) in pieces.iter().enumerate().skip(from) {
@@ -362,7 +361,7 @@ fn part(name: &str) -> std::result::Result<Split, String> {
 }
 
 impl Materialized {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let written: u64 = self.outputs.iter().map(|output| output.bytes).sum();

@@ -1,6 +1,6 @@
-//! An output that is not finished, and what is certain of it: up to where the tokens of its builder
-//! were synced. That stands in a small object beside it, so that a run that was killed is gone on
-//! with by the next one of the same settings. What the sequences are follows from the order.
+//! An unfinished output, and which part of it is durable: the tokens of its builder up to the last
+//! sync. A small object beside the output records that, so that the next run of the same settings
+//! resumes a killed one. The sequences follow from the order.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use storage::{Key, Storage, SyncPoint};
 
 const SUFFIX: &str = ".unfinished.json";
 
-/// A record names the files of the source, and settings.
+/// A record holds the files of the source, and settings.
 const RECORD_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug)]
@@ -21,23 +21,23 @@ pub(super) struct MaterializeResume {
     prefix: Key,
     record: Record,
     builder: Builder,
-    /// Of all samples but perhaps the last.
+    /// Bytes of each sample, except perhaps the last.
     sample_bytes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
-    /// What decides the bytes of the output.
+    /// The settings that determine the bytes of the output.
     run: Value,
-    /// Samples that are certain.
+    /// Samples that are durable.
     samples: u64,
-    /// None before the first sync.
+    /// `None` before the first sync.
     bin: Option<SyncPoint>,
 }
 
 impl MaterializeResume {
-    /// Begins an output, or goes on with it.
+    /// Starts an output, or resumes it.
     pub(super) fn begin(
         store: &Arc<dyn Storage>,
         prefix: &Key,
@@ -45,7 +45,7 @@ impl MaterializeResume {
         run: Value,
         seq_len: u64,
     ) -> Result<Self> {
-        // Of writers that were killed: the little files, for the large ones are drafts.
+        // Removes the small files of killed writers; their large ones are resumable uploads.
         store.remove_orphans(&prefix.parent())?;
         let key = prefix.with_suffix(SUFFIX)?;
         let (record, builder) = match read(store.as_ref(), &key)? {
@@ -54,7 +54,7 @@ impl MaterializeResume {
                 same_run(&name, &record.run, &run)?;
                 let mark = record.bin.unwrap_or_default();
                 let builder = match Builder::resume_tokens(store, prefix, dtype, mark) {
-                    // It was killed before it began.
+                    // The run was killed before it created the builder.
                     Err(indexed::Error::Storage(storage::Error::NotFound { .. }))
                         if record.bin.is_none() =>
                     {
@@ -71,10 +71,10 @@ impl MaterializeResume {
             }
             None => {
                 let record = Record { run, samples: 0, bin: None };
-                // First of all: drafts that no record speaks of are another program's.
+                // First, because resumable uploads without a record belong to another program.
                 record.write(store.as_ref(), &key)?;
                 let builder = Builder::create_tokens(store, prefix, dtype).inspect_err(|_| {
-                    let _ = store.delete(&key); // what is in the way is the error to tell
+                    let _ = store.delete(&key); // the error of the builder is reported
                 })?;
                 (record, builder)
             }
@@ -84,8 +84,8 @@ impl MaterializeResume {
         Ok(MaterializeResume { store, prefix, record, builder, sample_bytes })
     }
 
-    /// Tells the builder of the samples that it has. The one after them may be there in part.
-    pub(super) fn tell_present(
+    /// Adds the samples that are present to the builder. The next one may be present in part.
+    pub(super) fn add_present_samples(
         &mut self,
         samples: u64,
         tokens_of: impl Fn(u64) -> Result<u64>,
@@ -101,9 +101,9 @@ impl MaterializeResume {
             present += 1;
         }
         let left = self.builder.present_bytes();
-        let is_whole = if present < samples { !self.builder.is_finished() } else { left == 0 };
+        let is_consistent = if present < samples { !self.builder.is_finished() } else { left == 0 };
         ensure!(
-            is_whole,
+            is_consistent,
             "cannot resume {}.bin: expected {samples} samples, found {present} and {left} bytes \
              (hint: --restart starts from scratch)",
             self.store.display(&self.prefix)
@@ -112,7 +112,7 @@ impl MaterializeResume {
         Ok(())
     }
 
-    /// Removes what an interrupted run has left, unless it is at work.
+    /// Removes the files of an interrupted run, unless it still runs.
     pub(super) fn discard(store: &dyn Storage, prefix: &Key) -> Result<()> {
         let key = prefix.with_suffix(SUFFIX)?;
         match store.open(&key) {
@@ -123,14 +123,14 @@ impl MaterializeResume {
         Ok(store.delete(&key)?)
     }
 
-    /// The same, of an output that is complete.
+    /// The same for a complete output; an error is only logged.
     pub(super) fn discard_or_warn(store: &dyn Storage, prefix: &Key) {
         if let Err(error) = MaterializeResume::discard(store, prefix) {
             log::warn!("{}: unfinished files cannot be removed: {error}", store.display(prefix));
         }
     }
 
-    /// Samples that are certain.
+    /// Samples that are durable.
     pub(super) fn samples(&self) -> u64 {
         self.record.samples
     }
@@ -139,8 +139,8 @@ impl MaterializeResume {
         &mut self.builder
     }
 
-    /// Samples are in the builder: they become certain if they are worth a sync.
-    pub(super) fn reached(&mut self, commit_bytes: u64) -> Result<()> {
+    /// Commits the samples in the builder if at least `commit_bytes` of them are not durable yet.
+    pub(super) fn commit_if_large(&mut self, commit_bytes: u64) -> Result<()> {
         let bytes = self.builder.token_count() * self.builder.dtype().item_bytes();
         if bytes - self.record.bin.map_or(0, |mark| mark.bytes.min(bytes)) < commit_bytes {
             return Ok(());
@@ -149,8 +149,8 @@ impl MaterializeResume {
         self.keep(mark.bytes / self.sample_bytes, mark)
     }
 
-    /// All samples are in the builder: they become certain.
-    pub(super) fn reached_end(&mut self, samples: u64) -> Result<()> {
+    /// Commits all samples; the builder has all of them.
+    pub(super) fn commit_all(&mut self, samples: u64) -> Result<()> {
         let mark = self.builder.sync_all_tokens()?;
         self.keep(samples, mark)
     }
@@ -162,13 +162,13 @@ impl MaterializeResume {
         Ok(())
     }
 
-    /// Makes both files visible, when all is certain. What is needed to go on stays until
-    /// [`MaterializeResume::discard`].
+    /// Publishes both files, when all samples are durable. The record stays until
+    /// [`MaterializeResume::discard`], so that the run can be resumed.
     pub(super) fn finish(self) -> Result<Built> {
         Ok(self.builder.finish()?)
     }
 
-    /// Ends without success. What is certain stays, and is told.
+    /// Ends after an error. Durable samples are retained, and the error says so.
     pub(super) fn fail(self, error: anyhow::Error) -> anyhow::Error {
         let MaterializeResume { store, prefix, record, builder, .. } = self;
         drop(builder);
@@ -188,7 +188,7 @@ pub(super) fn kept_text(output: &str, samples: u64) -> String {
 }
 
 impl Record {
-    /// After a crash it may be the one before: then more is made again.
+    /// After a crash the previous record may remain: then more samples are written again.
     fn write(&self, store: &dyn Storage, key: &Key) -> Result<()> {
         Ok(store.replace(key, &serde_json::to_vec(self)?)?)
     }
@@ -206,7 +206,7 @@ fn read(store: &dyn Storage, key: &Key) -> Result<Option<Record>> {
     Ok(Some(record))
 }
 
-/// Going on with other settings would make files that no single run makes.
+/// Refuses other settings: resuming with them would write files that no single run writes.
 fn same_run(name: &str, there: &Value, here: &Value) -> Result<()> {
     let mut keys = here.as_object().into_iter().flat_map(|run| run.keys());
     let Some(key) = keys.find(|key| there[key.as_str()] != here[key.as_str()]) else {

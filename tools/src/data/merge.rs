@@ -1,4 +1,4 @@
-//! `feedline merge`: datasets, one after the other, as one.
+//! `feedline merge`: concatenates datasets.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub struct MergeRequest {
     pub partial: bool,
     /// Whether to read the inputs and compare them with their manifests first.
     pub verify: bool,
-    /// Whose unfinished output is removed.
+    /// Which unfinished output is removed.
     pub takeover: Takeover,
 }
 
@@ -53,8 +53,7 @@ pub enum PrefixOrder {
 pub struct Merged {
     /// The prefixes, in the order of their documents.
     pub sources: Vec<String>,
-    /// Those without a manifest: nothing tells what tokenizer they are of, and they were read
-    /// whole.
+    /// Sources without a manifest: their tokenizer is unknown, and they were read completely.
     pub sources_without_manifest: Vec<String>,
     /// Whether all tokens were verified; otherwise their checksums were carried over.
     pub verified: bool,
@@ -75,7 +74,7 @@ struct MergeInput {
     name: String,
     store: Arc<dyn Storage>,
     prefix: Key,
-    /// What its manifest says of it and of its files, if it has one.
+    /// Metadata and files of its manifest, if it has one.
     manifest: Option<(Value, Vec<FileEntry>)>,
 }
 
@@ -87,7 +86,7 @@ struct MergeInput {
 pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merged> {
     let start = Instant::now();
     let (out, out_prefix) = work.locate(&request.out)?;
-    // First of all, because debris of a killed run must not be taken for an input.
+    // First, because unfinished files of a killed run must not be taken for an input.
     let output = [(&out, &out_prefix)];
     let _claim = OutputClaim::take(work, "merge", Format::Mmididx, &output, request.takeover)?;
     let sources = find(request, work)?;
@@ -131,7 +130,7 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
         let bare = input.trim_end_matches('/');
         let bare = [".bin", ".idx"].iter().find_map(|s| bare.strip_suffix(s)).unwrap_or(bare);
         ensure!(!bare.is_empty(), "cannot merge {input}: expected a prefix or a folder, found /");
-        // Of `.` the parent folder has the name.
+        // The name of `.` is in its parent folder.
         let (store, key) = work.locate(&with_last_component(bare))?;
         let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
         if is_pair {
@@ -175,7 +174,7 @@ impl MergeInput {
         Ok(MergeInput { name, store, prefix, manifest })
     }
 
-    /// Which shard it is, and of how many and how many bytes of inputs, if it is one.
+    /// Index of the shard, shard count, and bytes of all inputs, if it is a shard.
     fn shard(&self) -> Option<(u64, (u64, Option<u64>))> {
         let (meta, _) = self.manifest.as_ref()?;
         let (index, count) = meta["shard"].as_str()?.split_once('/')?;
@@ -194,7 +193,7 @@ impl MergeInput {
         })
     }
 
-    /// Of both files.
+    /// Bytes of both files.
     fn bytes(&self) -> Result<u64> {
         pair_bytes(self.store.as_ref(), &self.prefix)
     }
@@ -224,8 +223,8 @@ impl MergeInput {
                     self.name,
                     entry.bytes
                 );
-                // The index is written again. Tokens are copied with their checksum, which the copy
-                // then breaks as well where they are damaged.
+                // The index is written again. Tokens are copied with their checksum, so that
+                // damaged tokens do not match it in the copy either.
                 if request.verify || suffix == ".idx" {
                     entry.verify(self.store.as_ref(), &folder)?;
                 }
@@ -239,8 +238,8 @@ impl MergeInput {
     }
 }
 
-/// Shards are of use in their order, and together: a task of an array that failed is not missed
-/// otherwise. They are shards of the same only if the inputs had as many bytes for each.
+/// Checks that all shards are there and in order, so that a failed task of an array is noticed.
+/// Shards belong together only if all inputs had the same number of bytes for each of them.
 fn all_shards(sources: &[MergeInput]) -> Result<()> {
     let mut next = 0;
     let mut last: Option<(&MergeInput, (u64, Option<u64>))> = None;
@@ -279,7 +278,7 @@ fn all_shards(sources: &[MergeInput]) -> Result<()> {
     Ok(())
 }
 
-/// Shards of one corpus are made with one set of settings, such as `--append-eod`.
+/// Checks that shards of one corpus have the same settings, such as `--append-eod`.
 fn same_settings(before: &MergeInput, source: &MergeInput) -> Result<()> {
     let meta = |source: &MergeInput| source.manifest.as_ref().map(|(meta, _)| meta.clone());
     let (Some(before_meta), Some(meta)) = (meta(before), meta(source)) else { return Ok(()) };
@@ -297,9 +296,9 @@ fn same_settings(before: &MergeInput, source: &MergeInput) -> Result<()> {
     Ok(())
 }
 
-/// Shards of one corpus are made from the same inputs. It holds with `--partial` too: that is for
-/// shards that are missing. Shards in ascending order, of one count, are taken to be of one corpus.
-/// The version of an input is not compared: nodes may read copies of it.
+/// Checks that shards of one corpus have the same inputs, also with `--partial`, which is for
+/// missing shards. Shards in ascending order and of one count are taken to be of one corpus. The
+/// version of an input is not compared: nodes may read copies of it.
 fn same_inputs(sources: &[MergeInput]) -> Result<()> {
     let mut seen: HashMap<&str, (&MergeInput, (u64, &str))> = HashMap::new();
     let mut last = None;
@@ -329,7 +328,7 @@ fn same_inputs(sources: &[MergeInput]) -> Result<()> {
     Ok(())
 }
 
-/// Ids of two tokenizers in one file are ids of none.
+/// Checks that all sources have the same tokenizer: in another one, ids mean different text.
 fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
     let tokenizer_of = |source: &MergeInput| {
         let (meta, _) = source.manifest.as_ref()?;
@@ -354,7 +353,8 @@ fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
     Ok(())
 }
 
-/// What all manifests say alike; inputs are joined. Counts are those of the result.
+/// Metadata on which all manifests agree; inputs are concatenated. The caller adds the counts of
+/// the result.
 fn common_meta(sources: &[MergeInput]) -> Map<String, Value> {
     let metas: Option<Vec<&Value>> =
         sources.iter().map(|source| source.manifest.as_ref().map(|(meta, _)| meta)).collect();
@@ -372,7 +372,7 @@ fn common_meta(sources: &[MergeInput]) -> Map<String, Value> {
     common
 }
 
-/// Runs of digits are compared as numbers, all else as it stands.
+/// Compares runs of digits as numbers, and all else byte by byte.
 fn numeric(a: &str, b: &str) -> Ordering {
     let (mut x, mut y) = (a.as_bytes(), b.as_bytes());
     while let (Some(&p), Some(&q)) = (x.first(), y.first()) {
@@ -392,7 +392,7 @@ fn numeric(a: &str, b: &str) -> Ordering {
     x.len().cmp(&y.len()).then(a.cmp(b))
 }
 
-/// The digits in front without their leading zeros, and what follows them.
+/// The leading digits without leading zeros, and the rest.
 fn digits(text: &[u8]) -> (&[u8], &[u8]) {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
@@ -401,7 +401,7 @@ fn digits(text: &[u8]) -> (&[u8], &[u8]) {
 }
 
 impl Merged {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let mut facts = FactTable::default();

@@ -1,4 +1,4 @@
-//! Verbs on token files.
+//! Commands for token files.
 
 pub mod check;
 pub mod clean;

@@ -1,4 +1,4 @@
-//! `feedline repair`: what can be saved of a damaged pair, under another name.
+//! `feedline repair`: writes the intact part of a damaged pair under another name.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct RepairRequest {
     pub source: String,
     /// The prefix to write.
     pub out: String,
-    /// Whose unfinished output is removed.
+    /// Which unfinished output is removed.
     pub takeover: Takeover,
 }
 
@@ -28,7 +28,7 @@ pub struct RepairRequest {
 pub struct Repaired {
     /// The dataset that was read.
     pub source: String,
-    /// Each fault, and what became of it; none if nothing is wrong, and then nothing was written.
+    /// Each fault, and how it was repaired; without faults, nothing was written.
     pub faults: Vec<String>,
     /// Documents that were kept.
     pub documents: u64,
@@ -36,7 +36,7 @@ pub struct Repaired {
     pub sequences: u64,
     /// Tokens that were kept.
     pub tokens: u64,
-    /// Sequences that the header tells of and that are lost.
+    /// Sequences that the header counts and that are lost.
     pub sequences_lost: u64,
     /// Bytes of the `.bin` that are left out.
     pub bytes_lost: u64,
@@ -44,10 +44,10 @@ pub struct Repaired {
     pub outputs: Vec<Output>,
 }
 
-/// Looks what is wrong with a pair, and writes what is whole of it as a new one.
+/// Examines a pair, and writes its intact part as a new one.
 ///
 /// # Errors
-/// If not even the header can be read, or the output exists.
+/// If the header cannot be read, or the output exists.
 pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Repaired> {
     let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
     let (store, prefix) = work.locate(name)?;
@@ -80,7 +80,7 @@ pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Rep
     }
     work.begin("repair", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let built = repair.write(&out, &key)?;
-    // A manifest that no longer fits its files still names their tokenizer.
+    // A manifest that does not match its files still names their tokenizer.
     let mut meta = match token_manifest(store.as_ref(), &prefix) {
         Ok(Some(manifest)) => manifest.meta,
         _ => json!({}),
@@ -100,7 +100,7 @@ pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Rep
 }
 
 impl Repaired {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         if self.faults.is_empty() {

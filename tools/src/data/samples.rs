@@ -1,4 +1,4 @@
-//! `feedline samples`: what a training run would be given, read as it would be read.
+//! `feedline samples`: reads the samples of a training run as the run would.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -123,10 +123,10 @@ fn window(text: &str) -> Result<ByteSize, String> {
 /// What was read; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Samples {
-    /// What the store was simulated by, if it was.
+    /// The simulated store, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<String>,
-    /// The order's name.
+    /// Name of the order.
     pub order: String,
     /// Samples that the order has.
     pub samples_of_order: u64,
@@ -145,16 +145,16 @@ pub struct Samples {
     /// SHA-256 of the tokens of all samples in order, each with its extra one, as little-endian
     /// int64.
     pub sha256: Option<String>,
-    /// What the loader counted.
+    /// Metrics of the loader.
     pub loader: Metrics,
 }
 
 /// Reads the samples.
 ///
 /// # Errors
-/// What the dataset, the index or a read say.
+/// If the dataset, the index or a read fails.
 pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let (mut store, key) = storage::locate(&args.prefix)?;
     let simulation = args.simulate.start()?;
     if let Some(simulation) = &simulation {
@@ -164,7 +164,7 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
     work.begin("order", CountedBytes::Any, None);
     let order = order_of(args, &dataset, work)?;
     work.check()?;
-    let index_seconds = begun.elapsed().as_secs_f64();
+    let index_seconds = started.elapsed().as_secs_f64();
     let total = order.sample_count();
     let end = args.samples.map_or(total, |count| args.first.saturating_add(count));
     let mut options = LoaderOptions::new(args.micro_batch, args.first..end);
@@ -175,8 +175,8 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
     options.verify = !args.no_verify;
     let seq_len = usize::try_from(args.seq_length).context("cannot use --seq-length")?;
     let name = order.name();
-    let mut sum = args.hash.then(Sha256::new);
-    let begun = Instant::now();
+    let mut hasher = args.hash.then(Sha256::new);
+    let started = Instant::now();
     let sample_bytes = args.seq_length.saturating_add(1) * dataset.dtype().item_bytes();
     let count = end.min(total).saturating_sub(args.first) / u64::from(args.ranks).max(1);
     work.begin("samples", CountedBytes::Read, Some(count.saturating_mul(sample_bytes)));
@@ -186,13 +186,13 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
     } else {
         let assemble = GptAssemble::new(GptConfig::new(seq_len), vec![dataset.dtype()])?;
         drain(Loader::start(order, assemble, options)?, args.rate, shown, |batch| {
-            if let Some(sum) = &mut sum {
-                add(sum, batch);
+            if let Some(hasher) = &mut hasher {
+                add(hasher, batch);
             }
             batch.rows
         })?
     };
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     Ok(Samples {
         simulated: simulation.map(|simulation| simulation.about()),
         order: name,
@@ -203,19 +203,19 @@ pub fn samples(args: &SamplesArgs, work: &Arc<CancellableJob>) -> Result<Samples
         first_batch_seconds: metrics.first_batch_us as f64 / 1e6,
         samples_per_second: taken as f64 / seconds,
         bytes_per_second: metrics.delivered_bytes as f64 / seconds,
-        sha256: sum.map(|sum| hex(&sum.finalize())),
+        sha256: hasher.map(|hasher| hex(&hasher.finalize())),
         loader: metrics,
     })
 }
 
-/// Takes all batches, no more samples a second than `rate`; `rows` looks at each.
+/// Takes all batches, at most `rate` samples per second; `rows` is called with each.
 fn drain<A: Assemble>(
     mut loader: Loader<A>,
     rate: Option<f64>,
     (work, sample_bytes): (&CancellableJob, u64),
     mut rows: impl FnMut(&A::Batch) -> usize,
 ) -> Result<(u64, Metrics)> {
-    let (begun, mut taken) = (Instant::now(), 0);
+    let (started, mut taken) = (Instant::now(), 0);
     while let Some(batch) = loader.next_batch()? {
         work.check()?;
         let new = rows(&batch) as u64;
@@ -223,7 +223,7 @@ fn drain<A: Assemble>(
         taken += new;
         loader.recycle(batch);
         if let Some(rate) = rate {
-            let due = begun + Duration::from_secs_f64(taken as f64 / rate);
+            let due = started + Duration::from_secs_f64(taken as f64 / rate);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
     }
@@ -278,15 +278,15 @@ fn megatron_index(
     Ok(GptIndex::load_or_keep(dataset, Split::Train, &config, store.as_ref(), &Key::root())?)
 }
 
-/// Each row is the inputs and, behind them, the last label: what the sample is made of.
-fn add(sum: &mut Sha256, batch: &Batch) {
+/// Hashes each row: the inputs, then the last label, as the sample is stored.
+fn add(hasher: &mut Sha256, batch: &Batch) {
     for row in 0..batch.rows {
         let place = row * batch.seq_len..(row + 1) * batch.seq_len;
         for token in &batch.tokens[place.clone()] {
-            sum.update(token.to_le_bytes());
+            hasher.update(token.to_le_bytes());
         }
         if let Some(last) = batch.labels[place].last() {
-            sum.update(last.to_le_bytes());
+            hasher.update(last.to_le_bytes());
         }
     }
 }
@@ -296,7 +296,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 impl Samples {
-    /// For a person.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let metrics = &self.loader;
@@ -319,8 +319,8 @@ impl Samples {
         facts.add("request latency", format!("p50 {p50} us, p99 {p99} us"));
         let stalled = metrics.stalled_us / 1000;
         facts.add("waits over 1 ms", format!("{}, {stalled} ms in total", metrics.stalls));
-        if let Some(sum) = &self.sha256 {
-            facts.add("sha256 of the tokens", sum);
+        if let Some(hash) = &self.sha256 {
+            facts.add("sha256 of the tokens", hash);
         }
         facts.text()
     }

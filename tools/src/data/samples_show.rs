@@ -1,4 +1,4 @@
-//! `feedline samples RUN.toml --show`: what the samples of a step were.
+//! `feedline samples RUN.toml --show`: prints the samples of a step.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::ui::terminal::thousands;
 
 /// Samples that are shown at once, at most.
 const SHOWN_MAX: u64 = 1 << 16;
-/// Characters of a part that a person is shown.
+/// Characters of a part that are printed.
 const TEXT_CHARS: usize = 160;
 
-/// Samples of a run, and where they lie; `--json` prints it as it is.
+/// Samples of a run and their positions; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Shown {
     /// The config.
@@ -31,9 +31,9 @@ pub struct Shown {
 /// One sample.
 #[derive(Debug, Serialize)]
 pub struct Sample {
-    /// Its place in the training order.
+    /// Its index in the training order.
     pub sample: u64,
-    /// What it was made of.
+    /// Its parts.
     pub parts: Vec<SampleSpan>,
 }
 
@@ -42,11 +42,12 @@ pub struct Sample {
 pub struct SampleSpan {
     /// The token file.
     pub file: String,
-    /// The sequence in it that the run begins in: a document, unless it was split into sentences.
+    /// The sequence of the file in which the span starts: a document, unless it was split into
+    /// sentences.
     pub sequence: u64,
-    /// The first token, as a place in that sequence.
+    /// Index of the first token in that sequence.
     pub first_token: u64,
-    /// The first byte, as a place in the file.
+    /// Offset of the first byte in the file.
     pub offset_bytes: u64,
     /// Tokens.
     pub tokens: u64,
@@ -57,7 +58,7 @@ pub struct SampleSpan {
 /// Looks up samples in the order that a config gives, and reads their tokens.
 ///
 /// # Errors
-/// What the config, the corpora, the index or a read say.
+/// If the config, the corpora, the index or a read fails.
 pub fn show(args: &SamplesArgs) -> Result<Shown> {
     let config = Config::load(&args.prefix, &[])?;
     let order = feed::order_of(&config)?;
@@ -79,15 +80,15 @@ pub fn show(args: &SamplesArgs) -> Result<Shown> {
     if let Err(error) = &tokenizer {
         log::warn!("samples: shown without text: {}", storage::one_line(error));
     }
-    let shelf = SampleReader { order, files, tokenizer: tokenizer.ok() };
-    let samples = (args.first..end).map(|sample| shelf.sample(sample)).collect::<Result<_>>()?;
+    let reader = SampleReader { order, files, tokenizer: tokenizer.ok() };
+    let samples = (args.first..end).map(|sample| reader.sample(sample)).collect::<Result<_>>()?;
     Ok(Shown { config: args.prefix.clone(), samples })
 }
 
-/// What samples are taken from.
+/// Reads samples in an order.
 struct SampleReader {
     order: Arc<dyn SampleOrder>,
-    /// Of each source of the order.
+    /// One for each source of the order.
     files: Vec<IndexedDataset>,
     tokenizer: Option<Arc<dyn Tokenizer>>,
 }
@@ -96,7 +97,7 @@ impl SampleReader {
     fn sample(&self, sample: u64) -> Result<Sample> {
         let mut pieces = Vec::new();
         self.order.pieces(sample, &mut pieces)?;
-        // Places of CPM-2's answers are numbers and no tokens.
+        // Positions of CPM-2's answers are numbers, not tokens.
         let is_text = |piece: &&PieceRef| {
             !self.files[piece.file as usize].prefix().name().ends_with("_target_offset")
         };
@@ -134,7 +135,7 @@ impl SampleReader {
     }
 }
 
-/// The last sequence that begins there or before.
+/// The last sequence that starts at or before an offset.
 fn last_at(file: &IndexedDataset, offset_bytes: u64) -> u64 {
     let (mut low, mut high) = (0, file.sequence_count());
     while low + 1 < high {
@@ -149,7 +150,7 @@ fn last_at(file: &IndexedDataset, offset_bytes: u64) -> u64 {
 }
 
 impl Shown {
-    /// For a person.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let mut out = String::new();

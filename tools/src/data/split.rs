@@ -1,4 +1,4 @@
-//! `feedline split`: a dataset's documents for training, validation and test.
+//! `feedline split`: splits the documents of a dataset into training, validation and test.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ pub struct SplitRequest {
     pub source: String,
     /// The shares, such as `949,50,1`.
     pub split: String,
-    /// What the prefixes to write begin with.
+    /// Common start of the prefixes to write.
     pub out: String,
-    /// Whose unfinished parts are removed.
+    /// Which unfinished parts are removed.
     pub takeover: Takeover,
 }
 
@@ -50,7 +50,7 @@ pub struct SplitOutput {
     pub sequences: u64,
     /// Tokens.
     pub tokens: u64,
-    /// The files; none if its share came to no document.
+    /// The files; none if its share has no document.
     pub outputs: Vec<Output>,
 }
 
@@ -107,7 +107,7 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
         match write_part(which.name(), documents, (out, key), of, meta) {
             Ok(part) => parts.push(part),
             Err(error) => {
-                // The one that failed has taken itself back.
+                // The part that failed has removed its own files.
                 let before = targets[..nth].iter().filter(|(_, range, ..)| !range.is_empty());
                 before.for_each(|(_, _, out, key)| remove(out.as_ref(), key));
                 return Err(error);
@@ -116,7 +116,8 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
     }
     Ok(SplitReport { source: name.to_owned(), documents, parts })
 }
-/// Writes one part, or nothing of it.
+
+/// Writes one part; after an error, no file of it remains.
 fn write_part(
     part: &'static str,
     documents: [u64; 2],
@@ -130,7 +131,7 @@ fn write_part(
     meta["sequences"] = built.sequences.into();
     meta["tokens"] = built.tokens.into();
     if let Value::Object(meta) = &mut meta {
-        // Which of them the documents of this part are from is not known.
+        // The inputs that the documents of this part are from are not known.
         meta.remove("inputs");
     }
     let (sequences, tokens) = (built.sequences, built.tokens);
@@ -138,18 +139,18 @@ fn write_part(
     Ok(SplitOutput { part, documents, sequences, tokens, outputs })
 }
 
-/// Removes a part that was written, what makes it whole first.
+/// Removes a complete part, its manifest first.
 fn remove(out: &dyn Storage, key: &Key) {
     for suffix in [".manifest.json", ".idx", ".crc", ".bin"] {
-        // The error that ended the others is the one to tell.
-        if let Err(left) = key.with_suffix(suffix).and_then(|key| out.delete(&key)) {
-            log::warn!("{}{suffix}: cannot be deleted: {left}", out.display(key));
+        // The caller reports the error that ended the split.
+        if let Err(error) = key.with_suffix(suffix).and_then(|key| out.delete(&key)) {
+            log::warn!("{}{suffix}: cannot be deleted: {error}", out.display(key));
         }
     }
 }
 
 impl SplitReport {
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let row = |part: &SplitOutput| {

@@ -173,7 +173,7 @@ fn check_free(out: &str) -> Result<()> {
     }
 }
 
-/// Of some of the sample, by the tokenizer as it was written.
+/// Bytes per token of a part of the sample, by the tokenizer that was written.
 fn bytes_per_token(args: &TrainArgs, trained: &TrainedTokenizer) -> Result<f64> {
     let is_model = trained.files.iter().any(|(name, _)| *name == "tokenizer.model");
     let (kind, file) =
@@ -212,7 +212,7 @@ impl TrainArgs {
 }
 
 impl Trained {
-    /// As a person reads it.
+    /// Text for the terminal.
     fn text(&self) -> String {
         let mut facts = FactTable::default();
         facts.add("tokens", thousands(self.vocab_size));
@@ -230,7 +230,7 @@ impl Trained {
     }
 }
 
-/// Shows on standard error how far the training is.
+/// Reports progress on standard error.
 #[derive(Default)]
 struct Reporter {
     shown: Option<Instant>,

@@ -1,4 +1,4 @@
-//! What an object store means for a run.
+//! Findings about an object store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{ANSWERS, Finding, Findings, Patience, Purpose};
 /// S3 refuses requests whose date is further off.
 const SKEW_S_MAX: i64 = 900;
 
-/// What is worth a word.
+/// Smaller clock differences are not reported.
 const SKEW_S_NOTED: i64 = 5;
 
 /// How long a probe may take to end after an interruption.
@@ -22,14 +22,14 @@ const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET
     \"AbortIncompleteMultipartUpload\":{\"DaysAfterInitiation\":1}}]}'";
 
 pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Finding> {
-    // Without its options: nothing of them is for a report.
+    // Without its options, which do not belong in a report.
     let mut found = Findings::of(url.split('?').next().unwrap_or(url));
     let step = Arc::new(Mutex::new("start"));
-    let (named, asked) = (Arc::clone(&step), url.to_owned());
-    let trial = if purpose == Purpose::Data { ProbeDepth::Look } else { ProbeDepth::Write };
+    let (named, owned_url) = (Arc::clone(&step), url.to_owned());
+    let depth = if purpose == Purpose::Data { ProbeDepth::Look } else { ProbeDepth::Write };
     let work = move || {
-        let doing = |what| *named.lock().unwrap_or_else(PoisonError::into_inner) = what;
-        BucketInfo::of(&asked, trial, &doing)
+        let set_step = |what| *named.lock().unwrap_or_else(PoisonError::into_inner) = what;
+        BucketInfo::of(&owned_url, depth, &set_step)
     };
     // It takes a dozen requests, of which the last removes what was written.
     let stage = Stage::begin("probe the bucket", patience.limit.saturating_mul(4));
@@ -39,7 +39,7 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Find
         Err(error) => {
             let step = *step.lock().unwrap_or_else(PoisonError::into_inner);
             let cost = "a run waits as long and then fails";
-            let stays = match trial {
+            let stays = match depth {
                 ProbeDepth::Look => "",
                 ProbeDepth::Write => "; it may leave an object .tmp-doctor-...",
             };

@@ -1,4 +1,4 @@
-//! All that a run's config names: whether it is there, fits, and suits.
+//! Checks everything that the config of a run names: whether it exists, fits, and suits its use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,39 +13,39 @@ use storage::{ByteSize, Key};
 use super::folder::path_of;
 use super::{ANSWERS, DoctorArgs, Finding, Findings, FolderOrigin, Patience, Purpose};
 
-/// File systems of the machine itself.
+/// Local file systems.
 const LOCAL: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"];
 
-/// From here on a second run over the data is served by this machine's memory.
+/// From this share on, a second run over the data reads from this machine's page cache.
 const CACHED_SHARE_MIN: f64 = 0.2;
 
 pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding>> {
     let config = Config::load(&args.target, &args.set)?;
-    let mut tour = ConfigProbe { patience, all: Vec::new(), seen: BTreeSet::new() };
+    let mut probe = ConfigProbe { patience, all: Vec::new(), seen: BTreeSet::new() };
     for corpus in &config.data.train {
-        tour.all.extend(dataset(&corpus.path, &config, patience));
-        tour.look(&folder_of(&corpus.path), Purpose::Data, FolderOrigin::ByNobody);
+        probe.all.extend(dataset(&corpus.path, &config, patience));
+        probe.look(&folder_of(&corpus.path), Purpose::Data, FolderOrigin::MustExist);
     }
-    tour.all.extend(index_cache(&config.cache_dir(), patience));
-    tour.all.extend(tokenizer(&config.data.tokenizer, patience));
+    probe.all.extend(index_cache(&config.cache_dir(), patience));
+    probe.all.extend(tokenizer(&config.data.tokenizer, patience));
     let dir = config.checkpoint_dir();
-    tour.look(&dir, Purpose::Checkpoint, FolderOrigin::ByRun);
-    tour.all.extend(room(&dir, &config, patience));
-    // Logs are written there, whatever else is.
-    tour.look(&config.run.dir, Purpose::Checkpoint, FolderOrigin::ByRun);
-    if let Some(far) = &config.checkpoint.drain_to {
-        tour.look(far, Purpose::Checkpoint, FolderOrigin::ByRun);
-        tour.all.extend(room(far, &config, patience));
+    probe.look(&dir, Purpose::Checkpoint, FolderOrigin::ByRun);
+    probe.all.extend(room(&dir, &config, patience));
+    // Logs are always written there.
+    probe.look(&config.run.dir, Purpose::Checkpoint, FolderOrigin::ByRun);
+    if let Some(drain_to) = &config.checkpoint.drain_to {
+        probe.look(drain_to, Purpose::Checkpoint, FolderOrigin::ByRun);
+        probe.all.extend(room(drain_to, &config, patience));
     }
-    if let Some(near) = &config.data.local_cache {
-        tour.look(&near.dir, Purpose::Both, FolderOrigin::ByRun);
-        tour.all.extend(is_near(&near.dir, "local cache", patience));
+    if let Some(cache) = &config.data.local_cache {
+        probe.look(&cache.dir, Purpose::Both, FolderOrigin::ByRun);
+        probe.all.extend(check_is_local(&cache.dir, "local cache", patience));
     }
-    tour.offloaded(&config);
-    Ok(tour.all)
+    probe.offloaded(&config);
+    Ok(probe.all)
 }
 
-/// Places one after the other, each once: folders that are not there yet may be below one that is.
+/// Checks each place once: several missing folders may be below the same existing one.
 struct ConfigProbe<'a> {
     patience: &'a Patience,
     all: Vec<Finding>,
@@ -72,27 +72,27 @@ impl ConfigProbe<'_> {
         }
     }
 
-    /// Where ranks keep states, and inputs of layers.
+    /// Folders of offloaded optimizer state and activations.
     fn offloaded(&mut self, config: &Config) {
         let plan = RunPlan::new(config, &PlanInputs::default());
         let disks = config.optim.offload.folders(0).len() as u64;
         let each = plan.offload.map_or(0, |state| state.disk_bytes.div_ceil(disks.max(1)));
         for place in places(&config.optim.offload) {
             self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
-            self.all.extend(is_near(&place, "offload", self.patience));
+            self.all.extend(check_is_local(&place, "offload", self.patience));
             self.all.extend(states(&place, each, self.patience));
         }
         for place in places(&config.parallel.activation_offload) {
             self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
-            self.all.extend(is_near(&place, "offload", self.patience));
+            self.all.extend(check_is_local(&place, "offload", self.patience));
         }
     }
 }
 
-/// Ranks of a node, of which the folders are looked for.
+/// Most ranks of a node whose folders are checked.
 const LOCAL_RANKS_MAX: usize = 64;
 
-/// Folders of the first rank of this node, and those of others that are there.
+/// Folders of the first rank of this node, and the existing ones of other ranks.
 fn places(offload: &Offload) -> Vec<String> {
     let mut places = offload.folders(0);
     for place in (1..LOCAL_RANKS_MAX).flat_map(|rank| offload.folders(rank)) {
@@ -103,16 +103,16 @@ fn places(offload: &Offload) -> Vec<String> {
     places
 }
 
-/// What ranks left there, and whether two generations of another one fit.
+/// Reports orphaned state in a folder, and whether two generations of another rank fit.
 fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(place);
-    let asked = place.to_owned();
-    let looked = patience.stage("list offloaded state").run(move || -> ckpt::Result<_> {
-        let store = storage::open_url(&asked)?;
+    let owned = place.to_owned();
+    let result = patience.stage("list offloaded state").run(move || -> ckpt::Result<_> {
+        let store = storage::open_url(&owned)?;
         Ok((ckpt::offload::marked(&store)?, store.free_bytes()?))
     });
-    let (all, free) = match looked {
-        Ok(Ok(looked)) => looked,
+    let (all, free) = match result {
+        Ok(Ok(result)) => result,
         Ok(Err(error)) => {
             found.breaks("states", error.to_string(), "the run does not start", "");
             return found.all;
@@ -141,7 +141,7 @@ fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
     }
     let fact = format!("two generations of one rank take {}", ByteSize(need_bytes));
     match free {
-        // What was left may be its own.
+        // The orphaned state may belong to this run, which reuses it.
         Some(free) if free.saturating_add(left_bytes) < need_bytes => {
             let fact = format!("{fact}; {} free", ByteSize(free));
             let fix = "set optim.offload to a larger disk, or to several";
@@ -153,14 +153,14 @@ fn states(place: &str, need_bytes: u64, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// The nearest folder of a path that is there; `None` if it cannot be found.
+/// The nearest existing folder of a path; `None` if it cannot be found.
 fn nearest(place: &str, patience: &Patience) -> Option<String> {
     let path = path_of(place);
-    let looked = patience.stage("find the mount").run(move || MountInfo::of(&path));
-    looked.and_then(|facts| facts).ok().map(|facts| facts.nearest)
+    let result = patience.stage("find the mount").run(move || MountInfo::of(&path));
+    result.and_then(|facts| facts).ok().map(|facts| facts.nearest)
 }
 
-/// Whether the order of the samples can be kept: a run does without, and builds it every time.
+/// Whether the order of the samples can be stored; otherwise a run builds it every time.
 fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
     if dir.starts_with("s3://") {
         return super::look(dir, Purpose::Both, FolderOrigin::ByRun, patience);
@@ -201,7 +201,7 @@ fn folder_of(prefix: &str) -> String {
     if options.is_empty() { folder.to_owned() } else { format!("{folder}?{options}") }
 }
 
-/// Why a dataset cannot be opened, and a prefix of another that may have been meant.
+/// Why a dataset cannot be opened, and a similar prefix that exists.
 struct AbsentDataset {
     error: storage::Error,
     near: Option<String>,
@@ -213,21 +213,21 @@ impl From<storage::Error> for AbsentDataset {
     }
 }
 
-/// Whether the files of a corpus are there, how large they are, and whether they look cached.
+/// Whether the files of a corpus exist, how large they are, and how much of them is cached.
 fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(prefix.split('?').next().unwrap_or(prefix));
     let ends: &[&str] = match config.objective() {
         Objective::Encdec => &["_context", "_target", "_target_offset"],
         _ => &[""],
     };
-    let asked = prefix.to_owned();
+    let owned = prefix.to_owned();
     let names: Vec<String> = ends
         .iter()
         .flat_map(|end| [".idx", ".bin"].map(|suffix| format!("{end}{suffix}")))
         .collect();
     let stage = patience.stage("open the dataset");
     let opened = stage.run(move || -> Result<Vec<(u64, Option<f64>)>, AbsentDataset> {
-        let (store, key) = storage::locate(&asked)?;
+        let (store, key) = storage::locate(&owned)?;
         let open = |suffix: &String| {
             let object = store.open(&key.with_suffix(suffix)?)?;
             Ok((object.len_bytes(), cached_share(&*object)))
@@ -272,17 +272,17 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
 }
 
 /// Whether the tokenizer can be opened, as a run opens it: its files, or the folder of its files,
-/// must be there and fit together. `gpt2` and `null:30000` have none.
+/// must exist and fit together. `gpt2` and `null:30000` have none.
 fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of("data.tokenizer");
     let Some((kind, files)) = spec.split_once(':').filter(|(kind, _)| *kind != "null") else {
         return found.all;
     };
-    let asked = spec.to_owned();
+    let owned = spec.to_owned();
     let stage = patience.stage(&format!("open the tokenizer {spec}"));
     let cost = "the run does not start, or prints no text";
     let fix = "set data.tokenizer = \"KIND:FILE\"";
-    match stage.run(move || feed::open_tokenizer(&asked).map(|tokenizer| tokenizer.vocab_size())) {
+    match stage.run(move || feed::open_tokenizer(&owned).map(|tokenizer| tokenizer.vocab_size())) {
         Ok(Ok(ids)) => found.fine(kind, format!("{files}, {ids} tokens")),
         Ok(Err(error)) => found.breaks(kind, error.to_string(), cost, fix),
         Err(error) => found.breaks(kind, error.to_string(), cost, fix),
@@ -290,26 +290,26 @@ fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// Whether so many checkpoints fit as lie there at once: those that are kept, and the next.
+/// Whether all checkpoints that exist at once fit: the retained ones, and the next.
 fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
     let plan = RunPlan::new(config, &PlanInputs::default());
-    let (one, due) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
+    let (one, need) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
     let fact = format!(
         "a checkpoint of {} parameters takes {}; up to {} are stored here at once",
         plan.parameters.total,
         ByteSize(one),
-        ByteSize(due)
+        ByteSize(need)
     );
-    let asked = dir.to_owned();
+    let owned = dir.to_owned();
     let free = patience.stage("query the free space").run(move || {
-        let store = storage::open_url(&asked)?;
+        let store = storage::open_url(&owned)?;
         let there = store.list(&Key::root()).map(|all| all.iter().map(|entry| entry.bytes).sum());
         Ok((store.free_bytes()?, there.unwrap_or(0_u64)))
     });
     match free.and_then(|outcome: storage::Result<_>| outcome) {
-        // What lies there already is of the steps that make room.
-        Ok((Some(free), there)) if free.saturating_add(there) < due => {
+        // The bytes that are there belong to steps that will be deleted.
+        Ok((Some(free), there)) if free.saturating_add(there) < need => {
             let fits = free.saturating_add(there) / one.max(1);
             let fact = format!("{fact}; {} free, enough for {fits}", ByteSize(free));
             if fits < 2 {
@@ -332,12 +332,13 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// A cache on a disk that is as far away as the data is none, and an update waits for its disk.
-fn is_near(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
+/// Checks that a folder is on a local disk: a remote cache is as slow as the data, and an update
+/// waits for its disk.
+fn check_is_local(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir);
-    let asked = path_of(dir);
-    let looked = patience.stage("find the mount").run(move || MountInfo::of(&asked));
-    if let Ok(Ok(facts)) = looked
+    let owned = path_of(dir);
+    let result = patience.stage("find the mount").run(move || MountInfo::of(&owned));
+    if let Ok(Ok(facts)) = result
         && !LOCAL.contains(&facts.file_system.as_str())
     {
         let (cost, fix) = match what {

@@ -1,4 +1,4 @@
-//! A file system, tried in a folder of our own that is gone afterwards.
+//! Tests a file system in a temporary folder that is removed afterwards.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,16 @@ use storage::{ByteSize, Error, Stage};
 use super::{ANSWERS, Finding, Findings, FolderOrigin, Patience, Purpose, mount};
 use crate::ui::unfinished_files::{FileTotal, UnfinishedFiles};
 
-/// A commit that takes longer is felt, one that takes as long as the second holds up a run.
+/// A commit that takes longer than the first is reported; one that takes longer than the second
+/// delays a run.
 const COMMIT_MS_NOTED: f64 = 50.0;
 const COMMIT_MS_MAX: f64 = 500.0;
 
-/// Clock differences of a server that are worth a note, in seconds: smaller ones are noise.
+/// Clock differences of a server that are reported, in seconds: smaller ones are noise.
 const SKEW_S_NOTED: f64 = 1.0;
 const SKEW_S_MAX: f64 = 60.0;
 
-/// Kinds of unfinished files, what they are, and the line that removes them.
+/// Kinds of unfinished files, what they are, and how to remove them.
 type UnfinishedKind = (fn(&UnfinishedFiles) -> &FileTotal, &'static str, &'static str);
 const UNFINISHED: [UnfinishedKind; 5] = [
     (
@@ -53,9 +54,9 @@ pub(super) fn look(
     patience: &Patience,
 ) -> Vec<Finding> {
     let (path, patience) = (path_of(place), patience.clone());
-    let mut visit = FolderProbe { found: Findings::of(place), path, purpose, made, patience };
-    if let Err(ProbeEnd::Hangs(what)) = visit.all() {
-        visit.found.breaks(
+    let mut probe = FolderProbe { found: Findings::of(place), path, purpose, made, patience };
+    if let Err(ProbeEnd::Hangs(what)) = probe.all() {
+        probe.found.breaks(
             ANSWERS,
             what,
             "a run here waits as long, and may ignore signals meanwhile",
@@ -63,7 +64,7 @@ pub(super) fn look(
              server, and this machine with dmesg",
         );
     }
-    visit.found.all
+    probe.found.all
 }
 
 /// A plain path is taken as it is; a URL may have options.
@@ -74,9 +75,9 @@ pub(super) fn path_of(place: &str) -> PathBuf {
     }
 }
 
-/// Why there is nothing more to be tried.
+/// Why the probe ended early.
 enum ProbeEnd {
-    /// A step did not come back, in words.
+    /// A step did not return; the text names it.
     Hangs(String),
     Interrupted,
 }
@@ -112,7 +113,7 @@ impl FolderProbe {
         self.unfinished(&facts)
     }
 
-    /// What killed runs left in the folder.
+    /// Reports unfinished files of killed runs in the folder.
     fn unfinished(&mut self, facts: &MountInfo) -> Result<(), ProbeEnd> {
         let folder = PathBuf::from(&facts.nearest);
         if !facts.is_there || !folder.is_dir() {
@@ -163,7 +164,7 @@ impl FolderProbe {
                 "no effect if the path is as intended: the run creates it",
                 "mount the file system first, if one belongs there",
             ),
-            FolderOrigin::ByNobody => self.found.breaks(
+            FolderOrigin::MustExist => self.found.breaks(
                 "place",
                 fact(),
                 "a run fails with 'no such file', or fills the system disk",
@@ -173,7 +174,7 @@ impl FolderProbe {
         facts.is_there || self.made == FolderOrigin::ByRun
     }
 
-    /// Does a step that may hang, on a thread of its own.
+    /// Runs a step that may hang, on a separate thread.
     fn step<T: Send + 'static>(
         &self,
         what: &str,
@@ -216,7 +217,7 @@ impl FolderProbe {
         };
         let tried = self.probes(&scratch, facts);
         if let Err(ProbeEnd::Hangs(what)) = tried {
-            // Whoever removes it now would hang as well.
+            // Removing the folder now would hang as well.
             return Err(ProbeEnd::Hangs(format!("{what}; {} is left there", scratch.name())));
         }
         let removing = scratch.clone();
@@ -289,7 +290,7 @@ impl FolderProbe {
         self.times(scratch)
     }
 
-    /// Whether names are given once.
+    /// Whether an existing name is refused.
     fn names(&mut self, scratch: &ProbeFolder) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
         let created = self.step("create a file", move || own.exclusive_create())?;

@@ -1,14 +1,14 @@
-//! What this machine means for a run.
+//! Findings about this machine.
 
 use storage::ByteSize;
 use storage::probe::HostInfo;
 
 use super::{Finding, Findings};
 
-/// What rings and registered buffers take of the limit on kernels before 5.12.
+/// Locked memory that rings and registered buffers take on kernels before 5.12.
 const MEMLOCK_BYTES_MIN: u64 = 8 << 20;
 
-/// Shards, indexes, connections and logs of one process.
+/// Open files of one process: shards, indexes, connections and logs.
 const OPEN_FILES_MIN: u64 = 4096;
 
 pub(super) fn judge(facts: &HostInfo) -> Vec<Finding> {

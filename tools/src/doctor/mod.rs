@@ -1,8 +1,8 @@
-//! `feedline doctor`: what will hurt a training run, what it costs, and the line that mends it.
+//! `feedline doctor`: what will slow down or stop a training run, its effect, and its fix.
 //!
-//! Facts come from `storage::probe`; this folder judges what they mean for a run. `machine` checks
-//! this machine, `mount` the mount of a path, `folder` a file system, `bucket` an object store,
-//! `config` everything that a run's config names. [`stripe`] is the verb `feedline stripe`.
+//! `storage::probe` collects facts; this module judges their effect on a run. `machine` checks this
+//! machine, `mount` the mount of a path, `folder` a file system, `bucket` an object store, `config`
+//! everything that a run's config names. [`stripe`] is the command `feedline stripe`.
 
 mod bucket;
 mod config;
@@ -64,29 +64,29 @@ pub enum Purpose {
 pub enum Severity {
     /// As it should be.
     Fine,
-    /// Good to know; a run does not suffer from it.
+    /// Worth knowing; it does not harm a run.
     Note,
-    /// A run will be slower, or lose what it need not.
+    /// A run will be slower, or lose more than necessary.
     Hurts,
-    /// A run will not start, will end, or can lose what it saved.
+    /// A run will not start, will fail, or can lose what it saved.
     Breaks,
 }
 
-/// Something that was found.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Where: a path, a URL, or `this machine`.
     pub place: String,
-    /// What was looked at.
+    /// What was checked.
     pub what: String,
     /// How bad it is.
     pub severity: Severity,
     /// What was found.
     pub found: String,
-    /// What a run pays for it.
+    /// Its effect on a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<String>,
-    /// The line that mends it.
+    /// Its fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -120,34 +120,35 @@ impl Findings {
     }
 
     fn push(&mut self, severity: Severity, what: &str, found: String, more: Option<(&str, &str)>) {
-        let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let (cost, fix) = more.map_or((None, None), |(cost, fix)| (told(cost), told(fix)));
+        let non_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let (cost, fix) =
+            more.map_or((None, None), |(cost, fix)| (non_empty(cost), non_empty(fix)));
         let (place, what) = (self.place.clone(), what.to_owned());
         self.all.push(Finding { place, what, severity, found, cost, fix });
     }
 }
 
-/// All that was found; `--json` prints it as it is.
+/// All findings; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Diagnosis {
-    /// Whether nothing will hurt.
+    /// Whether no finding will hurt or break a run.
     pub ok: bool,
-    /// In the order in which it was looked at.
+    /// In the order of the checks.
     pub findings: Vec<Finding>,
 }
 
-/// Looks at the target, and at this machine.
+/// Checks the target and this machine.
 ///
 /// # Errors
-/// If a config cannot be read, or that it was interrupted: what was tried is removed first, and
-/// what cannot be is told. Whatever is wrong with a target is among the findings.
+/// If a config cannot be read, or the check is interrupted: test files are removed first, and the
+/// error names those that cannot be. Problems of a target are findings.
 pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
     let patience = Patience { limit: args.timeout, stop: StopSignal::at_signals()? };
     let mut all = of_machine(&HostInfo::here());
     if args.target.ends_with(".toml") {
         all.extend(config::look(args, &patience)?);
     } else {
-        all.extend(look(&args.target, args.purpose, FolderOrigin::ByNobody, &patience));
+        all.extend(look(&args.target, args.purpose, FolderOrigin::MustExist, &patience));
     }
     if patience.stop.is_set() {
         let hung = all.iter().filter(|finding| finding.what == ANSWERS);
@@ -157,17 +158,17 @@ pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
     Ok(Diagnosis::new(all))
 }
 
-/// What is said of a step that does not come back.
+/// Name of the finding that a step does not return.
 const ANSWERS: &str = "answers";
 
-/// How long a step may take, and who may end it sooner.
+/// How long a step may take, and the signal that ends it sooner.
 #[derive(Clone, Debug)]
 struct Patience {
     limit: Duration,
     stop: StopSignal,
 }
 
-/// What a step has to come to its end when it is told to: one of a file system takes milliseconds.
+/// How long a step may take to end after a signal: one of a file system takes milliseconds.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Patience {
@@ -176,11 +177,11 @@ impl Patience {
     }
 }
 
-/// Who makes a folder that is not there.
+/// Who creates a folder that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FolderOrigin {
     ByRun,
-    ByNobody,
+    MustExist,
 }
 
 fn look(place: &str, purpose: Purpose, made: FolderOrigin, patience: &Patience) -> Vec<Finding> {
@@ -243,7 +244,7 @@ impl Diagnosis {
         Diagnosis { ok, findings }
     }
 
-    /// As a person reads it: by places, what is worse first.
+    /// Text for the terminal: by place, the worst findings first.
     #[must_use]
     pub fn text(&self) -> String {
         let width = self.findings.iter().map(|f| label(&f.what).len()).max().unwrap_or(0);

@@ -5,13 +5,13 @@ use storage::probe::MountInfo;
 
 use super::{Findings, Purpose};
 
-/// From here on a map or a read through the page cache moves many times the bytes of a sample.
+/// With more read-ahead, a mapping or a buffered read moves many times the bytes of a sample.
 const READ_AHEAD_KIB_MAX: u64 = 1024;
 
 /// Fuller file systems slow down, and one target of Lustre may be full long before all are.
 const FREE_SHARE_MIN: f64 = 0.1;
 
-/// What clients and servers of NFS agree on by themselves if both may.
+/// Request size that NFS clients and servers negotiate by default.
 const NFS_REQUEST_BYTES_MIN: u64 = 1 << 20;
 
 pub(super) fn judge(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
@@ -113,7 +113,7 @@ fn nfs(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     nfs_requests(facts, found);
 }
 
-/// Options that take back what NFS promises to several machines.
+/// Options that weaken the guarantees of NFS for several machines.
 fn nfs_promises(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if let Some(which @ ("all" | "flock")) = facts.value("local_lock") {
         found.hurts(
@@ -142,7 +142,7 @@ fn nfs_promises(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     }
 }
 
-/// Options that make many requests of one.
+/// Options that cause many requests for one.
 fn nfs_requests(facts: &MountInfo, found: &mut Findings) {
     let is_off = |option| facts.value(option) == Some("0");
     if facts.has("noac") || is_off("acregmax") || is_off("acdirmax") {

@@ -1,4 +1,4 @@
-//! `feedline stripe`: how files are spread over the targets of a Lustre.
+//! `feedline stripe`: the striping layout of files on Lustre.
 
 use std::path::{Path, PathBuf};
 
@@ -136,21 +136,21 @@ pub struct Answer {
     /// The file or folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The parts of the layout; none where the file system's own counts.
+    /// The components of the layout; none for the default of the file system.
     pub parts: Vec<ComponentReport>,
     /// Why, or what is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// The line that sets it.
+    /// The command that sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
-    /// Whether it is as asked.
+    /// Whether the layout is as requested.
     pub ok: bool,
     #[serde(skip)]
     text: String,
 }
 
-/// A part of a layout.
+/// A component of a layout.
 #[derive(Debug, Serialize)]
 pub struct ComponentReport {
     start_bytes: u64,
@@ -214,17 +214,17 @@ impl Answer {
         }
     }
 
-    /// As a person reads it.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
-/// Does what is asked.
+/// Runs a command.
 ///
 /// # Errors
-/// If it is not on Lustre, or Lustre refuses.
+/// If the path is not on Lustre, or Lustre refuses the layout.
 pub fn stripe(verb: &StripeVerb) -> Result<Answer> {
     match verb {
         StripeVerb::Get(args) => Ok(Answer::of(&args.path, Striping::of(&args.path)?.as_ref())),
@@ -234,12 +234,12 @@ pub fn stripe(verb: &StripeVerb) -> Result<Answer> {
 }
 
 fn set(args: &SetArgs) -> Result<Answer> {
-    let wish = args.wish()?;
-    let came = wish.set(&args.path)?;
-    let mut answer = Answer::of(&args.path, came.as_ref());
-    if !came.is_some_and(|came| came.grants(&wish)) {
+    let requested = args.requested()?;
+    let actual = requested.set(&args.path)?;
+    let mut answer = Answer::of(&args.path, actual.as_ref());
+    if !actual.is_some_and(|actual| actual.grants(&requested)) {
         let why = format!(
-            "cannot set the layout: expected {wish} (hint: allow other programs than lfs by \
+            "cannot set the layout: expected {requested} (hint: allow other programs than lfs by \
              llite.*.enable_setstripe_gid, or set fewer targets)"
         );
         answer.text += &format!("{why}\n");
@@ -249,7 +249,7 @@ fn set(args: &SetArgs) -> Result<Answer> {
 }
 
 impl SetArgs {
-    fn wish(&self) -> Result<Striping> {
+    fn requested(&self) -> Result<Striping> {
         let given = !self.part.is_empty() || self.count > 0 || self.size.is_some();
         ensure!(
             given || !self.pool.is_empty(),
@@ -259,8 +259,8 @@ impl SetArgs {
         let whole = (u64::MAX, self.count, u32::try_from(size)?);
         let mut parts = Vec::new();
         let mut start = 0;
-        let asked = if self.part.is_empty() { &[whole][..] } else { &self.part };
-        for &(end, stripe_count, stripe_bytes) in asked {
+        let components = if self.part.is_empty() { &[whole][..] } else { &self.part };
+        for &(end, stripe_count, stripe_bytes) in components {
             let pool = self.pool.clone();
             let whole = LayoutComponent::whole(stripe_count, stripe_bytes);
             parts.push(LayoutComponent { start, end, pool, ..whole });

@@ -1,5 +1,5 @@
-//! Inputs of layers that wait on disks, in the order of a step: all are given away on the way
-//! there, and on the way back the last comes first.
+//! Activations on disks, in the order of a step: the forward pass writes all of them, and the
+//! backward pass reads the last one first.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use crate::ckpt::bench::median;
 use crate::ui::terminal::ProgressLine;
 use crate::ui::timeout::StopSignal;
 
-/// What was measured of them. Bytes are those that the disks moved: what is needed again while it
-/// is in memory still is not among them.
+/// Measurements of activations. Bytes are those that the disks moved: activations that are needed
+/// again while still in memory are not counted.
 #[derive(Debug, Serialize)]
 pub(super) struct MovedInputs {
-    /// Given away by a step, and taken back.
+    /// Written by a step, and read back.
     bytes_per_step: u64,
     layer_bytes: u64,
-    /// Written on the way there.
+    /// Writes of the forward pass.
     there: TransferDirection,
-    /// Read on the way back.
+    /// Reads of the backward pass.
     back: TransferDirection,
-    /// The bytes of both by the time of both: what `trainer plan --disk-per-s` wants.
+    /// Bytes of both divided by the time of both, for `trainer plan --disk-per-s`.
     both: TransferDirection,
-    /// The part of what was read that was not read ahead of its need.
+    /// The share of the read bytes that was not prefetched.
     late_share: f64,
-    /// What all buffers take.
+    /// Memory of all buffers.
     memory_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ struct TransferDirection {
     of_fio: Option<f64>,
 }
 
-/// Refuses what would never leave memory.
+/// Refuses sizes that would stay in the buffers.
 pub(super) fn check(args: &BenchArgs) -> Result<()> {
     let (all, layer) = (args.input_bytes, args.layer_bytes);
     let least = ByteSize(2 * SpillOptions::default().memory_bytes());
@@ -55,7 +55,7 @@ pub(super) fn check(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Measures them, beside fio, which writes and reads as many bytes on the same disks.
+/// Measures activations, and fio, which writes and reads as many bytes on the same disks.
 pub(super) fn run(
     args: &BenchArgs,
     (folders, stores): (&[PathBuf], Vec<Arc<dyn Storage>>),
@@ -74,7 +74,7 @@ pub(super) fn run(
     for round in 0..=args.rounds {
         line.show(&format!("round {round}: activations"));
         stop.check()?;
-        // Each is first as often as the other.
+        // The two go first in alternate rounds.
         let before = if round % 2 == 1 { in_place(&files, bytes)? } else { None };
         stop.check()?;
         let step = step(&spill, &layer, layers, stop)?;
@@ -88,8 +88,8 @@ pub(super) fn run(
         let rates = |all: &[[Moved; 2]]| all.iter().map(|step| moved(*step).rate()).collect();
         let (ours, theirs): (Vec<f64>, Vec<f64>) = (rates(&ours), rates(&theirs));
         let shares: Vec<f64> = ours.iter().zip(&theirs).map(|(own, fio)| own / fio).collect();
-        let told = |values: &[f64]| (!values.is_empty()).then(|| median(values));
-        let (fio_bytes_per_s, of_fio) = (told(&theirs), told(&shares));
+        let median_of = |values: &[f64]| (!values.is_empty()).then(|| median(values));
+        let (fio_bytes_per_s, of_fio) = (median_of(&theirs), median_of(&shares));
         TransferDirection { bytes_per_s: median(&ours), fio_bytes_per_s, of_fio }
     };
     let report = spill.report();
@@ -108,7 +108,7 @@ pub(super) fn run(
     })
 }
 
-/// What disks did on one way.
+/// Bytes and time of one direction.
 #[derive(Clone, Copy, Debug)]
 struct Moved {
     bytes: u64,
@@ -121,33 +121,34 @@ impl Moved {
     }
 }
 
-/// One step that computes nothing, so that all its time is the disks'.
+/// One step without computation, so that all its time is that of the disks.
 fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &StopSignal) -> Result<[Moved; 2]> {
     let before = spill.report();
-    let begun = Instant::now();
-    let mut away = Vec::new();
+    let forward_start = Instant::now();
+    let mut spilled = Vec::new();
     for _ in 0..layers {
         stop.check()?;
-        away.push(spill.put(layer)?);
+        spilled.push(spill.put(layer)?);
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = forward_start.elapsed().as_secs_f64();
     let bytes = spill.report().write_bytes - before.write_bytes;
     let there = Moved { bytes, seconds };
-    let turned = Instant::now();
-    away.iter().rev().for_each(SpillHandle::expect);
+    let backward_start = Instant::now();
+    spilled.iter().rev().for_each(SpillHandle::expect);
     let mut into = vec![0; layer.len()];
-    for layer in away.into_iter().rev() {
+    for layer in spilled.into_iter().rev() {
         stop.check()?;
         layer.take(&mut into)?;
     }
-    let seconds = turned.elapsed().as_secs_f64();
+    let seconds = backward_start.elapsed().as_secs_f64();
     let after = spill.report();
     let read = |report: SpillReport| report.read_bytes + report.late_bytes;
     let back = Moved { bytes: read(after) - read(before), seconds };
     Ok([there, back])
 }
 
-/// What fio writes and reads in files that stay as they are. It makes nothing durable, nor do we.
+/// fio writes and reads files that stay in place. It makes nothing durable, and neither does the
+/// offload.
 fn in_place(files: &[&Path], bytes: u64) -> Result<Option<[Moved; 2]>> {
     if !fio::is_there() {
         return Ok(None);

@@ -1,5 +1,6 @@
-//! `feedline offload ls`: what ranks keep in folders, or have left there. A run that goes on with
-//! fewer ranks removes what its ranks reach; what is on a node that has none of them stays.
+//! `feedline offload ls`: lists the state that ranks keep in folders, and orphaned state. A run
+//! that resumes with fewer ranks removes the orphaned state that its ranks reach; state on a node
+//! without ranks stays.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,14 +34,14 @@ pub struct LeftArgs {
 /// What was found; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 struct Found {
-    /// All there are, those that were removed too.
+    /// All states, including those that were removed.
     states: Vec<OwnedFolder>,
-    /// What no process has.
+    /// Bytes of the states that no process uses.
     left_bytes: u64,
     removed: Vec<String>,
 }
 
-/// Looks, and removes what is to be.
+/// Lists states, and removes those of `--remove`.
 pub(super) fn run(args: &LeftArgs) -> Result<CkptOutput> {
     let open = |folder: &String| storage::open_url(folder);
     let stores: Vec<Arc<dyn Storage>> = args.folders.iter().map(open).collect::<Result<_, _>>()?;

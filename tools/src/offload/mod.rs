@@ -112,20 +112,20 @@ struct Measured {
     host_f32_step_bytes_per_s: f64,
     host_f32_step_of_triad: f64,
     fio_bytes_per_s: Option<f64>,
-    /// Of a fio that makes what it writes anew.
+    /// fio with new data in each write.
     fio_anew_bytes_per_s: Option<f64>,
     disk_step_bytes_per_s: f64,
     disk_step_of_fio: Option<f64>,
     disk_step_of_fio_anew: Option<f64>,
     disk_step_s: f64,
-    /// Tiles on their way in the quickest step.
+    /// Tiles in flight in the fastest step.
     disk_depth: usize,
     checkpoint_ms: f64,
     checkpoint_way: String,
-    /// The one that needs new files, by the median of the others.
+    /// Time of the step that needs new files, divided by the median of the others.
     step_after_checkpoint_ratio: f64,
     memory_peak_bytes: u64,
-    /// `None` if they were left out.
+    /// `None` if they were not measured.
     inputs: Option<MovedInputs>,
 }
 
@@ -135,10 +135,10 @@ fn parameters(text: &str) -> Result<u64, String> {
     count.ok_or_else(|| format!("expected a number, or one with m, b or t as 1.3b, found '{text}'"))
 }
 
-/// Does what is asked.
+/// Runs a command.
 ///
 /// # Errors
-/// If it cannot be done.
+/// If the command fails.
 pub fn run(verb: &OffloadVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
     match verb {
         OffloadVerb::Bench(args) => measure(args, line),
@@ -262,20 +262,21 @@ fn disk(
         let updates = given.updates(state, std::iter::empty());
         Ok(state.step(&adamw(number), updates, ().into())?)
     };
-    // New files, then one of each depth, of which the quickest stays.
+    // The first step creates the files, the others try one queue depth each; the fastest depth
+    // stays.
     const WARM: u64 = 5;
     for number in 1..=WARM {
         line.show(&format!("tuning the queue depth: {number} of {WARM}"));
         stop.check()?;
         step(&mut state, number)?;
     }
-    // Files of fio stay until the end: a disk may be busy with removed ones.
+    // The files of fio stay until the end: a disk may be busy with removed ones.
     let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     line.show("creating the fio files");
     stop.check()?;
     let fio = || -> Result<[Option<f64>; 2]> {
-        Ok([checkpoint::mixed(&paths, state_bytes)?, checkpoint::mixed_anew(&paths, state_bytes)?])
+        Ok([checkpoint::mixed(&paths, state_bytes)?, checkpoint::refilled(&paths, state_bytes)?])
     };
     checkpoint::mixed(&paths, state_bytes)?;
     let (mut rates, mut times) = (vec![], vec![]);
@@ -283,12 +284,12 @@ fn disk(
     for round in 1..=args.rounds {
         line.show(&format!("round {round}: disks"));
         stop.check()?;
-        // Each is first as often as the other.
+        // The two go first in alternate rounds.
         let before = if round % 2 == 1 { Some(fio()?) } else { None };
-        let began = Instant::now();
+        let started = Instant::now();
         let report = step(&mut state, WARM + round)?;
         state.settle()?;
-        let seconds = began.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         let theirs = before.map_or_else(fio, Ok)?;
         let rate = DISK_BYTES * args.parameters as f64 / seconds;
         for (way, theirs) in theirs.into_iter().enumerate() {
@@ -306,18 +307,19 @@ fn disk(
     [measured.fio_bytes_per_s, measured.fio_anew_bytes_per_s] = fios.each_ref().map(of);
     [measured.disk_step_of_fio, measured.disk_step_of_fio_anew] = shares.each_ref().map(of);
     line.show("checkpoint");
-    let began = Instant::now();
+    let started = Instant::now();
     let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
-    measured.checkpoint_ms = began.elapsed().as_secs_f64() * 1e3;
+    measured.checkpoint_ms = started.elapsed().as_secs_f64() * 1e3;
     measured.checkpoint_way = way.to_string();
-    // The second step after it cannot write where the checkpoint is.
+    // The second step after the checkpoint cannot write in place, where the data of the checkpoint
+    // is.
     let last = WARM + args.rounds;
     step(&mut state, last + 1)?;
     state.settle()?;
-    let began = Instant::now();
+    let started = Instant::now();
     step(&mut state, last + 2)?;
     state.settle()?;
-    measured.step_after_checkpoint_ratio = began.elapsed().as_secs_f64() / measured.disk_step_s;
+    measured.step_after_checkpoint_ratio = started.elapsed().as_secs_f64() / measured.disk_step_s;
     measured.memory_peak_bytes = watch.stop()?;
     Ok(())
 }
@@ -326,7 +328,7 @@ fn adamw(step: u64) -> AdamW {
     AdamW { step, lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, grad_divisor: 1.0 }
 }
 
-/// Singles between -1 and 1, the same every time.
+/// f32 numbers between -1 and 1, the same in every run.
 fn numbers() -> impl Iterator<Item = [u8; 4]> {
     let mut word = 1_u64;
     std::iter::repeat_with(move || {
@@ -335,7 +337,7 @@ fn numbers() -> impl Iterator<Item = [u8; 4]> {
     })
 }
 
-/// Numbers for the largest parameter, which serve all: nobody looks at the results.
+/// Numbers for the largest parameter, used for all of them: the results are not checked.
 struct SyntheticInputs {
     /// In f32.
     weights: Vec<u8>,
@@ -370,7 +372,7 @@ impl SyntheticInputs {
         state.params().iter().map(update).collect()
     }
 
-    /// The same in f32, and the weights stay where they are.
+    /// Updates with gradients in f32 and without a copy of the new weights.
     fn singles(&self, state: &Offload) -> Vec<Update<'_>> {
         let update = |param: &offload::StateParam| Update {
             grad: &self.weights[..4 * param.elements],

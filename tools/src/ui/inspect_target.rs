@@ -9,7 +9,7 @@ use storage::{Key, Storage};
 use crate::ui::job::CancellableJob;
 use crate::ui::step_folder::{run_steps, with_last_component};
 
-/// There is nothing under the name that an argument gives.
+/// Nothing exists under the name of an argument.
 #[derive(Debug)]
 pub struct NothingFound(String);
 
@@ -61,7 +61,7 @@ pub enum InspectTarget {
 }
 
 impl InspectTarget {
-    /// The same, its store watched.
+    /// The same target, with its store watched by `work`.
     #[must_use]
     pub fn watched(mut self, work: &Arc<CancellableJob>) -> Self {
         let (InspectTarget::Tokens { store, .. }
@@ -72,7 +72,7 @@ impl InspectTarget {
         self
     }
 
-    /// How a message names it: the prefix, or the folder that holds the steps.
+    /// Name in messages: the prefix, or the folder that holds the steps.
     #[must_use]
     pub fn display(&self) -> String {
         match self {
@@ -84,16 +84,16 @@ impl InspectTarget {
         }
     }
 
-    /// Looks what is there. A trailing `.bin`, `.idx` or `/` is taken off first, and so is what the
-    /// files of another format end with.
+    /// Finds what exists under a name. A trailing `.bin`, `.idx` or `/` is removed first, and so is
+    /// a suffix of the files of another format.
     ///
     /// # Errors
-    /// If nothing that we know is there, naming what was looked for.
+    /// If nothing known is found; the error names what was expected.
     pub fn find(name: &str) -> Result<Self> {
         let name = with_last_component(name.trim_end_matches('/'));
         let name = name.as_ref();
         if let Ok((store, key)) = storage::locate(name) {
-            // An .idx that is none is told of by whoever opens the pair.
+            // An invalid .idx is reported when the pair is opened.
             if let Ok(Some((format, prefix))) = Format::detect(&store, &key)
                 && format != Format::Mmididx
             {

@@ -1,9 +1,9 @@
-//! Work that Ctrl-C ends and that a bar follows.
+//! Work that Ctrl-C stops and whose progress a bar shows.
 //!
-//! A verb that writes opens its stores through [`CancellableJob`]. They ask before each request
-//! whether it is time to stop; it is an ordinary error then, on whose way out every upload is
-//! dropped and every file taken back, as after any other. What removes is never refused. They count
-//! what passes too, which is what the bar shows.
+//! A command that writes opens its stores through [`CancellableJob`]. They check the stop signal
+//! before each request. When it is set, requests fail with an ordinary error, after which every
+//! upload is dropped and every file removed, as after any other error. Deletions are never refused.
+//! The stores also count bytes for the bar.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,16 +27,16 @@ pub enum CountedBytes {
     Any,
 }
 
-/// Whether it is to go on, and how far it is.
+/// The stop signal and the progress of some work.
 #[derive(Debug)]
 pub struct CancellableJob {
     stop: StopSignal,
-    /// Whether anything was refused because of that.
+    /// Whether a request was refused because of `stop`.
     refused: AtomicBool,
-    /// Bytes that went either way.
+    /// Bytes read and written.
     moved_bytes: AtomicU64,
     shown: Option<Mutex<Shown>>,
-    /// Where [`CancellableJob::locate`] finds everything, instead of by URL.
+    /// The store of all keys of [`CancellableJob::locate`], in place of URLs.
     store: Option<Arc<dyn Storage>>,
     /// Markers that are created before outputs become visible.
     commits: Mutex<Vec<CommitMarker>>,
@@ -50,21 +50,22 @@ struct Shown {
 }
 
 impl CancellableJob {
-    /// Work that SIGINT and SIGTERM end: the first by errors of its stores, and the second at once.
+    /// Work that SIGINT and SIGTERM stop: the first signal by errors of its stores, the second at
+    /// once.
     ///
     /// # Errors
-    /// If the system takes no handlers.
+    /// If signal handlers cannot be installed.
     pub fn at_signals() -> Result<Arc<Self>> {
         Ok(CancellableJob::new(StopSignal::at_signals()?, None))
     }
 
-    /// Work that leaves nothing behind however it ends: signals do what they do without us.
+    /// Work that only reads: signals keep their default action.
     #[must_use]
     pub fn of_reading() -> Arc<Self> {
         CancellableJob::new(StopSignal::default(), None)
     }
 
-    /// Work that ends by an error of its stores when `stop` is set, and shows no bar.
+    /// Work that fails with an error of its stores when `stop` is set, and shows no bar.
     #[must_use]
     pub fn until(stop: StopSignal) -> Arc<Self> {
         CancellableJob::with(stop, None, None)
@@ -129,7 +130,7 @@ impl CancellableJob {
         *self.commits.lock().unwrap_or_else(PoisonError::into_inner) = commits;
     }
 
-    /// The upload of this key is about to become visible.
+    /// Called before the upload of this key becomes visible.
     pub(super) fn begin_finish(&self, key: &Key) -> storage::Result<()> {
         let commit = {
             let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,10 +141,10 @@ impl CancellableJob {
         commit.map_or(Ok(()), CommitMarker::create)
     }
 
-    /// For what passes no store.
+    /// Checks the stop signal, for work without requests.
     ///
     /// # Errors
-    /// [`storage::Error::Interrupted`] if it is time to stop.
+    /// [`storage::Error::Interrupted`] if it is set.
     pub fn check(&self) -> storage::Result<()> {
         if self.stop.is_set() {
             self.refused.store(true, Ordering::Relaxed);
@@ -152,7 +153,7 @@ impl CancellableJob {
         Ok(())
     }
 
-    /// A stage of so many bytes is begun. If nobody knows how many, the bar is none.
+    /// Starts a stage of `total_bytes`. Without a total, the line has no bar.
     pub fn begin(&self, what: impl Into<String>, way: CountedBytes, total_bytes: Option<u64>) {
         let Some(shown) = &self.shown else { return };
         let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +162,7 @@ impl CancellableJob {
         (shown.now, shown.done_bytes) = (Some((way, gauge)), 0);
     }
 
-    /// So many more bytes went this way.
+    /// Records that bytes were read or written.
     pub fn moved(&self, which: CountedBytes, bytes: u64) {
         self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         let Some(shown) = &self.shown else { return };
@@ -175,18 +176,18 @@ impl CancellableJob {
         }
     }
 
-    /// Takes the bar away, and gives what came of the work. An error after something was refused is
-    /// said to be an interruption.
+    /// Removes the bar, and returns the result. An error after a refused request is reported as an
+    /// interruption.
     ///
     /// # Errors
-    /// What it failed with.
-    pub fn end<T>(&self, came: Result<T>) -> Result<T> {
+    /// The error of `result`.
+    pub fn end<T>(&self, result: Result<T>) -> Result<T> {
         if let Some(shown) = &self.shown {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
             shown.now = None;
             shown.line.clear();
         }
         let is_interrupted = self.refused.load(Ordering::Relaxed);
-        came.map_err(|error| if is_interrupted { error.context("interrupted") } else { error })
+        result.map_err(|error| if is_interrupted { error.context("interrupted") } else { error })
     }
 }

@@ -1,4 +1,4 @@
-//! What all verbs share: output, the terminal, and Ctrl-C.
+//! What all commands share: output, the terminal, and Ctrl-C.
 
 pub mod inspect_target;
 pub mod job;

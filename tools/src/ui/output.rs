@@ -1,4 +1,4 @@
-//! One module a verb.
+//! Outputs of the commands, and their manifests.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use storage::{FileEntry, Key, Manifest, Result, Storage};
 
 use crate::ui::job::{CancellableJob, CountedBytes};
 
-/// What a manifest calls its writer.
+/// Name of the writer in manifests.
 pub(crate) const TOOL: &str = concat!("feedline ", env!("CARGO_PKG_VERSION"));
 
-/// What the manifest of a token dataset calls it, as `preprocess` does too.
+/// Format name in the manifest of a token dataset; `preprocess` has the same.
 const FORMAT: &str = "feedline-tokens";
 const FORMAT_VERSION: u32 = 1;
 
-/// What the command line adds to what files say of themselves.
+/// Properties from the command line that files may not record.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FormatHints {
     /// The size of the vocabulary; else the manifest's.
     pub vocab_size: Option<u64>,
     /// The token that ends documents; else the manifest's.
     pub eod: Option<u32>,
-    /// The type of tokens where the files do not say it.
+    /// The type of tokens, if the files do not record it.
     pub dtype: Option<Dtype>,
 }
 
@@ -45,7 +45,7 @@ impl Output {
     }
 }
 
-/// Refuses an output that exists before anything is done.
+/// Refuses an existing output before any work.
 pub(crate) fn no_manifest_yet(store: &dyn Storage, prefix: &Key) -> Result<()> {
     let key = prefix.with_suffix(".manifest.json")?;
     match store.open(&key) {
@@ -55,8 +55,8 @@ pub(crate) fn no_manifest_yet(store: &dyn Storage, prefix: &Key) -> Result<()> {
     }
 }
 
-/// Writes the manifest that makes the files a dataset; or else takes them back, as without it they
-/// are none.
+/// Writes the manifest that makes the files a dataset. If that fails, removes the files, which are
+/// not a dataset without it.
 pub(crate) fn write_manifest(
     store: &dyn Storage,
     prefix: &Key,
@@ -67,9 +67,9 @@ pub(crate) fn write_manifest(
     let outcome = write_manifest_only(store, prefix, files, meta);
     if outcome.is_err() {
         for file in files.iter().rev() {
-            // The first error is the one to tell.
-            if let Err(left) = folder.join(&file.path).and_then(|key| store.delete(&key)) {
-                log::warn!("{}: has no manifest and cannot be deleted: {left}", file.path);
+            // The first error is returned.
+            if let Err(error) = folder.join(&file.path).and_then(|key| store.delete(&key)) {
+                log::warn!("{}: has no manifest and cannot be deleted: {error}", file.path);
             }
         }
     }
@@ -103,7 +103,7 @@ pub(crate) fn pair_bytes(store: &dyn Storage, prefix: &Key) -> anyhow::Result<u6
     Ok(bin?.saturating_add(idx?))
 }
 
-/// The manifest beside a pair of token files; `None` if they came from a tool that writes none.
+/// The manifest beside a pair of token files; `None` if the tool that wrote them writes none.
 pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option<Manifest>> {
     let key = prefix.with_suffix(".manifest.json")?;
     match Manifest::read(store, &key) {
@@ -112,9 +112,9 @@ pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option
     }
 }
 
-/// The manifest of a source, if it has one. What is copied from damaged files would get new
-/// checksums that agree with the damage: where the source is a pair with block checksums each read
-/// is verified with them, and otherwise all files are read and compared with the manifest here.
+/// The manifest of a source, if it has one. Copies of damaged files would get new checksums that
+/// match the damage. If the source is a pair with block checksums, each read is verified with them;
+/// otherwise all files are read here and compared with the manifest.
 pub(crate) fn verified_manifest(
     store: &dyn Storage,
     prefix: &Key,

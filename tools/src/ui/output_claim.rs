@@ -1,8 +1,8 @@
-//! Markers of outputs that are being written, by which the next run tells debris from data.
+//! Markers of outputs that are being written, by which the next run distinguishes debris from data.
 //!
 //! A dataset is several objects; its manifest, written last, makes them one. A process that is
-//! killed before that leaves objects that no run may overwrite, because nothing says whose they
-//! are. So a verb takes an [`OutputClaim`], which creates markers beside the outputs,
+//! killed before that leaves objects that no run may overwrite, because their owner is unknown. So
+//! a command takes an [`OutputClaim`], which creates markers beside the outputs,
 //! `.PREFIX.writing-N`, each with the process and the outputs that it may have made visible:
 //!
 //! - the first before anything is read or written, after a check that no output exists; it names
@@ -11,8 +11,8 @@
 //!
 //! Both are deleted after the manifest is visible. If the process is dead and the manifest is
 //! missing, the outputs that its markers name are debris, and the next claim deletes them. Files
-//! that another program wrote after the kill are refused, unless the kill came when all bytes were
-//! written and the outputs were becoming visible.
+//! that another program wrote after the kill are refused, unless the process was killed when all
+//! bytes were written and the outputs were becoming visible.
 //!
 //! At most one process has a claim. Two processes cannot create the same number. Each process lists
 //! the markers again after it created its own, so of two different numbers the later one gives way.
@@ -27,7 +27,7 @@ use storage::{Key, Liveness, ProcessIdentity, Storage};
 
 use crate::ui::job::CancellableJob;
 
-/// What the name of a marker has between the prefix and the number.
+/// Separator of prefix and number in the name of a marker.
 const MARK: &str = ".writing-";
 
 const MANIFEST: &str = ".manifest.json";
@@ -38,7 +38,7 @@ const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// How often a claim is tried while other processes take and release theirs.
 const CLAIMS_MAX: usize = 16;
 
-/// Whose unfinished outputs a claim takes over.
+/// Which unfinished outputs a claim takes over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Takeover {
     /// Those of dead processes of this machine.
@@ -54,7 +54,7 @@ pub enum Takeover {
 pub(crate) struct ClaimRecord {
     /// A [`ProcessIdentity`].
     owner: String,
-    /// The verb, and what else decides the outputs of a group.
+    /// The command, and what else determines the outputs of a group.
     command: String,
     /// Suffixes of the objects that it may have made visible, without the manifest.
     suffixes: Vec<String>,
@@ -110,8 +110,9 @@ struct DeadMarker {
 }
 
 impl OutputClaim {
-    /// Claims prefixes, and removes what killed runs left of them. Prefixes with a visible manifest
-    /// are refused, unless the manifest is part of an unfinished group of the same `command`.
+    /// Claims prefixes, and removes their unfinished outputs of killed runs. Prefixes with a
+    /// visible manifest are refused, unless the manifest is part of an unfinished group of the same
+    /// `command`.
     ///
     /// # Errors
     /// [`storage::Error::Exists`] if an output exists that no dead process was writing; if another
@@ -133,7 +134,7 @@ impl OutputClaim {
         };
         let target = |&(store, prefix)| ClaimTarget { store, prefix, format, takeover };
         let targets: Vec<_> = targets.iter().map(target).collect();
-        // All of them before the first is refused.
+        // All targets, before the first can be refused.
         targets.iter().try_for_each(ClaimTarget::tidy)?;
         let (mut markers, mut commits) = (Vec::new(), Vec::new());
         for target in &targets {
@@ -306,7 +307,7 @@ impl ClaimTarget<'_> {
         Ok(())
     }
 
-    /// The drafts that this run may create: those that another program has are not ours.
+    /// The drafts that this run may create, without those of another program.
     fn new_drafts(&self, state: &ClaimState) -> Result<Vec<String>> {
         let mut new = Vec::new();
         for suffix in self.format.draft_suffixes() {
@@ -314,7 +315,7 @@ impl ClaimTarget<'_> {
                 |marker: &DeadMarker| marker.record.drafts.iter().any(|of| of == suffix);
             let is_new = match self.store.open_partial(&self.key(suffix, "")?) {
                 Err(storage::Error::NotFound { .. }) => true,
-                // Nor can it be created.
+                // Then it cannot be created either.
                 Err(storage::Error::Unsupported { .. }) => false,
                 found => found.map(|_| state.markers.iter().any(is_debris))?,
             };

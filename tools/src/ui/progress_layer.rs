@@ -1,4 +1,4 @@
-//! A store that asks its [`CancellableJob`] before each request, and tells it what passed.
+//! A store that checks its [`CancellableJob`] before each request, and reports moved bytes to it.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -12,7 +12,7 @@ use storage::{
 
 use crate::ui::job::{CancellableJob, CountedBytes};
 
-/// Another store, watched.
+/// A layer that watches another store.
 #[derive(Debug)]
 pub(super) struct ProgressLayer {
     inner: Arc<dyn Storage>,
@@ -33,7 +33,7 @@ impl ProgressLayer {
     }
 }
 
-/// What taking back needs is always done: to look what is there, to take hold of it, to remove it.
+/// The operations that clean-up needs are never refused: listing, opening, resuming and deleting.
 impl Storage for ProgressLayer {
     fn open(&self, key: &Key) -> Result<Arc<dyn Object>> {
         Ok(self.object(self.inner.open(key)?))
@@ -163,8 +163,7 @@ impl Storage for ProgressLayer {
     }
 }
 
-/// An object, whose bytes are told as those that are read, or written: what an upload appends of
-/// one is as good as written.
+/// An object whose bytes count as read, or as written if an upload copies them.
 #[derive(Debug)]
 struct ProgressObject<O, W> {
     inner: O,
@@ -227,7 +226,7 @@ struct WatchedUpload<U: ?Sized> {
 }
 
 impl<U: ?Sized + Upload> WatchedUpload<U> {
-    /// Writes so many bytes, unless it is time to stop.
+    /// Writes `bytes` bytes, unless the work must stop.
     fn write_by<T>(&mut self, bytes: u64, write: impl FnOnce(&mut U) -> Result<T>) -> Result<T> {
         self.work.check()?;
         let written = write(&mut self.inner)?;

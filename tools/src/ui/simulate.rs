@@ -1,4 +1,4 @@
-//! `--simulate`: the verbs that measure, over a model of a store.
+//! `--simulate`: measurements of a simulated store.
 
 use std::sync::Arc;
 
@@ -22,24 +22,24 @@ pub struct Simulate {
     pub simulate_seed: u64,
 }
 
-/// A model is a page; what is larger is some other file.
+/// Maximum size of a model file; a model is a page of text.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl Simulate {
-    /// The cluster that is asked for, if one is.
+    /// Starts the requested simulation, if there is one.
     ///
     /// # Errors
-    /// If there is no such model, or a value of it is none.
+    /// If the model does not exist, or a value is invalid.
     pub fn start(&self) -> Result<Option<Arc<Simulation>>> {
-        let Some(asked) = &self.simulate else { return Ok(None) };
-        Ok(Some(Simulation::new(model(asked)?, self.simulate_seed)))
+        let Some(spec) = &self.simulate else { return Ok(None) };
+        Ok(Some(Simulation::new(model(spec)?, self.simulate_seed)))
     }
 }
 
-/// `NAME[,KEY=VALUE]...`. A comma within brackets is of its value.
-fn model(asked: &str) -> Result<StoreModel> {
+/// `NAME[,KEY=VALUE]...`. A comma within brackets belongs to the value.
+fn model(spec: &str) -> Result<StoreModel> {
     let mut depth = 0_u32;
-    let mut words = asked.split(|letter: char| {
+    let mut words = spec.split(|letter: char| {
         match letter {
             '[' | '{' => depth += 1,
             ']' | '}' => depth = depth.saturating_sub(1),

@@ -1,4 +1,4 @@
-//! The folder of checkpoints that an argument names, and what is wrong with another argument.
+//! Opens the folder of checkpoints that an argument names, or explains why it is not one.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -9,18 +9,18 @@ use storage::{Key, Storage};
 
 use crate::ui::inspect_target::NothingFound;
 
-/// What `run.dir` has below it, unless the config names another folder.
+/// Folder of steps in `run.dir`, unless the config names another one.
 const BELOW_RUN: &str = "ckpt";
 
-/// A folder that holds at least one step. `doing` is the verb of the message.
+/// A folder that holds at least one step. `operation` is the verb of the message.
 ///
 /// # Errors
 /// If it is absent, holds no step, is itself a step or a file; the hint names the folder that may
 /// be meant.
-pub(crate) fn holding_steps(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
-    let store = existing(name, doing)?;
+pub(crate) fn holding_steps(name: &str, operation: &str) -> Result<Arc<dyn Storage>> {
+    let store = existing(name, operation)?;
     if !has_steps(&*store)? {
-        bail!("cannot {doing} {name}: expected a folder with steps (step-*), found none in it");
+        bail!("cannot {operation} {name}: expected a folder with steps (step-*), found none in it");
     }
     Ok(store)
 }
@@ -29,48 +29,49 @@ pub(crate) fn holding_steps(name: &str, doing: &str) -> Result<Arc<dyn Storage>>
 ///
 /// # Errors
 /// As [`holding_steps`], but for a folder without steps.
-pub fn existing(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
-    let store = not_a_step(name, doing)?;
+pub fn existing(name: &str, operation: &str) -> Result<Arc<dyn Storage>> {
+    let store = not_a_step(name, operation)?;
     let is_there = match local_path(&*store) {
         Some(path) => Path::new(&path).exists(),
-        // A bucket has no folders but those with something in them.
+        // A bucket has no empty folders.
         None => !store.list_names(&Key::root())?.is_empty(),
     };
     if !is_there {
         return Err(NothingFound::error(format!(
-            "cannot {doing} {name}: expected a folder with steps (step-*), found nothing there"
+            "cannot {operation} {name}: expected a folder with steps (step-*), found nothing \
+             there"
         )));
     }
     Ok(store)
 }
 
-/// A folder that may be absent, in which steps are or are to be.
+/// A folder for steps, which may be absent.
 ///
 /// # Errors
 /// If it is a step or a file, or the folder of a run whose steps are below it.
-pub(crate) fn not_a_step(name: &str, doing: &str) -> Result<Arc<dyn Storage>> {
+pub(crate) fn not_a_step(name: &str, operation: &str) -> Result<Arc<dyn Storage>> {
     let name = name.trim_end_matches('/');
     let name = if name.is_empty() { "/" } else { name };
     let store = storage::open_url(name)?;
     if let Some(path) = local_path(&*store)
         && Path::new(&path).is_file()
     {
-        bail!("cannot {doing} {name}: expected a folder with steps (step-*), found a file");
+        bail!("cannot {operation} {name}: expected a folder with steps (step-*), found a file");
     }
-    let whole = with_last_component(name);
-    let bare = whole.split('?').next().unwrap_or_default();
+    let full_name = with_last_component(name);
+    let bare = full_name.split('?').next().unwrap_or_default();
     if let Some((folder, last)) = bare.rsplit_once('/').or(Some((".", bare)))
         && ckpt::step_of(last).is_some()
     {
         bail!(
-            "cannot {doing} {name}: expected a folder with steps (step-*), found a step (hint: \
+            "cannot {operation} {name}: expected a folder with steps (step-*), found a step (hint: \
              give the folder that holds it, {folder})"
         );
     }
     if let Some(inner) = run_steps(&*store)? {
         bail!(
-            "cannot {doing} {name}: expected a folder with steps (step-*), found the folder of a \
-             run (hint: its steps are in {inner})"
+            "cannot {operation} {name}: expected a folder with steps (step-*), found the folder of \
+             a run (hint: its steps are in {inner})"
         );
     }
     Ok(store)
@@ -99,8 +100,8 @@ pub(crate) fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
     place(a) == place(b)
 }
 
-/// `.`, `..` and paths that end so have no last component that a key could be: their absolute path
-/// has one.
+/// Replaces `.`, `..` and paths that end in them by their absolute path, whose last component can
+/// be a key.
 pub(crate) fn with_last_component(name: &str) -> Cow<'_, str> {
     let ends_in_dots = matches!(name.rsplit('/').next(), Some("." | ".."));
     let real = ends_in_dots.then(|| std::fs::canonicalize(name).ok()).flatten();

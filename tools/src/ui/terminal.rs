@@ -1,4 +1,4 @@
-//! Tables for people.
+//! Tables and progress on a terminal.
 
 use std::fmt::{Display, Write as _};
 use std::io::{self, IsTerminal as _, Write as _};
@@ -51,7 +51,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// One line on standard error, if that is a terminal, that tells how far a run is.
+/// A line on standard error that shows the progress of a run, if that is a terminal.
 #[derive(Debug)]
 pub struct ProgressLine {
     is_terminal: bool,
@@ -59,13 +59,13 @@ pub struct ProgressLine {
 }
 
 impl ProgressLine {
-    /// Nothing is shown yet.
+    /// A line that is not shown yet.
     #[must_use]
     pub fn new() -> Self {
         ProgressLine { is_terminal: io::stderr().is_terminal(), is_open: false }
     }
 
-    /// Nothing is ever shown.
+    /// A line that is never shown.
     #[must_use]
     pub fn silent() -> Self {
         ProgressLine { is_terminal: false, is_open: false }
@@ -77,10 +77,10 @@ impl ProgressLine {
         self.is_terminal
     }
 
-    /// Prints a line that stays, on a terminal or not: what the user should know of a result.
+    /// Prints a warning that stays, on a terminal or not.
     pub fn warn(&mut self, what: &str) {
         self.clear();
-        // A result that cannot be commented on is still one.
+        // A warning that cannot be printed must not end the run.
         let _ = writeln!(io::stderr(), "warning: {what}");
     }
 
@@ -93,7 +93,7 @@ impl ProgressLine {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn clear(&mut self) {
         if self.is_open {
             // As above.
@@ -108,7 +108,7 @@ impl Default for ProgressLine {
     }
 }
 
-/// How far a work over many bytes is, as a bar with its rate and the time that is left.
+/// Progress of work over bytes, as a bar with its rate and the remaining time.
 #[derive(Debug)]
 pub struct Bar<'a> {
     line: &'a mut ProgressLine,
@@ -122,39 +122,39 @@ impl<'a> Bar<'a> {
         Bar { line, gauge: Gauge::new(what, Some(total_bytes)) }
     }
 
-    /// Tells that so many bytes are done, all in all.
+    /// Shows that `done_bytes` bytes are done in total.
     pub fn at(&mut self, done_bytes: u64) {
         self.gauge.at(self.line, done_bytes);
     }
 }
 
-/// A [`Bar`] whose line is somebody else's.
+/// A [`Bar`] that does not own its line.
 #[derive(Debug)]
 pub struct Gauge {
     title: String,
-    /// None if nobody knows: what is done is told then.
+    /// `None` if unknown: then only the bytes that are done are shown.
     total_bytes: Option<u64>,
-    begun: Instant,
+    started: Instant,
     shown: Option<Instant>,
 }
 
-/// A person reads no faster, and a terminal far away is slow.
+/// Interval of updates: a person reads no faster, and a remote terminal is slow.
 const BAR_EVERY: Duration = Duration::from_millis(100);
 
 impl Gauge {
-    /// Of a work that begins now.
+    /// A gauge of work that starts now.
     #[must_use]
     pub fn new(what: impl Into<String>, total_bytes: Option<u64>) -> Self {
-        Gauge { title: what.into(), total_bytes, begun: Instant::now(), shown: None }
+        Gauge { title: what.into(), total_bytes, started: Instant::now(), shown: None }
     }
 
-    /// Shows that so many bytes are done, all in all.
+    /// Shows that `done_bytes` bytes are done in total.
     pub fn at(&mut self, line: &mut ProgressLine, done_bytes: u64) {
         if self.shown.is_some_and(|shown| shown.elapsed() < BAR_EVERY) {
             return;
         }
         self.shown = Some(Instant::now());
-        line.show(&gauge_text(&self.title, done_bytes, self.total_bytes, self.begun.elapsed()));
+        line.show(&gauge_text(&self.title, done_bytes, self.total_bytes, self.started.elapsed()));
     }
 }
 
@@ -164,7 +164,7 @@ fn gauge_text(what: &str, done: u64, total: Option<u64>, elapsed: Duration) -> S
         let (size, seconds) = (ByteSize(done), elapsed.as_secs());
         return format!("{what}: {size}, {}, {seconds} s", rate_text(done, elapsed));
     };
-    // What is read twice, or of a table, is not work that was left.
+    // Bytes that are read twice, and those of tables, are not in the total.
     let done = done.min(total);
     let share = done as f64 / total.max(1) as f64;
     let filled = ((share * CELLS as f64) as usize).min(CELLS);
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_read_well() {
+    fn thousands_are_separated() {
         for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(thousands(count), text);
         }

@@ -1,5 +1,5 @@
-//! Work that may hang, watched by a thread that does not: whoever waits in a dead mount cannot be
-//! asked to stop, but he can be left behind.
+//! Runs work that may hang on a separate thread: a thread that is stuck in a dead mount cannot be
+//! stopped, but its caller can continue without it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +13,14 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use storage::{StuckReads, TimeSpan};
 
-/// How often the watcher looks at the flag.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval at which the stop signal is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What work has to come to its end when it is told to stop: a save that is under way is finished.
+/// How long work may take to end after a stop: a running save is finished.
 const STOP_WAIT: Duration = Duration::from_secs(20);
 
-/// Signals that come together are one: `timeout` sends to the process and then to its group, and so
-/// do launchers of jobs. No hand is so quick.
+/// Signals within this time are one: `timeout` sends to the process and then to its group, and so
+/// do launchers of jobs. No user is that fast.
 const SAME_SIGNAL: Duration = Duration::from_millis(100);
 
 /// The whole seconds of a time such as `60s` or `5min`; a bare number is seconds.
@@ -32,24 +32,24 @@ pub(crate) fn timeout_seconds(text: &str) -> Result<u64, String> {
     })
 }
 
-/// Whether all is to stop: by a signal, or because another process has failed.
+/// Whether all work must stop: by a signal, or because another process has failed.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal(pub Arc<AtomicBool>);
 
 impl StopSignal {
-    /// One that SIGINT and SIGTERM set; a later one ends the process as it would have without us.
+    /// A flag that SIGINT and SIGTERM set. A later signal has its default action.
     ///
     /// # Errors
-    /// If the system takes no handlers.
+    /// If signal handlers cannot be installed.
     pub fn at_signals() -> Result<Self> {
         let (stop, mut signals) = (StopSignal::default(), Signals::new([SIGINT, SIGTERM])?);
-        let told = stop.clone();
+        let flag = stop.clone();
         let listen = move || {
             let mut first = None;
             for signal in signals.forever() {
-                told.set();
+                flag.set();
                 if first.get_or_insert_with(Instant::now).elapsed() > SAME_SIGNAL {
-                    let _ = emulate_default_handler(signal); // what it cannot end, ends by the flag
+                    let _ = emulate_default_handler(signal); // if it fails, the flag ends the work
                 }
             }
         };
@@ -60,21 +60,21 @@ impl StopSignal {
         Ok(stop)
     }
 
-    /// Whether it is.
+    /// Whether it is set.
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says so to all.
+    /// Sets it for all of its clones.
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// For loops.
+    /// Fails if it is set; for loops.
     ///
     /// # Errors
-    /// If it is time to stop.
+    /// If it is set.
     pub fn check(&self) -> Result<()> {
         if self.is_set() {
             bail!("interrupted");
@@ -82,7 +82,7 @@ impl StopSignal {
         Ok(())
     }
 
-    /// Does the work on a thread of its own, and returns its result. `what` follows "cannot" in
+    /// Runs the work on a separate thread, and returns its result. `what` follows "cannot" in
     /// errors.
     ///
     /// # Errors
@@ -94,30 +94,30 @@ impl StopSignal {
         limit: Duration,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (answer, answered) = sync_channel(1);
-        let act = move || drop(answer.send(work()));
+        let (sender, receiver) = sync_channel(1);
+        let act = move || drop(sender.send(work()));
         thread::Builder::new()
             .name("bench".to_owned())
             .spawn(act)
             .context("cannot start a thread")?;
         let until = Instant::now() + limit;
         loop {
-            match answered.recv_timeout(LOOK) {
+            match receiver.recv_timeout(POLL_INTERVAL) {
                 Ok(result) => return result.with_context(|| format!("cannot {what}")),
                 Err(RecvTimeoutError::Disconnected) => bail!("cannot {what}: its thread panicked"),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if self.is_set() {
-                return answered.recv_timeout(STOP_WAIT).unwrap_or_else(|_| bail!("interrupted"));
+                return receiver.recv_timeout(STOP_WAIT).unwrap_or_else(|_| bail!("interrupted"));
             }
             if Instant::now() > until {
-                let story =
-                    StuckReads::describe().map(|story| format!(" ({story})")).unwrap_or_default();
-                // What is only slow ends now, and writes nothing more.
+                let oldest =
+                    StuckReads::describe().map(|oldest| format!(" ({oldest})")).unwrap_or_default();
+                // Work that is only slow ends now, and writes nothing more.
                 self.set();
-                let _ = answered.recv_timeout(STOP_WAIT);
+                let _ = receiver.recv_timeout(STOP_WAIT);
                 bail!(
-                    "cannot {what}: not finished after {} s{story} (hint: use a larger --timeout \
+                    "cannot {what}: not finished after {} s{oldest} (hint: use a larger --timeout \
                      if the target is slow and does not hang)",
                     limit.as_secs()
                 );

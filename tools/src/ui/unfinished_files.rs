@@ -1,5 +1,5 @@
-//! What runs left in a folder and its subfolders that listings do not show: temporary files, drafts
-//! and outputs without a manifest.
+//! Unfinished files of runs in a folder and its subfolders, which listings do not show: temporary
+//! files, drafts and outputs without a manifest.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -11,8 +11,8 @@ use storage::probe::UnfinishedUpload;
 
 use crate::ui::output_claim::{ClaimRecord, parse_marker};
 
-/// Names that are looked at, those nearest to the top first. At 0.2 ms a name, as on a busy network
-/// file system, that is 4 s: below the 20 s after which `doctor` reports a hang.
+/// Most names that are checked, those nearest to the top first. At 0.2 ms a name, as on a busy
+/// network file system, that is 4 s: below the 20 s after which `doctor` reports a hang.
 const NAMES_MAX: usize = 20_000;
 
 /// Files of one kind.
@@ -24,7 +24,7 @@ pub(crate) struct FileTotal {
     pub(crate) example: String,
 }
 
-/// What was found, by what becomes of it.
+/// Unfinished files by kind.
 #[derive(Debug, Default)]
 pub(crate) struct UnfinishedFiles {
     /// Temporary files of dead processes.
@@ -37,7 +37,7 @@ pub(crate) struct UnfinishedFiles {
     pub(crate) drafts: FileTotal,
     /// Complete files of runs that were killed before they wrote the manifest.
     pub(crate) debris: FileTotal,
-    /// Whether there are more names than were looked at.
+    /// Whether there are more names than were checked.
     pub(crate) is_partial: bool,
 }
 
@@ -117,7 +117,7 @@ impl UnfinishedFiles {
 }
 
 impl FileTotal {
-    /// Adds a file, unless it is gone.
+    /// Adds a file, unless it no longer exists.
     fn add(&mut self, path: &Path) {
         let Ok(facts) = path.symlink_metadata() else { return };
         self.files += 1;

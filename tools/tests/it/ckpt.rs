@@ -1,4 +1,4 @@
-//! `feedline ckpt` as a user runs it: what it prints and how it exits.
+//! Runs `feedline ckpt` as a user does, and checks its output and exit codes.
 
 use std::path::Path;
 use std::process::Command;
@@ -55,7 +55,7 @@ fn folder_of(folder: &Path, name: &str) -> String {
 }
 
 #[test]
-fn steps_are_listed_told_and_verified() {
+fn steps_are_listed_inspected_and_verified() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder_of(folder.path(), "steps");
     save(&root, 10, 0.0);
@@ -70,25 +70,25 @@ fn steps_are_listed_told_and_verified() {
     assert_eq!(listed["steps"][1]["samples_consumed"], 160);
     assert_eq!(listed["leftovers"][0]["kind"], "deletion");
     assert_eq!(listed["leftovers"][0]["bytes"], 77);
-    let said = feedline(&["ls", &root]);
-    assert!(said.out.contains("complete") && said.out.contains(".trash-"), "{}", said.out);
+    let output = feedline(&["ls", &root]);
+    assert!(output.out.contains("complete") && output.out.contains(".trash-"), "{}", output.out);
 
-    let told = feedline(&["inspect", &root, "--json"]).json();
-    assert_eq!((&told["step"], &told["tensors"][0]["shape"]), (&json!(20), &json!([2, 3])));
-    let said = feedline(&["inspect", &root, "--name-has", "wte"]);
-    assert!(said.out.contains("[2, 3]"), "{}", said.out);
+    let report = feedline(&["inspect", &root, "--json"]).json();
+    assert_eq!((&report["step"], &report["tensors"][0]["shape"]), (&json!(20), &json!([2, 3])));
+    let output = feedline(&["inspect", &root, "--name-has", "wte"]);
+    assert!(output.out.contains("[2, 3]"), "{}", output.out);
 
     for verb in [&["verify", &root][..], &["verify", &root, "--quick"], &["scrub", &root]] {
-        let said = feedline(verb);
-        assert_eq!((said.code, said.out.matches("complete").count()), (0, 2), "{}", said.err);
+        let output = feedline(verb);
+        assert_eq!((output.code, output.out.matches("complete").count()), (0, 2), "{}", output.err);
     }
     let shard = format!("{root}/step-000000000020/model-00001-of-00001.safetensors");
     let mut bytes = std::fs::read(&shard).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&shard, bytes).unwrap();
-    let said = feedline(&["verify", &root, "--json"]);
-    assert_eq!(said.code, 1, "{}", said.err);
-    assert_eq!(said.json()["steps"][1]["ok"], false);
+    let output = feedline(&["verify", &root, "--json"]);
+    assert_eq!(output.code, 1, "{}", output.err);
+    assert_eq!(output.json()["steps"][1]["ok"], false);
     assert_eq!(feedline(&["scrub", &root, "--rate", "1GiB"]).code, 1);
     assert_eq!(feedline(&["verify", &root, "--quick"]).code, 0, "lengths are as they were");
     assert_eq!(feedline(&["verify", &folder_of(folder.path(), "none")]).code, 2);
@@ -102,12 +102,12 @@ fn differences_are_found() {
     save(&b, 10, 0.0);
     save(&b, 20, 0.25);
     let step = |step: u64| format!("{b}/step-{step:012}");
-    let said = feedline(&["diff", &a, &step(10)]);
-    assert_eq!((said.code, said.out.contains("same")), (0, true), "{}", said.err);
+    let output = feedline(&["diff", &a, &step(10)]);
+    assert_eq!((output.code, output.out.contains("same")), (0, true), "{}", output.err);
     assert_eq!(feedline(&["diff", &a, &step(10), "--read"]).code, 0);
-    let said = feedline(&["diff", &a, &step(20), "--json"]);
-    assert_eq!(said.code, 1, "{}", said.err);
-    let diff = said.json();
+    let output = feedline(&["diff", &a, &step(20), "--json"]);
+    assert_eq!(output.code, 1, "{}", output.err);
+    let diff = output.json();
     let first = &diff["tensors"][0];
     assert_eq!((&first["difference"], &first["max_abs"]), (&json!("values"), &json!(0.25)));
     assert_eq!((&first["first_index"], &first["elements_differ"]), (&json!([1, 2]), &json!(1)));
@@ -116,7 +116,7 @@ fn differences_are_found() {
 }
 
 #[test]
-fn old_steps_go_but_never_the_newest() {
+fn retain_deletes_old_steps_but_never_the_newest() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder_of(folder.path(), "steps");
     for step in [1, 2, 3] {
@@ -127,8 +127,8 @@ fn old_steps_go_but_never_the_newest() {
     let dry = ["--keep-last", "1", "--keep-every", "2", "--verify", "--dry-run", "--json"];
     let dry = feedline(&[&["retain", root.as_str()], &dry[..]].concat()).json();
     assert_eq!((&dry["deleted"], &dry["kept"][0]["step"]), (&json!([1]), &json!(2)));
-    let said = feedline(&["retain", &root, "--keep-last", "2", "--json"]);
-    assert_eq!(said.json()["deleted"], json!([1]), "{}", said.err);
+    let output = feedline(&["retain", &root, "--keep-last", "2", "--json"]);
+    assert_eq!(output.json()["deleted"], json!([1]), "{}", output.err);
     let listed = feedline(&["ls", &root, "--json"]).json();
     assert_eq!(listed["steps"][1]["verified"], true, "it was read before any was deleted");
     assert_eq!(feedline(&["retain", &root, "--quick", "--verify"]).code, 2);
@@ -145,15 +145,15 @@ fn steps_are_copied_to_another_store() {
     save(&near, 2, 0.5);
     let dry = feedline(&["drain", &near, &far, "--dry-run", "--json"]).json();
     assert_eq!(dry["pending"], json!([2, 1]));
-    let said = feedline(&["drain", &near, &far, "--json"]);
-    assert_eq!((said.code, &said.json()["pending"]), (0, &json!([])), "{}", said.err);
+    let output = feedline(&["drain", &near, &far, "--json"]);
+    assert_eq!((output.code, &output.json()["pending"]), (0, &json!([])), "{}", output.err);
     assert_eq!(feedline(&["diff", &near, &far, "--read"]).code, 0);
     assert_eq!(feedline(&["drain", &near, &far, "--rate", "0B"]).code, 2);
 }
 
 /// A drain that cannot copy fails: each of these was "nothing is pending", exit 0.
 #[test]
-fn a_drain_that_copies_nothing_says_why() {
+fn drain_that_copies_nothing_fails_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let [near, far, empty] = ["near", "far", "empty"].map(|name| folder_of(folder.path(), name));
     std::fs::create_dir(&empty).unwrap();
@@ -170,9 +170,9 @@ fn a_drain_that_copies_nothing_says_why() {
     ];
     for (from, to, piece) in refused {
         for dry_run in [&[][..], &["--dry-run"]] {
-            let said = feedline(&[&["drain", from.as_str(), to.as_str()], dry_run].concat());
-            assert_eq!(said.code, 2, "{from} {to}: {}", said.out);
-            assert!(said.err.contains(piece), "{from} {to}: {}", said.err);
+            let output = feedline(&[&["drain", from.as_str(), to.as_str()], dry_run].concat());
+            assert_eq!(output.code, 2, "{from} {to}: {}", output.out);
+            assert!(output.err.contains(piece), "{from} {to}: {}", output.err);
         }
     }
     assert!(!folder.path().join("far").exists());
@@ -181,20 +181,29 @@ fn a_drain_that_copies_nothing_says_why() {
     let shard = format!("{near}/step-000000000002/model-00001-of-00001.safetensors");
     let whole = std::fs::read(&shard).unwrap();
     std::fs::write(&shard, &whole[..whole.len() - 1]).unwrap();
-    let said = feedline(&["drain", &near, &far]);
-    assert_eq!(said.code, 1, "{}", said.err);
-    assert!(said.out.contains("FAILED  step 2") && said.out.contains("step 1:"), "{}", said.out);
-    assert!(!said.out.contains("nothing is pending"), "{}", said.out);
-    let said = feedline(&["drain", &near, &far, "--dry-run", "--json"]);
-    assert_eq!((said.code, &said.json()["failed"][0]["step"]), (1, &json!(2)), "{}", said.err);
-    // A step that the other folder has is none that is missing there.
+    let output = feedline(&["drain", &near, &far]);
+    assert_eq!(output.code, 1, "{}", output.err);
+    assert!(
+        output.out.contains("FAILED  step 2") && output.out.contains("step 1:"),
+        "{}",
+        output.out
+    );
+    assert!(!output.out.contains("nothing is pending"), "{}", output.out);
+    let output = feedline(&["drain", &near, &far, "--dry-run", "--json"]);
+    assert_eq!(
+        (output.code, &output.json()["failed"][0]["step"]),
+        (1, &json!(2)),
+        "{}",
+        output.err
+    );
+    // A step that the other folder has is not missing there, even if the source is damaged.
     std::fs::write(&shard, whole).unwrap();
     assert_eq!(feedline(&["drain", &near, &far]).code, 0);
     std::fs::write(&shard, b"").unwrap();
     assert_eq!(feedline(&["drain", &near, &far]).code, 0);
 }
 
-/// A lease and a pin are files, not folders: every listing beside a run failed on them.
+/// A lease and a pin are files, not folders: every listing during a run failed on them.
 #[test]
 fn leases_and_pins_are_listed() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,10 +212,10 @@ fn leases_and_pins_are_listed() {
     let steps = Checkpoints::open(storage::open_url(&root).unwrap(), Key::root());
     let (lease, pin) = (steps.lock().unwrap(), steps.pin(10).unwrap());
     let kinds = |verb: &str| {
-        let said = feedline(&[verb, &root, "--json"]);
-        assert_eq!(said.code, 0, "{verb}: {}{}", said.out, said.err);
-        let told = said.json();
-        let left = told["leftovers"].as_array().unwrap().iter();
+        let output = feedline(&[verb, &root, "--json"]);
+        assert_eq!(output.code, 0, "{verb}: {}{}", output.out, output.err);
+        let report = output.json();
+        let left = report["leftovers"].as_array().unwrap().iter();
         let kind = |left: &Value| {
             let text = |key: &str| left[key].as_str().unwrap().to_owned();
             (text("kind"), text("owner_is"), left["bytes"].as_u64().unwrap() > 0)
@@ -229,9 +238,9 @@ fn leases_and_pins_are_listed() {
     }
 }
 
-/// Packed and unpacked by every verb that writes steps, and read by all others.
+/// Every command that writes steps compresses and decompresses them, and all others read them.
 #[test]
-fn steps_are_packed() {
+fn steps_are_compressed() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder_of(folder.path(), name);
     let [near, far, packed, plain] = ["near", "far", "packed", "plain"].map(path);
@@ -242,17 +251,17 @@ fn steps_are_packed() {
         &["reshard", &near, &packed, "--compress"],
         &["reshard", &far, &plain],
     ] {
-        let said = feedline(command);
-        assert_eq!(said.code, 0, "{command:?}: {}", said.err);
+        let output = feedline(command);
+        assert_eq!(output.code, 0, "{command:?}: {}", output.err);
     }
     for other in [&far, &packed, &plain] {
         for read in [&[][..], &["--read"]] {
-            let said = feedline(&[&["diff", &near, other], read].concat());
-            assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+            let output = feedline(&[&["diff", &near, other], read].concat());
+            assert_eq!(output.code, 0, "{}{}", output.out, output.err);
         }
         for verb in ["verify", "scrub"] {
-            let said = feedline(&[verb, other]);
-            assert_eq!(said.code, 0, "{}", said.err);
+            let output = feedline(&[verb, other]);
+            assert_eq!(output.code, 0, "{}", output.err);
         }
     }
     let files = |root: &str, suffix: &str| {
@@ -262,78 +271,83 @@ fn steps_are_packed() {
     };
     assert_eq!([files(&far, ".planes"), files(&far, ".safetensors")], [2, 0]);
     assert_eq!([files(&packed, ".planes"), files(&plain, ".planes")], [2, 0]);
-    let said = feedline(&["export", &packed, &path("hf")]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    let said = feedline(&["import", &path("hf"), &path("in"), "--from", "hf", "--compress"]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    let output = feedline(&["export", &packed, &path("hf")]);
+    assert_eq!(output.code, 0, "{}", output.err);
+    let output = feedline(&["import", &path("hf"), &path("in"), "--from", "hf", "--compress"]);
+    assert_eq!(output.code, 0, "{}", output.err);
     let listed = feedline(&["ls", &far, "--json"]).json();
-    assert_eq!(listed["steps"][1]["verified"], true, "verify leaves its mark");
+    assert_eq!(listed["steps"][1]["verified"], true, "verify records it");
     assert_eq!(listed["leftovers"], json!([]));
-    let told = feedline(&["inspect", &packed, "--json"]).json();
-    assert!(told["tensors"][0]["stored_bytes"].as_u64().unwrap() > 0, "{told}");
+    let report = feedline(&["inspect", &packed, "--json"]).json();
+    assert!(report["tensors"][0]["stored_bytes"].as_u64().unwrap() > 0, "{report}");
 }
 
-/// Out to safetensors and in again, and anew: the same tensors, whatever the files.
+/// Steps are exported to safetensors and imported again, and rewritten: the tensors stay the same,
+/// whatever the files.
 #[test]
 fn steps_are_converted() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder_of(folder.path(), name);
     save(&path("steps"), 10, 0.5);
-    let said = feedline(&["export", &path("steps"), &path("hf"), "--json"]);
-    assert_eq!((said.code, &said.json()["tensors"]), (0, &json!(1)), "{}", said.err);
-    assert_eq!(feedline(&["export", &path("steps"), &path("hf")]).code, 2, "it is there");
+    let output = feedline(&["export", &path("steps"), &path("hf"), "--json"]);
+    assert_eq!((output.code, &output.json()["tensors"]), (0, &json!(1)), "{}", output.err);
+    assert_eq!(feedline(&["export", &path("steps"), &path("hf")]).code, 2, "it exists");
     let back = path("back");
-    let said = feedline(&["import", &path("hf"), &back, "--from", "hf", "--step", "10"]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    let anew = path("anew");
-    let said = feedline(&["reshard", &path("steps"), &anew, "--without-optimizer"]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    let said = feedline(&["diff", &back, &anew, "--read", "--json"]).json();
-    assert_eq!((&said["tensors"], &said["tensors_equal"]), (&json!([]), &json!(1)));
+    let output = feedline(&["import", &path("hf"), &back, "--from", "hf", "--step", "10"]);
+    assert_eq!(output.code, 0, "{}", output.err);
+    let rewritten = path("anew");
+    let output = feedline(&["reshard", &path("steps"), &rewritten, "--without-optimizer"]);
+    assert_eq!(output.code, 0, "{}", output.err);
+    let output = feedline(&["diff", &back, &rewritten, "--read", "--json"]).json();
+    assert_eq!((&output["tensors"], &output["tensors_equal"]), (&json!([]), &json!(1)));
 
-    let missing = [(&path("steps"), &anew, "only_in_a"), (&anew, &path("steps"), "only_in_b")];
-    for (a, b, due) in missing {
-        let said = feedline(&["diff", a, b, "--json"]);
-        let told = &said.json()["tensors"][0];
-        assert_eq!((said.code, &told["difference"]), (1, &json!(due)), "{}", said.err);
-        assert_eq!((&told["group"], &told["name"]), (&json!("exp_avg"), &json!("wte.weight")));
+    let missing =
+        [(&path("steps"), &rewritten, "only_in_a"), (&rewritten, &path("steps"), "only_in_b")];
+    for (a, b, expected) in missing {
+        let output = feedline(&["diff", a, b, "--json"]);
+        let report = &output.json()["tensors"][0];
+        assert_eq!((output.code, &report["difference"]), (1, &json!(expected)), "{}", output.err);
+        assert_eq!((&report["group"], &report["name"]), (&json!("exp_avg"), &json!("wte.weight")));
     }
 
-    let said = feedline(&["export", &path("steps"), &path("bf16"), "--dtype", "bf16"]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    let output = feedline(&["export", &path("steps"), &path("bf16"), "--dtype", "bf16"]);
+    assert_eq!(output.code, 0, "{}", output.err);
     let bytes = std::fs::read(folder.path().join("bf16/model.safetensors")).unwrap();
     assert_eq!(bytes[bytes.len() - 2..], [0xd0, 0x40], "6.5");
 
-    // Of a model that we do not know it is not known what has a row for each word.
-    let said = feedline(&["export", &path("steps"), &path("words"), "--vocab-size", "2"]);
-    assert_eq!(said.code, 2, "{}", said.out);
-    assert!(said.err.contains("cannot use --vocab-size with "), "{}", said.err);
+    // In an unknown model it is not known which tensors have a row for each token.
+    let output = feedline(&["export", &path("steps"), &path("words"), "--vocab-size", "2"]);
+    assert_eq!(output.code, 2, "{}", output.out);
+    assert!(output.err.contains("cannot use --vocab-size with "), "{}", output.err);
     assert!(!folder.path().join("words").exists());
 }
 
-/// A bucket has no folders that appear at once, which is no fault of it. That it does not answer
-/// says nothing of a step.
+/// A bucket has no atomic folder rename, which is not a fault. If it does not respond, that is not
+/// damage of a step.
 #[test]
 fn a_bucket_is_examined_and_verified() {
     let server = S3Server::start().unwrap();
     let url = server.url("steps");
     save(&url, 10, 0.0);
-    let said = feedline(&["doctor", &url, "--json"]);
-    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    let told = said.json()["probes"][0].clone();
-    let finding = told["finding"].as_str().unwrap();
-    assert!(told["ok"] == true && finding.contains("its commit object"), "{told}");
+    let output = feedline(&["doctor", &url, "--json"]);
+    assert_eq!(output.code, 0, "{}{}", output.out, output.err);
+    let report = output.json()["probes"][0].clone();
+    let finding = report["finding"].as_str().unwrap();
+    assert!(report["ok"] == true && finding.contains("its commit object"), "{report}");
 
     let url = url + "&tries=2&hedge=off";
     assert_eq!(feedline(&["verify", &url]).code, 0);
     let faults = [(Fault::Denied, 2, "access denied"), (Fault::WrongByte, 1, "DAMAGED")];
-    for (fault, code, due) in faults {
+    for (fault, code, expected) in faults {
         server.inject(FaultRule::every(1, fault).of("GET").to("model-00001"));
         for verb in ["verify", "scrub"] {
-            let said = feedline(&[verb, &url]);
-            let told = format!("{}{}", said.out, said.err);
-            assert_eq!(said.code, code, "{verb}: {told}");
-            assert!(told.contains(due) && told.contains("model-00001"), "{verb}: {told}");
+            let output = feedline(&[verb, &url]);
+            let report = format!("{}{}", output.out, output.err);
+            assert_eq!(output.code, code, "{verb}: {report}");
+            assert!(
+                report.contains(expected) && report.contains("model-00001"),
+                "{verb}: {report}"
+            );
         }
         server.heal();
     }
@@ -344,11 +358,14 @@ fn a_folder_is_examined() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder_of(folder.path(), "steps");
     save(&root, 10, 0.0);
-    let said = feedline(&["doctor", &root, "--json"]);
-    assert_eq!(said.code, 0, "{}{}", said.out, said.err);
-    let told = said.json();
-    assert!(told["probes"].as_array().unwrap().iter().all(|probe| probe["ok"] == true), "{told}");
-    assert_eq!(told["steps"], 1);
+    let output = feedline(&["doctor", &root, "--json"]);
+    assert_eq!(output.code, 0, "{}{}", output.out, output.err);
+    let report = output.json();
+    assert!(
+        report["probes"].as_array().unwrap().iter().all(|probe| probe["ok"] == true),
+        "{report}"
+    );
+    assert_eq!(report["steps"], 1);
     for entry in std::fs::read_dir(folder.path().join("steps")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(!name.contains("doctor"), "{name} is left");

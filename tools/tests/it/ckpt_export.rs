@@ -35,7 +35,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Step 1 of a run with these keys of `[model]`, of the tensors that are wanted.
+/// Saves step 1 of a run with these keys of `[model]`, and the tensors whose name `is_wanted`.
 fn save(folder: &Path, model: &str, is_wanted: impl Fn(&str) -> bool) -> String {
     let root = folder.to_str().unwrap().to_owned();
     let config = format!(
@@ -65,7 +65,7 @@ fn save(folder: &Path, model: &str, is_wanted: impl Fn(&str) -> bool) -> String 
 
 /// `config.json` was that of the published GPT-2 but for its sizes, whatever the run had.
 #[test]
-fn an_export_has_the_runs_own_configuration() {
+fn export_has_the_configuration_of_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("hf");
     let model = "activation = 'relu'\nnorm_eps = 1e-2\ndropout = 0.0\nattention_dropout = 0.25";
@@ -114,7 +114,7 @@ fn json_of(file: &Path) -> Value {
 
 /// The folder had no tokenizer, and GPT-2's classes would have cut texts in their own way.
 #[test]
-fn the_tokenizer_goes_along() {
+fn tokenizer_is_exported() {
     let folder = tempfile::tempdir().unwrap();
     let steps = save(&folder.path().join("steps"), "", |_| true);
     let file = write_tokenizer(&folder.path().join("tokenizer"));
@@ -132,7 +132,7 @@ fn the_tokenizer_goes_along() {
     let bytes = |file: &Path| std::fs::read(file).unwrap();
     assert_eq!(bytes(&out.join("tokenizer.json")), bytes(Path::new(&file)));
 
-    // A folder keeps what it says, but for the class, and code that would make other ids.
+    // The config of a folder is kept, except for the class, and for code that would make other ids.
     let beside = Path::new(&file).with_file_name("tokenizer_config.json");
     let given = json!({ "tokenizer_class": "GPT2Tokenizer", "model_max_length": 7,
                         "auto_map": { "AutoTokenizer": ["x.py", null] }, "eos_token": "<end>" });
@@ -156,7 +156,7 @@ fn the_tokenizer_goes_along() {
     assert!(!out.exists());
 }
 
-/// The exported folder gives the ids of the tokenizer that it is of.
+/// Checks that the exported folder gives the ids of the original tokenizer.
 fn check_ids(name: &str, folder: &Path) {
     let exported = preprocess::TokenizerSpec {
         kind: "hf".to_owned(),
@@ -174,9 +174,9 @@ fn check_ids(name: &str, folder: &Path) {
     }
 }
 
-/// Words of BERT: its own pairs, and the five special tokens.
+/// A WordPiece vocabulary of BERT: its pairs, and the five special tokens.
 #[test]
-fn a_vocabulary_of_words_is_a_tokenizer_of_bert() {
+fn wordpiece_vocabulary_is_exported_for_bert() {
     let folder = tempfile::tempdir().unwrap();
     let steps = save(&folder.path().join("steps"), "", |_| true);
     let vocab = folder.path().join("vocab.txt");
@@ -205,7 +205,7 @@ fn a_vocabulary_of_words_is_a_tokenizer_of_bert() {
 /// The run's tokenizer has no form in `transformers`, or cannot be opened: the weights are
 /// exported anyway.
 #[test]
-fn an_export_without_a_tokenizer_says_so() {
+fn export_without_a_tokenizer_warns() {
     let folder = tempfile::tempdir().unwrap();
     let steps = save(&folder.path().join("steps"), "", |_| true);
     let out = folder.path().join("hf");
@@ -218,7 +218,7 @@ fn an_export_without_a_tokenizer_says_so() {
 
 /// Shapes do not show what a step without a config was trained with.
 #[test]
-fn what_is_assumed_without_a_config_is_said() {
+fn assumptions_without_a_config_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let steps = save(&folder.path().join("steps"), "", |_| true);
@@ -256,7 +256,7 @@ fn options_that_contradict_the_run_are_refused() {
 }
 
 #[test]
-fn a_network_that_transformers_lacks_is_not_exported() {
+fn inexpressible_networks_are_not_exported() {
     let folder = tempfile::tempdir().unwrap();
     for (number, (model, key)) in [
         ("norm = 'rmsnorm'\nactivation = 'relu'", "model.norm"),
@@ -277,7 +277,7 @@ fn a_network_that_transformers_lacks_is_not_exported() {
 
 /// A file of a model that has several, and a model without its last layer.
 #[test]
-fn half_a_model_is_not_imported() {
+fn incomplete_models_are_not_imported() {
     let folder = tempfile::tempdir().unwrap();
     let steps = save(&folder.path().join("steps"), "", |name| !name.starts_with("ln_f."));
     let file = |name: &str| format!("{steps}/step-000000000001/{name}");

@@ -1,4 +1,4 @@
-//! The command `feedline` as a user runs it: what it prints and how it exits.
+//! Runs the command `feedline` as a user does, and checks its output and exit codes.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,7 +25,7 @@ fn feedline(verb: &str, name: &str, more: &[&str]) -> Said {
     }
 }
 
-/// Three documents, tokenized as a user does; gives the prefix.
+/// Tokenizes three documents; returns the prefix.
 fn tokens(folder: &Path) -> String {
     let jsonl = folder.join("in.jsonl");
     let lines = ["Hello world", "", "春風又綠江南岸"];
@@ -39,7 +39,7 @@ fn tokens(folder: &Path) -> String {
     format!("{out}_text_document")
 }
 
-/// Two steps of two tensors; gives the folder.
+/// Saves two steps of two tensors; returns the folder.
 fn checkpoints(folder: &Path) -> String {
     let folder = folder.join("ckpt").to_str().unwrap().to_owned();
     let store = storage::open_url(&folder).unwrap();
@@ -70,14 +70,14 @@ fn flip(path: &str, place: usize) {
 }
 
 #[test]
-fn token_files_are_told() {
+fn token_files_are_inspected() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokens(folder.path());
     for name in [prefix.clone(), format!("{prefix}.bin"), format!("{prefix}.idx")] {
-        let said = feedline("inspect", &name, &[]);
-        assert_eq!(said.code, 0, "{}", said.err);
-        assert!(said.out.contains("documents            3"), "{}", said.out);
-        assert!(said.out.contains("\"Hello world<|endoftext|>\""), "{}", said.out);
+        let output = feedline("inspect", &name, &[]);
+        assert_eq!(output.code, 0, "{}", output.err);
+        assert!(output.out.contains("documents            3"), "{}", output.out);
+        assert!(output.out.contains("\"Hello world<|endoftext|>\""), "{}", output.out);
     }
     let value: Value =
         serde_json::from_str(&feedline("inspect", &prefix, &["--json"]).out).unwrap();
@@ -90,35 +90,35 @@ fn token_files_are_told() {
 fn damaged_token_files_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokens(folder.path());
-    let said = feedline("check", &prefix, &[]);
-    assert_eq!((said.code, said.out.starts_with("complete")), (0, true), "{}", said.out);
+    let output = feedline("check", &prefix, &[]);
+    assert_eq!((output.code, output.out.starts_with("complete")), (0, true), "{}", output.out);
 
     flip(&format!("{prefix}.bin"), 1);
-    let said = feedline("check", &prefix, &["--json"]);
-    let value: Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!((said.code, &value["checked"][0]["ok"]), (1, &json!(false)), "{}", said.out);
+    let output = feedline("check", &prefix, &["--json"]);
+    let value: Value = serde_json::from_str(&output.out).unwrap();
+    assert_eq!((output.code, &value["checked"][0]["ok"]), (1, &json!(false)), "{}", output.out);
     flip(&format!("{prefix}.bin"), 1);
-    assert_eq!(feedline("check", &prefix, &[]).code, 0, "whole again");
+    assert_eq!(feedline("check", &prefix, &[]).code, 0, "intact again");
 
     let bin = std::fs::read(format!("{prefix}.bin")).unwrap();
     std::fs::write(format!("{prefix}.bin"), &bin[..bin.len() - 2]).unwrap();
-    let said = feedline("check", &prefix, &[]);
-    assert_eq!(said.code, 1, "{}", said.out);
-    assert!(said.out.contains("DAMAGED") && said.out.contains(".bin"), "{}", said.out);
+    let output = feedline("check", &prefix, &[]);
+    assert_eq!(output.code, 1, "{}", output.out);
+    assert!(output.out.contains("DAMAGED") && output.out.contains(".bin"), "{}", output.out);
     assert_eq!(feedline("inspect", &prefix, &[]).code, 2, "and it cannot be opened");
 }
 
 #[test]
-fn checkpoints_are_told_and_damage_is_found() {
+fn checkpoints_are_inspected_and_damage_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let root = checkpoints(folder.path());
-    let said = feedline("inspect", &root, &[]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    for due in ["10", "20", "complete", "exp_avg", "samples_consumed  160"] {
-        assert!(said.out.contains(due), "no {due:?} in:\n{}", said.out);
+    let output = feedline("inspect", &root, &[]);
+    assert_eq!(output.code, 0, "{}", output.err);
+    for expected in ["10", "20", "complete", "exp_avg", "samples_consumed  160"] {
+        assert!(output.out.contains(expected), "no {expected:?} in:\n{}", output.out);
     }
-    let said = feedline("check", &root, &[]);
-    assert_eq!((said.code, said.out.matches("complete").count()), (0, 2), "{}", said.out);
+    let output = feedline("check", &root, &[]);
+    assert_eq!((output.code, output.out.matches("complete").count()), (0, 2), "{}", output.out);
 
     let newest = format!("{root}/step-000000000020");
     let one = feedline("inspect", &newest, &["--json"]);
@@ -129,11 +129,11 @@ fn checkpoints_are_told_and_damage_is_found() {
     let len = std::fs::metadata(&shard).unwrap().len() as usize;
     flip(&shard, len - 1);
     assert_eq!(feedline("check", &newest, &[]).code, 1);
-    let said = feedline("check", &root, &[]);
-    assert_eq!(said.code, 1, "{}", said.out);
-    assert!(said.out.contains("DAMAGED") && said.out.contains("model-00001"), "{}", said.out);
+    let output = feedline("check", &root, &[]);
+    assert_eq!(output.code, 1, "{}", output.out);
+    assert!(output.out.contains("DAMAGED") && output.out.contains("model-00001"), "{}", output.out);
 
-    // A step that lost a file is told as such, and the one before it is the newest.
+    // A step that lost a file is reported as faulty, and the step before it is the newest.
     std::fs::remove_file(&shard).unwrap();
     let value = feedline("inspect", &root, &["--json"]);
     let value: Value = serde_json::from_str(&value.out).unwrap();
@@ -142,15 +142,15 @@ fn checkpoints_are_told_and_damage_is_found() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn missing_targets_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
     for name in [folder.path().join("nothing"), empty, "/".into()] {
         for verb in ["inspect", "check"] {
-            let said = feedline(verb, name.to_str().unwrap(), &[]);
-            assert_eq!((said.code, said.out.as_str()), (2, ""), "{name:?}");
-            assert!(said.err.starts_with("error: "), "{}", said.err);
+            let output = feedline(verb, name.to_str().unwrap(), &[]);
+            assert_eq!((output.code, output.out.as_str()), (2, ""), "{name:?}");
+            assert!(output.err.starts_with("error: "), "{}", output.err);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Datasets of which a bit has flipped, and the verbs that make others of them: none of them gives
-//! the damage checksums that agree with it.
+//! Datasets with a flipped bit, and the commands that make other datasets of them: none of these
+//! writes checksums that match the damage.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +22,7 @@ fn path(folder: &Path, name: &str) -> String {
     folder.join(name).to_str().unwrap().to_owned()
 }
 
-/// Documents of several lengths; gives the prefix.
+/// Tokenizes documents of several lengths; returns the prefix.
 fn tokens(folder: &Path, name: &str, change: impl FnOnce(&mut PreprocessOptions)) -> String {
     let jsonl = folder.join("in.jsonl");
     let line = |n: usize| format!("{{\"text\": \"{}\"}}\n", "a few words ".repeat(1 + n % 7));
@@ -44,14 +44,14 @@ fn with_flip(file: &str, bit: usize, work: impl FnOnce(&str)) {
     std::fs::write(file, whole).unwrap();
 }
 
-/// What a verb left below its output prefix.
-fn left(folder: &Path) -> Vec<String> {
+/// The files of a command, by its output prefix.
+fn output_files(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.contains("made")).collect()
 }
 
-/// 104 flips, at places that are spread over both files.
+/// 104 flips, at positions that are spread over both files.
 #[test]
 fn every_flipped_bit_is_found_and_its_file_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -69,21 +69,21 @@ fn every_flipped_bit_is_found_and_its_file_named() {
             ] {
                 bit += 7919;
                 with_flip(&format!("{prefix}{suffix}"), bit, |context| {
-                    let said = feedline(&args);
-                    assert_eq!(said.code, Some(2), "{args:?}, {context}: {}", said.out);
+                    let output = feedline(&args);
+                    assert_eq!(output.code, Some(2), "{args:?}, {context}: {}", output.out);
                     let name = format!("a_text_document{suffix}");
-                    assert!(said.err.contains(&name), "{args:?}, {context}: {}", said.err);
-                    assert_eq!(left(folder.path()), [""; 0], "{args:?}, {context}");
+                    assert!(output.err.contains(&name), "{args:?}, {context}: {}", output.err);
+                    assert_eq!(output_files(folder.path()), [""; 0], "{args:?}, {context}");
                 });
             }
         }
     }
 }
 
-/// A merge that does not read the tokens carries their checksums over: the damage is found in what
-/// it made, if not by the merge.
+/// A merge that does not read the tokens copies their checksums: the damage is found in its output,
+/// if not by the merge.
 #[test]
-fn a_merge_carries_checksums_over() {
+fn merge_copies_checksums() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokens(folder.path(), "a", |_| {});
     let other = tokens(folder.path(), "b", |_| {});
@@ -91,22 +91,22 @@ fn a_merge_carries_checksums_over() {
         let made = path(folder.path(), &format!("made-{nth}"));
         let args = ["merge", "--out", &made, "--input", &other, &prefix];
         with_flip(&format!("{prefix}.idx"), 104_729 * nth, |context| {
-            let said = feedline(&args);
-            assert_eq!(said.code, Some(2), "{context}: {}", said.out);
-            assert!(said.err.contains("a_text_document.idx"), "{context}: {}", said.err);
+            let output = feedline(&args);
+            assert_eq!(output.code, Some(2), "{context}: {}", output.out);
+            assert!(output.err.contains("a_text_document.idx"), "{context}: {}", output.err);
         });
         with_flip(&format!("{prefix}.bin"), 104_729 * nth, |context| {
-            let said = feedline(&args);
-            if said.code == Some(2) {
+            let output = feedline(&args);
+            if output.code == Some(2) {
                 // Where the kernel cannot copy, the bytes are read.
-                assert!(said.err.contains("a_text_document.bin"), "{context}: {}", said.err);
+                assert!(output.err.contains("a_text_document.bin"), "{context}: {}", output.err);
                 return;
             }
-            assert_eq!(said.code, Some(0), "{context}: {}", said.err);
-            assert!(said.out.contains("--verify"), "{context}: {}", said.out);
-            let said = feedline(&["check", &made]);
-            assert_eq!(said.code, Some(1), "{context}: {}", said.out);
-            assert!((said.out + &said.err).contains(".bin"), "{context}");
+            assert_eq!(output.code, Some(0), "{context}: {}", output.err);
+            assert!(output.out.contains("--verify"), "{context}: {}", output.out);
+            let output = feedline(&["check", &made]);
+            assert_eq!(output.code, Some(1), "{context}: {}", output.out);
+            assert!((output.out + &output.err).contains(".bin"), "{context}");
         });
     }
 }
@@ -124,9 +124,9 @@ fn shards_of_other_settings_are_refused() {
     };
     let (first, second, other) = (shard("p", 0, true), shard("p", 1, true), shard("q", 1, false));
     let made = path(folder.path(), "made");
-    let said = feedline(&["merge", "--out", &made, "--input", &first, &other]);
-    assert_eq!(said.code, Some(2), "{}", said.out);
-    assert!(said.err.contains("append_eod true, found false"), "{}", said.err);
-    let said = feedline(&["merge", "--out", &made, "--input", &first, &second]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = feedline(&["merge", "--out", &made, "--input", &first, &other]);
+    assert_eq!(output.code, Some(2), "{}", output.out);
+    assert!(output.err.contains("append_eod true, found false"), "{}", output.err);
+    let output = feedline(&["merge", "--out", &made, "--input", &first, &second]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
 }

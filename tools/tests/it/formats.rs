@@ -1,4 +1,4 @@
-//! `feedline` on token files of every format, as a user runs it.
+//! Runs `feedline` on token files of every format, as a user does.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,11 +18,11 @@ fn feedline(args: &[&str]) -> Said {
     Said { code, out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// What a run that must succeed printed with `--json`.
+/// Output of a command that must succeed, with `--json`.
 fn json(args: &[&str]) -> Value {
-    let said = feedline(&[args, &["--json"]].concat());
-    assert_eq!(said.code, 0, "{args:?}: {}{}", said.out, said.err);
-    serde_json::from_str(&said.out).unwrap()
+    let output = feedline(&[args, &["--json"]].concat());
+    assert_eq!(output.code, 0, "{args:?}: {}{}", output.out, output.err);
+    serde_json::from_str(&output.out).unwrap()
 }
 
 fn golden(name: &str) -> String {
@@ -41,15 +41,15 @@ fn read(name: &str) -> Vec<u8> {
 fn formats_are_converted_there_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let pair = path(folder.path(), "pair");
-    let told = json(&["convert", &golden("legacy/tntidx_i32"), &pair, "--dtype", "uint16"]);
-    assert_eq!((&told["from"], &told["documents"]), (&"tntidx".into(), &2.into()), "{told}");
+    let report = json(&["convert", &golden("legacy/tntidx_i32"), &pair, "--dtype", "uint16"]);
+    assert_eq!((&report["from"], &report["documents"]), (&"tntidx".into(), &2.into()), "{report}");
     assert_eq!(feedline(&["check", &pair]).code, 0, "it has a manifest that agrees");
 
     let paddle = path(folder.path(), "p");
     json(&["convert", &format!("{pair}.bin"), &paddle, "--to", "paddle"]);
     for suffix in ["_ids.npy", "_idx.npz"] {
-        let due = read(&golden(&format!("legacy/paddle{suffix}")));
-        assert_eq!(read(&format!("{paddle}{suffix}")), due, "{suffix}");
+        let expected = read(&golden(&format!("legacy/paddle{suffix}")));
+        assert_eq!(read(&format!("{paddle}{suffix}")), expected, "{suffix}");
     }
     let back = path(folder.path(), "back");
     json(&["convert", &format!("{paddle}_idx.npz"), &back]);
@@ -62,11 +62,11 @@ fn formats_are_converted_there_and_back() {
 }
 
 #[test]
-fn what_cannot_be_converted_says_why_and_leaves_nothing() {
+fn invalid_conversions_are_refused_without_output() {
     let folder = tempfile::tempdir().unwrap();
     let out = path(folder.path(), "out");
     let context = golden("cpm2/demo_document_context");
-    for (args, due) in [
+    for (args, expected) in [
         (vec!["convert", &context, &out], "feedline repair"),
         (vec!["convert", "/nowhere/x", &out], "/nowhere/x"),
         (
@@ -76,14 +76,14 @@ fn what_cannot_be_converted_says_why_and_leaves_nothing() {
         (vec!["convert", &context, &out, "--to", "numpy"], "expected mmididx"),
         (vec!["convert", &context, &out, "--from", "paddle"], "_ids.npz"),
     ] {
-        let said = feedline(&args);
-        assert_eq!(said.code, 2, "{args:?}: {}", said.out);
-        assert!(said.err.contains(due), "{args:?}: {}", said.err);
+        let output = feedline(&args);
+        assert_eq!(output.code, 2, "{args:?}: {}", output.out);
+        assert!(output.err.contains(expected), "{args:?}: {}", output.err);
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// A corpus of so many lines, tokenized as a user does; gives the prefix.
+/// Tokenizes a corpus of these lines; returns the prefix.
 fn tokens(folder: &Path, name: &str, lines: &[&str]) -> String {
     let jsonl = path(folder, &format!("{name}.jsonl"));
     let text = |text: &&str| serde_json::json!({ "text": text }).to_string();
@@ -98,7 +98,7 @@ fn tokens(folder: &Path, name: &str, lines: &[&str]) -> String {
 const LINES: [&str; 5] = ["Hello world", "one", "春風又綠江南岸", "two", "the last of them"];
 
 #[test]
-fn shards_merge_to_the_whole_and_split_again() {
+fn shards_are_merged_and_split_again() {
     let folder = tempfile::tempdir().unwrap();
     let shards = folder.path().join("shards");
     std::fs::create_dir(&shards).unwrap();
@@ -108,14 +108,14 @@ fn shards_merge_to_the_whole_and_split_again() {
     let input = shards.to_str().unwrap();
     let merged = path(folder.path(), "merged");
     let args = ["merge", "--input", input, "--out", &merged, "--order", "numeric"];
-    let told = json(&[&args[..], &["--verify"]].concat());
-    assert_eq!(told["documents"], 5, "{told}");
+    let report = json(&[&args[..], &["--verify"]].concat());
+    assert_eq!(report["documents"], 5, "{report}");
     for suffix in [".bin", ".idx"] {
         assert_eq!(read(&format!("{merged}{suffix}")), read(&format!("{whole}{suffix}")));
     }
     assert_eq!(feedline(&["check", &merged]).code, 0, "its manifest agrees");
-    let told = json(&["inspect", &merged]);
-    assert_eq!(told["manifest"]["tokenizer"]["vocab_size"], 50257, "{told}");
+    let report = json(&["inspect", &merged]);
+    assert_eq!(report["manifest"]["tokenizer"]["vocab_size"], 50257, "{report}");
 
     // As Megatron sorts them, the tenth comes first.
     let by_name = path(folder.path(), "by_name");
@@ -123,8 +123,8 @@ fn shards_merge_to_the_whole_and_split_again() {
     assert_ne!(read(&format!("{by_name}.idx")), read(&format!("{whole}.idx")));
 
     let part = path(folder.path(), "part");
-    let told = json(&["split", &merged, "--split", "3,1,1", "--out", &part]);
-    let documents: Vec<_> = [0, 1, 2].iter().map(|&n| &told["parts"][n]["documents"]).collect();
+    let report = json(&["split", &merged, "--split", "3,1,1", "--out", &part]);
+    let documents: Vec<_> = [0, 1, 2].iter().map(|&n| &report["parts"][n]["documents"]).collect();
     assert_eq!(documents, [&serde_json::json!([0, 3]), &[3, 4].into(), &[4, 5].into()]);
     let parts = ["train", "valid", "test"].map(|name| format!("{part}_{name}"));
     let again = path(folder.path(), "again");
@@ -137,22 +137,22 @@ fn shards_merge_to_the_whole_and_split_again() {
 }
 
 #[test]
-fn what_does_not_belong_together_is_not_merged() {
+fn incompatible_datasets_are_not_merged() {
     let folder = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| tokens(folder.path(), name, &LINES));
     let out = path(folder.path(), "out");
-    let refused = |inputs: &[&str], due: &str| {
+    let refused = |inputs: &[&str], expected: &str| {
         let args = [&["merge", "--out", &out, "--input"], inputs].concat();
-        let said = feedline(&args);
-        assert_eq!(said.code, 2, "{}", said.out);
-        assert!(said.err.contains(due), "{}, due {due}", said.err);
+        let output = feedline(&args);
+        assert_eq!(output.code, 2, "{}", output.out);
+        assert!(output.err.contains(expected), "{}, expected {expected}", output.err);
     };
     refused(&[&a, &golden("idx/docs_i32")], "found int32");
     refused(&[&a, "/nowhere"], "/nowhere");
     refused(&[&a, "--multimodal"], "no modes");
     refused(&[&golden("cpm2/demo_document_context")], "feedline repair");
 
-    // Another tokenizer, by the manifest alone: sealed again after the change.
+    // Another tokenizer, according to the manifest only: it is sealed again after the change.
     let manifest = format!("{b}.manifest.json");
     let (store, key) = storage::locate(&manifest).unwrap();
     let mut changed = storage::Manifest::read(store.as_ref(), &key).unwrap();
@@ -173,31 +173,35 @@ fn damage_is_repaired_under_another_name() {
     let folder = tempfile::tempdir().unwrap();
     let out = path(folder.path(), "out");
     let context = golden("cpm2/demo_document_context");
-    let told = json(&["repair", &context, "-o", &out]);
-    assert_eq!((&told["documents"], &told["bytes_lost"]), (&1.into(), &0.into()), "{told}");
+    let report = json(&["repair", &context, "-o", &out]);
+    assert_eq!((&report["documents"], &report["bytes_lost"]), (&1.into(), &0.into()), "{report}");
     assert_eq!(feedline(&["check", &out]).code, 0);
 
     let whole = tokens(folder.path(), "whole", &LINES);
-    let told = json(&["repair", &whole, "-o", &path(folder.path(), "same")]);
-    assert_eq!(told["faults"], serde_json::json!([]), "{told}");
+    let report = json(&["repair", &whole, "-o", &path(folder.path(), "same")]);
+    assert_eq!(report["faults"], serde_json::json!([]), "{report}");
     let bin = read(&format!("{whole}.bin"));
     std::fs::write(format!("{whole}.bin"), &bin[..bin.len() - 1]).unwrap();
     let cut = path(folder.path(), "cut");
-    let told = json(&["repair", &whole, "-o", &cut]);
-    assert_eq!((&told["documents"], &told["sequences_lost"]), (&4.into(), &1.into()), "{told}");
+    let report = json(&["repair", &whole, "-o", &cut]);
+    assert_eq!(
+        (&report["documents"], &report["sequences_lost"]),
+        (&4.into(), &1.into()),
+        "{report}"
+    );
     assert_eq!(feedline(&["check", &cut]).code, 0);
     assert_eq!(feedline(&["repair", &whole, "-o", &cut]).code, 2, "nothing is overwritten");
 }
 
 #[test]
-fn shells_complete_the_verbs() {
+fn completions_contain_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
-        let said = feedline(&["completions", shell]);
-        assert!(said.code == 0 && said.out.contains("merge"), "{shell}: {}", said.err);
+        let output = feedline(&["completions", shell]);
+        assert!(output.code == 0 && output.out.contains("merge"), "{shell}: {}", output.err);
     }
 }
 
-/// What the tasks of a job array write is the whole when all of it is there, in its order.
+/// The shards of a job array give the complete dataset if all of them are merged, in order.
 #[test]
 fn shards_of_an_array_are_merged_together_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
@@ -222,7 +226,7 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     }
     let shards = [0, 1, 2].map(|n| format!("{array}/p_{n:05}-of-00003_text_document"));
     let other = path(folder.path(), "other");
-    for (some, due) in [
+    for (some, expected) in [
         (&[0, 2][..], "expected shard 1"),
         (
             &[0, 1],
@@ -233,22 +237,26 @@ fn shards_of_an_array_are_merged_together_or_not_at_all() {
     ] {
         let mut args = vec!["merge", "--out", &other, "--input"];
         args.extend(some.iter().map(|&n| shards[n].as_str()));
-        let said = feedline(&args);
-        assert_eq!(said.code, 2, "{}", said.out);
-        assert!(said.err.contains(due) && said.err.contains("--partial"), "{}", said.err);
+        let output = feedline(&args);
+        assert_eq!(output.code, 2, "{}", output.out);
+        assert!(
+            output.err.contains(expected) && output.err.contains("--partial"),
+            "{}",
+            output.err
+        );
     }
     json(&["merge", "--partial", "--input", &shards[1], "--out", &other]);
 
-    // An input that grew between two tasks has other places at which shards begin.
+    // An input that grew between two tasks has other shard boundaries.
     std::fs::write(&input, [&lines.concat(), "{\"text\":\"more\"}\n"].concat()).unwrap();
     run("grown/p", Some(preprocess::Shard { index: 1, count: 3 }));
     let grown = path(folder.path(), "grown/p_00001-of-00003_text_document");
     let late = path(folder.path(), "late");
-    let said = feedline(&["merge", "--out", &late, "--input", &shards[0], &grown, &shards[2]]);
-    assert!(said.code == 2 && said.err.contains("an input changed"), "{}", said.err);
+    let output = feedline(&["merge", "--out", &late, "--input", &shards[0], &grown, &shards[2]]);
+    assert!(output.code == 2 && output.err.contains("an input changed"), "{}", output.err);
 }
 
-/// A shard of a corpus that changed is not merged with one of what it was, though nothing moved.
+/// A shard of a changed corpus is not merged with one of the original, even if no boundary moved.
 #[test]
 fn shards_of_a_changed_input_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -268,10 +276,10 @@ fn shards_of_a_changed_input_are_refused() {
     let made = path(folder.path(), "made");
     for more in [&[][..], &["--partial"]] {
         let args = ["merge", "--out", &made, "--input", &first, &changed];
-        let said = feedline(&[&args[..], more].concat());
-        assert_eq!(said.code, 2, "{}", said.out);
+        let output = feedline(&[&args[..], more].concat());
+        assert_eq!(output.code, 2, "{}", output.out);
         for word in [&input, &first, &changed] {
-            assert!(said.err.contains(word.as_str()), "{word}: {}", said.err);
+            assert!(output.err.contains(word.as_str()), "{word}: {}", output.err);
         }
     }
     // A copy of the input, as another node may have it, is the same.
@@ -281,7 +289,7 @@ fn shards_of_a_changed_input_are_refused() {
 }
 
 #[test]
-fn every_format_is_looked_into_and_checked() {
+fn every_format_is_inspected_and_checked() {
     let folder = tempfile::tempdir().unwrap();
     let whole = tokens(folder.path(), "whole", &LINES);
     for format in ["paddle", "nanogpt", "yuan", "datatrove"] {
@@ -291,32 +299,36 @@ fn every_format_is_looked_into_and_checked() {
             "nanogpt" => format!("{out}.bin"),
             _ => out.clone(),
         };
-        // Beside its manifest a file of bare tokens is a .bin that lost its .idx, so that is first
-        // taken away.
+        // Beside its manifest, a file of bare tokens is a .bin that lost its .idx, so the manifest
+        // is removed before it is inspected.
         if format == "nanogpt" {
             assert!(feedline(&["convert", &file, "back"]).err.contains("--from nanogpt"));
             let back = path(folder.path(), "back");
             let from = ["--from", "nanogpt", "--eod", "50256"];
             json(&[&["convert", &file, &back][..], &from].concat());
-            let [due, got] = [&whole, &back].map(|at| std::fs::read(format!("{at}.idx")).unwrap());
-            assert_eq!(got, due, "from a file with its suffix, beside its manifest");
+            let [expected, found] =
+                [&whole, &back].map(|at| std::fs::read(format!("{at}.idx")).unwrap());
+            assert_eq!(found, expected, "from a file with its suffix, beside its manifest");
             std::fs::remove_file(format!("{out}.manifest.json")).unwrap();
         }
-        let told = json(&["inspect", &file, "--eod", "50256"]);
-        assert_eq!((&told["kind"], &told["format"]), (&"foreign_tokens".into(), &format.into()));
-        assert_eq!((&told["documents"], &told["documents_ended"]), (&5.into(), &5.into()));
-        let told = json(&["check", &file, "--eod", "50256", "--vocab-size", "50257"]);
-        assert_eq!(told["checked"][0]["eod"]["documents_ended"], 5, "{told}");
-        let said = feedline(&["check", &file, "--vocab-size", "50256"]);
-        assert_eq!(said.code, 1, "{}", said.out);
-        assert!(said.out.contains("expected ids from 0 to 50255"), "{}", said.out);
+        let report = json(&["inspect", &file, "--eod", "50256"]);
+        assert_eq!(
+            (&report["kind"], &report["format"]),
+            (&"foreign_tokens".into(), &format.into())
+        );
+        assert_eq!((&report["documents"], &report["documents_ended"]), (&5.into(), &5.into()));
+        let report = json(&["check", &file, "--eod", "50256", "--vocab-size", "50257"]);
+        assert_eq!(report["checked"][0]["eod"]["documents_ended"], 5, "{report}");
+        let output = feedline(&["check", &file, "--vocab-size", "50256"]);
+        assert_eq!(output.code, 1, "{}", output.out);
+        assert!(output.out.contains("expected ids from 0 to 50255"), "{}", output.out);
     }
-    let told = json(&["check", &whole]);
-    assert_eq!(told["checked"][0]["eod"]["id"], 50256, "the manifest says it: {told}");
+    let report = json(&["check", &whole]);
+    assert_eq!(report["checked"][0]["eod"]["id"], 50256, "the manifest records it: {report}");
 }
 
 #[test]
-fn the_three_files_of_cpm2_are_held_against_each_other() {
+fn three_files_of_cpm2_are_compared_with_each_other() {
     let folder = tempfile::tempdir().unwrap();
     for part in ["context", "target", "target_offset"] {
         for suffix in ["bin", "idx"] {
@@ -328,12 +340,12 @@ fn the_three_files_of_cpm2_are_held_against_each_other() {
     let prefix = path(folder.path(), "demo_document");
     assert_eq!(json(&["inspect", &prefix])["cpm2_vocab_size"], 26240);
     assert_eq!(feedline(&["check", &prefix, "--vocab-size", "26240"]).code, 0);
-    let said = feedline(&["check", &prefix, "--vocab-size", "30000"]);
-    assert!(said.code == 1 && said.out.contains("found markers from 26240"), "{}", said.out);
+    let output = feedline(&["check", &prefix, "--vocab-size", "30000"]);
+    assert!(output.code == 1 && output.out.contains("found markers from 26240"), "{}", output.out);
     let offsets = path(folder.path(), "demo_document_target_offset.bin");
     let mut bytes = read(&offsets);
     bytes[2] += 1;
     std::fs::write(&offsets, bytes).unwrap();
-    let said = feedline(&["check", &prefix]);
-    assert!(said.code == 1 && said.out.contains("start 3"), "{}", said.out);
+    let output = feedline(&["check", &prefix]);
+    assert!(output.code == 1 && output.out.contains("start 3"), "{}", output.out);
 }

@@ -1,4 +1,4 @@
-//! `feedline index build` and `feedline materialize` as a user runs them.
+//! Runs `feedline index build` and `feedline materialize` as a user does.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +18,13 @@ fn feedline(folder: &Path, args: &[&str]) -> Output {
 }
 
 fn done(output: &Output) -> Value {
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    assert!(told.is_empty(), "a progress where none can be seen: {told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.is_empty(), "progress without a terminal: {stderr}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// All files of a folder but the seals.
+/// All files of a folder, except the seals.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = entries.map(|path| {
@@ -44,9 +44,9 @@ fn corpora(folder: &str, names: &[&str]) -> tempfile::TempDir {
     copy
 }
 
-/// What Megatron's builder left for the same settings, by name and byte.
+/// The files that Megatron's builder writes for the same settings, by name and byte.
 #[test]
-fn the_caches_are_megatrons() {
+fn index_files_equal_megatrons() {
     let runs: [(&str, &[&str]); 7] = [
         ("one_epoch_none", &["corpus_a", "--split", "949,50,1"]),
         ("multi_epoch_sep", &["corpus_a", "--split", "90,8,2", "--samples", "190,9,2"]),
@@ -67,43 +67,48 @@ fn the_caches_are_megatrons() {
     ];
     for (name, settings) in runs {
         let copy = corpora("gpt_cache", &["corpus_a", "corpus_b"]);
-        let due = files(&golden("gpt_cache").join(name));
-        let (of, text) = due.iter().find(|(name, _)| name.ends_with("description.txt")).unwrap();
+        let expected = files(&golden("gpt_cache").join(name));
+        let (of, text) =
+            expected.iter().find(|(name, _)| name.ends_with("description.txt")).unwrap();
         fs::write(copy.path().join("tokenizer.txt"), text).unwrap();
         let seq_length = if name == "seed_7_seq_5" { "5" } else { "16" };
         let more = ["--seq-length", seq_length, "--tokenizer-from", "tokenizer.txt", "--json"];
         let args = [&["index", "build"], settings, &more, &["--data-cache-path", "cache"]].concat();
-        // The second time they are found, and told the same.
-        let told = [0, 1].map(|_| {
-            let mut told = done(&feedline(copy.path(), &args));
-            for order in told["orders"].as_array_mut().unwrap() {
+        // The second run finds them, and reports the same.
+        let report = [0, 1].map(|_| {
+            let mut report = done(&feedline(copy.path(), &args));
+            for order in report["orders"].as_array_mut().unwrap() {
                 assert!(order["elapsed_s"].take().is_f64());
             }
-            told
+            report
         });
-        assert_eq!(told[0], told[1], "{name}");
-        let got = files(&copy.path().join("cache"));
-        assert!(got.keys().eq(due.keys()), "{name}, with the tokenizer of {of}: {:?}", got.keys());
-        assert!(got == due, "{name}");
+        assert_eq!(report[0], report[1], "{name}");
+        let found = files(&copy.path().join("cache"));
+        assert!(
+            found.keys().eq(expected.keys()),
+            "{name}, with the tokenizer of {of}: {:?}",
+            found.keys()
+        );
+        assert!(found == expected, "{name}");
     }
 }
 
 #[test]
-fn a_masked_cache_is_megatrons() {
+fn masked_index_files_equal_megatrons() {
     let copy = corpora("masked", &["sentences"]);
-    let due = files(&golden("masked/cache_bert_nsp"));
-    let (_, text) = due.iter().find(|(name, _)| name.ends_with("description.txt")).unwrap();
+    let expected = files(&golden("masked/cache_bert_nsp"));
+    let (_, text) = expected.iter().find(|(name, _)| name.ends_with("description.txt")).unwrap();
     fs::write(copy.path().join("tokenizer.txt"), text).unwrap();
     let args = "index build sentences --split 100,0,0 --samples 30 --seq-length 48 --masked bert \
                 --tokenizer-from tokenizer.txt --data-cache-path cache --json";
     done(&feedline(copy.path(), &args.split_whitespace().collect::<Vec<_>>()));
-    assert!(files(&copy.path().join("cache")) == due);
+    assert!(files(&copy.path().join("cache")) == expected);
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_settings_are_refused() {
     let copy = corpora("gpt_cache", &["corpus_a", "corpus_b"]);
-    for (args, due) in [
+    for (args, expected) in [
         ("30 corpus_a 70 corpus_b", "cannot blend by weights: expected --samples"),
         (
             "0 corpus_a 1 corpus_b --samples 9",
@@ -118,13 +123,13 @@ fn what_cannot_be_is_refused() {
     ] {
         let args = format!("index build {args} --seq-length 16");
         let output = feedline(copy.path(), &args.split_whitespace().collect::<Vec<_>>());
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && told.contains(due), "{args}: {told}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && stderr.contains(expected), "{args}: {stderr}");
     }
 }
 
 #[test]
-fn a_materialized_order_is_the_order() {
+fn materialized_samples_are_in_the_order() {
     let copy = corpora("gpt_cache", &["corpus_a"]);
     for (memory, samples) in [("1GiB", None), ("1B", Some(190)), ("200B", Some(50))] {
         let out = format!("out-{memory}");
@@ -134,7 +139,7 @@ fn a_materialized_order_is_the_order() {
         if let Some(count) = &count {
             args.extend(["--samples", count]);
         }
-        let told = done(&feedline(copy.path(), &args));
+        let report = done(&feedline(copy.path(), &args));
         let store = storage::open_url(copy.path().to_str().unwrap()).unwrap();
         let open = |name: &str| IndexedDataset::open(&store, &Key::new(name).unwrap()).unwrap();
         let (source, written) = (open("corpus_a"), open(&out));
@@ -149,11 +154,11 @@ fn a_materialized_order_is_the_order() {
             tokenizer: Value::Null,
         };
         let index = GptIndex::build(&source, Split::Train, &config).unwrap();
-        let due = samples.unwrap_or(index.sample_count());
-        assert_eq!((written.sequence_count(), written.document_count()), (due, due));
-        assert_eq!(told["samples"], due);
+        let expected = samples.unwrap_or(index.sample_count());
+        assert_eq!((written.sequence_count(), written.document_count()), (expected, expected));
+        assert_eq!(report["samples"], expected);
         let mut parts = Vec::new();
-        for sample in 0..due {
+        for sample in 0..expected {
             index.parts(&source, sample, &mut parts);
             let of = |part: &indexed::TokenSpan| {
                 let (from, count) = (part.token_offset as usize, part.token_count as usize);
@@ -172,9 +177,9 @@ fn a_materialized_order_is_the_order() {
     assert_eq!(feedline(copy.path(), &["materialize", "corpus_a"]).status.code(), Some(2));
 }
 
-/// A source that ends too soon leaves nothing of the output.
+/// A truncated source leaves no output.
 #[test]
-fn a_failed_run_leaves_nothing() {
+fn failed_run_leaves_no_output() {
     let copy = corpora("gpt_cache", &["corpus_a"]);
     let bin = copy.path().join("corpus_a.bin");
     let args = "materialize corpus_a --out out --seq-length 16 --data-cache-path cache";

@@ -1,7 +1,7 @@
-//! Verbs that write and are told to stop: they say so, leave nothing behind but what the same
-//! command goes on with, and their inputs as they were.
+//! Interrupted commands report the interruption, leave only files that the same command resumes,
+//! and do not change their inputs.
 //!
-//! What they read lies in a bucket that answers late, so that the moment of a signal is a number of
+//! Their inputs are in a bucket that responds late, so that the moment of a signal is a number of
 //! requests.
 
 use crate::killed::dead;
@@ -19,7 +19,7 @@ use indexed::{Builder, Dtype};
 use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::{Key, Storage, open_url};
 
-/// Longest that a moment is waited for.
+/// Longest wait for the moment of a signal.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn feedline(args: &[&str], folder: &Path) -> Command {
@@ -29,7 +29,7 @@ fn feedline(args: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// Starts it, and signals it when its moment has come.
+/// Starts a command, and signals it when its moment has arrived.
 fn signal_at(mut command: Command, signal: &str, is_moment: &dyn Fn() -> bool) -> Output {
     let mut child = command.spawn().unwrap();
     let until = Instant::now() + PATIENCE;
@@ -41,47 +41,47 @@ fn signal_at(mut command: Command, signal: &str, is_moment: &dyn Fn() -> bool) -
     child.wait_with_output().unwrap()
 }
 
-/// Every answer of a bucket is so late.
+/// Delay of every response of the bucket.
 const LATE: Duration = Duration::from_millis(20);
 
-/// From the moment of a signal on it is so late that the signal is there before, however busy this
-/// machine is.
+/// Delay from the moment of a signal on, so that the signal arrives before the response, however
+/// busy this machine is.
 const LATE_AT_SIGNAL: Duration = Duration::from_millis(500);
 
-fn answer_after(server: &S3Server, late: Duration) {
+fn set_delay(server: &S3Server, late: Duration) {
     server.heal();
     server.inject(FaultRule::every(1, Fault::Delay(late)));
 }
 
-/// The same, when it has made so many requests of a bucket.
+/// The same, after this number of requests to the bucket.
 fn signal_after(server: &S3Server, requests: u64, command: Command, signal: &str) -> Output {
     let moment = server.request_count() + requests;
     let is_moment = || {
         let is_it = server.request_count() >= moment;
         if is_it {
-            answer_after(server, LATE_AT_SIGNAL);
+            set_delay(server, LATE_AT_SIGNAL);
         }
         is_it
     };
     let output = signal_at(command, signal, &is_moment);
-    answer_after(server, LATE);
+    set_delay(server, LATE);
     output
 }
 
-fn told(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whether it was in time. To be too late is no failure, but to die of the signal is.
+/// Whether the signal was in time. A late signal is not a failure, but a death by the signal is.
 fn is_interrupted(output: &Output) -> bool {
-    let err = told(output);
+    let err = stderr_of(output);
     let is_it = output.status.code() == Some(2) && err.starts_with("error: interrupted");
     assert!(is_it || output.status.code() == Some(0), "{:?}: {err}", output.status);
     assert!(!is_it || output.stdout.is_empty());
     is_it
 }
 
-/// All names below a folder, hidden ones too, but not of folders.
+/// All files below a folder, hidden ones too.
 fn files(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -106,7 +106,7 @@ fn tokens(store: &Arc<dyn Storage>, name: &str) {
     builder.finish().unwrap();
 }
 
-/// A bucket with two datasets, one of which is damaged, and a checkpoint; it answers late.
+/// A bucket with two datasets, one of which is damaged, and a checkpoint; it responds late.
 fn bucket() -> S3Server {
     let server = S3Server::start().unwrap();
     let store = open_url(&server.url("in")).unwrap();
@@ -127,34 +127,34 @@ fn bucket() -> S3Server {
     };
     let tensors: Vec<_> = names.iter().map(|name| tensor(name)).collect();
     steps.save(3, &tensors, &[], ().into()).unwrap();
-    answer_after(&server, LATE);
+    set_delay(&server, LATE);
     server
 }
 
-/// What every verb leaves that was interrupted at a request of its: its inputs, and nothing else.
+/// Interrupts a command at several of its requests: its inputs stay, and nothing else.
 fn check(server: &S3Server, verb: &[&str], place: &str, more: &[&str]) {
     let source = server.url(place);
     let args: Vec<&str> = [verb, &[source.as_str()], more].concat();
     let whole = tempfile::tempdir().unwrap();
     let (objects, first) = (server.object_count(), server.request_count());
     let output = feedline(&args, whole.path()).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr_of(&output));
     let requests = server.request_count() - first;
-    let due = files(whole.path()).iter().filter(|name| !name.contains("/.epoch-")).count();
-    assert!(due > 0, "{args:?} writes nothing");
+    let expected = files(whole.path()).iter().filter(|name| !name.contains("/.epoch-")).count();
+    assert!(expected > 0, "{args:?} writes nothing");
     let mut seen = 0;
     for (nth, signal) in [(0, "-INT"), (1, "-TERM"), (2, "-INT"), (3, "-INT")] {
         let folder = tempfile::tempdir().unwrap();
         let moment = (requests * nth / 5).max(1);
         let output = signal_after(server, moment, feedline(&args, folder.path()), signal);
         let mut left = files(folder.path());
-        // The number of the last lease stays.
+        // The file with the number of the last lease stays.
         left.retain(|name| !name.contains("/.epoch-"));
         if is_interrupted(&output) {
             seen += 1;
-            assert_eq!(left, [""; 0], "{args:?} at {nth} of 5: {}", told(&output));
+            assert_eq!(left, [""; 0], "{args:?} at {nth} of 5: {}", stderr_of(&output));
         } else {
-            assert_eq!(left.len(), due, "{args:?}: {left:?}");
+            assert_eq!(left.len(), expected, "{args:?}: {left:?}");
         }
         assert_eq!((server.object_count(), server.upload_count()), (objects, 0), "{args:?}");
     }
@@ -162,27 +162,27 @@ fn check(server: &S3Server, verb: &[&str], place: &str, more: &[&str]) {
 }
 
 #[test]
-fn a_merge_leaves_nothing() {
+fn interrupted_merge_leaves_no_files() {
     let server = bucket();
     check(&server, &["merge", "--out", "out", "--input"], "in/corpus", &[]);
 }
 
 #[test]
-fn a_split_leaves_no_part() {
+fn interrupted_split_leaves_no_files() {
     let more = ["--split", "60,30,10", "--out", "out"];
     check(&bucket(), &["split"], "in/corpus", &more);
 }
 
 #[test]
-fn a_conversion_leaves_nothing() {
+fn interrupted_conversion_leaves_no_files() {
     let server = bucket();
     for format in ["nanogpt", "paddle"] {
         check(&server, &["convert", "--to", format], "in/corpus", &["out"]);
     }
 }
 
-/// A verb that is killed at a request of its: it removes nothing itself, and the same command ends
-/// in the bytes of an undisturbed run and leaves nothing else.
+/// Kills a command at several of its requests: the same command then gives the files of an
+/// undisturbed run, and no others.
 fn check_killed(server: &S3Server, verb: &[&str], more: &[&str]) {
     if dead().is_none() {
         return;
@@ -192,7 +192,7 @@ fn check_killed(server: &S3Server, verb: &[&str], more: &[&str]) {
     let whole = tempfile::tempdir().unwrap();
     let first = server.request_count();
     let output = feedline(&args, whole.path()).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr_of(&output));
     let requests = server.request_count() - first;
     let contents = |folder: &Path| -> Vec<(String, Vec<u8>)> {
         let name = |path: &String| Path::new(path).strip_prefix(folder).unwrap().to_owned();
@@ -210,7 +210,7 @@ fn check_killed(server: &S3Server, verb: &[&str], more: &[&str]) {
         killed += 1;
         assert_ne!(files(folder.path()), [""; 0], "{args:?} has written nothing");
         let output = feedline(&args, folder.path()).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr_of(&output));
         let (again, expected) = (contents(folder.path()), contents(whole.path()));
         let names = |of: &[(String, Vec<u8>)]| -> Vec<String> {
             of.iter().map(|(name, _)| name.clone()).collect()
@@ -233,32 +233,32 @@ fn a_killed_run_is_repeated() {
 }
 
 #[test]
-fn a_repair_leaves_nothing() {
+fn interrupted_repair_leaves_no_files() {
     check(&bucket(), &["repair"], "in/short", &["-o", "out"]);
 }
 
 #[test]
-fn an_order_that_is_not_finished_leaves_nothing() {
+fn interrupted_index_build_leaves_no_files() {
     let more = ["--seq-length", "127", "--split", "1,0,0", "--data-cache-path", "cache"];
     check(&bucket(), &["index", "build"], "in/corpus", &more);
 }
 
 #[test]
-fn a_checkpoint_that_is_written_anew_leaves_nothing() {
+fn interrupted_reshard_and_export_leave_no_files() {
     let server = bucket();
     check(&server, &["ckpt", "reshard", "--max-shard", "3MiB"], "steps", &["out"]);
     check(&server, &["ckpt", "export", "--max-shard", "3MiB"], "steps", &["out"]);
 }
 
-/// The same the other way: parts of uploads are given up.
+/// The same with the output in a bucket: multipart uploads are aborted.
 #[test]
-fn a_bucket_is_left_as_it_was() {
+fn interrupted_merge_leaves_the_bucket_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let store = open_url(folder.path().to_str().unwrap()).unwrap();
     tokens(&store, "corpus");
     let before = files(folder.path());
     let server = S3Server::start().unwrap();
-    answer_after(&server, LATE);
+    set_delay(&server, LATE);
     let out = server.url("out/corpus");
     let merge = ["merge", "--input", "corpus", "--out", &out];
     let mut seen = 0;
@@ -269,15 +269,20 @@ fn a_bucket_is_left_as_it_was() {
             break;
         }
         seen += 1;
-        assert_eq!((server.object_count(), server.upload_count()), (0, 0), "{}", told(&output));
+        assert_eq!(
+            (server.object_count(), server.upload_count()),
+            (0, 0),
+            "{}",
+            stderr_of(&output)
+        );
     }
     assert!(seen > 0, "every signal was too late");
     assert_eq!(files(folder.path()), before);
 }
 
-/// What was committed stays, the message says so, and the same command ends in the same bytes.
+/// Committed samples stay, which the message reports, and the same command gives the same bytes.
 #[test]
-fn a_materialized_order_is_gone_on_with() {
+fn interrupted_materialize_is_resumed() {
     let server = bucket();
     let source = server.url("in/corpus");
     let args = "--seq-length 127 --memory 4MiB --commit-every 8MiB --data-cache-path cache \
@@ -287,29 +292,29 @@ fn a_materialized_order_is_gone_on_with() {
     let whole = tempfile::tempdir().unwrap();
     let first = server.request_count();
     let output = feedline(&args, whole.path()).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
     let requests = server.request_count() - first;
     let out = |folder: &Path, end: &str| fs::read(folder.join(format!("out/o.{end}"))).unwrap();
 
     let (mut empty, mut kept) = (0, 0);
     for nth in 0..5 {
         let folder = tempfile::tempdir().unwrap();
-        // The first before there is anything.
+        // The first signal arrives before there is any output.
         let moment = (requests * nth / 6).max(1);
         let output = signal_after(&server, moment, feedline(&args, folder.path()), "-INT");
         if !is_interrupted(&output) {
             continue;
         }
         let left = fs::read_dir(folder.path().join("out")).map_or(0, Iterator::count);
-        if told(&output).contains("samples are kept; the same command resumes") {
-            assert!(left > 0, "{}", told(&output));
+        if stderr_of(&output).contains("samples are kept; the same command resumes") {
+            assert!(left > 0, "{}", stderr_of(&output));
             kept += 1;
         } else {
-            assert_eq!(left, 0, "{}", told(&output));
+            assert_eq!(left, 0, "{}", stderr_of(&output));
             empty += 1;
         }
         let output = feedline(&args, folder.path()).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
         for end in ["bin", "idx"] {
             assert!(out(folder.path(), end) == out(whole.path(), end), "{end} has other bytes");
         }
@@ -319,7 +324,7 @@ fn a_materialized_order_is_gone_on_with() {
 }
 
 #[test]
-fn a_drain_is_gone_on_with() {
+fn interrupted_drain_is_resumed() {
     let server = bucket();
     let (source, folder) = (server.url("steps"), tempfile::tempdir().unwrap());
     let drain = ["ckpt", "drain", &source, "out"];
@@ -331,18 +336,22 @@ fn a_drain_is_gone_on_with() {
         }
         seen += 1;
         let left = files(folder.path());
-        assert!(!left.iter().any(|name| name.contains(".tmp-")), "{left:?}: {}", told(&output));
+        assert!(
+            !left.iter().any(|name| name.contains(".tmp-")),
+            "{left:?}: {}",
+            stderr_of(&output)
+        );
     }
     assert!(seen > 0, "every signal was too late");
     let output = feedline(&drain, folder.path()).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
     let output = feedline(&["ckpt", "verify", "out"], folder.path()).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
 }
 
-/// It waits for input that does not come.
+/// The command waits for input that does not arrive.
 #[test]
-fn cleaning_leaves_nothing() {
+fn interrupted_clean_leaves_no_files() {
     for signal in ["-INT", "-TERM"] {
         let folder = tempfile::tempdir().unwrap();
         let args = "clean --json-in - --out o.jsonl --dropped d.jsonl --min-chars 3 --quiet";
@@ -351,17 +360,17 @@ fn cleaning_leaves_nothing() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(b"{\"text\": \"one line\"}\n").unwrap();
         command.stdin(reader);
-        let begun = || !files(folder.path()).is_empty();
-        let output = signal_at(command, signal, &begun);
-        assert!(is_interrupted(&output), "{}", told(&output));
+        let has_started = || !files(folder.path()).is_empty();
+        let output = signal_at(command, signal, &has_started);
+        assert!(is_interrupted(&output), "{}", stderr_of(&output));
         assert_eq!(files(folder.path()), [""; 0]);
         drop(writer);
     }
 }
 
-/// A second signal ends it at once, though the store does not answer.
+/// A second signal ends the command at once, even if the store does not respond.
 #[test]
-fn what_hangs_does_not_keep_it() {
+fn second_signal_ends_a_stuck_command() {
     let server = bucket();
     server.heal();
     server.inject(FaultRule::every(1, Fault::Stall).of("GET"));
@@ -381,6 +390,6 @@ fn what_hangs_does_not_keep_it() {
             break;
         }
     }
-    // Of the second it dies, as it would have of the first without us.
+    // The second signal kills the process, as the first would without a handler.
     assert_eq!(child.wait().unwrap().code(), None);
 }

@@ -1,5 +1,5 @@
-//! Verbs that are killed, or lose power, at every operation on the disk: the same command then ends
-//! in the bytes of an undisturbed run, and leaves nothing else.
+//! Commands are killed, or lose power, at every operation on the disk: the same command then gives
+//! the files of an undisturbed run, and no others.
 //!
 //! Before, a kill left temporary files that nothing removed, or a `.bin` and an `.idx` without a
 //! manifest, over which the same command refused to write.
@@ -21,7 +21,7 @@ use tools::data::split::{SplitRequest, split};
 use tools::ui::job::CancellableJob;
 use tools::ui::output_claim::Takeover;
 
-/// A verb that writes below `out`.
+/// A command that writes below `out`.
 type Verb = fn(Arc<dyn Storage>, Takeover) -> anyhow::Result<()>;
 
 fn run_merge(store: Arc<dyn Storage>, takeover: Takeover) -> anyhow::Result<()> {
@@ -95,7 +95,7 @@ fn outputs(store: &FaultStore) -> BTreeMap<String, Vec<u8>> {
     paths.map(|path| (path.clone(), storage::read_all(store, &key(&path)).unwrap())).collect()
 }
 
-/// Changes markers to be those of `owner`: in one process the killed one would be alive.
+/// Changes the owner of markers: in this process, the killed one would be alive.
 fn set_owner(store: &FaultStore, owner: &str) {
     for name in store.list_names(&key("out")).unwrap() {
         if !name.contains(".writing-") {
@@ -184,9 +184,9 @@ fn a_killed_conversion_is_repeated() {
     }
 }
 
-/// What a claim may delete is what the writer makes.
+/// A claim may delete exactly what the writer creates.
 #[test]
-fn suffixes_are_those_that_are_written() {
+fn suffixes_match_the_written_files() {
     for (format, verb) in CONVERSIONS {
         let store = sources();
         run(verb, &store).unwrap();
@@ -200,7 +200,7 @@ fn suffixes_are_those_that_are_written() {
 
 /// The run that removes the debris of a killed one is itself killed.
 #[test]
-fn a_run_that_cleans_up_may_be_killed_too() {
+fn run_that_removes_debris_can_be_killed_too() {
     let Some(dead) = dead() else { return };
     let store = sources();
     let first = store.op_count();
@@ -239,7 +239,7 @@ fn with_second_run(
 }
 
 #[test]
-fn of_two_runs_at_once_one_wins() {
+fn one_of_two_concurrent_runs_wins() {
     let store = sources();
     run(run_merge, &store).unwrap();
     let expected = outputs(&store);
@@ -256,7 +256,7 @@ fn of_two_runs_at_once_one_wins() {
         assert!(outputs(&store) == expected, "{call} {name}");
     }
 
-    // The second starts and ends between the first's look and its marker.
+    // The second starts and ends between the check of the first and its marker.
     let store = sources();
     let first = with_second_run(&store, run_merge, "create", "out/.m.writing-0", Result::unwrap);
     let error = run_merge(first, Takeover::Dead).unwrap_err().to_string();
@@ -264,9 +264,9 @@ fn of_two_runs_at_once_one_wins() {
     assert!(outputs(&store) == expected, "the loser deletes nothing");
 }
 
-/// Without a marker nothing says whose a file is, and a manifest makes it a dataset.
+/// Without a marker the owner of a file is unknown, and a manifest makes it a dataset.
 #[test]
-fn files_of_others_stay() {
+fn files_of_other_programs_are_retained() {
     let Some(dead) = dead() else { return };
     for name in ["out/m.bin", "out/m.idx", "out/m.manifest.json"] {
         let store = sources();
@@ -297,9 +297,9 @@ fn files_of_others_stay() {
     }
 }
 
-/// The outputs of a run that wrote them in vain.
+/// A run that finds files of another program at its end fails, and does not replace them.
 #[test]
-fn files_that_appear_during_a_run_stay() {
+fn files_that_appear_during_a_run_are_retained() {
     let store = sources();
     let other = store.clone();
     let first = HookLayer::new(Arc::new(store.clone()), move |_, what, key| {
@@ -315,9 +315,9 @@ fn files_that_appear_during_a_run_stay() {
     assert_eq!(after["out/m.bin"], b"of another program");
 }
 
-/// A process of another machine may be at work: only `--restart` takes its outputs over.
+/// A process of another machine may still run: only `--restart` takes its outputs over.
 #[test]
-fn an_owner_that_cannot_be_checked_is_left_alone() {
+fn outputs_of_an_unknown_owner_are_retained() {
     let store = sources();
     let first = store.op_count();
     run(run_merge, &store).unwrap();
@@ -345,9 +345,9 @@ fn an_owner_that_cannot_be_checked_is_left_alone() {
     assert!(outputs(&left) == expected);
 }
 
-/// As a user runs it after a container was killed: the next one has another name.
+/// As a user runs it after a container was killed: the next container has another name.
 #[test]
-fn restart_removes_what_another_container_left() {
+fn restart_removes_outputs_of_another_container() {
     let folder = tempfile::tempdir().unwrap();
     let owner = format!("elsewhere.{}", ProcessIdentity::new());
     let record = format!(
@@ -374,9 +374,9 @@ fn restart_removes_what_another_container_left() {
         command.output().unwrap()
     };
     let refused = convert(&[]);
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(2), "{told}");
-    assert!(told.contains("--restart") && told.contains(".out.writing-0"), "{told}");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("--restart") && stderr.contains(".out.writing-0"), "{stderr}");
     assert_eq!(names(), before);
     let done = convert(&["--restart"]);
     assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));

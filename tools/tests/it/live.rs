@@ -37,7 +37,7 @@ fn deleting(store: Arc<dyn Storage>, file: &str) -> Arc<dyn Storage> {
 
 /// Retention deletes old steps while they are verified one after the other.
 #[test]
-fn a_step_that_is_deleted_meanwhile_is_not_damaged() {
+fn step_deleted_during_a_check_is_not_damage() {
     for file in ["MANIFEST.json", "model-00001-of-00001.safetensors"] {
         let watched = |deletes: bool| {
             let folder = tempfile::tempdir().unwrap();
@@ -60,25 +60,25 @@ fn a_step_that_is_deleted_meanwhile_is_not_damaged() {
 
             let (target, _folder) = watched(deletes);
             let verified = verify::verify(&target, |_, open| Ok(open.verify()?.bytes)).unwrap();
-            let told = serde_json::to_value(&verified).unwrap();
+            let report = serde_json::to_value(&verified).unwrap();
             let ok: Vec<&Value> =
-                told["steps"].as_array().unwrap().iter().map(|step| &step["ok"]).collect();
+                report["steps"].as_array().unwrap().iter().map(|step| &step["ok"]).collect();
             let all: &[bool] = if deletes { &[true, true] } else { &[true, false, true] };
-            assert_eq!(ok, all, "{file}: {told}");
-            assert_eq!(told.get("skipped").is_some(), deletes, "{told}");
+            assert_eq!(ok, all, "{file}: {report}");
+            assert_eq!(report.get("skipped").is_some(), deletes, "{report}");
         }
     }
     let folder = tempfile::tempdir().unwrap();
     let store = deleting(steps(folder.path(), [10, 20, 30]), "MANIFEST.json");
-    let told = serde_json::to_value(ls::list(&store).unwrap()).unwrap();
+    let report = serde_json::to_value(ls::list(&store).unwrap()).unwrap();
     let listed: Vec<&Value> =
-        told["steps"].as_array().unwrap().iter().map(|step| &step["step"]).collect();
-    assert_eq!(listed, [10, 30], "{told}");
+        report["steps"].as_array().unwrap().iter().map(|step| &step["step"]).collect();
+    assert_eq!(listed, [10, 30], "{report}");
 }
 
 /// Nothing was verified, which is no success.
 #[test]
-fn a_folder_whose_only_step_is_deleted_meanwhile_is_not_whole() {
+fn deletion_of_the_only_step_is_not_success() {
     let folder = tempfile::tempdir().unwrap();
     let store = deleting(steps(folder.path(), [20]), "MANIFEST.json");
     let target = InspectTarget::Checkpoints { store };
@@ -89,7 +89,7 @@ fn a_folder_whose_only_step_is_deleted_meanwhile_is_not_whole() {
 /// A listing of a folder costs one read a step: listing the folder for each step again took minutes
 /// for some ten thousand steps.
 #[test]
-fn a_folder_is_listed_once_however_many_steps_it_has() {
+fn folder_is_listed_once_for_all_steps() {
     const STEPS: u64 = 30;
     let folder = tempfile::tempdir().unwrap();
     let calls = Arc::new(Mutex::new(BTreeMap::<String, u64>::new()));
@@ -104,8 +104,8 @@ fn a_folder_is_listed_once_however_many_steps_it_has() {
         let calls = calls.lock().unwrap();
         ["list", "names", "open"].map(|call| calls.get(call).copied().unwrap_or(0))
     };
-    // The names of the folder for the steps and for what lies beside them; a manifest is opened for
-    // its length, and to be read.
+    // The names are listed for the steps and for the other files; a manifest is opened for its
+    // length, and to be read.
     assert_eq!(count(&|| drop(ls::list(&store).unwrap())), [1, 2, 2 * STEPS]);
     let target = InspectTarget::Checkpoints { store: Arc::clone(&store) };
     let quick = || drop(verify::verify(&target, |_, _| Ok(0)).unwrap());

@@ -1,4 +1,4 @@
-//! What is long shows how far it is, where standard error is a terminal, and is silent else.
+//! Long commands show their progress if standard error is a terminal, and print nothing otherwise.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use indexed::{Builder, Dtype};
 use storage::{Key, open_url};
 
-/// Says that a test was left out, also to whoever sums up all tests.
+/// Reports a skipped test, also in the file that the test report reads.
 #[expect(clippy::print_stdout, reason = "a skipped test must be seen")]
 fn skip(why: &str) {
     use std::io::Write as _;
@@ -33,7 +33,7 @@ fn data(folder: &Path) {
     fs::write(folder.join("nano.bin"), &bin).unwrap();
 }
 
-/// Each verb, and what its line begins with.
+/// Commands, and the start of their progress line.
 const VERBS: [(&str, &str); 9] = [
     ("merge --input a a --out m", "merge [----"),
     ("split a --split 60,30,10 --out s", "split [----"),
@@ -47,8 +47,8 @@ const VERBS: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn a_terminal_has_a_bar() {
-    // It gives the command a terminal, and keeps what goes there.
+fn terminal_shows_a_bar() {
+    // script(1) gives the command a terminal, and records its output.
     let script = |command: &str, kept: &str| {
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--command", command, kept]).env("SHELL", "/bin/sh");
@@ -61,22 +61,22 @@ fn a_terminal_has_a_bar() {
     }
     let folder = tempfile::tempdir().unwrap();
     data(folder.path());
-    for (verb, due) in VERBS {
+    for (verb, expected) in VERBS {
         let command = format!("{} {verb} --json > told", env!("CARGO_BIN_EXE_feedline"));
         let status = script(&command, "shown").current_dir(folder.path()).status().unwrap();
         let shown =
             String::from_utf8_lossy(&fs::read(folder.path().join("shown")).unwrap()).into_owned();
-        assert!(status.success() && shown.contains(due), "{verb}: {shown}");
-        // Taken away at the end.
+        assert!(status.success() && shown.contains(expected), "{verb}: {shown}");
+        // The bar is removed at the end.
         let last = shown.rsplit('\r').find(|part| part.starts_with("\x1b[K")).unwrap();
         assert_eq!(last.lines().next(), Some("\x1b[K"), "{verb}: {shown}");
-        let told = fs::read(folder.path().join("told")).unwrap();
-        assert!(serde_json::from_slice::<serde_json::Value>(&told).is_ok(), "{verb}");
+        let report = fs::read(folder.path().join("told")).unwrap();
+        assert!(serde_json::from_slice::<serde_json::Value>(&report).is_ok(), "{verb}");
     }
 }
 
 #[test]
-fn what_is_no_terminal_hears_nothing() {
+fn nothing_is_shown_without_a_terminal() {
     let folder = tempfile::tempdir().unwrap();
     data(folder.path());
     for (verb, _) in VERBS {

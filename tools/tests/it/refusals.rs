@@ -1,7 +1,7 @@
-//! `feedline samples` where the kernel refuses: a sandbox without io_uring, a disk that fails, a
-//! server that has forgotten the file. A filter of system calls does as they do; it needs no root.
+//! `feedline samples` with failing system calls: a sandbox without io_uring, a failing disk, a
+//! server that lost the file. A filter of system calls simulates them; it needs no root.
 
-#![expect(clippy::print_stderr, reason = "what is skipped is said loudly")]
+#![expect(clippy::print_stderr, reason = "a skipped test must be seen")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,7 +12,8 @@ use serde_json::Value;
 use storage::{Key, Storage};
 
 /// Runs a command below a filter: `io_uring_setup` (425 everywhere) fails with the first number, if
-/// it is not 0, and `pread64` from an offset on with the second. What it cannot do is exit 77.
+/// it is not 0, and `pread64` from an offset on with the second. Exits with 77 if there can be no
+/// filter.
 const FILTER: &str = r#"
 import ctypes, os, platform, struct, sys
 ring, read, offset = map(int, sys.argv[1:4])
@@ -36,7 +37,7 @@ if not number or libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(fi
 os.execvp(sys.argv[4], sys.argv[4:])
 "#;
 
-/// What the kernel is to refuse.
+/// The errors that the filter returns.
 #[derive(Clone, Copy)]
 struct Refuse {
     ring: i32,
@@ -70,7 +71,7 @@ fn samples(refuse: Refuse, engine: &str, prefix: &Path, args: &[&str]) -> Option
     }
 }
 
-/// A dataset of some megabytes: what its index is read for stays below the offsets that fail.
+/// A dataset of some megabytes: its index is read below the offsets that fail.
 fn corpus() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let store: Arc<dyn Storage> = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -86,8 +87,8 @@ fn corpus() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn stream(output: &Output) -> Value {
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
     let read: Value = serde_json::from_slice(&output.stdout).unwrap();
     read["sha256"].clone()
 }
@@ -96,35 +97,37 @@ fn stream(output: &Output) -> Value {
 fn without_io_uring_the_samples_are_the_same() {
     let (_folder, prefix) = corpus();
     let args = ["--hash", "--json"];
-    let Some(due) = samples(NOTHING, "auto", &prefix, &args) else { return };
+    let Some(expected) = samples(NOTHING, "auto", &prefix, &args) else { return };
     for ring in [EPERM, ENOSYS] {
         let refuse = Refuse { ring, ..NOTHING };
-        let got = samples(refuse, "auto", &prefix, &args).unwrap();
-        assert_eq!(stream(&got), stream(&due), "errno {ring}");
-        // Who asks for it all the same is told why not; else the filter would not have worked.
-        let asked = samples(refuse, "ring", &prefix, &args).unwrap();
-        let told = String::from_utf8_lossy(&asked.stderr);
-        assert_eq!(asked.status.code(), Some(2), "{told}");
+        let found = samples(refuse, "auto", &prefix, &args).unwrap();
+        assert_eq!(stream(&found), stream(&expected), "errno {ring}");
+        // An explicit request for the ring is refused with the reason, which shows that the filter
+        // works.
+        let explicit = samples(refuse, "ring", &prefix, &args).unwrap();
+        let stderr = String::from_utf8_lossy(&explicit.stderr);
+        assert_eq!(explicit.status.code(), Some(2), "{stderr}");
         assert!(
-            told.contains("engine ring is not available") && told.contains("io_uring"),
-            "{told}"
+            stderr.contains("engine ring is not available") && stderr.contains("io_uring"),
+            "{stderr}"
         );
     }
 }
 
 #[test]
-fn a_disk_that_fails_ends_the_run_with_its_story() {
+fn failing_disk_ends_the_run_with_its_error() {
     let (_folder, prefix) = corpus();
     let from = 1 << 20;
-    for (read, due) in [(EIO, "Input/output error"), (ESTALE, "stale file handle")] {
+    for (read, expected) in [(EIO, "Input/output error"), (ESTALE, "stale file handle")] {
         let refuse = Refuse { read, from, ..NOTHING };
-        // The second pause before another try, of 8 s, is too long for that: it ends after one.
+        // The second pause before a retry, of 8 s, exceeds the timeout: the run ends after one
+        // retry.
         let Some(output) = samples(refuse, "pread", &prefix, &["--timeout", "8"]) else { return };
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{told}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
         let bin = format!("{}.bin", prefix.display());
-        for due in [due, bin.as_str(), " bytes at "] {
-            assert!(told.contains(due), "{due} is not in: {told}");
+        for expected in [expected, bin.as_str(), " bytes at "] {
+            assert!(stderr.contains(expected), "{expected} is not in: {stderr}");
         }
     }
 }

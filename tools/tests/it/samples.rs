@@ -1,4 +1,4 @@
-//! `feedline samples` as a user runs it.
+//! Runs `feedline samples` as a user does.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,15 +15,15 @@ fn samples(args: &[&str]) -> Output {
 
 fn read(args: &[&str]) -> Value {
     let output = samples(&[args, &["--hash", "--json"]].concat());
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What megatron-core 0.16.1 gave in a DataLoader of PyTorch 2.11 for the same settings:
+/// The output of megatron-core 0.16.1 in a DataLoader of PyTorch 2.11 for the same settings:
 /// `loader/benches/peers/megatron_loader.py PREFIX --seq-length L --samples N --first F`.
 #[test]
-fn the_stream_is_that_of_megatrons_dataset() {
+fn stream_equals_megatrons_dataset() {
     let whole = ["corpus_a", "--seq-length", "16", "--samples", "190"];
     let theirs = "c2988c0606f049df80f5dffeafdf3e3cdc71e8e3c96304cd39d69b198570c46a";
     let manners: [&[&str]; 4] =
@@ -41,7 +41,7 @@ fn the_stream_is_that_of_megatrons_dataset() {
     assert_eq!(read(&from_100)["sha256"], theirs);
 }
 
-/// A simulated store gives the same stream, and says what it is, to programs and to people.
+/// A simulated store gives the same stream, and is labelled as simulated in JSON and text.
 #[test]
 fn a_simulated_store_gives_the_same_stream() {
     let whole = ["corpus_a", "--seq-length", "16", "--samples", "190"];
@@ -52,8 +52,8 @@ fn a_simulated_store_gives_the_same_stream() {
         assert_eq!(read["sha256"], self::read(&whole)["sha256"], "{model}");
         let label = format!("simulated: {model}, not measured");
         assert!(read["simulated"].as_str().unwrap().starts_with(&label), "{read:#}");
-        let said = samples(&[&whole[..], &["--simulate", &quick]].concat());
-        assert!(String::from_utf8_lossy(&said.stdout).contains(&label));
+        let output = samples(&[&whole[..], &["--simulate", &quick]].concat());
+        assert!(String::from_utf8_lossy(&output.stdout).contains(&label));
     }
     assert!(read(&whole).get("simulated").is_none());
 }
@@ -70,17 +70,17 @@ fn every_rank_has_its_share() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told() {
-    for (args, due) in [
+fn invalid_arguments_are_refused() {
+    for (args, expected) in [
         (&["no_such_corpus"][..], "no_such_corpus"),
         (&["corpus_a", "--seq-length", "0"], "seq_len: expected 1 to 2147483647, found 0"),
         (&["corpus_a", "--order", "block", "--seq-length", "1000000000"], "sample"),
         (&["corpus_a", "--rank", "2", "--ranks", "2"], "ranks"),
     ] {
         let output = samples(args);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
-        assert!(told.contains(due), "{args:?}: {told}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
     }
 }
 
@@ -99,7 +99,7 @@ fn run(folder: &Path, train: &str) -> String {
     file.to_str().unwrap().to_owned()
 }
 
-/// What a message of the trainer names can be looked at: where each sample lies, and its text.
+/// The samples that a message of the trainer names can be shown, with their position and text.
 #[test]
 fn samples_of_a_run_are_shown() {
     let folder = tempfile::tempdir().unwrap();
@@ -123,27 +123,27 @@ fn samples_of_a_run_are_shown() {
             let file = usize::from(part["file"].as_str().unwrap().contains("corpus_b"));
             let first = number(&part["first_token"]) as usize;
             let tokens = files[file].read_sequence(number(&part["sequence"])).unwrap();
-            let due = &tokens[first..first + number(&part["tokens"]) as usize];
+            let expected = &tokens[first..first + number(&part["tokens"]) as usize];
             let text = part["text"].as_str().unwrap().split_whitespace();
-            let got: Vec<i64> = text.map(|id| id.parse().unwrap()).collect();
-            assert_eq!(got, due, "{part}");
+            let found: Vec<i64> = text.map(|id| id.parse().unwrap()).collect();
+            assert_eq!(found, expected, "{part}");
             used[file] += 1;
         }
     }
     assert!(used.iter().all(|count| *count > 0), "of both corpora: {used:?}");
     // Without numbers, the first step.
     let output = samples(&[config, "--show"]);
-    let told = String::from_utf8_lossy(&output.stdout);
-    let heads = told.lines().filter(|line| line.starts_with("sample ")).count();
-    assert_eq!(heads, 12, "{told}");
-    assert!(told.starts_with("sample 0, 17 tokens\n  "), "{told}");
-    assert!(told.contains("corpus_a, sequence "), "{told}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let heads = text.lines().filter(|line| line.starts_with("sample ")).count();
+    assert_eq!(heads, 12, "{text}");
+    assert!(text.starts_with("sample 0, 17 tokens\n  "), "{text}");
+    assert!(text.contains("corpus_a, sequence "), "{text}");
 
     let beyond = samples(&[config, "--show", "--first", "90", "--samples", "12"]);
     assert_eq!(beyond.status.code(), Some(2));
-    let told = String::from_utf8_lossy(&beyond.stderr);
+    let text = String::from_utf8_lossy(&beyond.stderr);
     assert!(
-        told.contains("cannot show --first 90 --samples 12: expected samples below 96"),
-        "{told}"
+        text.contains("cannot show --first 90 --samples 12: expected samples below 96"),
+        "{text}"
     );
 }

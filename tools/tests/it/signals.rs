@@ -2,8 +2,8 @@
 
 use std::process::{Child, Command, Stdio};
 
-/// Sends `-INT` and the like, and returns whether the process was still there. By the shell, of
-/// which it is a part: not every system has a program for it.
+/// Sends a signal such as `-INT`; returns whether the process still existed. Uses the `kill` of the
+/// shell: not every system has the program.
 pub fn send(child: &Child, signal: &str) -> bool {
     let kill = format!("kill {signal} {}", child.id());
     let sent = Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status();

@@ -2,9 +2,9 @@
 
 use tools::ui::simulate::Simulate;
 
-fn simulate(asked: &str) -> anyhow::Result<String> {
-    let asked = Simulate { simulate: Some(asked.to_owned()), simulate_seed: 7 };
-    Ok(asked.start()?.expect("one was asked for").about())
+fn simulate(spec: &str) -> anyhow::Result<String> {
+    let spec = Simulate { simulate: Some(spec.to_owned()), simulate_seed: 7 };
+    Ok(spec.start()?.expect("one was requested").about())
 }
 
 #[test]
@@ -21,13 +21,13 @@ fn models_are_named_or_read_from_files_and_changed() {
     let about = simulate(&format!("{},client.mb_per_s=5000", file.display())).unwrap();
     assert!(about.starts_with("simulated: ours"), "{about}");
 
-    for (asked, due) in [
+    for (spec, expected) in [
         ("tape", "expected lustre, ceph, s3, nfs or a file"),
         ("lustre,servers.stripes=99", "servers.stripes"),
         ("lustre,stripes", "no '='"),
         ("", "or a file"),
     ] {
-        let told = format!("{:#}", simulate(asked).unwrap_err());
-        assert!(told.contains(due), "{asked:?}: {told}");
+        let error = format!("{:#}", simulate(spec).unwrap_err());
+        assert!(error.contains(expected), "{spec:?}: {error}");
     }
 }

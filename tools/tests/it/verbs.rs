@@ -1,5 +1,5 @@
-//! Every verb on what is absent, empty, of another kind, damaged, read-only or full: none of them
-//! says that something was done that was not.
+//! Every command on inputs that are absent, empty, of another kind, damaged, read-only or full:
+//! none reports something as done that was not.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use storage::Key;
 /// The arguments, the exit code, and a piece of the output on either stream.
 type Row = (&'static str, i32, &'static str);
 
-/// A folder with whole and damaged datasets and checkpoints, an empty folder and a file.
+/// A folder with intact and damaged datasets and checkpoints, an empty folder and a file.
 fn lab() -> tempfile::TempDir {
     let lab = tempfile::tempdir().unwrap();
     let path = |name: &str| lab.path().join(name);
@@ -75,7 +75,7 @@ fn check(lab: &Path, command: impl Fn() -> Command, rows: &[Row]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What commands were asked to write, under its name or a draft's.
+/// The outputs of commands, and their drafts.
 fn names_of_output(lab: &Path) -> Vec<String> {
     let names = fs::read_dir(lab).unwrap().map(|entry| entry.unwrap().file_name());
     let names = names.map(|name| name.into_string().unwrap());
@@ -216,7 +216,7 @@ const DAMAGED: &[Row] = &[
     ("ckpt export broken out", 2, "expected a complete step, found none"),
 ];
 
-/// Nobody creates anything in `/proc`, root neither.
+/// No user can create files in `/proc`, not even root.
 const READ_ONLY: &[Row] = &[
     ("convert plain /proc/out --to paddle", 2, "/proc/.out"),
     ("merge --input plain --out /proc/out", 2, "/proc/.out"),
@@ -295,9 +295,9 @@ fn full() {
     check(lab().path(), without_space, FULL);
 }
 
-/// A report that cannot be written is not one that was given.
+/// A report that cannot be written is an error.
 #[test]
-fn output_that_nobody_gets_is_an_error() {
+fn unwritable_output_is_an_error() {
     let lab = lab();
     for args in [
         "inspect plain",
@@ -346,7 +346,7 @@ fn the_right_name_is_in_the_hint() {
     check(lab.path(), feedline, rows);
 }
 
-/// Hours of work are not thrown away because their report has no place.
+/// Cleaned lines are retained if the report cannot be written: they may be hours of work.
 #[test]
 fn cleaned_lines_stay_without_their_report() {
     let lab = lab();
@@ -359,9 +359,9 @@ fn cleaned_lines_stay_without_their_report() {
     assert_eq!(names_of_output(lab.path()), ["out.jsonl"]);
 }
 
-/// Megatron's merge tool takes the folder that it stands in.
+/// Megatron's merge tool accepts the current folder.
 #[test]
-fn a_folder_is_named_by_dots() {
+fn folders_named_by_dots_are_accepted() {
     let lab = lab();
     let folder = lab.path().join("shards");
     fs::create_dir(&folder).unwrap();

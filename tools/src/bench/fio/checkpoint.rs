@@ -1,4 +1,4 @@
-//! What fio does with the same file system, block and depth.
+//! fio with the file system, block size and queue depth of a save.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use crate::bench::fio;
 pub(crate) const WRITE: &str = "fio write, direct";
 pub(crate) const READ: &str = "fio read, direct";
 
-/// The requests of a save: two files, two buffers of each on their way, in pieces of 1 MiB.
+/// The requests of a save: two files with two buffers each in flight, in pieces of 1 MiB.
 const BLOCK: &str = "1m";
 const DEPTH: usize = 32;
 
-/// Bytes a second of writing a new file until it is durable; `None` where there is no fio.
+/// Bytes per second of writing a new file until it is durable; `None` without fio.
 pub(crate) fn write(file: &Path, bytes: u64) -> Result<Option<f64>> {
     crate::ckpt::bench::remove_file(file)?;
     if let Some(folder) = file.parent() {
@@ -23,20 +23,21 @@ pub(crate) fn write(file: &Path, bytes: u64) -> Result<Option<f64>> {
     run(&[file], bytes, "write", 1, &[])
 }
 
-/// Bytes a second of reading what was written.
+/// Bytes per second of reading the file that `write` wrote.
 pub(crate) fn read(file: &Path, bytes: u64) -> Result<Option<f64>> {
     run(&[file], bytes, "read", 1, &[])
 }
 
-/// Bytes a second read and written, so many of each, within files of so many together, which stay.
+/// Bytes per second of reading and writing `bytes` each, in files of `bytes` in total, which are
+/// retained.
 pub(crate) fn mixed(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
     // A loop reads and writes a half each.
     run(files, bytes, "rw", 2, &[])
 }
 
-/// The same by a fio that makes what it writes anew, as who computes it does: that takes cores and
-/// memory which the disk has to itself else.
-pub(crate) fn mixed_anew(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
+/// As [`mixed`], but fio refills its buffers before each write, as a program that computes its data
+/// does. That takes cores and memory bandwidth.
+pub(crate) fn refilled(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
     run(files, bytes, "rw", 2, &["--refill_buffers"])
 }
 

@@ -1,4 +1,4 @@
-//! The same requests by us and by fio, in every round the one after the other.
+//! Runs the same requests by feedline and by fio in turn, in every round.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::bench::workload::reads::{self, ArrivalProcess, BenchRead, ReadWorkloa
 use crate::bench::workload::saves;
 use crate::ui::timeout::StopSignal;
 
-/// What both did.
+/// The result of one workload by feedline and by fio.
 #[derive(Clone, Debug, Serialize)]
 pub struct Peer {
     /// What was read or written.
     pub what: String,
-    /// Our median, in megabytes a second.
+    /// Median of feedline, in megabytes per second.
     pub ours_mb_per_s: f64,
-    /// Its median.
+    /// Median of fio, in megabytes per second.
     pub fio_mb_per_s: f64,
-    /// The median of the ratios of all rounds.
+    /// The median of the ratios of all rounds, feedline divided by fio.
     pub ours_by_fio: f64,
     /// The lower end of its interval.
     pub low: f64,
@@ -35,26 +35,26 @@ pub struct Peer {
     pub high: f64,
     /// Whether the two are within 5 % of each other.
     pub agreement: Agreement,
-    /// Our median of cores for each gigabyte a second, those of the kernel for us counted in.
+    /// Median of feedline's core-seconds per gigabyte, including the kernel's on its behalf.
     pub ours_core_s_per_gb: Option<f64>,
-    /// Its median.
+    /// Median of fio's core-seconds per gigabyte.
     pub fio_core_s_per_gb: Option<f64>,
 }
 
-/// Whether the interval of a ratio says that two differ by 5 % at most.
+/// Whether the interval of a ratio shows a difference of at most 5 %.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Agreement {
-    /// All of it does.
+    /// The whole interval is within 5 %.
     Yes,
-    /// None of it does.
+    /// No part of the interval is within 5 %.
     No,
-    /// A part of it does: more rounds would tell.
+    /// Part of the interval is within 5 %: more rounds are needed.
     Open,
 }
 
 impl Agreement {
-    /// Of an interval.
+    /// Classifies the interval from `low` to `high`.
     #[must_use]
     pub fn of(low: f64, high: f64) -> Self {
         const LEAST: f64 = 0.95;
@@ -66,7 +66,7 @@ impl Agreement {
         }
     }
 
-    /// As a table has it.
+    /// Text of a table cell.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -77,28 +77,28 @@ impl Agreement {
     }
 }
 
-/// Rates of ours and of fio by round, of each pattern that both know.
+/// Rates of feedline and fio per round, for each pattern that both can run.
 #[derive(Clone, Debug, Default)]
 pub struct FioPairs {
     rates: BTreeMap<Pattern, (String, Vec<[FioResult; 2]>)>,
-    /// What fio said when it could not. It is not asked again then.
+    /// The error of fio, after which it is not run again.
     failed: Option<String>,
 }
 
 impl FioPairs {
-    /// Why fio could not go on.
+    /// Why the comparison ended early, if it did.
     #[must_use]
     pub fn failed(&self) -> Option<String> {
         self.failed.as_ref().map(|why| format!("no comparison with fio: {why}"))
     }
 
-    /// What they say.
+    /// A summary of each pattern.
     #[must_use]
     pub fn peers(&self, seed: u64) -> Vec<Peer> {
         let of = |(what, pairs): &(String, Vec<[FioResult; 2]>)| {
             let rate = |of: usize| pairs.iter().map(move |pair| pair[of].bytes_per_s).collect();
             let cores = |of: usize| {
-                let per_gb = |told: &FioResult| Some(told.cores? / (told.bytes_per_s / 1e9));
+                let per_gb = |result: &FioResult| Some(result.cores? / (result.bytes_per_s / 1e9));
                 let all: Option<Vec<f64>> = pairs.iter().map(|pair| per_gb(&pair[of])).collect();
                 Some(median(&all?))
             };
@@ -120,10 +120,11 @@ impl FioPairs {
         self.rates.values().filter_map(of).collect()
     }
 
-    /// One round on a target, in which ours and fio's change places with every other.
+    /// Runs one round on a target. feedline and fio go first in alternate rounds.
     ///
     /// # Errors
-    /// What a request says. If fio cannot, its numbers are left out and that is told.
+    /// If a request fails. A failure of fio ends the comparison, and [`FioPairs::failed`] returns
+    /// it.
     pub fn round(
         &mut self,
         (settings, place): (&Arc<Settings>, &Arc<TargetFolder>),
@@ -139,12 +140,12 @@ impl FioPairs {
             let mut rates = [FioResult { bytes_per_s: 0.0, cores: None }; 2];
             for turn in [round % 2, (round + 1) % 2] {
                 let (settings, place) = (Arc::clone(settings), Arc::clone(place));
-                let told = stop.clone();
+                let signal = stop.clone();
                 let limit = settings.timeout + Duration::from_secs_f64(4.0 * settings.seconds);
                 let what = format!("compare {} with fio", place.name);
                 let rate = stop.guard(&what, limit, move || match turn {
-                    0 => shared.ours(&settings, &place, &told).map(Ok),
-                    _ => shared.fios(&settings, &place),
+                    0 => shared.run_feedline(&settings, &place, &signal).map(Ok),
+                    _ => shared.run_fio(&settings, &place),
                 })?;
                 match rate {
                     Ok(rate) => rates[turn] = rate,
@@ -162,17 +163,17 @@ impl FioPairs {
     }
 }
 
-/// What fio can do too.
+/// The patterns that fio can run too.
 const SHARED: [Pattern; 4] = [Pattern::Stream, Pattern::Samples, Pattern::Save, Pattern::SaveOne];
 
-/// Requests that both can make.
+/// Requests that feedline and fio can both make.
 #[derive(Clone, Copy, Debug)]
 enum FioWorkload {
     Reads(Reads),
     Writes(Writes),
 }
 
-/// Of a device so many seconds tell as much as more.
+/// Longer measurements of a device are not more precise.
 const SECONDS_MAX: f64 = 3.0;
 
 impl FioWorkload {
@@ -207,7 +208,7 @@ impl FioWorkload {
         }
     }
 
-    fn ours(
+    fn run_feedline(
         &self,
         settings: &Settings,
         place: &TargetFolder,
@@ -227,8 +228,8 @@ impl FioWorkload {
         Ok(FioResult { bytes_per_s: run.bytes as f64 / seconds, cores: Some(run.cpu_s / seconds) })
     }
 
-    /// The same of fio; within, what it cannot.
-    fn fios(&self, settings: &Settings, place: &TargetFolder) -> Result<Result<FioResult>> {
+    /// Runs the workload with fio. The inner error is a failure of fio.
+    fn run_fio(&self, settings: &Settings, place: &TargetFolder) -> Result<Result<FioResult>> {
         let profile = place.store.profile();
         Ok(match self {
             FioWorkload::Reads(reads) => {
@@ -253,7 +254,7 @@ impl FioWorkload {
 }
 
 impl Writes {
-    /// Makes the files anew, for both alike: what is there is as long as it will be, and empty.
+    /// Recreates the files before either program writes: full length, without data.
     fn prepare(&self, settings: &Settings, place: &TargetFolder) -> Result<()> {
         match self.apart {
             true => saves::prepare_apart(place, &settings.state),
@@ -262,7 +263,7 @@ impl Writes {
     }
 }
 
-/// Requests of whole blocks, which fio can make too.
+/// Reads aligned blocks, as fio can too.
 fn aligned(
     settings: &Settings,
     place: &TargetFolder,

@@ -1,4 +1,4 @@
-//! fio, the peer of all benchmarks, with the options that make it fastest.
+//! fio, the reference of all benchmarks, with the options that make it fastest.
 //!
 //! With its defaults fio loses up to half of a fast device: its buffers are in small pages, each of
 //! which is an entry of the request's list; it modifies every 512 bytes before it writes them; and
@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-/// Whether there is one on this machine.
+/// Whether fio is installed on this machine.
 #[must_use]
 pub fn is_there() -> bool {
     let mut fio = Command::new("fio");
@@ -23,7 +23,7 @@ pub fn is_there() -> bool {
     fio.status().is_ok_and(|status| status.success())
 }
 
-/// One job on these files.
+/// A job on these files.
 ///
 /// # Errors
 /// If a name is not UTF-8.
@@ -37,7 +37,7 @@ pub fn job(files: &[&Path]) -> Result<Command> {
     Ok(fio)
 }
 
-/// One job on files that are still to be named.
+/// A job whose files the caller names.
 #[must_use]
 pub fn bare() -> Command {
     let mut fio = Command::new("fio");
@@ -48,32 +48,32 @@ pub fn bare() -> Command {
         "--output-format=json",
         "--scramble_buffers=0",
         "--gtod_reduce=1",
-        // Else those buffers begin and end in small ones.
+        // Otherwise the buffers begin and end in small pages.
         "--iomem_align=2m",
     ]);
     fio
 }
 
-/// Requests of a ring, so many at once. Registered buffers would want a larger `ulimit -l` than
-/// users have, and make no difference once they are large pages.
+/// Submits `depth` requests at once through io_uring. Registered buffers would need a larger
+/// `ulimit -l` than users have, and make no difference with large pages.
 pub fn ring(fio: &mut Command, depth: usize) {
     fio.args(["--ioengine=io_uring", "--registerfiles=1"]);
-    // Several in one call, as a ring is meant to be used.
+    // Several requests per system call, as io_uring is meant to be used.
     fio.arg(format!("--iodepth={depth}"));
     fio.arg(format!("--iodepth_batch_submit={}", depth.div_ceil(4)));
     fio.arg(format!("--iodepth_batch_complete_max={depth}"));
 }
 
-/// What fio did.
+/// Result of a fio job.
 #[derive(Clone, Copy, Debug)]
 pub struct FioResult {
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// Of cores, as shares of the time of one job; `None` if it does not say.
+    /// Cores in use, as a share of the time of one job; `None` if fio does not report it.
     pub cores: Option<f64>,
 }
 
-/// Bytes a second that it read, wrote or (`rw`) both together.
+/// Bytes per second that the job read, wrote or (`rw`) both together.
 ///
 /// # Errors
 /// As [`run`].
@@ -81,29 +81,33 @@ pub fn rate(fio: Command, what: &str) -> Result<f64> {
     Ok(run(fio, what)?.bytes_per_s)
 }
 
-/// Runs it and tells what it read, wrote or (`rw`) both together.
+/// Runs a job and returns what it read, wrote or (`rw`) both together.
 ///
 /// # Errors
-/// If fio fails, or tells nothing.
+/// If fio fails, or reports no rate.
 pub fn run(mut fio: Command, what: &str) -> Result<FioResult> {
     let done = fio.stdin(Stdio::null()).output().context("cannot start fio")?;
     if !done.status.success() {
-        let told = String::from_utf8_lossy(&done.stderr);
-        bail!("cannot run fio for {what}: {}: {}", done.status, told.lines().next().unwrap_or(""));
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        bail!(
+            "cannot run fio for {what}: {}: {}",
+            done.status,
+            stderr.lines().next().unwrap_or("")
+        );
     }
     let text = String::from_utf8_lossy(&done.stdout);
     // Notes may come before the object.
     let json = text.find('{').map_or("", |at| &text[at..]);
-    let told: Value =
+    let report: Value =
         serde_json::from_str(json).context("cannot read the output of fio: expected JSON")?;
-    let rate = |what: &str| told["jobs"][0][what]["bw_bytes"].as_f64();
+    let rate = |what: &str| report["jobs"][0][what]["bw_bytes"].as_f64();
     let rate = match what {
         "rw" => rate("read").zip(rate("write")).map(|(read, write)| read + write),
         _ => rate(what),
     };
     let bytes_per_s =
         rate.with_context(|| format!("cannot read the output of fio: no bw_bytes for {what}"))?;
-    let per_cent = |whose: &str| told["jobs"][0][whose].as_f64();
+    let per_cent = |whose: &str| report["jobs"][0][whose].as_f64();
     let both = per_cent("usr_cpu").zip(per_cent("sys_cpu"));
     Ok(FioResult { bytes_per_s, cores: both.map(|(own, kernel)| (own + kernel) / 100.0) })
 }

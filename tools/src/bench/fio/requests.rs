@@ -1,4 +1,4 @@
-//! What fio does with the same requests.
+//! fio jobs with the requests of a pattern.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,43 +8,43 @@ use storage::{IoEngine, Profile};
 
 use crate::bench::fio::{self, FioResult};
 
-/// Reads that both can make.
+/// Reads that feedline and fio can both make.
 #[derive(Clone, Copy, Debug)]
 pub struct Reads {
-    /// Whether they are one behind the other, or anywhere.
+    /// Whether the reads are sequential; random otherwise.
     pub in_order: bool,
     /// Bytes of each.
     pub bytes: usize,
-    /// How many at once.
+    /// Reads in flight.
     pub depth: usize,
-    /// For so long.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// Writes that both can make: every writer its own range of one file or a file of its own, and then
-/// a sync. So does IOR with one segment and `-e`, and with `-F` for files.
+/// Writes that both can make: each writer writes its own range of one file, or its own file, then
+/// syncs. IOR does the same with one segment and `-e`, and with `-F` for one file per writer.
 #[derive(Clone, Copy, Debug)]
 pub struct Writes {
-    /// Whether each has a file.
+    /// Whether each writer has its own file.
     pub apart: bool,
-    /// Who write at once.
+    /// Concurrent writers.
     pub writers: usize,
-    /// Bytes of each of them.
+    /// Bytes of each writer.
     pub part_bytes: u64,
     /// Bytes of a request.
     pub bytes: usize,
 }
 
-/// What was read.
+/// Runs the reads with fio.
 ///
 /// # Errors
-/// If fio fails, or tells nothing.
+/// If fio fails, or reports no rate.
 pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<FioResult> {
     let mut job = fio::job(&[file])?;
     fio::ring(&mut job, reads.depth);
     if profile.engine != IoEngine::Ring {
-        // Where a submission waits for its read, a ring is no more than one request at a time,
-        // unless the kernel's threads are asked at once.
+        // Where a submission blocks until its read is done, io_uring has one request in flight,
+        // unless each request is passed to the kernel's worker threads at once.
         job.arg("--force_async=1");
     }
     job.args(["--readonly", "--time_based", "--norandommap", "--randrepeat=0"]);
@@ -54,8 +54,8 @@ pub fn read(file: &Path, reads: &Reads, profile: &Profile) -> Result<FioResult> 
     fio::run(job, "read")
 }
 
-/// What was written and synced, into files that are there: one, or with a number
-/// behind its name one for each.
+/// Runs the writes with fio and syncs, in existing files: one for all writers, or one per writer
+/// with its number at the end of the name.
 ///
 /// # Errors
 /// As [`read`].
@@ -75,12 +75,12 @@ pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<FioResult> {
     job.args(["--end_fsync=1", "--fallocate=none"]);
     job.args([format!("--numjobs={}", writes.writers), format!("--size={part}")]);
     requests(&mut job, writes.bytes, direct);
-    let told = fio::run(job, "write")?;
+    let result = fio::run(job, "write")?;
     // Each writer has its own share.
-    Ok(FioResult { cores: told.cores.map(|cores| cores * writes.writers as f64), ..told })
+    Ok(FioResult { cores: result.cores.map(|cores| cores * writes.writers as f64), ..result })
 }
 
-/// What both kinds have in common. Nothing is dropped from a cache that we do not drop either.
+/// Options of reads and writes. fio drops nothing from the page cache, because feedline does not.
 fn requests(job: &mut Command, bytes: usize, direct: bool) {
     job.args(["--invalidate=0", &format!("--bs={bytes}")]);
     job.arg(format!("--direct={}", u8::from(direct)));

@@ -1,32 +1,32 @@
-//! What this process took of the machine: bytes of devices and time of cores.
+//! Resources that this process used: bytes of devices and time of cores.
 //!
-//! Bytes that the device moved by bytes that were delivered is the honesty of a number: far below
-//! 1, a cache was measured; far above, most of what came was for nothing. The kernel counts the
-//! bytes of a process where they go to a block device or over NFS; what FUSE, Lustre and the CephFS
-//! of the kernel move it does not see, and there the requests as they were made stand in for it.
+//! Bytes moved by the device per byte delivered show whether a number is valid: far below 1, a
+//! cache was measured; far above, most bytes were not needed. The kernel counts the bytes that a
+//! process moves to and from block devices and over NFS. It does not count those of FUSE, Lustre
+//! and the kernel's CephFS client; there the benchmark counts its own requests instead.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 use storage::probe::cpu_times;
 
-/// Who has counted the bytes that were moved.
+/// Source of the count of moved bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CounterSource {
-    /// The kernel, of this process: what went to and came from below the page cache.
+    /// The kernel: bytes of this process that were moved below the page cache.
     Kernel,
-    /// Our own requests, rounding counted in: caches below them are not seen.
+    /// The requests of the benchmark, rounded to blocks: caches below them are not seen.
     Requests,
-    /// There is nothing below: the files are in memory.
+    /// None: the files are in memory.
     Memory,
 }
 
-/// File systems below which the kernel counts what a process moves.
+/// File systems for which the kernel counts the bytes that a process moves.
 const COUNTED: [&str; 7] = ["ext4", "xfs", "btrfs", "f2fs", "overlay", "nfs", "nfs4"];
 
 impl CounterSource {
-    /// For files of such a file system.
+    /// The source for files on `file_system`.
     #[must_use]
     pub fn of(file_system: &str) -> Self {
         match file_system {
@@ -37,22 +37,22 @@ impl CounterSource {
     }
 }
 
-/// Since the process began.
+/// Counts since the process started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     is_counted: bool,
-    /// Bytes that came from devices.
+    /// Bytes read from devices.
     pub read_bytes: u64,
-    /// Bytes that went to them.
+    /// Bytes written to devices.
     pub written_bytes: u64,
-    /// Seconds of all cores, those of the kernel for us counted in.
+    /// Seconds of all cores, including the kernel's on behalf of this process.
     pub cpu_s: f64,
-    /// Those of the kernel.
+    /// The kernel's part of them.
     pub kernel_cpu_s: f64,
 }
 
 impl Counters {
-    /// As they stand.
+    /// Reads the counters.
     #[must_use]
     pub fn now() -> Self {
         let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
@@ -72,7 +72,7 @@ impl Counters {
         }
     }
 
-    /// What came since then.
+    /// The difference between now and `before`.
     #[must_use]
     pub fn since(before: &Counters) -> Self {
         let now = Counters::now();
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_takes_time_of_cores() {
+    fn computation_uses_cpu_time() {
         let (before, mut words) = (Counters::now(), 7);
         // Some kernels count in hundredths of a second.
         for _ in 0..1000 {

@@ -1,26 +1,26 @@
-//! What a few noisy numbers say, and what they do not.
+//! Statistics of a few noisy measurements.
 //!
-//! Targets are measured in turn, so that what drifts (a device that warms up, a neighbour) is in
-//! both numbers of a round and not in their ratio. Of the ratios of all rounds the median counts.
-//! Its interval is the percentile bootstrap's: of five numbers that is nearly from the least to the
-//! most, so two equal targets would be told apart once in sixteen times. Two more things are
-//! therefore asked: Student's interval of the mean of the logarithms at 98 %, and a difference that
-//! somebody would act upon.
+//! Targets are measured in turn, so that drift (a device that warms up, a neighbour) affects both
+//! numbers of a round and not their ratio. The result is the median of the ratios of all rounds.
+//! Its interval is the percentile bootstrap's: with five numbers it spans nearly all of them, so
+//! two equal targets would differ once in sixteen times. Two more conditions must therefore hold:
+//! Student's 98 % interval of the mean of the logarithms excludes 0, and the difference is large
+//! enough to act upon.
 
 use serde::Serialize;
 
 use crate::bench::random::Random;
 
-/// Differences below this are none, whatever the noise: nobody moves a corpus for 3 %.
+/// Smaller differences are not reported, whatever the noise: 3 % is no reason to move a corpus.
 pub const MARGIN: f64 = 0.03;
 
-/// Fewer rounds tell nothing apart.
+/// With fewer rounds no difference is significant.
 pub const ROUNDS_MIN: usize = 5;
 
-/// Medians that are drawn for an interval. Its ends move by less than a rank with more.
+/// Bootstrap medians of an interval. More would move its ends by less than a rank.
 const DRAWS: usize = 4000;
 
-/// A median, and where 95 % of the medians of drawn samples lie.
+/// A median, and its 95 % bootstrap interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Estimate {
     /// The median.
@@ -31,10 +31,10 @@ pub struct Estimate {
     pub high: f64,
 }
 
-/// How one target does beside another.
+/// One target compared with another.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RatioEstimate {
-    /// The median of the ratios of all rounds, the first by the second.
+    /// The median of the ratios of all rounds, the first target divided by the second.
     pub ratio: f64,
     /// The lower end of its interval.
     pub low: f64,
@@ -56,7 +56,7 @@ pub fn median(values: &[f64]) -> f64 {
 }
 
 impl Estimate {
-    /// Of these values. The same seed gives the same interval.
+    /// Estimates the median of `values`. The same seed gives the same interval.
     #[must_use]
     pub fn of(values: &[f64], seed: u64) -> Self {
         let Some(last) = values.len().checked_sub(1) else { return Estimate::default() };
@@ -92,7 +92,7 @@ impl RatioEstimate {
     }
 }
 
-/// Whether Student's interval of the mean leaves 0 out.
+/// Whether Student's interval of the mean excludes 0.
 fn mean_is_off(values: &[f64]) -> bool {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -101,11 +101,11 @@ fn mean_is_off(values: &[f64]) -> bool {
     mean.abs() > student_98(values.len() - 1) * error
 }
 
-/// The quantile of Student's distribution that 98 % of it lie within, by degrees of freedom.
+/// The quantile of Student's distribution for a 98 % interval, by degrees of freedom.
 fn student_98(freedom: usize) -> f64 {
     const KNOWN: [f64; 11] =
         [f64::INFINITY, 31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764];
-    // From there on the quantile of the next smaller number is a little on the safe side.
+    // Beyond the table, the quantile of the next smaller entry is slightly conservative.
     const BEYOND: [(usize, f64); 3] = [(30, 2.457), (20, 2.528), (10, 2.764)];
     let beyond = || BEYOND.iter().find(|(least, _)| freedom >= *least).map(|(_, at)| *at);
     KNOWN.get(freedom).copied().or_else(beyond).unwrap_or(f64::INFINITY)

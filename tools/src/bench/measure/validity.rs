@@ -1,40 +1,40 @@
-//! How far a number is to be trusted: what was moved for what was delivered, what lay in the page
-//! cache, and what of the machine the benchmark itself took.
+//! How far a number can be trusted: bytes moved per byte delivered, the share of the file in the
+//! page cache, and the CPU time of the benchmark itself.
 
 use serde::Serialize;
 
 use crate::bench::measure::counters::CounterSource;
 use crate::bench::patterns::{Direction, Pattern, PatternRun};
 
-/// Below, a cache was measured.
+/// Below this ratio, a cache was measured.
 const CACHED_BELOW: f64 = 0.9;
 
-/// Above, more came than was asked for.
+/// Above this ratio, more was moved than requested.
 const AMPLIFIED_ABOVE: f64 = 1.2;
 
-/// From so much of a file in the page cache on, reads that pass it are not of the store.
+/// If more of a file is in the page cache, buffered reads do not measure the store.
 const RESIDENT_MAX: f64 = 0.1;
 
-/// Of a core for each gigabyte a second: what takes more may be what was measured.
+/// Cores per GB/s; a client that takes more may be the bottleneck that was measured.
 pub const OWN_CORE_S_PER_GB_MAX: f64 = 0.1;
 
-/// What is told of reads that pass the page cache: the share of the file that lay in it before.
+/// Metric of buffered reads: the share of the file that was in the page cache before.
 pub const RESIDENT: &str = "page_cache_share_before";
 
 /// Why a number is not that of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ValidityFlag {
-    /// It is that of a cache, at least in part.
+    /// It is the rate of a cache, at least in part.
     Cached,
-    /// More was moved than was asked for.
+    /// More was moved than requested.
     Amplified,
     /// There is no device: the files are in memory.
     Memory,
 }
 
 impl ValidityFlag {
-    /// As it stands beside a number.
+    /// Label beside the number.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,14 +44,14 @@ impl ValidityFlag {
         }
     }
 
-    /// Whether the device did less than the number says.
+    /// Whether the device did less than the number suggests.
     #[must_use]
     pub fn flatters(self) -> bool {
         self != ValidityFlag::Amplified
     }
 }
 
-/// Bytes moved by bytes delivered, if both were seen, and what is to be said of the number.
+/// Bytes moved per byte delivered, if both are known, and the flag of the number.
 #[must_use]
 pub fn judged(
     pattern: Pattern,
@@ -64,7 +64,8 @@ pub fn judged(
     if witness == CounterSource::Memory {
         return (None, Some(ValidityFlag::Memory));
     }
-    // Who counts requests sees no cache below them, but the kernel tells what it holds of a file.
+    // Counting requests does not see the caches below them, but the kernel reports how much of a
+    // file it caches.
     let resident = all.more.get(RESIDENT).is_some_and(|share| *share > RESIDENT_MAX);
     // The requests of saves and restores are not counted.
     let is_uncounted = matches!(pattern, Pattern::Save | Pattern::SaveOne | Pattern::Restore);
@@ -82,20 +83,19 @@ pub fn judged(
     (Some(ratio), flag)
 }
 
-/// What this program took of the cores.
+/// CPU time of the benchmark itself.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct ClientOverhead {
     /// Cores that it kept busy.
     #[serde(rename = "own_cores")]
     pub cores: f64,
-    /// Seconds of a core for a gigabyte, which are cores for a gigabyte a second; of patterns that
-    /// are about bytes.
+    /// Core-seconds per gigabyte, which are cores per GB/s; only of patterns measured in bytes.
     #[serde(rename = "own_core_s_per_gb")]
     pub core_s_per_gb: Option<f64>,
-    /// Those of them that the kernel took to carry the requests, as it would for everybody.
+    /// The kernel's part of them, which any client needs for the same requests.
     #[serde(rename = "own_kernel_core_s_per_gb")]
     pub kernel_core_s_per_gb: Option<f64>,
-    /// Microseconds of a core for an operation.
+    /// CPU microseconds per operation.
     #[serde(rename = "own_us_per_op")]
     pub us_per_op: f64,
     /// Whether that is more than [`OWN_CORE_S_PER_GB_MAX`].
@@ -104,11 +104,11 @@ pub struct ClientOverhead {
 }
 
 impl ClientOverhead {
-    /// In all rounds together, which took so many seconds.
+    /// Of all rounds together, which took `seconds`.
     #[must_use]
     pub fn of(pattern: Pattern, all: &PatternRun, seconds: f64) -> Self {
         let gigabytes = all.bytes as f64 / 1e9;
-        // Where the rate is given, or small objects are made, bytes are not what the time is for.
+        // With a fixed rate or small objects, the CPU time does not depend on the bytes.
         let by_bytes = !matches!(pattern, Pattern::Rate) && pattern.direction() != Direction::Both;
         let per_gb = |cpu_s: f64| (by_bytes && gigabytes > 0.001).then(|| cpu_s / gigabytes);
         let core_s_per_gb = per_gb(all.cpu_s);

@@ -1,4 +1,4 @@
-//! What was measured, as `--json` prints it, and as tables; the page is made of the same.
+//! The results, as `--json` and the tables print them, and from which the page is generated.
 
 pub mod page;
 pub mod tables;
@@ -20,42 +20,42 @@ use super::patterns::{Figure, Pattern, PatternRun, TICK_S};
 use super::report::tables::{peers, rows};
 use super::report::verdict::StoreVerdict;
 
-/// The version of the JSON. It grows when a field changes its meaning or goes.
+/// The version of the JSON. It grows when a field changes its meaning or is removed.
 pub const SCHEMA: u32 = 1;
 
-/// Points of a timeline: more are not seen apart.
+/// Most points of a timeline: more cannot be distinguished.
 const POINTS_MAX: usize = 80;
 
-/// All of a benchmark.
+/// The results of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// See [`SCHEMA`].
     pub schema: u32,
-    /// Whether a target was a model of a store. Then no number here is of the real one.
+    /// Whether a target was simulated. Then no number here is of a real store.
     pub simulated: bool,
-    /// What it was measured for.
+    /// The training run that the stores are measured for.
     pub need: Need,
-    /// How.
+    /// The method.
     pub method: Method,
     /// The targets, in the order in which they were given.
     pub targets: Vec<TargetReport>,
     /// Every pair of them, by pattern.
     pub comparisons: Vec<Comparison>,
-    /// What to do.
+    /// The recommendations.
     pub verdict: StoreVerdict,
     /// The page that was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page: Option<PathBuf>,
 }
 
-/// How it was measured.
+/// Method of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Method {
-    /// Rounds that count; one before them warmed up.
+    /// Counted rounds, after one warm-up round.
     pub runs: usize,
-    /// Seconds of a run whose length is chosen.
+    /// Seconds of a run of a timed pattern.
     pub seconds: f64,
-    /// Bytes that were read from.
+    /// Size of the file that was read.
     pub data_bytes: u64,
     /// Bytes of a checkpoint.
     pub checkpoint_bytes: u64,
@@ -65,9 +65,9 @@ pub struct Method {
     pub writers: usize,
     /// Ranks that started at once, over all processes.
     pub ranks_started: usize,
-    /// The seed of all that was drawn.
+    /// Seed of everything random.
     pub seed: u64,
-    /// Whose order was replayed.
+    /// Sample order that was replayed.
     pub order: String,
     /// The machine: cores and kernel.
     pub machine: String,
@@ -76,65 +76,65 @@ pub struct Method {
 /// One target.
 #[derive(Clone, Debug, Serialize)]
 pub struct TargetReport {
-    /// How it is called here.
+    /// Name in the report.
     pub name: String,
-    /// As it was given.
+    /// URL from the command line.
     pub url: String,
-    /// What it is a model of, if it is one.
+    /// Label of the model, if it was simulated.
     pub simulated: Option<String>,
     /// Its file system, or `s3`.
     pub file_system: String,
-    /// Where that is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
-    /// What moved the bytes.
+    /// I/O engine.
     pub engine: String,
-    /// Whether large transfers went around the page cache.
+    /// Whether large transfers used direct I/O.
     pub direct: bool,
-    /// Who counted what was moved.
+    /// Source of the count of moved bytes.
     pub witness: CounterSource,
-    /// What a reader of the numbers must know.
+    /// Caveats of the numbers.
     pub notes: Vec<String>,
     /// By pattern.
     pub patterns: Vec<PatternReport>,
-    /// fio beside us.
+    /// Comparisons with fio.
     pub peers: Vec<Peer>,
 }
 
-/// A pattern on a target.
+/// Results of a pattern on a target.
 #[derive(Clone, Debug, Serialize)]
 pub struct PatternReport {
-    /// Which.
+    /// The pattern.
     pub pattern: Pattern,
-    /// What its figure is.
+    /// Kind of the main figure.
     pub figure: Figure,
-    /// The figure.
+    /// The main figure over all rounds.
     pub estimate: Estimate,
-    /// Of each round.
+    /// The main figure of each round.
     pub values: Vec<f64>,
-    /// Of the round that does not count.
+    /// The main figure of the warm-up round.
     pub warm_up: f64,
     /// Operations of all rounds.
     pub ops: u64,
-    /// How long operations took, in milliseconds: the share that took no longer, and the longest.
+    /// Percentiles and maximum of latency, in milliseconds.
     pub latency_ms: Latency,
-    /// Bytes moved by bytes delivered, if both were seen.
+    /// Bytes moved per byte delivered, if both are known.
     pub moved_per_delivered: Option<f64>,
-    /// Why the number is not the device's.
+    /// Why the number is not that of the device.
     pub flag: Option<ValidityFlag>,
-    /// What this program took.
+    /// CPU time of the benchmark itself.
     #[serde(flatten)]
     pub own: ClientOverhead,
-    /// What else was told, medians over the rounds.
+    /// Further metrics, medians over the rounds.
     pub more: BTreeMap<String, f64>,
-    /// Milliseconds, and the share of operations that took no longer.
+    /// Cumulative distribution of latency: milliseconds, and the share of operations up to them.
     pub distribution_ms: Vec<(f64, f64)>,
-    /// Seconds of the last round, and megabytes a second then.
+    /// Timeline of the last round: seconds, and megabytes per second.
     pub timeline: Vec<(f64, f64)>,
 }
 
 /// Latencies in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-#[expect(missing_docs, reason = "percentiles are called what they are")]
+#[expect(missing_docs, reason = "the names are the percentiles")]
 pub struct Latency {
     pub p50: f64,
     pub p90: f64,
@@ -143,24 +143,24 @@ pub struct Latency {
     pub max: f64,
 }
 
-/// Two targets in one pattern.
+/// Comparison of two targets in one pattern.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The pattern.
     pub pattern: Pattern,
-    /// A target.
+    /// The first target.
     pub first: String,
-    /// Another.
+    /// The second target.
     pub second: String,
-    /// The first by the second.
+    /// The first divided by the second.
     #[serde(flatten)]
     pub beside: RatioEstimate,
-    /// Which is better, if they are told apart.
+    /// The better target, if the difference is significant.
     pub better: Option<String>,
 }
 
 impl PatternReport {
-    /// Of the runs of all rounds, the first of which warmed up.
+    /// Summarizes the runs of all rounds; the first is the warm-up.
     #[must_use]
     pub fn of(pattern: Pattern, runs: &[PatternRun], witness: CounterSource, seed: u64) -> Self {
         let figure = pattern.figure();
@@ -205,7 +205,7 @@ fn timeline_of(run: &PatternRun) -> Vec<(f64, f64)> {
     let point_s = each as f64 * TICK_S;
     let point = |(nth, ticks): (usize, &[u64])| {
         let begin_s = nth as f64 * point_s;
-        // The last may not be whole, and of a part of one no rate can be told.
+        // The last point may be incomplete; less than half of one gives no rate.
         let long_s = (ticks.len() as f64 * TICK_S).min(run.seconds - begin_s);
         let bytes: u64 = ticks.iter().sum();
         (long_s > point_s / 2.0).then(|| (begin_s, bytes as f64 / 1e6 / long_s))
@@ -214,13 +214,13 @@ fn timeline_of(run: &PatternRun) -> Vec<(f64, f64)> {
 }
 
 impl TargetReport {
-    /// A pattern of it, if that was measured.
+    /// The results of a pattern, if it was measured.
     #[must_use]
     pub fn pattern(&self, pattern: Pattern) -> Option<&PatternReport> {
         self.patterns.iter().find(|of| of.pattern == pattern)
     }
 
-    /// Finds what must be told beside its numbers.
+    /// Adds the caveats that follow from the numbers.
     pub fn note(&mut self) {
         let mut notes = std::mem::take(&mut self.notes);
         if let Some(label) = &self.simulated {
@@ -245,7 +245,7 @@ impl TargetReport {
         self.notes = notes;
     }
 
-    /// What the benchmark itself took where that is much.
+    /// CPU time of the benchmark where it exceeds the limit.
     fn own_cost(&self) -> Option<String> {
         let over = self.patterns.iter().filter(|of| of.own.is_over);
         let each: Vec<String> = over
@@ -253,12 +253,12 @@ impl TargetReport {
                 let ClientOverhead { core_s_per_gb, us_per_op, .. } = of.own;
                 let (all, kernel) = (core_s_per_gb, of.own.kernel_core_s_per_gb);
                 let [all, kernel] = [all, kernel].map(|cores| cores.unwrap_or(0.0));
-                let said = format!("{} {all:.2} ({kernel:.2} in the kernel)", of.pattern.name());
-                // Of small requests that is the figure that one can do something about.
+                let text = format!("{} {all:.2} ({kernel:.2} in the kernel)", of.pattern.name());
+                // With small requests, CPU time per request is the useful figure.
                 if us_per_op < 100.0 {
-                    format!("{said}, {us_per_op:.1} µs of CPU per request")
+                    format!("{text}, {us_per_op:.1} µs of CPU per request")
                 } else {
-                    said
+                    text
                 }
             })
             .collect();
@@ -274,12 +274,12 @@ impl TargetReport {
 }
 
 impl PatternReport {
-    /// Why its number is not the device's.
+    /// Why the number is not that of the device.
     fn doubt(&self) -> Option<String> {
         let (name, moved) = (self.pattern.name(), self.moved_per_delivered.unwrap_or(0.0));
         let flag = self.flag?;
         let mut why = match flag {
-            // It is told once of the whole target.
+            // Reported once for the target.
             ValidityFlag::Memory => return None,
             ValidityFlag::Cached | ValidityFlag::Amplified => {
                 format!("the device moved {moved:.2} bytes for each byte delivered")
@@ -288,14 +288,14 @@ impl PatternReport {
         if let Some(share) = self.more.get(RESIDENT).filter(|_| flag == ValidityFlag::Cached) {
             let cached = share * 100.0;
             let cached = format!("{cached:.0} % of the file was in the page cache before the run");
-            // Who counts requests saw all of them.
+            // A ratio of at least 1 says nothing about caches.
             why = if moved < 1.0 { format!("{why}; {cached}") } else { cached };
         }
         Some(format!("{name} is {}: {why}", flag.name()))
     }
 }
 
-/// Every pair of targets in every pattern.
+/// Compares every pair of targets in every pattern.
 #[must_use]
 pub fn compared(targets: &[TargetReport], seed: u64) -> Vec<Comparison> {
     let mut all = Vec::new();
@@ -317,7 +317,7 @@ pub fn compared(targets: &[TargetReport], seed: u64) -> Vec<Comparison> {
 }
 
 impl Report {
-    /// Of targets that are measured: compares them, and says what to do.
+    /// Compares the measured targets and derives the verdict.
     #[must_use]
     pub fn new(need: Need, method: Method, mut targets: Vec<TargetReport>) -> Self {
         targets.iter_mut().for_each(TargetReport::note);
@@ -328,7 +328,7 @@ impl Report {
         Report { schema: SCHEMA, simulated, need, method, targets, comparisons, verdict, page }
     }
 
-    /// For a person.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -356,7 +356,7 @@ impl Report {
     }
 }
 
-/// A number to three digits.
+/// A number with three digits.
 #[must_use]
 pub fn short(value: f64) -> String {
     match value.abs() {

@@ -1,6 +1,6 @@
-//! The report as a page: one HTML file that needs nothing else, for a browser or a printer.
+//! The report as one self-contained HTML file, for a browser or a printer.
 //!
-//! What is written by others (names of targets) is escaped wherever it stands.
+//! Text from outside (names of targets) is always escaped.
 
 use std::fmt::Write as _;
 
@@ -13,13 +13,13 @@ use crate::bench::report::verdict::beside;
 use crate::bench::report::{PatternReport, Report, TargetReport, short};
 use crate::ui::terminal::thousands;
 
-/// What this page has beside what all have.
+/// Styles of this page, in addition to the common ones.
 const STYLE: &str = include_str!("page.css");
 
-/// Targets of one page: as many as the style has colours for.
+/// Most targets of one page: the style has this many colours.
 pub const TARGETS_MAX: usize = 8;
 
-/// The page.
+/// Renders the page.
 #[must_use]
 pub fn html(report: &Report) -> String {
     let title = if report.simulated { "Store comparison (simulated)" } else { "Store comparison" };
@@ -130,7 +130,7 @@ fn cell(of: &PatternReport) -> String {
     cell
 }
 
-/// What the benchmark itself took, one row a pattern, one column a target.
+/// CPU time of the benchmark itself: one row a pattern, one column a target.
 fn own(page: &mut String, report: &Report) {
     let mut rows = String::new();
     for pattern in measured(report) {
@@ -177,7 +177,7 @@ fn measured(report: &Report) -> impl Iterator<Item = Pattern> {
     Pattern::ALL.into_iter().filter(has)
 }
 
-/// A figure of a pattern: what is written beside its title, and the drawing.
+/// Draws a figure of a pattern: its caption, and the SVG.
 type Draw = fn(&[(usize, &PatternReport)]) -> Option<(String, String)>;
 
 fn figures(page: &mut String, report: &Report, title: &str, draw: Draw) {
@@ -210,7 +210,7 @@ fn bar_chart(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
 /// With fewer operations, the 99th percentile is one of the longest few.
 const P99_OPS_MIN: u64 = 100;
 
-/// Fewer operations have no distribution.
+/// With fewer operations, no distribution is drawn.
 const OPS_MIN: u64 = 20;
 
 fn distribution(of: &[(usize, &PatternReport)]) -> Option<(String, String)> {
@@ -247,7 +247,7 @@ fn notes(page: &mut String, report: &Report) {
             _ = writeln!(page, "<li>{}</li>", escaped(&format!("{}: {note}", target.name)));
         }
         for peer in &target.peers {
-            let said = format!(
+            let text = format!(
                 "{}: {}: feedline {} MB/s, fio {} MB/s, feedline/fio {:.3} ({:.3} to {:.3}); \
                  within 5 %: {}",
                 target.name,
@@ -259,7 +259,7 @@ fn notes(page: &mut String, report: &Report) {
                 peer.high,
                 peer.agreement.text()
             );
-            _ = writeln!(page, "<li>{}</li>", escaped(&said));
+            _ = writeln!(page, "<li>{}</li>", escaped(&text));
         }
     }
     let method = &report.method;

@@ -54,7 +54,7 @@ fn row(target: &TargetReport, of: &PatternReport) -> Vec<String> {
     ]
 }
 
-/// What fio did beside us, if it was asked.
+/// Table of the comparison with fio; empty without one.
 #[must_use]
 pub fn peers(targets: &[TargetReport]) -> String {
     let cores = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.2}"));

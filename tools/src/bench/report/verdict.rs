@@ -1,4 +1,4 @@
-//! What the numbers mean for a training run, in its own terms.
+//! What the measurements mean for a training run.
 
 use serde::Serialize;
 
@@ -9,47 +9,47 @@ use crate::bench::measure::validity::ValidityFlag;
 use crate::bench::patterns::Pattern;
 use crate::bench::report::{Comparison, Method, TargetReport, short};
 
-/// What to do.
+/// The recommendations.
 #[derive(Clone, Debug, Serialize)]
 pub struct StoreVerdict {
-    /// What each target does for the run.
+    /// Summary of each target.
     pub targets: Vec<TargetSummary>,
-    /// Targets for the token files: the best, and those that are not told apart from it.
+    /// Targets for the token files: the best, and those without a significant difference from it.
     pub data: Vec<String>,
     /// Targets for the checkpoints, likewise.
     pub checkpoints: Vec<String>,
-    /// The same in sentences, with what to set.
+    /// The recommendations in sentences, with settings.
     pub lines: Vec<String>,
 }
 
-/// A target in terms of the run.
+/// Summary of a target for the run.
 #[derive(Clone, Debug, Serialize)]
 pub struct TargetSummary {
     /// The target.
     pub name: String,
-    /// Clusters of this kind that it feeds, from where it was measured.
+    /// How many such clusters it feeds, from this machine.
     pub feeds_clusters: Option<Estimate>,
-    /// Seconds that a whole checkpoint takes, at the rate that was measured.
+    /// Seconds to save a complete checkpoint at the measured rate.
     pub checkpoint_s: Option<Estimate>,
-    /// The same with all writers in one file.
+    /// The same with one file that all writers share.
     pub checkpoint_one_file_s: Option<f64>,
-    /// Seconds until a whole checkpoint is read.
+    /// Seconds to read a complete checkpoint.
     pub restore_s: Option<f64>,
     /// Seconds until all ranks have started.
     pub start_s: Option<f64>,
-    /// The longest wait for a sample at the cluster's rate: what a look-ahead must hide.
+    /// The longest wait for a sample at the cluster's rate, which prefetch must hide.
     pub look_ahead_s: Option<f64>,
     /// Whether one of these numbers is of a cache.
     pub cached: bool,
-    /// Whether there is no device below it.
+    /// Whether the files are in memory, without a device.
     pub in_memory: bool,
 }
 
-/// File systems of one machine: what is there is lost with it.
+/// Local file systems: their data is lost with the machine.
 const LOCAL: [&str; 6] = ["ext4", "xfs", "btrfs", "f2fs", "overlay", "tmpfs"];
 
 impl StoreVerdict {
-    /// Of targets and their comparisons.
+    /// Derives the recommendations from targets and their comparisons.
     #[must_use]
     pub fn of(
         need: &Need,
@@ -57,14 +57,14 @@ impl StoreVerdict {
         targets: &[TargetReport],
         comparisons: &[Comparison],
     ) -> Self {
-        let standings: Vec<TargetSummary> = targets.iter().map(|of| standing(need, of)).collect();
+        let summaries: Vec<TargetSummary> = targets.iter().map(|of| summary(need, of)).collect();
         let feeding = [Pattern::Replay, Pattern::Samples];
         let feeding = feeding.into_iter().find(|pattern| has(targets, *pattern));
         let data = feeding.map(|by| leaders(by, targets, comparisons)).unwrap_or_default();
         let saving = [Pattern::Save, Pattern::SaveOne];
         let saving = saving.into_iter().find(|pattern| has(targets, *pattern));
         let checkpoints = saving.map(|by| leaders(by, targets, comparisons)).unwrap_or_default();
-        let mut lines: Vec<String> = standings.iter().map(|of| line(need, method, of)).collect();
+        let mut lines: Vec<String> = summaries.iter().map(|of| line(need, method, of)).collect();
         if targets.len() > 1 {
             let both =
                 [("best for data", feeding, &data), ("best for checkpoints", saving, &checkpoints)];
@@ -72,8 +72,8 @@ impl StoreVerdict {
                 lines.extend(by.map(|by| choice(what, by, leaders, comparisons)));
             }
         }
-        let cached = standings.iter().filter(|of| of.cached && !of.in_memory);
-        lines.extend(cached.map(|of| again(&of.name)));
+        let cached = summaries.iter().filter(|of| of.cached && !of.in_memory);
+        lines.extend(cached.map(|of| measure_again(&of.name)));
         if method.runs < ROUNDS_MIN {
             lines.push(format!(
                 "{} rounds are too few for a significant difference: expected at least \
@@ -81,11 +81,11 @@ impl StoreVerdict {
                 method.runs
             ));
         }
-        lines.extend(settings(targets, &standings, &data, &checkpoints));
-        StoreVerdict { targets: standings, data, checkpoints, lines }
+        lines.extend(settings(targets, &summaries, &data, &checkpoints));
+        StoreVerdict { targets: summaries, data, checkpoints, lines }
     }
 
-    /// For a person.
+    /// Text for the terminal.
     #[must_use]
     pub fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
@@ -96,7 +96,7 @@ fn has(targets: &[TargetReport], pattern: Pattern) -> bool {
     targets.iter().any(|target| target.pattern(pattern).is_some())
 }
 
-fn standing(need: &Need, target: &TargetReport) -> TargetSummary {
+fn summary(need: &Need, target: &TargetReport) -> TargetSummary {
     let of = |pattern| target.pattern(pattern).map(|of| of.estimate);
     let by = |estimate: Estimate, unit: f64| Estimate {
         median: estimate.median / unit,
@@ -126,7 +126,7 @@ fn standing(need: &Need, target: &TargetReport) -> TargetSummary {
     }
 }
 
-/// The best target, and those that are not told apart from it.
+/// The best target, and those without a significant difference from it.
 fn leaders(by: Pattern, targets: &[TargetReport], comparisons: &[Comparison]) -> Vec<String> {
     let more = by.figure().more_is_better();
     let measured = targets.iter().filter_map(|target| Some((target, target.pattern(by)?)));
@@ -152,40 +152,40 @@ fn pair<'a>(
     })
 }
 
-fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
-    let TargetSummary { name, .. } = standing;
+fn line(need: &Need, method: &Method, summary: &TargetSummary) -> String {
+    let TargetSummary { name, .. } = summary;
     let mut parts = Vec::new();
-    if let Some(Estimate { median, low, high }) = standing.feeds_clusters {
+    if let Some(Estimate { median, low, high }) = summary.feeds_clusters {
         let (median, low, high) = (short(median), short(low), short(high));
         parts.push(format!(
             "feeds {median} clusters of {} accelerators (95 % interval {low} to {high})",
             need.ranks
         ));
     }
-    if let Some(Estimate { median, low, high }) = standing.checkpoint_s {
+    if let Some(Estimate { median, low, high }) = summary.checkpoint_s {
         let size = short(need.checkpoint_bytes as f64 / 1e9);
         let (median, low, high) = (short(median), short(low), short(high));
         parts.push(format!(
             "saves a checkpoint of {size} GB in {median} s at the measured rate ({low} to {high})"
         ));
     }
-    if let Some(seconds) = standing.checkpoint_one_file_s {
+    if let Some(seconds) = summary.checkpoint_one_file_s {
         parts.push(format!("saves a checkpoint into one shared file in {} s", short(seconds)));
     }
-    if let Some(seconds) = standing.restore_s {
+    if let Some(seconds) = summary.restore_s {
         parts.push(format!("restores a checkpoint in {} s", short(seconds)));
     }
-    if let Some(seconds) = standing.start_s {
+    if let Some(seconds) = summary.start_s {
         let ranks = method.ranks_started;
         parts.push(format!("does the start-up I/O of {ranks} ranks in {} s", short(seconds)));
     }
-    if let Some(seconds) = standing.look_ahead_s {
+    if let Some(seconds) = summary.look_ahead_s {
         parts.push(format!(
             "needs {} s of prefetch to hide its longest latency, without a checkpoint save",
             short(seconds)
         ));
     }
-    let but = match (standing.in_memory, standing.cached) {
+    let but = match (summary.in_memory, summary.cached) {
         (true, _) => "; MEMORY: no device was measured",
         (_, true) => "; CACHED: a cache was measured, not the device",
         _ => "",
@@ -196,27 +196,27 @@ fn line(need: &Need, method: &Method, standing: &TargetSummary) -> String {
     format!("{name}: {}{but}", parts.join("; "))
 }
 
-/// What to do about a number that is a cache's.
-fn again(name: &str) -> String {
+/// Recommendation for a target whose results are of a cache.
+fn measure_again(name: &str) -> String {
     format!(
         "{name}: results are of a cache, and the data of a run does not fit in it; measure again \
          with ?direct=on at the end of its file: URL, or with --bytes above the memory size"
     )
 }
 
-/// Which is for what, and by how much.
+/// The best targets for a purpose, with the ratios to the others.
 fn choice(what: &str, by: Pattern, leaders: &[String], comparisons: &[Comparison]) -> String {
     let Some(best) = leaders.first() else { return format!("{what}: nothing was measured") };
     let others = comparisons
         .iter()
         .filter(|of| of.pattern == by && (of.first == *best || of.second == *best));
-    let said: Vec<String> = others.map(|of| beside(by, best, of)).collect();
+    let ratios: Vec<String> = others.map(|of| beside(by, best, of)).collect();
     let name = by.name();
     match leaders {
-        [only] => format!("{what}: {only} ({name}: {})", said.join(", ")),
+        [only] => format!("{what}: {only} ({name}: {})", ratios.join(", ")),
         several => {
             let names = several.join(" or ");
-            format!("{what}: {names}: difference not significant ({name}: {})", said.join(", "))
+            format!("{what}: {names}: difference not significant ({name}: {})", ratios.join(", "))
         }
     }
 }
@@ -234,10 +234,10 @@ pub fn beside(by: Pattern, best: &str, of: &Comparison) -> String {
     format!("{ratio:.2} times as fast as {other}, 95 % interval {low:.2} to {high:.2}")
 }
 
-/// What to set.
+/// Recommended settings.
 fn settings(
     targets: &[TargetReport],
-    standings: &[TargetSummary],
+    summaries: &[TargetSummary],
     data: &[String],
     checkpoints: &[String],
 ) -> Vec<String> {
@@ -249,7 +249,7 @@ fn settings(
         target.simulated.clone().unwrap_or_else(|| target.file_system.clone())
     };
     if let Some(target) = data {
-        let feeds = standings.iter().find(|of| of.name == target.name);
+        let feeds = summaries.iter().find(|of| of.name == target.name);
         let feeds = feeds.and_then(|of| of.feeds_clusters).map(|feeds| feeds.median);
         if feeds.is_some_and(|feeds| feeds < 1.0) {
             lines.push(
@@ -258,7 +258,7 @@ fn settings(
                     .to_owned(),
             );
         }
-        let others = standings.iter().zip(targets).filter(|(_, of)| !is_local(of));
+        let others = summaries.iter().zip(targets).filter(|(_, of)| !is_local(of));
         let clusters = |of: &TargetSummary| of.feeds_clusters.map_or(0.0, |feeds| feeds.median);
         let shared = others.max_by(|(a, _), (b, _)| clusters(a).total_cmp(&clusters(b)));
         if is_local(&target)
@@ -302,7 +302,7 @@ fn settings(
     lines
 }
 
-/// Reads that wait ten times as long beside a save are in its way.
+/// A save disturbs reads if it makes their p99 latency more than ten times as long.
 const DISTURBED: f64 = 10.0;
 
 fn disturbed(target: &TargetReport) -> Option<String> {

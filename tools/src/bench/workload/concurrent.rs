@@ -1,4 +1,5 @@
-//! Several who do the same from the same moment on, watched by one who looks how far they are.
+//! The same work on several threads that start together, while another thread samples their
+//! progress.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,14 +13,14 @@ use crate::bench::measure::counters::{CounterSource, Counters};
 use crate::bench::patterns::{PatternRun, TICK_S};
 use crate::bench::target::TargetFolder;
 
-/// Bytes of one of several that went to the store, or came from it, so far.
+/// Bytes that one thread has read or written so far.
 pub type ProgressCounter = Arc<AtomicU64>;
 
-/// Has one thread do something for each of some things, all from the same moment on, and counts
-/// what they did until the last was done. What they say of how far they are makes the timeline.
+/// Calls `act` on `count` threads that start together, and measures until the last is done. Their
+/// progress counters give the timeline.
 ///
 /// # Errors
-/// The first that one of them meets.
+/// The first error of a thread.
 pub fn all_at_once(
     count: usize,
     place: &TargetFolder,
@@ -28,30 +29,30 @@ pub fn all_at_once(
 ) -> Result<PatternRun> {
     let before = Counters::now();
     let so_far: Vec<ProgressCounter> = (0..count).map(|_| ProgressCounter::default()).collect();
-    let (begins, over) = (OnceLock::new(), OnceLock::new());
+    let (first_start, over) = (OnceLock::new(), OnceLock::new());
     let one = |nth: usize| {
-        begins.get_or_init(|| ());
-        let begun = Instant::now();
-        act(nth, &so_far[nth]).map(|bytes| (bytes, begun, Instant::now()))
+        first_start.get_or_init(|| ());
+        let started = Instant::now();
+        act(nth, &so_far[nth]).map(|bytes| (bytes, started, Instant::now()))
     };
     let (done, watched) = thread::scope(|scope| {
         let watching = thread::Builder::new().spawn_scoped(scope, || {
-            begins.wait();
+            first_start.wait();
             watch(&so_far, &over)
         });
         let watching = watching.context("cannot start the progress thread")?;
         let done = on_threads(count, one);
-        begins.get_or_init(|| ()); // none may have begun
+        first_start.get_or_init(|| ()); // no thread may have started
         over.get_or_init(Instant::now);
         Ok::<_, anyhow::Error>((done?, watching.join()))
     })?;
     let taken = Counters::since(&before);
     let timeline = watched.unwrap_or_default();
     let mut run = PatternRun { timeline, ..PatternRun::default() };
-    run.took(&taken);
-    let begun = done.iter().map(|(_, begun, _)| *begun).min();
+    run.record_cpu(&taken);
+    let started = done.iter().map(|(_, started, _)| *started).min();
     for (bytes, _, ended) in done {
-        let took = begun.map_or(Duration::ZERO, |begun| ended - begun);
+        let took = started.map_or(Duration::ZERO, |started| ended - started);
         run.bytes += bytes;
         run.ops += 1;
         run.latency.add(took);
@@ -60,16 +61,16 @@ pub fn all_at_once(
     run.moved_bytes = match (place.witness, is_read) {
         (CounterSource::Kernel, true) => taken.read_bytes,
         (CounterSource::Kernel, false) => taken.written_bytes,
-        // Nobody has counted.
+        // Not counted.
         _ => 0,
     };
     Ok(run)
 }
 
-/// Calls `work` on `count` threads, each with its number, all from the same moment on.
+/// Calls `work` on `count` threads that start together, each with its number.
 ///
 /// # Errors
-/// The first that one of them returns. If not all of the threads can be started, none begins.
+/// The first error of a call. If a thread cannot be started, `work` is not called.
 pub fn on_threads<T: Send>(
     count: usize,
     work: impl Fn(usize) -> Result<T> + Sync,
@@ -91,20 +92,20 @@ pub fn on_threads<T: Send>(
     })
 }
 
-/// Looks every tick how far each is, until it is over; gives the timeline. What one of them counts
-/// in lumps has passed since its lump before.
+/// Samples the counters every tick until the end, and returns the timeline. An increase is spread
+/// evenly over the time since the counter's previous increase.
 fn watch(so_far: &[ProgressCounter], over: &OnceLock<Instant>) -> Vec<u64> {
-    let (begun, mut run) = (Instant::now(), PatternRun::default());
+    let (started, mut run) = (Instant::now(), PatternRun::default());
     let mut last = vec![(0.0, 0); so_far.len()];
     loop {
         thread::sleep(Duration::from_secs_f64(TICK_S));
         let ended = over.get().copied();
         let at = ended.unwrap_or_else(Instant::now);
-        let now_s = at.saturating_duration_since(begun).as_secs_f64();
+        let now_s = at.saturating_duration_since(started).as_secs_f64();
         for (so_far, (last_s, last)) in so_far.iter().zip(&mut last) {
             let now = so_far.load(Relaxed);
             if now > *last {
-                run.passed(*last_s, now_s, now - *last);
+                run.record_progress(*last_s, now_s, now - *last);
                 (*last_s, *last) = (now_s, now);
             }
         }

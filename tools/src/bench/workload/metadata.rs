@@ -1,4 +1,4 @@
-//! Metadata: small objects by the hundred, and the start of all ranks at once.
+//! Metadata: hundreds of small objects, and the start of all ranks at once.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use crate::bench::patterns::PatternRun;
 use crate::bench::target::TargetFolder;
 use crate::bench::workload::concurrent::on_threads;
 
-/// An object: less than a block of any file system.
+/// Size of an object: less than a block of any file system.
 const OBJECT_BYTES: usize = 1000;
 
-/// What is done to the objects, in this order.
+/// Operations on the objects, in this order.
 const STEPS: [&str; 6] = ["create", "stat", "open", "read", "list", "delete"];
 
-/// Makes, looks at, opens, reads, lists and removes so many objects, by so many threads in folders
-/// of their own.
+/// Creates, stats, opens, reads, lists and removes `files` objects, on `threads` threads with a
+/// folder each.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn names(
     place: &TargetFolder,
     files: usize,
@@ -42,7 +42,7 @@ pub fn names(
             let (latency, took): &(Histogram, Duration) = &steps[nth];
             run.latency.join(latency);
             seconds = seconds.max(took.as_secs_f64());
-            // A listing is one operation that tells of many objects.
+            // A listing is one operation that returns many objects.
             ops += if *step == "list" { each as u64 } else { latency.count() };
         }
         run.more.insert(format!("{step}_per_s"), ops as f64 / seconds.max(1e-9));
@@ -50,11 +50,11 @@ pub fn names(
     }
     run.ops = run.latency.count();
     run.bytes = (each * done.len() * OBJECT_BYTES) as u64;
-    run.took(&Counters::since(&before));
+    run.record_cpu(&Counters::since(&before));
     Ok(run)
 }
 
-/// How long each operation of each step took, and the step.
+/// Latencies of the operations of each step, and the time of the step.
 fn one(
     place: &TargetFolder,
     folder: &str,
@@ -71,7 +71,7 @@ fn one(
     for step in STEPS {
         // All threads are in the same step, also after an error of one.
         barrier.wait();
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut latency = Histogram::default();
         let count = if failed.is_some() {
             0
@@ -81,7 +81,7 @@ fn one(
             names.len()
         };
         for name in &names[..count.min(names.len())] {
-            let begun = Instant::now();
+            let started = Instant::now();
             let done = match step {
                 "create" => storage::write_all(store, name, &bytes).map(drop),
                 "stat" => stat(place, name),
@@ -92,16 +92,16 @@ fn one(
                 "list" => store.list(&folder).map(drop),
                 _ => store.delete(name),
             };
-            latency.add(begun.elapsed());
+            latency.add(started.elapsed());
             if let Err(error) = done {
                 failed = Some(error);
                 break;
             }
         }
-        steps.push((latency, begun.elapsed()));
+        steps.push((latency, started.elapsed()));
     }
     match failed {
-        Some(error) => Err(place.told(error)),
+        Some(error) => Err(place.with_hint(error)),
         None => {
             store.delete_folder(&folder)?;
             Ok(steps)
@@ -109,41 +109,41 @@ fn one(
     }
 }
 
-/// Looks at an object; of one in a bucket that is what opening it is.
+/// Stats an object; in a bucket, by opening it.
 fn stat(place: &TargetFolder, name: &Key) -> storage::Result<()> {
     match place.path_of(name) {
         Some(path) => {
-            let looked = std::fs::metadata(&path).map(drop);
-            looked.map_err(|e| storage::Error::from_io("stat", path.display().to_string(), e))
+            let found = std::fs::metadata(&path).map(drop);
+            found.map_err(|e| storage::Error::from_io("stat", path.display().to_string(), e))
         }
         None => place.store.open(name).map(drop),
     }
 }
 
-/// The index that every rank reads at its start: that of 80,000 documents.
+/// Size of the index that every rank reads at its start: that of 80,000 documents.
 const INDEX_BYTES: usize = 1 << 20;
 const INDEX: &str = "tokens.idx";
 
-/// Leaves what [`start`] reads beside the data.
+/// Writes the index that [`start`] reads, in addition to the data.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn prepare_start(place: &TargetFolder) -> Result<()> {
     let mut index = vec![0; INDEX_BYTES];
     crate::bench::workload::reads::fill(&mut index, 1, 0);
-    let wrote = storage::write_all(place.store.as_ref(), &place.key(INDEX)?, &index);
-    wrote.map(drop).map_err(|error| place.told(error))
+    let written = storage::write_all(place.store.as_ref(), &place.key(INDEX)?, &index);
+    written.map(drop).map_err(|error| place.with_hint(error))
 }
 
-/// So many ranks, each with a store of its own, open index and data and read all of the one and a
-/// sample of the other.
+/// Runs `ranks` ranks, each with its own store, that open index and data, and read the index and a
+/// sample.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn start(place: &TargetFolder, ranks: usize, sample_bytes: usize) -> Result<PatternRun> {
     let before = Counters::now();
     let rank = |nth: usize| -> Result<(Instant, Instant)> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let store = place.reopen()?;
         storage::read_all(store.as_ref(), &place.key(INDEX)?)?;
         let data = store.open(&crate::bench::workload::reads::data_key(place)?)?;
@@ -151,19 +151,19 @@ pub fn start(place: &TargetFolder, ranks: usize, sample_bytes: usize) -> Result<
         let places = data.len_bytes().saturating_sub(sample_bytes as u64) + 1;
         let offset = crate::bench::random::word(nth as u64, 0) % places;
         data.read_many(&mut [RangeRead { offset, buf: &mut sample }])?;
-        Ok((begun, Instant::now()))
+        Ok((started, Instant::now()))
     };
     let done = on_threads(ranks, rank)?;
     let mut run = PatternRun::default();
-    let begun = done.iter().map(|(begun, _)| *begun).min();
+    let started = done.iter().map(|(started, _)| *started).min();
     for (_, ended) in done {
-        let took = begun.map_or(Duration::ZERO, |begun| ended - begun);
+        let took = started.map_or(Duration::ZERO, |started| ended - started);
         run.latency.add(took);
         run.seconds = run.seconds.max(took.as_secs_f64());
         run.ops += 1;
         run.bytes += (INDEX_BYTES + sample_bytes) as u64;
     }
     run.more.insert("first_rank_s".to_owned(), run.latency.quantile_ms(0.0) / 1e3);
-    run.took(&Counters::since(&before));
+    run.record_cpu(&Counters::since(&before));
     Ok(run)
 }

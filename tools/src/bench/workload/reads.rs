@@ -1,4 +1,4 @@
-//! Reads: the data that is read, and requests for it, as they come or at a given rate.
+//! Reads: the test data, and requests for it, in a closed loop or at a fixed rate.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,13 +15,13 @@ use crate::bench::random::word;
 use crate::bench::target::TargetFolder;
 use crate::ui::timeout::StopSignal;
 
-/// The object that is read.
+/// Name of the data.
 const DATA: &str = "tokens.bin";
 
-/// Pieces in which the data is made.
+/// Size of the pieces in which the data is generated.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// A request.
+/// A read request.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchRead {
     /// First byte.
@@ -30,56 +30,56 @@ pub struct BenchRead {
     pub len: usize,
 }
 
-/// How requests follow each other.
+/// When requests are made.
 #[derive(Clone, Copy, Debug)]
 pub enum ArrivalProcess {
-    /// The next when one has come: what is most.
+    /// The next request when one completes: the maximum rate.
     AsTheyCome,
-    /// So many a second, whether others have come or not. Each is timed from when it was due: one
-    /// that waits behind a stall has waited for it too.
+    /// Requests per second, independent of completions. Latency counts from the time at which a
+    /// request is due, so it includes waiting behind a stall.
     PerSecond(f64),
 }
 
-/// Who reads, and within what bounds.
+/// The target and the limits of reads.
 #[derive(Debug)]
 pub struct ReadWorkload<'a> {
-    /// Where the data lies.
+    /// The target that holds the data.
     pub place: &'a TargetFolder,
-    /// What the data was made of.
+    /// Seed of the data.
     pub seed: u64,
     /// Requests in flight at most.
     pub depth: usize,
     /// Bytes of a request at most.
     pub len_max: usize,
-    /// For so long requests are made.
+    /// How long requests are made.
     pub seconds: f64,
     /// A request that takes longer is an error.
     pub timeout: Duration,
-    /// When to stop.
+    /// Set when the benchmark must stop.
     pub stop: &'a StopSignal,
 }
 
-/// Writes the data: what no device can compress, and of which each part says where it belongs.
+/// Writes the data: incompressible, and each word is specific to its position.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn write_data(place: &TargetFolder, bytes: u64, seed: u64, stop: &StopSignal) -> Result<()> {
-    let told = |error| place.told(error);
-    let mut upload = place.store.create(&data_key(place)?, bytes).map_err(told)?;
+    let with_hint = |error| place.with_hint(error);
+    let mut upload = place.store.create(&data_key(place)?, bytes).map_err(with_hint)?;
     let mut piece = vec![0; PIECE_BYTES.min(bytes) as usize]; // fits: 4 MiB
     let mut at = 0;
     while at < bytes {
         stop.check()?;
         piece.truncate((bytes - at).min(PIECE_BYTES) as usize); // fits: 4 MiB
         fill(&mut piece, seed, at);
-        upload.write(&piece).map_err(told)?;
+        upload.write(&piece).map_err(with_hint)?;
         at += piece.len() as u64;
     }
-    upload.finish().map_err(told)?;
+    upload.finish().map_err(with_hint)?;
     Ok(())
 }
 
-/// Its name.
+/// Key of the data.
 ///
 /// # Errors
 /// As [`TargetFolder::key`].
@@ -87,30 +87,30 @@ pub fn data_key(place: &TargetFolder) -> storage::Result<Key> {
     place.key(DATA)
 }
 
-/// Opens it.
+/// Opens the data.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn open_data(place: &TargetFolder) -> Result<Arc<dyn Object>> {
     Ok(place.store.open(&data_key(place)?)?)
 }
 
-/// Where it lies on this machine.
+/// Path of the data on this machine.
 #[must_use]
 pub fn data_path(place: &TargetFolder) -> Option<std::path::PathBuf> {
     place.path(DATA)
 }
 
-/// The source of it for a loader.
+/// The data as a source of the loader.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn data_source(place: &TargetFolder) -> Result<loader::DataFile> {
     let len_bytes = open_data(place)?.len_bytes();
     Ok(loader::DataFile::new(Arc::clone(&place.store), data_key(place)?, len_bytes))
 }
 
-/// Fills memory with the bytes that belong at a place, a multiple of 8.
+/// Fills memory with the data at byte `at`, a multiple of 8.
 pub fn fill(piece: &mut [u8], seed: u64, at: u64) {
     for (nth, bytes) in piece.chunks_mut(8).enumerate() {
         let word = word(seed, at / 8 + nth as u64).to_le_bytes();
@@ -118,7 +118,7 @@ pub fn fill(piece: &mut [u8], seed: u64, at: u64) {
     }
 }
 
-/// Compares the first whole word of what came.
+/// Compares the first complete word of a read with the data.
 fn check(bytes: &[u8], cut: BenchRead, seed: u64, object: &dyn Object) -> Result<()> {
     let nth = cut.offset.div_ceil(8);
     let at = (nth * 8 - cut.offset) as usize; // fits: below 8
@@ -136,7 +136,7 @@ fn check(bytes: &[u8], cut: BenchRead, seed: u64, object: &dyn Object) -> Result
 /// Makes requests and waits for all of them.
 ///
 /// # Errors
-/// The first that fails, or that it is time to stop.
+/// The first error of a read, or that the benchmark must stop.
 pub fn drive(
     load: &ReadWorkload<'_>,
     pace: ArrivalProcess,
@@ -153,23 +153,23 @@ pub fn drive(
     options.timeout = load.timeout;
     let mut reader = load.place.store.reader(&options)?;
     let depth = load.depth.min(reader.depth_max());
-    // A buffer for each request in flight, for as long as it lasts.
+    // A buffer for each request in flight, for the entire run.
     let spare = std::iter::repeat_with(|| pool.take(load.len_max)).take(depth);
     let spare = spare
         .collect::<Option<Vec<_>>>()
         .with_context(|| format!("cannot allocate {depth} buffers"))?;
     let resident = resident(load.place, object.as_ref());
     let before = Counters::now();
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut flight = BenchInFlight {
-        schedule: Schedule { pace, begun, seconds: load.seconds },
+        schedule: Schedule { pace, started, seconds: load.seconds },
         free: (0..depth).rev().collect(),
         spare,
-        waiting: vec![(begun, BenchRead { offset: 0, len: 0 }); depth],
+        waiting: vec![(started, BenchRead { offset: 0, len: 0 }); depth],
         sent: 0,
         run: PatternRun::default(),
     };
-    let mut came = Vec::new();
+    let mut completions = Vec::new();
     loop {
         load.stop.check()?;
         let now = Instant::now();
@@ -181,11 +181,11 @@ pub fn drive(
             thread::sleep(wake.saturating_duration_since(now));
             continue;
         }
-        reader.wait(wake, &mut came)?;
+        reader.wait(wake, &mut completions)?;
         let now = Instant::now();
-        for came in came.drain(..) {
-            let cut = flight.land(now, &came);
-            let Completion { buf, data, outcome, .. } = came;
+        for completion in completions.drain(..) {
+            let cut = flight.complete(now, &completion);
+            let Completion { buf, data, outcome, .. } = completion;
             outcome?;
             check(&buf[data], cut, load.seed, object.as_ref())?;
             flight.spare.push(buf);
@@ -193,7 +193,7 @@ pub fn drive(
     }
     let mut run = flight.end();
     let taken = Counters::since(&before);
-    run.took(&taken);
+    run.record_cpu(&taken);
     run.moved_bytes = match load.place.witness {
         CounterSource::Kernel => taken.read_bytes,
         _ => reader.counters().moved_bytes,
@@ -202,7 +202,7 @@ pub fn drive(
     Ok(run)
 }
 
-/// The share of an object that lies in the page cache, where reads pass that.
+/// The share of an object in the page cache, if reads are buffered.
 #[must_use]
 pub fn resident(place: &TargetFolder, object: &dyn Object) -> Option<(String, f64)> {
     let passes = !place.store.profile().direct && place.simulation.is_none();
@@ -210,31 +210,32 @@ pub fn resident(place: &TargetFolder, object: &dyn Object) -> Option<(String, f6
     Some((RESIDENT.to_owned(), share))
 }
 
-/// Shorter reads are from anywhere, and what the system reads ahead of them is for nothing.
+/// Shorter reads are random, and the readahead of the kernel is wasted on them.
 const READ_AHEAD_FROM: usize = 1 << 18;
 
-/// Longest sleep before the flag is looked at again.
+/// Longest sleep between checks of the stop signal.
 const WAKE_MAX: Duration = Duration::from_millis(100);
 
-/// A backlog is worked off for as long again, and is then given up: its wait counts as it is.
+/// A backlog is processed for at most the duration of the run again; the waiting time of the rest
+/// counts as it is then.
 const BACKLOG_FACTOR: f64 = 2.0;
 
 struct Schedule {
     pace: ArrivalProcess,
-    begun: Instant,
+    started: Instant,
     seconds: f64,
 }
 
 impl Schedule {
     /// When the next request is due; `None` if there are no more.
     fn due(&self, nth: u64, now: Instant) -> Option<Instant> {
-        let past_s = (now - self.begun).as_secs_f64();
+        let past_s = (now - self.started).as_secs_f64();
         match self.pace {
             ArrivalProcess::AsTheyCome => (past_s < self.seconds).then_some(now),
             ArrivalProcess::PerSecond(rate) => {
                 let after_s = nth as f64 / rate;
                 let is_due = after_s < self.seconds && past_s < BACKLOG_FACTOR * self.seconds;
-                is_due.then(|| self.begun + Duration::from_secs_f64(after_s))
+                is_due.then(|| self.started + Duration::from_secs_f64(after_s))
             }
         }
     }
@@ -243,16 +244,17 @@ impl Schedule {
 struct BenchInFlight {
     schedule: Schedule,
     free: Vec<usize>,
-    /// As many buffers.
+    /// A buffer for each free slot.
     spare: Vec<Buffer>,
-    /// When the request of each slot was due, and what it was.
+    /// When the request of each slot was due, and the request.
     waiting: Vec<(Instant, BenchRead)>,
     sent: u64,
     run: PatternRun,
 }
 
 impl BenchInFlight {
-    /// Sends what is due. Gives when to look again, and whether nothing more will be due.
+    /// Submits the requests that are due. Returns when to check again, and whether no request
+    /// remains.
     fn send(
         &mut self,
         now: Instant,
@@ -283,25 +285,25 @@ impl BenchInFlight {
         }
     }
 
-    /// Counts what came.
-    fn land(&mut self, now: Instant, came: &Completion) -> BenchRead {
-        let slot = came.tag as usize; // fits: it was one
+    /// Records a completion.
+    fn complete(&mut self, now: Instant, completion: &Completion) -> BenchRead {
+        let slot = completion.tag as usize; // fits: it was a slot
         let (due, cut) = self.waiting[slot];
         self.run.latency.add(now - due);
-        let after_s = (now - self.schedule.begun).as_secs_f64();
-        self.run.came(after_s, came.data.len() as u64);
+        let after_s = (now - self.schedule.started).as_secs_f64();
+        self.run.record_completion(after_s, completion.data.len() as u64);
         self.run.seconds = after_s;
         self.free.push(slot);
         cut
     }
 
-    /// Counts what was due and never sent, as it has waited until now.
+    /// Records the requests that were due and never submitted, with their waiting time until now.
     fn end(mut self) -> PatternRun {
         let ArrivalProcess::PerSecond(rate) = self.schedule.pace else { return self.run };
         let now = Instant::now();
         let all = (rate * self.schedule.seconds).ceil() as u64; // fits: a count
         for nth in self.sent..all {
-            let due = self.schedule.begun + Duration::from_secs_f64(nth as f64 / rate);
+            let due = self.schedule.started + Duration::from_secs_f64(nth as f64 / rate);
             self.run.latency.add(now.saturating_duration_since(due));
         }
         self.run.more.insert("due_per_s".to_owned(), rate);

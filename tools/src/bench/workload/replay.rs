@@ -1,4 +1,4 @@
-//! Samples in the order of a run through the loader, from data that is as long as we want it.
+//! Samples in the order of a run through the loader, from test data of any length.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::bench::patterns::PatternRun;
 use crate::bench::random::word;
 use crate::bench::workload::reads::{ReadWorkload, data_source, open_data, resident};
 
-/// Samples of one length from anywhere.
+/// Random samples of one length.
 #[derive(Debug)]
 struct Shuffled {
     source: [DataFile; 1],
@@ -40,18 +40,18 @@ impl SampleOrder for Shuffled {
     }
 }
 
-/// The pieces of another order, from one file: where that is shorter than all of the order's, its
-/// end is followed by its beginning.
+/// The pieces of another order, mapped to one file. If that is shorter than all files of the order,
+/// positions wrap around.
 #[derive(Debug)]
 pub struct WrappedOrder {
     inner: Arc<dyn SampleOrder>,
-    /// Where each file of the order begins, if they are laid one behind the other.
+    /// Start of each file of the order in their concatenation.
     begins: Vec<u64>,
     source: [DataFile; 1],
 }
 
 impl WrappedOrder {
-    /// Lays the files of an order one behind the other into `source`.
+    /// Maps the concatenated files of an order to `source`.
     #[must_use]
     pub fn new(inner: Arc<dyn SampleOrder>, source: DataFile) -> Self {
         let mut end = 0_u64;
@@ -81,7 +81,7 @@ impl SampleOrder for WrappedOrder {
         for piece in &mut into[first..] {
             piece.len_bytes = piece.len_bytes.min(data_bytes);
             let at = self.begins[piece.file as usize].saturating_add(piece.offset_bytes);
-            // Neighbours stay neighbours, but for those at the fold.
+            // Adjacent pieces stay adjacent, except where positions wrap around.
             piece.offset_bytes = (at % data_bytes).min(data_bytes - piece.len_bytes);
             piece.file = 0;
         }
@@ -97,29 +97,29 @@ impl SampleOrder for WrappedOrder {
     }
 }
 
-/// Whose part of which order is replayed.
+/// The order to replay, and the part of this process.
 #[derive(Debug)]
 pub struct Replay<'a> {
-    /// The order of a run; else samples of this length from anywhere.
+    /// The order of a run; `None` for random samples of this length.
     pub order: Option<&'a Arc<dyn SampleOrder>>,
     /// Bytes of a sample.
     pub sample_bytes: u64,
-    /// This process, and how many there are.
+    /// Index of this process, and their count.
     pub part: (u32, u32),
-    /// Which of the rounds, and how many there are: each begins elsewhere in the order.
+    /// Index of the round, and their count: each round starts at another position of the order.
     pub round: (u64, u64),
 }
 
 /// Rows of a batch.
 const MICRO_BATCH: usize = 8;
 
-/// What is read ahead at most: a few seconds of any device, so that a short run is of the device.
+/// Prefetch window: small, so that a short run measures the device.
 const WINDOW_BYTES: u64 = 32 << 20;
 
-/// Takes batches as they come.
+/// Takes batches as fast as the loader delivers them.
 ///
 /// # Errors
-/// What the loader says.
+/// If the loader fails.
 pub fn replay(load: &ReadWorkload<'_>, replay: &Replay<'_>) -> Result<PatternRun> {
     let source = data_source(load.place)?;
     let data_bytes = source.len_bytes;
@@ -140,27 +140,27 @@ pub fn replay(load: &ReadWorkload<'_>, replay: &Replay<'_>) -> Result<PatternRun
     options.window_bytes = WINDOW_BYTES;
     options.timeout = load.timeout;
     if corpus_bytes > data_bytes {
-        // Samples that are neighbours here would be far apart in the corpus, and not read as one.
+        // Samples that are adjacent here would be far apart in the corpus, and not coalesced.
         options.gap_bytes = Some(0);
     }
     let resident = resident(load.place, open_data(load.place)?.as_ref());
     let before = Counters::now();
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut loader = Loader::start(order, RawAssemble, options)?;
-    let until = begun + Duration::from_secs_f64(load.seconds);
+    let until = started + Duration::from_secs_f64(load.seconds);
     let mut run = PatternRun::default();
-    let mut asked = begun;
+    let mut requested = started;
     while let Some(batch) = loader.next_batch()? {
         load.stop.check()?;
         let now = Instant::now();
-        run.latency.add(now - asked);
-        let after_s = (now - begun).as_secs_f64();
+        run.latency.add(now - requested);
+        let after_s = (now - started).as_secs_f64();
         let (rows, bytes) = (batch.rows() as u64, batch.len_bytes() as u64);
         loader.recycle(batch);
-        run.came(after_s, bytes);
+        run.record_completion(after_s, bytes);
         run.ops += rows.saturating_sub(1);
         run.seconds = after_s;
-        asked = Instant::now();
+        requested = Instant::now();
         if now >= until {
             break;
         }
@@ -168,8 +168,8 @@ pub fn replay(load: &ReadWorkload<'_>, replay: &Replay<'_>) -> Result<PatternRun
     let metrics = loader.metrics();
     let taken = Counters::since(&before);
     run.bytes = metrics.delivered_bytes;
-    run.took(&taken);
-    // What was read ahead and not delivered yet counts on neither side.
+    run.record_cpu(&taken);
+    // Prefetched bytes that were not delivered count on neither side.
     let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
     let moved = match load.place.witness {
         CounterSource::Kernel => taken.read_bytes as f64,

@@ -1,4 +1,5 @@
-//! Checkpoints: saved by several writers at once, each its file or all one, and read back by all.
+//! Checkpoints: saved by several writers at once, into a file each or one shared file, and read by
+//! all.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -18,28 +19,28 @@ use crate::bench::workload::concurrent::{ProgressCounter, all_at_once};
 use crate::bench::workload::reads::{fill, resident};
 use crate::ui::timeout::StopSignal;
 
-/// What the writers of this process hold: incompressible, and of each something else. No two saves
-/// write the same bytes, so that a store that keeps equal blocks once has to keep all of them.
+/// Data of the writers of this process: incompressible, and different for each. No two saves write
+/// the same bytes, so that a deduplicating store must store all of them.
 #[derive(Debug)]
 pub struct WriterBuffers {
     parts: Vec<RwLock<Zeros>>,
     part_bytes: u64,
     seed: u64,
-    /// Saves that were begun.
+    /// Count of saves that were started.
     saves: AtomicU64,
 }
 
 /// A row of a tensor.
 const ROW_BYTES: u64 = 4096;
 
-/// Tensors have so many bytes at most: a matrix of a layer.
+/// Maximum bytes of a tensor: a matrix of a layer.
 const TENSOR_BYTES: u64 = 64 << 20;
 
 impl WriterBuffers {
-    /// So many bytes, divided among writers in whole rows; a row each at least.
+    /// Divides `bytes` among the writers in complete rows, at least one row each.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If memory cannot be allocated.
     pub fn new(bytes: u64, writers: usize, seed: u64) -> Result<Self> {
         let each = (bytes / writers.max(1) as u64 / ROW_BYTES).max(1) * ROW_BYTES;
         let part = |nth: u64| -> Result<RwLock<Zeros>> {
@@ -67,7 +68,7 @@ impl WriterBuffers {
         self.parts[nth].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes every row another than it was in any save before.
+    /// Changes every row, so that it differs from all earlier saves.
     fn renew(&self) {
         let save = word(self.seed, self.saves.fetch_add(1, Relaxed));
         for (nth, part) in self.parts.iter().enumerate() {
@@ -81,7 +82,7 @@ impl WriterBuffers {
     }
 }
 
-/// The tensors that so many bytes are taken for: name and shape.
+/// The tensors that `bytes` bytes are divided into: name and shape.
 fn tensors(bytes: u64) -> Vec<(String, [u64; 2])> {
     let rows_max = TENSOR_BYTES / ROW_BYTES;
     let rows = bytes / ROW_BYTES;
@@ -109,10 +110,10 @@ fn steps(place: &TargetFolder, folder: &str) -> Result<Checkpoints> {
     Ok(Checkpoints::open(Arc::clone(&place.store), place.key(folder)?).with_options(options))
 }
 
-/// Every writer saves its part as a checkpoint of its own, which is removed when all have.
+/// Every writer saves its part as a separate checkpoint. All are removed at the end.
 ///
 /// # Errors
-/// The first that a writer meets.
+/// The first error of a writer.
 pub fn save_each(
     place: &TargetFolder,
     state: &WriterBuffers,
@@ -131,7 +132,7 @@ pub fn save_each(
     run
 }
 
-/// Saves until it is told to stop; gives how many bytes.
+/// Saves until a stop signal is set; returns the bytes saved.
 ///
 /// # Errors
 /// As [`save_each`].
@@ -149,10 +150,10 @@ pub fn save_until(
     Ok(bytes)
 }
 
-/// Leaves the checkpoint that [`restore`] reads.
+/// Writes the checkpoint that [`restore`] reads.
 ///
 /// # Errors
-/// What the store says.
+/// If the store fails.
 pub fn prepare_restore(place: &TargetFolder, state: &WriterBuffers) -> Result<()> {
     save(&steps(place, RESTORED)?, 1, &state.part(0), &ProgressCounter::default())
 }
@@ -162,17 +163,17 @@ const RESTORED: &str = "restore";
 /// Every reader reads all of one checkpoint.
 ///
 /// # Errors
-/// The first that a reader meets.
+/// The first error of a reader.
 pub fn restore(place: &TargetFolder, part_bytes: u64, readers: usize) -> Result<PatternRun> {
     let memory = |_| -> Result<Mutex<Zeros>> {
         let mut memory = Zeros::try_new(part_bytes as usize)?; // fits: it is in memory already
-        // Each page is had before the clock runs.
+        // Every page is allocated before the measurement starts.
         memory.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
         Ok(Mutex::new(memory))
     };
     let memory = (0..readers).map(memory).collect::<Result<Vec<_>>>()?;
     let resident = restored_resident(place)?;
-    let mut run = all_at_once(readers, place, true, &|nth, came| {
+    let mut run = all_at_once(readers, place, true, &|nth, read| {
         let mut memory = memory[nth].lock().unwrap_or_else(PoisonError::into_inner);
         let tensors = tensors(part_bytes);
         let mut rest: &mut [u8] = &mut memory;
@@ -183,7 +184,7 @@ pub fn restore(place: &TargetFolder, part_bytes: u64, readers: usize) -> Result<
             rest = later;
             reads.push(TensorRead { name, group: Group::Model, into });
         }
-        steps(place, RESTORED)?.open_step(1)?.counted(came).read_tensors(reads)?;
+        steps(place, RESTORED)?.open_step(1)?.counted(read).read_tensors(reads)?;
         Ok(part_bytes)
     })?;
     run.more.extend(resident);
@@ -203,16 +204,16 @@ fn restored_resident(place: &TargetFolder) -> Result<Option<(String, f64)>> {
 /// The shared file.
 const ONE: &str = "one.bin";
 
-/// Where the shared file lies on this machine.
+/// Path of the shared file on this machine.
 #[must_use]
 pub fn one_path(place: &TargetFolder) -> Option<PathBuf> {
     place.path(ONE)
 }
 
-/// Makes the file that all write into, anew; objects are made by their one writer.
+/// Recreates the shared file. An object is created by its one writer instead.
 ///
 /// # Errors
-/// What the system says.
+/// If a file cannot be created.
 pub fn prepare_one(place: &TargetFolder, bytes: u64) -> Result<()> {
     match one_path(place) {
         None => remove_one(place),
@@ -220,7 +221,7 @@ pub fn prepare_one(place: &TargetFolder, bytes: u64) -> Result<()> {
     }
 }
 
-/// An empty file of so many bytes, in place of what was there.
+/// Creates an empty file of `bytes` bytes, in place of an existing one.
 fn make(path: &Path, bytes: u64) -> Result<()> {
     let named = || format!("cannot create {}", path.display());
     match std::fs::remove_file(path) {
@@ -231,10 +232,10 @@ fn make(path: &Path, bytes: u64) -> Result<()> {
     file.and_then(|file| file.set_len(bytes)).with_context(named)
 }
 
-/// What the names of the files begin with that writers have for themselves; a number follows.
+/// Prefix of the names of the files that writers have each; a number follows.
 const APART: &str = "apart.";
 
-/// The beginning of those names on this machine.
+/// Path prefix of these files on this machine.
 #[must_use]
 pub fn apart_path(place: &TargetFolder) -> Option<PathBuf> {
     place.path(APART)
@@ -248,19 +249,19 @@ fn apart_paths(place: &TargetFolder, writers: usize) -> Result<Vec<PathBuf>> {
         .context("cannot write files: the target has no file paths")
 }
 
-/// Makes the files that writers have for themselves, anew.
+/// Recreates the file of each writer.
 ///
 /// # Errors
-/// What the system says.
+/// If a file cannot be created.
 pub fn prepare_apart(place: &TargetFolder, state: &WriterBuffers) -> Result<()> {
     let paths = apart_paths(place, state.writers())?;
     paths.iter().try_for_each(|path| make(path, state.part_bytes()))
 }
 
-/// Every writer writes a file of its own, and syncs it: nothing but the bytes, unlike a checkpoint.
+/// Every writer writes its own file and syncs it: only the bytes, unlike a checkpoint.
 ///
 /// # Errors
-/// The first that a writer meets.
+/// The first error of a writer.
 pub fn save_apart(place: &TargetFolder, state: &WriterBuffers) -> Result<PatternRun> {
     let paths = apart_paths(place, state.writers())?;
     let direct = place.store.profile().direct;
@@ -279,13 +280,13 @@ fn remove_one(place: &TargetFolder) -> Result<()> {
     }
 }
 
-/// A request of a writer: what IOR and most checkpoints of one file use or more.
+/// Size of a writer's request: what IOR and most single-file checkpoints use, or more.
 pub const CHUNK_BYTES: usize = 8 << 20;
 
 /// Every writer writes its range of one file, and syncs it.
 ///
 /// # Errors
-/// The first that a writer meets.
+/// The first error of a writer.
 pub fn save_one(place: &TargetFolder, state: &WriterBuffers, member: usize) -> Result<PatternRun> {
     state.renew();
     match one_path(place) {
@@ -298,7 +299,7 @@ pub fn save_one(place: &TargetFolder, state: &WriterBuffers, member: usize) -> R
                 Ok(state.part_bytes())
             })
         }
-        // An object has one writer, which sends its parts side by side.
+        // An object has one writer, which uploads its parts in parallel.
         None if member == 0 => all_at_once(1, place, false, &|_, wrote| {
             let bytes = state.part_bytes() * state.writers() as u64;
             let mut upload = place.store.create(&place.key(ONE)?, bytes)?;
@@ -330,7 +331,7 @@ fn write_range(
 ) -> Result<()> {
     let flags = if direct { O_DIRECT } else { 0 };
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
-    // What is written begins at a page and has whole rows of 4096 bytes, as direct transfers have.
+    // Ranges start at a page and consist of rows of 4096 bytes, as direct I/O requires.
     for (nth, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
         file.write_all_at(chunk, first + (nth * CHUNK_BYTES) as u64)?;
         wrote.fetch_add(chunk.len() as u64, Relaxed);

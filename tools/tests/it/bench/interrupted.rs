@@ -1,5 +1,4 @@
-//! What measures and does not end by itself: benchmarks that are told to stop leave nothing behind,
-//! and a mount that does not answer keeps none of them.
+//! Interrupted benchmarks remove their files, and end even if a mount does not respond.
 
 use crate::{fuse, signals};
 use std::path::Path;
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use storage::probe::{HostInfo, ProbeFolder};
 
-/// One of them over a folder; what it remembers of the device goes to another.
+/// A benchmark of a folder; its record of the device goes to another one.
 fn bench(verb: &str, folder: &Path, cache: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     command.args([verb, "bench"]).arg(folder).args(more).arg("--json");
@@ -29,7 +28,7 @@ const UPDATES: [&str; 3] =
     ["--parameters=200000", "--host-parameters=100000", "--input-bytes=128MiB"];
 const INPUTS: [&str; 3] = ["--parameters=0", "--host-parameters=0", "--input-bytes=128MiB"];
 
-/// Why fio, if it is there, cannot do what it is asked for here: direct requests of a ring.
+/// Why fio, if it is installed, cannot make direct io_uring requests here.
 fn fio_cannot() -> Option<String> {
     if !tools::bench::fio::is_there() {
         return None;
@@ -43,7 +42,7 @@ fn fio_cannot() -> Option<String> {
 }
 
 #[test]
-fn nothing_stays_of_what_was_measured() {
+fn benchmarks_remove_their_files() {
     if let Some(why) = fio_cannot() {
         return eprintln!("SKIPPED: {why}");
     }
@@ -53,33 +52,33 @@ fn nothing_stays_of_what_was_measured() {
         let output = bench(verb, folder.path(), cache.path(), &more).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{verb}: {err}");
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let rate = match verb {
-            "ckpt" => &told["rates"][0]["median_bytes_per_s"],
-            _ => &told["disk_step_bytes_per_s"],
+            "ckpt" => &report["rates"][0]["median_bytes_per_s"],
+            _ => &report["disk_step_bytes_per_s"],
         };
-        assert!(rate.as_f64().unwrap() > 0.0, "{told}");
+        assert!(rate.as_f64().unwrap() > 0.0, "{report}");
         assert!(is_empty(folder.path()), "{verb} leaves files");
         if verb == "offload" {
-            // The buffers have half of them at the turn, so that the rest was away.
-            let inputs = &told["inputs"];
-            assert_eq!(inputs["bytes_per_step"], 128 << 20, "{told}");
-            assert_eq!(inputs["memory_bytes"], 64 << 20, "{told}");
+            // At the turn the buffers hold half of the activations, and the disks the rest.
+            let inputs = &report["inputs"];
+            assert_eq!(inputs["bytes_per_step"], 128 << 20, "{report}");
+            assert_eq!(inputs["memory_bytes"], 64 << 20, "{report}");
             for way in ["there", "back", "both"] {
-                assert!(inputs[way]["bytes_per_s"].as_f64().unwrap() > 0.0, "{way}: {told}");
+                assert!(inputs[way]["bytes_per_s"].as_f64().unwrap() > 0.0, "{way}: {report}");
                 let fio = ["fio_bytes_per_s", "of_fio"].map(|key| inputs[way][key].as_f64());
                 let is_there = fio.map(|value| value.is_some_and(|value| value > 0.0));
-                assert_eq!(is_there, [tools::bench::fio::is_there(); 2], "{way}: {told}");
+                assert_eq!(is_there, [tools::bench::fio::is_there(); 2], "{way}: {report}");
             }
         }
     }
 }
 
-/// Of so few inputs of layers nothing would be measured but memory.
+/// With so few activations, only memory would be measured.
 #[test]
-fn inputs_that_would_not_leave_memory_are_refused() {
+fn activations_that_fit_in_the_buffers_are_refused() {
     let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    for (more, due) in [
+    for (more, expected) in [
         (
             "--input-bytes=64MiB",
             "cannot use --input-bytes 64 MiB: expected 0 B or at least 128 MiB",
@@ -89,22 +88,22 @@ fn inputs_that_would_not_leave_memory_are_refused() {
         let output = bench("offload", folder.path(), cache.path(), &[more]).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{err}");
-        assert!(err.contains(due) && is_empty(folder.path()), "{err}");
+        assert!(err.contains(expected) && is_empty(folder.path()), "{err}");
     }
 }
 
 #[test]
-fn nothing_stays_of_an_interrupted_one() {
+fn interrupted_benchmarks_remove_their_files() {
     if let Some(why) = fio_cannot() {
         return eprintln!("SKIPPED: {why}");
     }
-    let wanted = [
+    let cases = [
         ("ckpt", &SAVES[..], "-INT"),
         ("ckpt", &SAVES, "-TERM"),
         ("offload", &ON_DISK, "-INT"),
         ("offload", &INPUTS, "-INT"),
     ];
-    for (verb, small, signal) in wanted {
+    for (verb, small, signal) in cases {
         let (folder, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let more = [small, &["--rounds=1000000"]].concat();
         let child = bench(verb, folder.path(), cache.path(), &more).spawn().unwrap();
@@ -115,14 +114,14 @@ fn nothing_stays_of_an_interrupted_one() {
         assert!(signals::send(&child, signal));
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
-        let is_told = output.status.code() == Some(2) && err.contains("error: interrupted");
-        assert!(is_told, "{verb}: {:?}: {err}", output.status);
+        let is_interrupted = output.status.code() == Some(2) && err.contains("error: interrupted");
+        assert!(is_interrupted, "{verb}: {:?}: {err}", output.status);
         assert!(output.stdout.is_empty() && is_empty(folder.path()), "{verb} leaves files");
     }
 }
 
 #[test]
-fn a_mount_that_hangs_is_told_of() {
+fn hung_mount_is_reported() {
     let frozen = match fuse::Frozen::mount() {
         Ok(frozen) => frozen,
         Err(why) => return eprintln!("SKIPPED: no FUSE file system can be mounted here: {why}"),
@@ -132,16 +131,16 @@ fn a_mount_that_hangs_is_told_of() {
         command.arg("bench").arg(&frozen.folder).args(["--timeout=1", "--patterns=samples"]);
         command.stdin(Stdio::null()).output().unwrap()
     };
-    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr_of = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let output = thread::scope(|scope| {
-        // It may have to wait for its last request until all is healed.
+        // This may wait for its last request until the server is healed.
         scope.spawn(|| frozen.deafen());
-        let hangs = |output: &Output| said(output).contains("not finished after 1 s");
+        let hangs = |output: &Output| stderr_of(output).contains("not finished after 1 s");
         let output = (0..20).map(|_| measure()).find(hangs);
         frozen.heal();
-        output.expect("the server went on answering")
+        output.expect("the server still answered")
     });
-    let err = said(&output);
+    let err = stderr_of(&output);
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(err.contains("(hint: use a larger --timeout if"), "{err}");
 }

@@ -1,4 +1,5 @@
-//! `feedline bench` as a user runs it: every pattern, and that nothing stays whatever happens.
+//! Runs `feedline bench` as a user does: every pattern is measured, and no file stays, whatever
+//! happens.
 
 mod interrupted;
 mod replay;
@@ -19,7 +20,7 @@ use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::testing::fault_store::Mount;
 use tools::bench::target::TargetFolder;
 
-/// As little of everything as there can be.
+/// The smallest size of everything.
 const SMALL: [&str; 9] = [
     "--rounds=1",
     "--duration=50ms",
@@ -35,10 +36,10 @@ const SMALL: [&str; 9] = [
 fn command(targets: &[&str], more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     let option = |argument: &str| argument.split('=').next().unwrap().to_owned();
-    let is_told = |small: &&&str| more.iter().any(|more| option(more) == option(small));
-    command.arg("bench").args(targets).args(SMALL.iter().filter(|small| !is_told(small)));
+    let is_given = |small: &&&str| more.iter().any(|more| option(more) == option(small));
+    command.arg("bench").args(targets).args(SMALL.iter().filter(|small| !is_given(small)));
     command.args(more);
-    // Within a job of Slurm they would say who meets whom.
+    // In a job of Slurm these would select the rendezvous.
     for name in ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"] {
         command.env_remove(name);
     }
@@ -50,17 +51,17 @@ fn bench(targets: &[&str], more: &[&str]) -> Output {
     command(targets, more).output().unwrap()
 }
 
-fn told(output: &Output) -> Value {
+fn report_of(output: &Output) -> Value {
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// That it could not be, why, and that nothing stays in a folder.
-fn refused(output: &Output, due: &str, folder: &Path) {
+/// Checks that a run failed with this message, and that no file stays in the folder.
+fn refused(output: &Output, expected: &str, folder: &Path) {
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
-    assert!(err.contains(due), "no {due:?} in {err}");
+    assert!(err.contains(expected), "no {expected:?} in {err}");
     assert!(output.stdout.is_empty());
     nothing_in(folder);
 }
@@ -83,13 +84,13 @@ fn patterns(target: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn every_pattern_is_measured_and_nothing_stays() {
+fn every_pattern_is_measured_and_files_are_removed() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let pages = tempfile::tempdir().unwrap();
     let page = pages.path().join("bench.html");
     let html = format!("--html={}", page.display());
     let through = format!("file:{}?direct=off&engine=pread", name(b.path()));
-    let report = told(&bench(&[name(a.path()), &through], &[&html]));
+    let report = report_of(&bench(&[name(a.path()), &through], &[&html]));
     nothing_in(a.path());
     nothing_in(b.path());
     assert_eq!(report["schema"], 1);
@@ -108,12 +109,12 @@ fn every_pattern_is_measured_and_nothing_stays() {
     assert_eq!(report["comparisons"].as_array().unwrap().len(), PATTERNS.len());
     let written = fs::read_to_string(&page).unwrap();
     assert!(written.ends_with("</html>\n") && written.contains("Store comparison"));
-    // A page is not overwritten, and that is said before anything is measured.
+    // A page is not overwritten: the run is refused before any measurement.
     let again = bench(&[name(a.path())], &[&html]);
     refused(&again, "file exists", a.path());
 }
 
-/// Documents, tokenized as a user does, and the config of a run over them; gives its name.
+/// Writes tokenized documents, and the config of a run over them; returns the name of the config.
 fn config(folder: &Path) -> String {
     let text: String = (0..200).map(|n| format!("{{\"text\":\"line {n} of a page\"}}\n")).collect();
     fs::write(folder.join("in.jsonl"), text).unwrap();
@@ -134,7 +135,7 @@ fn config(folder: &Path) -> String {
 }
 
 #[test]
-fn the_order_of_a_run_is_replayed_and_its_folder_is_as_it_was() {
+fn sample_order_of_a_run_is_replayed_without_changing_its_folder() {
     let (run, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let from = format!("--config={}", config(run.path()));
     let there = || {
@@ -144,11 +145,11 @@ fn the_order_of_a_run_is_replayed_and_its_folder_is_as_it_was() {
         names
     };
     let before = there();
-    let report = told(&bench(&[name(target.path())], &[&from, "--patterns=replay,rate"]));
+    let report = report_of(&bench(&[name(target.path())], &[&from, "--patterns=replay,rate"]));
     assert_eq!(there(), before);
     nothing_in(target.path());
     assert_eq!(report["need"]["sample_bytes"], 65 * 2);
-    // Two layers of 64, 50,304 words and 64 places: what the plan of the run counts.
+    // Two layers of 64, 50,304 words and 64 positions, as the plan of the run counts them.
     let parameters = report["need"]["parameters"].as_u64().unwrap();
     assert!((3_300_000..3_340_000).contains(&parameters), "{parameters}");
     let order = report["method"]["order"].as_str().unwrap();
@@ -156,9 +157,9 @@ fn the_order_of_a_run_is_replayed_and_its_folder_is_as_it_was() {
 }
 
 #[test]
-fn a_bucket_is_a_target_and_nothing_stays() {
+fn bucket_is_measured_and_files_are_removed() {
     let server = S3Server::start().unwrap();
-    let report = told(&bench(&[&server.url("bench")], &[]));
+    let report = report_of(&bench(&[&server.url("bench")], &[]));
     assert_eq!(patterns(&report["targets"][0]), PATTERNS);
     assert_eq!(report["targets"][0]["file_system"], "s3");
     let store = storage::open_url(&server.url("bench")).unwrap();
@@ -168,7 +169,7 @@ fn a_bucket_is_a_target_and_nothing_stays() {
 }
 
 #[test]
-fn what_cannot_be_measured_says_why() {
+fn invalid_targets_and_arguments_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let missing = at.join("no/such");
@@ -194,7 +195,7 @@ fn what_cannot_be_measured_says_why() {
 }
 
 #[test]
-fn a_server_that_refuses_or_hangs_is_told_of() {
+fn refusing_and_hung_servers_are_reported() {
     let nowhere = tempfile::tempdir().unwrap();
     let server = S3Server::start().unwrap();
     let url = server.url("bench");
@@ -206,14 +207,14 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
     let output = bench(&[&with_bad], &[]);
     fs::remove_file(&bad).unwrap();
     refused(&output, "hint: check the access key", nowhere.path());
-    // Nothing was written there or, before it was looked into, to the first.
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!said.contains("cannot remove"), "{said}");
+    // Nothing was written to that target, nor to the first of two before the second was checked.
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!stderr.contains("cannot remove"), "{stderr}");
     let both = bench(&[name(nowhere.path()), &server.url_of("other", "bench")], &[]);
     refused(&both, "no such bucket", nowhere.path());
     let output = bench(&[&server.url_of("other", "bench")], &[]);
     refused(&output, "no such bucket", nowhere.path());
-    // Everything is written, and then no read is answered any more.
+    // All files are written, and then no read is answered.
     server.inject(FaultRule::every(1, Fault::Stall).of("GET").to("tokens.bin"));
     let hanging = format!("{url}&stall=600s&tries=1");
     let output = bench(&[&hanging], &["--timeout=15", "--patterns=stream"]);
@@ -223,8 +224,8 @@ fn a_server_that_refuses_or_hangs_is_told_of() {
     assert_eq!(store.list(&Key::root()).unwrap(), []);
 }
 
-/// Waits until it has begun to write; whether it has ended is for the caller to see.
-fn begun(folder: &Path) {
+/// Waits until the benchmark has started to write; the caller checks whether it has ended.
+fn wait_until_started(folder: &Path) {
     let until = Instant::now() + Duration::from_secs(60);
     while fs::read_dir(folder).unwrap().next().is_none() && Instant::now() < until {
         thread::sleep(Duration::from_millis(10));
@@ -236,7 +237,7 @@ fn interrupt(child: &Child, signal: &str) {
 }
 
 #[test]
-fn an_interrupted_one_leaves_nothing() {
+fn interrupted_benchmark_removes_its_files() {
     for (signal, more) in [("-INT", "--processes=1"), ("-TERM", "--processes=2")] {
         let folder = tempfile::tempdir().unwrap();
         let temporary = tempfile::tempdir().unwrap();
@@ -244,7 +245,7 @@ fn an_interrupted_one_leaves_nothing() {
         let mut command = command(&[name(folder.path())], &more);
         command.env("TMPDIR", temporary.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        begun(folder.path());
+        wait_until_started(folder.path());
         interrupt(&child, signal);
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
@@ -258,7 +259,7 @@ fn an_interrupted_one_leaves_nothing() {
 fn several_processes_measure_together() {
     let (folder, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut command = command(&[name(folder.path())], &["--processes=2"]);
-    let report = told(&command.env("TMPDIR", temporary.path()).output().unwrap());
+    let report = report_of(&command.env("TMPDIR", temporary.path()).output().unwrap());
     assert_eq!(report["method"]["processes"], 2);
     assert_eq!(patterns(&report["targets"][0]), PATTERNS);
     // Each writer of each process has written its part.
@@ -268,7 +269,7 @@ fn several_processes_measure_together() {
 }
 
 #[test]
-fn hosts_meet_in_a_folder_and_one_tells() {
+fn hosts_rendezvous_in_a_folder_and_the_first_reports() {
     let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let at = format!("--rendezvous={}", name(meet.path()));
     let start = |member: &str| {
@@ -277,7 +278,7 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     };
     let (first, second) = (start("--process=0/2"), start("--process=1/2"));
     let (first, second) = (first.wait_with_output().unwrap(), second.wait_with_output().unwrap());
-    assert_eq!(told(&first)["method"]["processes"], 2);
+    assert_eq!(report_of(&first)["method"]["processes"], 2);
     assert_eq!(second.status.code(), Some(0), "{}", String::from_utf8_lossy(&second.stderr));
     assert!(second.stdout.is_empty());
     nothing_in(folder.path());
@@ -286,10 +287,10 @@ fn hosts_meet_in_a_folder_and_one_tells() {
     refused(&output, "expected --process I/N or srun", folder.path());
 }
 
-/// Whichever of two hosts is told to stop, both end, and nothing stays where they measured or met.
+/// If one of two hosts is interrupted, both end, and no file stays in the target or the rendezvous.
 #[test]
-fn an_interrupted_host_ends_all() {
-    for told in [0, 1] {
+fn interrupted_host_stops_all_hosts() {
+    for interrupted in [0, 1] {
         let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let at = format!("--rendezvous={}", name(meet.path()));
         let hosts = [0, 1].map(|nth| {
@@ -298,22 +299,26 @@ fn an_interrupted_host_ends_all() {
             let mut command = command(&[name(folder.path())], &more);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         });
-        begun(folder.path());
-        interrupt(&hosts[told], "-INT");
+        wait_until_started(folder.path());
+        interrupt(&hosts[interrupted], "-INT");
         for (nth, host) in hosts.into_iter().enumerate() {
             let output = host.wait_with_output().unwrap();
             let err = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.code() == Some(2) && err.contains("interrupted"), "{nth}: {err}");
-            assert_eq!(err.contains("another process failed: "), nth != told, "{nth}: {err}");
+            assert_eq!(
+                err.contains("another process failed: "),
+                nth != interrupted,
+                "{nth}: {err}"
+            );
         }
         nothing_in(folder.path());
         nothing_in(meet.path());
     }
 }
 
-/// What a killed one left where others meet is told of, and not taken for theirs.
+/// Files that a killed benchmark left in the rendezvous are reported, and not used.
 #[test]
-fn remains_where_hosts_meet_are_told() {
+fn leftover_rendezvous_is_reported() {
     let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let remains = meet.path().join("feedline-bench-meet-0-0");
     fs::create_dir(&remains).unwrap();
@@ -324,7 +329,7 @@ fn remains_where_hosts_meet_are_told() {
 }
 
 #[test]
-fn a_target_that_gets_full_is_told_of() {
+fn full_target_is_reported() {
     let Ok(mount) = Mount::new("size=64m,nr_inodes=40") else {
         return eprintln!("SKIPPED: no right to mount");
     };
@@ -340,7 +345,7 @@ fn a_target_that_gets_full_is_told_of() {
 }
 
 #[test]
-fn no_name_leads_out_of_the_folder() {
+fn names_cannot_leave_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let place = TargetFolder::open("a", name(folder.path()), None, "id").unwrap();
     for out in ["..", "../x", "x/../../y", "/etc/x", "", "x//y"] {
@@ -353,7 +358,7 @@ fn no_name_leads_out_of_the_folder() {
 /// Far more than all tests together have in memory; a container may have no more than 64 MB.
 const MEMORY_FREE_MIN: u64 = 512 << 20;
 
-/// A folder in memory, where there is such a place and it has room.
+/// A folder in memory, if there is one with enough free space.
 pub fn memory_folder() -> Option<tempfile::TempDir> {
     let memory = Path::new("/dev/shm");
     let facts = MountInfo::of(memory).ok()?;
@@ -361,17 +366,17 @@ pub fn memory_folder() -> Option<tempfile::TempDir> {
     (facts.file_system == "tmpfs" && has_room).then(|| tempfile::tempdir_in(memory).ok())?
 }
 
-/// In memory if that can be: a model cannot be quicker than what is below it.
+/// A folder in memory if possible: a model cannot be faster than the store below it.
 pub fn quick_folder() -> tempfile::TempDir {
     memory_folder().unwrap_or_else(|| tempfile::tempdir().unwrap())
 }
 
-/// What five rounds say of two models of a link of so many megabytes a second.
+/// Compares models with links of `first` and `second` MB/s in five rounds.
 fn two_links(first: u32, second: u32) -> Value {
     let folder = quick_folder();
     let links = [first, second].map(|link| format!("--simulate=lustre,client.mb_per_s={link}"));
     let more = [&links[0], &links[1], "--patterns=stream", "--rounds=5", "--duration=400ms"];
-    let report = told(&bench(&[name(folder.path())], &more));
+    let report = report_of(&bench(&[name(folder.path())], &more));
     nothing_in(folder.path());
     assert_eq!(report["simulated"], true);
     let target = &report["targets"][0];
@@ -380,23 +385,23 @@ fn two_links(first: u32, second: u32) -> Value {
     report["comparisons"][0].clone()
 }
 
-/// Models answer in real time, so what else the machine does is noise in their rates: these differ
-/// by far more. What smaller and no differences come to is tested in `report`, with no clock.
+/// Models respond in real time, so that other load of the machine is noise in their rates: these
+/// differ by far more. Smaller differences and none are tested in `report`, without a clock.
 #[test]
-fn models_that_differ_are_told_apart() {
+fn different_models_differ_significantly() {
     let apart = two_links(10, 80);
     assert_eq!(apart["told_apart"], true, "{apart}");
     assert!(apart["better"].as_str().unwrap().contains("mb_per_s=80"), "{apart}");
 }
 
-/// A store that does 64 requests in 20 ms and is asked for ten times as many: each waits for its
-/// turn too, and that counts. Timed from when it was sent, none would have taken 100 ms.
+/// A store that completes 64 requests in 20 ms gets ten times as many: latency includes the time
+/// that a request waits in the queue. Counted from the submission, none would take 100 ms.
 #[test]
-fn requests_are_timed_from_when_they_were_due() {
+fn latency_counts_from_the_due_time() {
     let folder = quick_folder();
     let model = "--simulate=nfs,latency_us.read=[20000, 20000]";
     let more = [model, "--patterns=rate", "--ranks=1000", "--duration=200ms"];
-    let report = told(&bench(&[name(folder.path())], &more));
+    let report = report_of(&bench(&[name(folder.path())], &more));
     let rate = &report["targets"][0]["patterns"][0];
     assert!(rate["latency_ms"]["p50"].as_f64().unwrap() > 200.0, "{rate}");
     assert!(rate["more"]["due_per_s"].as_f64().unwrap() > 30_000.0, "{rate}");
@@ -405,15 +410,15 @@ fn requests_are_timed_from_when_they_were_due() {
 }
 
 #[test]
-fn a_target_that_hangs_is_told_of_and_nothing_stays() {
+fn hung_target_is_reported_and_files_are_removed() {
     let (folder, models) = (quick_folder(), tempfile::tempdir().unwrap());
     let model = models.path().join("hung.toml");
     let stall = "\n[[stall]]\nof = \"read\"\nper_million = 1000000\nms = 3600000\n";
     let text = storage::simulate::StoreModel::built_in("nfs").unwrap().to_owned() + stall;
     fs::write(&model, text).unwrap();
     let simulate = format!("--simulate={}", model.display());
-    // A run has as long as a request and four times its seconds, so that of the two the request is
-    // the first to be given up.
+    // A run may take the timeout of a request and four times its duration, so that the request
+    // times out first.
     let more = [&simulate, "--patterns=samples", "--timeout=5", "--duration=3s"];
     let output = bench(&[name(folder.path())], &more);
     refused(&output, "no completion for ", folder.path());

@@ -1,4 +1,4 @@
-//! What `feedline bench --from` replays: the bytes that the run itself would be given.
+//! `feedline bench --config` replays the bytes that the run itself would read.
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,7 +30,7 @@ fn write(folder: &Path, name: &str, documents: &[Vec<Vec<u32>>]) {
     builder.finish().unwrap();
 }
 
-/// Text that is another in every sentence.
+/// Text that differs in every sentence.
 fn sentences(folder: &Path, name: &str) {
     let token = |document: u32, nth: u32, i: u32| 20 + (document * 131 + nth * 17 + i * 7) % 440;
     let sentence = |document, nth| -> Vec<u32> {
@@ -40,8 +40,8 @@ fn sentences(folder: &Path, name: &str) {
     write(folder, name, &(0..200).map(document).collect::<Vec<_>>());
 }
 
-/// CPM-2's three files: contexts with a mark for each span, the spans behind their marks, and where
-/// each span begins and how long it is.
+/// CPM-2's three files: contexts with a marker for each span, the spans after their markers, and
+/// start and length of each span.
 fn triple(folder: &Path) {
     let mut parts = [Vec::new(), Vec::new(), Vec::new()];
     for document in 0..100_u32 {
@@ -99,7 +99,7 @@ fn config(folder: &Path, train: &str, keys: &str) -> (Config, String) {
     (Config::load(&name, &[]).unwrap(), name)
 }
 
-/// The tokens of pieces, as they lie in the files.
+/// The tokens of pieces in the files.
 fn tokens_of(order: &dyn SampleOrder, pieces: &[PieceRef]) -> Vec<i64> {
     let mut all = Vec::new();
     for piece in pieces {
@@ -112,22 +112,22 @@ fn tokens_of(order: &dyn SampleOrder, pieces: &[PieceRef]) -> Vec<i64> {
     all
 }
 
-/// What was hidden is put back: the text that the rows of a batch were made of, and whether it was
-/// cut for that.
+/// Restores masked tokens: the text of each row of a batch, and whether it was truncated.
 fn texts_of(batch: &AnyBatch) -> Vec<(Vec<i64>, bool)> {
     let whole = |texts: Vec<Vec<i64>>| texts.into_iter().map(|text| (text, false)).collect();
     match batch {
         AnyBatch::Lm(b) => {
             let rows = b.tokens.chunks(b.seq_len).zip(b.labels.chunks(b.seq_len));
-            whole(rows.map(|(row, due)| [row, &due[due.len() - 1..]].concat()).collect())
+            whole(rows.map(|(row, labels)| [row, &labels[labels.len() - 1..]].concat()).collect())
         }
         AnyBatch::Masked(b) => {
             let row = |row: usize| {
                 let at = row * b.seq_len..(row + 1) * b.seq_len;
                 let there = at.filter(|at| b.padding_mask[*at] == 1);
-                let said = |at| if b.loss_mask[at] == 1.0 { b.labels[at] } else { b.tokens[at] };
-                // Without CLS and SEP, which are below all text.
-                (there.map(said).filter(|token| *token >= 20).collect(), b.truncated[row])
+                let original =
+                    |at| if b.loss_mask[at] == 1.0 { b.labels[at] } else { b.tokens[at] };
+                // Without CLS and SEP, whose ids are below those of the text.
+                (there.map(original).filter(|token| *token >= 20).collect(), b.truncated[row])
             };
             (0..b.rows).map(row).collect()
         }
@@ -163,7 +163,8 @@ fn texts_of(batch: &AnyBatch) -> Vec<(Vec<i64>, bool)> {
     }
 }
 
-/// Reads all of a run as its trainer does, and compares with what lies where the order says.
+/// Reads all samples of a run as its trainer does, and compares them with the tokens at the
+/// positions of the order.
 fn check(config: &Config) {
     let order = feed::order_of(config).unwrap();
     let data = Data::new(open_corpus(config).unwrap(), config).unwrap();
@@ -181,16 +182,19 @@ fn check(config: &Config) {
                 order.pieces(samples, &mut pieces).unwrap();
                 let is_triple = matches!(batch, AnyBatch::Triple(_));
                 if is_triple {
-                    // Of each document's three the context is what an encoder is given.
+                    // The encoder gets the context, the first of the three files of a document.
                     pieces.retain(|piece| piece.file % 3 == 0);
                 }
-                let mut lies = tokens_of(&*order, &pieces);
+                let mut stored = tokens_of(&*order, &pieces);
                 if is_triple {
                     let mark = |token: &mut i64| *token = if *token >= 500 { -1 } else { *token };
-                    lies.iter_mut().for_each(mark);
+                    stored.iter_mut().for_each(mark);
                 }
-                let is_there = lies.windows(text.len().max(1)).any(|part| part == text);
-                assert!(is_there && (is_cut || text == lies), "{samples}: {text:?} of {lies:?}");
+                let is_there = stored.windows(text.len().max(1)).any(|part| part == text);
+                assert!(
+                    is_there && (is_cut || text == stored),
+                    "{samples}: {text:?} of {stored:?}"
+                );
                 samples += 1;
             }
         }
@@ -204,7 +208,7 @@ const CPM2: &str =
     "model.family = 't5'\nmodel.seq_len = 24\nmodel.dec_len = 24\ndata.objective = 'encdec'";
 
 #[test]
-fn the_order_is_what_the_run_is_given() {
+fn order_matches_the_batches_of_a_run() {
     let folder = tempfile::tempdir().unwrap();
     sentences(folder.path(), "one");
     sentences(folder.path(), "two");
@@ -245,17 +249,21 @@ fn t5_and_bert_are_replayed() {
         let output = command.stdin(Stdio::null()).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{err}");
-        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert!(told["method"]["order"].as_str().unwrap().ends_with("/one"), "{}", told["method"]);
-        let ops = told["targets"][0]["patterns"][0]["ops"].as_u64().unwrap();
-        assert!(ops > 0, "{told}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(
+            report["method"]["order"].as_str().unwrap().ends_with("/one"),
+            "{}",
+            report["method"]
+        );
+        let ops = report["targets"][0]["patterns"][0]["ops"].as_u64().unwrap();
+        assert!(ops > 0, "{report}");
         assert!(!folder.path().join("cache").exists(), "an index was kept");
         assert!(fs::read_dir(target.path()).unwrap().next().is_none());
     }
 }
 
 #[test]
-fn a_shorter_file_keeps_neighbours_together() {
+fn shorter_file_keeps_adjacent_pieces_together() {
     let folder = tempfile::tempdir().unwrap();
     sentences(folder.path(), "one");
     let train = format!("'{}'", folder.path().join("one").display());
@@ -273,20 +281,20 @@ fn a_shorter_file_keeps_neighbours_together() {
     let folded = WrappedOrder::new(Arc::clone(&order), short.clone());
     let (mut kept, mut all) = (0, 0);
     for sample in 0..order.sample_count() {
-        let due = pieces(&*order, sample);
-        assert_eq!(pieces(&whole, sample), due);
-        let got = pieces(&folded, sample);
-        assert_eq!(got.len(), due.len());
-        for (got, due) in got.iter().zip(&due) {
-            assert_eq!(got.len_bytes, due.len_bytes);
-            assert!(got.offset_bytes + got.len_bytes <= short.len_bytes, "{got:?}");
+        let expected = pieces(&*order, sample);
+        assert_eq!(pieces(&whole, sample), expected);
+        let found = pieces(&folded, sample);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.len_bytes, expected.len_bytes);
+            assert!(found.offset_bytes + found.len_bytes <= short.len_bytes, "{found:?}");
         }
-        let follow = got
+        let follow = found
             .windows(2)
             .filter(|two| two[1].offset_bytes == two[0].offset_bytes + two[0].len_bytes);
         kept += follow.count();
-        all += got.len() - 1;
+        all += found.len() - 1;
     }
-    // But for the samples that lie over a fold.
+    // Except for the samples that cross the wrap-around.
     assert!(kept * 20 >= all * 19, "{kept} of {all} neighbours");
 }

@@ -1,4 +1,4 @@
-//! What the benchmark makes of numbers: what it tells apart, what it says, and the page.
+//! Statistics, recommendations and page of the benchmark, from given numbers.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use tools::bench::report::page::html;
 use tools::bench::report::{Method, PatternReport, Report, TargetReport};
 use tools::bench::target::{not_mounted, path_of};
 
-/// Nearly normal, of mean 0 and deviation 1: the sum of twelve even ones.
+/// Nearly normal noise of mean 0 and deviation 1: the sum of twelve uniform numbers.
 fn noise(random: &mut Random) -> f64 {
     (0..12).map(|_| random.below(1 << 32) as f64 / f64::from(u32::MAX)).sum::<f64>() - 6.0
 }
 
-/// How often in 200 two targets are told apart, of which one is so much better: in five
-/// rounds, with noise of so much in each number and a drift of a fifth that both have.
-fn told_apart(ratio: f64, noise_share: f64, rounds: usize) -> usize {
+/// In how many of 200 trials two targets differ significantly, if one is `ratio` times as good,
+/// each number has `noise_share` of noise, and both have a drift of a fifth.
+fn significant_count(ratio: f64, noise_share: f64, rounds: usize) -> usize {
     let mut random = Random::new(7);
     let trials = (0..200).map(|seed| {
         let (mut first, mut second) = (Vec::new(), Vec::new());
@@ -38,21 +38,28 @@ fn told_apart(ratio: f64, noise_share: f64, rounds: usize) -> usize {
 }
 
 #[test]
-fn ten_percent_are_told_apart_and_nothing_is_not() {
+fn ten_percent_is_significant_and_equality_is_not() {
     for noise in [0.005, 0.01, 0.02] {
-        let (better, worse, same) =
-            (told_apart(1.1, noise, 5), told_apart(1.0 / 1.1, noise, 5), told_apart(1.0, noise, 5));
+        let (better, worse, same) = (
+            significant_count(1.1, noise, 5),
+            significant_count(1.0 / 1.1, noise, 5),
+            significant_count(1.0, noise, 5),
+        );
         assert!(better >= 190 && worse >= 190, "{better} and {worse} of 200 with {noise}");
         assert!(same <= 2, "{same} of 200 equal ones with {noise}");
     }
-    let same = told_apart(1.0, 0.1, 5);
+    let same = significant_count(1.0, 0.1, 5);
     assert!(same <= 6, "{same} of 200 equal ones with much noise");
-    assert_eq!(told_apart(1.0 + MARGIN / 2.0, 0.002, 5), 0, "nobody acts upon so little");
-    assert_eq!(told_apart(1.5, 0.001, 4), 0, "four rounds are too few");
+    assert_eq!(
+        significant_count(1.0 + MARGIN / 2.0, 0.002, 5),
+        0,
+        "the difference is below MARGIN"
+    );
+    assert_eq!(significant_count(1.5, 0.001, 4), 0, "four rounds are too few");
 }
 
 #[test]
-fn intervals_hold_the_median_and_do_not_move() {
+fn intervals_contain_the_median_and_are_deterministic() {
     let mut random = Random::new(11);
     let mut held = 0;
     for seed in 0..400 {
@@ -66,11 +73,11 @@ fn intervals_hold_the_median_and_do_not_move() {
     assert_eq!(Estimate::of(&[], 1), Estimate::default());
     let one = Estimate::of(&[3.0], 1);
     assert_eq!((one.median, one.low, one.high), (3.0, 3.0, 3.0));
-    assert_eq!(RatioEstimate::of(&[1.0, 0.0], &[1.0, 1.0], 1), None, "nothing came");
+    assert_eq!(RatioEstimate::of(&[1.0, 0.0], &[1.0, 1.0], 1), None, "a value is 0");
     assert_eq!(RatioEstimate::of(&[], &[], 1), None);
 }
 
-/// A run of a second that did so much.
+/// A run of one second with these counts.
 fn run(bytes: u64, ops: u64, moved_bytes: u64, ms: u64) -> PatternRun {
     let mut run =
         PatternRun { seconds: 1.0, bytes, ops, moved_bytes, cpu_s: 0.05, ..PatternRun::default() };
@@ -126,7 +133,7 @@ fn report(targets: Vec<TargetReport>) -> Report {
     Report::new(Need::of_size("11b", 64, 2048, 4e14).unwrap(), method(5), targets)
 }
 
-/// Reads and saves at so much.
+/// Runs of reads and saves at these rates.
 fn both(samples: u64, save_bytes: u64) -> Vec<(Pattern, Vec<PatternRun>)> {
     let moved = samples * 4098;
     vec![
@@ -146,7 +153,7 @@ fn a_verdict_is_in_terms_of_training() {
     let shared = target("/ceph", "fuse.ceph-fuse", both(1900, 1_000_000_000));
     let report = report(vec![quick, shared]);
     let text = report.text();
-    for due in [
+    for expected in [
         "/nvme: feeds 3.12 clusters of 64 accelerators",
         "saves a checkpoint of 154 GB in 76.8 s",
         "/ceph: feeds 10.0 clusters",
@@ -154,7 +161,7 @@ fn a_verdict_is_in_terms_of_training() {
         "best for checkpoints: /nvme (save: 2.00 times as fast as /ceph",
         "set checkpoint.dir on /nvme and checkpoint.drain_to on /ceph",
     ] {
-        assert!(text.contains(due), "no {due:?} in\n{text}");
+        assert!(text.contains(expected), "no {expected:?} in\n{text}");
     }
     assert_eq!(report.verdict.data, ["/ceph"]);
     assert_eq!(report.verdict.checkpoints, ["/nvme"]);
@@ -172,7 +179,7 @@ fn equal_targets_are_both_named() {
 }
 
 #[test]
-fn a_cache_is_exposed() {
+fn cached_results_are_flagged() {
     let bytes = 1_000_000_000;
     let cached = target("/a", "ext4", vec![(Pattern::Stream, rounds(bytes, 900, bytes / 50, 1))]);
     let honest = target("/b", "ext4", vec![(Pattern::Stream, rounds(bytes, 900, bytes, 1))]);
@@ -186,9 +193,9 @@ fn a_cache_is_exposed() {
     assert!(html(&report).contains("CACHED"));
 }
 
-/// Whatever counts requests alone sees no cache; then the kernel is asked what it holds.
+/// Counting requests does not see caches; the share of the file in the page cache decides.
 #[test]
-fn what_lies_in_the_page_cache_is_no_store() {
+fn results_from_the_page_cache_are_flagged() {
     let bytes = 1_000_000_000;
     let of = |share: Option<f64>| {
         let mut runs = rounds(bytes, 900, bytes, 1);
@@ -201,12 +208,12 @@ fn what_lies_in_the_page_cache_is_no_store() {
         [of(None), of(Some(0.02)), of(Some(0.97))],
         [None, None, Some(ValidityFlag::Cached)]
     );
-    // Of saves and restores the requests are not counted either, and no ratio is made up.
-    for (share, due) in [(0.02, None), (0.97, Some(ValidityFlag::Cached))] {
+    // The requests of saves and restores are not counted, so that there is no ratio.
+    for (share, expected) in [(0.02, None), (0.97, Some(ValidityFlag::Cached))] {
         let mut runs = rounds(bytes, 4, 0, 1);
         runs.iter_mut().for_each(|run| run.more.extend([(RESIDENT.to_owned(), share)]));
         let restore = PatternReport::of(Pattern::Restore, &runs, CounterSource::Requests, 1);
-        assert_eq!((restore.moved_per_delivered, restore.flag), (None, due));
+        assert_eq!((restore.moved_per_delivered, restore.flag), (None, expected));
     }
     let memory =
         PatternReport::of(Pattern::Save, &rounds(bytes, 4, 0, 1), CounterSource::Memory, 1);
@@ -214,7 +221,7 @@ fn what_lies_in_the_page_cache_is_no_store() {
 }
 
 #[test]
-fn what_the_benchmark_takes_itself_is_told() {
+fn cpu_time_of_the_benchmark_is_reported() {
     let bytes = 1_000_000_000;
     let of = |cpu_s: f64| {
         let mut runs = rounds(bytes, 900, bytes, 1);
@@ -225,7 +232,7 @@ fn what_the_benchmark_takes_itself_is_told() {
     };
     let report = report(vec![
         target("/lean", "ext4", vec![(Pattern::Stream, of(0.05))]),
-        // At a given rate cores wait, and bytes say nothing.
+        // At a fixed rate, CPU time per byte has no meaning.
         target("/busy", "ext4", vec![(Pattern::Stream, of(0.35)), (Pattern::Rate, of(0.35))]),
     ]);
     let own = |nth: usize, of: usize| report.targets[nth].patterns[of].own;
@@ -233,9 +240,9 @@ fn what_the_benchmark_takes_itself_is_told() {
     assert!((own(1, 0).us_per_op - 0.35e6 / 900.0).abs() < 2.0 && own(1, 0).is_over);
     assert!(!own(1, 1).is_over);
     let text = report.text();
-    let said = "/busy: more than 0.1 cores per GB/s, the kernel's part included: stream 0.3";
+    let expected = "/busy: more than 0.1 cores per GB/s, the kernel's part included: stream 0.3";
     assert!(text.contains("stream 0.35 (0.07 in the kernel)"), "{text}");
-    assert!(text.contains(said) && !text.contains("/lean: more than"), "{text}");
+    assert!(text.contains(expected) && !text.contains("/lean: more than"), "{text}");
     assert!(text.contains("0.35 OVER") && !text.contains("0.05 OVER"), "{text}");
     let page = html(&report);
     assert_eq!(page.matches("<b class=\"warn\">OVER</b>").count(), 1, "{page}");
@@ -249,8 +256,8 @@ fn what_the_benchmark_takes_itself_is_told() {
 }
 
 #[test]
-fn agreement_is_said_of_whole_intervals() {
-    for (low, high, due) in [
+fn agreement_covers_the_whole_interval() {
+    for (low, high, expected) in [
         (0.96, 1.04, Agreement::Yes),
         (0.94, 1.0, Agreement::Open),
         (0.99, 1.06, Agreement::Open),
@@ -258,12 +265,12 @@ fn agreement_is_said_of_whole_intervals() {
         (1.06, 1.2, Agreement::No),
         (0.5, 2.0, Agreement::Open),
     ] {
-        assert_eq!(Agreement::of(low, high), due, "{low} to {high}");
+        assert_eq!(Agreement::of(low, high), expected, "{low} to {high}");
     }
 }
 
 #[test]
-fn few_rounds_and_models_say_so() {
+fn few_rounds_and_models_are_reported() {
     let need = Need::of_size("1b", 8, 2048, 4e14).unwrap();
     let mut model = target("/a", "simulated lustre", both(900, 1_000_000_000));
     model.simulated = Some("lustre".to_owned());
@@ -277,11 +284,11 @@ fn few_rounds_and_models_say_so() {
 }
 
 #[test]
-fn sizes_are_read_and_others_refused() {
+fn valid_sizes_are_parsed_and_others_refused() {
     for (size, parameters) in [("350m", 350_000_000), ("1.3B", 1_300_000_000), ("1t", 1 << 40)] {
         let need = Need::of_size(size, 8, 1024, 4e14).unwrap();
-        let due = if size == "1t" { 1_000_000_000_000 } else { parameters };
-        assert_eq!(need.parameters, due, "{size}");
+        let expected = if size == "1t" { 1_000_000_000_000 } else { parameters };
+        assert_eq!(need.parameters, expected, "{size}");
     }
     for size in ["", "b", "11", "-1b", "0m", "xb", "infb", "nanb", "1e9b"] {
         assert!(Need::of_size(size, 8, 1024, 4e14).is_err(), "{size} was accepted");
@@ -291,7 +298,7 @@ fn sizes_are_read_and_others_refused() {
     assert!(Need::of_size("1b", 8, 1024, f64::NAN).is_err());
 }
 
-/// Elements open and close in pairs and attributes are quoted; gives how many figures there are.
+/// Checks that elements are closed and attributes quoted; returns the number of figures.
 fn figures(page: &str) -> usize {
     let mut open: Vec<&str> = Vec::new();
     let (mut rest, mut figures) = (page.strip_prefix("<!DOCTYPE html>").unwrap(), 0);
@@ -322,7 +329,7 @@ fn figures(page: &str) -> usize {
 }
 
 #[test]
-fn the_page_is_whole_and_needs_nothing() {
+fn page_is_complete_and_self_contained() {
     let nasty = "s3://a/<script>alert('x')</script>&\"b";
     let mut first = target(nasty, "s3", both(900, 1_000_000_000));
     first.peers.push(Peer {
@@ -348,7 +355,7 @@ fn the_page_is_whole_and_needs_nothing() {
 }
 
 #[test]
-fn a_folder_that_waits_for_its_mount_is_seen() {
+fn unmounted_mount_points_are_detected() {
     let table = "# /dev/old /lustre/old lustre
 /dev/vda / ext4 defaults 0 1
 10.0.0.2@tcp:/scratch /lustre lustre defaults,_netdev 0 0

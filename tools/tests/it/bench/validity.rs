@@ -1,5 +1,5 @@
-//! That `feedline bench` says what its numbers are not: of a cache, of memory, of the benchmark
-//! itself; and how saves went in time.
+//! `feedline bench` flags numbers of a cache and of memory, compares itself with fio, and reports
+//! how saves progress.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,8 +13,8 @@ fn bench(targets: &[&str], more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     command.arg("bench").args(targets);
     command.args(["--duration=200ms", "--bytes=16MiB", "--writers=2", "--ranks=4"]);
-    let is_told = more.iter().any(|argument| argument.starts_with("--rounds"));
-    command.args((!is_told).then_some("--rounds=1"));
+    let has_rounds = more.iter().any(|argument| argument.starts_with("--rounds"));
+    command.args((!has_rounds).then_some("--rounds=1"));
     command.args(more).stdin(Stdio::null());
     let output = command.output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
@@ -40,7 +40,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
 }
 
-/// Why the folder is not on a disk with a cache above it that can be gone around, if it is not.
+/// Why the folder is not on a disk whose page cache direct I/O bypasses, if it is not.
 fn other_than_disk(folder: &Path) -> Option<String> {
     let kind = MountInfo::of(folder).unwrap().file_system;
     if !["ext4", "xfs", "btrfs", "f2fs"].contains(&kind.as_str()) {
@@ -52,10 +52,10 @@ fn other_than_disk(folder: &Path) -> Option<String> {
     direct.err().map(|error| format!("the folder has no direct IO: {error}"))
 }
 
-/// The same file, around the page cache and from it: only the second is of a cache, and it says so
-/// wherever it is told.
+/// The same file, with direct I/O and from the page cache: only the second is flagged, in every
+/// output.
 #[test]
-fn a_run_from_the_page_cache_is_exposed() {
+fn page_cache_results_are_flagged_in_every_output() {
     let folder = tempfile::tempdir().unwrap();
     if let Some(why) = other_than_disk(folder.path()) {
         return eprintln!("SKIPPED: {why}");
@@ -79,14 +79,14 @@ fn a_run_from_the_page_cache_is_exposed() {
         assert!(honest["moved_per_delivered"].as_f64().unwrap() >= 0.9, "{honest}");
         assert_eq!(cached["flag"], "cached", "{cached}");
     }
-    // What was written has not been read from anywhere since.
+    // The written file has not been read from a device since.
     let cached = pattern(through, "stream");
     assert!(cached["more"]["page_cache_share_before"].as_f64().unwrap() > 0.9, "{cached}");
     assert!(notes(through).contains("stream is CACHED: "), "{}", notes(through));
     assert!(notes(through).contains("% of the file was in the page cache before"));
     assert!(!notes(around).contains("CACHED"), "{}", notes(around));
-    let standing = |nth: usize| &report["verdict"]["targets"][nth];
-    assert_eq!((&standing(0)["cached"], &standing(1)["cached"]), (&false.into(), &true.into()));
+    let summary = |nth: usize| &report["verdict"]["targets"][nth];
+    assert_eq!((&summary(0)["cached"], &summary(1)["cached"]), (&false.into(), &true.into()));
     let page = fs::read_to_string(&page).unwrap();
     assert!(page.contains("<b class=\"warn\">CACHED</b>") && page.contains("measure again with"));
 
@@ -101,7 +101,7 @@ fn a_run_from_the_page_cache_is_exposed() {
 }
 
 #[test]
-fn memory_is_called_memory() {
+fn tmpfs_results_are_flagged_as_memory() {
     let Some(folder) = crate::bench::memory_folder() else {
         return eprintln!("SKIPPED: there is no memory file system with room at /dev/shm");
     };
@@ -120,10 +120,10 @@ fn memory_is_called_memory() {
     assert!(is_empty(folder.path()));
 }
 
-/// Of a model with a link of 60 MB/s, and of a client that keeps a megabyte in flight: so a save is
-/// as slow as the link from its first megabyte on, however fast the machine is.
+/// The model has a link of 60 MB/s and a client with one megabyte in flight: a save is as slow as
+/// the link from its first megabyte on, however fast the machine is.
 #[test]
-fn saves_and_restores_have_a_timeline_too() {
+fn saves_and_restores_have_a_timeline() {
     let folder = crate::bench::quick_folder();
     let pages = tempfile::tempdir().unwrap();
     let page = pages.path().join("page.html");
@@ -139,7 +139,7 @@ fn saves_and_restores_have_a_timeline_too() {
         let at = |point: &Value, nth: usize| point[nth].as_f64().unwrap();
         let width_s = at(&points[1], 0) - at(&points[0], 0);
         let megabytes: f64 = points.iter().map(|point| at(point, 1) * width_s).sum();
-        // The last point may be of less than its width, or be left out.
+        // The last point may be shorter than the others, or missing.
         assert!((12.0..21.0).contains(&megabytes), "{megabytes} of 16.8: {of}");
     }
     let page = fs::read_to_string(&page).unwrap();
@@ -149,12 +149,12 @@ fn saves_and_restores_have_a_timeline_too() {
 }
 
 #[test]
-fn fio_stands_beside_us_with_an_interval() {
+fn fio_comparison_has_an_interval() {
     if !tools::bench::fio::is_there() {
         return eprintln!("SKIPPED: there is no fio");
     }
     if let Some(why) = HostInfo::here().ring_refused {
-        return eprintln!("SKIPPED: fio is asked for io_uring, which does not work here: {why}");
+        return eprintln!("SKIPPED: fio needs io_uring, which does not work here: {why}");
     }
     let folder = tempfile::tempdir().unwrap();
     let more = ["--patterns=stream,samples,save,save-one", "--checkpoint=32MiB", "--rounds=2"];
@@ -164,27 +164,28 @@ fn fio_stands_beside_us_with_an_interval() {
     for peer in peers {
         let of = |name: &str| peer[name].as_f64().unwrap();
         assert!(of("ours_mb_per_s") > 0.0 && of("fio_mb_per_s") > 0.0, "{peer}");
-        // So short a run may be less than the clock of its cores ticks.
+        // In so short a run, CPU time may be below the resolution of its clock.
         assert!(of("ours_core_s_per_gb") >= 0.0 && of("fio_core_s_per_gb") >= 0.0, "{peer}");
         assert!(of("low") <= of("ours_by_fio") && of("ours_by_fio") <= of("high"), "{peer}");
         assert!(["yes", "no", "open"].contains(&peer["agreement"].as_str().unwrap()), "{peer}");
     }
-    for (peer, due) in peers[2..].iter().zip(["one file per writer", "one shared file"]) {
-        let due = format!("writes, {due}, 8 MiB, 2 writers, fsync");
-        assert_eq!(peer["what"], *due);
+    for (peer, expected) in peers[2..].iter().zip(["one file per writer", "one shared file"]) {
+        let expected = format!("writes, {expected}, 8 MiB, 2 writers, fsync");
+        assert_eq!(peer["what"], *expected);
     }
     assert!(is_empty(folder.path()));
 }
 
-/// What is measured with something else in the place of fio, which answers as is said.
+/// Runs the benchmark with a script in place of fio that executes `answer`; returns the report, and
+/// the arguments of each call.
 fn beside(answer: &str) -> (Value, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     // Where programs may be started from: a folder for temporary files may be mounted noexec.
     let programs = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (fio, asked) = (programs.path().join("fio"), programs.path().join("asked"));
+    let (fio, calls) = (programs.path().join("fio"), programs.path().join("asked"));
     let lines = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho \"$@\" >>'{}'\n{answer}\n",
-        asked.display()
+        calls.display()
     );
     fs::write(&fio, lines).unwrap();
     fs::set_permissions(&fio, fs::Permissions::from_mode(0o755)).unwrap();
@@ -196,17 +197,17 @@ fn beside(answer: &str) -> (Value, Vec<String>) {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(is_empty(folder.path()));
-    let asked = fs::read_to_string(asked).unwrap();
-    let asked = asked.lines().map(|line| format!("{line} ")).collect();
-    (serde_json::from_slice(&output.stdout).unwrap(), asked)
+    let calls = fs::read_to_string(calls).unwrap();
+    let calls = calls.lines().map(|line| format!("{line} ")).collect();
+    (serde_json::from_slice(&output.stdout).unwrap(), calls)
 }
 
-/// fio is asked for the sizes, the depth, the files and the cache that our requests have.
+/// fio gets the sizes, the depth, the files and the cache mode of the requests of feedline.
 #[test]
-fn fio_is_asked_for_the_same() {
+fn fio_makes_the_same_requests() {
     let (read, write) = ("\"read\":{\"bw_bytes\":5e8}", "\"write\":{\"bw_bytes\":4e8}");
     let cores = "\"usr_cpu\":10,\"sys_cpu\":15";
-    let (report, asked) = beside(&format!("echo '{{\"jobs\":[{{{read},{write},{cores}}}]}}'"));
+    let (report, calls) = beside(&format!("echo '{{\"jobs\":[{{{read},{write},{cores}}}]}}'"));
     let target = &report["targets"][0];
     let rates = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_mb_per_s"]);
     assert_eq!(rates.collect::<Vec<_>>(), [500.0, 500.0, 400.0, 400.0]);
@@ -214,29 +215,29 @@ fn fio_is_asked_for_the_same() {
     let cores = target["peers"].as_array().unwrap().iter().map(|peer| &peer["fio_core_s_per_gb"]);
     assert_eq!(cores.collect::<Vec<_>>(), [0.5, 0.5, 1.25, 1.25]);
     let direct = format!("--direct={} ", u8::from(target["direct"].as_bool().unwrap()));
-    let dues = [
+    let expected_arguments = [
         &["--rw=read ", "--bs=1048576 ", "--iodepth=32 ", "/tokens.bin ", "--runtime=50ms "][..],
         &["--rw=randread ", "--bs=8192 ", "--iodepth=64 ", "/tokens.bin ", "--time_based "],
         &["--rw=write ", "--bs=8388608 ", "--numjobs=2 ", "--size=8388608 ", "/apart.$jobnum "],
         &["--rw=write ", "--bs=8388608 ", "--offset_increment=8388608 ", "/one.bin "],
     ];
-    assert_eq!(asked.len(), 2 * dues.len(), "two rounds: {asked:?}");
+    assert_eq!(calls.len(), 2 * expected_arguments.len(), "two rounds: {calls:?}");
     let waits = target["engine"] != "ring";
-    for (line, due) in asked.iter().zip(dues.iter().chain(&dues)) {
+    for (line, expected) in calls.iter().zip(expected_arguments.iter().chain(&expected_arguments)) {
         assert_eq!(line.contains("--force_async=1 "), waits && line.contains("read "), "{line}");
-        for due in due.iter().copied().chain([&*direct, "--invalidate=0 "]) {
-            assert!(line.contains(due), "no {due} in {line}");
+        for expected in expected.iter().copied().chain([&*direct, "--invalidate=0 "]) {
+            assert!(line.contains(expected), "no {expected} in {line}");
         }
         assert_eq!(line.contains("--rw=write"), line.contains("--end_fsync=1 "), "{line}");
     }
 }
 
 #[test]
-fn a_fio_that_cannot_is_left_out() {
-    let (report, asked) = beside("echo 'io_uring: Operation not permitted' >&2; exit 1");
+fn failing_fio_is_omitted() {
+    let (report, calls) = beside("echo 'io_uring: Operation not permitted' >&2; exit 1");
     let target = &report["targets"][0];
     assert_eq!(target["peers"].as_array().unwrap().len(), 0);
     assert!(notes(target).contains("no comparison with fio: "), "{}", notes(target));
     assert!(notes(target).contains("Operation not permitted"), "{}", notes(target));
-    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_eq!(calls.len(), 1, "{calls:?}");
 }

@@ -1,4 +1,4 @@
-//! `feedline clean` as a user runs it: what it writes, what it says, how it exits.
+//! Runs `feedline clean` as a user does, and checks its files, output and exit codes.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn names(folder: &Path) -> Vec<String> {
 const LONG: &str = "the quick brown fox jumps over the lazy dog, again and again and once more";
 
 #[test]
-fn every_option_is_taken() {
+fn every_option_is_accepted() {
     let more = format!("{LONG}, and more");
     let texts_in = [LONG, &more, LONG, "short", "=======--------", "春眠不覺曉，處處聞啼鳥。"];
     let folder = folder_with(&texts_in);
@@ -50,11 +50,11 @@ fn every_option_is_taken() {
     let output = clean(folder.path(), &options.split_whitespace().collect::<Vec<_>>());
     let (out, err) = texts(&output);
     assert!(output.status.success(), "{err}");
-    for due in ["  1 (16.67 %)", "exact-duplicate", "near-duplicate", "o_train.jsonl"] {
-        assert!(out.contains(due), "no {due:?} in:\n{out}");
+    for expected in ["  1 (16.67 %)", "exact-duplicate", "near-duplicate", "o_train.jsonl"] {
+        assert!(out.contains(expected), "no {expected:?} in:\n{out}");
     }
-    let due = ["d.jsonl", "in.jsonl", "list", "o_train.jsonl", "r.json"];
-    assert_eq!(names(folder.path()), due);
+    let expected = ["d.jsonl", "in.jsonl", "list", "o_train.jsonl", "r.json"];
+    assert_eq!(names(folder.path()), expected);
     let kept = fs::read_to_string(folder.path().join("o_train.jsonl")).unwrap();
     assert_eq!(kept, json!({ "text": LONG }).to_string() + "\n");
     let causes: Vec<Value> = fs::read_to_string(folder.path().join("d.jsonl"))
@@ -69,12 +69,12 @@ fn every_option_is_taken() {
     assert_eq!(report["dropped"]["script"]["examples"][0]["line"], 6);
 
     let output = clean(folder.path(), &["--out", "again.jsonl", "--min-chars", "6", "--json"]);
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&told["documents"], &told["kept"]), (&json!(6), &json!(5)));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["documents"], &report["kept"]), (&json!(6), &json!(5)));
 }
 
 #[test]
-fn refusals_say_what_was_due() {
+fn refusals_name_what_was_expected() {
     let folder = folder_with(&["a"]);
     let check = |more: &str, words: &[&str]| {
         let output = clean(folder.path(), &more.split_whitespace().collect::<Vec<_>>());
@@ -98,7 +98,7 @@ fn refusals_say_what_was_due() {
     check("--out o --report in.jsonl", &["in.jsonl: already exists"]);
 }
 
-/// Says that a test was left out, also to whoever sums up all tests.
+/// Reports a skipped test, also in the file that the test report reads.
 #[expect(clippy::print_stdout, reason = "a skipped test must be seen")]
 fn skip(why: &str) {
     use std::io::Write as _;
@@ -110,7 +110,7 @@ fn skip(why: &str) {
 }
 
 #[test]
-fn a_full_disk_leaves_nothing() {
+fn full_disk_leaves_no_files() {
     let disk = match Mount::new("size=256k") {
         Ok(disk) => disk,
         Err(e) => return skip(&format!("a tmpfs could not be mounted, which takes root: {e}")),
@@ -129,6 +129,6 @@ fn a_full_disk_leaves_nothing() {
         assert_eq!(output.status.code(), Some(2), "{err}");
         assert!(words.iter().all(|word| err.contains(word)), "{err}");
         assert_eq!(names(folder.path()), ["in.jsonl"]);
-        assert_eq!(names(disk.path()), [""; 0], "left behind");
+        assert_eq!(names(disk.path()), [""; 0], "files remain");
     }
 }

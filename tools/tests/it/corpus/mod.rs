@@ -1,4 +1,4 @@
-//! What makes a corpus and its tokenizer.
+//! The commands that make a corpus and its tokenizer.
 
 mod clean;
 mod train;

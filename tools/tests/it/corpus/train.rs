@@ -1,4 +1,4 @@
-//! `feedline tokenizer train` as a user runs it.
+//! Runs `feedline tokenizer train` as a user does.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_option_is_taken() {
+fn every_option_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let line = json!({ "body": TEXT }).to_string() + "\n";
     fs::write(folder.path().join("in.jsonl"), line.repeat(9)).unwrap();

@@ -1,4 +1,4 @@
-//! `feedline doctor` that is told to stop: it leaves a place as it was, and says that it stopped.
+//! An interrupted `feedline doctor` leaves its target as it was, and reports the interruption.
 
 use crate::signals;
 use std::path::Path;
@@ -14,10 +14,10 @@ fn start(target: &str) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits until it has written something, and sends the signal; gives what came of it.
-fn interrupt(mut child: Child, signal: &str, has_begun: &dyn Fn() -> bool) -> Output {
+/// Waits for `has_started`, sends the signal, and returns the output.
+fn interrupt(mut child: Child, signal: &str, has_started: &dyn Fn() -> bool) -> Output {
     let until = Instant::now() + Duration::from_secs(60);
-    while !has_begun() && child.try_wait().unwrap().is_none() && Instant::now() < until {
+    while !has_started() && child.try_wait().unwrap().is_none() && Instant::now() < until {
         thread::sleep(Duration::from_micros(200));
     }
     signals::send(&child, signal);
@@ -27,7 +27,7 @@ fn interrupt(mut child: Child, signal: &str, has_begun: &dyn Fn() -> bool) -> Ou
 fn is_interrupted(output: &Output) -> bool {
     let err = String::from_utf8_lossy(&output.stderr);
     let is_it = output.status.code() == Some(2) && err.contains("error: interrupted");
-    // Too late is no failure, but to die of the signal is.
+    // A signal that comes too late is not a failure, but a death by the signal is.
     assert!(is_it || matches!(output.status.code(), Some(0 | 1)), "{:?}: {err}", output.status);
     assert!(!is_it || output.stdout.is_empty());
     is_it
@@ -38,9 +38,9 @@ fn is_empty(folder: &Path) -> bool {
 }
 
 #[test]
-fn a_folder_is_left_as_it_was() {
+fn interrupted_check_leaves_the_folder_unchanged() {
     for signal in ["-INT", "-TERM"] {
-        // On some file systems all is over before a signal can be sent.
+        // On some file systems the check ends before a signal can be sent.
         let is_seen = (0..50).any(|_| {
             let folder = tempfile::tempdir().unwrap();
             let child = start(folder.path().to_str().unwrap());
@@ -55,10 +55,10 @@ fn a_folder_is_left_as_it_was() {
 }
 
 #[test]
-fn a_bucket_is_left_as_it_was() {
+fn interrupted_check_leaves_the_bucket_unchanged() {
     for signal in ["-INT", "-TERM"] {
         let server = S3Server::start().unwrap();
-        // It is in the middle for long enough.
+        // The delay keeps the check running for long enough.
         server.inject(FaultRule::every(1, Fault::Delay(Duration::from_secs(1))).of("GET"));
         let child = start(&server.url("run"));
         let output = interrupt(child, signal, &|| server.object_count() > 0);
@@ -67,9 +67,9 @@ fn a_bucket_is_left_as_it_was() {
     }
 }
 
-/// A second signal, or a server that does not answer, and it ends all the same.
+/// A check that is stuck on a server that does not respond ends at a second signal.
 #[test]
-fn what_hangs_does_not_keep_it() {
+fn second_signal_ends_a_stuck_check() {
     let server = S3Server::start().unwrap();
     server.inject(FaultRule::every(1, Fault::Stall).of("GET"));
     let url = server.url("run") + "&stall=600s";
@@ -85,6 +85,6 @@ fn what_hangs_does_not_keep_it() {
             break;
         }
     }
-    // Of the second it dies, as it would have of the first without us.
+    // The second signal kills the process, as the first would without a handler.
     assert!(!child.wait().unwrap().success());
 }

@@ -1,5 +1,5 @@
-//! `feedline doctor` and `feedline stripe` as a user runs them, and what they make of machines and
-//! mounts that are not at hand.
+//! Runs `feedline doctor` and `feedline stripe` as a user does, and checks the findings for given
+//! machines, mounts and buckets.
 
 mod interrupted;
 mod services;
@@ -34,7 +34,7 @@ fn feedline(args: &[&str]) -> Said {
     }
 }
 
-/// Findings of a run by their names, without those of this machine, and how it exited.
+/// Exit code and findings of a run, without those of this machine.
 struct Told {
     code: i32,
     findings: Vec<Value>,
@@ -43,17 +43,17 @@ struct Told {
 fn doctor(args: &[&str]) -> Told {
     let mut all = vec!["doctor", "--json"];
     all.extend(args);
-    let said = feedline(&all);
-    let value: Value = serde_json::from_str(&said.out)
-        .unwrap_or_else(|error| panic!("{error}: {} {}", said.out, said.err));
+    let output = feedline(&all);
+    let value: Value = serde_json::from_str(&output.out)
+        .unwrap_or_else(|error| panic!("{error}: {} {}", output.out, output.err));
     let ours = |finding: &&Value| finding["place"] != "this machine";
     let findings: Vec<Value> =
         value["findings"].as_array().unwrap().iter().filter(ours).cloned().collect();
-    Told { code: said.code, findings }
+    Told { code: output.code, findings }
 }
 
 impl Told {
-    /// The severity and the text of what was looked at.
+    /// Severity and text of a check.
     fn of(&self, what: &str) -> (&str, &str) {
         let is_it = |finding: &&Value| finding["what"] == what;
         let found = self.findings.iter().find(is_it);
@@ -73,13 +73,13 @@ fn is_empty(folder: &Path) -> bool {
 }
 
 #[test]
-fn a_folder_is_tried_and_left_as_it_was() {
+fn folder_is_checked_and_left_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let report = doctor(&[folder.path().to_str().unwrap()]);
     let kind = MountInfo::of(folder.path()).unwrap().file_system;
     let is_known = ["ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"].contains(&kind.as_str());
     if !is_known {
-        eprintln!("SKIPPED: whether {kind} keeps what a disk does is not known");
+        eprintln!("SKIPPED: whether {kind} behaves like a disk is not known");
     }
     for what in ["new files", "new names", "locks", "direct IO", "clocks"] {
         let finding = report.of(what);
@@ -87,23 +87,23 @@ fn a_folder_is_tried_and_left_as_it_was() {
     }
     assert!(report.of("a durable file").1.contains("ms"));
     assert!(is_empty(folder.path()), "something is left");
-    // For a person the same, and in words.
-    let said = feedline(&["doctor", folder.path().to_str().unwrap(), "--for", "checkpoint"]);
-    assert!(said.out.contains(" checks: "), "{}", said.out);
-    assert!(!is_known || said.out.contains("fine    exclusive create"), "{}", said.out);
+    // The text has the same findings.
+    let output = feedline(&["doctor", folder.path().to_str().unwrap(), "--for", "checkpoint"]);
+    assert!(output.out.contains(" checks: "), "{}", output.out);
+    assert!(!is_known || output.out.contains("fine    exclusive create"), "{}", output.out);
 }
 
 /// Data is never written to, not even for a moment.
 #[test]
-fn data_is_looked_at_only() {
+fn data_folder_is_not_written_to() {
     let folder = tempfile::tempdir().unwrap();
     let before = std::fs::metadata(folder.path()).unwrap().modified().unwrap();
-    let told = doctor(&[folder.path().to_str().unwrap(), "--for", "data"]);
-    assert!(told.findings.iter().all(|finding| finding["what"] != "new files"));
+    let report = doctor(&[folder.path().to_str().unwrap(), "--for", "data"]);
+    assert!(report.findings.iter().all(|finding| finding["what"] != "new files"));
     assert_eq!(std::fs::metadata(folder.path()).unwrap().modified().unwrap(), before);
 }
 
-/// Files that killed runs left are counted, and the command that is named removes them.
+/// Unfinished files of killed runs are counted, and the command in the fix removes them.
 #[test]
 fn unfinished_files_are_counted() {
     let Some(dead) = dead() else { return };
@@ -114,15 +114,15 @@ fn unfinished_files_are_counted() {
 
     let temporary = folder.path().join(format!(".x.bin.tmp-{dead}"));
     std::fs::write(&temporary, vec![0; 3 << 20]).unwrap();
-    let told = doctor(&[path, "--for", "data"]);
-    let (severity, found) = told.of("unfinished files");
-    assert_eq!((told.code, severity), (0, "note"), "{found}");
+    let report = doctor(&[path, "--for", "data"]);
+    let (severity, found) = report.of("unfinished files");
+    assert_eq!((report.code, severity), (0, "note"), "{found}");
     assert!(found.contains("temporary files of dead processes: 1, 3 MiB in total,"), "{found}");
     assert!(found.contains(temporary.to_str().unwrap()), "{found}");
     let source = format!("{}/../tests/golden/legacy/tntidx_i32", env!("CARGO_MANIFEST_DIR"));
     let out = format!("{path}/out");
-    let said = feedline(&["convert", &source, &out]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    let output = feedline(&["convert", &source, &out]);
+    assert_eq!(output.code, 0, "{}", output.err);
     assert!(!temporary.exists());
     assert_eq!(doctor(&[path, "--for", "data"]).of("unfinished files"), none);
 
@@ -130,8 +130,8 @@ fn unfinished_files_are_counted() {
     let draft = folder.path().join("below/.y.bin.draft");
     std::fs::create_dir(draft.parent().unwrap()).unwrap();
     std::fs::write(draft, vec![0; 2 << 20]).unwrap();
-    let told = doctor(&[path, "--for", "data"]);
-    let found = told.of("unfinished files").1;
+    let report = doctor(&[path, "--for", "data"]);
+    let found = report.of("unfinished files").1;
     assert!(found.starts_with("drafts") && found.contains(": 1, 2 MiB in total,"), "{found}");
 
     // A killed run that lacks only its manifest.
@@ -142,142 +142,142 @@ fn unfinished_files_are_counted() {
     std::fs::remove_dir_all(folder.path().join("below")).unwrap();
     std::fs::remove_file(format!("{out}.manifest.json")).unwrap();
     std::fs::write(folder.path().join(".out.writing-0"), record).unwrap();
-    let told = doctor(&[path, "--for", "data"]);
-    let found = told.of("unfinished files").1;
+    let report = doctor(&[path, "--for", "data"]);
+    let found = report.of("unfinished files").1;
     assert!(found.starts_with("outputs of killed runs without a manifest"), "{found}");
-    let said = feedline(&["convert", &source, &out]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    let output = feedline(&["convert", &source, &out]);
+    assert_eq!(output.code, 0, "{}", output.err);
     assert_eq!(doctor(&[path, "--for", "data"]).of("unfinished files"), none);
 }
 
 #[test]
-fn a_memory_file_system_is_none_for_checkpoints() {
+fn tmpfs_is_not_for_checkpoints() {
     let Ok(mount) = Mount::new("size=8m") else {
         return eprintln!("SKIPPED: no right to mount");
     };
     let path = mount.path().to_str().unwrap();
-    let told = doctor(&[path, "--for", "checkpoint"]);
-    assert_eq!((told.code, told.of("place").0), (1, "hurts"));
+    let report = doctor(&[path, "--for", "checkpoint"]);
+    assert_eq!((report.code, report.of("place").0), (1, "hurts"));
     assert!(is_empty(mount.path()));
     assert!(!doctor(&[path, "--for", "data"]).worst().contains(&"place"));
 
     mount.remount("ro").unwrap();
-    let told = doctor(&[path, "--for", "checkpoint"]);
-    assert_eq!((told.code, told.of("writing").0), (1, "breaks"));
+    let report = doctor(&[path, "--for", "checkpoint"]);
+    assert_eq!((report.code, report.of("writing").0), (1, "breaks"));
     assert_eq!(doctor(&[path]).of("writing").0, "hurts");
     assert_eq!(doctor(&[path, "--for", "data"]).of("writing").0, "fine");
 }
 
 #[test]
-fn a_full_file_system_is_told() {
+fn full_file_system_is_reported() {
     let Ok(mount) = Mount::new("size=1m,nr_inodes=40") else {
         return eprintln!("SKIPPED: no right to mount");
     };
     let filler = std::fs::write(mount.path().join("filler"), vec![7; 2 << 20]);
     assert!(filler.is_err(), "the file system has more room than it was given");
-    let told = doctor(&[mount.path().to_str().unwrap(), "--for", "checkpoint"]);
-    assert_eq!((told.code, told.of("space").0), (1, "breaks"));
-    assert_eq!(told.of("inodes").0, "hurts");
+    let report = doctor(&[mount.path().to_str().unwrap(), "--for", "checkpoint"]);
+    assert_eq!((report.code, report.of("space").0), (1, "breaks"));
+    assert_eq!(report.of("inodes").0, "hurts");
     assert_eq!(std::fs::read_dir(mount.path()).unwrap().count(), 1, "something is left");
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn missing_folder_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("mnt/lustre");
-    let told = doctor(&[missing.to_str().unwrap()]);
-    assert_eq!((told.code, told.of("place").0), (1, "breaks"));
-    assert!(told.of("place").1.contains(folder.path().to_str().unwrap()));
+    let report = doctor(&[missing.to_str().unwrap()]);
+    assert_eq!((report.code, report.of("place").0), (1, "breaks"));
+    assert!(report.of("place").1.contains(folder.path().to_str().unwrap()));
     assert!(is_empty(folder.path()));
 }
 
-/// A target that does not answer is named with the step at which it hangs, when its time is up.
+/// A target that does not respond is reported with the step that is stuck, after the timeout.
 #[test]
-fn what_hangs_is_named() {
+fn stuck_step_is_named() {
     let frozen = match fuse::Frozen::mount() {
         Ok(frozen) => frozen,
         Err(why) => return eprintln!("SKIPPED: no FUSE file system can be mounted here: {why}"),
     };
     let path = frozen.folder.to_str().unwrap();
-    // One that is under way when it goes deaf hangs at a later step.
+    // A check that runs when the server stops responding is stuck at a later step.
     let is_first = |found: &Value| found.as_str().is_some_and(|it| it.contains("find the mount"));
-    let hangs = |told: &Told| {
-        let mut all = told.findings.iter();
+    let hangs = |report: &Told| {
+        let mut all = report.findings.iter();
         all.any(|finding| finding["what"] == "answers" && is_first(&finding["found"]))
     };
-    let told = thread::scope(|scope| {
-        // It may have to wait for its last request until all is healed.
+    let report = thread::scope(|scope| {
+        // This may wait for its last request until the server is healed.
         scope.spawn(|| frozen.deafen());
-        let told = (0..20).map(|_| doctor(&[path, "--timeout", "1s"])).find(hangs);
+        let report = (0..20).map(|_| doctor(&[path, "--timeout", "1s"])).find(hangs);
         frozen.heal();
-        told.expect("the server went on answering")
+        report.expect("the server still answered")
     });
-    let (severity, found) = told.of("answers");
-    assert_eq!((told.code, severity), (1, "breaks"));
+    let (severity, found) = report.of("answers");
+    assert_eq!((report.code, severity), (1, "breaks"));
     assert!(found.contains("not done after 1 s"), "{found}");
 
     let server = S3Server::start().unwrap();
     server.inject(FaultRule::every(1, Fault::Stall).of("GET"));
     let url = server.url("run") + "&stall=600s";
-    let told = doctor(&[&url, "--timeout", "3s"]);
-    let (severity, found) = told.of("answers");
-    assert_eq!((told.code, severity), (1, "breaks"));
+    let report = doctor(&[&url, "--timeout", "3s"]);
+    let (severity, found) = report.of("answers");
+    assert_eq!((report.code, severity), (1, "breaks"));
     assert!(found.contains("stuck at: list"), "{found}");
 }
 
 #[test]
-fn a_bucket_is_tried_and_left_as_it_was() {
+fn bucket_is_checked_and_left_unchanged() {
     let server = S3Server::start().unwrap();
-    let told = doctor(&[&server.url("run")]);
+    let report = doctor(&[&server.url("run")]);
     for what in ["list", "put", "get", "get a range", "delete", "If-None-Match", "clocks"] {
-        assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+        assert_eq!(report.of(what).0, "fine", "{:?}", report.of(what));
     }
-    assert_eq!(told.worst(), [""; 0], "{:#?}", told.findings);
+    assert_eq!(report.worst(), [""; 0], "{:#?}", report.findings);
     assert_eq!((server.object_count(), server.upload_count()), (0, 0));
 
     server.keep(Conditions::OfSinglePuts);
-    let told = doctor(&[&server.url("run")]);
-    assert_eq!(told.of("If-None-Match of parts").0, "note");
+    let report = doctor(&[&server.url("run")]);
+    assert_eq!(report.of("If-None-Match of parts").0, "note");
     server.keep(Conditions::Ignored);
-    let told = doctor(&[&server.url("run")]);
-    assert_eq!((told.code, told.of("If-None-Match").0), (1, "breaks"));
+    let report = doctor(&[&server.url("run")]);
+    assert_eq!((report.code, report.of("If-None-Match").0), (1, "breaks"));
     assert_eq!((server.object_count(), server.upload_count()), (0, 0));
 }
 
 #[test]
-fn what_a_bucket_refuses_is_told() {
+fn missing_permissions_of_a_bucket_are_reported() {
     let server = S3Server::start().unwrap();
     server.inject(FaultRule::every(1, Fault::Denied).of("PUT"));
-    let told = doctor(&[&server.url("run")]);
-    assert_eq!((told.code, told.worst()), (1, vec!["put"]));
-    assert!(told.of("put").1.contains("access denied"), "{}", told.of("put").1);
+    let report = doctor(&[&server.url("run")]);
+    assert_eq!((report.code, report.worst()), (1, vec!["put"]));
+    assert!(report.of("put").1.contains("access denied"), "{}", report.of("put").1);
     let secret = server.secret();
-    assert!(told.findings.iter().all(|finding| !finding.to_string().contains(secret)));
+    assert!(report.findings.iter().all(|finding| !finding.to_string().contains(secret)));
 
     server.heal();
-    // To data nothing is written.
+    // A bucket for data is not written to.
     server.inject(FaultRule::every(1, Fault::Denied).of("PUT"));
-    let told = doctor(&[&server.url("run"), "--for", "data"]);
-    assert_eq!((told.worst(), server.fault_count()), (vec![], 1));
+    let report = doctor(&[&server.url("run"), "--for", "data"]);
+    assert_eq!((report.worst(), server.fault_count()), (vec![], 1));
 
     server.heal();
     server.inject(FaultRule::every(1, Fault::Denied).of("DELETE"));
     assert!(doctor(&[&server.url("run")]).worst().contains(&"delete"));
     server.heal();
-    let told = doctor(&[&server.url_of("nobodys", "run")]);
-    assert!(told.of("list").1.contains("no such bucket"), "{:?}", told.of("list"));
+    let report = doctor(&[&server.url_of("nobodys", "run")]);
+    assert!(report.of("list").1.contains("no such bucket"), "{:?}", report.of("list"));
 }
 
 #[test]
-fn clocks_that_differ_are_told() {
+fn clock_differences_are_reported() {
     let server = S3Server::start().unwrap();
     for (ahead_s, severity, word) in
         [(120, "note", "ahead of"), (-120, "note", "behind"), (4000, "breaks", "ahead of")]
     {
         server.heal();
         server.inject(FaultRule::every(1, Fault::Clock(ahead_s)));
-        let told = doctor(&[&server.url("run")]);
-        let (found, text) = told.of("clocks");
+        let report = doctor(&[&server.url("run")]);
+        let (found, text) = report.of("clocks");
         assert!(found == severity && text.contains(word), "{ahead_s}: {found}: {text}");
     }
 }
@@ -317,7 +317,8 @@ const TOKENIZER: &str = r#"{
     }
 }"#;
 
-/// A tokenizer is good if a run opens it: a folder of its files too, and not any file of its name.
+/// A tokenizer is valid if a run opens it: also a folder of its files, but not every file of its
+/// name.
 #[test]
 fn a_tokenizer_is_opened_as_a_run_opens_it() {
     let lab = tempfile::tempdir().unwrap();
@@ -332,50 +333,54 @@ fn a_tokenizer_is_opened_as_a_run_opens_it() {
         let spec = format!("hf:{}", folder.display());
         let opens = feed::open_tokenizer(&spec).is_ok();
         assert_eq!(opens, severity == "fine", "{spec}");
-        let told = doctor(&[&config, "--set", &format!("data.tokenizer={spec}")]);
-        assert_eq!(told.of("hf").0, severity, "{spec}: {}", told.of("hf").1);
+        let report = doctor(&[&config, "--set", &format!("data.tokenizer={spec}")]);
+        assert_eq!(report.of("hf").0, severity, "{spec}: {}", report.of("hf").1);
     }
 }
 
 #[test]
-fn all_that_a_config_names_is_looked_at() {
+fn everything_in_a_config_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let corpus = folder.path().join("corpus");
     let (name, corpus) = (corpus.display().to_string(), |end| corpus.with_extension(end));
     let small = config(folder.path(), &name, 64);
-    let told = doctor(&[&small]);
-    assert_eq!(told.code, 1);
-    assert_eq!(told.of("dataset").0, "breaks");
-    assert_eq!(told.of("hf").0, "breaks");
+    let report = doctor(&[&small]);
+    assert_eq!(report.code, 1);
+    assert_eq!(report.of("dataset").0, "breaks");
+    assert_eq!(report.of("hf").0, "breaks");
 
     std::fs::write(corpus("bin"), vec![7; 1 << 20]).unwrap();
     std::fs::write(corpus("idx"), b"an index").unwrap();
     std::fs::write(folder.path().join("tokenizer.json"), TOKENIZER).unwrap();
-    let told = doctor(&[&small]);
-    assert_eq!(told.of("dataset"), ("fine", "1 MiB of tokens"));
-    assert_eq!(told.of("hf").0, "fine");
-    // 64 x 1000 words, 64 x 16 places and the layers, 12 bytes each.
-    assert_eq!(told.of("room").0, "fine", "{:?}", told.of("room"));
-    assert!(told.of("room").1.contains("165120 parameters takes 1.9 MiB"), "{:?}", told.of("room"));
+    let report = doctor(&[&small]);
+    assert_eq!(report.of("dataset"), ("fine", "1 MiB of tokens"));
+    assert_eq!(report.of("hf").0, "fine");
+    // 64 x 1000 words, 64 x 16 positions and the layers, 12 bytes each.
+    assert_eq!(report.of("room").0, "fine", "{:?}", report.of("room"));
+    assert!(
+        report.of("room").1.contains("165120 parameters takes 1.9 MiB"),
+        "{:?}",
+        report.of("room")
+    );
 
     // A model whose checkpoints no disk of this machine holds.
     let huge = doctor(&[&config(folder.path(), &name, 131_072), "--set", "model.layers=1000"]);
     assert_eq!((huge.code, huge.of("room").0), (1, "breaks"));
-    // Neither logs nor the order of the samples can be written there, by root either.
+    // Neither logs nor the sample order can be written there, not even by root.
     let (ckpt, other) = (folder.path().join("ckpt"), "/sys/kernel/feedline");
     let sets = [
         format!("checkpoint.dir={}", ckpt.display()),
         format!("run.dir={other}/run"),
         format!("data.cache_dir={other}/cache"),
     ];
-    let told = doctor(&[&small, "--set", &sets[0], "--set", &sets[1], "--set", &sets[2]]);
-    assert_eq!((told.code, told.of("index cache").0), (1, "hurts"));
+    let report = doctor(&[&small, "--set", &sets[0], "--set", &sets[1], "--set", &sets[2]]);
+    assert_eq!((report.code, report.of("index cache").0), (1, "hurts"));
     let of_run = |finding: &&Value| finding["place"] == format!("{other}/run");
-    let of_run: Vec<_> = told.findings.iter().filter(of_run).collect();
+    let of_run: Vec<_> = report.findings.iter().filter(of_run).collect();
     assert!(of_run.iter().any(|f| f["severity"] == "breaks"), "{of_run:#?}");
-    assert!(told.findings.iter().any(|f| f["place"] == ckpt.to_str().unwrap()));
-    let told = doctor(&[&small]);
-    assert_eq!(told.of("index cache").0, "fine", "{:?}", told.of("index cache"));
+    assert!(report.findings.iter().any(|f| f["place"] == ckpt.to_str().unwrap()));
+    let report = doctor(&[&small]);
+    assert_eq!(report.of("index cache").0, "fine", "{:?}", report.of("index cache"));
     let mut left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
     left.retain(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with('.'));
     assert!(left.is_empty(), "{left:?}");
@@ -394,7 +399,7 @@ fn severity(all: &[Finding], what: &str) -> Option<Severity> {
 fn mounts_are_judged_by_kind_and_options() {
     use Purpose::{Both, Checkpoint, Data};
     use Severity::{Breaks, Fine, Hurts, Note};
-    for (kind, options, purpose, what, due) in [
+    for (kind, options, purpose, what, expected) in [
         ("lustre", "rw,flock", Both, "locks", None),
         ("lustre", "rw,localflock", Both, "locks", Some(Hurts)),
         ("lustre", "rw,noflock", Both, "locks", Some(Note)),
@@ -437,9 +442,10 @@ fn mounts_are_judged_by_kind_and_options() {
             ..MountInfo::default()
         };
         let all = of_mount("/a", &facts, purpose);
-        assert_eq!(severity(&all, what), due, "{kind} {options} {purpose:?}: {all:#?}");
-        let told = |f: &Finding| f.severity < Hurts || (f.cost.is_some() && f.fix.is_some());
-        assert!(all.iter().all(told), "a finding without its cost or what mends it: {all:#?}");
+        assert_eq!(severity(&all, what), expected, "{kind} {options} {purpose:?}: {all:#?}");
+        let is_explained =
+            |f: &Finding| f.severity < Hurts || (f.cost.is_some() && f.fix.is_some());
+        assert!(all.iter().all(is_explained), "a finding without its cost or its fix: {all:#?}");
     }
     let facts = |free: u64, files: u64, kib| MountInfo {
         total_bytes: Some(1000),
@@ -460,7 +466,7 @@ fn mounts_are_judged_by_kind_and_options() {
 }
 
 #[test]
-fn machines_are_judged_by_what_they_allow() {
+fn machines_are_judged_by_their_limits() {
     let good = HostInfo {
         clock_is_kept: Some(true),
         memlock_bytes: Some(64 << 20),
@@ -487,7 +493,7 @@ fn machines_are_judged_by_what_they_allow() {
 }
 
 #[test]
-fn buckets_are_judged_by_what_they_promise() {
+fn buckets_are_judged_by_their_guarantees() {
     let facts = BucketInfo {
         conditional_put: Some(true),
         conditional_complete: Some(false),
@@ -507,8 +513,8 @@ fn buckets_are_judged_by_what_they_promise() {
 }
 
 #[test]
-fn stripes_are_recommended_and_refused_where_there_are_none() {
-    let said = feedline(&[
+fn stripes_are_recommended_and_refused_without_lustre() {
+    let output = feedline(&[
         "stripe",
         "recommend",
         "--bytes",
@@ -520,9 +526,13 @@ fn stripes_are_recommended_and_refused_where_there_are_none() {
         "--targets",
         "32",
     ]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    assert!(said.out.contains("8 stripes of 1 MiB"), "{}", said.out);
-    assert!(said.out.contains("feedline stripe set FOLDER --count 8 --size 1MiB"), "{}", said.out);
+    assert_eq!(output.code, 0, "{}", output.err);
+    assert!(output.out.contains("8 stripes of 1 MiB"), "{}", output.out);
+    assert!(
+        output.out.contains("feedline stripe set FOLDER --count 8 --size 1MiB"),
+        "{}",
+        output.out
+    );
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let new = format!("{path}/new");
@@ -532,11 +542,11 @@ fn stripes_are_recommended_and_refused_where_there_are_none() {
         &["stripe", "set", &new, "--count", "all", "--size", "4MiB"],
         &["stripe", "set", path, "--part", "1GiB:1:1MiB", "--part", "end:all:4MiB"],
     ] {
-        let said = feedline(args);
-        assert_eq!(said.code, 2, "{args:?}: {}", said.out);
-        assert!(said.err.contains("only Lustre has stripes"), "{args:?}: {}", said.err);
+        let output = feedline(args);
+        assert_eq!(output.code, 2, "{args:?}: {}", output.out);
+        assert!(output.err.contains("only Lustre has stripes"), "{args:?}: {}", output.err);
     }
-    for (args, due) in [
+    for (args, expected) in [
         (&["stripe", "set", path] as &[&str], "expected --count, --size, --pool or --part"),
         (&["stripe", "set", path, "--size", "1000B"], "64 KiB"),
         (
@@ -546,14 +556,14 @@ fn stripes_are_recommended_and_refused_where_there_are_none() {
         (&["stripe", "set", path, "--part", "1GiB"], "END:COUNT:SIZE"),
         (&["stripe", "set", path, "--count", "some"], "or all"),
     ] {
-        let said = feedline(args);
-        assert_eq!(said.code, 2, "{args:?}: {}", said.out);
-        assert!(said.err.contains(due), "{args:?}: {}", said.err);
+        let output = feedline(args);
+        assert_eq!(output.code, 2, "{args:?}: {}", output.out);
+        assert!(output.err.contains(expected), "{args:?}: {}", output.err);
     }
     assert!(is_empty(folder.path()));
 }
 
-/// A state of one rank in a folder of its own, as a run leaves it.
+/// The state of one rank in a separate folder, as a run leaves it.
 fn state(folder: &Path, name: &str, owner: &str) -> Offload {
     let layout = offload::bench::layout(5000).unwrap();
     let store = storage::open_url(folder.to_str().unwrap()).unwrap();
@@ -566,7 +576,7 @@ fn state(folder: &Path, name: &str, owner: &str) -> Offload {
 }
 
 #[test]
-fn what_ranks_left_is_found_and_removed() {
+fn orphaned_state_is_listed_and_removed() {
     let lab = tempfile::tempdir().unwrap();
     let folder = lab.path().join("nvme");
     let held = state(&folder, "rank-00000", "/run/ckpt");
@@ -576,9 +586,9 @@ fn what_ranks_left_is_found_and_removed() {
     std::fs::create_dir(folder.join("mine")).unwrap();
     let place = folder.to_str().unwrap();
     let left = |more: &[&str]| -> Value {
-        let said = feedline(&[&["offload", "ls", place, "--json"], more].concat());
-        assert_eq!(said.code, 0, "{}", said.err);
-        serde_json::from_str(&said.out).unwrap()
+        let output = feedline(&[&["offload", "ls", place, "--json"], more].concat());
+        assert_eq!(output.code, 0, "{}", output.err);
+        serde_json::from_str(&output.out).unwrap()
     };
     let names = || {
         let entries = std::fs::read_dir(&folder).unwrap();
@@ -587,34 +597,34 @@ fn what_ranks_left_is_found_and_removed() {
         names.sort();
         names
     };
-    let told = left(&[]);
-    let open: Vec<bool> = told["states"]
+    let report = left(&[]);
+    let open: Vec<bool> = report["states"]
         .as_array()
         .unwrap()
         .iter()
         .map(|state| state["is_open"].as_bool().unwrap())
         .collect();
-    assert_eq!(open, [true, false, false], "{told}");
-    assert_eq!(told["states"][2]["owner"], "/other");
+    assert_eq!(open, [true, false, false], "{report}");
+    assert_eq!(report["states"][2]["owner"], "/other");
     // Both have 60,000 bytes and more.
-    assert!(told["left_bytes"].as_u64().unwrap() > 120_000, "{told}");
+    assert!(report["left_bytes"].as_u64().unwrap() > 120_000, "{report}");
     assert_eq!(names(), ["mine", "rank-00000", "rank-00001", "rank-00002"]);
 
     let config = config(lab.path(), "corpus", 64);
     let set = format!("optim.offload=nvme:{place}");
-    let told = doctor(&[&config, "--set", &set]);
-    let (severity, found) = told.of("states");
+    let report = doctor(&[&config, "--set", &set]);
+    let (severity, found) = report.of("states");
     assert!(severity == "note" && found.contains("orphaned optimizer state of 2 ranks"), "{found}");
     let is_room = |of: &&Value| of["what"] == "room" && of["place"] == place;
-    let room = told.findings.iter().find(is_room).unwrap();
+    let room = report.findings.iter().find(is_room).unwrap();
     assert_eq!(room["severity"], "fine", "{room}");
 
-    let removed = |told: Value| told["removed"].as_array().unwrap().len();
+    let removed = |report: Value| report["removed"].as_array().unwrap().len();
     assert_eq!(removed(left(&["--remove", "/nobody"])), 0);
     assert_eq!(removed(left(&["--remove", "/run/ckpt"])), 1);
     assert_eq!(names(), ["mine", "rank-00000", "rank-00002"]);
     drop(held);
-    let said = feedline(&["offload", "ls", place, "--remove", "/run/ckpt"]);
-    assert!(said.out.contains("removed") && said.out.contains("orphaned"), "{}", said.out);
+    let output = feedline(&["offload", "ls", place, "--remove", "/run/ckpt"]);
+    assert!(output.out.contains("removed") && output.out.contains("orphaned"), "{}", output.out);
     assert_eq!(names(), ["mine", "rank-00002"]);
 }

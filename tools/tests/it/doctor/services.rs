@@ -1,7 +1,7 @@
 //! `feedline doctor`, and what `feedline bench` refuses, on a real Ceph and a real NFS.
 //!
-//! `scripts/services/ceph-test` and `nfs-test` bring them up and set the variables; a test without
-//! its variable says so and ends.
+//! `scripts/services/ceph-test` and `nfs-test` start them and set the variables; a test without its
+//! variable is skipped with a message.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ const S3: &str = "FEEDLINE_TEST_S3_URL";
 /// A file with the key of a user who has no right to the bucket.
 const STRANGER: &str = "FEEDLINE_TEST_S3_STRANGER";
 
-/// What a variable says, or why the test is left out.
+/// Value of a variable, or why the test is skipped.
 fn service(variable: &str) -> Result<String, String> {
     let place = std::env::var(variable).ok().filter(|place| !place.is_empty());
     place.ok_or_else(|| {
@@ -29,15 +29,15 @@ fn feedline(args: &[&str]) -> Output {
     command.args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What a doctor found: how it exited, and the severity and text of each thing.
+/// Exit code and findings of a doctor run.
 struct Told(i32, Vec<Value>);
 
 impl Told {
     fn new(output: &Output) -> Self {
-        let told: Value = serde_json::from_slice(&output.stdout)
+        let report: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
         let code = output.status.code().expect("no signal ends it");
-        Told(code, told["findings"].as_array().unwrap().clone())
+        Told(code, report["findings"].as_array().unwrap().clone())
     }
 
     fn of(&self, what: &str) -> (&str, &str) {
@@ -67,22 +67,22 @@ fn services_doctor_on_cephfs() {
     };
     let folder = tempfile::tempdir_in(&mount).unwrap();
     let name = folder.path().to_str().unwrap();
-    let told = doctor(&[name, "--for", "checkpoint"]);
-    let (severity, found) = told.of("file system");
+    let report = doctor(&[name, "--for", "checkpoint"]);
+    let (severity, found) = report.of("file system");
     assert!(severity == "fine" && found.contains("fuse.ceph-fuse at "), "{found}");
-    // It costs, and that is said with what to do about it.
-    let (severity, found) = told.of("client");
-    assert_eq!((told.0, severity, found), (1, "hurts", "CephFS through ceph-fuse"));
+    // The finding has its cost and its fix.
+    let (severity, found) = report.of("client");
+    assert_eq!((report.0, severity, found), (1, "hurts", "CephFS through ceph-fuse"));
     for what in ["new files", "locks", "direct IO", "space"] {
-        assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+        assert_eq!(report.of(what).0, "fine", "{:?}", report.of(what));
     }
-    assert!(["fine", "note", "hurts"].contains(&told.of("a durable file").0));
-    // It has no limit on files, and says so by a number below 0.
-    assert!(told.1.iter().all(|finding| finding["what"] != "inodes"), "{:#?}", told.1);
+    assert!(["fine", "note", "hurts"].contains(&report.of("a durable file").0));
+    // It has no limit on files, and reports that as a number below 0.
+    assert!(report.1.iter().all(|finding| finding["what"] != "inodes"), "{:#?}", report.1);
     assert!(is_empty(folder.path()), "something is left");
-    // Data is looked at only.
-    let told = doctor(&[name, "--for", "data"]);
-    assert!(told.1.iter().all(|finding| finding["what"] != "new files"));
+    // A folder for data is not written to.
+    let report = doctor(&[name, "--for", "data"]);
+    assert!(report.1.iter().all(|finding| finding["what"] != "new files"));
 }
 
 #[test]
@@ -94,17 +94,17 @@ fn services_doctor_without_permission_on_cephfs() {
     let folder = tempfile::tempdir_in(&mount).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     command.args(["doctor", "--json", folder.path().to_str().unwrap(), "--for", "checkpoint"]);
-    // Nobody in particular, to whom root's mount is closed, and if not the mount, its folder.
+    // An unprivileged user, who has no access to root's mount, or at least not to its folder.
     let command = command.uid(65_534).gid(65_534).stdin(Stdio::null());
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => return eprintln!("SKIPPED: as another user: {error}"),
     };
-    let told = Told::new(&output);
+    let report = Told::new(&output);
     let breaks = |f: &&Value| f["severity"] == "breaks";
-    let said: Vec<_> = told.1.iter().filter(breaks).map(|f| f["found"].to_string()).collect();
-    assert_eq!(told.0, 1);
-    assert!(said.iter().any(|found| found.to_lowercase().contains("permission")), "{said:?}");
+    let texts: Vec<_> = report.1.iter().filter(breaks).map(|f| f["found"].to_string()).collect();
+    assert_eq!(report.0, 1);
+    assert!(texts.iter().any(|found| found.to_lowercase().contains("permission")), "{texts:?}");
 }
 
 #[test]
@@ -113,22 +113,22 @@ fn services_doctor_on_rgw() {
         Ok(url) => url,
         Err(why) => return eprintln!("{why}"),
     };
-    let told = doctor(&[&url]);
+    let report = doctor(&[&url]);
     for what in ["list", "put", "get", "get a range", "delete", "If-None-Match", "clocks"] {
-        assert_eq!(told.of(what).0, "fine", "{:?}", told.of(what));
+        assert_eq!(report.of(what).0, "fine", "{:?}", report.of(what));
     }
-    // What this server lets pass in silence.
-    assert_eq!(told.of("If-None-Match of parts").0, "note");
-    assert_eq!(told.of("checksums").0, "note");
-    assert_eq!(told.of("life cycle").0, "note");
-    assert_eq!(told.0, 0, "{:#?}", told.1);
+    // Findings of what this server ignores without an error.
+    assert_eq!(report.of("If-None-Match of parts").0, "note");
+    assert_eq!(report.of("checksums").0, "note");
+    assert_eq!(report.of("life cycle").0, "note");
+    assert_eq!(report.0, 0, "{:#?}", report.1);
     let store = storage::open_url(&url).unwrap();
     let names = store.list_names(&Key::root()).unwrap();
     assert!(names.iter().all(|name| !name.contains("doctor")), "{names:?}");
 }
 
-/// With a key that the server does not know, and with one that has no right here: each its own
-/// words, from the doctor and from a benchmark, and no secret in them.
+/// An unknown key, and a key without permission: doctor and benchmark report each of them in other
+/// words, without a secret.
 #[test]
 fn services_bad_credentials_on_rgw() {
     let (url, stranger) = match (service(S3), service(STRANGER)) {
@@ -140,21 +140,23 @@ fn services_bad_credentials_on_rgw() {
     let secret = "notthesecretofanybody";
     let text = format!("[default]\naws_access_key_id = nobody\naws_secret_access_key = {secret}\n");
     std::fs::write(&unknown, text).unwrap();
-    for (credentials, due) in [(unknown.to_str().unwrap(), "key"), (&stranger, "access denied")] {
+    for (credentials, expected) in
+        [(unknown.to_str().unwrap(), "key"), (&stranger, "access denied")]
+    {
         let url = format!("{url}&credentials={credentials}");
-        let told = doctor(&[&url]);
-        let (severity, found) = told.of("list");
-        assert_eq!((told.0, severity), (1, "breaks"), "{found}");
-        assert!(found.contains(due), "no {due:?} in {found}");
+        let report = doctor(&[&url]);
+        let (severity, found) = report.of("list");
+        assert_eq!((report.0, severity), (1, "breaks"), "{found}");
+        assert!(found.contains(expected), "no {expected:?} in {found}");
         let output = feedline(&["bench", &url, "--rounds=1", "--bytes=16MiB", "--patterns=stream"]);
         let err = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{err}");
-        assert!(err.contains(due), "no {due:?} in {err}");
-        assert!(!err.contains(secret) && !told.1.iter().any(|f| f.to_string().contains(secret)));
+        assert!(err.contains(expected), "no {expected:?} in {err}");
+        assert!(!err.contains(secret) && !report.1.iter().any(|f| f.to_string().contains(secret)));
     }
 }
 
-/// Each of its mounts, by what it was mounted with.
+/// Each of its mounts, with the findings of its options.
 #[test]
 fn services_nfs_doctor() {
     let nfs = match Nfs::here() {
@@ -163,21 +165,25 @@ fn services_nfs_doctor() {
     };
     for mount in [nfs.hard(), nfs.three(), nfs.soft()] {
         let folder = nfs.folder_on(&mount);
-        let told = doctor(&[folder.path().to_str().unwrap(), "--for", "checkpoint"]);
-        let (severity, found) = told.of("file system");
-        let due = format!("nfs at {}, from ", mount.display());
-        assert!(severity == "fine" && found.starts_with(&due), "{found}");
+        let report = doctor(&[folder.path().to_str().unwrap(), "--for", "checkpoint"]);
+        let (severity, found) = report.of("file system");
+        let expected = format!("nfs at {}, from ", mount.display());
+        assert!(severity == "fine" && found.starts_with(&expected), "{found}");
         let is = |what: &str, severity: &str, part: &str| {
-            let (told, found) = told.of(what);
-            assert!(told == severity && found.contains(part), "{what}: {told} {found}");
+            let (actual, found) = report.of(what);
+            assert!(actual == severity && found.contains(part), "{what}: {actual} {found}");
         };
         is("connections", "hurts", "one TCP connection");
-        assert_eq!(told.finding("connections")["fix"], "mount -o vers=4.2,nconnect=8");
+        assert_eq!(report.finding("connections")["fix"], "mount -o vers=4.2,nconnect=8");
         is("new files", "fine", "");
         is("new names", "fine", "by hard links");
         is("direct IO", "fine", "alignment of offsets 512 bytes, of memory not reported");
         for what in ["a durable file", "clocks", "space", "inodes", "request size"] {
-            assert!(["fine", "note", "hurts"].contains(&told.of(what).0), "{:?}", told.of(what));
+            assert!(
+                ["fine", "note", "hurts"].contains(&report.of(what).0),
+                "{:?}",
+                report.of(what)
+            );
         }
         if mount == nfs.hard() {
             is("locks", "fine", "a second lock is refused");
@@ -186,17 +192,18 @@ fn services_nfs_doctor() {
             is("locks", "hurts", "local_lock=all: locks hold on this node only");
         }
         let is_soft = mount == nfs.soft();
-        assert_eq!(told.1.iter().any(|finding| finding["what"] == "errors"), is_soft);
+        assert_eq!(report.1.iter().any(|finding| finding["what"] == "errors"), is_soft);
         if is_soft {
             is("errors", "hurts", "mounted soft");
-            assert!(told.finding("errors")["fix"].as_str().unwrap().contains("-o hard"));
+            assert!(report.finding("errors")["fix"].as_str().unwrap().contains("-o hard"));
         }
-        assert_eq!(told.0, 1);
+        assert_eq!(report.0, 1);
         assert!(is_empty(folder.path()), "something is left on {}", mount.display());
     }
 }
 
-/// While its server is cut off both say so in time, and all is well when it is back.
+/// While the server is cut off, doctor and benchmark report that in time; when it is back, the
+/// folder is fine.
 #[test]
 fn services_nfs_that_hangs() {
     let nfs = match Nfs::here() {
@@ -207,18 +214,18 @@ fn services_nfs_that_hangs() {
     let folder = nfs.folder_on(&mount);
     let name = folder.path().to_str().unwrap();
     nfs.server("hang");
-    let told = doctor(&[name, "--for", "checkpoint", "--timeout", "2s"]);
+    let report = doctor(&[name, "--for", "checkpoint", "--timeout", "2s"]);
     let output =
         feedline(&["bench", name, "--timeout=2", "--bytes=16MiB", "--rounds=1", "--no-fio"]);
     nfs.server("answer");
-    let (severity, found) = told.of("answers");
-    assert_eq!((told.0, severity), (1, "breaks"), "{found}");
+    let (severity, found) = report.of("answers");
+    assert_eq!((report.0, severity), (1, "breaks"), "{found}");
     assert!(found.contains("not done after 2 s"), "{found}");
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(err.contains(": not finished after 2 s"), "{err}");
-    let told = doctor(&[name, "--for", "checkpoint", "--timeout", "60s"]);
-    assert_eq!(told.of("new files").0, "fine");
+    let report = doctor(&[name, "--for", "checkpoint", "--timeout", "60s"]);
+    assert_eq!(report.of("new files").0, "fine");
     assert!(is_empty(folder.path()), "something is left");
 }
 
@@ -253,7 +260,7 @@ fn services_nfs_bench() {
     assert_eq!(target["witness"], "kernel");
     for of in target["patterns"].as_array().unwrap() {
         assert!(of["estimate"]["median"].as_f64().unwrap() > 0.0, "{of}");
-        // What goes around the page cache is moved once.
+        // With direct I/O, bytes are moved once.
         if of["pattern"] == "stream" || of["pattern"] == "save" {
             let moved = of["moved_per_delivered"].as_f64().unwrap();
             assert!((0.95..1.2).contains(&moved) && of["flag"].is_null(), "{of}");

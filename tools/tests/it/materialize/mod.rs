@@ -1,4 +1,4 @@
-//! `feedline materialize` is killed time and again, and ends in the bytes of a run that never was.
+//! `feedline materialize` is killed repeatedly, and gives the bytes of an undisturbed run.
 
 mod s3;
 
@@ -12,12 +12,12 @@ use indexed::{Builder, Dtype};
 use serde_json::Value;
 use storage::Key;
 
-/// Longest that a run is waited for.
+/// Longest wait for a run.
 const PATIENCE: Duration = Duration::from_secs(60);
 const KILLS: u64 = 6;
 
-/// Where a disk is quick or the machine busy a run may be done before it is killed: then another
-/// is begun, so often at most.
+/// On a fast disk or a busy machine a run may end before it is killed: then another one is started,
+/// at most this often.
 const TRIES: usize = 20;
 
 /// A corpus of a megabyte, the same in every folder.
@@ -57,19 +57,20 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     named.collect()
 }
 
-/// Samples that the record of an unfinished run has.
-fn certain(folder: &Path) -> u64 {
+/// Committed samples, from the record of an unfinished run.
+fn committed(folder: &Path) -> u64 {
     let text = fs::read(folder.join("out.unfinished.json")).unwrap_or_default();
     serde_json::from_slice::<Value>(&text).map_or(0, |record| record["samples"].as_u64().unwrap())
 }
 
-/// Kills a run when so many samples are certain and a moment has passed. False if it was done.
+/// Kills a run after `samples` are committed and a moment has passed. Returns false if the run
+/// ended first.
 fn kill(folder: &Path, samples: u64, moment: Duration) -> bool {
     let mut command = materialize(folder, &[]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let begun = Instant::now();
-    while certain(folder) < samples {
-        if begun.elapsed() > PATIENCE {
+    let started = Instant::now();
+    while committed(folder) < samples {
+        if started.elapsed() > PATIENCE {
             panic!("waited for {PATIENCE:?}");
         }
         if child.try_wait().unwrap().is_some() {
@@ -83,9 +84,9 @@ fn kill(folder: &Path, samples: u64, moment: Duration) -> bool {
 }
 
 #[test]
-fn kills_change_no_byte() {
-    let due = corpus();
-    let samples = done(&materialize(due.path(), &[]).output().unwrap())["samples"].clone();
+fn killed_run_gives_the_same_bytes() {
+    let expected = corpus();
+    let samples = done(&materialize(expected.path(), &[]).output().unwrap())["samples"].clone();
     let samples = samples.as_u64().unwrap();
     let seed = std::env::var("FEEDLINE_SEED").ok().and_then(|text| text.parse().ok());
     let mut state: u64 = seed.unwrap_or(20_261_121);
@@ -95,34 +96,34 @@ fn kills_change_no_byte() {
         (state >> 33) % below
     };
     let mut killed = || {
-        let (got, mut inside) = (corpus(), 0);
+        let (found, mut inside) = (corpus(), 0);
         for nth in 0..KILLS {
             let at = 1 + (nth * samples + random(samples)) / (KILLS + 1);
             let moment = Duration::from_micros(random(3000));
-            let was_killed = kill(got.path(), at, moment);
+            let was_killed = kill(found.path(), at, moment);
             println!("kill {nth} at {at} of {samples} samples: {was_killed}");
-            inside += u64::from(was_killed && certain(got.path()) > 0);
+            inside += u64::from(was_killed && committed(found.path()) > 0);
         }
-        (inside >= KILLS / 2).then_some(got)
+        (inside >= KILLS / 2).then_some(found)
     };
-    let got = (0..TRIES).find_map(|_| killed()).expect("the kills came too late to try anything");
-    if got.path().join("out.manifest.json").exists() {
-        return; // the last of them came when it was done
+    let found = (0..TRIES).find_map(|_| killed()).expect("all kills came too late");
+    if found.path().join("out.manifest.json").exists() {
+        return; // the run ended before the last kill
     }
-    let told = done(&materialize(got.path(), &[]).output().unwrap());
-    assert!(told["samples_before"].as_u64().unwrap() > 0, "it has begun anew");
-    let (got, due) = (files(got.path()), files(due.path()));
-    let names = got.keys();
-    assert!(got == due, "other bytes, or something is left: {names:?}");
+    let report = done(&materialize(found.path(), &[]).output().unwrap());
+    assert!(report["samples_before"].as_u64().unwrap() > 0, "it started from scratch");
+    let (found, expected) = (files(found.path()), files(expected.path()));
+    let names = found.keys();
+    assert!(found == expected, "other bytes, or something is left: {names:?}");
 }
 
 #[test]
-fn other_settings_are_not_mixed_in() {
+fn other_settings_are_refused() {
     let is_killed =
-        |at: &tempfile::TempDir| kill(at.path(), 1, Duration::ZERO) && certain(at.path()) > 0;
+        |at: &tempfile::TempDir| kill(at.path(), 1, Duration::ZERO) && committed(at.path()) > 0;
     let folder = (0..TRIES).map(|_| corpus()).find(is_killed);
     let folder = folder.expect("it was done before it was killed");
-    // What the kill left half-written is swept by whoever comes next.
+    // The next run removes the temporary files of the killed one.
     let lasting = || {
         let mut files = files(folder.path());
         files.retain(|name, _| !name.contains(".tmp-"));
@@ -130,12 +131,13 @@ fn other_settings_are_not_mixed_in() {
     };
     let before = lasting();
     let other = materialize(folder.path(), &["--seed", "7"]).output().unwrap();
-    let told = String::from_utf8_lossy(&other.stderr);
-    assert_eq!(other.status.code(), Some(2), "{told}");
-    assert!(told.contains("random_seed") && told.contains("--restart"), "{told}");
+    let stderr = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("random_seed") && stderr.contains("--restart"), "{stderr}");
     assert!(lasting() == before, "what was refused has changed something");
-    let anew = done(&materialize(folder.path(), &["--seed", "7", "--restart"]).output().unwrap());
-    assert_eq!(anew["samples_before"], 0);
+    let restarted =
+        done(&materialize(folder.path(), &["--seed", "7", "--restart"]).output().unwrap());
+    assert_eq!(restarted["samples_before"], 0);
     let names: Vec<String> = files(folder.path()).into_keys().collect();
     assert_eq!(
         names,

@@ -1,5 +1,5 @@
-//! How long a save keeps its caller, next to a plain copy of the same bytes and, if a Python with
-//! torch is named, next to `torch.distributed.checkpoint.async_save` of the same state:
+//! How long an async save blocks its caller, compared with a plain copy of the same bytes and, if a
+//! Python with torch is given, with `torch.distributed.checkpoint.async_save` of the same state:
 //!
 //! ```text
 //! cargo bench -p ckpt --bench background -- FOLDER [GIB [PYTHON]]
@@ -23,7 +23,7 @@ const ROUNDS: u64 = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
-    let folder = args.next().ok_or("a folder is needed: a device, not memory")?;
+    let folder = args.next().ok_or("expected a folder on a device, not in memory")?;
     let gib: f64 = args.next().map_or(Ok(2.0), |text| text.parse())?;
     let python = args.next();
 
@@ -44,9 +44,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let steps = Checkpoints::open(storage::open_url(&folder)?, Key::new("bench-background")?);
     let steps = Arc::new(steps);
     let background = AsyncSaver::new(Arc::clone(&steps), AsyncSaveOptions::default())?;
-    let begun = Instant::now();
+    let started = Instant::now();
     background.reserve(bytes + (1 << 20))?;
-    println!("memory for the copy, once: {}", rate_text(bytes, begun.elapsed()));
+    println!("memory for the copy, once: {}", rate_text(bytes, started.elapsed()));
     let mut peer = python.map(|python| Peer::start(&python, &folder, &shapes)).transpose()?;
 
     let whole: Vec<u8> = source.concat();
@@ -60,9 +60,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         add("memcpy, all at once", timed(|| into.copy_from_slice(&whole)));
         add("memcpy, by tensor", timed(|| copy_each(&mut into, &source, <[u8]>::copy_from_slice)));
         add("one thread, past the cache", timed(|| copy_each(&mut into, &source, copy_past_cache)));
-        let begun = Instant::now();
+        let started = Instant::now();
         let save = background.save(step, &tensors, &[], serde_json::Value::Null)?;
-        add("save() keeps its caller", begun.elapsed());
+        add("save() keeps its caller", started.elapsed());
         let report = save.save.ok_or("it is waited for below")?.wait()?;
         println!("{report}");
         steps.retain(1)?;
@@ -83,9 +83,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn timed(work: impl FnOnce()) -> Duration {
-    let begun = Instant::now();
+    let started = Instant::now();
     work();
-    begun.elapsed()
+    started.elapsed()
 }
 
 fn copy_each(mut into: &mut [u8], source: &[Vec<u8>], copy: impl Fn(&mut [u8], &[u8])) {
@@ -116,7 +116,7 @@ fn bytes_of(shape: &[u64]) -> usize {
     shape.iter().product::<u64>() as usize * 4
 }
 
-/// Nothing that a device could compress.
+/// Incompressible bytes.
 fn fill(len: usize) -> Vec<u8> {
     let mut word = len as u64 | 1;
     let next = |_| {
@@ -126,7 +126,7 @@ fn fill(len: usize) -> Vec<u8> {
     (0..len / 8).flat_map(next).collect()
 }
 
-/// A Python process that saves a state of the same shapes whenever it is told to.
+/// A Python process that saves a state of the same shapes on request.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -139,20 +139,20 @@ impl Peer {
         let mut command = Command::new(python);
         command.arg(script).arg(folder).arg(serde_json::to_string(shapes)?);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let input = child.stdin.take().ok_or("it was asked for")?;
-        let output = BufReader::new(child.stdout.take().ok_or("it was asked for")?);
+        let input = child.stdin.take().ok_or("piped above")?;
+        let output = BufReader::new(child.stdout.take().ok_or("piped above")?);
         let mut peer = Peer { child, input, output };
         let version = peer.line()?;
         println!("peer: {version}");
         Ok(peer)
     }
 
-    /// Seconds that the caller was kept, and seconds until the step was there.
+    /// Seconds that the caller was blocked, and seconds until the step was committed.
     fn save(&mut self) -> Result<(Duration, Duration), Box<dyn Error>> {
         writeln!(self.input, "save")?;
         let line = self.line()?;
         let mut seconds = line.split(' ').map(|word| word.parse().map(Duration::from_secs_f64));
-        let mut next = || seconds.next().ok_or("two numbers are due");
+        let mut next = || seconds.next().ok_or("expected two numbers");
         Ok((next()??, next()??))
     }
 

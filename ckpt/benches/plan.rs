@@ -1,12 +1,12 @@
-//! Plans a save of a GPT of 96 layers by 320 processes, about a hundred thousand chunks, and does
-//! one in small, to see what the manifest takes:
+//! Plans a save of a GPT of 96 layers by 320 processes, about a hundred thousand chunks, and makes
+//! a small save to measure the manifest:
 //!
 //! ```text
 //! cargo bench -p ckpt --bench plan
 //! ```
 //!
-//! Every number is the median of its rounds, with the least behind it, and the least time on a CPU,
-//! which is what counts where others work too.
+//! Every number is the median of its rounds, followed by the minimum, and the minimum CPU time,
+//! which is the relevant one on a shared machine.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
@@ -105,10 +105,10 @@ fn time<T>(
 ) -> Result<(), Box<dyn Error>> {
     let (mut times, mut cpu_times) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let (begun, cpu_begun) = (Instant::now(), cpu_time()?);
+        let (started, cpu_started) = (Instant::now(), cpu_time()?);
         let made = work()?;
-        times.push(begun.elapsed());
-        cpu_times.push(cpu_time()? - cpu_begun);
+        times.push(started.elapsed());
+        cpu_times.push(cpu_time()? - cpu_started);
         drop(made);
     }
     times.sort_unstable();
@@ -119,7 +119,7 @@ fn time<T>(
     Ok(())
 }
 
-/// How long this thread has run.
+/// The CPU time of this thread.
 fn cpu_time() -> Result<Duration, Box<dyn Error>> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanos = text.split(' ').next().ok_or("an empty schedstat")?;

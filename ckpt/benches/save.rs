@@ -1,11 +1,12 @@
-//! Saves, loads and verifies the state of a GPT, next to `dd` with direct IO on the same device:
+//! Saves, loads and verifies the state of a GPT, compared with `dd` with direct I/O on the same
+//! device:
 //!
 //! ```text
 //! cargo bench -p ckpt --bench save -- [FOLDER [GIB [THREADS]]]
 //! ```
 //!
 //! Default: a temporary folder, 1 GiB, 2 threads. Rounds of all kinds take turns, since devices of
-//! virtual machines drift; every number is the best of five, with the median behind it.
+//! virtual machines drift; every number is the best of five, followed by the median.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
@@ -55,16 +56,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         let checkpoint = steps.newest()?.ok_or("nothing was saved")?;
         let reads = tensors.iter().zip(&mut buffers);
         let reads = reads.map(|(t, into)| TensorRead { name: t.name, group: t.group, into });
-        let begun = Instant::now();
+        let started = Instant::now();
         checkpoint.read_tensors(reads.collect())?;
-        load.1.push(begun.elapsed());
+        load.1.push(started.elapsed());
         let same = tensors.iter().zip(&buffers).all(|(tensor, buffer)| tensor.bytes == buffer);
-        assert!(same, "the load gave other bytes than the save took");
+        assert!(same, "the loaded bytes differ from the saved ones");
 
         drop_caches();
-        let begun = Instant::now();
+        let started = Instant::now();
         checkpoint.verify()?;
-        verify.1.push(begun.elapsed());
+        verify.1.push(started.elapsed());
         steps.retain(1)?;
     }
     for (name, mut times) in times {
@@ -106,7 +107,7 @@ impl State {
                 }
             }
         }
-        // Nothing that a device could compress.
+        // Incompressible bytes.
         let mut word = 1_u64;
         let next = |_| {
             word = word.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -133,7 +134,7 @@ enum Direction {
     Read,
 }
 
-/// What the device does at best: one stream, 8 MiB a request, past the page cache.
+/// The peak rate of the device: one stream of 8 MiB requests with direct I/O.
 fn dd(path: &Path, direction: Direction, bytes: u64) -> Result<Duration, Box<dyn Error>> {
     let count = format!("count={}", bytes.div_ceil(8 << 20));
     let file = |key: &str| format!("{key}={}", path.display());
@@ -144,16 +145,16 @@ fn dd(path: &Path, direction: Direction, bytes: u64) -> Result<Duration, Box<dyn
         }
         Direction::Read => command.args([&file("if"), "of=/dev/null", "iflag=direct"]),
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     let output = command.args(["bs=8M", &count]).output()?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into());
     }
-    Ok(begun.elapsed())
+    Ok(started.elapsed())
 }
 
-/// Reads are to come from the device. Without the right to do this they do anyway, wherever the
-/// store reads past the page cache.
+/// Drops the page cache, so that reads come from the device. Without the permission they still do
+/// where the store uses direct I/O.
 fn drop_caches() {
     let _ = std::fs::write("/proc/sys/vm/drop_caches", "1");
 }

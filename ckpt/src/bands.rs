@@ -1,4 +1,4 @@
-//! A tensor in bands that fit into memory.
+//! Splits a tensor into bands that fit into memory.
 
 use crate::Span;
 
@@ -7,12 +7,12 @@ use crate::Span;
 #[derive(Clone, Debug)]
 pub struct Slabs {
     shape: Vec<u64>,
-    /// The axis that is cut into ranges; those before it go index by index, those after it are
-    /// whole.
+    /// The axis that is cut into ranges; a band has one index of each axis before it, and all
+    /// indices of those after it.
     axis: usize,
     /// Indices of a band along that axis.
     step: u64,
-    /// Where the next band begins along the axes up to that one; `None` when all are given.
+    /// The start of the next band along the axes up to that one; `None` after the last band.
     next: Option<Vec<u64>>,
 }
 
@@ -22,7 +22,7 @@ pub fn bands(shape: &[u64], item_bytes: u64, bytes_max: u64) -> Slabs {
     let items_max = (bytes_max / item_bytes.max(1)).max(1);
     let mut axis = shape.len().saturating_sub(1);
     let mut inner: u64 = 1;
-    // Rows are joined while whole ones fit.
+    // Inner axes are included completely while they fit.
     while axis > 0 && inner.saturating_mul(shape[axis]) <= items_max {
         inner = inner.saturating_mul(shape[axis]);
         axis -= 1;
@@ -73,7 +73,7 @@ impl Slabs {
 mod tests {
     use super::*;
 
-    /// All elements once, in their order, and no band too large unless it is one element.
+    /// The bands have all elements once, in order, and none is larger than the limit.
     #[test]
     fn bands_tile_in_order() {
         let shapes: [&[u64]; 8] =
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn bands_are_as_large_as_they_may() {
+    fn bands_are_maximal() {
         assert_eq!(bands(&[2, 3, 4], 1, 24).count(), 1);
         assert_eq!(bands(&[2, 3, 4], 1, 23).count(), 2);
         assert_eq!(bands(&[2, 3, 4], 1, 8).count(), 4);

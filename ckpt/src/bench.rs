@@ -1,4 +1,4 @@
-//! A state to measure with, and the parts of a save that can be measured alone.
+//! Synthetic state for benchmarks, and parts of a save that can be measured separately.
 
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::{
 };
 use storage::{ProcessIdentity, Zeros};
 
-/// The tensors of a GPT and of its Adam, with sizes as they are in training.
+/// The tensors of a GPT and of its Adam state, with the sizes of a training run.
 #[derive(Debug)]
 pub struct SyntheticState {
     tensors: Vec<Tensor>,
@@ -31,34 +31,35 @@ struct Tensor {
 /// The vocabulary of GPT-2, padded as Megatron pads it.
 const VOCABULARY: u64 = 50_304;
 
-/// Tensors lie 64 bytes after a multiple of this, where libtorch's allocator has large ones.
+/// Tensors begin 64 bytes after a multiple of this, as in libtorch's allocator.
 const PAGE_BYTES: usize = 4096;
 const PHASE_BYTES: usize = 64;
 
 impl SyntheticState {
-    /// A state of about so many bytes, half a layer more or less: bf16 weights, and fp32 masters
-    /// and moments. Its contents are what no device can compress.
+    /// A state of about `bytes_about` bytes, within half a layer: bf16 weights, and fp32 masters
+    /// and moments. Its contents are incompressible.
     #[must_use]
     pub fn gpt(bytes_about: u64) -> Self {
         Self::of(shapes(bytes_about))
     }
 
-    /// What one of several processes has of it: whole tensors, about as many bytes as the others.
+    /// The part of one of several processes: whole tensors, about as many bytes as the others.
     ///
     /// # Panics
-    /// If there are not so many parts.
+    /// If `part` is not below `parts`.
     #[must_use]
     pub fn part_of_gpt(bytes_about: u64, part: usize, parts: usize) -> Self {
         assert!(part < parts, "part {part} of {parts}");
         let mut order = shapes(bytes_about);
         order.sort_by_key(|tensor| Reverse(tensor.bytes));
         let mut loads = vec![0; parts];
-        let is_ours = |tensor: &Tensor| {
-            let least = (0..parts).min_by_key(|&part| loads[part]).expect("a part at least");
+        let is_own = |tensor: &Tensor| {
+            let least =
+                (0..parts).min_by_key(|&part| loads[part]).expect("parts > 0, asserted above");
             loads[least] += tensor.bytes;
             least == part
         };
-        order.retain(is_ours);
+        order.retain(is_own);
         Self::of(order)
     }
 
@@ -79,7 +80,7 @@ impl SyntheticState {
         self.bytes
     }
 
-    /// To be saved.
+    /// The tensors, for a save.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorData<'_>> {
         let mut rest: &[u8] = &self.memory;
@@ -100,7 +101,7 @@ impl SyntheticState {
         tensors.collect()
     }
 
-    /// To be loaded, over what was there.
+    /// Requests that load all tensors, and overwrite the contents.
     #[must_use]
     pub fn reads(&mut self) -> Vec<TensorRead<'_>> {
         let mut rest: &mut [u8] = &mut self.memory;
@@ -115,7 +116,7 @@ impl SyntheticState {
     }
 }
 
-/// The tensors of a GPT and its Adam, about so many bytes.
+/// The tensors of a GPT and its Adam state, about `bytes_about` bytes.
 fn shapes(bytes_about: u64) -> Vec<Tensor> {
     let width: u64 = match bytes_about >> 20 {
         4096.. => 2048,
@@ -160,13 +161,13 @@ fn dtype_of(group: Group) -> Dtype {
     if group == Group::Model { Dtype::BF16 } else { Dtype::F32 }
 }
 
-/// What a tensor takes of the memory, with the gap before it.
+/// Memory that a tensor takes, with the gap before it.
 fn room(bytes: usize) -> usize {
     (PHASE_BYTES + bytes).next_multiple_of(PAGE_BYTES)
 }
 
-/// How long the files of a save take until they are durable, with and without the checksums of
-/// their blocks. They are removed.
+/// Time to write the files of a save durably, with or without the checksums of their blocks. The
+/// files are removed afterwards.
 ///
 /// # Errors
 /// As [`Checkpoints::save`].
@@ -189,11 +190,11 @@ pub fn time_of_files(
     let jobs = FileJob::of_shards(plan.shards(0), &specs, &pieces, None);
     let folder = steps.folder.join(&format!(".tmp-bench-{}", ProcessIdentity::new()))?;
     let summing = if with_sums { Checksums::On } else { Checksums::Off };
-    let begun = Instant::now();
+    let started = Instant::now();
     let (store, control) = (&*steps.store, &SaveControl::default());
     let engine = ShardWriter { store, folder: &folder, options, summing, control };
     let written = engine.write(&jobs).map(drop);
-    let took = begun.elapsed();
+    let elapsed_time = started.elapsed();
     steps.store.delete_folder(&folder)?;
-    written.map(|()| took)
+    written.map(|()| elapsed_time)
 }

@@ -1,16 +1,16 @@
-//! Other programs' checkpoints to steps of ours and back, without ever holding a model in memory.
+//! Converts checkpoints of other programs to steps and back, without holding a model in memory.
 //!
 //! A [`TensorSource`] is tensors that can be read in parts: those of a step, or bytes of foreign
-//! files. A [`DerivedTensor`] says which boxes of which source tensors a tensor is made of.
-//! [`Checkpoints::save_made`] and [`export`] make them band by band, within [`ConvertLimits`].
-//! Foreign files are indexed, not copied: a pickle is read as data and tells where in its file each
-//! tensor lies.
+//! files. A [`DerivedTensor`] describes a tensor as boxes of source tensors.
+//! [`Checkpoints::save_made`] and [`export`] compute them band by band, within [`ConvertLimits`].
+//! Foreign files are indexed, not copied: a pickle is parsed as data and has the location of each
+//! tensor in its file.
 //!
 //! ```no_run
 //! use ckpt::Checkpoints;
 //! use ckpt::convert::{ConvertLimits, Format, Import, NewRows, RenameRules};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A run that begins with what another has learned.
+//! // A run that starts from the weights of another.
 //! let mut import = Import::open("gpt2-zh/global_step9000", Format::DeepSpeed)?;
 //! import.apply(&RenameRules::parse("rules", "rename model.* -> {1}")?)?;
 //! if let Some(family) = import.normalize()? {
@@ -25,7 +25,7 @@
 //! # }
 //! ```
 //!
-//! In reading order: `source`, `made` and `fill` are the recipe, `write` and `step` carry it out;
+//! In reading order: `source`, `made` and `fill` describe tensors, `write` and `step` write them;
 //! `import` opens, `hf`, `torch`, `dcp`, `megatron` and `deepspeed` are the formats, over `zip` and
 //! `pickle`; `rules` and `family` change names and sizes; `complete` finds missing parameters.
 //!

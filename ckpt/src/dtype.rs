@@ -81,7 +81,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// What a tensor is to the training step. The same parameter has one tensor in each group of
+/// The role of a tensor in training. The same parameter has one tensor in each group of
 /// [`Group::OF_PARAMETERS`], all under the parameter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -95,7 +95,7 @@ pub enum Group {
     ExpAvg,
     /// The running mean of its square (Adam's v).
     ExpAvgSq,
-    /// State of no parameter, under a name of its own: the tensors of other optimizers, step
+    /// State of no parameter, with its own name: the tensors of other optimizers, step
     /// counts, states of random generators.
     Other,
 }
@@ -122,7 +122,7 @@ impl Group {
     }
 
     /// The name of a tensor inside a safetensors file. Weights keep their own name, so that every
-    /// tool finds them; `piece` tells the parts of a tensor that was cut into several.
+    /// tool finds them; `piece` distinguishes the parts of a tensor that was cut into several.
     pub(crate) fn entry_name(self, name: &str, piece: Option<usize>) -> String {
         let whole = match self {
             Group::Model => name.to_owned(),

@@ -55,7 +55,7 @@ pub struct DeviceMesh {
     pub dp: u64,
     /// The ZeRO stage. Default: off.
     pub zero: Zero,
-    /// How the state is sliced. Default: each parameter by itself.
+    /// How the state is sliced. Default: each parameter separately.
     pub slices: Slices,
 }
 
@@ -68,7 +68,7 @@ impl Default for DeviceMesh {
 /// The ZeRO stage: what data parallel replicas share instead of replicating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Zero {
-    /// Nothing.
+    /// ZeRO is off.
     Off,
     /// The optimizer's state.
     One,
@@ -81,30 +81,30 @@ pub enum Zero {
 /// What ZeRO splits into one equal slice per replica; the last may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slices {
-    /// Each parameter, as the rank's tensor parallel part of it lies in memory.
+    /// Each parameter, in the memory order of the rank's tensor parallel part.
     Param,
     /// The same, in whole blocks of [`block_elements`], so that blockwise computations do not
     /// depend on the number of replicas.
     Blocks,
     /// All parameters of a rank, end to end in their order, as `DeepSpeed`'s flat groups and
-    /// Megatron's buffers have them. A slice is a multiple of so many elements.
+    /// Megatron's buffers have them. A slice is a multiple of `align` elements.
     Buffer {
         /// At least 1.
         align: u64,
     },
 }
 
-/// The block of a parameter of so many elements: of a power of two of them, 16 to 16,384, and where
-/// that allows it more than 256 a parameter. So slices are even to within 1/256 for few replicas,
-/// begin at vectors of the widest registers, and a block fits a processor's nearest cache.
+/// The block size of a parameter with this many elements: a power of two from 16 to 16,384, with
+/// more than 256 blocks per parameter if possible. So slices are even to within 1/256 for few
+/// replicas, begin at multiples of the widest vectors, and a block fits into the L1 cache.
 #[must_use]
 pub fn block_elements(elements: u64) -> u64 {
     let block = (elements / 512).max(1).next_power_of_two();
     block.clamp(16, 1 << 14)
 }
 
-/// The elements of a parameter that one of `replicas` has: `elements` is what there is of it before
-/// ZeRO. Empty for the last replicas of a short one.
+/// The elements of a parameter that one of `replicas` holds, of its `elements` before ZeRO. Empty
+/// for the last replicas if the parameter is short.
 ///
 /// # Panics
 /// For [`Slices::Buffer`], where that depends on the other parameters.
@@ -113,7 +113,7 @@ pub fn slice_of(slices: Slices, elements: u64, replicas: u64, replica: u64) -> R
     let each = match slices {
         Slices::Param => elements.div_ceil(replicas),
         Slices::Blocks => elements.div_ceil(replicas).next_multiple_of(block_elements(elements)),
-        Slices::Buffer { .. } => panic!("the slices of a buffer are no slices of a parameter"),
+        Slices::Buffer { .. } => panic!("slices of a buffer depend on all parameters"),
     };
     let limit = |replica: u64| replica.saturating_mul(each).min(elements);
     limit(replica)..limit(replica + 1)
@@ -147,12 +147,12 @@ impl DeviceMesh {
         }
     }
 
-    /// The stage of a layer of a stack that has the stages `first..first + count`, as even as can
-    /// be, the earlier ones taking more: for a decoder all stages of the mesh, for an encoder and
-    /// a decoder one part each.
+    /// The stage of a layer of a stack that has the stages `first..first + count`, as even as
+    /// possible, with more in the earlier ones: for a decoder all stages of the mesh, for an
+    /// encoder and a decoder one part each.
     ///
     /// # Panics
-    /// If there are no stages, or not so many layers.
+    /// If there are no stages, or the layer is not below the number of layers.
     #[must_use]
     pub fn stage_of_layer(first: u64, count: u64, layer: u64, layers: u64) -> u64 {
         assert!(count > 0, "a stack has a stage");
@@ -181,32 +181,31 @@ pub struct Param {
 /// How tensor parallelism splits a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorSplit {
-    /// Not at all: each rank has all of it.
+    /// Not split: each rank has all of it.
     Replicate,
     /// Into equal parts along an axis: 0 cuts the outputs of a matrix, 1 its inputs.
     Axis(usize),
-    /// Into equal ranges of rows, after rows of padding at the end have made them so many. A rank
-    /// holds its padding too; the checkpoint does not.
+    /// Into equal ranges of rows, after padding at the end to this many rows. A rank holds its
+    /// padding too; the checkpoint does not.
     Padded {
-        /// With the padding, a multiple of the ranks.
+        /// The number of rows with padding, a multiple of the ranks.
         rows: u64,
     },
-    /// Several matrices side by side, of each of which a rank has an equal part. It keeps its parts
-    /// one after the other, each a matrix that lies in one piece; a rank that has all of the tensor
-    /// keeps it as it is.
+    /// Several fused matrices; a rank has an equal part of each. It stores its parts one after the
+    /// other, each a contiguous matrix; a rank that has all of the tensor stores it unchanged.
     Fused {
-        /// The axis along which they follow one another: 0 if each is some rows of the tensor, 1 if
+        /// The axis along which they are concatenated: 0 if each is some rows of the tensor, 1 if
         /// each is some columns.
         axis: usize,
-        /// How long each is along the axis.
+        /// The length of each along the axis.
         blocks: Vec<u64>,
-        /// In which order a rank keeps them in memory.
+        /// The order in which a rank stores them in memory.
         order: FusedOrder,
     },
 }
 
 impl TensorSplit {
-    /// Matrices of so many rows, one after the other in a rank's memory too.
+    /// Fused matrices with these numbers of rows, one after the other in a rank's memory too.
     #[must_use]
     pub fn fused(blocks: &[u64]) -> Self {
         TensorSplit::fused_along(0, blocks)
@@ -224,8 +223,8 @@ impl TensorSplit {
 pub enum FusedOrder {
     /// Its part of the first, then its part of the second.
     Blocks,
-    /// Group after group, and of each group the part of the first, then that of the second, as
-    /// Megatron keeps query, key and value of each group of heads.
+    /// Group after group, and in each group the part of the first, then that of the second, as
+    /// Megatron stores query, key and value of each group of heads.
     Groups(u64),
 }
 
@@ -254,8 +253,8 @@ impl Layout {
     /// Lays out a model. Every parameter has one tensor in each group, of the group's type.
     ///
     /// # Errors
-    /// [`Error::BadLayout`] names the parameter that cannot be cut so; [`Error::BadInput`] one that
-    /// cannot be saved.
+    /// [`Error::BadLayout`] names the parameter that cannot be split this way; [`Error::BadInput`]
+    /// one that cannot be saved.
     pub fn new(mesh: DeviceMesh, params: Vec<Param>, groups: &[(Group, Dtype)]) -> Result<Layout> {
         check_mesh(&mesh)?;
         let mut specs = Vec::new();
@@ -308,7 +307,7 @@ impl Layout {
             let buffer_elements: u64 = locals.iter().map(|(_, local)| local.elements).sum();
             let mut before = 0;
             for (tensor, local) in locals {
-                // The slice, in elements from the begin of this parameter's part.
+                // The slice, in elements from the start of this parameter's part.
                 let (slice, base) = match slices {
                     _ if !is_sliced => (0..local.elements, 0),
                     Slices::Param | Slices::Blocks => {
@@ -338,7 +337,7 @@ impl Layout {
         parts
     }
 
-    /// The parts of a rank, as a [`SavePlan`](crate::SavePlan) takes them.
+    /// The parts of a rank, for a [`SavePlan`](crate::SavePlan).
     #[must_use]
     pub fn holdings(&self, rank: u64) -> Vec<HeldRegion> {
         let holding =
@@ -355,9 +354,9 @@ impl Layout {
 
 /// A rank's tensor parallel part of a parameter.
 struct Local {
-    /// With padding.
+    /// Elements, with padding.
     elements: u64,
-    /// First element there, and which part of the parameter begins there.
+    /// The first element, and the region of the parameter that begins there.
     parts: Vec<(u64, Region)>,
 }
 
@@ -424,10 +423,10 @@ fn check_mesh(mesh: &DeviceMesh) -> Result<()> {
     Ok(())
 }
 
-/// More processes than any run has; and a plan is made by each of them for all.
+/// More processes than any run has; each of them computes the plan of all.
 const RANKS_MAX: u64 = 1 << 24;
 
-/// Slices begin at multiples of more than this nowhere.
+/// Larger than the alignment of any framework's buffers.
 const ALIGN_MAX: u64 = 1 << 30;
 
 fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
@@ -447,7 +446,7 @@ fn check_param(mesh: &DeviceMesh, param: &Param) -> Result<()> {
         TensorSplit::Padded { rows } => match first {
             Some(len) if len <= *rows && rows.is_multiple_of(tp) => {
                 let row = param.shape.iter().skip(1).product::<u64>();
-                // Local sizes are multiplied out below, so they must be countable.
+                // Local sizes are computed without overflow checks.
                 if rows.checked_mul(row).and_then(|all| all.checked_mul(8)).is_none() {
                     return bad(what(), format!("{rows} rows are more than 2^64 bytes"));
                 }

@@ -1,4 +1,4 @@
-//! Elements as numbers, and numbers as elements of another type.
+//! Values of elements, and casts of elements to another type.
 
 use crate::Dtype;
 
@@ -26,7 +26,7 @@ pub fn to_f64(dtype: Dtype, item: &[u8]) -> f64 {
     }
 }
 
-/// Whether [`cast`] knows the way from one type to the other.
+/// Whether [`cast`] supports this pair of types.
 #[must_use]
 pub fn can_cast(from: Dtype, to: Dtype) -> bool {
     let is_float = |dtype| matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64);
@@ -34,10 +34,10 @@ pub fn can_cast(from: Dtype, to: Dtype) -> bool {
 }
 
 /// Appends elements of one floating type as elements of another, rounded to the nearest, ties to
-/// even, as torch does. What is too large becomes infinite; a NaN stays one.
+/// even, as torch does. Values that are too large become infinite; a NaN stays a NaN.
 ///
 /// # Panics
-/// If `from` is no whole number of elements, or [`can_cast`] says no.
+/// If `from` is not a whole number of elements, or [`can_cast`] is false.
 pub fn cast(from: &[u8], from_dtype: Dtype, to_dtype: Dtype, into: &mut Vec<u8>) {
     assert!(can_cast(from_dtype, to_dtype), "{from_dtype} to {to_dtype}");
     // fits: an element has at most 8 bytes
@@ -45,7 +45,7 @@ pub fn cast(from: &[u8], from_dtype: Dtype, to_dtype: Dtype, into: &mut Vec<u8>)
     assert!(items.remainder().is_empty(), "whole elements");
     match (from_dtype, to_dtype) {
         (a, b) if a == b => into.extend_from_slice(from),
-        // The common ways without a detour: loops that the compiler vectorizes.
+        // The common casts directly: loops that the compiler vectorizes.
         (Dtype::F32, Dtype::BF16) => {
             into.extend(items.flat_map(|item| bf16(f32::from_le_bytes(fixed(item))).to_le_bytes()));
         }
@@ -53,7 +53,7 @@ pub fn cast(from: &[u8], from_dtype: Dtype, to_dtype: Dtype, into: &mut Vec<u8>)
             into.extend(items.flat_map(|item| [0, 0, item[0], item[1]]));
         }
         (_, Dtype::BF16) => into.extend(items.flat_map(|item| {
-            // f64 to f32 to bf16 would round twice; to odd first, the second rounding is right.
+            // f64 to f32 to bf16 would round twice; with round-to-odd first, the result is exact.
             bf16(to_odd(to_f64(from_dtype, item))).to_le_bytes()
         })),
         (_, Dtype::F16) => {
@@ -66,19 +66,20 @@ pub fn cast(from: &[u8], from_dtype: Dtype, to_dtype: Dtype, into: &mut Vec<u8>)
     }
 }
 
-/// Elements of a floating type from values, appended.
+/// Appends a value as an element of a floating-point type.
 ///
 /// # Panics
-/// If the type is no float that [`cast`] knows.
+/// If the type is not a float that [`cast`] supports.
 pub(crate) fn from_f64(value: f64, dtype: Dtype, into: &mut Vec<u8>) {
     cast(&value.to_le_bytes(), Dtype::F64, dtype, into);
 }
 
 fn fixed<const N: usize>(item: &[u8]) -> [u8; N] {
-    item.try_into().expect("the caller gives whole elements")
+    item.try_into().expect("callers pass whole elements")
 }
 
-/// A float of few bits. Without infinities (as F8_E4M3 is) only the largest pattern is a NaN.
+/// Decodes a float of few bits. Without infinities (as in F8_E4M3), only the largest pattern is a
+/// NaN.
 fn small_float(bits: u32, exponent_bits: u32, mantissa_bits: u32, has_infinity: bool) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let mantissa = bits & ((1 << mantissa_bits) - 1);
@@ -96,16 +97,16 @@ fn small_float(bits: u32, exponent_bits: u32, mantissa_bits: u32, has_infinity: 
     sign * value
 }
 
-/// The upper half of a single, rounded to nearest even.
+/// Converts f32 to bf16, rounded to nearest even.
 fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
-        return (bits >> 16) as u16 | 0x40; // fits: 16 bits are left
+        return (bits >> 16) as u16 | 0x40; // fits: 16 bits remain
     }
-    (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16 // fits: 16 bits are left
+    (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16 // fits: 16 bits remain
 }
 
-/// A double as the single below it in magnitude, its last bit set if that is not exact.
+/// Rounds f64 to f32 toward zero, and sets the last bit if the result is not exact.
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || near.is_nan() {
@@ -116,14 +117,14 @@ fn to_odd(value: f64) -> f32 {
     f32::from_bits(down.to_bits() | 1)
 }
 
-/// An IEEE half, rounded to nearest even.
+/// Converts f64 to f16, rounded to nearest even.
 fn f16(value: f64) -> u16 {
     let sign = ((value.to_bits() >> 48) & 0x8000) as u16; // fits: one bit
     let size = value.abs();
     if size.is_nan() {
         return sign | 0x7e00;
     }
-    // 65,520 is halfway between the largest half and what would come next.
+    // 65,520 is halfway between the largest f16 and the next value that f16 would have.
     if size >= 65_520.0 {
         return sign | 0x7c00;
     }
@@ -137,9 +138,9 @@ fn f16(value: f64) -> u16 {
 mod tests {
     use super::*;
 
-    /// Every half goes to a double and back, and halfway cases go to the even neighbour.
+    /// Every f16 is converted to f64 and back; values halfway between two round to the even one.
     #[test]
-    fn halves_round_to_even() {
+    fn f16_rounds_to_even() {
         for bits in 0..=u16::MAX {
             let value = to_f64(Dtype::F16, &bits.to_le_bytes());
             if value.is_nan() {
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn upper_halves_round_to_even() {
+    fn bf16_rounds_to_even() {
         for bits in 0..=u16::MAX {
             let value = f32::from_bits(u32::from(bits) << 16);
             let half = f32::from_bits(u32::from(bits) << 16 | 0x8000);
@@ -169,7 +170,7 @@ mod tests {
                 assert_eq!(bf16(half), bits + (bits & 1), "after {bits:04x}");
             }
         }
-        // Just above halfway: a single in between must not round it down to even.
+        // Just above halfway: an intermediate f32 must not round it down to even.
         let mut out = Vec::new();
         cast(
             &(1.0 + 2_f64.powi(-8) + 2_f64.powi(-40)).to_le_bytes(),
@@ -181,9 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn small_floats_have_their_values() {
-        let check = |dtype, bits: u8, due: f64| {
-            assert_eq!(to_f64(dtype, &[bits]), due, "{dtype} {bits:02x}");
+    fn f8_values_are_decoded() {
+        let check = |dtype, bits: u8, expected: f64| {
+            assert_eq!(to_f64(dtype, &[bits]), expected, "{dtype} {bits:02x}");
         };
         check(Dtype::F8E4M3, 0x7e, 448.0);
         check(Dtype::F8E4M3, 0x01, 2_f64.powi(-9));
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn singles_become_doubles_and_back() {
+    fn f32_round_trips_through_f64() {
         let values = [0.0_f32, -0.0, 1.5, f32::MIN_POSITIVE / 2.0, f32::MAX, f32::NEG_INFINITY];
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let (mut wide, mut back) = (Vec::new(), Vec::new());

@@ -1,7 +1,7 @@
-//! Parts of a global tensor. Nothing here knows how many processes hold them.
+//! Parts of a global tensor, independent of the number of processes that hold them.
 //!
 //! A box is one [`Span`] per axis. A [`Region`] is a box or, in row-major order, a range of its
-//! elements: what is left of a box when an optimizer's state is cut evenly, through rows.
+//! elements: a slice of a box when optimizer state is split evenly, within rows.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 pub struct Span {
     /// The first index.
     pub start: u64,
-    /// How many indices.
+    /// The number of indices.
     pub len: u64,
 }
 
@@ -37,7 +37,7 @@ pub(crate) const RANK_MAX: usize = 32;
 pub struct Region {
     /// The box: one span per axis.
     pub spans: Vec<Span>,
-    /// Of the box's elements in row-major order only these; all of them if absent.
+    /// The range of the box's elements in row-major order; all of them if absent.
     pub flat: Option<Range<u64>>,
 }
 
@@ -54,7 +54,7 @@ impl Region {
         Region { spans, flat: None }
     }
 
-    /// How many elements it has; `None` if the box has too many to count.
+    /// The number of elements; `None` if the box has too many to count.
     #[must_use]
     pub fn elements(&self) -> Option<u64> {
         let all = box_elements(&self.spans)?;
@@ -74,7 +74,7 @@ impl Region {
 
     /// Elements of a region that is within a tensor whose bytes can be counted.
     pub(crate) fn count(&self) -> u64 {
-        self.elements().expect("it is within a tensor whose elements can be counted")
+        self.elements().expect("checked to be within a tensor, whose elements can be counted")
     }
 
     /// A range of its elements, in the normal form: the smallest box around them, and no flat range
@@ -95,7 +95,7 @@ impl Region {
             let (first, last) = (start / row, (end - 1) / row);
             spans[axis] = Span { start: spans[axis].start + first, len: last - first + 1 };
             (start, end) = (start - first * row, end - first * row);
-            // Within one row the next axis can be cut as well; across rows it cannot.
+            // A range within one row can be narrowed along the next axis; one across rows cannot.
             if first != last {
                 break;
             }
@@ -115,7 +115,7 @@ impl Region {
         (self.spans.as_slice(), self.flat.as_ref().map(|flat| (flat.start, flat.end)))
     }
 
-    /// As a manifest and a message have it.
+    /// The range as in a manifest and in messages.
     pub(crate) fn flat_span(&self) -> Option<Span> {
         self.flat.as_ref().map(|flat| Span { start: flat.start, len: flat.end - flat.start })
     }
@@ -136,7 +136,7 @@ pub(crate) fn box_elements(spans: &[Span]) -> Option<u64> {
     elements(spans.iter().map(|span| span.len))
 }
 
-/// Whether a box has the rank of the shape and lies within it.
+/// Whether a box has the rank of the shape and is within it.
 pub(crate) fn is_within(shape: &[u64], spans: &[Span]) -> bool {
     shape.len() == spans.len()
         && shape
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_within_its_tensor() {
+    fn is_within_checks_spans_and_range() {
         assert!(region(&[[1, 2], [0, 6]], Some(0..12)).is_within(&[3, 6]));
         assert!(!region(&[[1, 2], [0, 6]], Some(0..13)).is_within(&[3, 6]));
         let backwards = Range { start: 5, end: 4 };

@@ -1,4 +1,4 @@
-//! How elements run from a stored chunk into what is wanted of its tensor.
+//! Runs of elements that are copied from a stored chunk into a requested region of its tensor.
 
 use crate::region::{Region, Span};
 
@@ -7,13 +7,13 @@ use crate::region::{Region, Span};
 pub(crate) struct CopyRun {
     /// First element, counted in the chunk.
     pub(crate) from: u64,
-    /// First element, counted in what is wanted.
+    /// First element, counted in the requested region.
     pub(crate) to: u64,
-    /// How many elements.
+    /// The number of elements.
     pub(crate) len: u64,
 }
 
-/// Calls `visit` with every run that the chunk has of what is wanted, in the order of both.
+/// Calls `visit` with every run that the chunk and the requested region share, in order.
 pub(crate) fn each_run<E>(
     chunk: &Region,
     wanted: &Region,
@@ -32,14 +32,14 @@ pub(crate) fn each_run<E>(
     })
 }
 
-/// The same of whole boxes.
+/// The same for boxes without a flat range.
 pub(crate) fn each_run_of_boxes<E>(
     chunk: &[Span],
     wanted: &[Span],
     mut visit: impl FnMut(CopyRun) -> Result<(), E>,
 ) -> Result<(), E> {
     let Some(shared) = intersect(chunk, wanted) else { return Ok(()) };
-    // Axes that are whole in all three run into each other.
+    // Trailing axes that are complete in all three boxes are contiguous.
     let is_joined = |&axis: &usize| shared[axis] == chunk[axis] && shared[axis] == wanted[axis];
     let joined = (0..shared.len()).rev().take_while(is_joined).count();
     let outer = (shared.len() - joined).saturating_sub(1);
@@ -64,7 +64,7 @@ pub(crate) fn each_run_of_boxes<E>(
     }
 }
 
-/// What two boxes share; `None` if that is nothing.
+/// The intersection of two boxes; `None` if it is empty.
 pub(crate) fn intersect(a: &[Span], b: &[Span]) -> Option<Vec<Span>> {
     let both = |(a, b): (&Span, &Span)| {
         let start = a.start.max(b.start);
@@ -94,9 +94,9 @@ mod tests {
         Region::of_box(pairs.iter().map(|&pair| Span::from(pair)).collect())
     }
 
-    /// Every box of a small tensor, read out of every two-way cut of it, element by element.
+    /// Every box of a small tensor is read from every other box, and compared element by element.
     #[test]
-    fn runs_carry_every_element_once() {
+    fn runs_cover_every_element_once() {
         let shape = [3_u64, 4, 2];
         let index = |place: [u64; 3], spans: &[Span]| {
             place.iter().zip(spans).fold(0, |sum, (at, span)| sum * span.len + (at - span.start))
@@ -104,25 +104,25 @@ mod tests {
         let boxes = all_boxes(&shape);
         for chunk in &boxes {
             for wanted in &boxes {
-                let mut due = Vec::new();
+                let mut expected = Vec::new();
                 for place in places(wanted).filter(|place| holds(chunk, place)) {
-                    due.push((index(place, chunk), index(place, wanted)));
+                    expected.push((index(place, chunk), index(place, wanted)));
                 }
-                let mut got = Vec::new();
+                let mut found = Vec::new();
                 let visit = |run: CopyRun| -> Result<(), ()> {
-                    got.extend((0..run.len).map(|i| (run.from + i, run.to + i)));
+                    found.extend((0..run.len).map(|i| (run.from + i, run.to + i)));
                     Ok(())
                 };
                 each_run(&Region::of_box(chunk.clone()), &Region::of_box(wanted.clone()), visit)
                     .unwrap();
-                assert_eq!(got, due, "{chunk:?} into {wanted:?}");
+                assert_eq!(found, expected, "{chunk:?} into {wanted:?}");
             }
         }
     }
 
-    /// Every range of every box of a small tensor, read out of another range of another box.
+    /// Ranges of boxes of a small tensor are read from other ranges of other boxes.
     #[test]
-    fn runs_of_flat_ranges_carry_every_element_once() {
+    fn runs_of_flat_ranges_cover_every_element_once() {
         let boxes = all_boxes(&[2, 3, 2]);
         let flats: Vec<Region> = boxes
             .iter()
@@ -147,20 +147,20 @@ mod tests {
         for chunk in &flats {
             let there = elements(chunk);
             for wanted in flats.iter().step_by(3) {
-                let mut due = Vec::new();
+                let mut expected = Vec::new();
                 for (to, place) in elements(wanted).iter().enumerate() {
                     if let Some(from) = there.iter().position(|other| other == place) {
-                        due.push((from as u64, to as u64));
+                        expected.push((from as u64, to as u64));
                     }
                 }
                 for (chunk, wanted) in [(chunk, wanted), (&chunk.normal(), &wanted.normal())] {
-                    let mut got = Vec::new();
+                    let mut found = Vec::new();
                     let visit = |run: CopyRun| -> Result<(), ()> {
-                        got.extend((0..run.len).map(|i| (run.from + i, run.to + i)));
+                        found.extend((0..run.len).map(|i| (run.from + i, run.to + i)));
                         Ok(())
                     };
                     each_run(chunk, wanted, visit).unwrap();
-                    assert_eq!(got, due, "{chunk:?} into {wanted:?}");
+                    assert_eq!(found, expected, "{chunk:?} into {wanted:?}");
                 }
             }
         }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_as_long_as_they_can_be() {
+    fn runs_are_maximal() {
         let mut runs = Vec::new();
         let visit = |run: CopyRun| -> Result<(), ()> {
             runs.push(run);

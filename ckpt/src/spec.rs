@@ -10,7 +10,7 @@ use crate::{Dtype, Error, Group, Result};
 /// Longer than any parameter's name, and short enough that a header cannot outgrow its limit.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// Entries of safetensors files that are not tensors begin so.
+/// Prefix of padding entries in safetensors files, which are not tensors.
 pub(crate) const PAD_PREFIX: &str = "__pad__";
 
 /// A tensor of the whole model, without ranks and without bytes.

@@ -1,16 +1,16 @@
-//! Whether regions are disjoint and cover a tensor.
+//! Checks that regions are disjoint and cover a tensor.
 //!
 //! The mixed derivative of a box's indicator function is one signed unit at each of its corners,
-//! and a function of bounded support is known by it. So boxes tile a shape if and only if their
-//! signed corners sum to those of the shape: `[0,2)` and `[2,5)` have `+0 -2` and `+2 -5`, which
-//! leaves the `+0 -5` of `[0,5)`; an overlap or a gap leaves more. That takes one sort, where
-//! comparing all pairs would let a hostile manifest stop us for hours. A flat range is a few boxes:
-//! the rest of its first row, whole rows, and the beginning of its last.
+//! and a function of bounded support is determined by it. So boxes tile a shape if and only if
+//! their signed corners sum to those of the shape: `[0,2)` and `[2,5)` have `+0 -2` and `+2 -5`,
+//! which leaves the `+0 -5` of `[0,5)`; an overlap or a gap leaves more. This takes one sort;
+//! comparing all pairs would take hours for a hostile manifest. A flat range is a few boxes: the
+//! rest of its first row, complete rows, and the start of its last.
 
 use crate::region::{Span, box_elements, is_whole};
 
-/// Tensor, pipeline, data and expert parallelism cut one axis each; a flat range cuts the outermost
-/// as well.
+/// Tensor, pipeline, data and expert parallelism cut one axis each; a flat range also cuts the
+/// outermost.
 const CUT_AXES_MAX: usize = 4;
 
 /// A box, and the range of its elements.
@@ -19,7 +19,7 @@ pub(crate) type TileBox<'a> = (&'a [Span], Option<Span>);
 /// Whether the parts are disjoint and cover the shape exactly; all must lie within it.
 pub(crate) fn tile(shape: &[u64], parts: &[TileBox<'_>]) -> bool {
     if shape.contains(&0) {
-        // Nothing is to be covered, and one chunk says so.
+        // An empty tensor is covered by exactly one chunk.
         return matches!(parts, [(spans, None)] if is_whole(shape, spans));
     }
     let is_empty = |(spans, flat): &TileBox<'_>| {
@@ -53,14 +53,14 @@ pub(crate) fn tile(shape: &[u64], parts: &[TileBox<'_>]) -> bool {
     corners.chunk_by(same_place).all(|same| same.iter().map(|corner| corner.1).sum::<i64>() == 0)
 }
 
-/// An axis, and how many elements one step along it is.
+/// An axis, and the number of elements of one step along it.
 struct Axis {
     axis: usize,
     step: u64,
 }
 
-/// The axes that are cut. One that is whole in every part runs into the one before it, where a step
-/// is as many elements more; so a tensor that is cut between rows only has a single axis.
+/// The axes that are cut. An axis that is complete in every part is merged into the one before it,
+/// whose step grows accordingly; so a tensor that is only cut between rows has a single axis.
 fn join_axes(shape: &[u64], parts: &[TileBox<'_>]) -> Vec<Axis> {
     let is_cut = |axis: usize| parts.iter().any(|(spans, _)| spans[axis].len != shape[axis]);
     let mut axes: Vec<Axis> = Vec::new();
@@ -89,7 +89,7 @@ fn joined(axes: &[Axis], spans: &[Span]) -> Spans {
     joined
 }
 
-/// The boxes that elements `start..end` of a box are, of which there is at least one.
+/// The boxes that consist of elements `start..end` of a box; the range is not empty.
 fn each_box(spans: &Spans, rank: usize, start: u64, end: u64, visit: &mut dyn FnMut(&Spans)) {
     each_box_below(*spans, 0, rank, start..end, visit);
 }
@@ -147,22 +147,22 @@ mod tests {
 
     type Given<'a> = (&'a [[u64; 2]], Option<[u64; 2]>);
 
-    fn check_tile(shape: &[u64], boxes: &[&[[u64; 2]]], due: bool) {
+    fn check_tile(shape: &[u64], boxes: &[&[[u64; 2]]], expected: bool) {
         let boxes: Vec<Given<'_>> = boxes.iter().map(|spans| (*spans, None)).collect();
-        check_flats(shape, &boxes, due);
+        check_flats(shape, &boxes, expected);
     }
 
-    fn check_flats(shape: &[u64], parts: &[Given<'_>], due: bool) {
+    fn check_flats(shape: &[u64], parts: &[Given<'_>], expected: bool) {
         let parts: Vec<(Vec<Span>, Option<Span>)> = parts
             .iter()
             .map(|(spans, flat)| (spans.iter().map(|&s| s.into()).collect(), flat.map(Span::from)))
             .collect();
         let parts: Vec<TileBox<'_>> = parts.iter().map(|(spans, flat)| (&**spans, *flat)).collect();
-        assert_eq!(tile(shape, &parts), due, "{shape:?} by {parts:?}");
+        assert_eq!(tile(shape, &parts), expected, "{shape:?} by {parts:?}");
     }
 
     #[test]
-    fn tiles_and_what_does_not() {
+    fn only_exact_covers_tile() {
         check_tile(&[], &[&[]], true);
         check_tile(&[], &[&[], &[]], false);
         check_tile(&[], &[], false);
@@ -174,7 +174,7 @@ mod tests {
         check_tile(&[5], &[&[[0, 5]], &[[0, 5]]], false);
         check_tile(&[5], &[&[[0, 3]], &[[0, 2]]], false);
         check_tile(&[4, 3], &[&[[0, 4], [0, 1]], &[[0, 4], [1, 2]]], true);
-        // A pinwheel: no cut goes all the way through.
+        // A pinwheel: no cut divides the whole shape.
         let wheel: [&[[u64; 2]]; 5] = [
             &[[0, 1], [0, 2]],
             &[[0, 2], [2, 1]],
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn flat_ranges_tile_too() {
+    fn flat_ranges_tile() {
         let all = [[0, 4], [0, 6]];
         check_flats(&[4, 6], &[(&all, Some([0, 7])), (&all, Some([7, 17]))], true);
         check_flats(&[4, 6], &[(&all, Some([0, 7])), (&all, Some([8, 16]))], false);
@@ -213,7 +213,7 @@ mod tests {
         check_flats(&[4, 6], &[cut[0], cut[1], cut[2], (&left, None)], false);
     }
 
-    /// Every way to cut a box of three axes in two places, and the same with one cut moved.
+    /// All ways to cut a box of three axes into three ranges, and the same with one cut moved.
     #[test]
     fn every_cut_of_three_axes_tiles() {
         let (shape, all) = ([2, 3, 2], [[0, 2], [0, 3], [0, 2]]);

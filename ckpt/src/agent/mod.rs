@@ -2,7 +2,7 @@
 //! dies.
 //!
 //! The copy is in a memfd mapped by both processes; commands and replies go over a Unix socket that
-//! only these two have. A save command names the offset in that memory where its orders are, so it
+//! only these two share. A save command names the offset in that memory where its orders are, so it
 //! fits into one short message, which the kernel delivers even if the sender dies. The agent owns
 //! the memory from command to reply, the trainer otherwise.
 //!
@@ -25,7 +25,7 @@ use wire::{AgentCommand, Answer, Hello};
 pub use serve::serve;
 
 /// Environment variable with the name of the trainer's socket.
-const DOOR: &str = "FEEDLINE_CKPT_AGENT";
+const SOCKET_ENV: &str = "FEEDLINE_CKPT_AGENT";
 
 /// Timeout for the start of a process, on a busy machine.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ const START_MAX: Duration = Duration::from_secs(30);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Interval between checks for cancellation.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The trainer's handle of an agent. Drop lets the agent exit.
 #[derive(Debug)]
@@ -65,13 +65,13 @@ impl Agent {
 
         let here = ProcessIdentity::new();
         let name = format!("ckpt-{:016x}", crc64(here.to_string().as_bytes()));
-        let door =
+        let listener =
             LocalListener::open(&name)?.ok_or_else(|| failed("its socket name is in use"))?;
         // In its own process group, so that terminal signals to the trainer do not reach it.
-        let child = command.env(DOOR, &name).stdin(Stdio::null()).process_group(0).spawn();
+        let child = command.env(SOCKET_ENV, &name).stdin(Stdio::null()).process_group(0).spawn();
         let child = child.map_err(|e| failed(format!("cannot start {command:?}: {e}")))?;
         let mut agent = Agent { peer: None, child, owner: here.clone(), has_arena: None };
-        let peer = agent.await_knock(&door)?;
+        let peer = agent.accept_agent(&listener)?;
         let (url, folder) = (url.to_owned(), folder.to_owned());
         let LivenessTimeouts { beat, silence_max } = patience;
         let trainer = here.to_string();
@@ -100,18 +100,18 @@ impl Agent {
         self.owner.clone()
     }
 
-    fn await_knock(&mut self, door: &LocalListener) -> Result<Peer> {
+    fn accept_agent(&mut self, listener: &LocalListener) -> Result<Peer> {
         use std::os::fd::AsFd as _;
 
-        let begun = Instant::now();
-        while begun.elapsed() < START_MAX {
+        let started = Instant::now();
+        while started.elapsed() < START_MAX {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(failed(format!("it exited at startup: {status}")));
             }
-            if !ready(&[door.as_fd()], Some(LOOK_PAUSE))?[0] {
+            if !ready(&[listener.as_fd()], Some(POLL_INTERVAL))?[0] {
                 continue;
             }
-            match door.accept()? {
+            match listener.accept()? {
                 Some(peer) if peer.pid() == self.child.id() => return Ok(peer),
                 _ => {}
             }
@@ -125,7 +125,7 @@ impl Agent {
         let Some(peer) = self.peer.as_ref().filter(|_| self.has_arena.take().is_some()) else {
             return;
         };
-        let is_sent = wire::send_order(peer, AgentCommand::Forget).is_ok();
+        let is_sent = wire::send_command(peer, AgentCommand::Forget).is_ok();
         if !is_sent || !matches!(wire::receive(peer, ANSWER_MAX), Ok(Answer::Forgotten)) {
             self.peer = None;
         }
@@ -138,32 +138,32 @@ impl Agent {
 
         let peer = self.peer.as_ref().ok_or_else(|| failed("the connection is closed"))?;
         let fd = arena.fd().ok_or_else(|| failed("the snapshot is not in shared memory"))?;
-        let told = || -> std::io::Result<()> {
+        let send = || -> std::io::Result<()> {
             if self.has_arena != Some((arena.len(), fd.as_raw_fd())) {
-                wire::send_order(peer, AgentCommand::Arena { len: arena.len() as u64 })?;
+                wire::send_command(peer, AgentCommand::Arena { len: arena.len() as u64 })?;
                 peer.send_fd(0, fd, ANSWER_MAX)?;
             }
-            wire::send_order(peer, AgentCommand::Save { start: start as u64, len: len as u64 })
+            wire::send_command(peer, AgentCommand::Save { start: start as u64, len: len as u64 })
         };
-        told().map_err(|e| failed(format!("cannot send the save command: {e}")))?;
+        send().map_err(|e| failed(format!("cannot send the save command: {e}")))?;
         self.has_arena = Some((arena.len(), fd.as_raw_fd()));
         Ok(())
     }
 
-    /// Waits for the reply. The outer error means that the agent is gone and the save will not
+    /// Waits for the reply. The outer error means that the agent has died and the save will not
     /// continue.
     pub(crate) fn finish(&mut self, control: &SaveControl) -> Result<Result<SaveReport>> {
         use std::os::fd::AsFd as _;
 
         let peer = self.peer.as_ref().ok_or_else(|| failed("the connection is closed"))?;
-        let mut is_told = false;
+        let mut is_cancel_sent = false;
         loop {
-            if control.is_cancelled() && !is_told {
-                is_told = true;
-                wire::send_order(peer, AgentCommand::Cancel)
+            if control.is_cancelled() && !is_cancel_sent {
+                is_cancel_sent = true;
+                wire::send_command(peer, AgentCommand::Cancel)
                     .map_err(|e| failed(format!("cannot send the cancel command: {e}")))?;
             }
-            if !ready(&[peer.as_fd()], Some(LOOK_PAUSE))?[0] {
+            if !ready(&[peer.as_fd()], Some(POLL_INTERVAL))?[0] {
                 continue;
             }
             match wire::receive(peer, ANSWER_MAX)? {
@@ -183,10 +183,10 @@ impl Drop for Agent {
     fn drop(&mut self) {
         // Closing the connection makes the agent exit after its current work.
         self.peer = None;
-        let begun = Instant::now();
-        while begun.elapsed() < ANSWER_MAX {
+        let started = Instant::now();
+        while started.elapsed() < ANSWER_MAX {
             match self.child.try_wait() {
-                Ok(None) => std::thread::sleep(LOOK_PAUSE),
+                Ok(None) => std::thread::sleep(POLL_INTERVAL),
                 _ => return,
             }
         }
@@ -208,7 +208,7 @@ fn failed(reason: impl Into<String>) -> Error {
 }
 
 /// The text of an error for the other process, whose own error has a prefix as well.
-fn tell(error: &Error) -> String {
+fn reply_text(error: &Error) -> String {
     match error {
         Error::Agent { reason } => printable_message(reason),
         error => one_line(error),

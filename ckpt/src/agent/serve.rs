@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::wire::{self, AgentCommand, Answer, Hello};
-use super::{ANSWER_MAX, DOOR, LOOK_PAUSE, failed, tell};
+use super::{ANSWER_MAX, POLL_INTERVAL, SOCKET_ENV, failed, reply_text};
 use crate::base::save_control::SaveControl;
 use crate::save::snapshot::Snapshot;
 use crate::{Checkpoints, Error, LivenessTimeouts, Result, SaveReport};
@@ -14,7 +14,7 @@ use storage::ipc::{Arena, Peer, ready};
 use storage::{Key, ProcessIdentity};
 
 /// Interval between progress replies.
-const TELL_PAUSE: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Main loop of an agent: executes the saves of the trainer that started this process, until that
 /// exits. This process ignores SIGTERM, SIGINT and SIGHUP from now on.
@@ -22,8 +22,8 @@ const TELL_PAUSE: Duration = Duration::from_millis(200);
 /// # Errors
 /// [`Error::Agent`] if no trainer started it, or its messages cannot be decoded.
 pub fn serve() -> Result<()> {
-    let name = std::env::var(DOOR).map_err(|_| {
-        failed(format!("{DOOR} is not set (hint: only a trainer starts this process)"))
+    let name = std::env::var(SOCKET_ENV).map_err(|_| {
+        failed(format!("{SOCKET_ENV} is not set (hint: only a trainer starts this process)"))
     })?;
     let peer = Peer::knock(&name)?.ok_or_else(|| failed("the trainer has exited"))?;
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -34,8 +34,8 @@ pub fn serve() -> Result<()> {
     let steps = match open(&wire::receive_hello(&peer)?) {
         Ok(steps) => steps,
         Err(error) => {
-            // If the trainer is gone too, this process still returns the error.
-            let _ = answer(&peer, &Answer::Failed(tell(&error)));
+            // If the trainer has exited too, this process still returns the error.
+            let _ = answer(&peer, &Answer::Failed(reply_text(&error)));
             return Err(error);
         }
     };
@@ -43,8 +43,8 @@ pub fn serve() -> Result<()> {
         return Ok(());
     }
     let mut arena: Option<Arena> = None;
-    while let Some(order) = next_order(&peer)? {
-        match order {
+    while let Some(command) = next_command(&peer)? {
+        match command {
             AgentCommand::Arena { len } => {
                 drop(arena.take());
                 arena = Some(receive_arena(&peer, len)?);
@@ -69,9 +69,9 @@ pub fn serve() -> Result<()> {
 }
 
 /// Waits for a command while the trainer lives.
-fn next_order(peer: &Peer) -> Result<Option<AgentCommand>> {
+fn next_command(peer: &Peer) -> Result<Option<AgentCommand>> {
     while !ready(&[peer.as_fd()], None)?[0] {}
-    wire::receive_order(peer)
+    wire::receive_command(peer)
 }
 
 fn open(hello: &Hello) -> Result<Checkpoints> {
@@ -91,7 +91,7 @@ fn open(hello: &Hello) -> Result<Checkpoints> {
     let steps =
         steps.with_options(hello.options).with_patience(LivenessTimeouts { beat, silence_max });
     steps.admit(trainer);
-    // What it saves is the state of the trainer, whose lease may be lost before the first save.
+    // It saves the state of the trainer, whose lease may be lost before the first save.
     steps.lease.fence().join_family()?;
     Ok(steps)
 }
@@ -105,32 +105,32 @@ fn receive_arena(peer: &Peer, len: u64) -> Result<Arena> {
     Ok(Arena::open(fd, len)?)
 }
 
-/// Executes a save. Returns whether the trainer is alive and got the outcome.
+/// Executes a save. Returns whether the trainer is alive and received the outcome.
 fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) -> bool {
     let control = SaveControl::default();
-    let mut is_there = true;
+    let mut is_trainer_alive = true;
     let outcome = std::thread::scope(|scope| {
         let work = || carry_out(steps, arena, start, len, &control);
         let worker = std::thread::Builder::new().spawn_scoped(scope, work);
         let worker = worker.map_err(|e| failed(format!("cannot start a thread: {e}")))?;
-        let mut told = Instant::now();
+        let mut reported_at = Instant::now();
         while !worker.is_finished() {
-            if !is_there {
-                // The trainer is gone; only the save remains to be done.
+            if !is_trainer_alive {
+                // The trainer has exited; only the save is completed.
                 break;
             }
-            match ready(&[peer.as_fd()], Some(LOOK_PAUSE)) {
-                Ok(fds) if fds[0] => match wire::receive_order(peer) {
+            match ready(&[peer.as_fd()], Some(POLL_INTERVAL)) {
+                Ok(fds) if fds[0] => match wire::receive_command(peer) {
                     Ok(Some(AgentCommand::Cancel)) => control.cancel(),
-                    Ok(Some(_)) | Ok(None) | Err(_) => is_there = false,
+                    Ok(Some(_)) | Ok(None) | Err(_) => is_trainer_alive = false,
                 },
                 Ok(_) => {}
-                Err(_) => is_there = false,
+                Err(_) => is_trainer_alive = false,
             }
-            if told.elapsed() >= TELL_PAUSE {
+            if reported_at.elapsed() >= REPORT_INTERVAL {
                 // A trainer that does not read now may read the last reply.
                 let _ = answer(peer, &Answer::Wrote(control.bytes()));
-                told = Instant::now();
+                reported_at = Instant::now();
             }
         }
         worker.join().unwrap_or_else(|_| Err(failed("the save panicked")))
@@ -143,12 +143,12 @@ fn save(peer: &Peer, steps: &Checkpoints, arena: &[u8], start: u64, len: u64) ->
         Err(Error::Cancelled) => Answer::Cancelled,
         Err(error) => {
             log::error!("{error}");
-            Answer::Failed(tell(&error))
+            Answer::Failed(reply_text(&error))
         }
     };
     // A lost reply would make the trainer wait forever; closing the connection makes it check the
     // step itself.
-    answer(peer, &last) && is_there
+    answer(peer, &last) && is_trainer_alive
 }
 
 fn carry_out(
@@ -166,10 +166,10 @@ fn carry_out(
         let end = arena.len();
         failed(format!("expected orders within {end} bytes, found them at byte {start}"))
     })?;
-    let (recipe, snapshot) = Snapshot::of_orders(orders)
+    let (inputs, snapshot) = Snapshot::of_orders(orders)
         .map_err(|e| failed(format!("cannot decode the orders: {e}")))?;
     // The plan is cached, as in the trainer.
-    let plan = steps.plans.plan_of(&recipe)?;
+    let plan = steps.plans.plan_of(&inputs)?;
     snapshot.check(&plan)?;
     snapshot.save(steps, &plan, arena, control)
 }

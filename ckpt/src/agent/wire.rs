@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ANSWER_MAX, LOOK_PAUSE, failed};
+use super::{ANSWER_MAX, POLL_INTERVAL, failed};
 use crate::{CheckpointOptions, Result, SaveReport};
 use storage::ipc::Peer;
 
@@ -13,7 +13,7 @@ use storage::ipc::Peer;
 const HEAD_BYTES: usize = 17;
 
 /// Limit of the text; an error with its causes, or a URL, is shorter.
-const WORDS_BYTES_MAX: u64 = 1 << 20;
+const TEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// The trainer's first message.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub(super) enum AgentCommand {
     Arena { len: u64 },
     /// Unmap the memory.
     Forget,
-    /// The orders of the save are there in the memory.
+    /// Save; its orders are in the memory, at this offset and of this length.
     Save { start: u64, len: u64 },
     /// Cancel the current save.
     Cancel,
@@ -60,13 +60,13 @@ pub(super) fn send_hello(peer: &Peer, hello: &Hello) -> io::Result<()> {
 }
 
 pub(super) fn receive_hello(peer: &Peer) -> Result<Hello> {
-    let (kind, _, words) = message(peer, ANSWER_MAX).map_err(gone)?;
-    let hello = if kind == b'H' { serde_json::from_slice(&words).ok() } else { None };
+    let (kind, _, payload) = message(peer, ANSWER_MAX).map_err(connection_error)?;
+    let hello = if kind == b'H' { serde_json::from_slice(&payload).ok() } else { None };
     hello.ok_or_else(|| failed("cannot decode handshake: not a trainer of this version"))
 }
 
-pub(super) fn send_order(peer: &Peer, order: AgentCommand) -> io::Result<()> {
-    match order {
+pub(super) fn send_command(peer: &Peer, command: AgentCommand) -> io::Result<()> {
+    match command {
         AgentCommand::Arena { len } => send(peer, b'A', [len, 0], &[]),
         AgentCommand::Forget => send(peer, b'G', [0, 0], &[]),
         AgentCommand::Save { start, len } => send(peer, b'S', [start, len], &[]),
@@ -74,12 +74,12 @@ pub(super) fn send_order(peer: &Peer, order: AgentCommand) -> io::Result<()> {
     }
 }
 
-/// The next command; `None` if the trainer is gone.
-pub(super) fn receive_order(peer: &Peer) -> Result<Option<AgentCommand>> {
+/// The next command; `None` if the trainer has exited.
+pub(super) fn receive_command(peer: &Peer) -> Result<Option<AgentCommand>> {
     let (kind, [first, second], _) = match message(peer, ANSWER_MAX) {
         Ok(message) => message,
         Err(e) if is_end(&e) => return Ok(None),
-        Err(e) => return Err(gone(e)),
+        Err(e) => return Err(connection_error(e)),
     };
     match kind {
         b'A' => Ok(Some(AgentCommand::Arena { len: first })),
@@ -96,7 +96,7 @@ pub(super) fn send_answer(peer: &Peer, answer: &Answer) -> io::Result<()> {
         Answer::Forgotten => send(peer, b'G', [0, 0], &[]),
         Answer::Wrote(bytes) => {
             // Not worth waiting for: a newer one follows.
-            peer.send(&packed(b'W', [*bytes, 0], &[]), LOOK_PAUSE)
+            peer.send(&packed(b'W', [*bytes, 0], &[]), POLL_INTERVAL)
         }
         Answer::Saved(report) => send(peer, b'D', [0, 0], &serde_json::to_vec(report)?),
         Answer::Cancelled => send(peer, b'X', [0, 0], &[]),
@@ -105,14 +105,14 @@ pub(super) fn send_answer(peer: &Peer, answer: &Answer) -> io::Result<()> {
 }
 
 pub(super) fn receive(peer: &Peer, limit: Duration) -> Result<Answer> {
-    let (kind, [first, _], words) = message(peer, limit).map_err(gone)?;
-    let text = || String::from_utf8_lossy(&words).into_owned();
+    let (kind, [first, _], payload) = message(peer, limit).map_err(connection_error)?;
+    let text = || String::from_utf8_lossy(&payload).into_owned();
     match kind {
         b'R' => Ok(Answer::Ready(text())),
         b'G' => Ok(Answer::Forgotten),
         b'W' => Ok(Answer::Wrote(first)),
         b'D' => {
-            let report = serde_json::from_slice(&words);
+            let report = serde_json::from_slice(&payload);
             report.map(Answer::Saved).map_err(|e| failed(format!("cannot decode the report: {e}")))
         }
         b'X' => Ok(Answer::Cancelled),
@@ -121,34 +121,33 @@ pub(super) fn receive(peer: &Peer, limit: Duration) -> Result<Answer> {
     }
 }
 
-fn send(peer: &Peer, kind: u8, numbers: [u64; 2], words: &[u8]) -> io::Result<()> {
-    peer.send(&packed(kind, numbers, words), ANSWER_MAX)
+fn send(peer: &Peer, kind: u8, numbers: [u64; 2], payload: &[u8]) -> io::Result<()> {
+    peer.send(&packed(kind, numbers, payload), ANSWER_MAX)
 }
 
-fn packed(kind: u8, numbers: [u64; 2], words: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEAD_BYTES + 8 + words.len());
+fn packed(kind: u8, numbers: [u64; 2], payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + 8 + payload.len());
     bytes.push(kind);
     for number in numbers {
         bytes.extend(number.to_le_bytes());
     }
-    bytes.extend((words.len() as u64).to_le_bytes());
-    bytes.extend(words);
+    bytes.extend((payload.len() as u64).to_le_bytes());
+    bytes.extend(payload);
     bytes
 }
 
 fn message(peer: &Peer, limit: Duration) -> io::Result<(u8, [u64; 2], Vec<u8>)> {
     let mut head = [0; HEAD_BYTES + 8];
     peer.receive(&mut head, limit)?;
-    let number =
-        |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes are eight"));
+    let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
     let len = number(HEAD_BYTES);
-    if len > WORDS_BYTES_MAX {
-        let reason = format!("expected at most {WORDS_BYTES_MAX} bytes, found {len}");
+    if len > TEXT_BYTES_MAX {
+        let reason = format!("expected at most {TEXT_BYTES_MAX} bytes, found {len}");
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
-    let mut words = vec![0; len as usize]; // fits: 1 MiB at most
-    peer.receive(&mut words, limit)?;
-    Ok((head[0], [number(1), number(9)], words))
+    let mut payload = vec![0; len as usize]; // fits: 1 MiB at most
+    peer.receive(&mut payload, limit)?;
+    Ok((head[0], [number(1), number(9)], payload))
 }
 
 fn is_end(error: &io::Error) -> bool {
@@ -156,7 +155,7 @@ fn is_end(error: &io::Error) -> bool {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes it by value")]
-fn gone(error: io::Error) -> crate::Error {
+fn connection_error(error: io::Error) -> crate::Error {
     if is_end(&error) {
         return failed("the connection is closed");
     }
@@ -169,15 +168,15 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn what_is_said_is_heard() {
+    fn messages_round_trip() {
         let (a, b) = Peer::pair().unwrap();
-        for order in [
+        for command in [
             AgentCommand::Arena { len: u64::MAX },
             AgentCommand::Save { start: 1, len: 2 },
             AgentCommand::Cancel,
         ] {
-            send_order(&a, order).unwrap();
-            assert_eq!(receive_order(&b).unwrap(), Some(order));
+            send_command(&a, command).unwrap();
+            assert_eq!(receive_command(&b).unwrap(), Some(command));
         }
         let (plan, write, commit) = (Duration::ZERO, Duration::from_nanos(17), Duration::MAX);
         let (sync, peak_bytes_per_s) = (Duration::from_secs(3), Some(7));
@@ -199,22 +198,22 @@ mod tests {
         let (beat, silence_max) = (Duration::from_millis(9), Duration::from_secs(7));
         let hello = Hello { url, folder, options, beat, silence_max, trainer };
         send_hello(&a, &hello).unwrap();
-        let heard = receive_hello(&b).unwrap();
-        assert_eq!((heard.url.as_str(), heard.beat), ("/data", beat));
+        let received = receive_hello(&b).unwrap();
+        assert_eq!((received.url.as_str(), received.beat), ("/data", beat));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_messages_are_rejected() {
         for bytes in [[b'?'; HEAD_BYTES + 8], [0xff; HEAD_BYTES + 8], [0; HEAD_BYTES + 8]] {
             let (a, b) = Peer::pair().unwrap();
             a.send(&bytes, ANSWER_MAX).unwrap();
-            assert!(receive_order(&b).is_err());
+            assert!(receive_command(&b).is_err());
             b.send(&bytes, ANSWER_MAX).unwrap();
             assert!(receive(&a, ANSWER_MAX).is_err());
         }
         let (a, b) = Peer::pair().unwrap();
         a.send(&[b'S', 0, 0], ANSWER_MAX).unwrap();
         drop(a);
-        assert_eq!(receive_order(&b).unwrap(), None, "cut off is gone");
+        assert_eq!(receive_command(&b).unwrap(), None, "a truncated command ends the connection");
     }
 }

@@ -60,7 +60,7 @@ impl Default for AsyncSaveOptions {
 }
 
 /// What to do while the arena is in use. A save of several writers always waits: a save skipped by
-/// one must be skipped by all, so they ask [`AsyncSaver::is_busy`] and agree on it first.
+/// one must be skipped by all, so they check [`AsyncSaver::is_busy`] and agree on it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenBusy {
     /// Wait until the save in progress is written.
@@ -117,8 +117,8 @@ impl AsyncSaver {
         options: AsyncSaveOptions,
         agent: Option<Agent>,
     ) -> Result<Self> {
-        let kit = Some(SaveResources { arena: None, agent });
-        let state = Mutex::new(SaverState { kit, ..SaverState::default() });
+        let resources = Some(SaveResources { arena: None, agent });
+        let state = Mutex::new(SaverState { resources, ..SaverState::default() });
         let shared = Arc::new(SaverShared { state, changed: Condvar::new() });
         let own = (Arc::clone(&steps), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("ckpt-save".to_owned());
@@ -134,7 +134,7 @@ impl AsyncSaver {
     /// # Errors
     /// [`Error::BadInput`] for more than the options allow; errors of the operating system.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
-        self.make_room(self.take_kit().kit(), bytes)
+        self.make_room(self.take_resources().resources(), bytes)
     }
 
     /// Sets a hook that the save thread calls after each commit and before it writes the next save,
@@ -149,7 +149,7 @@ impl AsyncSaver {
     /// Whether a save would have to wait for another.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.shared.lock().kit.is_none()
+        self.shared.lock().resources.is_none()
     }
 
     /// Copies the state and returns; the copy is written in the background. The arguments are those
@@ -204,8 +204,8 @@ impl AsyncSaver {
         let mut snapshot = Snapshot::new(step, plan, together.writer, blobs, meta);
         let (token, deadline) = (together.token.to_owned(), together.deadline);
         snapshot.party = Some(JointSaveInfo { token, deadline });
-        let begun = self.begin(snapshot, plan, &pieces, blobs);
-        begun.inspect_err(|error| self.steps.decline(step, plan, together, error))
+        let started = self.begin(snapshot, plan, &pieces, blobs);
+        started.inspect_err(|error| self.steps.decline(step, plan, together, error))
     }
 
     fn save_alone(
@@ -233,25 +233,25 @@ impl AsyncSaver {
         pieces: &[&[u8]],
         blobs: &[Blob<'_>],
     ) -> Result<SaveStart> {
-        let mut kit = self.take_kit();
+        let mut resources = self.take_resources();
         let failed = self.take_failure();
-        let begun = Instant::now();
-        let staged = self.stage(kit.kit(), &snapshot, plan, pieces, blobs);
+        let started = Instant::now();
+        let staged = self.stage(resources.resources(), &snapshot, plan, pieces, blobs);
         if let Err(error) = staged {
-            drop(kit);
+            drop(resources);
             // The earlier failure would otherwise be lost.
             if let Some((step, earlier)) = failed {
                 log::error!("step {step} was not saved: {earlier}");
             }
             return Err(error);
         }
-        let ticket = Arc::new(SaveStatus::new(snapshot.step, snapshot.bytes, begun.elapsed()));
-        let (kit, plan) = (kit.pass_on(), Arc::clone(plan));
+        let status = Arc::new(SaveStatus::new(snapshot.step, snapshot.bytes, started.elapsed()));
+        let (resources, plan) = (resources.pass_on(), Arc::clone(plan));
         let mut state = self.shared.lock();
-        state.latest = Some(Arc::clone(&ticket));
-        state.job = Some(PendingSave { kit, plan, snapshot, ticket: Arc::clone(&ticket) });
+        state.latest = Some(Arc::clone(&status));
+        state.job = Some(PendingSave { resources, plan, snapshot, status: Arc::clone(&status) });
         self.shared.changed.notify_all();
-        Ok(SaveStart { save: Some(SaveHandle::new(ticket)), failed })
+        Ok(SaveStart { save: Some(SaveHandle::new(status)), failed })
     }
 
     /// Waits for the save in progress. Returns the report of the latest committed save.
@@ -259,7 +259,7 @@ impl AsyncSaver {
     /// # Errors
     /// The error of the latest save, if not reported before.
     pub fn wait(&self) -> Result<Option<SaveReport>> {
-        let state = self.shared.wait_while(None, |state| state.kit.is_none());
+        let state = self.shared.wait_while(None, |state| state.resources.is_none());
         let last = state.last;
         drop(state);
         match self.take_failure() {
@@ -276,87 +276,88 @@ impl AsyncSaver {
         // `None`: the deadline is not representable, so there is none.
         let until = Instant::now().checked_add(grace);
         let last_call = until.map(|until| until - (grace / 2).min(ABANDON_MAX));
-        let (ticket, last) = {
+        let (status, last) = {
             let state = self.shared.lock();
-            match (&state.kit, &state.latest) {
-                (None, Some(ticket)) => (Arc::clone(ticket), state.last),
+            match (&state.resources, &state.latest) {
+                (None, Some(status)) => (Arc::clone(status), state.last),
                 _ => return Finish::Idle,
             }
         };
-        let need = ticket.need(last.as_ref());
+        let need = status.remaining_time(last.as_ref());
         if need.is_some_and(|need| need > grace) {
-            ticket.control.cancel();
+            status.control.cancel();
         }
-        drop(self.shared.wait_while(last_call, |state| state.kit.is_none()));
-        let late = ticket.need(last.as_ref()).or(need).unwrap_or_default();
-        ticket.control.cancel();
-        if self.shared.wait_while(until, |state| state.kit.is_none()).kit.is_none() {
-            return Finish::Stuck { step: ticket.step, grace };
+        drop(self.shared.wait_while(last_call, |state| state.resources.is_none()));
+        let late = status.remaining_time(last.as_ref()).or(need).unwrap_or_default();
+        status.control.cancel();
+        if self.shared.wait_while(until, |state| state.resources.is_none()).resources.is_none() {
+            return Finish::Stuck { step: status.step, grace };
         }
-        match ticket.wait() {
+        match status.wait() {
             Ok(report) => Finish::Committed(report),
             Err(Error::Cancelled) => {
                 let need = need.filter(|need| *need > grace).unwrap_or(grace + late);
-                Finish::Cancelled { step: ticket.step, need, grace }
+                Finish::Cancelled { step: status.step, need, grace }
             }
-            Err(error) => Finish::Failed(ticket.step, error),
+            Err(error) => Finish::Failed(status.step, error),
         }
     }
 
     fn stage(
         &self,
-        kit: &mut SaveResources,
+        resources: &mut SaveResources,
         snapshot: &Snapshot,
         plan: &SavePlan,
         pieces: &[&[u8]],
         blobs: &[Blob<'_>],
     ) -> Result<()> {
-        // The agent's orders are stored behind the copy.
-        let orders = kit.agent.as_ref().map_or_else(Vec::new, |_| snapshot.orders(plan));
-        self.make_room(kit, snapshot.arena_bytes + orders.len() as u64)?;
-        let arena = kit.arena.as_mut().expect("room was made above");
+        // The agent's orders are stored after the copy.
+        let orders = resources.agent.as_ref().map_or_else(Vec::new, |_| snapshot.orders(plan));
+        self.make_room(resources, snapshot.arena_bytes + orders.len() as u64)?;
+        let arena = resources.arena.as_mut().expect("room was made above");
         snapshot.fill(arena, plan, pieces, blobs, self.options.copy_threads)?;
         let start = snapshot.arena_bytes as usize; // fits: the arena has room for it
         arena[start..start + orders.len()].copy_from_slice(&orders);
         // Started before this returns: from here on the agent saves even if this process dies.
-        let told = match &mut kit.agent {
+        let sent = match &mut resources.agent {
             Some(agent) => agent.begin(arena, start, orders.len()),
             None => Ok(()),
         };
-        if let Err(error) = told {
+        if let Err(error) = sent {
             log::error!("agent failed; saves continue without it: {error}");
-            kit.agent = None;
+            resources.agent = None;
         }
         Ok(())
     }
 
-    fn make_room(&self, kit: &mut SaveResources, bytes: u64) -> Result<()> {
+    fn make_room(&self, resources: &mut SaveResources, bytes: u64) -> Result<()> {
         let max = self.options.staging_bytes_max;
         let len = usize::try_from(bytes).ok().filter(|_| bytes <= max);
         let len = len.ok_or_else(|| Error::BadInput {
             object: format!("a snapshot of {bytes} bytes"),
             reason: format!("expected at most {max} bytes (hint: raise staging_bytes_max)"),
         })?;
-        if kit.arena.as_ref().is_some_and(|arena| arena.len() >= len) {
+        if resources.arena.as_ref().is_some_and(|arena| arena.len() >= len) {
             return Ok(());
         }
         let spare = (bytes.next_multiple_of(SPARE_BYTES) + SPARE_BYTES).min(max);
         let len = usize::try_from(spare).unwrap_or(len);
         // The old arena is freed first: there are never two.
-        kit.arena = None;
-        if let Some(agent) = &mut kit.agent {
+        resources.arena = None;
+        if let Some(agent) = &mut resources.agent {
             agent.forget();
         }
-        let mut arena = if kit.agent.is_some() { Arena::new_shared(len) } else { Arena::new(len) }?;
+        let mut arena =
+            if resources.agent.is_some() { Arena::new_shared(len) } else { Arena::new(len) }?;
         arena.populate(self.options.copy_threads)?;
-        kit.arena = Some(arena);
+        resources.arena = Some(arena);
         Ok(())
     }
 
-    fn take_kit(&self) -> ResourceGuard<'_> {
-        let mut state = self.shared.wait_while(None, |state| state.kit.is_none());
-        let kit = state.kit.take();
-        ResourceGuard { shared: &self.shared, kit }
+    fn take_resources(&self) -> ResourceGuard<'_> {
+        let mut state = self.shared.wait_while(None, |state| state.resources.is_none());
+        let resources = state.resources.take();
+        ResourceGuard { shared: &self.shared, resources }
     }
 
     fn take_failure(&self) -> Option<(u64, Error)> {
@@ -389,18 +390,18 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
         let outcome = catch_unwind(AssertUnwindSafe(|| write(steps, &mut job)));
         let outcome = outcome.unwrap_or_else(|_| {
             // The state of its connection is unknown.
-            job.kit.agent = None;
+            job.resources.agent = None;
             let reason = "the save thread panicked".to_owned();
             Err(Error::BadInput { object: format!("step {}", job.snapshot.step), reason })
         });
-        tell(&job.snapshot, &outcome);
+        log_outcome(&job.snapshot, &outcome);
         let report = outcome.as_ref().ok().copied();
-        let PendingSave { kit, snapshot, ticket, .. } = job;
+        let PendingSave { resources, snapshot, status, .. } = job;
         let mut state = shared.lock();
         state.last = report.or(state.last);
         let hook = state.hook.clone();
-        ticket.finish(outcome);
-        state.kit = Some(kit);
+        status.finish(outcome);
+        state.resources = Some(resources);
         shared.changed.notify_all();
         drop(state);
         if let (Some(report), Some(hook)) = (report, hook.0) {
@@ -411,7 +412,7 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
 }
 
 /// All writers get the same outcome: only writer 0 logs it above debug level.
-fn tell(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
+fn log_outcome(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
     let (step, is_first) = (snapshot.step, snapshot.writer == 0);
     let level = |level| if is_first { level } else { log::Level::Debug };
     match outcome {
@@ -425,20 +426,20 @@ fn tell(snapshot: &Snapshot, outcome: &Result<SaveReport>) {
 
 fn write(steps: &Checkpoints, job: &mut PendingSave) -> Result<SaveReport> {
     let mut is_orphaned = false;
-    if let Some(agent) = &mut job.kit.agent {
-        match agent.finish(&job.ticket.control) {
+    if let Some(agent) = &mut job.resources.agent {
+        match agent.finish(&job.status.control) {
             Ok(outcome) => return outcome,
             Err(error) => {
                 log::error!("agent failed; this process saves from now on: {error}");
-                job.kit.agent = None;
+                job.resources.agent = None;
                 is_orphaned = true;
             }
         }
     }
-    let PendingSave { kit, plan, snapshot, ticket } = job;
-    let arena = kit.arena.as_deref().unwrap_or_default();
+    let PendingSave { resources, plan, snapshot, status } = job;
+    let arena = resources.arena.as_deref().unwrap_or_default();
     if is_orphaned {
-        return takeover::save(steps, plan, snapshot, arena, &ticket.control);
+        return takeover::save(steps, plan, snapshot, arena, &status.control);
     }
-    snapshot.save(steps, plan, arena, &ticket.control)
+    snapshot.save(steps, plan, arena, &status.control)
 }

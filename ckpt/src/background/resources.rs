@@ -21,10 +21,10 @@ pub(super) struct SaveResources {
 /// A copied state that is to be written.
 #[derive(Debug)]
 pub(super) struct PendingSave {
-    pub(super) kit: SaveResources,
+    pub(super) resources: SaveResources,
     pub(super) plan: Arc<SavePlan>,
     pub(super) snapshot: Snapshot,
-    pub(super) ticket: Arc<SaveStatus>,
+    pub(super) status: Arc<SaveStatus>,
 }
 
 /// The save resources while a caller owns them. Drop returns them, also on a panic: without them no
@@ -32,23 +32,23 @@ pub(super) struct PendingSave {
 pub(super) struct ResourceGuard<'a> {
     pub(super) shared: &'a SaverShared,
     /// `None` once they are handed to the save thread.
-    pub(super) kit: Option<SaveResources>,
+    pub(super) resources: Option<SaveResources>,
 }
 
 impl ResourceGuard<'_> {
-    pub(super) fn kit(&mut self) -> &mut SaveResources {
-        self.kit.as_mut().expect("it is passed on at the very end")
+    pub(super) fn resources(&mut self) -> &mut SaveResources {
+        self.resources.as_mut().expect("taken only by `pass_on`, which consumes the guard")
     }
 
     pub(super) fn pass_on(mut self) -> SaveResources {
-        self.kit.take().expect("it is passed on once")
+        self.resources.take().expect("only this method takes it, and consumes the guard")
     }
 }
 
 impl Drop for ResourceGuard<'_> {
     fn drop(&mut self) {
-        if let Some(kit) = self.kit.take() {
-            self.shared.lock().kit = Some(kit);
+        if let Some(resources) = self.resources.take() {
+            self.shared.lock().resources = Some(resources);
             self.shared.changed.notify_all();
         }
     }
@@ -63,7 +63,7 @@ pub(super) struct SaverShared {
 #[derive(Debug, Default)]
 pub(super) struct SaverState {
     /// `None` while a state is copied or written.
-    pub(super) kit: Option<SaveResources>,
+    pub(super) resources: Option<SaveResources>,
     pub(super) job: Option<PendingSave>,
     /// The latest save.
     pub(super) latest: Option<Arc<SaveStatus>>,
@@ -90,14 +90,14 @@ impl SaverShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps while `is_so` holds, at most until `until`.
+    /// Sleeps while `condition` holds, at most until `until`.
     pub(super) fn wait_while(
         &self,
         until: Option<Instant>,
-        is_so: impl Fn(&SaverState) -> bool,
+        condition: impl Fn(&SaverState) -> bool,
     ) -> MutexGuard<'_, SaverState> {
         let mut state = self.lock();
-        while is_so(&state) {
+        while condition(&state) {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             state = match left {
                 Some(left) if left.is_zero() => break,

@@ -10,7 +10,7 @@ const RATE_BYTES_MIN: u64 = 64 << 20;
 /// A save in the background. Drop does not stop it.
 #[derive(Debug)]
 pub struct SaveHandle {
-    ticket: Arc<SaveStatus>,
+    status: Arc<SaveStatus>,
 }
 
 /// Progress of a save in the background.
@@ -24,37 +24,37 @@ pub struct SaveProgress {
     pub time: Duration,
     /// Whether it has ended, with any outcome.
     pub is_done: bool,
-    /// Whether it was asked to cancel.
+    /// Whether cancellation was requested.
     pub is_cancelled: bool,
 }
 
 impl SaveHandle {
-    pub(crate) fn new(ticket: Arc<SaveStatus>) -> Self {
-        SaveHandle { ticket }
+    pub(crate) fn new(status: Arc<SaveStatus>) -> Self {
+        SaveHandle { status }
     }
 
     /// The step.
     #[must_use]
     pub fn step(&self) -> u64 {
-        self.ticket.step
+        self.status.step
     }
 
     /// How long the copy took, during which the caller waited.
     #[must_use]
     pub fn staged(&self) -> Duration {
-        self.ticket.staged
+        self.status.staged
     }
 
     /// Its progress.
     #[must_use]
     pub fn progress(&self) -> SaveProgress {
-        let ticket = &self.ticket;
+        let status = &self.status;
         SaveProgress {
-            bytes: ticket.control.bytes(),
-            bytes_total: ticket.bytes,
-            time: ticket.begun.elapsed(),
-            is_done: !matches!(*ticket.lock(), Outcome::Open),
-            is_cancelled: ticket.control.is_cancelled(),
+            bytes: status.control.bytes(),
+            bytes_total: status.bytes,
+            time: status.started.elapsed(),
+            is_done: !matches!(*status.lock(), Outcome::Open),
+            is_cancelled: status.control.is_cancelled(),
         }
     }
 
@@ -64,7 +64,7 @@ impl SaveHandle {
     /// The error of [`Checkpoints::save`](crate::Checkpoints::save), once; [`Error::Cancelled`];
     /// [`Error::Reported`] if the error was returned to another caller.
     pub fn wait(&self) -> Result<SaveReport> {
-        self.ticket.wait()
+        self.status.wait()
     }
 
     /// Cancels it and removes what it has written. Returns its report if it was committed before it
@@ -73,8 +73,8 @@ impl SaveHandle {
     /// # Errors
     /// As [`SaveHandle::wait`], except for [`Error::Cancelled`].
     pub fn cancel(&self) -> Result<Option<SaveReport>> {
-        self.ticket.control.cancel();
-        match self.ticket.wait() {
+        self.status.control.cancel();
+        match self.status.wait() {
             Ok(report) => Ok(Some(report)),
             Err(Error::Cancelled) => Ok(None),
             Err(error) => Err(error),
@@ -89,7 +89,7 @@ pub(crate) struct SaveStatus {
     pub(crate) control: SaveControl,
     bytes: u64,
     staged: Duration,
-    begun: Instant,
+    started: Instant,
     outcome: Mutex<Outcome>,
     done: Condvar,
 }
@@ -101,14 +101,14 @@ enum Outcome {
     Failed(Error),
     Cancelled,
     /// It failed, and the error was returned to a caller; this is its text.
-    Told(String),
+    Reported(String),
 }
 
 impl SaveStatus {
     pub(crate) fn new(step: u64, bytes: u64, staged: Duration) -> Self {
         let (outcome, done) = (Mutex::new(Outcome::Open), Condvar::new());
-        let (control, begun) = (SaveControl::default(), Instant::now());
-        SaveStatus { step, control, bytes, staged, begun, outcome, done }
+        let (control, started) = (SaveControl::default(), Instant::now());
+        SaveStatus { step, control, bytes, staged, started, outcome, done }
     }
 
     pub(crate) fn finish(&self, outcome: Result<SaveReport>) {
@@ -127,24 +127,26 @@ impl SaveStatus {
         match &*outcome {
             Outcome::Saved(report) => Ok(*report),
             Outcome::Cancelled => Err(Error::Cancelled),
-            Outcome::Told(first) => Err(Error::Reported { step: self.step, first: first.clone() }),
+            Outcome::Reported(first) => {
+                Err(Error::Reported { step: self.step, first: first.clone() })
+            }
             Outcome::Failed(_) | Outcome::Open => {
-                Err(take(&mut outcome).expect("it failed, as was just seen"))
+                Err(take(&mut outcome).expect("matched a failure above"))
             }
         }
     }
 
-    /// The error, for the first caller that asks.
+    /// The error, for the first caller.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         take(&mut self.lock())
     }
 
     /// Estimates the remaining time by the progress so far or by the last save; `None` if neither
     /// is known.
-    pub(crate) fn need(&self, last: Option<&SaveReport>) -> Option<Duration> {
+    pub(crate) fn remaining_time(&self, last: Option<&SaveReport>) -> Option<Duration> {
         let done = self.control.bytes().min(self.bytes);
         let (bytes, time) = match last {
-            _ if done >= RATE_BYTES_MIN => (done, self.begun.elapsed()),
+            _ if done >= RATE_BYTES_MIN => (done, self.started.elapsed()),
             Some(last) => (last.bytes.max(1), last.write),
             None => return None,
         };
@@ -160,8 +162,8 @@ impl SaveStatus {
 
 fn take(outcome: &mut Outcome) -> Option<Error> {
     let Outcome::Failed(error) = outcome else { return None };
-    let told = Outcome::Told(storage::one_line(error));
-    match std::mem::replace(outcome, told) {
+    let reported = Outcome::Reported(storage::one_line(error));
+    match std::mem::replace(outcome, reported) {
         Outcome::Failed(error) => Some(error),
         _ => None,
     }

@@ -17,7 +17,7 @@ pub enum Finish {
         step: u64,
         /// The estimated remaining time.
         need: Duration,
-        /// What it was given.
+        /// The grace period.
         grace: Duration,
     },
     /// It failed.
@@ -28,7 +28,7 @@ pub enum Finish {
     Stuck {
         /// The step, which may still be committed.
         step: u64,
-        /// What it was given.
+        /// The grace period.
         grace: Duration,
     },
 }

@@ -23,7 +23,7 @@ pub(crate) fn save(
     if let Err(error) = steps.sweep() {
         log::warn!("orphaned files of the agent are not removed yet: {error}");
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let saved = snapshot.save(steps, plan, arena, control);
     if !matches!(saved, Err(Error::StepExists { .. })) {
         return saved;
@@ -40,7 +40,7 @@ pub(crate) fn save(
         bytes,
         files,
         plan: Duration::ZERO,
-        write: begun.elapsed(),
+        write: started.elapsed(),
         sync: Duration::ZERO,
         commit: Duration::ZERO,
         peak_bytes_per_s: PeakRate::of(&*steps.store).map(|peak| peak.write_bytes_per_s),

@@ -24,9 +24,9 @@ pub enum Error {
     NoTensor {
         /// The checkpoint's folder.
         object: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The group asked for.
+        /// The requested group.
         group: Group,
         /// Existing tensors with the most similar names, as `group name`.
         near: Vec<String>,
@@ -35,14 +35,14 @@ pub enum Error {
     NoBlob {
         /// The checkpoint's folder.
         object: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Existing blobs.
         near: Vec<String>,
     },
     /// The buffer or region passed by the caller does not fit the tensor.
     BadRequest {
-        /// What the caller asked for, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
         /// The tensor, as `group name`.
         object: String,
@@ -55,23 +55,23 @@ pub enum Error {
     BadInput {
         /// The tensor, blob or step.
         object: String,
-        /// What is wrong with it.
+        /// Why it was rejected.
         reason: String,
     },
     /// An offloaded state cannot be used this way.
     BadState {
-        /// What the caller asked for, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
         /// The state, or its folders.
         object: String,
-        /// What is wrong with it.
+        /// Why it was rejected.
         reason: String,
     },
     /// The model cannot be partitioned this way.
     BadLayout {
         /// The mesh or the parameter.
         object: String,
-        /// What is wrong with it.
+        /// Why it was rejected.
         reason: String,
     },
     /// The checkpoint does not match the model to be loaded.

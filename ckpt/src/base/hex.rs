@@ -33,8 +33,7 @@ pub(crate) mod stored {
     ) -> Result<S::Ok, S::Error> {
         let mut text = String::with_capacity(blocks.len() * DIGITS);
         for StoredBlock { bytes, crc64 } in blocks {
-            write!(text, "{bytes:08x}{crc64:016x}")
-                .expect("a string takes all that is written to it");
+            write!(text, "{bytes:08x}{crc64:016x}").expect("writes to a string do not fail");
         }
         to.serialize_str(&text)
     }
@@ -70,7 +69,7 @@ pub(crate) mod list {
     pub(crate) fn serialize<S: Serializer>(values: &[u64], to: S) -> Result<S::Ok, S::Error> {
         let mut text = String::with_capacity(values.len() * 16);
         for value in values {
-            write!(text, "{value:016x}").expect("a string takes all that is written to it");
+            write!(text, "{value:016x}").expect("writes to a string do not fail");
         }
         to.serialize_str(&text)
     }

@@ -5,8 +5,8 @@ use storage::Zeros;
 
 use crate::Result;
 
-/// Buffer for data in flight, in large pages: a request into small pages has an entry for each, and
-/// fills the queue of a device alone.
+/// Buffer for data in flight, in large pages: a request into small pages has one entry per page,
+/// and can fill the queue of a device.
 #[derive(Debug, Default)]
 pub(crate) struct IoBuffer(Option<Zeros>);
 

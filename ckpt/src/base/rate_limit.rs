@@ -33,16 +33,16 @@ mod tests {
 
     /// For any sizes and pauses, no window of time sees more than the rate and one burst.
     #[test]
-    fn no_more_than_the_rate() {
+    fn rate_is_not_exceeded() {
         let rate = 1_000_000;
-        let mut pace = RateLimiter::new(NonZeroU64::new(rate).unwrap());
+        let mut limiter = RateLimiter::new(NonZeroU64::new(rate).unwrap());
         let mut now = Duration::ZERO;
         let mut sent: Vec<(Duration, u64)> = Vec::new();
         let mut seed = 7_u64;
         for _ in 0..2000 {
             seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let bytes = (seed >> 33) % 5000;
-            now += pace.pay(now, bytes);
+            now += limiter.pay(now, bytes);
             sent.push((now, bytes));
             if (seed >> 20).is_multiple_of(50) {
                 now += Duration::from_millis((seed >> 40) % 400);
@@ -60,22 +60,22 @@ mod tests {
 
     /// Without pauses of the source, the full rate is reached.
     #[test]
-    fn no_less_than_the_rate() {
-        let mut pace = RateLimiter::new(NonZeroU64::new(1_000_000).unwrap());
+    fn full_rate_is_reached() {
+        let mut limiter = RateLimiter::new(NonZeroU64::new(1_000_000).unwrap());
         let mut now = Duration::from_secs(3);
         for _ in 0..1000 {
-            now += pace.pay(now, 4000);
+            now += limiter.pay(now, 4000);
         }
-        let due = Duration::from_secs(7);
-        assert_eq!(now + BURST, due);
+        let expected = Duration::from_secs(7);
+        assert_eq!(now + BURST, expected);
     }
 
     #[test]
-    fn the_greatest_numbers_do_not_overflow() {
-        let mut pace = RateLimiter::new(NonZeroU64::MIN);
+    fn extreme_values_do_not_overflow() {
+        let mut limiter = RateLimiter::new(NonZeroU64::MIN);
         let (begin, later) = (Duration::ZERO, Duration::from_secs(5));
         let long = Duration::from_secs(1 << 32);
-        assert!(pace.pay(begin, u64::MAX) > long);
-        assert!(!pace.pay(later, u64::MAX).is_zero());
+        assert!(limiter.pay(begin, u64::MAX) > long);
+        assert!(!limiter.pay(later, u64::MAX).is_zero());
     }
 }

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 pub struct SaveControl {
     bytes: Arc<AtomicU64>,
     cancelled: AtomicBool,
-    given_up: AtomicBool,
+    aborted: AtomicBool,
 }
 
 impl SaveControl {
@@ -29,13 +29,13 @@ impl SaveControl {
 
     /// Fails if the save was cancelled or aborted.
     pub(crate) fn check(&self) -> Result<()> {
-        let ends = self.is_cancelled() || self.given_up.load(Ordering::Relaxed);
+        let ends = self.is_cancelled() || self.aborted.load(Ordering::Relaxed);
         if ends { Err(Error::Cancelled) } else { Ok(()) }
     }
 
     /// Marks the joint save that this is part of as aborted.
-    pub(crate) fn give_up(&self) {
-        self.given_up.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_aborted(&self) {
+        self.aborted.store(true, Ordering::Relaxed);
     }
 
     /// Cancels the save, for all of its writers: it ends with [`Error::Cancelled`] and leaves

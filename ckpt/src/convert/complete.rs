@@ -1,7 +1,7 @@
-//! Whether an import has all parameters of its architecture.
+//! Checks that an import has all parameters of its architecture.
 //!
-//! A shard of a model, or a file that lost layers, has the names of an architecture too. What is
-//! missing would be initialized at random by the program that loads the step.
+//! A shard of a model, or a file with missing layers, has the names of an architecture too. The
+//! program that loads the step would initialize missing parameters at random.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -12,18 +12,18 @@ use super::hf::config_of;
 use super::import::Import;
 use crate::{Error, Group, Result};
 
-/// Missing names that are reported; more are not looked for.
+/// Missing names that are reported; the check stops at this number.
 const MISSING_MAX: usize = 6;
 
-/// Layers with the same parameters each.
+/// Layers that all have the same parameters.
 struct LayerStack {
-    /// In front of a layer's number.
+    /// The prefix of a layer's number.
     prefix: &'static str,
-    /// Keys of `config.json` that have the number of layers, the first that is there.
+    /// Keys of `config.json` for the number of layers; the first that exists is used.
     count_keys: &'static [&'static str],
     /// Parameters that every layer has.
     required: &'static [&'static str],
-    /// A parameter that the first layer alone has.
+    /// A parameter that only the first layer has.
     first_only: Option<&'static str>,
 }
 
@@ -93,9 +93,9 @@ const BERT: LayerStack = LayerStack {
 };
 
 impl Import {
-    /// Refuses an import of a known architecture that lacks parameters: of a layer, of the numbers
-    /// of layers in `config.json`, or beside the layers. Those that rules dropped do not count as
-    /// missing. Names are those that [`Import::normalize`] makes.
+    /// Rejects an import of a known architecture with missing parameters: of a layer, of a whole
+    /// layer according to `config.json`, or outside the layers. Parameters that rules dropped do
+    /// not count as missing. Names are those after [`Import::normalize`].
     ///
     /// # Errors
     /// [`Error::Unfit`] with the first missing names.
@@ -118,7 +118,7 @@ impl Import {
     }
 }
 
-/// The names that an import has, and those that it should have.
+/// The names in an import, and those that are missing.
 struct MissingNames<'a> {
     there: HashSet<&'a str>,
     dropped: HashSet<&'a str>,
@@ -147,7 +147,7 @@ impl<'a> MissingNames<'a> {
 
     fn gpt2(&mut self) {
         self.require("transformer.wte.weight");
-        // Without a configuration it may be a network that has other positions.
+        // Without a configuration, the model may have other position embeddings.
         if self.config["model_type"] == "gpt2" {
             self.require("transformer.wpe.weight");
         }
@@ -195,14 +195,14 @@ impl<'a> MissingNames<'a> {
         }
     }
 
-    /// A head of its own, where the configuration has one.
+    /// Requires a separate head, if the configuration unties it.
     fn require_untied(&mut self, name: &str) {
         if self.config["tie_word_embeddings"] == false {
             self.require(name);
         }
     }
 
-    /// Requires of each layer what any has.
+    /// Requires in each layer the parameters of any layer.
     fn stack(&mut self, stack: &LayerStack) {
         let LayerStack { prefix, count_keys, required, first_only } = stack;
         let mut layers: BTreeMap<u64, BTreeSet<&str>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Folders of `torch.distributed.checkpoint`: tensors in boxes, a small `torch.save` archive each.
+//! Folders of `torch.distributed.checkpoint`: tensors in boxes, each a small `torch.save` archive.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use storage::{Key, Storage};
 
 const METADATA: &str = ".metadata";
 
-/// A tensor in the metadata takes some hundred bytes a box.
+/// A tensor takes some hundred bytes of metadata per box.
 const METADATA_BYTES_MAX: u64 = 1 << 30;
 
 pub(crate) fn open(url: &str) -> Result<Import> {
@@ -49,7 +49,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         let Some(name) = pickle.text(name) else { continue };
         names.count(name, &object)?;
         let Some(boxes) = pickle.get(entry, "chunks").and_then(|id| pickle.items(id)) else {
-            // Bytes: a pickled object, such as a step.
+            // Not a tensor but a pickled object, such as a step.
             dropped.push(name.to_owned());
             continue;
         };
@@ -87,14 +87,14 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     Ok(Import { source, made, dropped, step: None, heads: None })
 }
 
-/// Where each box of each name is stored: a part of a file.
+/// The file, and the part of it, of each box of each name.
 type Places<'a> = HashMap<(&'a str, Vec<u64>), (&'a str, Member)>;
 
 fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
     let mut places = HashMap::new();
     for &(index, info) in pairs {
         let name = pickle.text(pickle.get(index, "fqn")?)?;
-        // Bytes have no offset, and no tensor asks for them.
+        // Pickled objects have no offset, and are not imported.
         let Some(start) = pickle.get(index, "offset").and_then(|id| pickle.sizes(id)) else {
             continue;
         };
@@ -110,11 +110,11 @@ fn places_of<'a>(pickle: &'a Pickle, pairs: &[(Id, Id)]) -> Option<Places<'a>> {
     Some(places)
 }
 
-/// Type and shape. `U8` stands for a type that cannot be read, as it does in the source.
+/// Type and shape. `U8` also represents a type that cannot be read, as in the source.
 fn kind_of(pickle: &Pickle, entry: Id) -> Option<(Dtype, Vec<u64>)> {
     let properties = pickle.get(entry, "properties")?;
     let PickleNode::Built(built) = pickle.node(properties) else { return None };
-    // Newer versions pickle a tuple that begins with the type, older ones the attributes.
+    // Newer versions pickle a tuple whose first item is the type, older ones the attributes.
     let state = built.state?;
     let dtype = match pickle.node(state) {
         PickleNode::Tuple(items) => *items.first()?,
@@ -131,7 +131,7 @@ fn span_of(pickle: &Pickle, chunk: Id) -> Option<(Vec<u64>, Vec<Span>)> {
     (start.len() == lens.len()).then_some((start, spans))
 }
 
-/// Adds the tensor that is stored there to the source.
+/// Adds the tensor of a box to the source.
 fn chunk_of(
     source: &mut TensorSource,
     store: &dyn Storage,
@@ -158,8 +158,9 @@ fn chunk_of(
     source.add(name.to_owned(), Group::Model, tensor.dtype, tensor.shape, tensor.extents)
 }
 
-/// What a name means: `optim.state.NAME.exp_avg` of torch, `optimizer.state.exp_avg.NAME` of
-/// Megatron, or a weight under `model.`; `None` for an optimizer's counters.
+/// The group and parameter of a name: `optim.state.NAME.exp_avg` of torch,
+/// `optimizer.state.exp_avg.NAME` of Megatron, or a weight under `model.`; `None` for an
+/// optimizer's counters.
 fn role_of(name: &str) -> Option<(Group, &str)> {
     let states = [
         ("exp_avg_sq", Group::ExpAvgSq),

@@ -1,10 +1,10 @@
-//! DeepSpeed's checkpoints: weights and Adam's moments as flat pieces of what all ranks own.
+//! DeepSpeed's checkpoints: weights and Adam's moments, flattened and partitioned over all ranks.
 //!
-//! `param_shapes` of the model states tells names and shapes by group, in the order in which
-//! parameters were flattened. Under stages 1 and 2 a group is one flat vector that was cut into
-//! equal parts, a part a rank, with padding at its end. Under stage 3 every parameter was cut by
-//! itself, `ceil(elements / ranks)` each, and a rank's vector has its cuts end to end. Either way a
-//! parameter is a list of extents of the files, so nothing is put together before it is read.
+//! `param_shapes` in the model states has names and shapes by group, in the order in which
+//! parameters were flattened. With ZeRO stages 1 and 2, a group is one flat vector that is split
+//! into equal parts, one per rank, with padding at its end. With stage 3, every parameter is split
+//! separately into parts of `ceil(elements / ranks)`, and a rank's vector has its parts end to end.
+//! In both cases a parameter is a list of extents of the files, so nothing is joined in advance.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -60,8 +60,8 @@ pub(crate) fn open(url: &str) -> Result<Import> {
         if rank.optim.is_empty() {
             add_module(&mut source, &model, |_| true)?;
         } else {
-            let due = number("dp_world_size");
-            check_numbers(&source, "data-parallel", rank.optim.keys(), due)?;
+            let expected = number("dp_world_size");
+            check_numbers(&source, "data-parallel", rank.optim.keys(), expected)?;
             let optim = rank
                 .optim
                 .values()
@@ -84,19 +84,19 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     Ok(import)
 }
 
-/// Refuses ranks of which some are missing: `due` is how many there were, where it is said.
+/// Rejects an incomplete set of ranks. `expected` is their number, if the checkpoint has it.
 fn check_numbers<'a>(
     source: &TensorSource,
     kind: &str,
     numbers: impl ExactSizeIterator<Item = &'a u64> + Clone,
-    due: Option<u64>,
+    expected: Option<u64>,
 ) -> Result<()> {
     let there = numbers.len() as u64;
-    if numbers.clone().copied().eq(0..there) && due.is_none_or(|due| due == there) {
+    if numbers.clone().copied().eq(0..there) && expected.is_none_or(|expected| expected == there) {
         return Ok(());
     }
     let found = format!("ranks {:?}", numbers.collect::<Vec<_>>());
-    let count = due.unwrap_or(there);
+    let count = expected.unwrap_or(there);
     Err(unfit(source, found, &format!("files of all {count} {kind} ranks")))
 }
 
@@ -112,7 +112,7 @@ fn parse(name: &str) -> Option<(u64, u64, &str)> {
     Some((dp, mp.parse().ok()?, kind))
 }
 
-/// Adds the weights of the module itself, which stages below 3 have whole.
+/// Adds the weights of the module itself, which are complete with stages below 3.
 fn add_module(
     source: &mut TensorSource,
     model: &TorchFile,
@@ -186,7 +186,7 @@ fn params_of(source: &TensorSource, model: &TorchFile) -> Result<Vec<Vec<Param>>
     groups.into_iter().map(params).collect()
 }
 
-/// Adam's moments of a rank, a vector a group; none if they are not kept as such.
+/// Adam's moments of a rank, one vector per group; empty if they are stored otherwise.
 fn moments(file: &TorchFile, state: Option<Id>, word: &str) -> Result<Vec<Tensor>> {
     let pickle = &file.pickle;
     let by_group = ["base_optimizer_state", "optimizer_state_dict"]
@@ -277,7 +277,7 @@ fn elements_of(source: &TensorSource, name: &str, shape: &[u64]) -> Result<u64> 
     })
 }
 
-/// Names of weights that are another's copy.
+/// Names of weights that are copies of other weights.
 fn tied_names(model: &TorchFile) -> Result<Vec<String>> {
     let pickle = &model.pickle;
     let shared = pickle.get(pickle.root, "shared_params").and_then(|id| pickle.pairs(id));
@@ -285,7 +285,7 @@ fn tied_names(model: &TorchFile) -> Result<Vec<String>> {
     names.map(|&(name, _)| model.name(name).map(str::to_owned)).collect()
 }
 
-/// Without what wrappers put in front.
+/// The name without the prefix that wrappers add.
 fn plain(name: &str) -> &str {
     name.strip_prefix("module.").unwrap_or(name)
 }

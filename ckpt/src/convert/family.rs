@@ -1,4 +1,4 @@
-//! Architectures with known tensor names: GPT-2, T5 and BERT as `transformers` has them.
+//! Architectures with known tensor names: GPT-2, T5 and BERT of `transformers`.
 //!
 //! Their checkpoints differ by program and year: with and without a prefix, with buffers, with a
 //! second copy of a tied matrix. A step has each parameter once, under its name in the model with
@@ -21,7 +21,7 @@ pub enum Family {
     Gpt2,
     /// `T5ForConditionalGeneration`, 1.0 and 1.1.
     T5,
-    /// `BertForPreTraining`, or what of it is there.
+    /// `BertForPreTraining`, or a part of it.
     Bert,
 }
 
@@ -36,7 +36,7 @@ impl Family {
         }
     }
 
-    /// The architecture that has such tensors; `None` for any other.
+    /// The architecture with these tensor names; `None` for any other.
     #[must_use]
     pub fn of(made: &[DerivedTensor]) -> Option<Self> {
         let has = |pattern: &str| made.iter().any(|made| matched(pattern, &made.name).is_some());
@@ -69,8 +69,8 @@ impl Family {
         }
     }
 
-    /// Copies of other parameters: of which, and whether they are that also where the configuration
-    /// unties the head.
+    /// Copies of other parameters: the name of the copy and of the original, and whether it is a
+    /// copy even if the configuration unties the head.
     fn copies(self) -> &'static [(&'static str, &'static str, bool)] {
         match self {
             Family::Gpt2 => &[("lm_head.weight", "transformer.wte.weight", false)],
@@ -86,8 +86,8 @@ impl Family {
         }
     }
 
-    /// Keys of `config.json` that shapes do not show. [`Import::config_json`] gives them the values
-    /// of the published model if the source has no configuration.
+    /// Keys of `config.json` that cannot be derived from shapes. [`Import::config_json`] sets them
+    /// to the values of the published model if the source has no configuration.
     #[must_use]
     pub fn assumed_keys(self) -> &'static [&'static str] {
         match self {
@@ -119,7 +119,7 @@ impl Family {
         }
     }
 
-    /// Tensors with a row, or an element, for each word.
+    /// Tensors with a row, or an element, per token of the vocabulary.
     fn words(self) -> &'static [&'static str] {
         match self {
             Family::Gpt2 => &["transformer.wte.weight", "lm_head.weight"],
@@ -134,7 +134,7 @@ impl Family {
 }
 
 impl Import {
-    /// The architecture that has such tensors, unless the configuration says that it is another.
+    /// The architecture with these tensor names, unless the configuration has another `model_type`.
     fn family(&self) -> Option<Family> {
         let family = Family::of(&self.made)?;
         let config = config_of(&self.source).unwrap_or_default();
@@ -145,8 +145,8 @@ impl Import {
     /// Renames the tensors of a known architecture to their names in a step: each parameter once,
     /// with its prefix, without buffers. Returns the architecture, or `None` with nothing changed.
     ///
-    /// A head that may be a copy of the embedding is one if the configuration says so, and if there
-    /// is none, if its bytes are.
+    /// Whether a head is a copy of the embedding is read from the configuration; without one, their
+    /// bytes are compared.
     ///
     /// # Errors
     /// Errors of reading the source.
@@ -159,7 +159,7 @@ impl Import {
                 made.name.insert_str(0, prefix);
             }
             if family == Family::Bert {
-                // As TensorFlow named them.
+                // Names of TensorFlow.
                 made.name = made
                     .name
                     .replace("LayerNorm.gamma", "LayerNorm.weight")
@@ -169,14 +169,14 @@ impl Import {
         self.keep(|made| !family.buffers().iter().any(|name| matched(name, &made.name).is_some()));
         let config = config_of(&self.source).unwrap_or_default();
         for &(copy, of, always) in family.copies() {
-            let told = config["tie_word_embeddings"].as_bool();
-            self.drop_copy(copy, of, if always { Some(true) } else { told })?;
+            let is_tied = config["tie_word_embeddings"].as_bool();
+            self.drop_copy(copy, of, if always { Some(true) } else { is_tied })?;
         }
         Ok(Some(family))
     }
 
-    /// Leaves out a copy, or makes it the original where that is absent. `is_copy` is what is
-    /// known; else the weights tell, for their moments as well.
+    /// Drops a copy, or renames it to the original if that is absent. If `is_copy` is `None`, the
+    /// weights are compared; the result holds for their moments as well.
     fn drop_copy(&mut self, copy: &str, of: &str, is_copy: Option<bool>) -> Result<()> {
         let find = |made: &[DerivedTensor], group: Group, name: &str| {
             made.iter().position(|made| made.group == group && made.name == name)
@@ -198,12 +198,12 @@ impl Import {
         Ok(())
     }
 
-    /// Gives every tensor with a row for each word so many rows: the first of those it has, and
+    /// Resizes the tensors with a row per token to `words` rows: removes rows at the end, or adds
     /// new ones. Moments of new rows are zero.
     ///
     /// # Errors
-    /// [`Error::Unfit`](crate::Error::Unfit) if none of the tensors is one that we know, or what
-    /// reading the source says.
+    /// [`Error::Unfit`](crate::Error::Unfit) if the architecture is not known; errors of reading
+    /// the source.
     pub fn set_vocab(&mut self, words: u64, new: &NewRows) -> Result<()> {
         let Some(family) = self.family() else {
             let (found, expected) = ("other names", "tensor names of GPT-2, T5 or BERT");
@@ -236,10 +236,10 @@ impl Import {
     }
 
     /// A `config.json` for `transformers`: that of the source, with the current sizes, or one
-    /// derived from the shapes. `heads` is for GPT-2 and BERT, whose shapes do not show it.
+    /// derived from the shapes. `heads` is for GPT-2 and BERT, whose shapes do not determine it.
     ///
     /// # Errors
-    /// [`Error::Unfit`](crate::Error::Unfit) if a tensor is missing, or the heads are.
+    /// [`Error::Unfit`](crate::Error::Unfit) if a tensor or the number of heads is missing.
     pub fn config_json(&self, family: Family, heads: Option<u64>) -> Result<Value> {
         let heads = heads.or(self.heads);
         let facts = ShapeFacts { import: self, heads };
@@ -295,7 +295,7 @@ impl ShapeFacts<'_> {
         }
     }
 
-    /// Layers: how many of the names are there with numbers from 0.
+    /// The number of layers: how many names exist, with numbers from 0.
     fn layers(&self, name: impl Fn(u64) -> String) -> u64 {
         (0..).take_while(|&layer| self.has(&name(layer))).count() as u64
     }
@@ -313,7 +313,8 @@ impl ShapeFacts<'_> {
     fn gpt2(&self) -> Result<Value> {
         let positions = self.shape("transformer.wpe.weight")?[0];
         let hidden = self.columns("transformer.wpe.weight")?;
-        // GPT-2's own vocabulary has one special token, its last. Another has none of this id.
+        // GPT-2's own vocabulary has one special token, its last. In others, this id is no special
+        // token.
         let is_own = self.shape("transformer.wte.weight")?[0] == 50_257;
         let end = is_own.then_some(50_256);
         Ok(json!({

@@ -1,4 +1,4 @@
-//! Rows that no source has: those of words that a vocabulary grew by.
+//! Rows that are in no source: those of tokens added to a vocabulary.
 
 use super::made::{DeriveBuffers, DerivedTensor, unfit};
 use super::source::TensorSource;
@@ -6,23 +6,23 @@ use crate::region::{self, Span};
 use crate::{Dtype, Group, Result, bands, number};
 use storage::crc64;
 
-/// How new rows begin.
+/// Initial values of new rows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NewRows {
     /// All zeros.
     Zeros,
-    /// Each the mean of the rows that were there: a new word is as likely as a middling one.
+    /// The mean of the existing rows: a new token is as likely as an average one.
     Mean,
-    /// Normal about zero, a function of seed, name and place alone.
+    /// Normally distributed with mean zero; a function of the seed, the name and the index alone.
     Normal {
         /// The standard deviation.
         std: f64,
-        /// Another seed gives other rows.
+        /// The seed of the values.
         seed: u64,
     },
 }
 
-/// New rows, and where their values come from.
+/// The source of the values of new rows.
 #[derive(Clone, Debug)]
 pub(crate) enum RowFill {
     Zeros,
@@ -34,17 +34,17 @@ pub(crate) enum RowFill {
     Row(Vec<f64>),
 }
 
-/// Elements of a row of which the mean is held in memory.
+/// Longest row whose mean is held in memory.
 const ROW_ITEMS_MAX: u64 = 1 << 24;
 
-/// Read at a time while the mean is formed.
+/// Bytes read at a time while the mean is computed.
 const BAND_BYTES: u64 = 16 << 20;
 
 impl RowFill {
-    /// What `rows` means for a tensor that is to have more of them.
+    /// The values that `rows` selects for the new rows of a tensor.
     pub(crate) fn new(rows: &NewRows, source: &TensorSource, made: &DerivedTensor) -> Result<Self> {
         Ok(match rows {
-            // A moment of what was never trained is zero.
+            // The moments of rows that were never trained are zero.
             _ if made.group != Group::Model && made.group != Group::Master => RowFill::Zeros,
             NewRows::Zeros => RowFill::Zeros,
             NewRows::Normal { std, seed } => RowFill::Normal { std: *std, seed: *seed },
@@ -97,7 +97,7 @@ fn mean_row(source: &TensorSource, made: &DerivedTensor) -> Result<Vec<f64>> {
     Ok(sums.into_iter().map(|sum| sum / rows as f64).collect())
 }
 
-/// A value of the standard normal distribution (Box and Muller), for a place.
+/// A value of the standard normal distribution (Box-Muller transform), for an index.
 fn normal(seed: u64, row: u64, item: u64) -> f64 {
     let key = mix(mix(seed ^ 0x6665_6564) ^ row) ^ item.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
@@ -105,7 +105,7 @@ fn normal(seed: u64, row: u64, item: u64) -> f64 {
     (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
 }
 
-/// The finalizer of SplitMix64: every bit of the input moves half of the output's.
+/// The finalizer of SplitMix64: every input bit flips half of the output bits on average.
 fn mix(mut bits: u64) -> u64 {
     bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

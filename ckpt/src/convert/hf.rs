@@ -1,7 +1,7 @@
-//! Folders of Hugging Face: opened, and written.
+//! Opens and writes folders of Hugging Face.
 //!
-//! Which tensor is read from which file is the index's decision. Whatever else its files have (a
-//! copy that a later file replaces, a tensor of another variant) is left out and reported.
+//! The index determines which tensor is read from which file. Other tensors of its files (a copy
+//! that a later file replaces, a tensor of another variant) are skipped and reported.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -22,10 +22,10 @@ const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 pub(crate) const PICKLED_SINGLE: &str = "pytorch_model.bin";
 
-/// An index has a line a tensor.
+/// An index has one line per tensor.
 const SMALL_BYTES_MAX: u64 = 64 << 20;
 
-/// Configurations and tokenizers, which go with the weights.
+/// Configurations and tokenizers, which are copied with the weights.
 const COMPANIONS: [&str; 11] = [
     "config.json",
     "generation_config.json",
@@ -47,9 +47,9 @@ struct Index {
 
 /// How a folder of Hugging Face stores its weights.
 struct WeightLayout {
-    /// The file of a model that is in one.
+    /// The file of a model with a single file.
     single: &'static str,
-    /// Says which file each tensor of a model in several files is in.
+    /// The index of a model with several files: the file of each tensor.
     index: &'static str,
     tensors_of: ReadTensors,
 }
@@ -60,7 +60,7 @@ type ReadTensors = fn(&mut TensorSource, &dyn Storage, &Key) -> Result<Vec<(Stri
 const SAFETENSORS: WeightLayout =
     WeightLayout { single: SINGLE, index: INDEX, tensors_of: safetensors_of };
 
-/// Before safetensors, and with `safe_serialization=False`.
+/// Written before safetensors, and with `safe_serialization=False`.
 const PICKLES: WeightLayout = WeightLayout {
     single: PICKLED_SINGLE,
     index: "pytorch_model.bin.index.json",
@@ -120,8 +120,8 @@ fn open_folder(url: &str, layouts: &[WeightLayout]) -> Result<Import> {
     Ok(Import { heads, dropped, ..Import::of(source) })
 }
 
-/// Adds each tensor of the index from the file that the index assigns it to. Returns what else the
-/// files have, which is left out: other copies, and tensors that the index does not name.
+/// Adds each tensor of the index from the file that the index assigns it to. Returns the
+/// other tensors of the files, which are skipped: other copies, and tensors not in the index.
 fn add_assigned(
     source: &mut TensorSource,
     store: &dyn Storage,
@@ -165,13 +165,13 @@ pub(crate) fn add_companions(
     Ok(())
 }
 
-/// Attention heads, by the configuration that came along.
+/// Attention heads, from the `config.json` of the source.
 pub(crate) fn heads_of(source: &TensorSource) -> Option<u64> {
     let config = config_of(source)?;
     ["n_head", "num_attention_heads", "num_heads"].iter().find_map(|key| config[*key].as_u64())
 }
 
-/// Refuses a file that has a part of a model, by its own name or by an index beside it.
+/// Rejects a file with a part of a model, by its name or by an index in the same folder.
 pub(crate) fn check_complete_file(store: &dyn Storage, key: &Key) -> Result<()> {
     let partial = |found: String| Error::Unfit {
         object: store.display(key),
@@ -182,7 +182,7 @@ pub(crate) fn check_complete_file(store: &dyn Storage, key: &Key) -> Result<()> 
         return Err(partial(format!("file {number} of {count} of a model")));
     }
     for layout in [SAFETENSORS, PICKLES] {
-        // An index that is absent or cannot be read says nothing about this file.
+        // Without a readable index, the file counts as complete.
         let Ok(index) = read_index(store, &key.parent().join(layout.index)?) else { continue };
         let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
         if files.contains(key.name()) && files.len() > 1 {
@@ -200,7 +200,7 @@ fn shard_of(name: &str) -> Option<(u64, u64)> {
     Some((number.parse().ok()?, count.parse().ok()?))
 }
 
-/// The `config.json` that came along, if it is one.
+/// The `config.json` of the source, if it is valid JSON.
 pub(crate) fn config_of(source: &TensorSource) -> Option<Value> {
     let (_, bytes) = source.blobs().iter().find(|(name, _)| name == "config.json")?;
     serde_json::from_slice(bytes).ok()
@@ -251,31 +251,32 @@ fn safetensors_of(
     Ok(known.chain(foreign).collect())
 }
 
-/// What an export wrote.
+/// The result of an export.
 #[derive(Clone, Debug)]
 pub struct Exported {
-    /// All files, in their order.
+    /// All files, in the order in which they were written.
     pub files: Vec<FileEntry>,
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: usize,
     /// Bytes of all files.
     pub bytes: u64,
 }
 
 /// Writes a folder that `transformers` opens: safetensors files, an index if there are several, and
-/// `companions` such as `config.json`. The folder appears when it is whole.
+/// `companions` such as `config.json`. The folder is published once it is complete.
 ///
 /// # Errors
-/// [`storage::Error::Exists`] within [`Error::Storage`] if the folder is there,
-/// [`storage::Error::Unsupported`] where a folder cannot appear at once, [`Error::Unfit`] for
-/// recipes that are none, or what a store says; nothing is left then.
+/// [`storage::Error::Exists`] within [`Error::Storage`] if the folder exists,
+/// [`storage::Error::Unsupported`] if the store cannot publish a folder atomically,
+/// [`Error::Unfit`] for tensors that cannot be derived, or errors of the store. Then all files are
+/// removed.
 pub fn export(
     import: &Import,
     companions: &[(String, Vec<u8>)],
     store: &Arc<dyn Storage>,
     folder: &Key,
     bounds: ConvertLimits,
-    tell: ProgressFn<'_>,
+    progress: ProgressFn<'_>,
 ) -> Result<Exported> {
     let Import { source, made, .. } = import;
     check(made, source)?;
@@ -312,7 +313,7 @@ pub fn export(
         block_bytes,
         codec: None,
         bounds,
-        tell,
+        progress,
     };
     let write = || -> Result<Vec<FileEntry>> {
         let mut entries: Vec<FileEntry> =
@@ -334,7 +335,7 @@ pub fn export(
     Ok(Exported { files, tensors: made.len(), bytes })
 }
 
-/// Up to five names.
+/// Up to five names, for a message.
 fn list(names: &[String]) -> String {
     let shown = names.iter().take(5).map(|name| format!("'{name:.80}'")).collect::<Vec<_>>();
     let more = if names.len() > 5 { ", ..." } else { "" };

@@ -12,17 +12,17 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// A folder of Hugging Face, of safetensors or of what `torch.save` wrote, with an index if it
-    /// has several files; or one file of safetensors.
+    /// A folder of Hugging Face with safetensors or `torch.save` files, and an index if there are
+    /// several; or one safetensors file.
     HuggingFace,
-    /// One file of `torch.save`, or a folder of Hugging Face that has `pytorch_model.bin` or an
-    /// index of several.
+    /// One file of `torch.save`, or a folder of Hugging Face with `pytorch_model.bin` or an index
+    /// of several.
     Torch,
     /// A folder of `torch.distributed.checkpoint`.
     Dcp,
-    /// A folder of Megatron-LM's `mp_rank_*`, or the one above it.
+    /// A folder with Megatron-LM's `mp_rank_*`, or its parent.
     Megatron,
-    /// A folder of DeepSpeed's `*_model_states.pt` and `*_optim_states.pt`, or the one above it.
+    /// A folder with DeepSpeed's `*_model_states.pt` and `*_optim_states.pt`, or its parent.
     DeepSpeed,
 }
 
@@ -42,7 +42,7 @@ pub struct Import {
 }
 
 impl Import {
-    /// Opens a checkpoint: reads headers, pickles and directories, and no tensor.
+    /// Opens a checkpoint: reads headers, pickles and directories, but no tensors.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for violations of its format, [`Error::Unfit`] for unsupported contents,
@@ -60,7 +60,7 @@ impl Import {
     /// The tensors of a step as they are, and its blobs.
     ///
     /// # Errors
-    /// What reading the blobs says.
+    /// Errors of reading the blobs.
     pub fn of_step(step: crate::Checkpoint) -> Result<Self> {
         let number = step.step();
         let names: Vec<String> = step.blobs().map(str::to_owned).collect();
@@ -86,13 +86,13 @@ impl Import {
         self.dropped.extend(dropped.into_iter().map(|made: DerivedTensor| made.name));
     }
 
-    /// Keeps the weights alone.
+    /// Removes all tensors except the weights.
     pub fn without_optimizer(&mut self) {
         self.keep(|made| made.group == Group::Model);
     }
 }
 
-/// A file of `torch.save`, or a folder of such in which Hugging Face keeps a model.
+/// Opens a file of `torch.save`, or a folder of Hugging Face with such files.
 fn open_torch(url: &str) -> Result<Import> {
     let names = storage::open_url(url).and_then(|store| store.list_names(&Key::root()));
     if names.is_ok_and(|names| !names.is_empty()) {
@@ -113,7 +113,7 @@ fn open_torch(url: &str) -> Result<Import> {
         .iter()
         .find_map(|name| pickle.size(pickle.get(pickle.root, name)?));
     if key.name() == hf::PICKLED_SINGLE {
-        // The one file of a folder of Hugging Face, whose configuration is beside it.
+        // The only weights file of a folder of Hugging Face, which also has the configuration.
         let folder = key.parent();
         let names = store.list_names(&folder)?;
         hf::add_companions(&mut source, &*store, &folder, &names)?;
@@ -122,7 +122,7 @@ fn open_torch(url: &str) -> Result<Import> {
     Ok(Import { step, heads, ..Import::of(source) })
 }
 
-/// A name or a number.
+/// The file has a name or a number.
 const TRACKER_BYTES_MAX: u64 = 4096;
 
 /// The folder that a small text file names, or the given one: `latest` of DeepSpeed, and Megatron's
@@ -152,7 +152,7 @@ pub(crate) fn folder_by(
     Ok((store, folder))
 }
 
-/// The extents of bytes `first` to `first + count` of a tensor that has these.
+/// The extents of bytes `first..first + count` of a tensor with these extents.
 pub(crate) fn part_of(extents: &[FileExtent], first: u64, count: u64) -> Vec<FileExtent> {
     let (mut skip, mut left) = (first, count);
     let mut parts = Vec::new();

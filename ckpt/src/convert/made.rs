@@ -1,4 +1,4 @@
-//! Tensors derived from others: from which boxes, transposed or not, and what fills the rest.
+//! Tensors derived from boxes of others, transposed or not, and from generated rows.
 //!
 //! A [`DerivedTensor`] is a description. Nothing is read until a band of it is requested, and then
 //! only what that band needs, so that a model of any size is converted with a bounded buffer.
@@ -36,9 +36,9 @@ struct DerivedPart {
 
 #[derive(Clone, Debug)]
 enum PartSource {
-    /// The box of the same shape that begins there; its two axes swapped if it is turned.
-    Tensor { tensor: usize, start: Vec<u64>, turned: bool },
-    /// Values of their own, which know the whole tensor's columns.
+    /// The box of the same shape that begins at `start`, with its two axes swapped if transposed.
+    Tensor { tensor: usize, start: Vec<u64>, transposed: bool },
+    /// Generated values, which are a function of their index in the whole tensor.
     Fill(RowFill),
 }
 
@@ -52,18 +52,20 @@ impl DerivedTensor {
         made
     }
 
-    /// A tensor of which no part is known yet.
+    /// A tensor without parts.
     pub(crate) fn new(name: String, group: Group, dtype: Dtype, shape: Vec<u64>) -> Self {
         DerivedTensor { name, group, dtype, shape, parts: Vec::new() }
     }
 
-    /// Puts a box of a source's tensor where its first element is to be.
+    /// Adds a box of a source's tensor at the index of its first element.
     pub(crate) fn put(&mut self, at: Vec<u64>, tensor: usize, spans: &[Span]) {
         let place = |(start, span): (u64, &Span)| Span { start, len: span.len };
         let into = at.into_iter().zip(spans).map(place).collect();
         let start = spans.iter().map(|span| span.start).collect();
-        self.parts
-            .push(DerivedPart { into, from: PartSource::Tensor { tensor, start, turned: false } });
+        self.parts.push(DerivedPart {
+            into,
+            from: PartSource::Tensor { tensor, start, transposed: false },
+        });
     }
 
     /// The same under another name.
@@ -74,8 +76,8 @@ impl DerivedTensor {
     /// The same with the two axes of a matrix swapped.
     ///
     /// # Errors
-    /// [`Error::Unfit`] for what is no matrix.
-    pub(crate) fn turn(mut self) -> Result<Self> {
+    /// [`Error::Unfit`] if it is not a matrix.
+    pub(crate) fn transpose(mut self) -> Result<Self> {
         let [rows, columns] = self.shape[..] else {
             let found = format!("shape {:?}", self.shape);
             return Err(unfit(&self.name, found, "a matrix to transpose"));
@@ -84,9 +86,9 @@ impl DerivedTensor {
         for part in &mut self.parts {
             part.into.swap(0, 1);
             match &mut part.from {
-                PartSource::Tensor { start, turned, .. } => {
+                PartSource::Tensor { start, transposed, .. } => {
                     start.swap(0, 1);
-                    *turned = !*turned;
+                    *transposed = !*transposed;
                 }
                 PartSource::Fill(_) => {
                     let found = "added rows (hint: transpose before adding rows)".to_owned();
@@ -97,7 +99,7 @@ impl DerivedTensor {
         Ok(self)
     }
 
-    /// A box of it as a tensor of its own.
+    /// A box of it as a separate tensor.
     pub(crate) fn slice(&self, name: String, spans: &[Span]) -> Self {
         let shape = spans.iter().map(|span| span.len).collect();
         let mut made = DerivedTensor::new(name, self.group, self.dtype, shape);
@@ -109,14 +111,14 @@ impl DerivedTensor {
                 .map(|(a, b)| Span { start: a.start - b.start, len: a.len })
                 .collect();
             let from = match &part.from {
-                PartSource::Tensor { tensor, start, turned } => {
+                PartSource::Tensor { tensor, start, transposed } => {
                     let start = start
                         .iter()
                         .zip(&shared)
                         .zip(&part.into)
                         .map(|((at, a), b)| at + (a.start - b.start))
                         .collect();
-                    PartSource::Tensor { tensor: *tensor, start, turned: *turned }
+                    PartSource::Tensor { tensor: *tensor, start, transposed: *transposed }
                 }
                 PartSource::Fill(fill) => PartSource::Fill(fill.clone()),
             };
@@ -140,20 +142,20 @@ impl DerivedTensor {
         made
     }
 
-    /// Bytes of the whole tensor; it is checked that they fit.
+    /// Bytes of the whole tensor. No overflow: the shape is checked first.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shape.iter().product::<u64>() * self.dtype.item_bytes()
     }
 
-    /// Whether some part is turned, so that a narrow band of it costs many reads.
-    pub(crate) fn is_turned(&self) -> bool {
-        let turned =
-            |part: &DerivedPart| matches!(part.from, PartSource::Tensor { turned: true, .. });
-        self.parts.iter().any(turned)
+    /// Whether a part is transposed, so that a narrow band of it costs many reads.
+    pub(crate) fn is_transposed(&self) -> bool {
+        let transposed =
+            |part: &DerivedPart| matches!(part.from, PartSource::Tensor { transposed: true, .. });
+        self.parts.iter().any(transposed)
     }
 
-    /// Bytes of the widest element that it is made of.
+    /// Bytes of the widest element type of its sources.
     pub(crate) fn item_bytes_max(&self, source: &TensorSource) -> u64 {
         let item_bytes = |part: &DerivedPart| match &part.from {
             PartSource::Tensor { tensor, .. } => source.tensors()[*tensor].dtype.item_bytes(),
@@ -206,7 +208,7 @@ impl DerivedTensor {
         Ok(())
     }
 
-    /// Fills `into` with a band of the tensor, row-major. `scratch` is kept between calls.
+    /// Fills `into` with a band of the tensor, row-major. `scratch` is reused between calls.
     pub(crate) fn read(
         &self,
         source: &TensorSource,
@@ -216,10 +218,10 @@ impl DerivedTensor {
     ) -> Result<()> {
         for part in &self.parts {
             let shared = runs::intersect(&part.into, band);
-            // A scalar's box has no axes, and an empty one shares nothing.
+            // A scalar's box has no axes, and an empty box has no intersection.
             let Some(shared) = shared.filter(|_| !into.is_empty()) else { continue };
             match &part.from {
-                PartSource::Tensor { tensor, start, turned } => {
+                PartSource::Tensor { tensor, start, transposed } => {
                     let start = start
                         .iter()
                         .zip(&shared)
@@ -229,7 +231,7 @@ impl DerivedTensor {
                         .zip(&shared)
                         .map(|(start, span)| Span { start, len: span.len })
                         .collect();
-                    self.take(source, *tensor, &spans, *turned, scratch)?;
+                    self.take(source, *tensor, &spans, *transposed, scratch)?;
                     place(&scratch.made, &shared, band, self.dtype, into);
                 }
                 PartSource::Fill(fill) => {
@@ -262,25 +264,26 @@ impl DerivedTensor {
         Ok(true)
     }
 
-    /// Reads a box of the source into `scratch.made`: turned if it is to be, and of our type.
+    /// Reads a box of the source into `scratch.made`, transposed if requested, and cast to the type
+    /// of this tensor.
     fn take(
         &self,
         source: &TensorSource,
         tensor: usize,
         spans: &[Span],
-        turned: bool,
+        transposed: bool,
         scratch: &mut DeriveBuffers,
     ) -> Result<()> {
         let from = source.tensors()[tensor].dtype;
         let items: u64 = spans.iter().map(|span| span.len).product();
         let bytes = (items * from.item_bytes()) as usize; // fits: a part of a band
         scratch.read.resize(bytes, 0);
-        if turned {
+        if transposed {
             let there = [spans[1], spans[0]];
             source.read_box(tensor, &there, &mut scratch.read)?;
-            scratch.turned.resize(bytes, 0);
-            turn(&scratch.read, &mut scratch.turned, &there, from);
-            std::mem::swap(&mut scratch.read, &mut scratch.turned);
+            scratch.transposed.resize(bytes, 0);
+            transpose(&scratch.read, &mut scratch.transposed, &there, from);
+            std::mem::swap(&mut scratch.read, &mut scratch.transposed);
         } else {
             source.read_box(tensor, spans, &mut scratch.read)?;
         }
@@ -290,11 +293,11 @@ impl DerivedTensor {
     }
 }
 
-/// Buffers that are used again from band to band.
+/// Buffers that are reused from band to band.
 #[derive(Debug, Default)]
 pub(crate) struct DeriveBuffers {
     read: Vec<u8>,
-    turned: Vec<u8>,
+    transposed: Vec<u8>,
     made: Vec<u8>,
 }
 
@@ -311,11 +314,11 @@ fn place(from: &[u8], shared: &[Span], band: &[Span], dtype: Dtype, into: &mut [
     let Ok(()) = runs::each_run_of_boxes(shared, band, visit);
 }
 
-/// Rows and columns of a square that stay in the first cache while it is turned.
+/// Rows and columns of a square that stays in the L1 cache while it is transposed.
 const TILE: usize = 32;
 
-/// Swaps the axes of a matrix of `spans` that lies in `from`.
-fn turn(from: &[u8], into: &mut [u8], spans: &[Span; 2], dtype: Dtype) {
+/// Swaps the axes of the matrix in `from`, whose axes have the lengths of `spans`.
+fn transpose(from: &[u8], into: &mut [u8], spans: &[Span; 2], dtype: Dtype) {
     // fits: the matrix is in memory
     let [rows, columns] = spans.map(|span| span.len as usize);
     let item = dtype.item_bytes() as usize; // fits: at most 8

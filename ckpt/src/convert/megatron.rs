@@ -1,7 +1,8 @@
-//! Megatron-LM's `mp_rank_TT[_PPP]/model_optim_rng.pt`, merged to GPT-2 as Hugging Face names it.
+//! Megatron-LM's `mp_rank_TT[_PPP]/model_optim_rng.pt`, merged to a GPT-2 with the names of Hugging
+//! Face.
 //!
 //! A rank has rows of some matrices and columns of others. The rows of the fused query, key and
-//! value matrix are ordered otherwise by every `checkpoint_version`: within a rank `[3, heads,
+//! value matrix are ordered differently in each `checkpoint_version`: within a rank `[3, heads,
 //! width]` in version 0, `[heads, width, 3]` in 1 and `[heads, 3, width]` from 2 on; here all
 //! queries come first, then keys, then values. Hugging Face keeps matrices as `[in, out]`, Megatron
 //! as `[out, in]`.
@@ -19,21 +20,22 @@ pub(crate) use facts::MegatronArgs;
 use facts::count_text;
 use storage::{Key, Storage};
 
-/// How the ranks' parts of a tensor come together.
+/// How the ranks' parts of a tensor are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RankJoin {
     /// Every rank has all of it.
     Same,
-    /// Each has rows.
+    /// Each rank has some rows.
     Rows,
-    /// Each has columns.
+    /// Each rank has some columns.
     Columns,
-    /// Each has heads, of queries, keys and values.
+    /// Each rank has some heads, with their queries, keys and values.
     Qkv,
 }
 
-/// The end of Megatron's name, ours, how parts come together, and whether it is to be transposed.
-/// The classic names first, then those of Megatron-Core, with and without Transformer Engine.
+/// Suffix of Megatron's name, name in GPT-2, how parts are joined, and whether the result is
+/// transposed. The classic names first, then those of Megatron-Core, with and without Transformer
+/// Engine.
 const GLOBAL: [(&str, &str, RankJoin, bool); 5] = [
     ("embedding.word_embeddings.weight", "transformer.wte.weight", RankJoin::Rows, false),
     ("embedding.position_embeddings.weight", "transformer.wpe.weight", RankJoin::Same, false),
@@ -77,15 +79,14 @@ const LAYER_FC2: [(&str, &str, RankJoin, bool); 2] = [
     ("mlp.linear_fc2.bias", "mlp.c_proj.bias", RankJoin::Same, false),
 ];
 
-/// Rows of queries, keys and values change their places one by one. A tensor without elements may
-/// say that it has any number of them; the widest model has 60,000.
+/// Rows of queries, keys and values are moved one by one. A tensor without elements may claim any
+/// number of them; the widest model has 60,000.
 const QKV_ROWS_MAX: u64 = 3 << 18;
 
-/// A name may have any number for its layer.
+/// A name may contain any layer number.
 const LAYERS_MAX: u64 = 1 << 20;
 
-/// A stage of the pipeline, or a part of one that is interleaved: for each tensor-parallel rank its
-/// tensors.
+/// A pipeline stage or virtual stage: the tensors of each tensor-parallel rank.
 pub(crate) type Stage = Vec<Vec<usize>>;
 
 pub(crate) fn open(url: &str) -> Result<Import> {
@@ -121,7 +122,7 @@ pub(crate) fn open(url: &str) -> Result<Import> {
     Ok(import)
 }
 
-/// Refuses folders that are not those of all ranks.
+/// Rejects folders that are not those of all ranks.
 fn check_ranks(
     source: &TensorSource,
     files: &BTreeMap<u64, BTreeMap<u64, TorchFile>>,
@@ -129,12 +130,12 @@ fn check_ranks(
 ) -> Result<()> {
     let tensor = files.values().next().map_or(0, BTreeMap::len) as u64;
     let pipeline = files.len() as u64;
-    let is_whole = tensor > 0
+    let is_complete = tensor > 0
         && files.keys().copied().eq(0..pipeline)
         && files.values().all(|stage| stage.keys().copied().eq(0..tensor))
-        && facts.tensor_ranks.is_none_or(|due| due == tensor)
-        && facts.pipeline_ranks.is_none_or(|due| due == pipeline);
-    if is_whole {
+        && facts.tensor_ranks.is_none_or(|count| count == tensor)
+        && facts.pipeline_ranks.is_none_or(|count| count == pipeline);
+    if is_complete {
         return Ok(());
     }
     let found: Vec<_> = files.iter().map(|(stage, ranks)| (stage, ranks.keys())).collect();
@@ -157,8 +158,8 @@ fn open_rank(source: &mut TensorSource, store: &dyn Storage, folder: &Key) -> Re
     Err(unfit(source, found, "model_optim_rng.pt or model_rng.pt"))
 }
 
-/// The stages in the order of their layers. Interleaved ones have `model0`, `model1`, ...: all
-/// stages' first parts come first.
+/// The stages in the order of their layers. Files with virtual stages have `model0`, `model1`, ...:
+/// the first virtual stages of all stages come first.
 fn stages_of(
     source: &mut TensorSource,
     files: &BTreeMap<u64, BTreeMap<u64, TorchFile>>,
@@ -193,16 +194,16 @@ fn stages_of(
     Ok(stages)
 }
 
-/// A tensor to be: its layer, its place in the tables above, and each rank's part.
+/// A tensor to be joined, and each rank's part.
 #[derive(Default)]
 struct Slot {
-    /// The stage that has it. Another may have a copy, as the last does of the embedding.
+    /// The stage that holds it. Another may hold a copy, as the last holds the embedding.
     stage: usize,
     parts: Vec<usize>,
     join: Option<(RankJoin, bool)>,
 }
 
-/// Puts the ranks' parts together.
+/// Joins the ranks' parts.
 pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs) -> Result<Import> {
     facts.check(&source)?;
     let mut slots: BTreeMap<(Group, String), Slot> = BTreeMap::new();
@@ -214,11 +215,11 @@ pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs)
             let mut seen = std::collections::HashSet::new();
             for &tensor in tensors {
                 let of = &source.tensors()[tensor];
-                if is_left_out(&of.name) {
+                if is_skipped(&of.name) {
                     dropped.push(of.name.clone());
                     continue;
                 }
-                let (layer, name, join) = slot_of(&of.name).ok_or_else(|| {
+                let (layer, name, join) = map_name(&of.name).ok_or_else(|| {
                     unfit(&source, format!("'{}'", of.name), "parameters of GPT-2")
                 })?;
                 if layer.is_some_and(|layer| layer >= LAYERS_MAX) {
@@ -251,30 +252,31 @@ pub(crate) fn merge(source: TensorSource, stages: &[Stage], facts: MegatronArgs)
     let mut made = Vec::new();
     for key in order {
         let Slot { parts, join, .. } = slots.remove(&key).unwrap_or_default();
-        let Some((join, turned)) = join else { continue };
+        let Some((join, is_transposed)) = join else { continue };
         let (group, name) = key;
         if parts.len() != ranks {
             let found = format!("'{name}' in {}", parts.len());
             return Err(unfit(&source, found, &format!("each parameter in {ranks} ranks")));
         }
-        let tensor = joined(&source, group, name, &parts, join, facts)?;
-        made.push(if turned { tensor.turn()? } else { tensor });
+        let tensor = join_parts(&source, group, name, &parts, join, facts)?;
+        made.push(if is_transposed { tensor.transpose()? } else { tensor });
     }
-    facts.check_whole(&source, &made, first_layer)?;
+    facts.check_complete(&source, &made, first_layer)?;
     Ok(Import { source, made, dropped, step: None, heads: facts.heads })
 }
 
-/// Copies of the embedding, and states of a library that are no parameters.
-fn is_left_out(name: &str) -> bool {
+/// Whether a tensor is a copy of the embedding, or library state that is not a parameter.
+fn is_skipped(name: &str) -> bool {
     name.contains("word_embeddings_for_head")
         || name.ends_with("_extra_state")
         || name.ends_with("rotary_pos_emb.inv_freq")
 }
 
-/// Layer, our name, and how parts join, of a name of Megatron's.
-fn slot_of(name: &str) -> Option<(Option<u64>, &'static str, (RankJoin, bool))> {
-    let found =
-        |&(_, ours, join, turned): &(&str, &'static str, RankJoin, bool)| (ours, (join, turned));
+/// Layer, name in GPT-2, and how parts are joined, for a name in Megatron.
+fn map_name(name: &str) -> Option<(Option<u64>, &'static str, (RankJoin, bool))> {
+    let found = |&(_, ours, join, is_transposed): &(&str, &'static str, RankJoin, bool)| {
+        (ours, (join, is_transposed))
+    };
     if let Some((_, rest)) = name.split_once("layers.") {
         let (layer, end) = rest.split_once('.')?;
         let mut all = LAYER.iter().chain(&LAYER_FC2);
@@ -288,7 +290,7 @@ fn slot_of(name: &str) -> Option<(Option<u64>, &'static str, (RankJoin, bool))> 
     Some((None, ours, join))
 }
 
-fn joined(
+fn join_parts(
     source: &TensorSource,
     group: Group,
     name: String,
@@ -328,7 +330,7 @@ fn joined(
             let mut spans = crate::region::whole(&first.shape);
             spans[axis] = Span { start: from, len: count };
             let mut at = vec![0; shape.len()];
-            // Of queries, keys and values each rank has a share; of all else one block.
+            // A rank has a share of queries, keys and values each; of other tensors, one block.
             let (third, share) =
                 if join == RankJoin::Qkv { (shape[0] / 3, len / 3) } else { (0, len) };
             at[axis] = if third == 0 {
@@ -342,8 +344,8 @@ fn joined(
     Ok(made)
 }
 
-/// Runs of a rank's rows: where each begins, where it goes when queries, keys and values stand one
-/// after the other, and how many they are.
+/// Runs of a rank's rows as `[source, destination, count]`, where the destination has all queries
+/// first, then keys, then values.
 fn qkv_rows(
     source: &TensorSource,
     name: &str,
@@ -389,9 +391,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_slots() {
-        let check = |name: &str, due: Option<(Option<u64>, &str)>| {
-            assert_eq!(slot_of(name).map(|(layer, ours, _)| (layer, ours)), due, "{name}");
+    fn names_map_to_gpt2() {
+        let check = |name: &str, expected: Option<(Option<u64>, &str)>| {
+            assert_eq!(map_name(name).map(|(layer, ours, _)| (layer, ours)), expected, "{name}");
         };
         let classic = "language_model.transformer.layers.7.attention.query_key_value.weight";
         check(classic, Some((Some(7), "attn.c_attn.weight")));

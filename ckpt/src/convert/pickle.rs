@@ -1,9 +1,9 @@
-//! A pickle as what it says, and nothing done: classes and functions are names, calls are nodes.
+//! Parses pickles without executing them: classes and functions are names, calls are nodes.
 //!
-//! Every opcode of protocols 0 to 5 is read but those that need a registry (`EXT*`) or memory from
-//! outside (`NEXT_BUFFER`). Objects are nodes of an arena, as a pickle fills containers that it has
-//! remembered before, and may make cycles. An opcode makes at most one node and no node is copied,
-//! so what is held is bounded by the bytes that are read, and by a number of nodes.
+//! All opcodes of protocols 0 to 5 are supported except those that need a registry (`EXT*`) or
+//! external buffers (`NEXT_BUFFER`). Objects are nodes of an arena, because a pickle can fill
+//! containers that are in its memo already, and create cycles. An opcode creates at most one node
+//! and no node is copied, so the memory is bounded by the bytes read and by a limit on nodes.
 
 mod machine;
 
@@ -12,7 +12,7 @@ use crate::region::RANK_MAX;
 /// A node of a [`Pickle`].
 pub(crate) type Id = usize;
 
-/// What a pickle says.
+/// A value in a pickle.
 #[derive(Debug)]
 pub(crate) enum PickleNode {
     None,
@@ -26,12 +26,12 @@ pub(crate) enum PickleNode {
     Tuple(Vec<Id>),
     Dict(Vec<(Id, Id)>),
     Global(String, String),
-    /// Something that the pickle's environment knows by this name.
+    /// An object outside the pickle, by its persistent id.
     Persistent(Id),
     Built(Box<PickleObject>),
 }
 
-/// An object that calling something would give.
+/// The result of a call that is not executed.
 #[derive(Debug)]
 pub(crate) struct PickleObject {
     pub(crate) class: Id,
@@ -41,26 +41,26 @@ pub(crate) struct PickleObject {
     pub(crate) pairs: Vec<(Id, Id)>,
 }
 
-/// A pickle that was read.
+/// A parsed pickle.
 #[derive(Debug)]
 pub(crate) struct Pickle {
     nodes: Vec<PickleNode>,
     pub(crate) root: Id,
 }
 
-/// Why bytes are no pickle, and where.
+/// Why bytes are not a pickle, and where.
 #[derive(Debug)]
 pub(crate) struct Bad {
     pub(crate) offset: usize,
     pub(crate) reason: String,
-    /// Whether more bytes might mend it.
+    /// Whether the data ended too early, so that it may be a pickle with more bytes.
     pub(crate) is_short: bool,
 }
 
 type Result<T> = std::result::Result<T, Bad>;
 
 impl Pickle {
-    /// Reads the pickle in front of the bytes, and tells how long it is.
+    /// Parses the pickle at the start of the bytes, and returns its length.
     pub(crate) fn read(bytes: &[u8]) -> Result<(Self, usize)> {
         machine::read(bytes)
     }
@@ -78,7 +78,7 @@ impl Pickle {
         if let PickleNode::Text(text) = self.node(id) { Some(text) } else { None }
     }
 
-    /// An integer, or a member of an enumeration of such: its class, called with its value.
+    /// An integer, or a member of an integer enum: its class, called with its value.
     pub(crate) fn int(&self, id: Id) -> Option<i64> {
         let id = match self.call(id) {
             Some((_, _, &[value])) => value,
@@ -111,8 +111,8 @@ impl Pickle {
         }
     }
 
-    /// Numbers along axes: no more than a tensor can have, as one that is remembered is copied
-    /// wherever it stands.
+    /// Numbers along axes: at most as many as a tensor can have, since the list is copied for every
+    /// reference to it.
     pub(crate) fn sizes(&self, id: Id) -> Option<Vec<u64>> {
         let items = self.items(id).filter(|items| items.len() <= RANK_MAX)?;
         items.iter().map(|&item| self.size(item)).collect()
@@ -147,7 +147,7 @@ impl Pickle {
         if let Some(found) = self.pairs(state).and_then(find) {
             return Some(found);
         }
-        // A class with slots has its attributes second.
+        // The state of a class with slots has the attributes second.
         let PickleNode::Tuple(both) = self.node(state) else { return None };
         self.pairs(*both.get(1)?).and_then(find)
     }
@@ -157,7 +157,7 @@ impl Pickle {
         keys.iter().try_fold(id, |id, key| self.get(id, key))
     }
 
-    /// Module and name of the function or class that made an object, and its arguments.
+    /// Module and name of the function or class that creates an object, and its arguments.
     pub(crate) fn call(&self, id: Id) -> Option<(&str, &str, &[Id])> {
         let PickleNode::Built(built) = self.node(id) else { return None };
         let (PickleNode::Global(module, name), PickleNode::Tuple(args)) =
@@ -173,8 +173,8 @@ impl Pickle {
 mod tests {
     use super::*;
 
-    /// What Python's `pickle.dumps` gives for `{"a": [1, -2, 3.5, None, True], "b": (b"x", 300)}`,
-    /// by protocols 0, 2 and 4.
+    /// The output of Python's `pickle.dumps` for `{"a": [1, -2, 3.5, None, True], "b": (b"x",
+    /// 300)}`, with protocols 0, 2 and 4.
     const DUMPS: [&[u8]; 3] = [
         b"(dp0\nVa\np1\n(lp2\nI1\naI-2\naF3.5\naNaI01\nasVb\np3\n(c_codecs\nencode\np4\n(Vx\np5\n\
           Vlatin1\np6\ntp7\nRp8\nI300\ntp9\ns.",
@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    /// No byte string makes it panic, and no prefix of a pickle is one.
+    /// No byte string causes a panic, and no proper prefix of a pickle is accepted.
     #[test]
-    fn anything_is_refused_calmly() {
+    fn malformed_pickles_are_rejected() {
         let mut state = 7_u64;
         for dump in DUMPS {
             for len in 0..dump.len() {
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn cycles_and_long_integers() {
-        // A list that holds itself.
+        // A list that contains itself.
         let (pickle, _) = Pickle::read(b"\x80\x02]q\x00h\x00a.").unwrap();
         assert_eq!(pickle.items(pickle.root), Some(&[pickle.root][..]));
         let (pickle, _) = Pickle::read(b"\x8a\x02\x00\xff.").unwrap();

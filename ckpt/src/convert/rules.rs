@@ -1,14 +1,14 @@
-//! Rules that rename, drop, transpose and split tensors, one a line, applied in their order:
+//! Rules that rename, drop, transpose and split tensors, one per line, applied in their order:
 //!
 //! ```text
-//! # what follows a # is not read
+//! # comment
 //! drop *.attn.masked_bias
 //! rename module.* -> {1}
 //! transpose *.proj.weight
 //! split encoder.*.project.weight axis 0 -> encoder.{1}.q.weight, encoder.{1}.k.weight
 //! ```
 //!
-//! `*` stands for any text, and `{1}`, `{2}`, ... for what the first, the second, ... stood for.
+//! `*` matches any text; `{1}`, `{2}`, ... are the texts that the first, second, ... `*` matched.
 
 use super::import::Import;
 use super::made::{DerivedTensor, unfit};
@@ -36,7 +36,7 @@ impl RenameRules {
     /// Reads rules. `what` names them in messages.
     ///
     /// # Errors
-    /// [`Error::Unfit`] with the line that is none.
+    /// [`Error::Unfit`] with the line that is not a rule.
     pub fn parse(what: &str, text: &str) -> Result<Self> {
         let mut rules = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -88,7 +88,8 @@ impl Import {
     /// Applies rules to all tensors.
     ///
     /// # Errors
-    /// [`Error::Unfit`] for a rule that matches no tensor, or one that it does not fit.
+    /// [`Error::Unfit`] for a rule that matches no tensor, or a tensor that it cannot be applied
+    /// to.
     pub fn apply(&mut self, rules: &RenameRules) -> Result<()> {
         for rule in &rules.0 {
             let mut applied = false;
@@ -105,7 +106,7 @@ impl Import {
                         let name = filled(name, &stars);
                         made.push(tensor.named(name));
                     }
-                    Act::Transpose => made.push(tensor.turn()?),
+                    Act::Transpose => made.push(tensor.transpose()?),
                     Act::Split(axis, names) => made.extend(split(&tensor, *axis, names, &stars)?),
                 }
             }
@@ -139,15 +140,15 @@ fn split(
     Ok((0..).zip(names).map(part).collect())
 }
 
-/// What each star of a pattern stands for, if the name is like it. The first stars take as little
-/// as they can.
+/// The text that each star of a pattern matches; `None` if the name does not match. Each star
+/// matches as little as possible, except the last.
 pub(crate) fn matched<'a>(pattern: &str, name: &'a str) -> Option<Vec<&'a str>> {
     let mut parts = pattern.split('*');
     let mut rest = name.strip_prefix(parts.next()?)?;
     let mut stars = Vec::new();
     let mut parts = parts.peekable();
     while let Some(part) = parts.next() {
-        // The last part is the end of the name, however often it is there before.
+        // The last part must match the end of the name, even if it also occurs before.
         let at = if parts.peek().is_none() {
             rest.ends_with(part).then(|| rest.len() - part.len())?
         } else {
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stars_stand_for_text() {
+    fn stars_match_text() {
         assert_eq!(matched("a.*.c", "a.b.c"), Some(vec!["b"]));
         assert_eq!(matched("a.*.c", "a.c"), None);
         assert_eq!(matched("*.c", "a.c.c"), Some(vec!["a.c"]));
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_rules() {
+    fn rules_are_parsed_by_line() {
         let text = "drop a.* # b\n\n#\nrename x -> y\ntranspose *\nsplit p axis 1 -> q, k\n";
         let RenameRules(rules) = RenameRules::parse("r", text).unwrap();
         assert_eq!(rules.len(), 4);

@@ -10,25 +10,25 @@ use crate::runs;
 use crate::{Checkpoint, Dtype, Error, Group, Result};
 use storage::{Key, Object, RangeRead, Storage};
 
-/// Runs with smaller gaps are read together with the gap: another request costs more.
+/// Runs with smaller gaps are read together, with the gaps: another request would cost more.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 
-/// Read in one go if bytes between runs are read too, which takes scratch space.
+/// Longest read that includes gaps; it needs scratch space of this size.
 const SPAN_BYTES_MAX: u64 = 16 << 20;
 
-/// Reads given to the store at once.
+/// Reads in one batch.
 const READS_MAX: usize = 256;
 
-/// Runs of bytes that all tensors lie in take 32 bytes each.
+/// Extents of all tensors. Each takes 32 bytes of memory.
 const EXTENTS_MAX: usize = 1 << 25;
 
-/// A process may open 1,024 files by default, and threads do this side by side.
+/// Open files per source. A process may open 1,024 by default.
 const FILES_OPEN_MAX: usize = 64;
 
-/// Bytes in a row of one file.
+/// Contiguous bytes of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileExtent {
-    /// Which of the source's files.
+    /// Index in the source's files.
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
@@ -38,8 +38,7 @@ pub(crate) struct FileExtent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ElementType {
     Known(Dtype),
-    /// The name of a type that this crate cannot read. Such a tensor can be dropped, and nothing
-    /// else.
+    /// The name of a type that this crate cannot read. Such a tensor can only be dropped.
     Foreign(String),
 }
 
@@ -52,9 +51,9 @@ impl From<Dtype> for ElementType {
 /// Location of a tensor's elements.
 #[derive(Clone, Debug)]
 enum TensorLocation {
-    /// Row-major in extents, one after the other; beside each the bytes up to its end.
+    /// Row-major in extents, one after the other, and the number of bytes up to the end of each.
     Extents(Vec<FileExtent>, Vec<u64>),
-    /// In the opened step, under that group and name.
+    /// In the opened step, with this group and name.
     Step(Group, String),
     /// Elements of a type of this name, which cannot be read.
     Foreign(String),
@@ -63,30 +62,30 @@ enum TensorLocation {
 /// A tensor of a [`TensorSource`].
 #[derive(Clone, Debug)]
 pub struct SourceTensor {
-    /// Its name there.
+    /// Its name in the source.
     pub name: String,
-    /// What it is to the parameter, as far as the source says.
+    /// The role of the tensor for the parameter, as far as the source shows it.
     pub group: Group,
-    /// Its elements. `U8` stands for a type that this crate cannot read: such a tensor can be
-    /// dropped, and an import that keeps it is refused.
+    /// Its element type. `U8` also represents a type that this crate cannot read: such a tensor can
+    /// only be dropped, and an import that keeps it is rejected.
     pub dtype: Dtype,
     /// Elements along each axis. Row-major.
     pub shape: Vec<u64>,
     place: TensorLocation,
 }
 
-/// Tensors to be read in any order and in parts.
+/// Tensors that can be read in any order and in parts.
 pub struct TensorSource {
     object: String,
     tensors: Vec<SourceTensor>,
     store: Option<Arc<dyn Storage>>,
     files: Vec<(Key, u64)>,
-    /// Parts of files that have a checksum, by their ends. Verified ones have none any more.
+    /// Parts of files with a checksum that are not verified yet, by their ends.
     members: Mutex<HashMap<usize, BTreeMap<u64, Member>>>,
     open: Mutex<HashMap<usize, Arc<dyn Object>>>,
     step: Option<Checkpoint>,
     blobs: Vec<(String, Vec<u8>)>,
-    /// Of all tensors.
+    /// The number of extents of all tensors.
     extents: usize,
 }
 
@@ -132,7 +131,7 @@ impl TensorSource {
         }
     }
 
-    /// Of foreign files, which are added one by one.
+    /// The tensors of foreign files, which are added one by one.
     pub(crate) fn of_files(store: &Arc<dyn Storage>, object: String) -> Self {
         TensorSource { object, ..TensorSource::empty(Some(Arc::clone(store))) }
     }
@@ -163,13 +162,13 @@ impl TensorSource {
         &self.tensors
     }
 
-    /// Small files beside the tensors: configurations and tokenizers.
+    /// Small files in the same folder as the tensors: configurations and tokenizers.
     #[must_use]
     pub fn blobs(&self) -> &[(String, Vec<u8>)] {
         &self.blobs
     }
 
-    /// The step, if it is one.
+    /// The step, if the source is one.
     #[must_use]
     pub fn step(&self) -> Option<&Checkpoint> {
         self.step.as_ref()
@@ -197,7 +196,7 @@ impl TensorSource {
         all.entry(file).or_default().extend(ends);
     }
 
-    /// Verifies the parts of a file that these reads lie in, each once.
+    /// Verifies the parts of a file that contain these reads, each once.
     fn verify(&self, file: usize, object: &dyn Object, reads: &[RangeRead<'_>]) -> Result<()> {
         for read in reads {
             let mut at = read.offset;
@@ -221,7 +220,7 @@ impl TensorSource {
     }
 
     /// Adds a tensor, after checking that its bytes exist and are as many as its shape requires.
-    /// Of a foreign type only the name and the shape are kept.
+    /// For a foreign type, only the name and the shape are stored.
     pub(crate) fn add(
         &mut self,
         name: String,
@@ -269,7 +268,7 @@ impl TensorSource {
                     expected: "tensor data within the file".to_owned(),
                 });
             }
-            // fits: files that are there, and no more extents than memory holds.
+            // fits: existing files, and no more extents than memory holds.
             found = found.saturating_add(extent.bytes);
             ends.push(found);
         }
@@ -315,7 +314,7 @@ impl TensorSource {
         }
     }
 
-    /// Reads runs of a tensor's bytes, which ascend, end to end into the buffer.
+    /// Reads ascending runs of a tensor's bytes end to end into the buffer.
     fn read_runs(
         &self,
         extents: &[FileExtent],
@@ -327,7 +326,7 @@ impl TensorSource {
         let mut direct: Vec<(usize, RangeRead<'_>)> = Vec::new();
         let mut rest = runs;
         while let Some(&(from, _)) = rest.first() {
-            let count = joined(rest);
+            let count = coalesced(rest);
             let (group, after) = rest.split_at(count);
             rest = after;
             let bytes: u64 = group.iter().map(|(_, len)| len).sum();
@@ -400,8 +399,8 @@ impl TensorSource {
     }
 }
 
-/// How many of the runs in front are read in one go.
-fn joined(runs: &[(u64, u64)]) -> usize {
+/// How many of the first runs are read by one request.
+fn coalesced(runs: &[(u64, u64)]) -> usize {
     let (from, _) = runs[0];
     let is_near = |pair: &&[(u64, u64)]| {
         let ((a, a_len), (b, b_len)) = (pair[0], pair[1]);

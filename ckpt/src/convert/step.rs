@@ -1,4 +1,4 @@
-//! Made tensors as a step of ours.
+//! Saves derived tensors as a step.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::{Blob, Checkpoints, Group, PeakRate, Result, SaveReport, TensorEntry}
 use storage::{FileEntry, write_all};
 
 impl Checkpoints {
-    /// Saves a step of the tensors of an import, as [`Checkpoints::save`] does of those
-    /// in memory, and never holds more than [`ConvertLimits`] says. `tell` hears of every band.
+    /// Saves the tensors of an import as a step, as [`Checkpoints::save`] does with those in
+    /// memory, with at most the memory of [`ConvertLimits`]. `progress` is called for every band.
     ///
     /// # Errors
-    /// As [`Checkpoints::save`]; [`Error::Unfit`](crate::Error::Unfit) for recipes that are none;
-    /// and what reading the source says.
+    /// As [`Checkpoints::save`]; [`Error::Unfit`](crate::Error::Unfit) for tensors that cannot be
+    /// derived; and errors of reading the source.
     pub fn save_made(
         &self,
         step: u64,
@@ -25,9 +25,9 @@ impl Checkpoints {
         blobs: &[Blob<'_>],
         meta: serde_json::Value,
         bounds: ConvertLimits,
-        tell: ProgressFn<'_>,
+        progress: ProgressFn<'_>,
     ) -> Result<SaveReport> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let Import { source, made, .. } = import;
         self.check_options(step)?;
         crate::save::check_blobs(blobs)?;
@@ -55,7 +55,7 @@ impl Checkpoints {
                 block_bytes: self.options.block_bytes,
                 codec,
                 bounds,
-                tell,
+                progress,
             };
             let saved =
                 self.write_made(&job, &files, blobs, index.as_deref()).and_then(|written| {
@@ -69,7 +69,7 @@ impl Checkpoints {
                 step,
                 bytes,
                 files: files.len() + blobs.len() + usize::from(index.is_some()),
-                plan: planned - begun,
+                plan: planned - started,
                 write: durable - planned,
                 sync: Duration::ZERO, // each file was synced as it was written
                 commit: durable.elapsed(),
@@ -119,7 +119,7 @@ impl Checkpoints {
     }
 }
 
-/// Weights in files of their own, then the optimizer's tensors, as every save has them.
+/// Weights in separate files, then the optimizer's tensors, as in every save.
 fn lay_out_step(made: &[DerivedTensor], bounds: ConvertLimits) -> Result<Vec<OutFile>> {
     let mut files = Vec::new();
     for (number, family) in FAMILIES.into_iter().enumerate() {
@@ -133,7 +133,7 @@ fn lay_out_step(made: &[DerivedTensor], bounds: ConvertLimits) -> Result<Vec<Out
     Ok(files)
 }
 
-/// Which file has which weight, as other tools expect it; `None` if there are no weights.
+/// The index of weights and their files for other tools; `None` if there are no weights.
 pub(crate) fn weight_index(made: &[DerivedTensor], files: &[OutFile]) -> Option<Vec<u8>> {
     let mut map = serde_json::Map::new();
     let mut total = 0;

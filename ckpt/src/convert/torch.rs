@@ -1,5 +1,5 @@
-//! Files of `torch.save`: which bytes of the file each tensor is. Nothing is executed, and no
-//! tensor is read before it is wanted.
+//! Indexes files of `torch.save`: the location of each tensor in the file. No code of the pickle is
+//! executed, and no tensor is read before it is requested.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -10,23 +10,23 @@ use super::zip::{self, Member};
 use crate::{Dtype, Error, Result};
 use storage::{Key, Object, RangeRead, Storage};
 
-/// A pickle that says where tensors are is some hundred bytes a tensor.
+/// A pickle of tensor locations takes some hundred bytes per tensor.
 const PICKLE_BYTES_MAX: u64 = 1 << 30;
 
 /// Limit of nested dicts; only a cycle is deeper.
 const DEPTH_MAX: usize = 32;
 
-/// Tensors that are not contiguous are read in so many runs at most, all of a file together.
+/// Runs of all tensors of a file that are not contiguous.
 const RUNS_MAX: u64 = 4 << 20;
 
-/// What the names of a pickle may come to in bytes.
+/// Bytes of all names that are copied out of a pickle.
 const NAMES_BYTES_MAX: usize = 256 << 20;
 
-/// A name takes time and room even if it is short.
+/// Overhead of a name, however short.
 const NAME_BYTES: usize = 128;
 
-/// Counts the names that are copied out of a pickle: one that it remembers it can have very often,
-/// and a dict below itself many times over; 32 levels of two each are four thousand millions.
+/// Limits the names that are copied out of a pickle. Its memo can refer to one name any number of
+/// times, and to nested dicts repeatedly: 32 levels of two references are 4 billion names.
 #[derive(Debug)]
 pub(crate) struct Names(Cell<usize>);
 
@@ -35,10 +35,10 @@ impl Names {
         Names(Cell::new(NAMES_BYTES_MAX))
     }
 
-    /// Counts one; `what` is what it stands in.
+    /// Counts a name; `what` is the object that contains it.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they are too many.
+    /// [`Error::Corrupt`] if there are too many.
     pub(crate) fn count(&self, name: &str, what: &str) -> Result<()> {
         let expected = "fewer names, and no object that contains itself";
         let left = self.0.get().checked_sub(NAME_BYTES + name.len());
@@ -53,14 +53,14 @@ pub(crate) struct TorchFile {
     pub(crate) pickle: Pickle,
     object: String,
     file: usize,
-    /// Where the file's own name for a storage leads.
+    /// The location of each storage, by its key in the file.
     storages: HashMap<String, Member>,
-    /// How many more runs its tensors may have.
+    /// How many more runs its tensors may use.
     runs_left: Cell<u64>,
     names: Names,
 }
 
-/// A tensor as a file has it. One of a foreign type has no extents.
+/// A tensor in a file. One of a foreign type has no extents.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) dtype: ElementType,
@@ -69,7 +69,7 @@ pub(crate) struct Tensor {
 }
 
 impl TorchFile {
-    /// Reads what a file says, and adds it to the source's files.
+    /// Reads the pickle of a file, and adds the file to the source.
     pub(crate) fn open(source: &mut TensorSource, store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let file = source.add_file(key.clone(), object.len_bytes());
@@ -100,10 +100,10 @@ impl TorchFile {
         TorchFile { pickle, object, file, storages, runs_left, names }
     }
 
-    /// A text of the pickle, to be copied.
+    /// A text of the pickle, counted as a name.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for what is no text, or one too many.
+    /// [`Error::Corrupt`] if it is not a text, or there are too many names.
     pub(crate) fn name(&self, id: Id) -> Result<&str> {
         let name = self.pickle.text(id);
         let name = name.ok_or_else(|| Error::Corrupt {
@@ -116,7 +116,7 @@ impl TorchFile {
         Ok(name)
     }
 
-    /// As torch has written since 1.6.
+    /// The format of torch since 1.6.
     fn from_zip(part: &MemberObject<'_>, file: usize) -> Result<Self> {
         let members = zip::members(part)?;
         let data = members.iter().find(|(name, _)| name.ends_with("/data.pkl"));
@@ -145,14 +145,14 @@ impl TorchFile {
         Ok(Self::new(pickle, part.display(), file, storages))
     }
 
-    /// As torch wrote before 1.6: pickles of a magic number, a version, the machine, the object and
-    /// the storages' names, then each storage behind its number of elements.
+    /// The format of torch before 1.6: pickles of a magic number, a version, the machine, the
+    /// object and the storages' keys, then for each storage its number of elements and its bytes.
     fn from_stream(part: &MemberObject<'_>, file: usize) -> Result<Self> {
         let mut len = 1 << 16;
         let (pickles, start) = loop {
             let now = part.len_bytes().min(len).min(PICKLE_BYTES_MAX);
             let bytes = read_member(part, Member::new(0, now))?;
-            match five_pickles(&bytes) {
+            match read_five_pickles(&bytes) {
                 Ok(found) => break found,
                 Err(bad) if bad.is_short && now < part.len_bytes().min(PICKLE_BYTES_MAX) => {
                     len *= 8;
@@ -174,7 +174,7 @@ impl TorchFile {
             let count = u64::from_le_bytes(count);
             let item = match item_bytes.get(name) {
                 Some((_, Some(item))) => *item,
-                // Storages behind one of unknown length could be anywhere.
+                // The offsets of storages after one of unknown length are unknown.
                 Some((class, None)) => {
                     let found = format!("elements of {class:.80}");
                     return Err(corrupt(part, offset, &found, "a torch type of known size"));
@@ -194,11 +194,11 @@ impl TorchFile {
         Ok(Self::new(pickle, part.display(), file, storages))
     }
 
-    /// The tensor that a node is, which is to be named so; `None` if it is something else. A tensor
-    /// that has more to it than elements (sparse, quantized) is of a foreign type.
+    /// The tensor at a node; `None` if the node is not a tensor. A tensor that is more than its
+    /// elements (sparse, quantized) is of a foreign type.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is one that cannot be.
+    /// [`Error::Corrupt`] if it is an invalid tensor.
     pub(crate) fn tensor(&self, id: Id) -> Result<Option<Tensor>> {
         let Some((module, name, args)) = self.pickle.call(id) else { return Ok(None) };
         if !(module == "torch" || module.starts_with("torch.")) || !name.starts_with("_rebuild") {
@@ -211,7 +211,7 @@ impl TorchFile {
         }))
     }
 
-    /// What a function of torch makes of its arguments; `None` if that is no plain tensor.
+    /// The tensor that a function of torch returns for these arguments; `None` if it is not dense.
     fn rebuilt(&self, name: &str, args: &[Id], depth: usize) -> Result<Option<Tensor>> {
         match (name, args) {
             _ if depth > 4 => Ok(None),
@@ -241,7 +241,7 @@ impl TorchFile {
         }
     }
 
-    /// A tensor that is a view of a storage. `dtype` names its type where the storage does not.
+    /// A tensor that is a view of a storage. `dtype` names its type if the storage does not.
     fn strided(
         &self,
         storage: Id,
@@ -352,10 +352,10 @@ impl TorchFile {
     }
 }
 
-/// The integer with which old files begin, as a pickle has it.
+/// The integer at the start of old files, as pickled.
 const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 
-fn five_pickles(bytes: &[u8]) -> std::result::Result<([Pickle; 5], usize), Bad> {
+fn read_five_pickles(bytes: &[u8]) -> std::result::Result<([Pickle; 5], usize), Bad> {
     let mut at = 0;
     let mut next = || {
         let (pickle, len) = Pickle::read(&bytes[at..])?;
@@ -377,7 +377,7 @@ fn storage_types(pickle: &Pickle) -> HashMap<String, (&str, Option<u64>)> {
     types
 }
 
-/// Bytes of an element of a class of storages, also of those whose elements cannot be read.
+/// Bytes of an element of a storage class, also of those whose elements cannot be read.
 fn item_bytes_of(class: &str) -> Option<u64> {
     Some(match class {
         "ComplexDoubleStorage" => 16,
@@ -389,7 +389,7 @@ fn item_bytes_of(class: &str) -> Option<u64> {
     })
 }
 
-/// Class and name of a storage.
+/// Class and key of a storage.
 fn persistent(pickle: &Pickle, id: Id) -> Option<(&str, &str)> {
     let PickleNode::Persistent(name) = pickle.node(id) else { return None };
     let parts = pickle.items(*name)?;
@@ -397,7 +397,7 @@ fn persistent(pickle: &Pickle, id: Id) -> Option<(&str, &str)> {
     Some((class, pickle.text(*parts.get(2)?)?))
 }
 
-/// Of a storage's class, or of `torch.dtype`'s name.
+/// The type of a storage class, or of the name of a `torch.dtype`.
 pub(crate) fn dtype_of(name: &str) -> Option<Dtype> {
     Some(match name {
         "FloatStorage" | "float32" => Dtype::F32,
@@ -450,8 +450,8 @@ fn runs(shape: &[u64], strides: &[u64], first: u64, max: u64) -> Option<Vec<(u64
 
 fn read_member(part: &MemberObject<'_>, member: Member) -> Result<Vec<u8>> {
     if member.bytes > PICKLE_BYTES_MAX {
-        let got = format!("{} bytes", member.bytes);
-        return Err(corrupt(part, member.offset, &got, "a pickle of at most 1 GiB"));
+        let found = format!("{} bytes", member.bytes);
+        return Err(corrupt(part, member.offset, &found, "a pickle of at most 1 GiB"));
     }
     member.verify(part)?;
     let mut bytes = vec![0; member.bytes as usize]; // fits: at most 1 GiB
@@ -477,7 +477,7 @@ fn corrupt_name(object: &str, name: &str, expected: &str) -> Error {
     Error::Corrupt { object, offset: 0, found: format!("'{name:.80}'"), expected }
 }
 
-/// A part of an object, as an object.
+/// A part of an object, which is itself an object.
 #[derive(Debug)]
 struct MemberObject<'a> {
     object: &'a dyn Object,

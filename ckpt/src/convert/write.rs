@@ -1,4 +1,4 @@
-//! Made tensors into safetensors files, a band at a time.
+//! Writes derived tensors to safetensors files, a band at a time.
 
 use super::made::{DeriveBuffers, DerivedTensor};
 use super::source::TensorSource;
@@ -11,15 +11,15 @@ use crate::write::shard_writer::Checksums;
 use crate::{Chunk, Codec, Error, Region, Result, bands};
 use storage::{FileEntry, Key, Storage, crc64_join};
 
-/// How much is held and written at a time.
+/// Limits on the memory and files of a conversion.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvertLimits {
-    /// Bytes of tensors in one file; a larger tensor has one of its own. Default: 4 GiB.
+    /// Bytes of tensors in one file; a larger tensor gets a separate file. Default: 4 GiB.
     pub shard_bytes_max: u64,
-    /// The most that all buffers together take. A matrix that is transposed and larger than a
+    /// Memory limit of all buffers together. A matrix that is transposed and larger than a
     /// quarter of a thread's share is read more than once. Default: 1 GiB. Minimum: 1 MiB.
     pub memory_bytes: u64,
-    /// Files written side by side. Default: 2.
+    /// Files written at the same time. Default: 2.
     pub threads: usize,
 }
 
@@ -29,13 +29,13 @@ impl Default for ConvertLimits {
     }
 }
 
-/// Hears how many more bytes are written; several threads tell.
+/// Callback with the number of bytes written since its last call. Several threads call it.
 pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// Bands of tensors that are read as they lie; more would not be faster.
+/// Bands of tensors that are not transposed; larger ones would not be faster.
 const BAND_BYTES: u64 = 16 << 20;
 
-/// A tensor passes through so many buffers: as read, turned, as another type, as a band.
+/// Buffers that a tensor passes through: as read, transposed, cast, as a band.
 const BUFFERS: u64 = 4;
 
 /// One safetensors file to be written.
@@ -43,9 +43,9 @@ const BUFFERS: u64 = 4;
 pub(crate) struct OutFile {
     pub(crate) name: String,
     header: Vec<u8>,
-    /// Which tensors, in the order of their bytes.
+    /// Its tensors, in the order of their bytes.
     pub(crate) members: Vec<usize>,
-    /// Where each begins.
+    /// The offset of each.
     offsets: Vec<u64>,
 }
 
@@ -57,7 +57,7 @@ impl OutFile {
     }
 }
 
-/// Refuses recipes of which no step and no folder of files can be made.
+/// Rejects descriptions from which no step or folder of files can be written.
 pub(crate) fn check(made: &[DerivedTensor], source: &TensorSource) -> Result<()> {
     let spec = |made: &DerivedTensor| TensorSpec {
         name: made.name.clone(),
@@ -102,7 +102,7 @@ fn seal(name: String, mut members: Vec<usize>, made: &[DerivedTensor]) -> Result
     Ok(OutFile { name, header, members, offsets })
 }
 
-/// Where files are written, and of what.
+/// Destination and source of the files.
 pub(crate) struct WriteJob<'a> {
     pub(crate) store: &'a dyn Storage,
     pub(crate) folder: &'a Key,
@@ -111,11 +111,12 @@ pub(crate) struct WriteJob<'a> {
     pub(crate) block_bytes: u64,
     pub(crate) codec: Option<Codec>,
     pub(crate) bounds: ConvertLimits,
-    pub(crate) tell: ProgressFn<'a>,
+    pub(crate) progress: ProgressFn<'a>,
 }
 
 impl WriteJob<'_> {
-    /// Writes all files, and makes them durable. Beside each its chunks, in the order of members.
+    /// Writes all files, and makes them durable. Returns each with its chunks, in the order of
+    /// members.
     pub(crate) fn write(&self, files: &[OutFile]) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
         let jobs: Vec<&OutFile> = files.iter().collect();
         parallel_io::each(jobs, self.bounds.threads.max(1), |file, _| self.write_file(file))
@@ -146,21 +147,21 @@ impl WriteJob<'_> {
                 band_bytes.resize((items * made.dtype.item_bytes()) as usize, 0);
                 made.read(self.source, &band, &mut band_bytes, &mut scratch)?;
                 writer.write(&mut *upload, made.dtype, &band_bytes)?;
-                (self.tell)(band_bytes.len() as u64);
+                (self.progress)(band_bytes.len() as u64);
             }
             let sums = writer.end(&mut *upload, made.dtype)?;
             let (stored_bytes, stored_crc64) = sums.stored();
             sum = crc64_join(sum, stored_crc64, stored_bytes);
             chunks.push(sums.chunk(&path, &Region::whole(&made.shape)));
         }
-        let due = (upload.len_bytes(), sum);
+        let expected = (upload.len_bytes(), sum);
         let entry = upload.finish()?;
-        if (entry.bytes, entry.crc64) != due {
+        if (entry.bytes, entry.crc64) != expected {
             return Err(Error::Corrupt {
                 object: self.store.display(&key),
                 offset: 0,
                 found: format!("CRC-64 {:016x} of {} bytes", entry.crc64, entry.bytes),
-                expected: format!("CRC-64 {:016x} of {} bytes as written", due.1, due.0),
+                expected: format!("CRC-64 {:016x} of {} bytes as written", expected.1, expected.0),
             });
         }
         Ok((FileEntry { path, ..entry }, chunks))
@@ -177,10 +178,10 @@ impl WriteJob<'_> {
 
     fn band_bytes_max(&self, made: &DerivedTensor) -> u64 {
         let share = self.bounds.memory_bytes / self.bounds.threads.max(1) as u64 / BUFFERS;
-        // A band is counted as it comes out, and what it is made of may have wider elements.
+        // The length of a band is that of its output; the elements of its source may be wider.
         let (to, from) = (made.dtype.item_bytes(), made.item_bytes_max(self.source));
         let share = share.max(1 << 16) / from.div_ceil(to).max(1);
-        if made.is_turned() { share } else { share.min(BAND_BYTES) }
+        if made.is_transposed() { share } else { share.min(BAND_BYTES) }
     }
 }
 
@@ -194,15 +195,15 @@ mod tests {
     use crate::convert::source::FileExtent;
     use crate::{Dtype, Group};
 
-    /// Elements that are cast to narrower ones take more on their way than when they have come.
+    /// Elements that are cast to narrower ones need larger buffers than the result.
     #[test]
-    fn bands_are_counted_by_the_widest_element() {
+    fn bands_are_limited_by_the_widest_element() {
         let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         let mut source = TensorSource::of_files(&store, String::new());
         let file = source.add_file(Key::root(), 64);
         let extents = vec![FileExtent { file, offset: 0, bytes: 64 }];
         let tensor = source.add("w".to_owned(), Group::Model, Dtype::F64, vec![2, 4], extents);
-        let mut made = DerivedTensor::same(&source, tensor.unwrap()).turn().unwrap();
+        let mut made = DerivedTensor::same(&source, tensor.unwrap()).transpose().unwrap();
         let job = WriteJob {
             store: &*store,
             folder: &Key::root(),
@@ -215,11 +216,13 @@ mod tests {
                 threads: 2,
                 ..ConvertLimits::default()
             },
-            tell: &|_| (),
+            progress: &|_| (),
         };
-        for (dtype, due) in [(Dtype::F64, 8 << 20), (Dtype::F32, 4 << 20), (Dtype::BF16, 2 << 20)] {
+        for (dtype, expected) in
+            [(Dtype::F64, 8 << 20), (Dtype::F32, 4 << 20), (Dtype::BF16, 2 << 20)]
+        {
             made.dtype = dtype;
-            assert_eq!(job.band_bytes_max(&made), due, "{dtype}");
+            assert_eq!(job.band_bytes_max(&made), expected, "{dtype}");
         }
     }
 }

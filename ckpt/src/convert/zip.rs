@@ -1,5 +1,5 @@
-//! Where the members of a zip archive lie, for archives whose members are stored as they are: those
-//! of `torch.save`.
+//! The locations of the members of a zip archive without compression, such as those of
+//! `torch.save`.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use storage::{Crc32, Object, RangeRead};
 pub(crate) struct Member {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// CRC-32 of them; 0 if it was not computed.
+    /// CRC-32 of these bytes; 0 if it was not computed.
     pub(crate) crc32: u32,
 }
 
@@ -47,14 +47,14 @@ impl Member {
     }
 }
 
-/// Read at a time to be verified.
+/// Bytes read at a time for verification.
 const VERIFY_BYTES: u64 = 8 << 20;
 
 /// The record at the end and the longest comment that may follow it.
 const END_BYTES: u64 = 22;
 const COMMENT_BYTES_MAX: u64 = 65_535;
 
-/// A directory is read whole; a member takes 46 bytes and its name.
+/// The whole directory is read at once; a member takes 46 bytes and its name.
 const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
 
 /// Reads in one batch.
@@ -63,7 +63,7 @@ const READS_MAX: usize = 256;
 const LOCAL_BYTES: usize = 30;
 const ENTRY_BYTES: usize = 46;
 
-/// Whether the file begins like an archive.
+/// Whether the file starts with the signature of an archive.
 pub(crate) fn is_zip(object: &dyn Object) -> Result<bool> {
     let mut magic = [0; 4];
     if object.len_bytes() >= 4 {
@@ -104,7 +104,7 @@ pub(crate) fn members(object: &dyn Object) -> Result<HashMap<String, Member>> {
     }
     let mut members = HashMap::new();
     for listed in listed.chunks(READS_MAX) {
-        // Where a member begins is only told in front of it.
+        // The start of a member's data depends on the local header in front of it.
         let mut locals = vec![[0; LOCAL_BYTES]; listed.len()];
         let reads = locals.iter_mut().zip(listed);
         let mut reads: Vec<RangeRead<'_>> =
@@ -166,7 +166,7 @@ fn directory(object: &dyn Object) -> Result<(u64, u64)> {
     Ok((long(&record, 48), long(&record, 40)))
 }
 
-/// The entry in front, its name, and what follows it.
+/// The first entry, its name, and the bytes after it.
 fn split_entry(rest: &[u8]) -> Option<(ZipEntry, String, &[u8])> {
     let fixed = rest.get(..ENTRY_BYTES)?;
     let (method, crc32) = (short(fixed, 10), word(fixed, 16));
@@ -178,7 +178,7 @@ fn split_entry(rest: &[u8]) -> Option<(ZipEntry, String, &[u8])> {
     let after = rest.get(extra_start + extra_len + comment_len..)?;
     let (packed, unpacked) = (word(fixed, 20), word(fixed, 24));
     let (mut bytes, mut local) = (u64::from(unpacked), u64::from(word(fixed, 42)));
-    // A large archive has 64-bit fields for those that are full, in this order.
+    // A ZIP64 extra field has 64-bit values for the fields that overflow, in this order.
     while extra.len() >= 4 {
         let len = short(extra, 2) as usize;
         let mut field = extra.get(4..4 + len)?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::format::catalog::{Catalog, PACKED_MAGIC, Placed, packed_path};
 use crate::format::chunk_writer::ChunkWriter;
-use crate::liveness::heartbeat::forget;
+use crate::liveness::heartbeat::delete_if_exists;
 use crate::read::block_reader::{BlockDestination, fetch};
 use crate::read::checkpoint::{Checkpoint, blocks_of};
 use crate::save::check_space;
@@ -32,33 +32,34 @@ impl Drain {
         let there = self.to.listing_of(staging)?;
         let jobs = self.jobs(source);
         let bytes: u64 = jobs.iter().map(|job| job.file.bytes).sum();
-        let mut left = Vec::new();
+        let mut remaining = Vec::new();
         let mut resumed = 0;
         for (place, job) in jobs.iter().enumerate() {
             let key = staging.join(&job.path())?;
-            let got = there.get(&key).copied();
-            if job.codec.is_none() && got == Some(job.file.bytes) {
+            let existing_bytes = there.get(&key).copied();
+            if job.codec.is_none() && existing_bytes == Some(job.file.bytes) {
                 resumed += job.file.bytes;
                 continue;
             }
             if job.codec.is_none() {
                 // A truncated file. Where a record commits, this may be the folder of a damaged
                 // step, which is then repaired.
-                forget(to, &key)?;
+                delete_if_exists(to, &key)?;
             }
-            left.push((place, key, got));
+            remaining.push((place, key, existing_bytes));
         }
         check_space(to, staging, bytes - resumed, source.tensors().len() as u64)?;
         self.control.set_bytes(resumed);
         let mut files: Vec<FileEntry> = jobs.iter().map(|job| job.file.clone()).collect();
         let mut tensors = source.tensors().to_vec();
-        for (place, key, got) in left {
+        for (place, key, existing_bytes) in remaining {
             let job = &jobs[place];
             let Some(codec) = job.codec else {
                 self.copy(source, job.file, &key)?;
                 continue;
             };
-            let (file, is_there) = self.pack(source, job, codec, &key, got, &mut tensors)?;
+            let (file, is_there) =
+                self.pack(source, job, codec, &key, existing_bytes, &mut tensors)?;
             resumed += if is_there { job.file.bytes } else { 0 };
             files[place] = file;
         }
@@ -98,7 +99,7 @@ impl Drain {
         while offset < file.bytes {
             // fits: at most the buffer
             let len = (file.bytes - offset).min(buf.len() as u64) as usize;
-            self.wait_for_turn(len as u64)?;
+            self.wait_for_rate_limit(len as u64)?;
             object.read_many(&mut [RangeRead { offset, buf: &mut buf[..len] }])?;
             sum.update(&buf[..len]);
             upload.write(&buf[..len])?;
@@ -131,14 +132,14 @@ impl Drain {
     ) -> Result<(FileEntry, bool)> {
         let path = packed_path(&job.file.path);
         if let Some(bytes) = there {
-            let mut nowhere = ChecksumSink { bytes: 0, sum: Crc64::new() };
-            let chunks = self.pack_chunks(source, job, codec, &mut nowhere)?;
-            if nowhere.bytes == bytes {
+            let mut sink = ChecksumSink { bytes: 0, sum: Crc64::new() };
+            let chunks = self.pack_chunks(source, job, codec, &mut sink)?;
+            if sink.bytes == bytes {
                 put_chunks(source, job, chunks, tensors);
-                let crc64 = nowhere.sum.value();
+                let crc64 = sink.sum.value();
                 return Ok((FileEntry { path, bytes, crc64 }, true));
             }
-            forget(&*self.to.store, key)?;
+            delete_if_exists(&*self.to.store, key)?;
         }
         let most = |placed: &Placed<'_>| {
             codec.bytes_max(placed.tensor.dtype, placed.chunk.bytes, source.block_bytes() as u64)
@@ -172,7 +173,7 @@ impl Drain {
                 fetch(vec![part.read(&*object, BlockDestination::Buffer(&mut block))], 1)?;
                 let before = upload.len_bytes();
                 writer.write(upload, tensor.dtype, &block)?;
-                self.wait_for_turn(upload.len_bytes() - before)?;
+                self.wait_for_rate_limit(upload.len_bytes() - before)?;
                 self.control.wrote(part.bytes)?;
             }
             chunks.push(writer.end(upload, tensor.dtype)?.chunk(&path, &chunk.region()));
@@ -201,10 +202,10 @@ impl CopyJob<'_> {
 fn put_chunks(
     source: &Checkpoint,
     job: &CopyJob<'_>,
-    made: Vec<Chunk>,
+    new_chunks: Vec<Chunk>,
     tensors: &mut [TensorEntry],
 ) {
-    for (placed, chunk) in job.chunks.iter().zip(made) {
+    for (placed, chunk) in job.chunks.iter().zip(new_chunks) {
         tensors[source.catalog.place(placed.tensor)].chunks[placed.k] = chunk;
     }
 }

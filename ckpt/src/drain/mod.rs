@@ -1,6 +1,6 @@
 //! Drain: copies steps from the fast store that saves go to into a second, lasting store.
 //!
-//! A copy is a commit of its own, by the protocol of a save: files into a hidden folder, durable,
+//! A copy is a separate commit, with the protocol of a save: files into a hidden folder, durable,
 //! then the manifest, then the rename. The hidden folder is named after its contents, so any
 //! process can resume an interrupted drain: a file that exists is complete, and was verified before
 //! it became visible. Every byte is checked against its file's checksum on the way, so damage does
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::rate_limit::RateLimiter;
 use crate::base::save_control::SaveControl;
-use crate::liveness::heartbeat::forget;
+use crate::liveness::heartbeat::delete_if_exists;
 use crate::read::checkpoint::{Checkpoint, MANIFEST};
 use crate::retain::retention::{RetentionInputs, RetentionPlan};
 use crate::{Checkpoints, Codec, Error, FolderListing, Result, Retention};
@@ -112,8 +112,8 @@ pub struct Drain {
     from: Arc<Checkpoints>,
     to: Arc<Checkpoints>,
     options: DrainOptions,
-    begun: Instant,
-    pace: Mutex<Option<RateLimiter>>,
+    started: Instant,
+    limiter: Mutex<Option<RateLimiter>>,
     pub(crate) control: Arc<SaveControl>,
 }
 
@@ -125,8 +125,8 @@ impl Drain {
     /// Creates a drain. Nothing is read or written yet.
     #[must_use]
     pub fn new(from: Arc<Checkpoints>, to: Arc<Checkpoints>, options: DrainOptions) -> Self {
-        let pace = Mutex::new(options.bytes_per_s.map(RateLimiter::new));
-        Drain { from, to, options, begun: Instant::now(), pace, control: Arc::default() }
+        let limiter = Mutex::new(options.bytes_per_s.map(RateLimiter::new));
+        Drain { from, to, options, started: Instant::now(), limiter, control: Arc::default() }
     }
 
     /// The complete steps of both stores, oldest first, with their durability.
@@ -135,14 +135,14 @@ impl Drain {
     /// Errors of the stores.
     pub fn levels(&self) -> Result<Vec<(u64, Durability)>> {
         let there = Listings::of(self)?;
-        let mut far = there.far_complete.clone();
+        let mut second = there.second_complete.clone();
         let mut levels = Vec::new();
-        for &step in &there.near_complete {
-            let is_far = far.contains(&step) && self.is_same(step, &there)?;
-            levels.push((step, if is_far { Durability::Remote } else { Durability::Local }));
-            far.retain(|there| *there != step);
+        for &step in &there.first_complete {
+            let is_in_second = second.contains(&step) && self.is_same(step, &there)?;
+            levels.push((step, if is_in_second { Durability::Remote } else { Durability::Local }));
+            second.retain(|there| *there != step);
         }
-        levels.extend(far.into_iter().map(|step| (step, Durability::Remote)));
+        levels.extend(second.into_iter().map(|step| (step, Durability::Remote)));
         levels.sort_unstable();
         Ok(levels)
     }
@@ -156,16 +156,16 @@ impl Drain {
     pub fn pending(&self) -> Result<Vec<u64>> {
         let there = Listings::of(self)?;
         let mut lacking = Vec::new();
-        for &step in &there.near_complete {
-            let is_far = there.far_complete.contains(&step);
-            match is_far.then(|| self.is_same(step, &there)).transpose() {
+        for &step in &there.first_complete {
+            let is_in_second = there.second_complete.contains(&step);
+            match is_in_second.then(|| self.is_same(step, &there)).transpose() {
                 Ok(Some(true)) => {}
                 Ok(_) => lacking.push(step),
-                Err(Error::NoStep { object, .. }) => was_retired(&object),
+                Err(Error::NoStep { object, .. }) => log_deleted_by_retention(&object),
                 Err(error) => return Err(error),
             }
         }
-        let deleted = self.deleted_of(there.far_complete, &lacking)?;
+        let deleted = self.deleted_of(there.second_complete, &lacking)?;
         lacking.retain(|step| !deleted.contains(step));
         lacking.reverse();
         Ok(lacking)
@@ -179,10 +179,10 @@ impl Drain {
     pub fn damaged(&self) -> Result<Vec<(u64, Error)>> {
         let there = Listings::of(self)?;
         let mut damaged = Vec::new();
-        for &step in there.near.steps() {
-            if !there.far_complete.contains(&step)
-                && !there.near_complete.contains(&step)
-                && let Err(error) = self.from.open_listed(&there.near, step)
+        for &step in there.first.steps() {
+            if !there.second_complete.contains(&step)
+                && !there.first_complete.contains(&step)
+                && let Err(error) = self.from.open_listed(&there.first, step)
                 && error.is_damage()
             {
                 damaged.push((step, error));
@@ -191,8 +191,8 @@ impl Drain {
         let steps: Vec<u64> = damaged.iter().map(|(step, _)| *step).collect();
         let remaining = self.from.still_there(&steps)?;
         damaged.retain(|(step, _)| remaining.contains(step));
-        let all: Vec<u64> = there.near_complete.iter().chain(&remaining).copied().collect();
-        let deleted = self.deleted_of(there.far_complete, &all)?;
+        let all: Vec<u64> = there.first_complete.iter().chain(&remaining).copied().collect();
+        let deleted = self.deleted_of(there.second_complete, &all)?;
         damaged.retain(|(step, _)| !deleted.contains(step));
         damaged.reverse();
         Ok(damaged)
@@ -216,8 +216,8 @@ impl Drain {
             Err(error) if error.is_damage() => of.open_step(step),
             opened => opened,
         };
-        let (near, far) = (open(&self.from, &there.near)?, open(&self.to, &there.far)?);
-        Ok(near.catalog.has_same(&far.catalog))
+        let (first, second) = (open(&self.from, &there.first)?, open(&self.to, &there.second)?);
+        Ok(first.catalog.has_same(&second.catalog))
     }
 
     /// Copies every pending step, then applies the retention of the second store. A step that fails
@@ -229,15 +229,15 @@ impl Drain {
     pub fn run(&self) -> Result<DrainPass> {
         self.from.check_lease()?;
         // All processes make the same copies, so that another one may have made some meanwhile.
-        self.to.lease.fence().forget_loss();
+        self.to.lease.fence().clear_loss();
         let mut pass = DrainPass::default();
         let pending = self.pending()?;
-        self.clear(&pending)?;
+        self.remove_leftovers(&pending)?;
         for step in pending {
             match self.step(step) {
                 Ok(report) => pass.drained.push(report),
                 Err(Error::Cancelled) => return Err(Error::Cancelled),
-                Err(Error::NoStep { object, .. }) => was_retired(&object),
+                Err(Error::NoStep { object, .. }) => log_deleted_by_retention(&object),
                 Err(error) => {
                     let is_own = error.is_damage() || matches!(error, Error::Differs { .. });
                     pass.failed.push((step, error));
@@ -259,21 +259,21 @@ impl Drain {
     /// [`Error::Corrupt`] if a file differs from what was saved; [`Error::Held`] if another process
     /// writes there; errors of the stores, after all tries.
     pub fn step(&self, step: u64) -> Result<DrainReport> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut pause = self.options.pause;
         let mut tries = 1;
         loop {
             match self.try_step(step) {
                 Ok((bytes, resumed_bytes)) => {
-                    let time = begun.elapsed();
+                    let time = started.elapsed();
                     return Ok(DrainReport { step, bytes, resumed_bytes, time, tries });
                 }
-                Err(error) if tries >= self.options.tries || !is_passing(&error) => {
+                Err(error) if tries >= self.options.tries || !is_transient(&error) => {
                     return Err(error);
                 }
                 Err(error) => log::warn!("drain of step {step}: attempt {tries} failed: {error}"),
             }
-            self.rest(pause)?;
+            self.sleep_unless_cancelled(pause)?;
             pause = pause.saturating_mul(2);
             tries += 1;
         }
@@ -306,7 +306,7 @@ impl Drain {
             self.from.check_lease()?;
             self.to.check_lease()?;
             // A leftover of an interrupted drain.
-            forget(&*self.to.store, &key)?;
+            delete_if_exists(&*self.to.store, &key)?;
             let manifest = manifest.write(&*self.to.store, &key)?;
             self.from.check_lease()?;
             self.to.check_lease()?;
@@ -318,19 +318,19 @@ impl Drain {
     }
 
     /// Removes leftovers of drains for steps that are no longer pending.
-    fn clear(&self, pending: &[u64]) -> Result<()> {
-        let mut due = Vec::new();
+    fn remove_leftovers(&self, pending: &[u64]) -> Result<()> {
+        let mut pending_marks = Vec::new();
         for &step in pending {
             match self.from.open_step(step) {
-                Ok(source) => due.push((step, self.contents(&source))),
-                Err(Error::NoStep { object, .. }) => was_retired(&object),
+                Ok(source) => pending_marks.push((step, self.contents(&source))),
+                Err(Error::NoStep { object, .. }) => log_deleted_by_retention(&object),
                 Err(error) => return Err(error),
             }
         }
         let _alone = self.to.begin_change()?;
         self.from.check_lease()?;
         for (step, mark, folder) in self.to.unfinished(DRAIN)? {
-            if !due.contains(&(step, mark)) {
+            if !pending_marks.contains(&(step, mark)) {
                 self.to.check_lease()?;
                 self.to.store.delete_folder(&folder)?;
             }
@@ -351,16 +351,18 @@ impl Drain {
         format!("{:016x}", sum.value())
     }
 
-    fn wait_for_turn(&self, bytes: u64) -> Result<()> {
+    fn wait_for_rate_limit(&self, bytes: u64) -> Result<()> {
         let wait = {
-            let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-            pace.as_mut().map_or(Duration::ZERO, |pace| pace.pay(self.begun.elapsed(), bytes))
+            let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
+            limiter
+                .as_mut()
+                .map_or(Duration::ZERO, |limiter| limiter.pay(self.started.elapsed(), bytes))
         };
-        self.rest(wait)
+        self.sleep_unless_cancelled(wait)
     }
 
     /// Sleeps in short intervals, so that cancellation takes effect soon.
-    fn rest(&self, time: Duration) -> Result<()> {
+    fn sleep_unless_cancelled(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
             self.control.check()?;
@@ -375,23 +377,23 @@ impl Drain {
 
 /// What both folders hold: each is listed once, however many steps are compared.
 struct Listings {
-    near: FolderListing,
-    far: FolderListing,
-    near_complete: Vec<u64>,
-    far_complete: Vec<u64>,
+    first: FolderListing,
+    second: FolderListing,
+    first_complete: Vec<u64>,
+    second_complete: Vec<u64>,
 }
 
 impl Listings {
     fn of(drain: &Drain) -> Result<Self> {
-        let (near, far) = (drain.from.list_folder()?, drain.to.list_folder()?);
-        let near_complete = drain.from.complete_in(&near)?;
-        let far_complete = drain.to.complete_in(&far)?;
-        Ok(Listings { near, far, near_complete, far_complete })
+        let (first, second) = (drain.from.list_folder()?, drain.to.list_folder()?);
+        let first_complete = drain.from.complete_in(&first)?;
+        let second_complete = drain.to.complete_in(&second)?;
+        Ok(Listings { first, second, first_complete, second_complete })
     }
 }
 
 /// Whether another try may succeed.
-fn is_passing(error: &Error) -> bool {
+fn is_transient(error: &Error) -> bool {
     match error {
         Error::Storage(error) => {
             !matches!(error, storage::Error::Denied { .. } | storage::Error::Interrupted)
@@ -402,6 +404,6 @@ fn is_passing(error: &Error) -> bool {
 }
 
 /// The retention of the first store may delete a step between the listing and the pin.
-fn was_retired(what: &str) {
+fn log_deleted_by_retention(what: &str) {
     log::info!("drain: {what} was deleted by retention meanwhile; skipped");
 }

@@ -117,8 +117,9 @@ fn work(drain: &Drain, shared: &DrainShared) {
                     None => shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     Some(pause) => {
                         let waited = shared.changed.wait_timeout(state, pause);
-                        let (mut state, came) = waited.unwrap_or_else(PoisonError::into_inner);
-                        state.wake |= came.timed_out();
+                        let (mut state, wait_result) =
+                            waited.unwrap_or_else(PoisonError::into_inner);
+                        state.wake |= wait_result.timed_out();
                         state
                     }
                 };
@@ -156,7 +157,8 @@ fn pass(drain: &Drain, shared: &DrainShared) -> Option<String> {
         state.status.drained += 1;
         state.status.last = Some(*report);
     }
-    let tell = |(step, error): &(u64, Error)| format!("step {step}: {}", storage::one_line(error));
-    let told: Vec<String> = pass.failed.iter().map(tell).collect();
-    if told.is_empty() { None } else { Some(told.join("; ")) }
+    let describe =
+        |(step, error): &(u64, Error)| format!("step {step}: {}", storage::one_line(error));
+    let failures: Vec<String> = pass.failed.iter().map(describe).collect();
+    if failures.is_empty() { None } else { Some(failures.join("; ")) }
 }

@@ -15,13 +15,13 @@ use storage::{FileEntry, Key, Manifest, Storage, crc64_join};
 /// `format` of our manifests.
 pub(crate) const FORMAT: &str = "feedline-ckpt";
 
-/// The least `version` that has these tensors: version 2 added [`Group::Other`]. A reader rejects
-/// versions that it does not know, so a step is written with the lowest that describes it.
+/// The lowest `version` that supports these tensors: version 2 added [`Group::Other`]. A reader
+/// rejects versions that it does not know, so a step is written with the lowest that describes it.
 pub(crate) fn version_of(tensors: &[TensorEntry]) -> u32 {
     if tensors.iter().any(|tensor| tensor.group == Group::Other) { 2 } else { 1 }
 }
 
-/// A checksum covers at least a page and at most what a reader can hold as scratch space.
+/// A checksum covers at least a page, and at most what a reader can hold in scratch space.
 pub(crate) const BLOCK_BYTES_MIN: u64 = 4 << 10;
 pub(crate) const BLOCK_BYTES_MAX: u64 = 64 << 20;
 
@@ -33,11 +33,11 @@ pub(crate) fn is_block_size(bytes: u64) -> bool {
 /// The weights and moments of 300 parameters in parts of 1,024 ranks. @@MEASURED@@
 pub(crate) const CHUNKS_MAX: usize = 1_000_000;
 
-/// Files of packed chunks have this name, and those of others have not.
+/// Suffix of the names of files with packed chunks, and of no others.
 pub(crate) const PACKED_SUFFIX: &str = ".planes";
 
-/// What such a file begins with. As the length of a safetensors header it is beyond all bounds, so
-/// that no reader takes one for the other.
+/// The first bytes of such a file. As the length of a safetensors header they are far beyond the
+/// limit, so that no reader confuses the formats.
 pub(crate) const PACKED_MAGIC: &[u8; 16] = b"feedline planes\n";
 
 /// The path of the packed form of a file.
@@ -99,11 +99,11 @@ pub struct Chunk {
     /// The box of the tensor: one span per axis, row-major.
     #[serde(rename = "box")]
     pub spans: Vec<Span>,
-    /// Which of the box's elements, in row-major order; all of them if absent.
+    /// The range of the box's elements, in row-major order; all of them if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flat: Option<Span>,
-    /// How its blocks are packed; absent if they are not. The checksums above are then of what
-    /// comes out.
+    /// How its blocks are packed; absent if they are not. The checksums above are those of the
+    /// unpacked bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packed: Option<Packed>,
 }
@@ -112,9 +112,9 @@ pub struct Chunk {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Packed {
-    /// By what.
+    /// The codec.
     pub codec: Codec,
-    /// Each of them, also if there is only one.
+    /// All blocks, also if there is only one.
     #[serde(with = "hex::stored")]
     pub blocks: Vec<StoredBlock>,
 }
@@ -139,7 +139,7 @@ impl Packed {
 }
 
 impl Chunk {
-    /// Bytes that it takes of its file.
+    /// Bytes that it takes in its file.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
         let sum = |packed: &Packed| packed.blocks.iter().map(|block| u64::from(block.bytes)).sum();
@@ -154,7 +154,7 @@ impl Chunk {
     }
 }
 
-/// Bytes that belong to no tensor, whole in a file of their own.
+/// Bytes that belong to no tensor, in a separate file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BlobEntry {
@@ -185,7 +185,7 @@ fn check_version(format: &str, version: u32, object: &str) -> Result<()> {
     Ok(())
 }
 
-/// A manifest that has been checked: every chunk lies in a listed file, no two share a byte, and
+/// A manifest that has been checked: every chunk is in a listed file, no two share a byte, and
 /// the boxes of every tensor tile its shape.
 #[derive(Debug)]
 pub(crate) struct Catalog {
@@ -231,7 +231,7 @@ impl Catalog {
         Self::of(meta, files, object)
     }
 
-    /// Checks what a manifest says, or is to say.
+    /// Checks the contents of a manifest that was read or is to be written.
     pub(crate) fn of(meta: Meta, files: Vec<FileEntry>, object: &str) -> Result<Self> {
         let bad = Refusal { object };
         if !is_block_size(meta.block_bytes) {
@@ -272,13 +272,13 @@ impl Catalog {
         Some(&self.meta.tensors[*place])
     }
 
-    /// The place of one of the tensors in the manifest.
+    /// The index of a tensor in the manifest.
     pub(crate) fn place(&self, tensor: &TensorEntry) -> usize {
         self.tensor_places[&(tensor.group, tensor.name.clone())]
     }
 
-    /// Every chunk as (tensor, number in the tensor, chunk), file after file, in the order in which
-    /// they lie there. Files without chunks are left out.
+    /// Every chunk as (tensor, number in the tensor, chunk), file after file, in the order of
+    /// their offsets. Files without chunks are skipped.
     pub(crate) fn by_file(&self) -> Vec<(&FileEntry, Vec<Placed<'_>>)> {
         let mut placed: Vec<Vec<Placed<'_>>> = self.files.iter().map(|_| Vec::new()).collect();
         for tensor in &self.meta.tensors {
@@ -286,14 +286,14 @@ impl Catalog {
                 placed[self.file_places[&chunk.file]].push(Placed { tensor, k, chunk });
             }
         }
-        // An empty chunk shares its offset with what follows, and comes before it.
+        // An empty chunk has the offset of the next one, and sorts before it.
         for chunks in &mut placed {
             chunks.sort_by_key(|placed| (placed.chunk.offset, placed.chunk.stored_bytes()));
         }
         self.files.iter().zip(placed).filter(|(_, chunks)| !chunks.is_empty()).collect()
     }
 
-    /// Whether another has the same tensors, cut alike, and the same blobs, packed or not.
+    /// Whether another has the same tensors, in the same chunks, and the same blobs, packed or not.
     pub(crate) fn has_same(&self, other: &Catalog) -> bool {
         let tensors = self.meta.tensors.len() == other.meta.tensors.len()
             && self.meta.tensors.iter().zip(&other.meta.tensors).all(|(a, b)| {
@@ -361,7 +361,7 @@ impl Catalog {
     }
 }
 
-/// A chunk, whose it is, and which one.
+/// A chunk, its tensor, and its number in the tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed<'a> {
     pub(crate) tensor: &'a TensorEntry,
@@ -369,12 +369,12 @@ pub(crate) struct Placed<'a> {
     pub(crate) chunk: &'a Chunk,
 }
 
-/// How many blocks of their own checksum a chunk has; none if it is a single block itself.
+/// The number of blocks of a chunk with separate checksums; 0 if it is a single block.
 pub(crate) fn block_count(chunk_bytes: u64, block_bytes: u64) -> u64 {
     if chunk_bytes <= block_bytes { 0 } else { chunk_bytes.div_ceil(block_bytes) }
 }
 
-/// The checksum of blocks laid end to end, all `block_bytes` long but the last.
+/// The checksum of blocks end to end, all `block_bytes` long except the last.
 pub(crate) fn join_blocks(blocks: &[u64], chunk_bytes: u64, block_bytes: u64) -> u64 {
     let mut left = chunk_bytes;
     blocks.iter().fold(0, |sum, &block| {
@@ -444,7 +444,7 @@ fn check_chunk(
         let expected = format!("{expected} packed blocks for {} bytes", chunk.bytes);
         return bad.of(&place, &blocks.len().to_string(), &expected);
     }
-    // So no block takes more memory than one that is not packed.
+    // So no block takes more memory than an unpacked one.
     let most = codec.bytes_max(tensor.dtype, block_bytes.min(chunk.bytes), block_bytes);
     match blocks.iter().find(|block| u64::from(block.bytes) > most) {
         None => Ok(()),

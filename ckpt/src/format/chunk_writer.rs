@@ -12,7 +12,7 @@ pub(crate) struct ChunkSums {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) crc64: u64,
-    /// Those of the blocks, if there are several.
+    /// The checksums of the blocks, if there are several.
     pub(crate) blocks: Vec<u64>,
     pub(crate) packed: Option<Packed>,
 }
@@ -37,10 +37,10 @@ pub(crate) struct ChunkWriter {
     codec: Option<Codec>,
     summing: Checksums,
     packer: Packer,
-    /// A block that is packed.
+    /// The packed form of the current block.
     packed: Vec<u8>,
     /// The start of an incomplete block.
-    begun: Vec<u8>,
+    partial_block: Vec<u8>,
     offset: u64,
     bytes: u64,
     sums: Vec<u64>,
@@ -55,7 +55,7 @@ impl ChunkWriter {
             summing,
             packer: Packer::default(),
             packed: Vec::new(),
-            begun: Vec::new(),
+            partial_block: Vec::new(),
             offset: 0,
             bytes: 0,
             sums: Vec::new(),
@@ -76,15 +76,15 @@ impl ChunkWriter {
         mut bytes: &[u8],
     ) -> Result<()> {
         while !bytes.is_empty() {
-            let room = self.block_bytes - self.begun.len();
+            let room = self.block_bytes - self.partial_block.len();
             let (now, rest) = bytes.split_at(room.min(bytes.len()));
             bytes = rest;
             if now.len() == self.block_bytes {
                 self.write_block(upload, dtype, now)?;
                 continue;
             }
-            self.begun.extend_from_slice(now);
-            if self.begun.len() == self.block_bytes {
+            self.partial_block.extend_from_slice(now);
+            if self.partial_block.len() == self.block_bytes {
                 self.end_block(upload, dtype)?;
             }
         }
@@ -93,7 +93,7 @@ impl ChunkWriter {
 
     /// Ends the chunk.
     pub(crate) fn end(&mut self, upload: &mut dyn Upload, dtype: Dtype) -> Result<ChunkSums> {
-        if !self.begun.is_empty() {
+        if !self.partial_block.is_empty() {
             self.end_block(upload, dtype)?;
         }
         let (bytes, block_bytes) = (self.bytes, self.block_bytes as u64);
@@ -106,10 +106,10 @@ impl ChunkWriter {
     }
 
     fn end_block(&mut self, upload: &mut dyn Upload, dtype: Dtype) -> Result<()> {
-        let mut block = std::mem::take(&mut self.begun);
+        let mut block = std::mem::take(&mut self.partial_block);
         self.write_block(upload, dtype, &block)?;
         block.clear();
-        self.begun = block;
+        self.partial_block = block;
         Ok(())
     }
 

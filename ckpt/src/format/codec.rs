@@ -1,11 +1,11 @@
-//! Compression that loses nothing, for stores that are slower than it.
+//! Lossless compression, for stores that are slower than the codec.
 //!
-//! Of a trained tensor's elements the exponents take few values, and all other bits look random.
-//! So elements are taken apart into planes of bytes, and each plane is packed by itself: that of
-//! the exponents comes to a third, and those of the others stay as they are. What packs a plane is
-//! zstd's Huffman coder alone: repetitions are rare in a plane, and looking for them takes most of
-//! the time. The unit is a block, as it is of checksums, so that a part of a tensor is read as it
-//! is of one that is not packed.
+//! The exponents of a trained tensor's elements have few values, and all other bits look random. So
+//! elements are split into byte planes, and each plane is packed separately: the plane of the
+//! exponents shrinks to a third, and the others are stored unchanged. Planes are packed by zstd's
+//! Huffman coder alone: repetitions are rare in a plane, and searching for them would take most of
+//! the time. The unit is a block, as for checksums, so that a part of a tensor can be read as if it
+//! were not packed.
 
 use serde::{Deserialize, Serialize};
 use zstd::bulk::{Compressor, Decompressor};
@@ -17,18 +17,18 @@ use crate::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Codec {
-    /// Planes of bytes, each as it is or a zstd frame.
+    /// Byte planes, each stored unchanged or as a zstd frame.
     #[serde(rename = "planes-zstd")]
     Planes,
 }
 
-/// Before the planes of a block, the length of each.
+/// Size of the length of a plane; the lengths precede the planes of a block.
 const LEN_BYTES: usize = 4;
 
-/// Elements that are taken apart at a time: they stay in the first cache from plane to plane.
+/// Elements that are split at a time: they stay in the L1 cache from plane to plane.
 const STRIPE_ITEMS: usize = 2 << 10;
 
-/// Bytes of a plane that are looked at before it is packed.
+/// Bytes of a plane that are sampled before it is packed.
 const SAMPLE_BYTES: usize = 16 << 10;
 
 impl Codec {
@@ -45,15 +45,15 @@ impl Codec {
         zstd::zstd_safe::version_number()
     }
 
-    /// The most that so many bytes of elements take in blocks of at most `block_bytes`.
+    /// Upper bound of the packed length of `bytes` bytes in blocks of at most `block_bytes`.
     pub(crate) fn bytes_max(self, dtype: Dtype, bytes: u64, block_bytes: u64) -> u64 {
         bytes + bytes.div_ceil(block_bytes) * LEN_BYTES as u64 * dtype.item_bytes()
     }
 
-    /// Packs whole elements. The same bytes always give the same, from one build of this.
+    /// Packs whole elements. The result is deterministic for one build of this crate.
     ///
     /// # Panics
-    /// If the bytes are no whole elements, or 4 GiB.
+    /// If the bytes are not a whole number of elements, or 4 GiB or more.
     #[must_use]
     pub fn pack(self, dtype: Dtype, bytes: &[u8]) -> Vec<u8> {
         let mut packed = Vec::new();
@@ -61,13 +61,13 @@ impl Codec {
         packed
     }
 
-    /// The elements that were packed, as many as there are to be.
+    /// Unpacks elements into a buffer of their exact length.
     ///
     /// # Errors
-    /// What is wrong with the packed bytes, if anything is.
+    /// A description of the defect, if the packed bytes are invalid.
     ///
     /// # Panics
-    /// If `into` is no whole elements.
+    /// If `into` is not a whole number of elements.
     pub fn unpack(self, dtype: Dtype, packed: &[u8], into: &mut [u8]) -> Result<(), String> {
         Unpacker::default().unpack(dtype, packed, into)
     }
@@ -93,7 +93,7 @@ impl Packer {
         packed.resize(LEN_BYTES * width, 0);
         for (number, plane) in self.planes.chunks_exact(items.max(1)).enumerate() {
             let begin = packed.len();
-            if !squeeze(&mut self.context, plane, packed) {
+            if !compress(&mut self.context, plane, packed) {
                 packed.extend_from_slice(plane);
             }
             let len = packed.len() - begin;
@@ -104,8 +104,8 @@ impl Packer {
     }
 }
 
-/// Appends a frame of a plane, if that is shorter. What cannot be packed stays as it is.
-fn squeeze(context: &mut Option<Compressor<'static>>, plane: &[u8], packed: &mut Vec<u8>) -> bool {
+/// Appends the zstd frame of a plane. Returns false, without a change, if it is not shorter.
+fn compress(context: &mut Option<Compressor<'static>>, plane: &[u8], packed: &mut Vec<u8>) -> bool {
     if looks_random(plane) {
         return false;
     }
@@ -115,15 +115,15 @@ fn squeeze(context: &mut Option<Compressor<'static>>, plane: &[u8], packed: &mut
     let Some(context) = context else { return false };
     let begin = packed.len();
     packed.resize(begin + plane.len(), 0);
-    // A frame that does not fit is none that is shorter.
+    // A frame that does not fit is not shorter.
     let len = context.compress_to_buffer(plane, &mut packed[begin..]).ok();
     let len = len.filter(|len| *len < plane.len());
     packed.truncate(begin + len.unwrap_or(0));
     len.is_some()
 }
 
-/// A compressor that looks for repetitions hardly at all: it remembers 64 places, compares seven
-/// bytes, and goes in longer steps the longer it has found none.
+/// A compressor that hardly searches for repetitions: it stores 64 positions, compares seven bytes,
+/// and lengthens its steps while it finds no match.
 fn compressor() -> Option<Compressor<'static>> {
     let mut compressor = Compressor::new(1).ok()?;
     for parameter in [
@@ -140,7 +140,7 @@ fn compressor() -> Option<Compressor<'static>> {
 
 /// Whether no order-0 code shortens a plane by more than 2 %. With the squares of the frequencies
 /// of its bytes summing up to `r / 256`, its entropy is at least `8 - log2 r` bits, so for `r` of
-/// 1.1 a code gains 1.7 % at most. Of a sample of random bytes `r` is 1.016.
+/// 1.1 a code gains 1.7 % at most. For a sample of random bytes, `r` is 1.016.
 fn looks_random(plane: &[u8]) -> bool {
     if plane.len() < SAMPLE_BYTES {
         return false;
@@ -187,7 +187,7 @@ impl Unpacker {
             if len == items {
                 plane.copy_from_slice(stored);
             } else {
-                expand(&mut self.context, stored, plane)
+                decompress(&mut self.context, stored, plane)
                     .map_err(|found| format!("plane {number}: {found} instead of {items} bytes"))?;
             }
         }
@@ -199,8 +199,8 @@ impl Unpacker {
     }
 }
 
-/// Fills a plane from its frame. No frame makes more than the plane, whatever it says.
-fn expand(
+/// Decompresses a frame into a plane. A frame cannot write beyond the plane, whatever its header.
+fn decompress(
     context: &mut Option<Decompressor<'static>>,
     frame: &[u8],
     plane: &mut [u8],
@@ -220,15 +220,15 @@ fn item_bytes(dtype: Dtype) -> usize {
     dtype.item_bytes() as usize // fits: at most 8
 }
 
-/// Whether the first bit is a sign, and those after it an exponent.
+/// Whether the first bit is a sign, followed by an exponent.
 fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64)
 }
 
-/// Takes elements apart: plane 0 gets the most significant byte of each. Those of floats are turned
-/// left by one bit first, so that a byte of exponent is whole and the sign is among the low bits.
+/// Splits elements into planes: plane 0 has the most significant byte of each. Floats are rotated
+/// left by one bit first, so that one byte has the exponent alone and the sign is the lowest bit.
 fn split(dtype: Dtype, bytes: &[u8], planes: &mut [u8]) {
-    // How far is a constant, so that the compiler makes vectors of it.
+    // The rotation is a constant, so that the compiler vectorizes the loop.
     macro_rules! split_as {
         ($word:ty, $turn:literal) => {{
             const WIDTH: usize = size_of::<$word>();
@@ -245,7 +245,7 @@ fn split(dtype: Dtype, bytes: &[u8], planes: &mut [u8]) {
                     let begin = plane * items + number * STRIPE_ITEMS;
                     let into = &mut planes[begin..begin + turned.len()];
                     for (into, word) in into.iter_mut().zip(&*turned) {
-                        *into = (word >> shift) as u8; // fits: the byte that is wanted of it
+                        *into = (word >> shift) as u8; // fits: only the low byte is used
                     }
                 }
             }
@@ -262,7 +262,7 @@ fn split(dtype: Dtype, bytes: &[u8], planes: &mut [u8]) {
     }
 }
 
-/// Puts elements together from what [`split`] made of them.
+/// Joins elements from the planes of [`split`].
 fn join(dtype: Dtype, planes: &[u8], bytes: &mut [u8]) {
     macro_rules! join_as {
         ($word:ty, $turn:literal) => {{

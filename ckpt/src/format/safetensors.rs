@@ -1,9 +1,9 @@
 //! The header of a safetensors file: 8 bytes of length, JSON, and spaces up to a page boundary.
 //!
-//! The format's own rules hold (at most 100 MB of header, no byte that no tensor claims, names
-//! once), and one of ours: the first tensor begins at a multiple of 4096, so that whole files and
-//! single tensors can be read and written without passing through the page cache. Large tensors of
-//! the optimizer begin so too: the zeros before them are an entry `__pad__.N` of the header.
+//! Besides the rules of the format (at most 100 MB of header, every byte belongs to a tensor,
+//! unique names), the first tensor begins at a multiple of 4096, so that whole files and single
+//! tensors can be read and written with direct I/O. Large optimizer tensors are aligned as well:
+//! the zeros before them are an entry `__pad__.N` of the header.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::spec::PAD_PREFIX;
 use crate::{Dtype, Error, Group, Result};
 use storage::{Object, RangeRead};
 
-/// Tensors begin at a multiple of this: the page of the memory and the block of the device.
+/// Alignment of the first tensor: the memory page and the device block.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
 
 /// Stock readers reject a longer header.
@@ -26,24 +26,24 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The length prefix.
 const PREFIX_BYTES: usize = 8;
 
-/// Where the header keeps what is not a tensor.
+/// The key of the header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// One tensor as a header has it.
+/// One tensor in a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderEntry {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
-    /// First byte and the one after the last, counted from the end of the header.
+    /// First byte, and the byte after the last, relative to the end of the header.
     pub(crate) data_offsets: [u64; 2],
 }
 
-/// An entry of an element type that this crate does not have, such as `C64` or `F8_E8M0`.
+/// An entry with an element type that this crate does not support, such as `C64` or `F8_E8M0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignEntry {
     pub(crate) name: String,
-    /// As the header spells it.
+    /// The name of the type in the header.
     pub(crate) dtype: String,
     pub(crate) shape: Vec<u64>,
     /// As [`HeaderEntry::data_offsets`].
@@ -58,7 +58,7 @@ struct Fields {
     data_offsets: [u64; 2],
 }
 
-/// A type, or the name of one that this crate does not have.
+/// A type, or the name of one that this crate does not support.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum DtypeName {
@@ -71,7 +71,7 @@ pub(crate) fn entry_shape(spans: &[Span], flat: Option<Span>) -> Vec<u64> {
     flat.map_or_else(|| spans.iter().map(|span| span.len).collect(), |flat| vec![flat.len])
 }
 
-/// The entry of zeros between two tensors, the `number`-th of a file.
+/// The entry of padding between two tensors, the `number`-th of a file.
 pub(crate) fn pad(number: usize, begin: u64, end: u64) -> HeaderEntry {
     HeaderEntry {
         name: format!("{PAD_PREFIX}.{number}"),
@@ -81,7 +81,7 @@ pub(crate) fn pad(number: usize, begin: u64, end: u64) -> HeaderEntry {
     }
 }
 
-/// A tensor, or a piece of one, that has no place yet.
+/// A tensor, or a piece of one, that has no offset yet.
 #[derive(Debug)]
 pub(crate) struct Unplaced {
     pub(crate) name: String,
@@ -90,8 +90,8 @@ pub(crate) struct Unplaced {
     pub(crate) shape: Vec<u64>,
 }
 
-/// A piece of the optimizer's that is as large begins at a page of its file, so that it can be read
-/// straight into memory; the zeros before it are a 500th of its bytes at most on average.
+/// Optimizer pieces of at least this size begin at a page of their file, so that direct I/O can
+/// read them into their destination. The padding is on average at most a 500th of their bytes.
 const ALIGNED_BYTES_MIN: u64 = 1 << 20;
 
 impl Unplaced {
@@ -105,8 +105,7 @@ impl Unplaced {
     }
 }
 
-/// Brings what is to stand in a file into its order, and gives the header and the offset of each
-/// in the file.
+/// Sorts the items of a file into file order, and returns the header and the offset of each item.
 pub(crate) fn arrange<T>(
     items: &mut Vec<T>,
     align_all: bool,
@@ -114,7 +113,7 @@ pub(crate) fn arrange<T>(
 ) -> Result<(Vec<u8>, Vec<u64>)> {
     let mut order: Vec<(Unplaced, T)> =
         items.drain(..).map(|item| (describe(&item), item)).collect();
-    // So each begins at a multiple of its element's size.
+    // By decreasing element size, so that each begins at a multiple of its element size.
     let is_aligned = |it: &Unplaced| align_all || it.is_aligned();
     order.sort_by_key(|(it, _)| (!is_aligned(it), Reverse(it.dtype.item_bytes())));
     let (mut entries, mut offsets) = (Vec::with_capacity(order.len()), Vec::new());
@@ -139,12 +138,12 @@ pub(crate) fn arrange<T>(
 
 /// The bytes before the first tensor.
 fn header(entries: &[HeaderEntry]) -> Result<Vec<u8>> {
-    // The text is written here and not by way of a tree of values: a plan has a hundred thousand
-    // entries. `format` is what transformers asks for.
+    // The JSON is written directly, without a tree of values: a plan has a hundred thousand
+    // entries. `transformers` requires `format`.
     let mut bytes = Vec::with_capacity(entries.len() * ENTRY_BYTES + ALIGN_BYTES as usize);
     bytes.extend([0; PREFIX_BYTES]);
     let written = write_entries(&mut bytes, entries);
-    written.expect("a vector takes all that is written to it, and a name is a string");
+    written.expect("writes to a vector do not fail, and a name is a string");
     let total = bytes.len().next_multiple_of(ALIGN_BYTES as usize); // fits: a page
     let len = (total - PREFIX_BYTES) as u64;
     if len > HEADER_BYTES_MAX {
@@ -156,7 +155,7 @@ fn header(entries: &[HeaderEntry]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What an entry takes, more or less.
+/// Estimated length of an entry.
 const ENTRY_BYTES: usize = 160;
 
 fn write_entries(to: &mut Vec<u8>, entries: &[HeaderEntry]) -> std::io::Result<()> {
@@ -176,19 +175,19 @@ fn write_entries(to: &mut Vec<u8>, entries: &[HeaderEntry]) -> std::io::Result<(
     Ok(())
 }
 
-/// A header as it was read.
+/// A parsed header.
 #[derive(Debug)]
 pub(crate) struct Header {
     /// All bytes before the first tensor.
     pub(crate) bytes: Vec<u8>,
     /// The tensors, in the order of the JSON.
     pub(crate) entries: Vec<HeaderEntry>,
-    /// Those of other element types.
+    /// Entries with unsupported element types.
     pub(crate) foreign: Vec<ForeignEntry>,
 }
 
 impl Header {
-    /// Checks that each byte behind the header belongs to exactly one tensor, as the format
+    /// Checks that each byte after the header belongs to exactly one tensor, as the format
     /// requires.
     pub(crate) fn check_coverage(&self, object: &dyn Object) -> Result<()> {
         let known = self.entries.iter().map(|entry| (entry.data_offsets, entry.name.as_str()));
@@ -201,8 +200,8 @@ impl Header {
     }
 }
 
-/// Reads the header of a file. Where its ranges lie is for the caller to check: with a manifest, or
-/// by [`Header::check_coverage`].
+/// Reads the header of a file. The caller checks its ranges, against a manifest or by
+/// [`Header::check_coverage`].
 pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     let corrupt = |offset: usize, found: String, expected: String| Error::Corrupt {
         object: object.display(),
@@ -246,7 +245,7 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     Ok(Header { bytes, entries, foreign })
 }
 
-/// Checks that ranges neither overlap nor leave a byte out. Returns what was found and expected.
+/// Checks that ranges neither overlap nor leave gaps. Returns what was found and expected.
 fn check_coverage(
     mut ranges: Vec<([u64; 2], &str)>,
     data_bytes: u64,
@@ -268,8 +267,8 @@ fn check_coverage(
     Ok(())
 }
 
-/// The names and tensors of a header as they stand, so that a key which is there twice is seen,
-/// also within a tensor. What is no tensor is `None`.
+/// The names and tensors of a header as a list, so that duplicate keys are detected, also within a
+/// tensor. An entry that is not a tensor is `None`.
 struct HeaderPairs(Vec<(String, Option<Fields>)>);
 
 impl<'de> Deserialize<'de> for HeaderPairs {

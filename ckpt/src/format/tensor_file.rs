@@ -35,7 +35,7 @@ pub struct TensorFile {
     metadata: BTreeMap<String, String>,
 }
 
-/// What a header has beside the tensors.
+/// The metadata of a header.
 #[derive(Deserialize)]
 struct Metadata {
     #[serde(default, rename = "__metadata__")]
@@ -43,11 +43,11 @@ struct Metadata {
 }
 
 impl TensorFile {
-    /// Opens a file and checks its header: every byte behind it belongs to one tensor.
+    /// Opens a file and checks its header: every byte after it belongs to one tensor.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a file that is not as the format requires, [`Error::Unfit`] for a
-    /// tensor of a type that this crate does not have, and errors of the store.
+    /// [`Error::Corrupt`] for a file that violates the format, [`Error::Unfit`] for a tensor of an
+    /// unsupported type, and errors of the store.
     pub fn open(store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let header = safetensors::read_header(&*object)?;
@@ -88,7 +88,7 @@ impl TensorFile {
         &self.tensors
     }
 
-    /// The strings that the writer stored beside them.
+    /// The strings that the writer stored with them.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_and_metadata_are_as_written() {
+    fn tensors_and_metadata_are_read() {
         let header = r#"{"__metadata__":{"a":"b"},
             "x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
             "y":{"dtype":"F32","shape":[],"data_offsets":[3,7]}}"#;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_lie_are_refused() {
+    fn invalid_headers_are_rejected() {
         for (header, data, text) in [
             (
                 r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,2]}}"#,

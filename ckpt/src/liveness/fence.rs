@@ -1,19 +1,19 @@
-//! Fencing: a lease that was lost stays lost, and its owner changes nothing any more.
+//! Fencing: a lease that was lost stays lost, and its former owner changes nothing in the folder.
 //!
-//! A lease is void after a silence, but its owner may only have been frozen: stopped, suspended
-//! with its machine, or stuck in a call of its store. It must not write once it wakes. So every
-//! lease has an epoch, a number that only grows: the object `.epoch-000000000007`, which is created
-//! exclusively, and whose text is the [`ProcessIdentity`] of the owner. The highest epoch holds the
-//! folder. Every commit and every deletion checks for a higher one.
+//! A lease is void once its heartbeats time out, but its owner may only have been frozen: stopped,
+//! suspended with its machine, or stuck in a call of its store. It must not write once it wakes. So
+//! every lease has an epoch, a number that only grows: the object `.epoch-000000000007`, which is
+//! created exclusively, and whose text is the [`ProcessIdentity`] of the owner. The highest epoch
+//! holds the folder. Every commit and every deletion checks for a higher one.
 //!
-//! A process that claims the folder first looks for the newest epoch, then for leases, then creates
+//! A process that claims the folder first reads the newest epoch, then lists leases, then creates
 //! its own lease, and last the next epoch. So of several concurrent claims exactly one succeeds: a
 //! process whose lease others did not see yet has not created its epoch yet either.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::liveness::heartbeat::{forget, maker_of, write_text};
+use crate::liveness::heartbeat::{delete_if_exists, owner_of, write_text};
 use crate::liveness::lease::LEASE;
 use crate::{Error, Result};
 use storage::{Key, ProcessIdentity, Storage};
@@ -40,7 +40,7 @@ struct FenceState {
     /// The process that took over a lease held here.
     successor: Option<String>,
     /// Whether an epoch of another process of the family was joined: the state that this process
-    /// writes is that one's, and is void with its lease.
+    /// writes belongs to that one, and is void with its lease.
     has_joined: bool,
 }
 
@@ -81,8 +81,8 @@ impl Fence {
 
     /// The newest epoch of the folder.
     pub(crate) fn newest(&self) -> Result<Option<Epoch>> {
-        // An epoch that is gone when it is read was replaced by a higher one.
-        for _ in 0..LOOKS_MAX {
+        // An epoch that does not exist when it is read was replaced by a higher one.
+        for _ in 0..ATTEMPTS_MAX {
             let names = self.store.list_names(&self.folder)?;
             let Some(number) = newest_of(&names) else { return Ok(None) };
             match storage::read_small(&*self.store, &self.key(number)?, EPOCH_BYTES_MAX) {
@@ -94,7 +94,7 @@ impl Fence {
                         owner: owner.or_else(|| owner_of_lease(&names)),
                     }));
                 }
-                // Not ours; its number counts all the same.
+                // Another program wrote it; its number counts all the same.
                 Err(storage::Error::Corrupt { .. }) => {
                     return Ok(Some(Epoch { number, owner: owner_of_lease(&names) }));
                 }
@@ -145,7 +145,7 @@ impl Fence {
         self.state().number = Some(number);
         for name in self.store.list_names(&self.folder)? {
             if number_of(&name).is_some_and(|older| older < number) {
-                forget(&*self.store, &self.folder.join(&name)?)?;
+                delete_if_exists(&*self.store, &self.folder.join(&name)?)?;
             }
         }
         Ok(true)
@@ -164,14 +164,14 @@ impl Fence {
         }
     }
 
-    /// Asks the store whether the lease is still held, before an operation that cannot be rolled
+    /// Queries the store whether the lease is still held, before an operation that cannot be rolled
     /// back. Only a higher epoch of another process means that it is lost: a store that shows none
-    /// at all, for example a mount that dropped out, refuses the operation and no more.
+    /// at all, for example because its mount was lost, only fails the operation.
     pub(crate) fn check(&self) -> Result<()> {
         self.fail_if_lost()?;
         let Some(number) = self.state().number else { return Ok(()) };
         // A listing that races with a claim may miss the older of two epochs.
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             let newest = newest_of(&self.store.list_names(&self.folder)?);
             if newest == Some(number) {
                 return Ok(());
@@ -188,7 +188,7 @@ impl Fence {
     }
 
     /// Ends the loss of a lease of a folder into which only copies are written.
-    pub(crate) fn forget_loss(&self) {
+    pub(crate) fn clear_loss(&self) {
         self.state().successor = None;
     }
 
@@ -216,8 +216,8 @@ impl Fence {
     }
 }
 
-/// How often the newest epoch is looked for while others claim the folder.
-const LOOKS_MAX: usize = 16;
+/// How often the newest epoch is read while other processes claim the folder.
+const ATTEMPTS_MAX: usize = 16;
 
 fn number_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(EPOCH)?;
@@ -229,7 +229,7 @@ fn number_of(name: &str) -> Option<u64> {
 fn owner_of_lease(names: &[String]) -> Option<ProcessIdentity> {
     let here = ProcessIdentity::new();
     let leases = names.iter().filter_map(|name| name.strip_prefix(LEASE));
-    let mut owners = leases.filter_map(|name| maker_of(name).0);
+    let mut owners = leases.filter_map(|name| owner_of(name).0);
     owners.find(|owner| !owner.is_same_process(&here))
 }
 

@@ -34,7 +34,7 @@ impl Default for LivenessTimeouts {
 /// Writes heartbeats until it is stopped or dropped.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
-    heart: Arc<HeartbeatTask>,
+    task: Arc<HeartbeatTask>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -46,7 +46,7 @@ struct HeartbeatTask {
     name: String,
     text: String,
     beat: Duration,
-    /// That of the lease that this is the heartbeat of.
+    /// The fence of the lease, if this is the heartbeat of a lease.
     fence: Option<Arc<Fence>>,
     state: Mutex<HeartbeatState>,
     stopped: Condvar,
@@ -57,15 +57,15 @@ struct HeartbeatState {
     number: u64,
     /// The numbers whose objects may exist, the newest included: a failed call to the store may
     /// have written one, or not have deleted it.
-    signs: BTreeSet<u64>,
+    existing: BTreeSet<u64>,
     is_stopped: bool,
     is_lost: bool,
 }
 
 impl Heartbeat {
     /// Writes the first heartbeat, and starts a thread for the others. `name` ends in a
-    /// [`ProcessIdentity`]. That of a lease has its fence, and stops when the lease is lost; any
-    /// other stops when another process has deleted its last heartbeat.
+    /// [`ProcessIdentity`]. The heartbeat of a lease has its fence, and stops when the lease is
+    /// lost; any other stops when another process has deleted its last heartbeat.
     pub(crate) fn start(
         store: &Arc<dyn Storage>,
         folder: &Key,
@@ -76,29 +76,29 @@ impl Heartbeat {
     ) -> Result<Self> {
         let (state, stopped) = (Mutex::default(), Condvar::new());
         let (store, folder) = (Arc::clone(store), folder.clone());
-        let heart =
+        let task =
             Arc::new(HeartbeatTask { store, folder, name, text, beat, fence, state, stopped });
-        write_text(&*heart.store, &heart.key(0)?, &heart.text)?;
-        heart.state().signs.insert(0);
-        let beating = Arc::clone(&heart);
+        write_text(&*task.store, &task.key(0)?, &task.text)?;
+        task.state().existing.insert(0);
+        let running = Arc::clone(&task);
         let thread = std::thread::Builder::new().name("ckpt-pulse".to_owned());
-        let thread = thread.spawn(move || beating.run());
+        let thread = thread.spawn(move || running.run());
         let thread = thread.inspect_err(|e| {
             log::warn!("cannot start the heartbeat thread; the first heartbeat is the last: {e}");
         });
-        Ok(Heartbeat { heart, thread: thread.ok() })
+        Ok(Heartbeat { task, thread: thread.ok() })
     }
 
     /// Stops, and returns the heartbeat objects that may still exist, for the caller to delete.
     pub(crate) fn stop(mut self) -> Result<Vec<Key>> {
         self.halt();
-        let signs = self.heart.state().signs.clone();
-        signs.into_iter().map(|number| self.heart.key(number)).collect()
+        let existing = self.task.state().existing.clone();
+        existing.into_iter().map(|number| self.task.key(number)).collect()
     }
 
     fn halt(&mut self) {
-        self.heart.state().is_stopped = true;
-        self.heart.stopped.notify_all();
+        self.task.state().is_stopped = true;
+        self.task.stopped.notify_all();
         if let Some(thread) = self.thread.take() {
             // It does not panic; if it did, the heartbeats have stopped all the same.
             let _ = thread.join();
@@ -132,7 +132,8 @@ impl HeartbeatTask {
             }
             let number = state.number;
             drop(state);
-            // Before the next one, which would keep others out of a folder that is not ours.
+            // Before the next one, which would keep others out of a folder that this process has
+            // lost.
             match self.fence.as_ref().map_or(Ok(()), |fence| fence.check()) {
                 Ok(()) => {}
                 Err(Error::LeaseLost { .. }) => return self.lose(number),
@@ -148,7 +149,7 @@ impl HeartbeatTask {
 
     fn beat(&self, last: u64) -> Result<()> {
         let next = last + 1;
-        self.state().signs.insert(next);
+        self.state().existing.insert(next);
         match write_text(&*self.store, &self.key(next)?, &self.text) {
             // No other process uses our name: an earlier try succeeded although it reported an
             // error.
@@ -156,13 +157,13 @@ impl HeartbeatTask {
             Err(error) => return Err(error.into()),
         }
         self.state().number = next;
-        let earlier: Vec<u64> = self.state().signs.range(..next).copied().collect();
+        let earlier: Vec<u64> = self.state().existing.range(..next).copied().collect();
         let mut outcome = Ok(());
         for number in earlier {
             match self.store.delete(&self.key(number)?) {
                 // Another process deleted it and continues without us: our next heartbeat must not
                 // keep others out. We have tried to delete the earlier ones ourselves. With a
-                // fence, that alone knows whether another process has the lease.
+                // fence, only the fence decides whether another process has the lease.
                 Err(storage::Error::NotFound { .. }) if number == last && self.fence.is_none() => {
                     self.lose(next);
                 }
@@ -172,7 +173,7 @@ impl HeartbeatTask {
                     continue;
                 }
             }
-            self.state().signs.remove(&number);
+            self.state().existing.remove(&number);
         }
         outcome
     }
@@ -180,20 +181,20 @@ impl HeartbeatTask {
     /// Ends the heartbeats, and deletes the last one.
     fn lose(&self, last: u64) {
         self.state().is_lost = true;
-        let forgotten = self.key(last).and_then(|key| forget(&*self.store, &key));
-        if let Err(error) = forgotten {
+        let deleted = self.key(last).and_then(|key| delete_if_exists(&*self.store, &key));
+        if let Err(error) = deleted {
             log::warn!("the last heartbeat of a lost lease is not deleted: {error}");
         }
     }
 }
 
 /// The owner of a heartbeat, and its name without the sequence number.
-pub(crate) fn maker_of(name: &str) -> (Option<ProcessIdentity>, &str) {
+pub(crate) fn owner_of(name: &str) -> (Option<ProcessIdentity>, &str) {
     let stem = name.split_once('~').map_or(name, |(stem, _)| stem);
     (ProcessIdentity::parse(stem), stem)
 }
 
-/// Creates an object whose name says everything that matters: on a full disk, from which the owner
+/// Creates an object whose name has all required information: on a full disk, from which the owner
 /// may be about to delete something, it is empty.
 pub(crate) fn write_text(store: &dyn Storage, key: &Key, text: &str) -> storage::Result<()> {
     match write_all(store, key, text.as_bytes()) {
@@ -203,7 +204,7 @@ pub(crate) fn write_text(store: &dyn Storage, key: &Key, text: &str) -> storage:
 }
 
 /// Deletes an object that another process may delete at the same time.
-pub(crate) fn forget(store: &dyn Storage, key: &Key) -> Result<()> {
+pub(crate) fn delete_if_exists(store: &dyn Storage, key: &Key) -> Result<()> {
     match store.delete(key) {
         Err(storage::Error::NotFound { .. }) | Ok(()) => Ok(()),
         Err(error) => Err(Error::from(error)),

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::liveness::fence::{Fence, label_of};
-use crate::liveness::heartbeat::{Heartbeat, LivenessTimeouts, forget, maker_of};
+use crate::liveness::heartbeat::{Heartbeat, LivenessTimeouts, delete_if_exists, owner_of};
 use crate::{Error, Result};
 use storage::{Key, Liveness, ProcessIdentity, Storage};
 
@@ -40,9 +40,9 @@ pub(crate) struct LeaseState {
 #[derive(Default)]
 struct Held {
     count: usize,
-    pulse: Option<Heartbeat>,
+    heartbeat: Option<Heartbeat>,
     /// Objects that could not be deleted.
-    left: Vec<Key>,
+    undeleted: Vec<Key>,
     /// Whether another process held the lease before: what it has not committed is to be removed.
     has_predecessor: bool,
 }
@@ -91,7 +91,7 @@ impl LeaseState {
         Ok(Lease { shared: Arc::clone(self) })
     }
 
-    /// The same at the start of a change: asks the store whether a lease that is held still is.
+    /// The same at the start of a change: checks in the store that a lease held before still is.
     pub(crate) fn take_for_change(self: &Arc<Self>) -> Result<Lease> {
         let mut held = self.held();
         self.fence.fail_if_lost()?;
@@ -115,7 +115,7 @@ impl LeaseState {
     }
 
     /// Their unfinished work is removed.
-    pub(crate) fn forget_predecessor(&self) {
+    pub(crate) fn clear_predecessor(&self) {
         self.held().has_predecessor = false;
     }
 
@@ -138,17 +138,17 @@ impl LeaseState {
         for _ in 0..CLAIMS_MAX {
             self.release(held)?;
             let newest = self.fence.newest()?;
-            // Before anything is written, so that a folder in use is not even written to.
+            // Before the first write, so that nothing is written to a folder in use.
             held.has_predecessor |= self.wait_until_free()?;
             let owner = ProcessIdentity::new();
             let text = format!("{} writes here while this file exists\n", owner.label());
             let name = format!("{LEASE}{owner}");
             // It may exist although its creation fails.
-            held.left.push(self.folder.join(&name)?);
+            held.undeleted.push(self.folder.join(&name)?);
             let (beat, fence) = (self.patience.beat, Some(Arc::clone(&self.fence)));
-            let begun = Heartbeat::start(&self.store, &self.folder, name, text, beat, fence)?;
-            held.left.clear();
-            held.pulse = Some(begun);
+            let heartbeat = Heartbeat::start(&self.store, &self.folder, name, text, beat, fence)?;
+            held.undeleted.clear();
+            held.heartbeat = Some(heartbeat);
             if self.fence.enter(newest.as_ref(), &owner)? {
                 // That process may have died before it removed its work, or may be frozen just
                 // before it commits it, on this machine as well: its lease can be deleted by hand.
@@ -167,8 +167,8 @@ impl LeaseState {
     /// Removes the leases of dead processes. If the state of an owner cannot be determined, waits
     /// for a new heartbeat or the timeout. Returns whether any timed out.
     fn wait_until_free(&self) -> Result<bool> {
-        let mut begun = Instant::now();
-        let mut has_silenced = false;
+        let mut waiting_since = Instant::now();
+        let mut has_timed_out = false;
         let mut first: Option<HashSet<Key>> = None;
         loop {
             let others = self.others()?;
@@ -182,12 +182,12 @@ impl LeaseState {
             if let Some(other) = others.iter().find(|other| is_known(other) || is_new(other)) {
                 return Err(self.held_by(other));
             }
-            let Some(other) = others.first() else { return Ok(has_silenced) };
+            let Some(other) = others.first() else { return Ok(has_timed_out) };
             if first.is_none() {
                 let (what, max) = (self.store.display(&other.key), self.patience.silence_max);
                 log::info!("{what}: waiting up to {max:?} for a heartbeat of its owner");
             }
-            if begun.elapsed() >= self.patience.silence_max {
+            if waiting_since.elapsed() >= self.patience.silence_max {
                 let mut is_alive = false;
                 for Other { key, .. } in &others {
                     let what = self.store.display(key);
@@ -200,11 +200,14 @@ impl LeaseState {
                         }
                         Err(error) => return Err(error.into()),
                     }
-                    log::warn!("{what}: no heartbeat for {:.0?}; lease removed", begun.elapsed());
-                    has_silenced = true;
+                    log::warn!(
+                        "{what}: no heartbeat for {:.0?}; lease removed",
+                        waiting_since.elapsed()
+                    );
+                    has_timed_out = true;
                 }
                 if is_alive {
-                    (begun, first) = (Instant::now(), None);
+                    (waiting_since, first) = (Instant::now(), None);
                     continue;
                 }
             }
@@ -219,10 +222,10 @@ impl LeaseState {
         for name in self.store.list_names(&self.folder)? {
             let Some(text) = name.strip_prefix(LEASE) else { continue };
             let key = self.folder.join(&name)?;
-            let owner = maker_of(text).0;
+            let owner = owner_of(text).0;
             if owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
                 log::info!("{}: owner is dead; lease removed", self.store.display(&key));
-                forget(&*self.store, &key)?;
+                delete_if_exists(&*self.store, &key)?;
                 continue;
             }
             if !owner.as_ref().is_some_and(|owner| self.fence.is_of_family(owner)) {
@@ -244,12 +247,12 @@ impl LeaseState {
     /// so that it does not keep this process itself out.
     fn release(&self, held: &mut Held) -> Result<()> {
         self.fence.leave();
-        if let Some(pulse) = held.pulse.take() {
-            held.left.extend(pulse.stop()?);
+        if let Some(heartbeat) = held.heartbeat.take() {
+            held.undeleted.extend(heartbeat.stop()?);
         }
-        while let Some(key) = held.left.last() {
-            forget(&*self.store, key)?;
-            held.left.pop();
+        while let Some(key) = held.undeleted.last() {
+            delete_if_exists(&*self.store, key)?;
+            held.undeleted.pop();
         }
         Ok(())
     }
@@ -267,8 +270,8 @@ impl LeaseState {
 
 impl Lease {
     /// Fails if another process is known to have taken over the lease: the thread that writes
-    /// heartbeats asks the store before each of them. This asks nobody, and is cheap enough for
-    /// every step of a training run.
+    /// heartbeats queries the store before each of them. This call does not, and is cheap enough
+    /// for every step of a training run.
     ///
     /// # Errors
     /// [`Error::LeaseLost`] names that process.
@@ -276,7 +279,7 @@ impl Lease {
         self.shared.fence.fail_if_lost()
     }
 
-    /// Asks the store whether another process has taken over the lease.
+    /// Queries the store whether another process has taken over the lease.
     ///
     /// # Errors
     /// [`Error::LeaseLost`] names that process; errors of the store.

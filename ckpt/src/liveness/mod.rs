@@ -1,5 +1,5 @@
-//! Heartbeats of the processes of a save, the lease that keeps a second writer out, and the fence
-//! that keeps out one that lost it.
+//! Heartbeats of the processes of a save, the lease that excludes a second writer, and the fence
+//! that excludes a writer that lost its lease.
 
 pub(crate) mod fence;
 pub(crate) mod heartbeat;

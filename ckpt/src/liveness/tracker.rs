@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use crate::liveness::heartbeat::{LivenessTimeouts, maker_of};
+use crate::liveness::heartbeat::{LivenessTimeouts, owner_of};
 use storage::{Liveness, ProcessIdentity};
 
 /// The latest heartbeats of some processes, timed by this process's clock.
@@ -31,7 +31,8 @@ impl LivenessTracker {
     }
 
     /// The same for writers whose processes are known before their first heartbeat: one of this
-    /// machine that dies before it is noticed as well. `members` are those of all writers, or none.
+    /// machine that dies before its first heartbeat is detected as well. `members` are those of all
+    /// writers, or none.
     pub(crate) fn expecting(mut self, members: &[ProcessIdentity]) -> Self {
         for (writer, (seen, owner)) in self.seen.iter_mut().zip(members).enumerate() {
             let name = format!("{writer:05}-{owner}");
@@ -41,7 +42,7 @@ impl LivenessTracker {
     }
 
     /// Records the current heartbeats, `00003-OWNER` or `00003-OWNER~7`.
-    pub(crate) fn call(&mut self, names: &[String], now: Instant) {
+    pub(crate) fn record(&mut self, names: &[String], now: Instant) {
         for name in names {
             let Some((writer, maker)) = name.split_once('-') else { continue };
             let place = writer.parse().ok().and_then(|writer: usize| self.seen.get_mut(writer));
@@ -49,7 +50,7 @@ impl LivenessTracker {
             // During a renewal both the old and the new heartbeat may exist; only a newer one
             // counts.
             if place.as_ref().is_none_or(|seen| is_later(name, &seen.name)) {
-                let owner = maker_of(maker).0;
+                let owner = owner_of(maker).0;
                 *place = Some(Seen { name: name.clone(), since: Some(now), owner });
             }
         }
@@ -81,12 +82,12 @@ impl LivenessTracker {
             _ => format!("{}: never joined", self.label(writer)),
         };
         let late: Vec<usize> = (0..self.seen.len()).filter(|w| !done.contains(w)).collect();
-        // The message is bounded; if a whole rack is gone, these are enough to identify it.
-        let mut told: Vec<String> = late.iter().take(LATE_TOLD_MAX).map(|w| text(*w)).collect();
-        if late.len() > LATE_TOLD_MAX {
-            told.push(format!("and {} more", late.len() - LATE_TOLD_MAX));
+        // The message is bounded; if a whole rack has failed, these are enough to identify it.
+        let mut lines: Vec<String> = late.iter().take(LATE_LISTED_MAX).map(|w| text(*w)).collect();
+        if late.len() > LATE_LISTED_MAX {
+            lines.push(format!("and {} more", late.len() - LATE_LISTED_MAX));
         }
-        told.join("; ")
+        lines.join("; ")
     }
 
     pub(crate) fn label(&self, writer: usize) -> String {
@@ -95,7 +96,7 @@ impl LivenessTracker {
     }
 }
 
-const LATE_TOLD_MAX: usize = 16;
+const LATE_LISTED_MAX: usize = 16;
 
 /// `writer 3 of 8 (process 12 on host)`.
 pub(crate) fn label_of(writer: usize, writers: usize, owner: Option<&ProcessIdentity>) -> String {
@@ -120,43 +121,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_writer_that_dies_before_its_first_heartbeat_is_noticed() {
-        let (begun, patience) = (Instant::now(), LivenessTimeouts::default());
+    fn writer_that_dies_before_first_heartbeat_is_reported() {
+        let (started, patience) = (Instant::now(), LivenessTimeouts::default());
         let own = ProcessIdentity::new();
-        // A process of this boot with that number began at another time.
+        // A process of this boot with that number started at another time.
         let text = own.to_string();
         let mut parts: Vec<&str> = text.rsplitn(3, '.').collect();
         parts[1] = "1";
         parts.reverse();
         let dead = ProcessIdentity::parse(&parts.join(".")).unwrap();
-        let roll = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), dead]);
-        let text = roll.dead(&HashSet::new(), begun).unwrap();
+        let tracker = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), dead]);
+        let text = tracker.dead(&HashSet::new(), started).unwrap();
         assert!(text.starts_with("writer 1 of 2") && text.ends_with("process is dead"), "{text}");
-        let roll = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), own]);
-        assert_eq!(roll.dead(&HashSet::new(), begun + 2 * patience.silence_max), None);
-        assert!(roll.late(&HashSet::from([0])).ends_with("never joined"));
+        let tracker = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), own]);
+        assert_eq!(tracker.dead(&HashSet::new(), started + 2 * patience.silence_max), None);
+        assert!(tracker.late(&HashSet::from([0])).ends_with("never joined"));
     }
 
     #[test]
-    fn the_silent_and_the_absent_are_named() {
+    fn timed_out_and_missing_writers_are_reported() {
         let patience = LivenessTimeouts {
             silence_max: Duration::from_secs(60),
             ..LivenessTimeouts::default()
         };
-        let begun = Instant::now();
-        let at = |s| begun + Duration::from_secs(s);
-        let mut roll = LivenessTracker::new(4, 4, patience);
-        let sign =
+        let started = Instant::now();
+        let at = |s| started + Duration::from_secs(s);
+        let mut tracker = LivenessTracker::new(4, 4, patience);
+        let heartbeat =
             |writer: usize, beat: &str| format!("{writer:05}-node-{writer}.m.b.1.77.5.0{beat}");
-        roll.call(&[sign(0, ""), sign(1, ""), sign(2, "~9"), "x".to_owned(), sign(9, "")], at(0));
-        roll.call(&[sign(0, "~1"), sign(1, ""), sign(2, "~8")], at(50));
+        tracker.record(
+            &[
+                heartbeat(0, ""),
+                heartbeat(1, ""),
+                heartbeat(2, "~9"),
+                "x".to_owned(),
+                heartbeat(9, ""),
+            ],
+            at(0),
+        );
+        tracker.record(&[heartbeat(0, "~1"), heartbeat(1, ""), heartbeat(2, "~8")], at(50));
         let done = HashSet::from([2]);
-        assert_eq!(roll.dead(&done, at(59)), None);
-        let due = "writer 1 of 4 (process 77 on node-1): no heartbeat for 62 s";
-        assert_eq!(roll.dead(&done, at(62)).as_deref(), Some(due));
-        let both = roll.dead(&HashSet::new(), at(62)).unwrap();
-        assert!(both.contains(due) && both.contains("writer 2 of 4"), "{both}");
-        let late = roll.late(&HashSet::from([0, 2]));
+        assert_eq!(tracker.dead(&done, at(59)), None);
+        let expected = "writer 1 of 4 (process 77 on node-1): no heartbeat for 62 s";
+        assert_eq!(tracker.dead(&done, at(62)).as_deref(), Some(expected));
+        let both = tracker.dead(&HashSet::new(), at(62)).unwrap();
+        assert!(both.contains(expected) && both.contains("writer 2 of 4"), "{both}");
+        let late = tracker.late(&HashSet::from([0, 2]));
         assert_eq!(
             late,
             "writer 1 of 4 (process 77 on node-1): not finished; writer 3 of 4: never joined"

@@ -1,40 +1,40 @@
 //! AdamW on memory, in the order of operations of libtorch's fused kernel.
 //!
-//! Every element goes through the same operations, each rounded once, whatever vectors, threads or
-//! parts of a parameter they are done in; so none of these shows in the bits. They are those of
-//! `_fused_adamw_` of libtorch 2.11 on a processor with AVX2 or AVX-512, on any number of threads;
-//! without them (`ATEN_CPU_CAPABILITY=default`) libtorch fuses no product with an addition.
+//! Every element has the same operations, each rounded once, whatever the vector width, the number
+//! of threads or the parts of a parameter; so the result does not depend on these. It is bitwise
+//! that of `_fused_adamw_` of libtorch 2.11 on a processor with AVX2 or AVX-512, on any number of
+//! threads; without them (`ATEN_CPU_CAPABILITY=default`) libtorch uses no fused multiply-add.
 //!
-//! Where its compiler fused a product with an addition it did so one way in the loop over vectors,
-//! and another in the loop over what is left: the squares of a parameter's last elements, beyond a
-//! multiple of eight, are rounded otherwise. That is kept. The parts of libtorch's threads end at
-//! multiples of 16, so that of several only the last has such an end.
+//! Its compiler fused multiplications and additions differently in the loop over vectors and in the
+//! loop over the remainder: the squares of a parameter's last elements, beyond a multiple of eight,
+//! are rounded differently. This code reproduces that. The parts of libtorch's threads end at
+//! multiples of 16, so only the last part has such a remainder.
 
 use storage::{Kernel, Width};
 
 use crate::Dtype;
 
-/// What is the same for all parameters of an update.
+/// The hyperparameters of an update, the same for all parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Number of the update, counted from 1, by which the moments' bias is corrected.
     pub step: u64,
     /// Learning rate.
     pub lr: f64,
-    /// How much of the gradient's mean stays.
+    /// Decay of the running mean of the gradient.
     pub beta1: f64,
-    /// How much of the mean of its squares stays.
+    /// Decay of the running mean of its square.
     pub beta2: f64,
     /// Keeps the division finite.
     pub eps: f64,
-    /// Gradients are divided by it first: a loss scale times what clips them; 1 for neither.
+    /// Divisor of all gradients: the loss scale times the reduction by clipping; 1 for neither.
     pub grad_divisor: f64,
 }
 
-/// Elements that are converted at once: 4 KiB of each array, so that all stay in the nearest cache.
+/// Elements that are converted at once: 4 KiB of each array, so that all stay in the L1 cache.
 const BATCH: usize = 1024;
 
-/// Some elements of one parameter: all slices have as many of them.
+/// Elements of one parameter; all slices have the same number of them.
 #[derive(Debug)]
 pub(super) struct AdamWRow<'a> {
     pub(super) weights: &'a mut [u8],
@@ -47,13 +47,13 @@ pub(super) struct AdamWRow<'a> {
     pub(super) copy_dtype: Dtype,
 }
 
-/// The numbers of an update as the loop wants them.
+/// The factors of an update, precomputed for the loop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors {
     grad: Scale,
     decay: f32,
-    /// Of the gradient's difference to its mean, and whether it is added to the mean or to the
-    /// gradient, whichever is nearer to the result.
+    /// Factor of the gradient's difference to its mean, and whether the product is added to the
+    /// mean or to the gradient, whichever is nearer to the result.
     lerp: f32,
     is_from_mean: bool,
     beta2: f32,
@@ -63,10 +63,10 @@ pub(super) struct Factors {
     step_size: f32,
 }
 
-/// What is done to gradients first.
+/// How gradients are scaled.
 #[derive(Clone, Copy, Debug)]
 enum Scale {
-    /// A factor with the bits of a division: the inverse of a power of two.
+    /// The inverse of a power of two: the product is bitwise the quotient.
     Times(f32),
     Over(f32),
 }
@@ -82,10 +82,10 @@ impl Scale {
 }
 
 impl AdamW {
-    /// For parameters with this weight decay.
+    /// The factors for parameters with this weight decay.
     pub(super) fn factors(&self, weight_decay: f64) -> Factors {
         let &AdamW { step, lr, beta1, beta2, eps, grad_divisor } = self;
-        // libtorch keeps the number of the step as a single.
+        // libtorch stores the number of the step as an f32.
         let step = f64::from(step as f32);
         let bias1 = 1.0 - beta1.powf(step);
         let bias2 = 1.0 - beta2.powf(step);
@@ -145,15 +145,15 @@ impl Kernel for Update<'_, '_> {
                 Dtype::BF16 => widen(grads, &mut singles),
                 _ => grads.as_chunks::<4>().0,
             };
-            // All cuts but a parameter's end are at multiples of many vectors.
-            let whole = weights.len() / LANES * LANES;
-            let (body, end) = weights.split_at_mut(whole);
-            let (mean_body, mean_end) = exp_avgs.split_at_mut(whole);
-            let (square_body, square_end) = exp_avg_sqs.split_at_mut(whole);
-            let (grad_body, grad_end) = grads.split_at(whole);
+            // All cuts except a parameter's end are at multiples of the vector width.
+            let body_len = weights.len() / LANES * LANES;
+            let (body, end) = weights.split_at_mut(body_len);
+            let (mean_body, mean_end) = exp_avgs.split_at_mut(body_len);
+            let (square_body, square_end) = exp_avg_sqs.split_at_mut(body_len);
+            let (grad_body, grad_end) = grads.split_at(body_len);
             let body = [body, mean_body, square_body];
             let end = [end, mean_end, square_end];
-            // One loop for each, for a division that is not needed takes as long as one that is.
+            // One loop for each: a division by 1 would take as long as any other.
             match self.factors.grad {
                 Scale::Times(factor) => {
                     update::<false>(body, grad_body, |grad| grad * factor, self.factors);
@@ -186,7 +186,7 @@ impl Kernel for Copy<'_> {
     }
 }
 
-/// Elements, of which those of a parameter that are no multiple are at its `END`.
+/// Elements of libtorch's vectors; those beyond a multiple of it are a parameter's `END`.
 const LANES: usize = 8;
 
 #[inline(always)]
@@ -200,7 +200,7 @@ fn update<const END: bool>(
         factors;
     let state = weights.iter_mut().zip(exp_avgs).zip(exp_avg_sqs);
     for (((weight, exp_avg), exp_avg_sq), grad) in state.zip(grads) {
-        // What has nothing to divide or decay is multiplied by 1, which changes no bit.
+        // Without a divisor or decay, the factor is 1, which changes no bit.
         let grad = scaled(f32::from_le_bytes(*grad));
         let mean = f32::from_le_bytes(*exp_avg);
         let mean = lerp.mul_add(grad - mean, if is_from_mean { mean } else { grad });
@@ -209,15 +209,15 @@ fn update<const END: bool>(
             false => (square * grad).mul_add(grad, mean_sq * beta2),
             true => mean_sq.mul_add(beta2, square * grad * grad),
         };
-        let due = mean_sq.sqrt() / bias2_sqrt + eps;
+        let denominator = mean_sq.sqrt() / bias2_sqrt + eps;
         let decayed = f32::from_le_bytes(*weight) * decay;
-        *weight = (decayed + step_size * mean / due).to_le_bytes();
+        *weight = (decayed + step_size * mean / denominator).to_le_bytes();
         *exp_avg = mean.to_le_bytes();
         *exp_avg_sq = mean_sq.to_le_bytes();
     }
 }
 
-/// Numbers of bf16 as singles.
+/// Converts bf16 to f32.
 #[inline(always)]
 fn widen<'a>(from: &[u8], into: &'a mut [[u8; 4]; BATCH]) -> &'a [[u8; 4]] {
     let from = from.as_chunks::<2>().0;
@@ -227,7 +227,7 @@ fn widen<'a>(from: &[u8], into: &'a mut [[u8; 4]; BATCH]) -> &'a [[u8; 4]] {
     &into[..from.len()]
 }
 
-/// Singles as numbers of a type that [`is_copy`] allows, rounded to nearest even.
+/// Converts f32 to a type that [`is_copy`] allows, rounded to nearest even.
 #[inline(always)]
 fn narrow(from: &[[u8; 4]], into: &mut [u8], dtype: Dtype) {
     match dtype {
@@ -254,17 +254,17 @@ pub(super) fn is_copy(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
 }
 
-/// Without branches, so that it becomes vectors.
+/// Converts to bf16, without branches, so that the compiler vectorizes it.
 #[inline(always)]
 fn bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let kept = if value.is_nan() { bits | 0x40_0000 } else { rounded };
-    (kept >> 16) as u16 // fits: 16 bits are left
+    (kept >> 16) as u16 // fits: 16 bits remain
 }
 
-/// The same. What is less than the smallest normal half is added to a number whose last bit has the
-/// worth of the least half there is, so that the addition rounds it.
+/// Converts to f16 in the same way. A value below the smallest normal f16 is added to a number
+/// whose last bit is worth the smallest subnormal f16, so that the addition rounds it.
 #[inline(always)]
 fn f16(value: f32) -> u16 {
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
@@ -278,5 +278,5 @@ fn f16(value: f32) -> u16 {
     let huge = if value.is_nan() { 0x7e00 } else { 0x7c00 };
     let kept = if size < SMALLEST_NORMAL { tiny } else { normal };
     let kept = if size >= TOO_LARGE { huge } else { kept };
-    (sign | kept) as u16 // fits: 16 bits are left
+    (sign | kept) as u16 // fits: 16 bits remain
 }

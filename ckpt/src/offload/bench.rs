@@ -12,7 +12,7 @@ use crate::{Dtype, Group, Result};
 /// Parameters of one matrix: 64 MiB of each array.
 const MATRIX: u64 = 1 << 24;
 
-/// The state of a model of so many parameters, in matrices, on one rank.
+/// The state of a model with this many parameters, in matrices, on one rank.
 ///
 /// # Errors
 /// [`crate::Error::BadInput`] for more than a manifest has chunks for.
@@ -31,8 +31,8 @@ pub fn layout(parameters: u64) -> Result<Layout> {
     Layout::new(DeviceMesh::default(), (0..count).map(param).collect(), &groups)
 }
 
-/// Bytes a second of the STREAM triad, `a = b + s * c`, counted as it counts them: 24 for each
-/// element, though a line is read before it is overwritten. The best of some rounds.
+/// Bytes per second of the STREAM triad, `a = b + s * c`, counted as STREAM counts them: 24 for
+/// each element, although a line is read before it is overwritten. The best of `rounds` rounds.
 ///
 /// # Errors
 /// If there is no memory.
@@ -44,7 +44,7 @@ pub fn triad(bytes: usize, threads: usize, rounds: usize) -> Result<f64> {
     };
     let (mut a, mut b, mut c) = (room()?, room()?, room()?);
     [&mut a, &mut b, &mut c].into_iter().for_each(|zeros| zeros.fill(1));
-    // As the state's own arrays are.
+    // The alignment of the state's own arrays.
     let a = &mut a[STAGGER_BYTES..][..each];
     let b = &b[2 * STAGGER_BYTES..][..each];
     let c = &c[3 * STAGGER_BYTES..][..each];
@@ -53,17 +53,17 @@ pub fn triad(bytes: usize, threads: usize, rounds: usize) -> Result<f64> {
     for _ in 0..rounds.max(1) {
         let rows = a.chunks_mut(ROW_BYTES).zip(b.chunks(ROW_BYTES)).zip(c.chunks(ROW_BYTES));
         let rows = rows.map(|((a, b), c)| Triad { a, b, c }).collect();
-        let begun = Instant::now();
+        let started = Instant::now();
         parallel_io::each(rows, threads, |row: Triad<'_>, _| {
             width.run(row);
             Ok(())
         })?;
-        best = best.min(begun.elapsed());
+        best = best.min(started.elapsed());
     }
     Ok(3.0 * each as f64 / best.as_secs_f64())
 }
 
-/// What a thread does at once.
+/// Unit of work of a thread.
 const ROW_BYTES: usize = 1 << 20;
 
 struct Triad<'a> {

@@ -1,4 +1,4 @@
-//! A state on disks: two generations of files in turn, and a record of the complete one.
+//! A state on disks: two alternating generations of files, and a record of the complete one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) struct DiskState {
     block_bytes: usize,
     width: Width,
     _locks: Vec<Arc<dyn InPlaceFile>>,
-    /// What the state is, durable or about to be.
+    /// The current generation, durable or being made durable.
     last: Option<Arc<CompleteGeneration>>,
     /// Files of the generation before it.
     spare: Option<GenerationFiles>,
@@ -46,7 +46,7 @@ pub(super) struct DiskState {
     depths: DepthTuner,
 }
 
-/// The next generation, as far as it is.
+/// The next generation, while it is written.
 #[derive(Debug)]
 struct Writing {
     slot: GenerationFiles,
@@ -54,20 +54,20 @@ struct Writing {
     is_new: bool,
 }
 
-/// Depths, in the order in which they are tried, and how long steps took with them.
+/// Depths, in the order in which they are tried, and the average time of a step with each.
 #[derive(Debug)]
 struct DepthTuner(Vec<(usize, Option<Duration>)>);
 
 impl DepthTuner {
-    /// The first that was not measured, else the quickest.
+    /// The first depth that was not measured, else the fastest.
     fn best(&self) -> usize {
         let best = self.0.iter().min_by_key(|(_, time)| time);
         best.map_or(1, |(tiles, _)| *tiles)
     }
 
-    /// Records a step's time. The best depth may have been lucky once: it stays best only while it
-    /// stays fast.
-    fn took(&mut self, tiles: usize, time: Duration) {
+    /// Records a step's time. One fast step may be an outlier: a depth
+    /// stays the best only while its average time is the lowest.
+    fn record(&mut self, tiles: usize, time: Duration) {
         for (_, own) in self.0.iter_mut().filter(|(own, _)| *own == tiles) {
             *own = Some(own.map_or(time, |before| (before + time) / 2));
         }
@@ -93,7 +93,7 @@ impl DiskState {
         }
         let locks = claim(&folders, owner, &form)?;
         let last = last(&folders, &form, options.block_bytes)?;
-        let slots = clear(&folders, last.as_ref().map(|last| last.slot.number))?;
+        let slots = remove_other_slots(&folders, last.as_ref().map(|last| last.slot.number))?;
         let block_bytes = options.block_bytes as usize; // fits: at most 64 MiB
         let depths = depths(options, folders.len());
         Ok(DiskState {
@@ -117,7 +117,7 @@ impl DiskState {
         self.last.as_ref().map(|last| &last.generation)
     }
 
-    /// The state, durable.
+    /// The current generation, once it is durable.
     pub(super) fn settled(&mut self) -> Result<Option<Arc<CompleteGeneration>>> {
         self.settle()?;
         Ok(self.last.clone())
@@ -142,9 +142,9 @@ impl DiskState {
         settled.inspect_err(|error| self.failed = Some(error.to_string()))
     }
 
-    /// Makes ready the files that the next generation is written into.
+    /// Prepares the files that the next generation is written into.
     pub(super) fn begin(&mut self) -> Result<()> {
-        self.give_up();
+        self.discard_unfinished();
         self.settle()?;
         if let Some(last) = &self.last {
             last.slot.check_there()?;
@@ -166,13 +166,13 @@ impl DiskState {
                 GenerationFiles::create(&self.folders, &self.form, number)?
             }
         };
-        let sums = self.no_sums();
+        let sums = self.empty_sums();
         self.writing = Some(Writing { slot, sums, is_new });
         Ok(())
     }
 
     /// Removes the files of a generation that will not be completed.
-    fn give_up(&mut self) {
+    fn discard_unfinished(&mut self) {
         if let Some(Writing { slot, .. }) = self.writing.take() {
             remove(&self.folders, slot.number);
         }
@@ -201,14 +201,14 @@ impl DiskState {
         self.begin()?;
         let form = Arc::clone(&self.form);
         self.write(self.tiles(), false, |tile, mut parts, ()| {
-            let mut wants = Vec::new();
+            let mut requests = Vec::new();
             for (Segment { param, start, len, .. }, part) in tile.segments.iter().zip(&mut parts) {
                 let StateParam { name, region, .. } = &form.params[*param];
                 let [first, end] = [*start, start + len].map(|at| (at / ITEM_BYTES) as u64);
                 for (role, into) in part.iter_mut().enumerate() {
                     let group = form.group(*param, role);
                     if groups.contains(&group) {
-                        wants.push(RegionRequest {
+                        requests.push(RegionRequest {
                             name,
                             group,
                             region: region.slice(first..end),
@@ -219,7 +219,7 @@ impl DiskState {
                     }
                 }
             }
-            checkpoint.read(wants)?;
+            checkpoint.read(requests)?;
             Ok(sums(&parts))
         })?;
         self.end(checkpoint.step(), meta).map(drop)
@@ -257,7 +257,7 @@ impl DiskState {
             depth: self.depths.best(),
         };
         let width = self.width;
-        pass.run(tiles.collect(), &mut self.no_sums(), |tile, parts, own| {
+        pass.run(tiles.collect(), &mut self.empty_sums(), |tile, parts, own| {
             for ((segment, [weights, ..]), (dtype, copy)) in
                 tile.segments.iter().zip(parts).zip(own)
             {
@@ -295,7 +295,7 @@ impl DiskState {
                 },
             )
             .collect();
-        let mut given = |segment: &Segment| {
+        let mut inputs = |segment: &Segment| {
             let (factors, (grad_dtype, grads), (copy_dtype, copies)) =
                 &mut updates[segment.param - first];
             let grads = grads.next().expect("a gradient has as many blocks as its array");
@@ -304,15 +304,15 @@ impl DiskState {
             SegmentInputs { grads, grad_dtype, copy, copy_dtype, factors }
         };
         let tiles = tiles.into_iter().map(|tile| {
-            let given = tile.segments.iter().map(&mut given).collect::<Vec<_>>();
-            (tile, given)
+            let inputs = tile.segments.iter().map(&mut inputs).collect::<Vec<_>>();
+            (tile, inputs)
         });
         let last = self.last.clone().expect("an update was started, which needs a state");
         let width = self.width;
-        self.write(tiles.collect(), true, |tile, parts, given| {
+        self.write(tiles.collect(), true, |tile, parts, inputs| {
             let mut sums = Vec::with_capacity(parts.len());
-            for ((segment, state), given) in tile.segments.iter().zip(parts).zip(given) {
-                let [before, after] = update(state, given, width);
+            for ((segment, state), inputs) in tile.segments.iter().zip(parts).zip(inputs) {
+                let [before, after] = update(state, inputs, width);
                 last.check(tile, segment, &before)?;
                 sums.push(after);
             }
@@ -324,9 +324,9 @@ impl DiskState {
     pub(super) fn finish(&mut self, step: u64, meta: Value, time: Duration) -> Result<StepReport> {
         let depth = self.depths.best();
         let is_in_new_files = self.end(step, meta)?;
-        // What new files cost would be charged to the depth.
+        // The time to create new files does not depend on the depth.
         if !is_in_new_files {
-            self.depths.took(depth, time);
+            self.depths.record(depth, time);
         }
         let bytes = self.form.state_bytes();
         Ok(StepReport { read_bytes: bytes, write_bytes: bytes, time, depth, is_in_new_files })
@@ -342,15 +342,15 @@ impl DiskState {
         }
         let number = self.generation().map_or(0, |last| last.number + 1);
         let generation = Generation { number, step, meta };
-        let kept = Arc::new(CompleteGeneration { generation, slot, sums });
-        let before = self.last.replace(Arc::clone(&kept));
+        let current = Arc::new(CompleteGeneration { generation, slot, sums });
+        let before = self.last.replace(Arc::clone(&current));
         self.spare = before.as_ref().map(|before| before.slot.clone());
         let (folders, form) = (Arc::clone(&self.folders), Arc::clone(&self.form));
         let block_bytes = self.block_bytes as u64;
         let settle = move || {
             // On all disks, before the record is on the first.
-            kept.slot.sync()?;
-            kept.commit(&folders[0], &form, block_bytes)?;
+            current.slot.sync()?;
+            current.commit(&folders[0], &form, block_bytes)?;
             let Some(before) = before else { return Ok(()) };
             let Folder { store, key } = &folders[0];
             Ok(store.delete(&key.join(&record_name(before.generation.number))?)?)
@@ -369,7 +369,7 @@ impl DiskState {
         tiles.into_iter().map(|tile| (tile, ())).collect()
     }
 
-    fn no_sums(&self) -> Sums {
+    fn empty_sums(&self) -> Sums {
         self.form.params.iter().map(|_| Default::default()).collect()
     }
 
@@ -391,13 +391,13 @@ impl DiskState {
             depth,
         };
         let written = pass.run(tiles, sums, work);
-        written.inspect_err(|_| self.give_up())
+        written.inspect_err(|_| self.discard_unfinished())
     }
 }
 
 impl Drop for DiskState {
     fn drop(&mut self) {
-        self.give_up();
+        self.discard_unfinished();
         if let Err(error) = self.settle() {
             log::error!("the last generation of the optimizer state is not durable: {error}");
         }
@@ -416,7 +416,7 @@ fn last(
     records.sort_unstable();
     let Some(newest) = records.pop() else { return Ok(None) };
     let last = CompleteGeneration::open(folders, form, newest, block_bytes)?;
-    // The one before it exists if a crash came between two records.
+    // The one before it exists if a crash came before its deletion.
     for number in records.iter().rev() {
         store.delete(&key.join(&record_name(*number))?)?;
     }
@@ -424,10 +424,10 @@ fn last(
 }
 
 /// Removes all files except those of this slot. Returns the numbers of all that existed.
-fn clear(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
+fn remove_other_slots(folders: &[Folder], own: Option<u64>) -> Result<BTreeSet<u64>> {
     let mut slots = BTreeSet::new();
     for Folder { store, key } in folders {
-        // A process killed while it removed a slot has left the rest of it.
+        // Leftovers of a process that was killed while it removed a slot.
         store.remove_orphans(key)?;
         slots.extend(store.list_names(key)?.iter().filter_map(|name| slot_of(name)));
     }
@@ -460,11 +460,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_depth_that_was_lucky_once_is_left() {
+    fn depth_that_becomes_slower_is_replaced() {
         let mut depths = DepthTuner(vec![(8, None), (12, None), (4, None)]);
-        for (due, millis) in [(8, 100), (12, 90), (4, 80), (4, 120), (12, 94), (12, 90)] {
-            assert_eq!(depths.best(), due);
-            depths.took(due, Duration::from_millis(millis));
+        for (expected, millis) in [(8, 100), (12, 90), (4, 80), (4, 120), (12, 94), (12, 90)] {
+            assert_eq!(depths.best(), expected);
+            depths.record(expected, Duration::from_millis(millis));
         }
         assert_eq!(depths.best(), 12);
     }

@@ -52,7 +52,7 @@ struct FolderOwner {
 }
 
 impl FolderOwner {
-    /// `None` if there is none.
+    /// `None` if the folder has no mark.
     fn read(Folder { store, key }: &Folder) -> Result<Option<Self>> {
         let key = key.join(MARK)?;
         let Manifest { format, version, meta, .. } = match Manifest::read(&**store, &key) {
@@ -124,7 +124,7 @@ pub(super) fn claim(
 /// Locks a folder against other processes.
 fn lock(folder: &Folder) -> Result<Arc<dyn InPlaceFile>> {
     // A process that only checks the owner holds the lock for microseconds.
-    match patiently(LOOKS_AT_LOCK, || open_lock(folder)) {
+    match retry_while_locked(LOCK_TRIES_MAX, || open_lock(folder)) {
         Err(storage::Error::NotFound { .. }) => {
             let Folder { store, key } = folder;
             Ok(store.create_in_place(&key.join(LOCK)?, LOCK_BYTES)?)
@@ -134,14 +134,14 @@ fn lock(folder: &Folder) -> Result<Arc<dyn InPlaceFile>> {
 }
 
 /// A tenth of a second in total.
-const LOOKS_AT_LOCK: usize = 5;
+const LOCK_TRIES_MAX: usize = 5;
 
-/// Opens a file that another process may lock briefly: tries `looks_max` times, 25 ms apart.
-pub(super) fn patiently(
-    looks_max: usize,
+/// Opens a file that another process may lock briefly: tries `tries_max` times, 25 ms apart.
+pub(super) fn retry_while_locked(
+    tries_max: usize,
     open: impl Fn() -> storage::Result<Arc<dyn InPlaceFile>>,
 ) -> storage::Result<Arc<dyn InPlaceFile>> {
-    for _ in 1..looks_max {
+    for _ in 1..tries_max {
         match open() {
             Err(storage::Error::Locked { .. }) => thread::sleep(Duration::from_millis(25)),
             opened => return opened,
@@ -193,7 +193,7 @@ pub fn marked(store: &Arc<dyn Storage>) -> Result<Vec<OwnedFolder>> {
 
 /// Removes orphaned state: those folders in `store` that are marked as this owner's, and as of a
 /// rank at or beyond `ranks`. Folders that a process has open, or without a mark, are retained.
-/// Returns what was removed.
+/// Returns the removed folders.
 ///
 /// # Errors
 /// Errors of the store.

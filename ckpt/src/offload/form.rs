@@ -14,20 +14,20 @@ use crate::{Dtype, Error, Group, HeldRegion, Region, Result, TensorSpec};
 /// Weights, running means, running means of squares.
 pub(super) const ROLES: usize = 3;
 
-/// Of an f32.
+/// Bytes of an f32.
 pub(super) const ITEM_BYTES: usize = 4;
 
-/// Files of arrays that another rank saves begin so: a tied weight of a later stage, a replica's
-/// whole state. They have no header, for they never become part of a checkpoint.
+/// Prefix of files of arrays that another rank saves: a tied weight of a later stage, or all of the
+/// state of a replica. They have no header, since they never become part of a checkpoint.
 const KEPT: &str = "kept-";
 
-/// A rank's part of a parameter, or one piece of that: one array of weights, and two of moments of
-/// the same form.
+/// A rank's part of a parameter, or one piece of that: an array of weights, and two of moments with
+/// the same layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateParam {
     /// The parameter's name.
     pub name: String,
-    /// Its weights, of [`SavePlan::specs`].
+    /// Index of its weights in [`SavePlan::specs`].
     pub tensor: usize,
     /// Which part of it.
     pub region: Region,
@@ -52,20 +52,20 @@ pub(super) struct FileForm {
     pub(super) bytes: u64,
     /// Parameter and role of each array, in the order of their bytes.
     pub(super) arrays: Vec<(usize, usize)>,
-    /// Whether it is one of the plan's.
+    /// Whether it is a file of the plan.
     pub(super) is_saved: bool,
 }
 
-/// A rank's state, without its numbers.
+/// The layout of a rank's state, without its values.
 #[derive(Debug)]
 pub(super) struct StateLayout {
     pub(super) plan: Arc<SavePlan>,
     pub(super) rank: usize,
     /// Parameters as the layout has them.
     pub(super) whole: Vec<StateParam>,
-    /// Which of `params` each of these is, which is one for most.
+    /// The range of `params` that each of these is split into; one for most.
     pub(super) parts: Vec<Range<usize>>,
-    /// Their parts, which are what everything else here calls parameters.
+    /// The parts of all parameters; elsewhere in this module, a parameter is one of these.
     pub(super) params: Vec<StateParam>,
     /// The tensors of each parameter, of the plan's specs.
     pub(super) tensors: Vec<[usize; ROLES]>,
@@ -109,7 +109,7 @@ pub fn plan_over(layout: &Layout, disks: usize) -> Result<Arc<SavePlan>> {
     Ok(Arc::new(SavePlan::new(specs, &held, limits)?))
 }
 
-/// The parts of each rank that no earlier rank has.
+/// The regions of each rank that no earlier rank has.
 fn held_once(layout: &Layout) -> Vec<Vec<HeldRegion>> {
     let mut seen = HashSet::new();
     let mut held = layout.held();
@@ -143,7 +143,7 @@ fn check_groups(specs: &[TensorSpec]) -> Result<()> {
 }
 
 impl StateLayout {
-    /// Of one rank.
+    /// The layout of one rank.
     pub(super) fn new(plan: Arc<SavePlan>, layout: &Layout, rank: u64) -> Result<Self> {
         check_groups(plan.specs())?;
         let bad = |reason: &str| {
@@ -196,8 +196,9 @@ impl StateLayout {
             });
         }
         files.extend(kept(&params, &mut places, files.len(), disks));
-        let place =
-            |place: Option<ArrayStart>| place.expect("what no plan has is in the kept file");
+        let place = |place: Option<ArrayStart>| {
+            place.expect("arrays that are not in the plan are in the kept files")
+        };
         let places = places.into_iter().map(|places| places.map(place)).collect();
         let held = cut(plan.specs(), &held, disks);
         let saved = held.iter().map(|it| arrays[&(it.tensor, it.region.normal())]).collect();
@@ -240,12 +241,12 @@ impl StateLayout {
                 tiles.push(Tile { segments: vec![segment], bytes: len, places });
             }
         }
-        in_turns(disks)
+        interleave(disks)
     }
 }
 
-/// Tiles of several disks, each in its order, and each disk at the same share of its bytes.
-fn in_turns(mut disks: Vec<Vec<Tile>>) -> Vec<Tile> {
+/// Interleaves the tiles of several disks, so that all disks finish at the same time.
+fn interleave(mut disks: Vec<Vec<Tile>>) -> Vec<Tile> {
     if disks.len() == 1 {
         return disks.swap_remove(0);
     }
@@ -262,7 +263,7 @@ fn in_turns(mut disks: Vec<Vec<Tile>>) -> Vec<Tile> {
     all.into_iter().map(|(_, tile)| tile).collect()
 }
 
-/// Bytes of one array that are on their way at once: enough for every device to be at its rate.
+/// Bytes of one array that are transferred at once: enough for the full rate of any device.
 pub(super) const TILE_BYTES: usize = 4 << 20;
 
 /// The most that a tile has of each of its three arrays.
@@ -278,7 +279,7 @@ pub(super) struct Segment {
     /// Its first byte in the array, and its length.
     pub(super) start: usize,
     pub(super) len: usize,
-    /// Where it begins in the tile, alike in all roles.
+    /// Its offset in the tile, the same in all roles.
     pub(super) tile_offset: usize,
 }
 
@@ -286,13 +287,13 @@ pub(super) struct Segment {
 #[derive(Debug)]
 pub(super) struct Tile {
     pub(super) segments: Vec<Segment>,
-    /// From its begin to the end of its last segment.
+    /// From its start to the end of its last segment.
     pub(super) bytes: usize,
     pub(super) places: [ArrayStart; ROLES],
 }
 
 impl Tile {
-    /// Where a segment of such places goes, if it is the next one in all files and there is room.
+    /// The tile offset for a segment at these places, if it is adjacent in all files and fits.
     fn room_for(
         &self,
         places: &[ArrayStart; ROLES],
@@ -320,7 +321,7 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
         let TensorSpec { name, group, .. } = &plan.specs()[tensor];
         match role(*group) {
             Some(0) => {
-                // fits: it is in memory, or on a disk in files of this machine.
+                // fits: the array is in memory, or in files of this machine.
                 let elements = region.count() as usize;
                 known.insert((name.clone(), region.normal()), params.len());
                 params.push(StateParam { name: name.clone(), tensor, region, elements });
@@ -347,8 +348,8 @@ fn params(plan: &SavePlan, layout: &Layout, rank: u64) -> Result<Params> {
     Ok((params, tensors))
 }
 
-/// The files of all arrays that have no place yet: role after role, so that parameters follow one
-/// another in each.
+/// The files of all arrays that have no place yet: role after role, so that the parameters of a
+/// role are adjacent.
 fn kept(
     params: &[StateParam],
     places: &mut [[Option<ArrayStart>; ROLES]],

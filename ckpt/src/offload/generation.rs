@@ -17,7 +17,7 @@ use storage::{FileEntry, Manifest, crc64, crc64_join};
 const FORMAT: &str = "feedline-offload";
 const VERSION: u32 = 1;
 
-/// Records have this and the number of their generation, in so many digits, as names.
+/// Prefix of the name of a record; the number of its generation follows, with this many digits.
 const RECORD: &str = "generation-";
 const DIGITS: usize = 12;
 
@@ -44,7 +44,7 @@ struct Meta {
     fingerprint: u64,
     block_bytes: u64,
     slot: u64,
-    /// Of each file, in the order of their bytes.
+    /// The chunks of each file, in the order of their bytes.
     chunks: Vec<Vec<Chunk>>,
     user: Value,
 }
@@ -54,7 +54,7 @@ pub(super) fn record_name(number: u64) -> String {
     format!("{RECORD}{number:0DIGITS$}")
 }
 
-/// The number of the generation that it is of, if it is such a name.
+/// The number of the generation in the name of a record; `None` for any other name.
 pub(super) fn number_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(RECORD)?;
     if digits.len() < DIGITS { None } else { digits.parse().ok() }
@@ -90,7 +90,7 @@ impl CompleteGeneration {
         Ok(())
     }
 
-    /// Reads a record, and opens the files that it is of.
+    /// Reads a record, and opens the files that it lists.
     pub(super) fn open(
         folders: &[Folder],
         form: &StateLayout,
@@ -126,17 +126,17 @@ impl CompleteGeneration {
         }
         let slot = meta.slot;
         let mut sums = form.params.iter().map(|_| Default::default()).collect();
-        let mut due_files = Vec::with_capacity(files.len());
+        let mut expected_files = Vec::with_capacity(files.len());
         for (file, chunks) in form.files.iter().zip(&meta.chunks) {
             take_sums(form, file, chunks, &mut sums, block_bytes).ok_or_else(|| {
                 bad(&file.name, format!("{chunks:?}"), "the arrays of the plan".to_owned())
             })?;
             let (entry, _) = entry(form, file, &sums, block_bytes);
-            due_files
+            expected_files
                 .push(FileEntry { path: format!("{}/{}", slot_name(slot), entry.path), ..entry });
         }
-        if due_files != files || meta.chunks.len() != form.files.len() {
-            return Err(bad("files", format!("{files:?}"), format!("{due_files:?}")));
+        if expected_files != files || meta.chunks.len() != form.files.len() {
+            return Err(bad("files", format!("{files:?}"), format!("{expected_files:?}")));
         }
         let slot = GenerationFiles::open(folders, form, slot)?;
         for (file, form) in slot.files.iter().zip(&form.files) {
@@ -170,7 +170,7 @@ impl CompleteGeneration {
     }
 }
 
-/// What a manifest says of a file, with its name as path, and of the arrays in it.
+/// The manifest entries of a file, with its name as path, and of the arrays in it.
 pub(super) fn entry(
     form: &StateLayout,
     file: &FileForm,
@@ -225,12 +225,12 @@ fn take_sums(
     }
     for (&(param, role), chunk) in file.arrays.iter().zip(chunks) {
         let bytes = (form.params[param].elements * ITEM_BYTES) as u64;
-        let due = bytes.div_ceil(block_bytes) as usize; // fits: of arrays of this machine
+        let expected = bytes.div_ceil(block_bytes) as usize; // fits: of arrays of this machine
         let blocks = match chunk.blocks.as_slice() {
-            [] => vec![chunk.crc64; due],
+            [] => vec![chunk.crc64; expected],
             blocks => blocks.to_vec(),
         };
-        if blocks.len() != due {
+        if blocks.len() != expected {
             return None;
         }
         let own = array_sums(form, (param, role), &blocks, block_bytes);

@@ -10,23 +10,23 @@ use super::{AdamW, OffloadOptions, Update, WeightsOut};
 use crate::base::parallel_io::{self, IoBuffer};
 use crate::{Checkpoint, Group, RegionRequest, Result};
 
-/// Arrays begin at lines of the cache, so that vectors do.
+/// Arrays begin at cache lines, so that vectors are aligned.
 const LINE_BYTES: usize = 64;
 
-/// Arrays of a role begin so much later in their page than those of the role before, and those of
-/// the first than the page, where a gradient often begins. Some processors guess from a hash of an
-/// address in which way of their first cache a line is, and lines of the same hash and place in a
-/// page drive each other out. Of arrays that are a multiple of 256 MiB apart that is every line.
+/// Offset within a page between the arrays of one role and the next, and of those of the first role
+/// from the page start, where a gradient often begins. Some processors predict the way of the L1
+/// cache from a hash of the address, and lines with the same hash and page offset evict each other.
+/// For arrays that are a multiple of 256 MiB apart, this is every line.
 pub(super) const STAGGER_BYTES: usize = 1 << 10;
 
 /// Elements that a thread updates at once: 1 MiB of each array.
 const ROW_ELEMENTS: usize = 1 << 18;
 
-/// The arrays of one role, end to end.
+/// The arrays of all roles, end to end in one arena per role.
 #[derive(Debug)]
 pub(super) struct MemoryState {
     arenas: [Zeros; ROLES],
-    /// Where each parameter begins in all of them, and where the last one ends.
+    /// The offset of each parameter in every arena, and the end of the last one.
     starts: Vec<usize>,
 }
 
@@ -87,7 +87,7 @@ impl MemoryState {
         checkpoint: &Checkpoint,
         groups: &[Group],
     ) -> Result<()> {
-        let mut wants = Vec::new();
+        let mut requests = Vec::new();
         let arrays = self.arrays(form, 0..form.params.len());
         for (param, arrays) in arrays.into_iter().enumerate() {
             let it = &form.params[param];
@@ -95,7 +95,7 @@ impl MemoryState {
                 let group = form.group(param, role);
                 match groups.contains(&group) {
                     true => {
-                        wants.push(RegionRequest {
+                        requests.push(RegionRequest {
                             name: &it.name,
                             group,
                             region: it.region.clone(),
@@ -106,7 +106,7 @@ impl MemoryState {
                 }
             }
         }
-        checkpoint.read(wants).map(drop)
+        checkpoint.read(requests).map(drop)
     }
 
     pub(super) fn weights(

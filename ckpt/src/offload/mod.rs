@@ -3,7 +3,7 @@
 //!
 //! A device that computes in bf16 needs 2 of the 14 bytes that a parameter has with Adam. The other
 //! 12 are the weights in f32 and two moments, all read and written by each step. Here they stay
-//! where they are: gradients are copied in, and rounded weights out.
+//! outside the device: gradients are copied in, and rounded weights out.
 //!
 //! On a disk the state is a *generation*: the files that a [`SavePlan`] assigns to this rank, in
 //! which every array begins at a page, the checksums of their blocks, and a record that names them.
@@ -170,9 +170,9 @@ pub struct StepReport {
 pub struct Offload {
     form: Arc<StateLayout>,
     options: OffloadOptions,
-    home: StateBacking,
+    backing: StateBacking,
     /// The update in progress.
-    begun: Option<PendingUpdate>,
+    pending: Option<PendingUpdate>,
 }
 
 #[derive(Debug)]
@@ -203,8 +203,8 @@ impl Offload {
         options: OffloadOptions,
     ) -> Result<Self> {
         let form = Arc::new(StateLayout::new(plan, layout, rank)?);
-        let home = StateBacking::Memory(MemoryState::new(&form)?, None);
-        Ok(Offload { form, options, home, begun: None })
+        let backing = StateBacking::Memory(MemoryState::new(&form)?, None);
+        Ok(Offload { form, options, backing, pending: None })
     }
 
     /// In files of a folder that no other process or rank uses. Resumes from the last complete
@@ -242,7 +242,7 @@ impl Offload {
     ) -> Result<Self> {
         let form = Arc::new(StateLayout::new(plan, layout, rank)?);
         let disk = DiskState::open(folders, owner, Arc::clone(&form), options)?;
-        Ok(Offload { form, options, home: StateBacking::Disk(Box::new(disk)), begun: None })
+        Ok(Offload { form, options, backing: StateBacking::Disk(Box::new(disk)), pending: None })
     }
 
     /// The rank's parameters: one for each part of the weights in its layout, in that order.
@@ -260,7 +260,7 @@ impl Offload {
     /// The current generation; `None` before the first [`Offload::fill`] or [`Offload::load`].
     #[must_use]
     pub fn generation(&self) -> Option<&Generation> {
-        match &self.home {
+        match &self.backing {
             StateBacking::Memory(_, generation) => generation.as_ref(),
             StateBacking::Disk(disk) => disk.generation(),
         }
@@ -276,12 +276,12 @@ impl Offload {
         for (param, weights) in weights.iter().enumerate() {
             self.check_bytes("fill", param, "weights", weights.len(), ITEM_BYTES)?;
         }
-        self.begun = None;
+        self.pending = None;
         let form = &self.form;
         let parts = weights.iter().enumerate();
         let parts: Vec<&[u8]> =
             parts.flat_map(|(param, weights)| form.bytes(param, weights, ITEM_BYTES)).collect();
-        match &mut self.home {
+        match &mut self.backing {
             StateBacking::Memory(memory, generation) => {
                 memory.fill(form, &parts);
                 *generation = Some(after(generation.as_ref(), step, meta));
@@ -299,8 +299,8 @@ impl Offload {
     pub fn load(&mut self, checkpoint: &Checkpoint, groups: &[Group], meta: Value) -> Result<()> {
         let specs = self.form.plan.specs().iter().filter(|spec| groups.contains(&spec.group));
         checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
-        self.begun = None;
-        match &mut self.home {
+        self.pending = None;
+        match &mut self.backing {
             StateBacking::Memory(memory, generation) => {
                 memory.load(&self.form, checkpoint, groups)?;
                 *generation = Some(after(generation.as_ref(), checkpoint.step(), meta));
@@ -325,7 +325,7 @@ impl Offload {
         for (param, WeightsOut { dtype, bytes }) in into.iter_mut().enumerate() {
             parts.extend(form.weights(param, WeightsOut { dtype: *dtype, bytes }));
         }
-        match &mut self.home {
+        match &mut self.backing {
             StateBacking::Memory(memory, _) => memory.weights(form, &mut parts, self.options),
             StateBacking::Disk(disk) => disk.weights(&mut parts),
         }
@@ -356,15 +356,15 @@ impl Offload {
     /// [`Error::Storage`] if there is no space for the next generation; errors of the store,
     /// including those of the last generation.
     pub fn begin(&mut self, adamw: &AdamW) -> Result<()> {
-        self.begun = None;
+        self.pending = None;
         if self.generation().is_none() {
             return Err(not_initialized("update"));
         }
-        if let StateBacking::Disk(disk) = &mut self.home {
+        if let StateBacking::Disk(disk) = &mut self.backing {
             disk.begin()?;
         }
         let done = vec![false; self.form.whole.len()];
-        self.begun = Some(PendingUpdate { adamw: *adamw, done, time: Duration::ZERO });
+        self.pending = Some(PendingUpdate { adamw: *adamw, done, time: Duration::ZERO });
         Ok(())
     }
 
@@ -379,31 +379,31 @@ impl Offload {
     /// # Panics
     /// If no update was started.
     pub fn update(&mut self, first: usize, updates: Vec<Update<'_>>) -> Result<()> {
-        let mut begun = self.begun.take().expect("an update was started");
+        let mut pending = self.pending.take().expect("an update was started");
         let end = first.saturating_add(updates.len());
         if end > self.form.whole.len() {
             let found = format!("{} from index {first}", updates.len());
-            return Err(self.miscounted("update", found));
+            return Err(self.wrong_count("update", found));
         }
         for (param, update) in (first..).zip(&updates) {
             self.check_update(param, update)?;
-            if std::mem::replace(&mut begun.done[param], true) {
-                return Err(self.refused("update", param, "a second update", "one per step"));
+            if std::mem::replace(&mut pending.done[param], true) {
+                return Err(self.bad_request("update", param, "a second update", "one per step"));
             }
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let form = &self.form;
         let updates = (first..).zip(updates);
         let updates = updates.flat_map(|(param, update)| form.updates(param, update)).collect();
         let first = form.first_part(first);
-        match &mut self.home {
+        match &mut self.backing {
             StateBacking::Memory(memory, _) => {
-                memory.update(form, &begun.adamw, first, updates, self.options)?;
+                memory.update(form, &pending.adamw, first, updates, self.options)?;
             }
-            StateBacking::Disk(disk) => disk.update(&begun.adamw, first, updates)?,
+            StateBacking::Disk(disk) => disk.update(&pending.adamw, first, updates)?,
         }
-        begun.time += began.elapsed();
-        self.begun = Some(begun);
+        pending.time += started.elapsed();
+        self.pending = Some(pending);
         Ok(())
     }
 
@@ -416,11 +416,12 @@ impl Offload {
     /// # Panics
     /// If no update was started.
     pub fn finish(&mut self, meta: Value) -> Result<StepReport> {
-        let PendingUpdate { adamw, done, time } = self.begun.take().expect("an update was started");
+        let PendingUpdate { adamw, done, time } =
+            self.pending.take().expect("an update was started");
         if let Some(param) = done.iter().position(|done| !done) {
-            return Err(self.refused("update", param, "no update", "one per step"));
+            return Err(self.bad_request("update", param, "no update", "one per step"));
         }
-        match &mut self.home {
+        match &mut self.backing {
             StateBacking::Memory(_, generation) => {
                 *generation = Some(after(generation.as_ref(), adamw.step, meta));
                 Ok(StepReport { time, ..StepReport::default() })
@@ -435,7 +436,7 @@ impl Offload {
     /// [`Checkpoints::save_plan`]: crate::Checkpoints::save_plan
     #[must_use]
     pub fn held(&self) -> Option<Vec<&[u8]>> {
-        let StateBacking::Memory(memory, _) = &self.home else { return None };
+        let StateBacking::Memory(memory, _) = &self.backing else { return None };
         let held = self.form.saved.iter();
         Some(held.map(|(param, role)| memory.array(&self.form, *param, *role)).collect())
     }
@@ -445,17 +446,17 @@ impl Offload {
     /// # Errors
     /// Errors of the store. The previous state is intact, and this one cannot be used any more.
     pub fn settle(&mut self) -> Result<()> {
-        match &mut self.home {
+        match &mut self.backing {
             StateBacking::Memory(..) => Ok(()),
             StateBacking::Disk(disk) => disk.settle(),
         }
     }
 }
 
-/// What the caller asked for, as a verb of a message.
+/// The operation, as the verb of an error message.
 type Verb = &'static str;
 
-/// The state in messages.
+/// The name of the state in messages.
 const OBJECT: &str = "optimizer state";
 
 fn not_initialized(operation: Verb) -> Error {
@@ -465,13 +466,13 @@ fn not_initialized(operation: Verb) -> Error {
 
 /// Validation of arguments.
 impl Offload {
-    fn refused(&self, operation: Verb, param: usize, found: &str, expected: &str) -> Error {
+    fn bad_request(&self, operation: Verb, param: usize, found: &str, expected: &str) -> Error {
         let object = format!("'{}'", self.form.whole[param].name);
         let (found, expected) = (found.to_owned(), expected.to_owned());
         Error::BadRequest { operation, object, found, expected }
     }
 
-    fn miscounted(&self, operation: Verb, found: String) -> Error {
+    fn wrong_count(&self, operation: Verb, found: String) -> Error {
         let expected = format!("{} parameters", self.form.whole.len());
         Error::BadRequest { operation, object: OBJECT.to_owned(), found, expected }
     }
@@ -480,7 +481,7 @@ impl Offload {
         if found == self.form.whole.len() {
             return Ok(());
         }
-        Err(self.miscounted(operation, found.to_string()))
+        Err(self.wrong_count(operation, found.to_string()))
     }
 
     fn check_bytes(
@@ -496,14 +497,14 @@ impl Offload {
             return Ok(());
         }
         let (found, expected) = (format!("{found} bytes of {what}"), format!("{expected} bytes"));
-        Err(self.refused(operation, param, &found, &expected))
+        Err(self.bad_request(operation, param, &found, &expected))
     }
 
     fn check_copy(&self, operation: Verb, param: usize, weights: &WeightsOut<'_>) -> Result<()> {
         let WeightsOut { dtype, bytes } = weights;
         if !adamw::is_copy(*dtype) {
             let found = format!("weights in {dtype}");
-            return Err(self.refused(operation, param, &found, "F32, BF16 or F16"));
+            return Err(self.bad_request(operation, param, &found, "F32, BF16 or F16"));
         }
         let item_bytes = dtype.item_bytes() as usize; // fits: 2 or 4
         if bytes.is_empty() {
@@ -517,7 +518,7 @@ impl Offload {
         let Update { grad, grad_dtype, weights, .. } = update;
         if !adamw::is_grad(*grad_dtype) {
             let found = format!("a gradient in {grad_dtype}");
-            return Err(self.refused("update", param, &found, "F32 or BF16"));
+            return Err(self.bad_request("update", param, &found, "F32 or BF16"));
         }
         let item_bytes = grad_dtype.item_bytes() as usize; // fits: 2 or 4
         self.check_bytes("update", param, "gradient", grad.len(), item_bytes)?;

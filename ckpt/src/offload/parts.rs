@@ -1,7 +1,7 @@
 //! Parameters that are too large for one disk's share of a state, in parts.
 //!
-//! A part is as a parameter to all that keeps a state: it has arrays and blocks of its own, which a
-//! checkpoint has as pieces of the parameter's tensors. Who updates a state knows nothing of it.
+//! The rest of this folder treats a part as a parameter: it has its own arrays and blocks, which a
+//! checkpoint stores as pieces of the parameter's tensors. Callers only see whole parameters.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ use super::{Update, WeightsOut};
 use crate::format::safetensors::ALIGN_BYTES;
 use crate::{HeldRegion, Region, TensorSpec};
 
-/// What a rank has, in parts.
+/// Splits the regions of a rank into parts.
 pub(super) fn cut(specs: &[TensorSpec], held: &[HeldRegion], disks: usize) -> Vec<HeldRegion> {
     let group = |holding: &HeldRegion| specs[holding.tensor].group;
     let mut all = Vec::with_capacity(held.len());
@@ -26,8 +26,9 @@ pub(super) fn cut(specs: &[TensorSpec], held: &[HeldRegion], disks: usize) -> Ve
     all
 }
 
-/// The parts of a rank's parameters, and which of them each is in. What the rank saves, which is
-/// `held`, is spread by itself, as the plan has it, and so is the rest.
+/// The parts of a rank's parameters, and the range of them that each parameter is split into. The
+/// regions that the rank saves (`held`) are spread over the disks as in the plan; the others are
+/// spread separately.
 pub(super) fn parts(
     whole: &[StateParam],
     held: &[HeldRegion],
@@ -49,7 +50,7 @@ pub(super) fn parts(
     for (param, ranges) in whole.iter().zip(ranges) {
         let first = params.len();
         params.extend(regions(&param.region, ranges).map(|region| {
-            // fits: no more than the whole has
+            // fits: not more than the parameter has
             let elements = region.count() as usize;
             StateParam { region, elements, ..param.clone() }
         }));
@@ -63,15 +64,15 @@ fn regions(whole: &Region, ranges: Vec<Range<u64>>) -> impl Iterator<Item = Regi
     ranges.into_iter().map(move |range| if is_one { whole.clone() } else { whole.slice(range) })
 }
 
-/// Disks are even to such a part of a share,
+/// The loads of disks differ by at most this fraction of a share.
 const UNITS: u64 = 16;
 
-/// and to a tile.
+/// They also differ by at most one tile.
 const UNIT_ELEMENTS_MAX: u64 = (TILE_BYTES / ITEM_BYTES) as u64;
 
-/// Where arrays of so many elements are cut: the largest first, each goes where there is the most
-/// room, and what does not fit there goes elsewhere. Cuts are at pages, and so at vectors of the
-/// update, or they would show in its bits.
+/// Where arrays of these lengths are cut. The largest comes first; each is placed on the disk with
+/// the most room, and what does not fit there on another. Cuts are at pages, and so at multiples of
+/// the vector width of the update: otherwise its results would depend on them.
 fn cuts(elements: &[u64], disks: usize) -> Vec<Vec<Range<u64>>> {
     let mut loads = vec![0; disks.max(1)];
     let share = elements.iter().sum::<u64>().div_ceil(loads.len() as u64);
@@ -82,9 +83,9 @@ fn cuts(elements: &[u64], disks: usize) -> Vec<Vec<Range<u64>>> {
     let mut all: Vec<Vec<Range<u64>>> = elements.iter().map(|_| Vec::new()).collect();
     for at in order {
         let mut start = 0;
-        // An array of nothing is one part as well.
+        // An empty array is one part as well.
         while start < elements[at] || all[at].is_empty() {
-            let load = loads.iter_mut().min().expect("there is one at least");
+            let load = loads.iter_mut().min().expect("there is at least one");
             let (left, room) = (elements[at] - start, share.saturating_sub(*load));
             let len = if left <= room + unit { left } else { room.max(unit) / unit * unit };
             all[at].push(start..start + len);
@@ -95,18 +96,18 @@ fn cuts(elements: &[u64], disks: usize) -> Vec<Vec<Range<u64>>> {
     all
 }
 
-/// What is given for a parameter, part by part. Lengths are those of the parameter.
+/// Splits a caller's data for a parameter into parts. It has the length of the parameter.
 impl StateLayout {
     fn elements(&self, param: usize) -> impl Iterator<Item = usize> {
         self.params[self.parts[param].clone()].iter().map(|part| part.elements)
     }
 
-    /// The first part of a parameter; of one past the last, how many parts there are.
+    /// The first part of a parameter; for the index after the last, the number of parts.
     pub(super) fn first_part(&self, param: usize) -> usize {
         self.parts[..param].last().map_or(0, |before| before.end)
     }
 
-    /// Bytes, of which an element has so many.
+    /// Splits bytes, `item_bytes` per element.
     pub(super) fn bytes<'a>(
         &self,
         param: usize,
@@ -121,7 +122,7 @@ impl StateLayout {
         self.elements(param).map(part).collect()
     }
 
-    /// Memory for weights, which there may be none of.
+    /// Splits memory for weights, which may be empty.
     pub(super) fn weights<'a>(&self, param: usize, whole: WeightsOut<'a>) -> Vec<WeightsOut<'a>> {
         let WeightsOut { dtype, mut bytes } = whole;
         let item_bytes = if bytes.is_empty() { 0 } else { dtype.item_bytes() as usize };
@@ -133,7 +134,7 @@ impl StateLayout {
         self.elements(param).map(part).collect()
     }
 
-    /// An update.
+    /// Splits an update.
     pub(super) fn updates<'a>(&self, param: usize, whole: Update<'a>) -> Vec<Update<'a>> {
         let Update { grad, grad_dtype, weight_decay, weights } = whole;
         let grads = self.bytes(param, grad, grad_dtype.item_bytes() as usize); // fits: 2 or 4

@@ -1,8 +1,8 @@
 //! A pass over the state on a disk, tile by tile: read, compute, write.
 //!
-//! As many threads as the pass is deep carry one tile each through all three stages, each in its
-//! own memory. While some wait for the device, others compute; only their number is bounded. Tiles
-//! share no page of any file, so their order does not matter.
+//! `depth` threads each process one tile at a time through all three stages, in their own memory.
+//! While some wait for the device, others compute. Tiles share no page of any file, so their order
+//! does not matter.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -32,7 +32,7 @@ impl Buffers {
         Buffers { role_bytes, idle: Mutex::default() }
     }
 
-    /// What a tile takes.
+    /// Memory of a tile.
     pub(super) fn tile_bytes(&self) -> usize {
         self.role_bytes * ROLES
     }
@@ -55,11 +55,11 @@ impl Buffers {
 #[derive(Debug)]
 pub(super) struct TilePipeline<'a> {
     pub(super) form: &'a StateLayout,
-    /// What tiles hold before they are worked on; nothing if it is not read.
+    /// The generation that tiles are read from; `None` if they are not read.
     pub(super) from: Option<&'a CompleteGeneration>,
     /// Roles that are read, from the first on.
     pub(super) roles: usize,
-    /// Where they are written.
+    /// The files that tiles are written to.
     pub(super) into: Option<&'a GenerationFiles>,
     pub(super) buffers: &'a Buffers,
     pub(super) depth: usize,
@@ -77,7 +77,7 @@ impl TilePipeline<'_> {
         sums: &mut Sums,
         work: impl Fn(&Tile, Parts<'_>, T) -> Result<Vec<[u64; ROLES]>> + Sync,
     ) -> Result<()> {
-        let carry = |(tile, own): (Tile, T), _: &mut IoBuffer| {
+        let process = |(tile, own): (Tile, T), _: &mut IoBuffer| {
             let mut buffer = self.buffers.take()?;
             let (weights, rest) = buffer.split_at_mut(self.buffers.role_bytes);
             let (exp_avgs, exp_avg_sqs) = rest.split_at_mut(self.buffers.role_bytes);
@@ -88,7 +88,7 @@ impl TilePipeline<'_> {
             self.buffers.give(buffer);
             Ok((tile.segments, done))
         };
-        for (segments, done) in parallel_io::each(tiles, self.depth, carry)? {
+        for (segments, done) in parallel_io::each(tiles, self.depth, process)? {
             for (Segment { param, block, .. }, crc64) in segments.into_iter().zip(done) {
                 for (own, crc64) in sums[param].iter_mut().zip(crc64) {
                     if own.len() <= block {
@@ -172,10 +172,10 @@ pub(super) struct SegmentInputs<'a> {
 /// Updates a segment. Returns the checksums of the old and of the new bytes.
 pub(super) fn update(
     state: [&mut [u8]; ROLES],
-    given: SegmentInputs<'_>,
+    inputs: SegmentInputs<'_>,
     width: Width,
 ) -> [[u64; ROLES]; 2] {
-    let SegmentInputs { grads, grad_dtype, copy, copy_dtype, factors } = given;
+    let SegmentInputs { grads, grad_dtype, copy, copy_dtype, factors } = inputs;
     let mut before: [Crc64; ROLES] = std::array::from_fn(|_| Crc64::new());
     let mut after: [Crc64; ROLES] = std::array::from_fn(|_| Crc64::new());
     // fits: 2 or 4

@@ -1,4 +1,4 @@
-//! Files of a state as files of a checkpoint.
+//! Saves an offloaded state: its files become files of a checkpoint.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -18,11 +18,11 @@ use storage::{ByteSize, FileEntry, InPlaceFile, Key, LinkMethod, Object, Pending
 #[derive(Debug)]
 struct ReadyFiles {
     form: Arc<StateLayout>,
-    kept: Arc<CompleteGeneration>,
+    generation: Arc<CompleteGeneration>,
     block_bytes: u64,
     prefer: PublishMethod,
-    /// Which was taken, and for how many bytes, file by file.
-    ways: Mutex<Vec<(PublishMethod, u64)>>,
+    /// The method used and the bytes of each file.
+    methods: Mutex<Vec<(PublishMethod, u64)>>,
 }
 
 impl Checkpoints {
@@ -50,7 +50,7 @@ impl Checkpoints {
         meta: Value,
         together: Option<&JointSaveOptions<'_>>,
     ) -> Result<(SaveReport, PublishMethod)> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let plan = Arc::clone(&state.form.plan);
         let ready = self.ready(step, state).inspect_err(|error| {
             if let Some(together) = together {
@@ -64,17 +64,25 @@ impl Checkpoints {
             _ => {
                 assert_eq!(plan.writers(), 1, "several writers save together");
                 let pieces = [PieceSource::Files(&ready)];
-                self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &SaveControl::default())?
+                self.save_pieces(
+                    started,
+                    step,
+                    &plan,
+                    &pieces,
+                    blobs,
+                    meta,
+                    &SaveControl::default(),
+                )?
             }
         };
-        let ways = ready.ways();
-        for took in ways.chunk_by(|(a, _), (b, _)| a == b) {
-            let (way, count) = (took[0].0, took.len());
-            let bytes = ByteSize(took.iter().map(|(_, bytes)| bytes).sum());
-            log::info!("step {step}: {count} files of optimizer state, {bytes}, added by {way}");
+        let methods = ready.methods();
+        for same in methods.chunk_by(|(a, _), (b, _)| a == b) {
+            let (method, count) = (same[0].0, same.len());
+            let bytes = ByteSize(same.iter().map(|(_, bytes)| bytes).sum());
+            log::info!("step {step}: {count} files of optimizer state, {bytes}, added by {method}");
         }
         // A rank may have nothing to save.
-        Ok((report, ways.last().map_or(ready.prefer, |(dearest, _)| *dearest)))
+        Ok((report, methods.last().map_or(ready.prefer, |(most_expensive, _)| *most_expensive)))
     }
 
     fn ready(&self, step: u64, state: &mut Offload) -> Result<ReadyFiles> {
@@ -82,7 +90,7 @@ impl Checkpoints {
             Err(Error::BadInput { object: format!("optimizer state as step {step}"), reason })
         };
         let prefer = state.options.prefer;
-        let StateBacking::Disk(disk) = &mut state.home else {
+        let StateBacking::Disk(disk) = &mut state.backing else {
             return bad("expected a state on disk, found one in memory".to_owned());
         };
         let (block_bytes, expected) = (disk.block_bytes(), self.options.block_bytes);
@@ -94,20 +102,20 @@ impl Checkpoints {
             return bad(format!("expected codec {} as in the step, found none", codec.name()));
         }
         let form = Arc::clone(disk.form());
-        let Some(kept) = disk.settled()? else {
+        let Some(generation) = disk.settled()? else {
             return bad("not initialized (hint: fill or load it first)".to_owned());
         };
-        kept.slot.check_there()?;
-        Ok(ReadyFiles { form, kept, block_bytes, prefer, ways: Mutex::default() })
+        generation.slot.check_there()?;
+        Ok(ReadyFiles { form, generation, block_bytes, prefer, methods: Mutex::default() })
     }
 }
 
 impl ReadyFiles {
-    /// The cheapest first.
-    fn ways(&self) -> Vec<(PublishMethod, u64)> {
-        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        ways.sort_unstable();
-        ways
+    /// The methods used, the cheapest first.
+    fn methods(&self) -> Vec<(PublishMethod, u64)> {
+        let mut methods = self.methods.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        methods.sort_unstable();
+        methods
     }
 
     /// Makes one file part of a folder.
@@ -117,22 +125,22 @@ impl ReadyFiles {
         key: &Key,
         (file, work): (&FileForm, &dyn InPlaceFile),
     ) -> Result<(FileEntry, Vec<Chunk>, PendingDirSync)> {
-        let (entry, chunks) = entry(&self.form, file, &self.kept.sums, self.block_bytes);
+        let (entry, chunks) = entry(&self.form, file, &self.generation.sums, self.block_bytes);
         let object: &dyn Object = work;
-        for (way, share) in
+        for (method, share) in
             [(PublishMethod::Link, LinkMethod::Name), (PublishMethod::Clone, LinkMethod::Blocks)]
         {
-            if way >= self.prefer
+            if method >= self.prefer
                 && let Some(name) = steps.store.link(key, object, share)?
             {
-                self.took(way, entry.bytes);
+                self.record_method(method, entry.bytes);
                 return Ok((entry, chunks, name));
             }
         }
         let mut upload = steps.store.create(key, entry.bytes)?;
         upload.write_from(object, 0..entry.bytes, Some(entry.crc64))?;
         let (copied, name) = upload.finish_deferred()?;
-        self.took(PublishMethod::Copy, entry.bytes);
+        self.record_method(PublishMethod::Copy, entry.bytes);
         if (copied.bytes, copied.crc64) != (entry.bytes, entry.crc64) {
             return Err(Error::Corrupt {
                 object: work.display(),
@@ -147,17 +155,17 @@ impl ReadyFiles {
         Ok((entry, chunks, name))
     }
 
-    fn took(&self, way: PublishMethod, bytes: u64) {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner).push((way, bytes));
+    fn record_method(&self, method: PublishMethod, bytes: u64) {
+        self.methods.lock().unwrap_or_else(PoisonError::into_inner).push((method, bytes));
     }
 }
 
-/// Files that become a checkpoint's at the same time.
+/// Files that are added to a checkpoint at the same time.
 const COPIES_MAX: usize = 8;
 
 impl PreparedFiles for ReadyFiles {
     fn put(&self, steps: &Checkpoints, folder: &Key) -> Result<Vec<(FileEntry, Vec<Chunk>)>> {
-        let files = self.form.files.iter().zip(&self.kept.slot.files);
+        let files = self.form.files.iter().zip(&self.generation.slot.files);
         let saved = files.filter(|(file, _)| file.is_saved).collect();
         let put = |(file, work): (&FileForm, &Arc<dyn InPlaceFile>), _: &mut IoBuffer| {
             self.put_one(steps, &folder.join(&file.name)?, (file, &**work))

@@ -2,26 +2,26 @@
 
 use std::sync::Arc;
 
-use super::folders::{Folder, patiently};
+use super::folders::{Folder, retry_while_locked};
 use super::form::StateLayout;
 use crate::base::parallel_io::{self, IoBuffer};
 use crate::{Error, Result};
 use storage::InPlaceFile;
 
-/// Folders of files begin so, on every disk that has some.
+/// Prefix of the folder of a generation's files, on every disk that has some.
 const SLOT: &str = "slot-";
 
 /// Files that are made durable at the same time.
 const SYNCS_MAX: usize = 16;
 
 /// Five seconds in total: requests in flight have ended long before.
-const LOOKS_MAX: usize = 200;
+const TRIES_MAX: usize = 200;
 
 /// All files of a generation, open and locked.
 #[derive(Clone, Debug)]
 pub(super) struct GenerationFiles {
     pub(super) number: u64,
-    /// In the order of the form's.
+    /// In the order of [`StateLayout::files`].
     pub(super) files: Vec<Arc<dyn InPlaceFile>>,
 }
 
@@ -30,13 +30,13 @@ pub(super) fn slot_name(number: u64) -> String {
     format!("{SLOT}{number}")
 }
 
-/// Its number, if it is such a name.
+/// The number in the name of a slot's folder; `None` for any other name.
 pub(super) fn slot_of(name: &str) -> Option<u64> {
     name.strip_prefix(SLOT)?.parse().ok()
 }
 
 impl GenerationFiles {
-    /// Makes the files, with all their space and their headers.
+    /// Creates the files, with all their space and their headers.
     pub(super) fn create(folders: &[Folder], form: &StateLayout, number: u64) -> Result<Self> {
         let own = slot_name(number);
         let make = || {
@@ -58,9 +58,9 @@ impl GenerationFiles {
         for file in &form.files {
             let Folder { store, key } = &folders[file.disk];
             let key = key.join(&own)?.join(&file.name)?;
-            // The folder is ours: a killed process had it, and the kernel still completes its
-            // reads.
-            let work = patiently(LOOKS_MAX, || store.open_in_place(&key))?;
+            // This process has locked the folder: if a file is locked, the kernel still completes
+            // reads of a killed process.
+            let work = retry_while_locked(TRIES_MAX, || store.open_in_place(&key))?;
             files.push(work);
         }
         Ok(GenerationFiles { number, files })
@@ -98,7 +98,8 @@ impl GenerationFiles {
     }
 }
 
-/// Removes the names of a slot's files on all disks. What is part of a checkpoint stays there.
+/// Removes the names of a slot's files on all disks. Files that are part of a checkpoint stay in
+/// it.
 pub(super) fn remove(folders: &[Folder], number: u64) {
     for Folder { store, key } in folders {
         let removed = key.join(&slot_name(number)).and_then(|own| store.delete_folder(&own));

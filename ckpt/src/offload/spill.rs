@@ -2,7 +2,7 @@
 //!
 //! The inputs of a network's layers are produced in the forward pass and used in the backward pass,
 //! the last first. [`Spill::put`] copies them into one of a few buffers, which are written in the
-//! background, the oldest first. [`SpillHandle::take`] finds them in a buffer, still there or
+//! background, the oldest first. [`SpillHandle::take`] finds them in a buffer, not yet evicted or
 //! prefetched after [`SpillHandle::expect`], or reads them synchronously. So memory is bounded by
 //! the buffers, and the disk works while the step computes.
 //!
@@ -147,18 +147,18 @@ impl Spill {
     pub fn put(&self, bytes: &[u8]) -> Result<SpillHandle> {
         let shared = &self.shared;
         let (extents, len) = (VecDeque::new(), bytes.len());
-        // On an error, its drop frees the part that was put.
-        let mut away = SpillHandle { shared: Arc::clone(shared), extents, len };
+        // On an error, the drop of the handle frees the part that was put.
+        let mut handle = SpillHandle { shared: Arc::clone(shared), extents, len };
         for part in bytes.chunks(shared.options.extent_bytes) {
             let mut buffer = shared.buffer()?;
             let (own, rest) = buffer.split_at_mut(part.len());
             own.copy_from_slice(part);
             rest[..whole_pages(part.len()) - part.len()].fill(0);
             let crc64 = crc64(part);
-            away.extents.push_back(shared.lock().add(buffer, part.len(), crc64));
+            handle.extents.push_back(shared.lock().add(buffer, part.len(), crc64));
             shared.changed.notify_all();
         }
-        Ok(away)
+        Ok(handle)
     }
 
     /// Bytes moved so far.
@@ -190,7 +190,7 @@ pub struct SpillHandle {
 
 impl fmt::Debug for SpillHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Away({} bytes in {})", self.len, self.shared.name())
+        write!(f, "SpillHandle({} bytes in {})", self.len, self.shared.name())
     }
 }
 
@@ -219,7 +219,7 @@ impl SpillHandle {
             });
         }
         let shared = Arc::clone(&self.shared);
-        shared.lock().urge(self.extents.make_contiguous());
+        shared.lock().prioritize(self.extents.make_contiguous());
         shared.changed.notify_all();
         let mut rest = into;
         while let Some(number) = self.extents.front() {
@@ -235,7 +235,7 @@ impl SpillHandle {
 impl Drop for SpillHandle {
     fn drop(&mut self) {
         for number in &self.extents {
-            let extent = self.shared.lock().forget(*number);
+            let extent = self.shared.lock().discard(*number);
             match extent.map(|extent| extent.state) {
                 Some(ExtentState::Memory(buffer) | ExtentState::Writing(buffer)) => {
                     self.shared.give(buffer, None);
@@ -273,7 +273,7 @@ impl SpillShared {
         }
     }
 
-    /// Takes one extent from wherever it is.
+    /// Takes one extent, from memory or from the disk.
     fn fetch(&self, number: u64, into: &mut [u8]) -> Result<()> {
         let mut extents = self.lock();
         let SpillExtent { len, crc64, state: at, .. } = loop {
@@ -298,7 +298,7 @@ impl SpillShared {
                 self.lock().report.late_bytes += len as u64;
                 self.free(place);
             }
-            ExtentState::Reading => unreachable!("it was waited for"),
+            ExtentState::Reading => unreachable!("`remove` returns no extent that is being read"),
         }
         Ok(())
     }
@@ -322,11 +322,11 @@ impl SpillShared {
 
     /// Main loop of a thread.
     fn work(&self) {
-        let _watch = PanicGuard(self);
+        let _guard = PanicGuard(self);
         let mut extents = self.lock();
         while !extents.is_closing {
-            let job = match extents.job(self.options) {
-                Ok(Some(job)) => job,
+            let task = match extents.next_task(self.options) {
+                Ok(Some(task)) => task,
                 Ok(None) => {
                     extents = self.wait(extents);
                     continue;
@@ -338,7 +338,7 @@ impl SpillShared {
                 }
             };
             drop(extents);
-            match job {
+            match task {
                 ExtentTask::Write { number, len, buffer } => {
                     let place = self.write(number, &buffer[..whole_pages(len)]);
                     extents = self.lock();

@@ -8,7 +8,7 @@ use crate::spec::{HeldRegion, TensorSpec};
 use crate::tile::{TileBox, tile};
 use crate::{Error, Result};
 
-/// Pieces of tensors begin at such multiples where rows are too long to be kept whole.
+/// Pieces of tensors begin at multiples of this where rows are too long to stay uncut.
 const CUT_ALIGN_BYTES: u64 = 4096;
 
 /// Part of a tensor that one or several writers hold.
@@ -33,7 +33,7 @@ impl HeldTensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriterShare {
     pub(crate) start: u64,
-    /// Which of the holders.
+    /// Index in the holders.
     pub(crate) holder: usize,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn sources(specs: &[TensorSpec], held: &[Vec<HeldRegion>]) -> Result<
             // A writer may hold an empty part of a non-empty tensor, such as rows of padding.
             if region.elements() != Some(0) || spec.bytes() == Some(0) {
                 let place = (writer as u32, number as u32); // fits: far fewer than 2^32 in memory
-                // Of nothing there is one part, however it is cut.
+                // An empty tensor has one part, however it is cut.
                 let is_empty = spec.bytes() == Some(0);
                 let all = || Region { spans: whole(&spec.shape), flat: None };
                 let region = if is_empty { all() } else { region.normal() };
@@ -138,9 +138,9 @@ fn is_tiled(spec: &TensorSpec, sources: &[HeldTensor]) -> bool {
 /// Assigns writers so that all write about as many bytes. Returns the splits of every source, in
 /// order; the first is at 0.
 ///
-/// Sources with the same holders are concatenated, and each holder takes one stretch of them, so
-/// that few are split. Those with few holders come first: a writer with many such bytes takes less
-/// of the sources with more holders.
+/// Sources with the same holders are concatenated, and each holder takes one contiguous range of
+/// them, so that few are split. Sources with few holders are assigned first: a writer with many
+/// such bytes takes less of the sources with more holders.
 pub(crate) fn share(
     sources: &[HeldTensor],
     writers: usize,
@@ -174,7 +174,7 @@ pub(crate) fn share(
     cuts
 }
 
-/// Distributes `total` over the loads so that the least are raised to one level.
+/// Distributes `total` over the loads so that the smallest are raised to one level.
 fn level(loads: &[u64], total: u64) -> Vec<u64> {
     let mut order: Vec<usize> = (0..loads.len()).collect();
     order.sort_by_key(|&place| loads[place]);
@@ -199,12 +199,12 @@ fn level(loads: &[u64], total: u64) -> Vec<u64> {
     shares
 }
 
-/// Sources laid end to end, of which each holder takes its share in turn.
+/// Sources end to end, which are divided among the holders in order, by their shares.
 struct ReplicaStretch<'a> {
     shares: &'a [u64],
-    /// Whose turn it is.
+    /// The current holder.
     holder: usize,
-    /// Where its turn ends.
+    /// The end of its share.
     end: u64,
     at: u64,
 }
@@ -243,7 +243,7 @@ impl ReplicaStretch<'_> {
 }
 
 /// The number of bytes from `start` on for a writer with `room` left: a multiple of rows, unless
-/// those are long, and neither very few bytes nor all but very few.
+/// those are long. It avoids very small pieces, both for this writer and for the next.
 fn cut_after(source: &HeldTensor, start: u64, room: u64, cut_bytes_min: u64) -> u64 {
     let left = source.bytes() - start;
     if left < 2 * cut_bytes_min {

@@ -45,8 +45,8 @@ pub(crate) fn merge_parts(
             for (piece, chunk) in shard.pieces.iter().zip(in_file) {
                 // The offset of a packed chunk depends on the packed lengths of those before it.
                 let offset = if codec.is_some() { chunk.offset } else { piece.offset };
-                let due = (&path, offset, piece.bytes.len() as u64);
-                if (&chunk.file, chunk.offset, chunk.bytes) != due
+                let location = (&path, offset, piece.bytes.len() as u64);
+                if (&chunk.file, chunk.offset, chunk.bytes) != location
                     || chunk.region() != piece.region
                     || chunk.packed.as_ref().map(|packed| packed.codec) != codec
                 {

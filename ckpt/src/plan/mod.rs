@@ -24,20 +24,20 @@ pub(crate) use pack::{FAMILIES, family, spread};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanLimits {
-    /// Bytes of tensors in one file. A row that is larger gets a file of its own. Default: 4 GiB.
+    /// Bytes of tensors in one file. A larger row gets a separate file. Default: 4 GiB.
     pub shard_bytes_max: u64,
     /// Replicated regions are not split into pieces smaller than about this. Smaller pieces spread
     /// the bytes more evenly, but cost more requests. Default: 1 MiB. Minimum: 1.
     pub cut_bytes_min: u64,
-    /// Bytes of a header's JSON. Default: 50 MB, half of what stock readers take, so that no
-    /// estimate can miss it.
+    /// Bytes of a header's JSON. Default: 50 MB, half of the limit of stock readers, so that
+    /// errors of the estimate do not matter.
     pub header_bytes_max: u64,
     /// Every tensor begins at a page of its file, not only those of the optimizer of 1 MiB and
     /// more: for files that are written in place. Default: no.
     #[serde(default)]
     pub align_all: bool,
-    /// Folders that the files of each writer are meant for, which have about as many bytes each: a
-    /// state on several disks. Default: 1. Minimum: 1.
+    /// Number of folders for the files of each writer, with about as many bytes each, for a state
+    /// on several disks. Default: 1. Minimum: 1.
     #[serde(default = "one")]
     pub folders: u32,
 }
@@ -82,7 +82,7 @@ pub struct Shard {
     pub file: String,
     /// Index of its writer's folder, counted from 0.
     pub folder: usize,
-    /// Length prefix, JSON and padding: all that comes before the first tensor.
+    /// Length prefix, JSON and padding: everything before the first tensor.
     pub header: Vec<u8>,
     /// The tensors, in the order of their bytes.
     pub pieces: Vec<PlannedChunk>,
@@ -106,10 +106,11 @@ pub(crate) struct SavePlanInputs {
     limits: PlanLimits,
 }
 
-/// Which writer writes what. It does not depend on the step, so it serves every save of a run.
+/// The assignment of bytes to writers and files. It does not depend on the step, so it serves every
+/// save of a run.
 #[derive(Debug)]
 pub struct SavePlan {
-    recipe: SavePlanInputs,
+    inputs: SavePlanInputs,
     /// The inputs as text, once they are needed.
     text: OnceLock<Vec<u8>>,
     shards: Vec<Vec<Shard>>,
@@ -147,14 +148,14 @@ impl SavePlan {
         };
         let held_bytes = held.iter().map(|held| held.iter().map(bytes).collect()).collect();
         let fingerprint = fingerprint(specs, held, limits);
-        let recipe = SavePlanInputs { specs: specs.to_vec(), held: held.to_vec(), limits };
-        Ok(SavePlan { recipe, text: OnceLock::new(), shards, held_bytes, chunks, fingerprint })
+        let inputs = SavePlanInputs { specs: specs.to_vec(), held: held.to_vec(), limits };
+        Ok(SavePlan { inputs, text: OnceLock::new(), shards, held_bytes, chunks, fingerprint })
     }
 
     /// The inputs in JSON, from which another process makes the same plan.
-    pub(crate) fn recipe_text(&self) -> &[u8] {
+    pub(crate) fn inputs_json(&self) -> &[u8] {
         self.text.get_or_init(|| {
-            serde_json::to_vec(&self.recipe).expect("strings, numbers and lists always serialize")
+            serde_json::to_vec(&self.inputs).expect("strings, numbers and lists always serialize")
         })
     }
 
@@ -210,10 +211,10 @@ impl SavePlan {
     /// The tensors of the whole model.
     #[must_use]
     pub fn specs(&self) -> &[TensorSpec] {
-        &self.recipe.specs
+        &self.inputs.specs
     }
 
-    /// How many writers there are.
+    /// The number of writers.
     #[must_use]
     pub fn writers(&self) -> usize {
         self.shards.len()
@@ -242,7 +243,7 @@ impl SavePlan {
         self.shards[writer].iter().map(Shard::bytes).sum()
     }
 
-    /// How many pieces a tensor is in.
+    /// The number of pieces of a tensor.
     ///
     /// # Panics
     /// If there is no such tensor.
@@ -251,7 +252,7 @@ impl SavePlan {
         self.chunks[tensor]
     }
 
-    /// How many pieces there are in all.
+    /// The number of all pieces.
     #[must_use]
     pub fn chunks(&self) -> usize {
         self.chunks.iter().sum()
@@ -259,7 +260,7 @@ impl SavePlan {
 
     /// Number of folders for the files of each writer.
     pub(crate) fn folders(&self) -> usize {
-        self.recipe.limits.folders.max(1) as usize
+        self.inputs.limits.folders.max(1) as usize
     }
 
     /// A hash of the plan's inputs. Writers with the same hash have the same plan.
@@ -300,8 +301,8 @@ impl PlanCache {
     }
 
     /// The same for plan inputs.
-    pub(crate) fn plan_of(&self, recipe: &SavePlanInputs) -> Result<Arc<SavePlan>> {
-        self.plan(&recipe.specs, &recipe.held, recipe.limits)
+    pub(crate) fn plan_of(&self, inputs: &SavePlanInputs) -> Result<Arc<SavePlan>> {
+        self.plan(&inputs.specs, &inputs.held, inputs.limits)
     }
 }
 
@@ -326,7 +327,7 @@ fn fingerprint(specs: &[TensorSpec], held: &[Vec<HeldRegion>], limits: PlanLimit
         for HeldRegion { tensor, region } in writer {
             put(&mut bytes, [*tensor as u64, region.spans.len() as u64]);
             put(&mut bytes, region.spans.iter().flat_map(|span| [span.start, span.len]));
-            // A region without a range: no range ends before it begins.
+            // Represents the absence of a range: no range ends before it begins.
             let flat = region.flat.clone().unwrap_or(Range { start: 1, end: 0 });
             put(&mut bytes, [flat.start, flat.end]);
         }
@@ -343,7 +344,7 @@ fn put(bytes: &mut Vec<u8>, numbers: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// A tensor or writer that no plan can take.
+/// The error for an invalid tensor or writer.
 fn bad<T>(object: String, reason: String) -> Result<T> {
     Err(Error::BadInput { object, reason })
 }

@@ -72,8 +72,8 @@ fn fill(specs: &[TensorSpec], pieces: Vec<PlannedChunk>, limits: PlanLimits) -> 
     files
 }
 
-/// Which of so many folders each of these goes to, so that all have about as many bytes: the
-/// largest first, each to the one that has the least. Lists of the same lengths are spread alike.
+/// Assigns items of these sizes to folders, so that all have about as many bytes: the largest
+/// first, each to the folder with the least. Equal inputs give equal results.
 pub(crate) fn spread(bytes: &[usize], folders: usize) -> Vec<usize> {
     if folders <= 1 {
         return vec![0; bytes.len()];
@@ -84,16 +84,16 @@ pub(crate) fn spread(bytes: &[usize], folders: usize) -> Vec<usize> {
     let mut all = vec![0; bytes.len()];
     for at in order {
         let least = (0..loads.len()).min_by_key(|folder| loads[*folder]);
-        all[at] = least.expect("there are several");
+        all[at] = least.expect("checked above: more than one folder");
         loads[all[at]] += bytes[at];
     }
     all
 }
 
-/// The first words of the names of files.
+/// Prefixes of file names.
 pub(crate) const FAMILIES: [&str; 3] = ["model", "optim", "other"];
 
-/// Which of [`FAMILIES`] a group's tensors are in.
+/// Index in [`FAMILIES`] of a group's tensors.
 pub(crate) fn family(group: Group) -> usize {
     match group {
         Group::Model => 0,
@@ -180,7 +180,7 @@ fn seal_all(
     Ok(shards)
 }
 
-/// Gives the pieces their places, and writes the header.
+/// Assigns offsets to the pieces, and writes the header.
 fn seal(
     file: String,
     OpenShard { folder, mut pieces, .. }: OpenShard,
@@ -204,8 +204,8 @@ fn seal(
     Ok(Shard { file, folder, header, pieces })
 }
 
-/// The most that an entry takes in the header, and a pad before it: a name of which every byte may
-/// need an escape, the key words, 20 digits a number.
+/// Upper bound of an entry in the header, with a pad before it: a name whose bytes may all need an
+/// escape, the keys, and 20 digits per number.
 fn header_bytes(spec: &TensorSpec) -> u64 {
     6 * spec.name.len() as u64 + 280 + 21 * spec.shape.len() as u64
 }

@@ -29,8 +29,8 @@ fn all_of(specs: &[TensorSpec]) -> Vec<HeldRegion> {
     specs.iter().enumerate().map(whole).collect()
 }
 
-/// Files as `name: entry[first byte..last]`, from tensors that one writer has.
-fn check_plan(given: &[Given<'_>], limits: PlanLimits, due: &[&str]) {
+/// `expected` has the files as `name: entry[first byte..end]`, for a single writer.
+fn check_plan(given: &[Given<'_>], limits: PlanLimits, expected: &[&str]) {
     let specs = specs(given);
     let plan = SavePlan::new(&specs, &[all_of(&specs)], limits).unwrap();
     let text = |shard: &Shard| {
@@ -38,7 +38,7 @@ fn check_plan(given: &[Given<'_>], limits: PlanLimits, due: &[&str]) {
         let pieces: String = shard.pieces.iter().map(piece).collect();
         format!("{}:{pieces}", shard.file)
     };
-    assert_eq!(plan.all_shards().map(text).collect::<Vec<_>>(), due);
+    assert_eq!(plan.all_shards().map(text).collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn fills_files_and_cuts_rows() {
 }
 
 #[test]
-fn a_full_header_begins_a_new_file() {
+fn full_header_starts_new_file() {
     let limits = PlanLimits { shard_bytes_max: 1 << 20, header_bytes_max: 700, ..LIMITS };
     check_plan(
         &[
@@ -97,7 +97,7 @@ fn a_full_header_begins_a_new_file() {
     );
 }
 
-/// Large tensors of the optimizer begin at pages, after zeros that the header names.
+/// Large optimizer tensors begin at pages, after padding that has entries in the header.
 #[test]
 fn large_moments_begin_at_pages() {
     let specs = specs(&[
@@ -135,7 +135,7 @@ fn loads(plan: &SavePlan) -> Vec<u64> {
 }
 
 #[test]
-fn replicas_are_spread_over_all_who_have_them() {
+fn replicas_are_spread_over_their_holders() {
     let specs = specs(&[
         ("whole", Group::Model, Dtype::F32, &[1000, 7]),
         ("norm", Group::Model, Dtype::F32, &[6]),
@@ -154,7 +154,7 @@ fn replicas_are_spread_over_all_who_have_them() {
     let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
     assert!(most - least <= 128, "{loads:?}");
     assert_eq!(plan.pieces(0), 3);
-    // Cut between rows, and the same plan for everybody.
+    // Tensors are cut between rows, and the same inputs give the same plan.
     for piece in plan.all_shards().flat_map(|shard| &shard.pieces) {
         assert_eq!(piece.region.flat, None);
     }
@@ -164,9 +164,9 @@ fn replicas_are_spread_over_all_who_have_them() {
     }
 }
 
-/// What a later stage holds once more in other parts is not written.
+/// A tensor that a later stage holds again in other regions is written once.
 #[test]
-fn a_second_copy_in_other_parts_is_left_out() {
+fn second_copy_in_other_regions_is_not_written() {
     let specs = specs(&[("tied", Group::ExpAvg, Dtype::F32, &[4, 6])]);
     let part = |flat| {
         vec![HeldRegion {
@@ -183,13 +183,13 @@ fn a_second_copy_in_other_parts_is_left_out() {
 }
 
 #[test]
-fn refuses_what_cannot_be_saved() {
+fn invalid_inputs_are_rejected() {
     let good = specs(&[("w", Group::Model, Dtype::F32, &[2])]).remove(0);
     let name = |name: &str| TensorSpec { name: name.to_owned(), ..good.clone() };
     let shape = |shape: &[u64]| TensorSpec { shape: shape.to_vec(), ..good.clone() };
     let check = |specs: &[TensorSpec], held: &[Vec<HeldRegion>]| {
-        let got = SavePlan::new(specs, held, LIMITS);
-        assert!(matches!(got, Err(Error::BadInput { .. })), "{specs:?} {held:?}");
+        let result = SavePlan::new(specs, held, LIMITS);
+        assert!(matches!(result, Err(Error::BadInput { .. })), "{specs:?} {held:?}");
     };
     for bad in [
         name(""),
@@ -224,7 +224,7 @@ fn refuses_what_cannot_be_saved() {
 }
 
 #[test]
-fn a_plan_is_kept_for_the_next_save() {
+fn plan_is_cached_for_next_save() {
     let specs = specs(&[("w", Group::Model, Dtype::F32, &[2])]);
     let held = [all_of(&specs)];
     let cache = PlanCache::default();

@@ -87,11 +87,11 @@ pub(crate) fn fetch(blocks: Vec<ChecksumBlock<'_>>, threads: usize) -> Result<()
     fetch_counted(blocks, threads, &AtomicU64::new(0))
 }
 
-/// The same with progress: `came` is incremented by the verified bytes.
+/// The same with progress: `verified_bytes` is incremented as blocks are verified.
 pub(crate) fn fetch_counted(
     blocks: Vec<ChecksumBlock<'_>>,
     threads: usize,
-    came: &AtomicU64,
+    verified_bytes: &AtomicU64,
 ) -> Result<()> {
     let mut batches: Vec<Vec<ChecksumBlock<'_>>> = Vec::new();
     let mut bytes = 0;
@@ -115,7 +115,7 @@ pub(crate) fn fetch_counted(
     parallel_io::each(batches, threads, |batch, scratch| {
         let bytes: usize = batch.iter().map(ChecksumBlock::stored_bytes).sum();
         fetch_batch(batch, scratch)?;
-        came.fetch_add(bytes as u64, Ordering::Relaxed);
+        verified_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     })?;
     Ok(())
@@ -127,7 +127,7 @@ fn fetch_batch(batch: Vec<ChecksumBlock<'_>>, scratch: &mut IoBuffer) -> Result<
     let mut reads = Vec::with_capacity(batch.len());
     let mut direct_sums = Vec::new();
     let mut joined: Vec<CoalescedRead> = Vec::new();
-    let mut held = Vec::new();
+    let mut buffered = Vec::new();
     for block in batch {
         let len = block.stored_bytes();
         let ChecksumBlock { offset, crc64, into, packed, .. } = block;
@@ -140,7 +140,7 @@ fn fetch_batch(batch: Vec<ChecksumBlock<'_>>, scratch: &mut IoBuffer) -> Result<
             }
             into => {
                 let at = CoalescedRead::add(&mut joined, offset, len);
-                held.push((offset, crc64, at..at + len, into, packed));
+                buffered.push((offset, crc64, at..at + len, into, packed));
             }
         }
     }
@@ -154,24 +154,24 @@ fn fetch_batch(batch: Vec<ChecksumBlock<'_>>, scratch: &mut IoBuffer) -> Result<
         (rest, start) = (after, place + len);
     }
     object.read_many(&mut reads)?;
-    for (read, due) in reads.iter().zip(direct_sums) {
-        check(object, read.offset, read.buf, crc64(read.buf), due)?;
+    for (read, expected) in reads.iter().zip(direct_sums) {
+        check(object, read.offset, read.buf, crc64(read.buf), expected)?;
     }
     let mut unpacking = Unpacking::default();
-    for (offset, due, range, into, packed) in held {
+    for (offset, expected, range, into, packed) in buffered {
         let bytes = &scratch[range];
         if let Some(packed) = packed {
             check(object, offset, bytes, crc64(bytes), packed.crc64)?;
-            unpacking.unpack(object, offset, (bytes, packed.dtype), due, into)?;
+            unpacking.unpack(object, offset, (bytes, packed.dtype), expected, into)?;
             continue;
         }
         match into {
             BlockDestination::Buffer(buf) => {
-                check(object, offset, bytes, copy_and_sum(bytes, buf), due)?;
+                check(object, offset, bytes, copy_and_sum(bytes, buf), expected)?;
             }
-            BlockDestination::Nowhere(_) => check(object, offset, bytes, crc64(bytes), due)?,
+            BlockDestination::Nowhere(_) => check(object, offset, bytes, crc64(bytes), expected)?,
             BlockDestination::Visitor { visitor, tag: at, .. } => {
-                check(object, offset, bytes, crc64(bytes), due)?;
+                check(object, offset, bytes, crc64(bytes), expected)?;
                 visitor.visit(at, bytes);
             }
         }
@@ -193,7 +193,7 @@ impl Unpacking {
         object: &dyn Object,
         offset: u64,
         (packed, dtype): (&[u8], Dtype),
-        due: u64,
+        expected: u64,
         into: BlockDestination<'_>,
     ) -> Result<()> {
         self.block.resize(into.len(), 0);
@@ -210,7 +210,7 @@ impl Unpacking {
             found,
             expected: format!("{} bytes of packed {dtype}", block.len()),
         })?;
-        check(object, offset, block, crc64(block), due)?;
+        check(object, offset, block, crc64(block), expected)?;
         if let Some((visitor, at)) = visitor {
             visitor.visit(at, block);
         }
@@ -234,7 +234,7 @@ fn copy_and_sum(from: &[u8], into: &mut [u8]) -> u64 {
     sum.value()
 }
 
-/// One read of several blocks, and of what lies between them.
+/// One read of several blocks, and of the bytes between them.
 struct CoalescedRead {
     offset: u64,
     len: usize,

@@ -85,14 +85,14 @@ impl Checkpoint {
             }
         }
         let store = Arc::clone(store);
-        let came = Arc::default();
-        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads, read_bytes: came })
+        let read_bytes = Arc::default();
+        Ok(Checkpoint { store, folder, catalog, manifest_crc64, threads, read_bytes })
     }
 
-    /// Counts its reads: `came` is incremented by the verified bytes, as they are read.
+    /// Counts its reads: `counter` is incremented by the verified bytes, as they are read.
     #[must_use]
-    pub fn counted(self, came: &Arc<AtomicU64>) -> Self {
-        Checkpoint { read_bytes: Arc::clone(came), ..self }
+    pub fn counted(self, counter: &Arc<AtomicU64>) -> Self {
+        Checkpoint { read_bytes: Arc::clone(counter), ..self }
     }
 
     /// The training step.
@@ -185,12 +185,12 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::read_tensor`].
     pub fn read_tensors(&self, reads: Vec<TensorRead<'_>>) -> Result<()> {
-        let mut wants = Vec::with_capacity(reads.len());
+        let mut requests = Vec::with_capacity(reads.len());
         for TensorRead { name, group, into } in reads {
             let region = Region::whole(&self.tensor(name, group)?.shape);
-            wants.push(RegionRequest { name, group, region, into });
+            requests.push(RegionRequest { name, group, region, into });
         }
-        self.read(wants)?;
+        self.read(requests)?;
         Ok(())
     }
 

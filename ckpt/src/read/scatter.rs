@@ -60,7 +60,7 @@ impl Checkpoint {
         let mut buffers = Vec::with_capacity(wants.len());
         for (number, RegionRequest { name, group, region, into }) in wants.into_iter().enumerate() {
             let tensor = self.tensor(name, group)?;
-            check_want(tensor, &region, into)?;
+            check_request(tensor, &region, into)?;
             report.wanted_bytes += into.len() as u64;
             of_tensor.entry(self.catalog.place(tensor)).or_default().push(number);
             regions.push(region.normal());
@@ -77,9 +77,9 @@ impl Checkpoint {
         touched.sort_by_key(|touched| (touched.chunk.file.as_str(), touched.chunk.offset));
         report.block_bytes = touched.iter().map(|touched| touched.bytes(block_bytes)).sum();
         let (directs, areas) = split_buffers(&touched, buffers, block_bytes);
-        let deal =
+        let scatter =
             BlockScatter { touched: &touched, areas: &areas, regions: &regions, block_bytes };
-        self.read_touched(&deal, directs)?;
+        self.read_touched(&scatter, directs)?;
         Ok(report)
     }
 
@@ -118,9 +118,9 @@ impl Checkpoint {
     }
 
     /// Reads the blocks of chunks, file after file.
-    fn read_touched(&self, deal: &BlockScatter<'_, '_>, directs: Vec<&mut [u8]>) -> Result<()> {
+    fn read_touched(&self, scatter: &BlockScatter<'_, '_>, directs: Vec<&mut [u8]>) -> Result<()> {
         let mut directs = directs.into_iter();
-        let mut rest = deal.touched;
+        let mut rest = scatter.touched;
         let mut first = 0;
         while !rest.is_empty() {
             let mut objects: Vec<(&str, Arc<dyn Object>)> = Vec::new();
@@ -139,7 +139,7 @@ impl Checkpoint {
             for (number, touched) in rest[..count].iter().enumerate() {
                 while open.next_if(|(path, _)| *path != touched.file()).is_some() {}
                 let (_, object) = open.peek().expect("opened above");
-                touched.push_blocks(&**object, deal, first + number, &mut directs, &mut blocks);
+                touched.push_blocks(&**object, scatter, first + number, &mut directs, &mut blocks);
             }
             fetch_counted(blocks, self.threads, &self.read_bytes)?;
             rest = &rest[count..];
@@ -149,7 +149,7 @@ impl Checkpoint {
     }
 }
 
-fn check_want(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> {
+fn check_request(tensor: &TensorEntry, region: &Region, into: &[u8]) -> Result<()> {
     let bad = |found: String, expected: String| {
         Err(Error::BadRequest { operation: "read", object: tensor.label(), found, expected })
     };
@@ -179,7 +179,7 @@ struct ChunkUse<'a> {
     dtype: Dtype,
     item_bytes: u64,
     /// The requests that need it.
-    takers: Vec<usize>,
+    requests: Vec<usize>,
     /// The use of each of its blocks.
     blocks: Vec<BlockUse>,
 }
@@ -192,7 +192,7 @@ enum BlockUse {
     /// It is read directly into the buffer of one request, at this byte.
     Direct { request: usize, to: u64 },
     /// It is read, and its elements are copied to the requests that need them.
-    Dealt,
+    Scattered,
 }
 
 impl<'a> ChunkUse<'a> {
@@ -209,11 +209,12 @@ impl<'a> ChunkUse<'a> {
         let item_bytes = dtype.item_bytes();
         // fits: as many checksums are in memory.
         let blocks = vec![BlockUse::Unread; chunk.bytes.div_ceil(block_bytes) as usize];
-        let mut touched = ChunkUse { chunk, region, dtype, item_bytes, takers: Vec::new(), blocks };
+        let mut touched =
+            ChunkUse { chunk, region, dtype, item_bytes, requests: Vec::new(), blocks };
         for &want in wants {
-            let mut is_taker = false;
+            let mut is_needed = false;
             let Ok(()) = each_run(&touched.region, &regions[want], |run| {
-                is_taker = true;
+                is_needed = true;
                 let from = run.from * item_bytes;
                 let range = from..from + run.len * item_bytes;
                 use_blocks(&mut touched.blocks, chunk, block_bytes, &range, |at| {
@@ -221,11 +222,11 @@ impl<'a> ChunkUse<'a> {
                 });
                 Ok::<(), Infallible>(())
             });
-            if is_taker {
-                touched.takers.push(want);
+            if is_needed {
+                touched.requests.push(want);
             }
         }
-        (!touched.takers.is_empty()).then_some(touched)
+        (!touched.requests.is_empty()).then_some(touched)
     }
 
     /// Bytes of the blocks that are read, as they are stored.
@@ -248,18 +249,18 @@ impl<'a> ChunkUse<'a> {
     fn push_blocks<'b, 'd: 'b>(
         &self,
         object: &'b dyn Object,
-        deal: &'b BlockScatter<'_, '_>,
+        scatter: &'b BlockScatter<'_, '_>,
         number: usize,
         directs: &mut std::vec::IntoIter<&'d mut [u8]>,
         blocks: &mut Vec<ChecksumBlock<'b>>,
     ) {
-        for (block, usage, source) in self.used(deal.block_bytes) {
-            let into = if usage == BlockUse::Dealt {
+        for (block, usage, source) in self.used(scatter.block_bytes) {
+            let into = if usage == BlockUse::Scattered {
                 let len = source.bytes as usize; // fits: at most 64 MiB
-                BlockDestination::Visitor { len, visitor: deal, tag: [number, block] }
+                BlockDestination::Visitor { len, visitor: scatter, tag: [number, block] }
             } else {
                 BlockDestination::Buffer(
-                    directs.next().expect("one was split off for each of them"),
+                    directs.next().expect("`split_buffers` made one for each direct block"),
                 )
             };
             blocks.push(source.read(object, into));
@@ -289,7 +290,7 @@ fn use_blocks(
         let is_direct = is_whole && block.end - block.start >= DIRECT_BYTES_MIN;
         *usage = match usage {
             BlockUse::Unread if is_direct => direct(block.start),
-            _ => BlockUse::Dealt,
+            _ => BlockUse::Scattered,
         };
     }
 }
@@ -360,7 +361,7 @@ impl Visitor for BlockScatter<'_, '_> {
         let item_bytes = touched.item_bytes;
         let range = block_range(touched.chunk, block, self.block_bytes);
         let region = touched.region.slice(range.start / item_bytes..range.end / item_bytes);
-        for &want in &touched.takers {
+        for &want in &touched.requests {
             let areas = &self.areas[want];
             let mut held = None;
             let Ok(()) = each_run(&region, &self.regions[want], |run| {

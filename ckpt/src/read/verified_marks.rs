@@ -48,21 +48,21 @@ impl Checkpoints {
     }
 
     /// The checksums of verified manifests, by step.
-    fn notes(&self) -> Result<BTreeMap<u64, BTreeSet<u64>>> {
-        let mut notes: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+    fn verified_checksums(&self) -> Result<BTreeMap<u64, BTreeSet<u64>>> {
+        let mut checksums: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         for name in self.names()? {
             if let Some((step, sum)) = parse(&name) {
-                notes.entry(step).or_default().insert(sum);
+                checksums.entry(step).or_default().insert(sum);
             }
         }
-        Ok(notes)
+        Ok(checksums)
     }
 
     /// The newest of some complete steps that is recorded as verified.
-    pub(crate) fn newest_noted(&self, steps: &[u64]) -> Result<Option<u64>> {
-        let notes = self.notes()?;
+    pub(crate) fn newest_marked(&self, steps: &[u64]) -> Result<Option<u64>> {
+        let checksums = self.verified_checksums()?;
         for step in steps.iter().rev() {
-            let Some(sums) = notes.get(step) else { continue };
+            let Some(sums) = checksums.get(step) else { continue };
             if sums.contains(&self.open_step(*step)?.manifest_crc64) {
                 return Ok(Some(*step));
             }
@@ -71,9 +71,9 @@ impl Checkpoints {
     }
 
     /// Removes the marks of a step that was deleted or is damaged.
-    pub(crate) fn forget_notes(&self, step: u64) -> Result<()> {
-        for sum in self.notes()?.remove(&step).unwrap_or_default() {
-            self.forget(&mark_of(step, sum))?;
+    pub(crate) fn delete_verified_marks(&self, step: u64) -> Result<()> {
+        for sum in self.verified_checksums()?.remove(&step).unwrap_or_default() {
+            self.delete_mark(&mark_of(step, sum))?;
         }
         Ok(())
     }

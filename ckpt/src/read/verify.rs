@@ -29,26 +29,26 @@ impl Checkpoint {
         self.verify_with(&mut |_| ())
     }
 
-    /// As [`Checkpoint::verify`]; after every 64 MiB or file, `tell` gets the number of verified
-    /// bytes. It may block, which limits the rate.
+    /// As [`Checkpoint::verify`]; after every 64 MiB or file, `progress` gets the number of
+    /// verified bytes. It may block, which limits the rate.
     ///
     /// # Errors
     /// As there.
-    pub fn verify_with(&self, tell: &mut dyn FnMut(u64)) -> Result<VerifyReport> {
+    pub fn verify_with(&self, progress: &mut dyn FnMut(u64)) -> Result<VerifyReport> {
         let mut done = 0;
-        let mut tell_more = |bytes: u64| {
+        let mut advance = |bytes: u64| {
             done += bytes;
-            tell(done);
+            progress(done);
         };
         let shards = self.catalog.by_file();
         let in_shards: HashSet<&str> = shards.iter().map(|(file, _)| file.path.as_str()).collect();
         for (file, chunks) in &shards {
-            self.verify_shard(file, chunks, &mut tell_more)?;
+            self.verify_shard(file, chunks, &mut advance)?;
         }
         for file in &self.catalog.files {
             if !in_shards.contains(file.path.as_str()) {
                 file.verify(&*self.store, &self.folder)?;
-                tell_more(file.bytes);
+                advance(file.bytes);
             }
         }
         let (files, bytes) = self.size();
@@ -59,7 +59,7 @@ impl Checkpoint {
         &self,
         file: &FileEntry,
         chunks: &[Placed<'_>],
-        tell_more: &mut dyn FnMut(u64),
+        advance: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let object = self.open_file(&file.path)?;
         let (head, gaps) = check_head(&*object, chunks)?;
@@ -108,8 +108,8 @@ impl Checkpoint {
                 expected: "the end of the file".to_owned(),
             });
         }
-        tell_more(data_start);
-        fetch_telling(blocks, self.threads, tell_more)?;
+        advance(data_start);
+        fetch_with_progress(blocks, self.threads, advance)?;
         if sum != file.crc64 {
             // The tensors are correct, so the header is damaged, or the manifest is inconsistent.
             return Err(Error::Corrupt {
@@ -123,25 +123,25 @@ impl Checkpoint {
     }
 }
 
-/// Bytes read between two calls of the listener: a second of a slow device.
-const TELL_BYTES: u64 = 64 << 20;
+/// Bytes read between two reports of progress: a second of a slow device.
+const REPORT_BYTES: u64 = 64 << 20;
 
-fn fetch_telling(
+fn fetch_with_progress(
     blocks: Vec<ChecksumBlock<'_>>,
     threads: usize,
-    tell_more: &mut dyn FnMut(u64),
+    advance: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let mut blocks = blocks.into_iter().peekable();
     while blocks.peek().is_some() {
         let (mut part, mut bytes) = (Vec::new(), 0);
-        while bytes < TELL_BYTES
+        while bytes < REPORT_BYTES
             && let Some(block) = blocks.next()
         {
             bytes += block.stored_bytes() as u64;
             part.push(block);
         }
         fetch(part, threads)?;
-        tell_more(bytes);
+        advance(bytes);
     }
     Ok(())
 }
@@ -193,7 +193,7 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
     }
 }
 
-/// The bytes of a file that no chunk has, before each chunk, none if there are none there.
+/// The gaps in a file, before each chunk that has one.
 fn find_gaps(object: &str, data_start: u64, chunks: &[Placed<'_>]) -> Result<Vec<[u64; 2]>> {
     let mut gaps = Vec::new();
     let mut end = data_start;

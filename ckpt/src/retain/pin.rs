@@ -1,7 +1,7 @@
 //! Pins: readers that need a step for a while, and how a retention pass detects them.
 //!
-//! A reader creates its mark, `.pin-step-000000012000-OWNER`, and then looks for the mark of a
-//! pass; a pass creates its mark and then looks for those of readers. Whatever the order of their
+//! A reader creates its mark, `.pin-step-000000012000-OWNER`, and then checks for the mark of a
+//! pass; a pass creates its mark and then lists those of readers. Whatever the order of their
 //! operations, at least one sees the other: the pass spares the step, or the reader waits until the
 //! pass is over and then checks that its step still exists.
 
@@ -24,7 +24,7 @@ pub(crate) const PIN: &str = ".pin-";
 const PASS_MAX: Duration = Duration::from_secs(30);
 
 /// Interval between checks for a pass.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Keeps retention from deleting a step; released on drop. The pin of a process that died on this
 /// machine is ignored.
@@ -66,19 +66,19 @@ impl Checkpoints {
     }
 
     fn wait_for_pass(&self) -> Result<()> {
-        let begun = Instant::now();
+        let started = Instant::now();
         loop {
             let names = self.store.list_names(&self.folder)?;
-            let is_at_work = |owner: &str| {
+            let is_running = |owner: &str| {
                 ProcessIdentity::parse(owner).is_some_and(|owner| owner.life() != Liveness::Dead)
             };
             let mut passes = names.iter().filter_map(|name| name.strip_prefix(RETAIN));
-            let Some(pass) = passes.find(|owner| is_at_work(owner)) else { return Ok(()) };
-            if begun.elapsed() > PASS_MAX {
+            let Some(pass) = passes.find(|owner| is_running(owner)) else { return Ok(()) };
+            if started.elapsed() > PASS_MAX {
                 log::warn!("{RETAIN}{pass}: still present after {PASS_MAX:?}; ignored as orphaned");
                 return Ok(());
             }
-            std::thread::sleep(LOOK_PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

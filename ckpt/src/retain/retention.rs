@@ -161,10 +161,10 @@ impl Checkpoints {
     /// # Errors
     /// Errors of the store.
     pub fn plan_retention(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
-        Ok(self.look_and_plan(policy, undrained)?.plan)
+        Ok(self.list_and_plan(policy, undrained)?.plan)
     }
 
-    fn look_and_plan(&self, policy: &Retention, undrained: &[u64]) -> Result<Planned> {
+    fn list_and_plan(&self, policy: &Retention, undrained: &[u64]) -> Result<Planned> {
         let mut steps = self.steps()?;
         let pinned = self.pins()?;
         let plan = |steps: &[u64], verified| {
@@ -173,12 +173,12 @@ impl Checkpoints {
                 RetentionInputs { steps, verified, pinned: &pinned, undrained },
             )
         };
-        let noted = self.newest_noted(&steps)?;
-        let first = plan(&steps, noted);
+        let marked = self.newest_marked(&steps)?;
+        let first = plan(&steps, marked);
         let is_enough = match policy.check {
             Check::Lengths => true,
             Check::NewestBytes => {
-                first.keep.iter().any(|(step, why)| Some(*step) == noted && *why == Keep::Last)
+                first.keep.iter().any(|(step, why)| Some(*step) == marked && *why == Keep::Last)
             }
             Check::Anew => false,
         };
@@ -205,12 +205,12 @@ impl Checkpoints {
     /// hidden.
     pub fn retain_by(&self, policy: &Retention, undrained: &[u64]) -> Result<RetentionPlan> {
         self.change(|| {
-            let Planned { plan, read, bad } = self.look_and_plan(policy, undrained)?;
+            let Planned { plan, read, bad } = self.list_and_plan(policy, undrained)?;
             if let Some(read) = read {
                 self.note_verified(&read);
             }
             for step in bad {
-                self.forget_notes(step)?;
+                self.delete_verified_marks(step)?;
             }
             if plan.delete.is_empty() {
                 return Ok(plan);
@@ -218,7 +218,7 @@ impl Checkpoints {
             let mark = self.begin_pass()?;
             let deleted = self.delete_unless_pinned(plan);
             if let Some(mark) = mark {
-                self.forget(&mark).unwrap_or_else(|error| {
+                self.delete_mark(&mark).unwrap_or_else(|error| {
                     log::warn!("the mark of a retention pass is not deleted yet: {error}");
                 });
             }
@@ -226,7 +226,7 @@ impl Checkpoints {
         })
     }
 
-    /// Creates the mark that tells readers that steps are being deleted. On a full disk that may
+    /// Creates the mark that shows readers that steps are being deleted. On a full disk that may
     /// fail; the pass still runs, since it frees space, and spares all readers that it can see.
     fn begin_pass(&self) -> Result<Option<String>> {
         let name = format!("{RETAIN}{}", ProcessIdentity::new());
@@ -279,8 +279,8 @@ impl Checkpoints {
 mod tests {
     use super::*;
 
-    /// `due` has one letter per step: the reason why it is retained, or `-`.
-    fn check(keep_last: usize, every: u64, facts: &[(u64, char)], due: &str) {
+    /// `expected` has one letter per step: the reason why it is retained, or `-`.
+    fn check(keep_last: usize, every: u64, facts: &[(u64, char)], expected: &str) {
         let of_kind = |kind| facts.iter().filter(move |fact| fact.1 == kind).map(|fact| fact.0);
         let steps: Vec<u64> = facts.iter().map(|fact| fact.0).collect();
         let pinned = of_kind('p').map(|step| (step, "a reader".to_owned())).collect();
@@ -297,16 +297,16 @@ mod tests {
             Some((_, Keep::Verified)) => 'v',
             Some((_, Keep::Pinned { .. })) => 'p',
             Some((_, Keep::Undrained)) => 'u',
-            Some((_, Keep::NoneVerified)) => panic!("that is not for the plan to find"),
+            Some((_, Keep::NoneVerified)) => panic!("a plan never sets this reason"),
             None => '-',
         };
-        assert_eq!(steps.iter().map(letter).collect::<String>(), due, "{facts:?}");
+        assert_eq!(steps.iter().map(letter).collect::<String>(), expected, "{facts:?}");
         assert_eq!(plan.keep.len() + plan.delete.len(), steps.len(), "each step once");
         assert!(plan.delete.iter().all(|step| letter(step) == '-'));
     }
 
     #[test]
-    fn a_step_stays_for_any_reason() {
+    fn each_reason_retains_a_step() {
         let plain = |steps: &[u64]| steps.iter().map(|&step| (step, ' ')).collect::<Vec<_>>();
         check(3, 0, &[], "");
         check(0, 0, &plain(&[7]), "l");

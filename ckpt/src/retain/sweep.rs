@@ -1,4 +1,4 @@
-use crate::liveness::heartbeat::forget;
+use crate::liveness::heartbeat::delete_if_exists;
 use crate::read::verified_marks;
 use crate::retain::pin::PIN;
 use crate::retain::retention::{RETAIN, TRASH};
@@ -41,12 +41,12 @@ impl Checkpoints {
             let mut report = SweepReport { removed, kept: Vec::new() };
             let names = self.names()?;
             for name in names.clone() {
-                match self.judge(&name, &names) {
+                match self.classify(&name, &names) {
                     LeftoverKind::Folder => {
                         self.check_lease()?;
                         self.store.delete_folder(&self.folder.join(&name)?)?;
                     }
-                    LeftoverKind::Object => self.forget(&name)?,
+                    LeftoverKind::Object => self.delete_mark(&name)?,
                     LeftoverKind::Kept => {
                         report.kept.push(name);
                         continue;
@@ -56,13 +56,13 @@ impl Checkpoints {
                 report.removed.push(name);
             }
             self.sweep_data(&mut report)?;
-            report.removed.extend(self.clear_meetings("")?);
+            report.removed.extend(self.clear_rendezvous("")?);
             Ok(report)
         })
     }
 
     /// The lease is held: unfinished work of other processes that would need it is never resumed.
-    fn judge(&self, name: &str, all: &[String]) -> LeftoverKind {
+    fn classify(&self, name: &str, all: &[String]) -> LeftoverKind {
         if name.starts_with(TRASH) {
             return LeftoverKind::Folder;
         }
@@ -76,7 +76,7 @@ impl Checkpoints {
         if name.starts_with(DAMAGED) {
             return LeftoverKind::Kept;
         }
-        let gone = if let Some((step, _)) = verified_marks::parse(name) {
+        let is_orphan = if let Some((step, _)) = verified_marks::parse(name) {
             !all.contains(&step_name(step))
         } else if let Some(owner) = name.strip_prefix(RETAIN) {
             self.is_abandoned(Some(owner))
@@ -86,16 +86,16 @@ impl Checkpoints {
         } else {
             false
         };
-        if gone { LeftoverKind::Object } else { LeftoverKind::Other }
+        if is_orphan { LeftoverKind::Object } else { LeftoverKind::Other }
     }
 
     /// Deletes a mark that another process may delete at the same time.
-    pub(crate) fn forget(&self, name: &str) -> Result<()> {
-        forget(&*self.store, &self.folder.join(name)?)
+    pub(crate) fn delete_mark(&self, name: &str) -> Result<()> {
+        delete_if_exists(&*self.store, &self.folder.join(name)?)
     }
 }
 
-/// What follows the step in `step-000012000-owner`.
+/// The owner in `step-000012000-owner`.
 pub(crate) fn after_step(name: &str) -> Option<&str> {
     name.get(STEP_BYTES..)?.strip_prefix('-')
 }

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::liveness::heartbeat::forget;
+use crate::liveness::heartbeat::delete_if_exists;
 use crate::read::checkpoint::{Listing, MANIFEST};
 use crate::retain::retention::TRASH;
 use crate::retain::sweep::after_step;
@@ -58,7 +58,7 @@ pub(crate) struct CommitTarget {
     pub(crate) data: Key,
     /// The object whose existence means that the step is committed.
     pub(crate) record: Key,
-    form: CommitMode,
+    mode: CommitMode,
     /// Whether a damaged step has the target's name.
     pub(crate) has_damaged: bool,
 }
@@ -66,7 +66,7 @@ pub(crate) struct CommitTarget {
 impl CommitTarget {
     /// Where the files are after the commit.
     pub(crate) fn files(&self) -> &Key {
-        match self.form {
+        match self.mode {
             CommitMode::Renamed => &self.target,
             CommitMode::Marked => &self.data,
         }
@@ -93,7 +93,7 @@ impl Checkpoints {
         if is_taken && self.open_if_complete(step, &there)?.is_some() {
             return Err(Error::StepExists { object: self.store.display(&target) });
         }
-        let (form, data, record, has_damaged) = if self.store.has_atomic_publish(&self.folder)? {
+        let (mode, data, record, has_damaged) = if self.store.has_atomic_publish(&self.folder)? {
             let data = self.folder.join(&format!("{hidden}{name}-{mark}"))?;
             (CommitMode::Renamed, data, target.join(MANIFEST)?, is_taken)
         } else {
@@ -102,7 +102,7 @@ impl Checkpoints {
             let has_damaged = there.contains_key(&record) || has_manifest(&target, &there)?;
             (CommitMode::Marked, data, record, has_damaged)
         };
-        Ok(CommitTarget { step, target, data, record, form, has_damaged })
+        Ok(CommitTarget { step, target, data, record, mode, has_damaged })
     }
 
     /// Moves a damaged step of the same name out of the way.
@@ -111,14 +111,14 @@ impl Checkpoints {
             return Ok(());
         }
         let what = self.store.display(&place.target);
-        if place.form == CommitMode::Renamed {
+        if place.mode == CommitMode::Renamed {
             let name = format!("{DAMAGED}{}-{}", place.target.name(), ProcessIdentity::new());
             let aside = self.folder.join(&name)?;
             log::warn!("{what}: damaged; moved to {}", self.store.display(&aside));
             return self.move_away(&place.target, &aside);
         }
         log::warn!("{what}: damaged; its files are retained but no longer used");
-        // Looked for before the check, so that nothing of a successor is among them.
+        // Listed before the check, so that the list has nothing of a successor.
         let names = self.store.list_names(&place.target)?;
         self.check_lease()?;
         for owner in names.iter().filter_map(|name| name.strip_prefix(DATA)) {
@@ -133,22 +133,22 @@ impl Checkpoints {
 
     /// Commits the step. All its files are durable.
     pub(crate) fn publish(&self, place: &CommitTarget, manifest: &FileEntry) -> Result<()> {
-        if place.form == CommitMode::Renamed {
+        if place.mode == CommitMode::Renamed {
             let published = self.store.publish(&place.data, &place.target);
             return Ok(published.inspect_err(|_| self.abandon(&place.data))?);
         }
-        // If this fails although the record is created, its files must exist too: they are left to
-        // the next sweep.
+        // If this fails although the record is created, its files must exist too, so
+        // they are kept until the next sweep.
         let path = format!("{}/{MANIFEST}", place.data.name());
         let files = vec![FileEntry { path, ..manifest.clone() }];
         let meta = serde_json::json!(Committed { step: place.step });
         let record = Manifest { format: COMMIT_FORMAT.to_owned(), version: 1, files, meta };
         record.write(&*self.store, &place.record)?;
-        // Of files that a successor has removed, this is no step.
+        // If a successor has removed the files, this is not a step.
         if let Err(lost @ Error::LeaseLost { .. }) = self.check_lease()
             && !self.is_there(&place.data.join(MANIFEST)?)?
         {
-            self.forget_record_of(&place.target, &place.data)?;
+            self.delete_record_of(&place.target, &place.data)?;
             return Err(lost);
         }
         Ok(())
@@ -167,22 +167,22 @@ impl Checkpoints {
         let target = self.folder.join(&name)?;
         if self.store.has_atomic_publish(&self.folder)? {
             self.check_lease()?;
-            self.forget_notes(step)?;
+            self.delete_verified_marks(step)?;
             // Hidden by one rename, so that a crash never shows half a checkpoint.
             let trash = self.folder.join(&format!("{TRASH}{name}-{}", ProcessIdentity::new()))?;
             self.move_away(&target, &trash)?;
             return Ok(self.store.delete_folder(&trash)?);
         }
-        // Looked for before the check, so that nothing of a successor is among them.
+        // Listed before the check, so that the list has nothing of a successor.
         let names = self.store.list_names(&target)?;
         let objects = self.listing_of(&target)?;
         self.check_lease()?;
-        self.forget_notes(step)?;
+        self.delete_verified_marks(step)?;
         self.withdraw_records(&target)?;
         for name in names.iter().filter(|name| *name != COMMIT && *name != MANIFEST) {
             let key = target.join(name)?;
             if objects.contains_key(&key) {
-                forget(&*self.store, &key)?;
+                delete_if_exists(&*self.store, &key)?;
             } else {
                 self.store.delete_folder(&key)?;
             }
@@ -200,7 +200,7 @@ impl Checkpoints {
             Err(error) => return Err(error.into()),
         };
         self.check_lease()?;
-        self.forget_records(target)?;
+        self.delete_records(target)?;
         let Err(lost) = self.check_lease() else { return Ok(()) };
         let Some(text) = committed else { return Err(lost) };
         let put_back = || -> Result<()> {
@@ -222,13 +222,13 @@ impl Checkpoints {
         Err(lost)
     }
 
-    /// Deletes the record of a step if it names this folder, of which the files are gone.
-    fn forget_record_of(&self, target: &Key, data: &Key) -> Result<()> {
+    /// Deletes the record of a step if it names this folder, whose files are deleted.
+    fn delete_record_of(&self, target: &Key, data: &Key) -> Result<()> {
         let record = target.join(COMMIT)?;
         let named = format!("\"{}/{MANIFEST}\"", data.name());
         match storage::read_all(&*self.store, &record) {
             Ok(text) if String::from_utf8_lossy(&text).contains(&named) => {
-                forget(&*self.store, &record)
+                delete_if_exists(&*self.store, &record)
             }
             Ok(_) | Err(storage::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
@@ -256,8 +256,8 @@ impl Checkpoints {
     }
 
     /// Removes what earlier holders of the lease have not committed, so that they cannot commit it
-    /// should they wake: a process may be frozen between its last check of the lease and the
-    /// commit, which no check of its own can prevent. The lease is held.
+    /// if they wake: a process may be frozen between its last check of the lease and its
+    /// commit. The lease is held.
     pub(crate) fn evict_predecessors(&self) -> Result<()> {
         if !self.lease.has_predecessor() {
             return Ok(());
@@ -292,18 +292,18 @@ impl Checkpoints {
                     if is_theirs(name.strip_prefix(DATA)) && committed.as_ref() != Some(&data) {
                         self.store.delete_folder(&data)?;
                         // It may have been committed after the listing.
-                        self.forget_record_of(&target, &data)?;
+                        self.delete_record_of(&target, &data)?;
                     }
                 }
             }
         }
-        self.lease.forget_predecessor();
+        self.lease.clear_predecessor();
         Ok(())
     }
 
-    fn forget_records(&self, target: &Key) -> Result<()> {
-        forget(&*self.store, &target.join(COMMIT)?)?;
-        forget(&*self.store, &target.join(MANIFEST)?)
+    fn delete_records(&self, target: &Key) -> Result<()> {
+        delete_if_exists(&*self.store, &target.join(COMMIT)?)?;
+        delete_if_exists(&*self.store, &target.join(MANIFEST)?)
     }
 
     /// The folder of a step's files.
@@ -318,8 +318,8 @@ impl Checkpoints {
             // Keys are sorted, so the data folders' objects follow this key.
             let data = target.join(DATA)?;
             let next = there.range(&data..).next();
-            let is_begun = next.is_some_and(|(key, _)| key.as_str().starts_with(data.as_str()));
-            return if is_begun { Err(Error::Uncommitted { object }) } else { Ok(target) };
+            let has_data = next.is_some_and(|(key, _)| key.as_str().starts_with(data.as_str()));
+            return if has_data { Err(Error::Uncommitted { object }) } else { Ok(target) };
         }
         self.read_record(step, &target, &record, there)
     }
@@ -365,7 +365,7 @@ impl Checkpoints {
     }
 
     /// Unfinished folders that [`Checkpoints::find_place_for`] has named with this hidden prefix
-    /// and a mark that is no [`ProcessIdentity`]: the step, the mark, and the folder of each.
+    /// and a mark that is not a [`ProcessIdentity`]: the step, the mark, and the folder of each.
     pub(crate) fn unfinished(&self, hidden: &str) -> Result<Vec<(u64, String, Key)>> {
         let mut found = Vec::new();
         let mut add = |name: &str, folder: Key| {
@@ -407,8 +407,8 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Whether the files of this owner are orphaned, provided that the lease is held. A live
-    /// process of this machine gets the benefit of the doubt.
+    /// Whether the files of this owner are orphaned, provided that the lease is held. Files
+    /// of a live process of this machine are not.
     pub(crate) fn is_abandoned(&self, owner: Option<&str>) -> bool {
         let owner = owner.and_then(ProcessIdentity::parse);
         owner.is_some_and(|owner| {
@@ -432,7 +432,7 @@ impl Checkpoints {
                 Err(_) => continue, // damaged: retained for inspection
             };
             let names = self.store.list_names(&target)?;
-            let mut left = names.len();
+            let mut remaining = names.len();
             for inner in &names {
                 let Some(owner) = inner.strip_prefix(DATA) else { continue };
                 let data = target.join(inner)?;
@@ -448,10 +448,10 @@ impl Checkpoints {
                 self.check_lease()?;
                 self.store.delete_folder(&data)?;
                 report.removed.push(path);
-                left -= 1;
+                remaining -= 1;
             }
-            if left == 0 {
-                // Of data that was being deleted.
+            if remaining == 0 {
+                // Orphans of data whose deletion was interrupted.
                 let orphans = self.store.remove_orphans(&target)?;
                 report.removed.extend(orphans.iter().map(|orphan| format!("{name}/{orphan}")));
                 self.store.delete_empty_folder(&target)?;

@@ -23,26 +23,26 @@ impl JointSave<'_> {
         let announced = self.wait_for_announce();
         let goal = announced.inspect_err(|error| self.decline(error))?;
         let planned = Instant::now();
-        let (pulse, written) = match self.pulse("alive") {
-            Ok(pulse) => (Some(pulse), self.write_part(&goal)),
+        let (heartbeat, written) = match self.start_heartbeat("alive") {
+            Ok(heartbeat) => (Some(heartbeat), self.write_part(&goal)),
             Err(error) => (None, Err(error)),
         };
         let durable = Instant::now();
-        let told = written.as_ref().err().map(|error| self.told(error));
-        let ended = self.wait_for_step(&goal, written.as_ref().ok(), told.as_deref());
-        drop(pulse);
+        let own_reason = written.as_ref().err().map(|error| self.abort_reason(error));
+        let ended = self.wait_for_step(&goal, written.as_ref().ok(), own_reason.as_deref());
+        drop(heartbeat);
         match (written, ended) {
             (Ok(part), Ok(())) => Ok(self.report(&part, planned, durable)),
             // The part was written despite the error, and the step is committed.
             (Err(_), Ok(())) => Ok(self.report(&WriterOutput::default(), planned, durable)),
             // Another writer decided first, and our error may follow from its error.
             (Err(_), Err(Error::Aborted { reason, .. }))
-                if told.is_some_and(|told| told != reason) =>
+                if own_reason.is_some_and(|own| own != reason) =>
             {
                 Err(self.aborted(reason))
             }
             (Ok(_), Err(Error::Aborted { reason, .. }))
-                if self.cancelled().is_some_and(|told| told == reason) =>
+                if self.cancelled().is_some_and(|own| own == reason) =>
             {
                 Err(Error::Cancelled)
             }
@@ -53,17 +53,17 @@ impl JointSave<'_> {
     /// Ends a save that another process was doing as this writer when it died. If its part exists,
     /// the step may still be committed; if not, the save is aborted for all writers.
     pub(super) fn take_over(&self) -> Result<SaveReport> {
-        let told = format!("{}: the process that saved for it died", self.label());
-        let Some(announce) = self.meeting.announced()? else {
-            let decided = self.decide(false, &told)?;
+        let own_reason = format!("{}: the process that saved for it died", self.label());
+        let Some(announce) = self.rendezvous.announced()? else {
+            let decided = self.decide(false, &own_reason)?;
             return Err(self.aborted(decided.why));
         };
-        let (goal, writer) = (self.goal(announce)?, self.together.writer);
+        let (goal, writer) = (self.check_announcement(announce)?, self.together.writer);
         let part = match writer {
             0 => None,
-            _ => self.meeting.part(writer, &goal.announce.owner).ok(),
+            _ => self.rendezvous.part(writer, &goal.announce.owner).ok(),
         };
-        let own = part.is_none().then_some(told.as_str());
+        let own = part.is_none().then_some(own_reason.as_str());
         let ended = self.wait_for_step(&goal, part.as_ref(), own);
         if ended.is_err() && writer == 0 && goal.announce.data.starts_with(STAGING) {
             // No other process would before the next sweep, and the next save may need the space.
@@ -71,43 +71,43 @@ impl JointSave<'_> {
             self.steps.abandon(&goal.data);
         }
         let now = Instant::now();
-        ended.map(|()| self.report(&part.unwrap_or_default(), self.begun, now))
+        ended.map(|()| self.report(&part.unwrap_or_default(), self.started, now))
     }
 
     /// The abort reason for the other writers, if this save was cancelled.
     fn cancelled(&self) -> Option<String> {
-        self.control.is_cancelled().then(|| self.told(&Error::Cancelled))
+        self.control.is_cancelled().then(|| self.abort_reason(&Error::Cancelled))
     }
 
     fn write_part(&self, goal: &AnnouncedSave) -> Result<WriterOutput> {
         let part = self.write(&goal.data)?;
-        self.meeting.put_part(self.together.writer, &goal.announce.owner, &part)?;
+        self.rendezvous.put_part(self.together.writer, &goal.announce.owner, &part)?;
         Ok(part)
     }
 
     fn wait_for_announce(&self) -> Result<AnnouncedSave> {
-        let roll = LivenessTracker::new(1, self.plan.writers(), self.steps.patience);
-        let roll = roll.expecting(self.members);
+        let tracker = LivenessTracker::new(1, self.plan.writers(), self.steps.patience);
+        let tracker = tracker.expecting(self.members);
         let announce = loop {
-            self.go_on()?;
+            self.check_not_aborted()?;
             self.control.check()?;
-            if let Some(announce) = self.meeting.announced()? {
+            if let Some(announce) = self.rendezvous.announced()? {
                 break announce;
             }
-            if let Some(dead) = roll.dead(&HashSet::new(), Instant::now()) {
+            if let Some(dead) = tracker.dead(&HashSet::new(), Instant::now()) {
                 return Err(self.aborted(dead));
             }
             if self.is_late() {
                 let deadline = self.together.deadline;
                 return Err(self.aborted(format!("writer 0 did not start within {deadline:?}")));
             }
-            pause(self.begun);
+            pause(self.started);
         };
-        self.goal(announce)
+        self.check_announcement(announce)
     }
 
     /// Rejects an announcement that differs from what this writer is to save.
-    fn goal(&self, announce: SaveAnnouncement) -> Result<AnnouncedSave> {
+    fn check_announcement(&self, announce: SaveAnnouncement) -> Result<AnnouncedSave> {
         let &SaveAnnouncement { step, writers, fingerprint, block_bytes, codec, .. } = &announce;
         let ours = (
             self.step,
@@ -158,7 +158,7 @@ impl JointSave<'_> {
         let (mut decided, waited) = (None, Instant::now());
         loop {
             let is_late = self.is_late();
-            match self.look(goal, part, own, &mut leader, &mut decided) {
+            match self.poll(goal, part, own, &mut leader, &mut decided) {
                 Ok(Some(ended)) => return ended,
                 Ok(None) => {}
                 // The others may still commit: a failed poll decides nothing.
@@ -172,7 +172,7 @@ impl JointSave<'_> {
     }
 
     /// Polls once. Returns the outcome of the save, or `None` while it is open.
-    fn look(
+    fn poll(
         &self,
         goal: &AnnouncedSave,
         part: Option<&WriterOutput>,
@@ -181,23 +181,23 @@ impl JointSave<'_> {
         decided: &mut Option<Decision>,
     ) -> Result<Option<Result<()>>> {
         // Checked first, so that everything read below is newer.
-        let gone = leader.is_gone()?;
+        let failed = leader.failure()?;
         if decided.is_none() {
-            *decided = self.meeting.decided()?;
+            *decided = self.rendezvous.decided()?;
         }
         let cancelled = self.cancelled();
         if decided.is_none()
             && !leader.has_left
-            && let Some(why) = own.or(cancelled.as_deref()).or(gone.as_deref())
+            && let Some(why) = own.or(cancelled.as_deref()).or(failed.as_deref())
         {
-            *decided = self.give_up(goal, why)?;
+            *decided = self.try_abort(goal, why)?;
             leader.has_left = decided.is_none();
         }
         match decided {
             Some(Decision { commit: false, why }) => {
                 return Ok(Some(Err(self.aborted(why.clone()))));
             }
-            Some(_) => match self.meeting.ended()? {
+            Some(_) => match self.rendezvous.ended()? {
                 Some(Decision { commit: true, .. }) => return Ok(Some(Ok(()))),
                 Some(Decision { why, .. }) => return Ok(Some(Err(self.aborted(why)))),
                 None => {}
@@ -205,12 +205,12 @@ impl JointSave<'_> {
             None => {}
         }
         let when = "after the commit decision and before the commit was visible";
-        let why = match (gone, decided.is_some()) {
+        let why = match (failed, decided.is_some()) {
             _ if leader.has_left => "rendezvous was closed without an outcome".to_owned(),
             (Some(why), true) => format!("{why}, {when}"),
             _ => return Ok(None),
         };
-        if !self.is_there(goal, part)? {
+        if !self.is_committed(goal, part)? {
             return Ok(Some(Err(self.aborted(why))));
         }
         // Writer 0 may have died before it made the name durable.
@@ -224,8 +224,9 @@ impl JointSave<'_> {
     /// Decides to abort, unless a decision exists. `None` if the rendezvous is over: a decision in
     /// its empty folder then binds no writer. Its announcement is deleted first, so while that
     /// still exists no earlier decision can have been made and removed.
-    fn give_up(&self, goal: &AnnouncedSave, why: &str) -> Result<Option<Decision>> {
-        let is_on = || Ok::<_, Error>(self.meeting.announced()?.as_ref() == Some(&goal.announce));
+    fn try_abort(&self, goal: &AnnouncedSave, why: &str) -> Result<Option<Decision>> {
+        let is_on =
+            || Ok::<_, Error>(self.rendezvous.announced()?.as_ref() == Some(&goal.announce));
         if !is_on()? {
             return Ok(None);
         }
@@ -235,7 +236,7 @@ impl JointSave<'_> {
 
     /// Whether the step is committed by this very save. After a rename only the folder's contents
     /// can show that, and not even they if a damaged step had that name before.
-    fn is_there(&self, goal: &AnnouncedSave, part: Option<&WriterOutput>) -> Result<bool> {
+    fn is_committed(&self, goal: &AnnouncedSave, part: Option<&WriterOutput>) -> Result<bool> {
         let record = match Manifest::read(&*self.steps.store, &goal.record) {
             Err(storage::Error::NotFound { .. }) => return Ok(false),
             record => record?,
@@ -253,38 +254,41 @@ impl JointSave<'_> {
 struct LeaderLiveness<'a> {
     joint: &'a JointSave<'a>,
     folder: Key,
-    roll: LivenessTracker,
-    called: Instant,
+    tracker: LivenessTracker,
+    polled_at: Instant,
     /// Whether its rendezvous folder was removed, as the next holder of the lease does.
     has_left: bool,
 }
 
 impl<'a> LeaderLiveness<'a> {
     fn new(joint: &'a JointSave<'a>, announce: &SaveAnnouncement) -> Result<Self> {
-        let mut roll = LivenessTracker::new(1, announce.writers, joint.steps.patience);
-        roll.call(&[format!("00000-{}", announce.owner)], Instant::now());
-        let (folder, called) = (joint.meeting.key("lead")?, Instant::now());
-        Ok(LeaderLiveness { joint, folder, roll, called, has_left: false })
+        let mut tracker = LivenessTracker::new(1, announce.writers, joint.steps.patience);
+        tracker.record(&[format!("00000-{}", announce.owner)], Instant::now());
+        let (folder, polled_at) = (joint.rendezvous.key("lead")?, Instant::now());
+        Ok(LeaderLiveness { joint, folder, tracker, polled_at, has_left: false })
     }
 
-    /// Why no outcome is to be expected from writer 0, if none is.
-    fn is_gone(&mut self) -> Result<Option<String>> {
+    /// Why writer 0 will report no outcome; `None` while it may.
+    fn failure(&mut self) -> Result<Option<String>> {
         let steps = self.joint.steps;
-        if self.called.elapsed() >= steps.patience.beat / 2 {
-            self.called = Instant::now();
+        if self.polled_at.elapsed() >= steps.patience.beat / 2 {
+            self.polled_at = Instant::now();
             let names = steps.store.list_names(&self.folder)?;
             if names.is_empty() {
                 self.has_left = true;
                 return Ok(Some("writer 0 has left the rendezvous".to_owned()));
             }
             let names: Vec<_> = names.iter().map(|name| format!("00000-{name}")).collect();
-            self.roll.call(&names, self.called);
+            self.tracker.record(&names, self.polled_at);
         }
         if self.joint.is_late() {
             let deadline = self.joint.together.deadline;
-            return Ok(Some(format!("{}: not finished within {deadline:?}", self.roll.label(0))));
+            return Ok(Some(format!(
+                "{}: not finished within {deadline:?}",
+                self.tracker.label(0)
+            )));
         }
-        Ok(self.roll.dead(&HashSet::new(), Instant::now()))
+        Ok(self.tracker.dead(&HashSet::new(), Instant::now()))
     }
 }
 

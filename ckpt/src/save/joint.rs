@@ -56,9 +56,9 @@ pub(super) struct JointSave<'a> {
     pub(super) together: &'a JointSaveOptions<'a>,
     /// The processes of all writers, if they are known beforehand.
     pub(super) members: &'a [ProcessIdentity],
-    pub(super) meeting: Rendezvous<'a>,
+    pub(super) rendezvous: Rendezvous<'a>,
     owner: ProcessIdentity,
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     pub(super) control: &'a SaveControl,
 }
 
@@ -222,8 +222,8 @@ impl<'a> JointSave<'a> {
         together: &'a JointSaveOptions<'a>,
         control: &'a SaveControl,
     ) -> Result<Self> {
-        let meeting = Rendezvous::new(steps, step, together.token)?;
-        let (owner, begun) = (ProcessIdentity::new(), Instant::now());
+        let rendezvous = Rendezvous::new(steps, step, together.token)?;
+        let (owner, started) = (ProcessIdentity::new(), Instant::now());
         let (pieces, blobs): (_, &[Blob<'_>]) = (PieceSource::Memory(&[]), &[]);
         let members = &[];
         Ok(JointSave {
@@ -234,9 +234,9 @@ impl<'a> JointSave<'a> {
             blobs,
             together,
             members,
-            meeting,
+            rendezvous,
             owner,
-            begun,
+            started,
             control,
         })
     }
@@ -260,24 +260,26 @@ impl JointSave<'_> {
     }
 
     pub(super) fn decline(&self, error: &Error) {
-        self.warn_untold(self.decide(false, &self.told(error)));
+        self.warn_unless_notified(self.decide(false, &self.abort_reason(error)));
     }
 
-    fn warn_untold<T>(&self, told: Result<T>) {
-        if let Err(error) = told {
+    fn warn_unless_notified<T>(&self, notified: Result<T>) {
+        if let Err(error) = notified {
             log::warn!("{}: cannot notify the other writers: {error}", self.what());
         }
     }
 
     fn lead(&self, user: serde_json::Value) -> Result<SaveReport> {
-        let led = self.unless_panicked(|| self.try_lead(user));
-        let Err(error) = led else { return led };
-        let told = self.told(&error);
-        match self.decide(false, &told) {
-            Ok(decided) if decided.commit => self.warn_untold(self.meeting.end(false, &told)),
+        let result = self.unless_panicked(|| self.try_lead(user));
+        let Err(error) = result else { return result };
+        let reason = self.abort_reason(&error);
+        match self.decide(false, &reason) {
+            Ok(decided) if decided.commit => {
+                self.warn_unless_notified(self.rendezvous.end(false, &reason))
+            }
             // Another writer decided first, and our error may follow from its error.
-            Ok(decided) if decided.why != told => return Err(self.aborted(decided.why)),
-            decided => self.warn_untold(decided),
+            Ok(decided) if decided.why != reason => return Err(self.aborted(decided.why)),
+            decided => self.warn_unless_notified(decided),
         }
         Err(error)
     }
@@ -286,7 +288,7 @@ impl JointSave<'_> {
         check_meta(&user)?;
         let steps = self.steps;
         steps.change(|| {
-            steps.clear_meetings(self.meeting.folder.name())?;
+            steps.clear_rendezvous(self.rendezvous.folder.name())?;
             let place = steps.find_place(self.step)?;
             let bytes: u64 = match self.pieces {
                 PieceSource::Memory(_) => {
@@ -300,8 +302,8 @@ impl JointSave<'_> {
                 text.trim_start_matches('/').to_owned()
             };
             // Before the announcement, so that every reader of it finds a heartbeat.
-            let _pulse = self.pulse("lead")?;
-            self.meeting.announce(&SaveAnnouncement {
+            let _heartbeat = self.start_heartbeat("lead")?;
+            self.rendezvous.announce(&SaveAnnouncement {
                 step: self.step,
                 writers: self.plan.writers(),
                 fingerprint: self.plan.fingerprint(),
@@ -321,7 +323,7 @@ impl JointSave<'_> {
             });
             let (manifest, mine, durable) = prepared?;
             steps.publish(&place, &manifest)?;
-            self.warn_untold(self.meeting.end(true, ""));
+            self.warn_unless_notified(self.rendezvous.end(true, ""));
             steps.note_latest(self.step, place.files());
             Ok(self.report(&mine, planned, durable))
         })
@@ -382,29 +384,30 @@ impl JointSave<'_> {
 
     fn wait_for_parts(&self) -> Result<Vec<WriterOutput>> {
         let writers = self.plan.writers();
-        let roll = LivenessTracker::new(writers, writers, self.steps.patience);
-        let mut roll = roll.expecting(self.members);
-        let (alive, waited) = (self.meeting.key("alive")?, Instant::now());
-        let mut called: Option<Instant> = None;
+        let tracker = LivenessTracker::new(writers, writers, self.steps.patience);
+        let mut tracker = tracker.expecting(self.members);
+        let (alive, waited) = (self.rendezvous.key("alive")?, Instant::now());
+        let mut polled_at: Option<Instant> = None;
         loop {
             let mut done = HashSet::from([0]);
-            done.extend(self.meeting.parts_there()?);
+            done.extend(self.rendezvous.list_parts()?);
             if (0..writers).all(|writer| done.contains(&writer)) {
                 let owner = self.owner.to_string();
-                return (1..writers).map(|writer| self.meeting.part(writer, &owner)).collect();
+                return (1..writers).map(|writer| self.rendezvous.part(writer, &owner)).collect();
             }
-            self.go_on()?;
+            self.check_not_aborted()?;
             self.control.check()?;
-            if called.is_none_or(|called| called.elapsed() >= self.steps.patience.beat / 2) {
-                called = Some(Instant::now());
-                roll.call(&self.steps.store.list_names(&alive)?, Instant::now());
+            if polled_at.is_none_or(|polled_at| polled_at.elapsed() >= self.steps.patience.beat / 2)
+            {
+                polled_at = Some(Instant::now());
+                tracker.record(&self.steps.store.list_names(&alive)?, Instant::now());
             }
-            if let Some(dead) = roll.dead(&done, Instant::now()) {
+            if let Some(dead) = tracker.dead(&done, Instant::now()) {
                 return Err(self.aborted(dead));
             }
             if self.is_late() {
-                roll.call(&self.steps.store.list_names(&alive)?, Instant::now());
-                let (late, deadline) = (roll.late(&done), self.together.deadline);
+                tracker.record(&self.steps.store.list_names(&alive)?, Instant::now());
+                let (late, deadline) = (tracker.late(&done), self.together.deadline);
                 return Err(self.aborted(format!("{late}; the deadline is {deadline:?}")));
             }
             pause(waited);
@@ -415,22 +418,22 @@ impl JointSave<'_> {
     pub(super) fn write(&self, data: &Key) -> Result<WriterOutput> {
         let staging = self.staging(data);
         let write = || staging.write_part(self.together.writer, self.pieces, self.blobs);
-        match self.unless_given_up(|| self.unless_panicked(write)) {
+        match self.unless_aborted(|| self.unless_panicked(write)) {
             Err(Error::Cancelled) if !self.control.is_cancelled() => {
-                self.go_on().and(Err(Error::Cancelled))
+                self.check_not_aborted().and(Err(Error::Cancelled))
             }
             written => written,
         }
     }
 
     /// Runs `write`, and stops it early if any writer aborts the save meanwhile.
-    fn unless_given_up<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn unless_aborted<T>(&self, write: impl FnOnce() -> Result<T>) -> Result<T> {
         let (writing, written) = mpsc::channel::<()>();
         let pause = self.steps.patience.beat / 2;
         let watch = move || {
             while written.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                if matches!(self.meeting.decided(), Ok(Some(Decision { commit: false, .. }))) {
-                    return self.control.give_up();
+                if matches!(self.rendezvous.decided(), Ok(Some(Decision { commit: false, .. }))) {
+                    return self.control.mark_aborted();
                 }
             }
         };
@@ -462,28 +465,28 @@ impl JointSave<'_> {
     }
 
     /// Fails if the save has been aborted.
-    pub(super) fn go_on(&self) -> Result<()> {
-        match self.meeting.decided()? {
+    pub(super) fn check_not_aborted(&self) -> Result<()> {
+        match self.rendezvous.decided()? {
             Some(Decision { commit: false, why }) => Err(self.aborted(why)),
             _ => Ok(()),
         }
     }
 
     pub(super) fn decide(&self, commit: bool, why: &str) -> Result<Decision> {
-        self.meeting.decide(Decision { commit, why: why.to_owned() })
+        self.rendezvous.decide(Decision { commit, why: why.to_owned() })
     }
 
-    pub(super) fn pulse(&self, folder: &str) -> Result<Heartbeat> {
+    pub(super) fn start_heartbeat(&self, folder: &str) -> Result<Heartbeat> {
         let (steps, owner) = (self.steps, &self.owner);
         let writer = self.together.writer;
         let name = if writer == 0 { owner.to_string() } else { format!("{writer:05}-{owner}") };
         let text = format!("{}\n", self.label());
-        let folder = self.meeting.key(folder)?;
+        let folder = self.rendezvous.key(folder)?;
         Heartbeat::start(&steps.store, &folder, name, text, steps.patience.beat, None)
     }
 
     pub(super) fn is_late(&self) -> bool {
-        self.begun.elapsed() >= self.together.deadline
+        self.started.elapsed() >= self.together.deadline
     }
 
     pub(super) fn label(&self) -> String {
@@ -495,7 +498,7 @@ impl JointSave<'_> {
     }
 
     /// The text that reports our error to the other writers.
-    pub(super) fn told(&self, error: &Error) -> String {
+    pub(super) fn abort_reason(&self, error: &Error) -> String {
         match error {
             Error::Aborted { reason, .. } => reason.clone(),
             error => format!("{}: {error}", self.label()),
@@ -516,7 +519,7 @@ impl JointSave<'_> {
             step: self.step,
             bytes: part.files().map(|file| file.bytes).sum(),
             files: part.files().count(),
-            plan: planned - self.begun,
+            plan: planned - self.started,
             write: durable - planned,
             sync: Duration::ZERO, // included in `write`
             commit: durable.elapsed(),

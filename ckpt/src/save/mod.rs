@@ -135,14 +135,14 @@ impl Checkpoints {
         meta: serde_json::Value,
         wrote: &Arc<AtomicU64>,
     ) -> Result<SaveReport> {
-        let begun = Instant::now();
+        let started = Instant::now();
         self.check_options(step)?;
         let plan = self.plan_whole(tensors)?;
         let held: Vec<_> = tensors.iter().map(|tensor| tensor.bytes).collect();
         let pieces = plan.pieces_held(0, &held)?;
         let pieces = [PieceSource::Memory(&pieces)];
         let control = SaveControl::counting(Arc::clone(wrote));
-        self.save_pieces(begun, step, &plan, &pieces, blobs, meta, &control)
+        self.save_pieces(started, step, &plan, &pieces, blobs, meta, &control)
     }
 
     /// The plan of one writer that holds all tensors whole, cached.
@@ -173,11 +173,11 @@ impl Checkpoints {
         meta: serde_json::Value,
     ) -> Result<SaveReport> {
         assert_eq!(held.len(), plan.writers(), "each writer has its holdings");
-        let begun = Instant::now();
+        let started = Instant::now();
         let pieces = held.iter().enumerate().map(|(writer, held)| plan.pieces_held(writer, held));
         let pieces = pieces.collect::<Result<Vec<_>>>()?;
         let pieces: Vec<_> = pieces.iter().map(|pieces| PieceSource::Memory(pieces)).collect();
-        self.save_pieces(begun, step, plan, &pieces, blobs, meta, &SaveControl::default())
+        self.save_pieces(started, step, plan, &pieces, blobs, meta, &SaveControl::default())
     }
 
     /// The plan limits that follow from the options.
@@ -190,7 +190,7 @@ impl Checkpoints {
     #[expect(clippy::too_many_arguments, reason = "what is saved, and how it is watched")]
     pub(crate) fn save_pieces(
         &self,
-        begun: Instant,
+        started: Instant,
         step: u64,
         plan: &SavePlan,
         pieces: &[PieceSource<'_>],
@@ -229,7 +229,7 @@ impl Checkpoints {
                 step,
                 bytes,
                 files: plan.all_shards().count() + blobs.len() + usize::from(index.is_some()),
-                plan: planned - begun,
+                plan: planned - started,
                 write: (durable - planned).saturating_sub(sync),
                 sync,
                 commit: durable.elapsed(),

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::format::catalog::BlobEntry;
-use crate::liveness::heartbeat::forget;
+use crate::liveness::heartbeat::delete_if_exists;
 use crate::retain::sweep::after_step;
 use crate::save::commit_target::STAGING;
 use crate::steps::checkpoints::step_name;
@@ -29,7 +29,7 @@ use crate::{Checkpoints, Chunk, Codec, Error, Result};
 use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity, Storage};
 
 /// Prefix of the hidden folders of joint saves.
-const MEETING: &str = ".save-";
+const RENDEZVOUS: &str = ".save-";
 
 /// Written by writer 0: the first object of a rendezvous, and the first to be deleted.
 const ANNOUNCE: &str = "announce";
@@ -113,7 +113,7 @@ impl<'a> Rendezvous<'a> {
                 format!("expected 1 to {TOKEN_BYTES_MAX} letters, digits, '-', '_' or '.'");
             return Err(Error::BadInput { object: format!("with the token '{token}'"), reason });
         }
-        let folder = steps.folder.join(&format!("{MEETING}{}-{token}", step_name(step)))?;
+        let folder = steps.folder.join(&format!("{RENDEZVOUS}{}-{token}", step_name(step)))?;
         Ok(Rendezvous { steps, folder })
     }
 
@@ -150,7 +150,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// The writers that have written their part.
-    pub(crate) fn parts_there(&self) -> Result<Vec<usize>> {
+    pub(crate) fn list_parts(&self) -> Result<Vec<usize>> {
         let names = self.store().list_names(&self.key("part")?)?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
@@ -193,8 +193,8 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// Reports whether a decided commit has been made.
-    pub(crate) fn end(&self, is_there: bool, why: &str) -> Result<()> {
-        let end = Decision { commit: is_there, why: why.to_owned() };
+    pub(crate) fn end(&self, is_committed: bool, why: &str) -> Result<()> {
+        let end = Decision { commit: is_committed, why: why.to_owned() };
         self.write("outcome", Vec::new(), &end)
     }
 
@@ -249,7 +249,7 @@ impl Checkpoints {
     /// Removes the rendezvous folders of earlier saves, all except `but`, and staging folders of
     /// this process: slow writers may have written there after it aborted the save. The lease is
     /// held, so none of those saves can still commit.
-    pub(crate) fn clear_meetings(&self, but: &str) -> Result<Vec<String>> {
+    pub(crate) fn clear_rendezvous(&self, but: &str) -> Result<Vec<String>> {
         let mut removed = Vec::new();
         for name in self.store.list_names(&self.folder)? {
             let is_ours = |owner: &ProcessIdentity| owner.life() == Liveness::Ours;
@@ -258,12 +258,12 @@ impl Checkpoints {
             if staged.is_some_and(|owner| is_ours(&owner)) {
                 self.check_lease()?;
                 self.store.delete_folder(&self.folder.join(&name)?)?;
-            } else if name.starts_with(MEETING) && name != but {
+            } else if name.starts_with(RENDEZVOUS) && name != but {
                 self.check_lease()?;
                 let folder = self.folder.join(&name)?;
                 // Deleted first: a writer that still finds it after deciding knows that its
                 // decision is the only one.
-                forget(&*self.store, &folder.join(ANNOUNCE)?)?;
+                delete_if_exists(&*self.store, &folder.join(ANNOUNCE)?)?;
                 self.store.delete_folder(&folder)?;
                 removed.push(name);
             }
@@ -273,6 +273,6 @@ impl Checkpoints {
 }
 
 /// Sleeps between polls, longer the longer it has waited.
-pub(crate) fn pause(begun: Instant) {
-    std::thread::sleep((begun.elapsed() / 32).clamp(POLL_MIN, POLL_MAX));
+pub(crate) fn pause(waiting_since: Instant) {
+    std::thread::sleep((waiting_since.elapsed() / 32).clamp(POLL_MIN, POLL_MAX));
 }

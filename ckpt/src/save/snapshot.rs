@@ -136,7 +136,7 @@ impl Snapshot {
 
     /// The orders: all that another process needs to save the contents of the arena.
     pub(crate) fn orders(&self, plan: &SavePlan) -> Vec<u8> {
-        let mut text = plan.recipe_text().to_vec();
+        let mut text = plan.inputs_json().to_vec();
         serde_json::to_writer(&mut text, self)
             .expect("strings, numbers and lists always serialize, and all keys are strings");
         text
@@ -190,8 +190,8 @@ impl Snapshot {
         match self.together() {
             Some(together) => steps.save_part(step, plan, pieces, &blobs, meta, &together, control),
             None => {
-                let begun = Instant::now();
-                steps.save_pieces(begun, step, plan, &[pieces], &blobs, meta, control)
+                let started = Instant::now();
+                steps.save_pieces(started, step, plan, &[pieces], &blobs, meta, control)
             }
         }
     }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_apart_and_exact() {
+    fn copies_are_disjoint_and_exact() {
         let lens = [0, 1, 63, 64, 65, 30_000, 70_000];
         let plan = plan(&lens);
         let bytes: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
@@ -263,10 +263,10 @@ mod tests {
             snapshot.fill(&mut arena, &plan, &pieces, &blobs, 3).unwrap();
 
             let orders = snapshot.orders(&plan);
-            let (recipe, there) = Snapshot::of_orders(&orders).unwrap();
+            let (inputs, there) = Snapshot::of_orders(&orders).unwrap();
             assert_eq!(there, snapshot);
             assert!(Snapshot::of_orders(&orders[..orders.len() - 1]).is_err());
-            let again = crate::plan::PlanCache::default().plan_of(&recipe).unwrap();
+            let again = crate::plan::PlanCache::default().plan_of(&inputs).unwrap();
             assert_eq!(again.fingerprint(), plan.fingerprint());
             there.check(&again).unwrap();
             assert!(there.pieces(&again, &arena).unwrap() == pieces);

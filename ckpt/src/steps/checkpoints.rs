@@ -12,9 +12,9 @@ use storage::{Key, Storage};
 /// The largest number of twelve decimal digits.
 const STEP_MAX: u64 = 999_999_999_999;
 
-/// How often the newest step is looked for while steps are added and deleted. A save takes longer
+/// How often the newest step is searched for while steps are added and deleted. A save takes longer
 /// than one such search.
-const LOOKS_MAX: usize = 16;
+const ATTEMPTS_MAX: usize = 16;
 
 /// A folder of checkpoints, one per step.
 #[derive(Debug)]
@@ -98,8 +98,8 @@ impl Checkpoints {
     /// Excludes every other writer from the folder until this lease, and every other one returned
     /// by this call, is dropped. A trainer takes it at startup; otherwise each save takes its own.
     /// The lease of a process that died on this machine is ignored; for one of another machine,
-    /// this waits up to [`LivenessTimeouts::silence_max`] for a heartbeat. That process, should it
-    /// live after all, changes nothing here any more.
+    /// this waits up to [`LivenessTimeouts::silence_max`] for a heartbeat. If that process
+    /// is alive after all, it changes nothing here any more.
     ///
     /// # Errors
     /// [`Error::Held`] names the process that holds the lease: of several concurrent callers
@@ -127,7 +127,7 @@ impl Checkpoints {
     /// Errors of the store, for example that it cannot be read: falling back to an older step then
     /// would lose the work in between.
     pub fn newest(&self) -> Result<Option<Checkpoint>> {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             let there = self.listing()?;
             let names = self.named_steps()?;
             let mut is_all_well = true;
@@ -174,8 +174,8 @@ impl Checkpoints {
         Ok((lease, alone))
     }
 
-    /// Changes the folder. What fails because another process has taken over the lease, and has
-    /// removed what this one had begun, fails for that reason.
+    /// Changes the folder. An error that follows from the loss of the lease, whose new owner
+    /// removes unfinished work, is replaced by that loss.
     pub(crate) fn change<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let _alone = self.begin_change()?;
         work().map_err(|error| match self.check_lease() {

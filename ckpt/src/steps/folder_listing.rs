@@ -53,7 +53,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// As [`Checkpoints::open_step`]. A step that was deleted after the listing looks damaged:
-    /// [`Checkpoints::still_there`] tells.
+    /// [`Checkpoints::still_there`] distinguishes the two.
     pub fn open_listed(&self, listing: &FolderListing, step: u64) -> Result<Checkpoint> {
         self.open_named(step, &listing.there)
     }
@@ -70,7 +70,7 @@ impl Checkpoints {
             let target = self.folder.join(&step_name(step))?;
             let files = match self.listing_of(&target) {
                 Ok(files) => files,
-                // A file in the place of a folder.
+                // A file with the name of a step's folder.
                 Err(_) if self.store.open(&target).is_ok() => {
                     there.push(step);
                     continue;

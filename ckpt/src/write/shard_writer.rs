@@ -135,11 +135,11 @@ impl ShardWriter<'_> {
         let mut written = Vec::with_capacity(jobs.len());
         let mut names = Vec::with_capacity(jobs.len());
         let mut syncing = Duration::ZERO;
-        for wave in jobs.chunks(FILES_OPEN_MAX) {
+        for batch in jobs.chunks(FILES_OPEN_MAX) {
             let begin = |job| Ok((job, self.begin(job)?));
-            let begun = wave.iter().map(begin).collect::<Result<Vec<_>>>()?;
+            let started = batch.iter().map(begin).collect::<Result<Vec<_>>>()?;
             let fill = |(job, upload), _: &mut IoBuffer| self.fill(job, upload);
-            let filled = parallel_io::each(begun, self.options.threads, fill)?;
+            let filled = parallel_io::each(started, self.options.threads, fill)?;
             let full = Instant::now();
             let finished = parallel_io::each(filled, SYNCS_MAX, |file, _| self.finish(file))?;
             for (file, name) in finished {
@@ -191,8 +191,8 @@ impl ShardWriter<'_> {
         let Filled { upload, path, expected, sums } = filled;
         let (entry, name) = upload.finish_deferred()?;
         if self.summing == Checksums::On && (entry.bytes, entry.crc64) != expected {
-            // A store that computes its own checksum got other bytes: a memory error, or a tensor
-            // that changed.
+            // A store that computes its own checksum received other bytes: a memory error, or a
+            // tensor that changed.
             return Err(Error::Corrupt {
                 object: self.store.display(&self.folder.join(&path)?),
                 offset: 0,

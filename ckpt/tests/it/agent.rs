@@ -1,11 +1,13 @@
-//! A process that saves in a trainer's stead, and the deaths of either.
+//! Saves by an agent process, and the death of the trainer or the agent.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::children::{await_true, dead_are_known, has_ended, signal, signal_if_there};
+use crate::common::children::{
+    await_true, can_detect_dead_processes, has_ended, signal, signal_if_running,
+};
 use crate::common::{Folder, SERIAL, State, Tensor};
 use ckpt::{
     Agent, AsyncSaveOptions, AsyncSaver, Blob, Checkpoints, Error, LivenessTimeouts, SaveStart,
@@ -15,7 +17,7 @@ use storage::Key;
 const PATIENCE: LivenessTimeouts =
     LivenessTimeouts { beat: Duration::from_secs(1), silence_max: Duration::from_secs(5) };
 
-/// Tells the child processes what they are, and where to save.
+/// Environment variables with the role of a child process and the folder to save in.
 const ROLE: &str = "CKPT_TEST_AGENT_ROLE";
 const FOLDER: &str = "CKPT_TEST_AGENT_FOLDER";
 
@@ -28,7 +30,7 @@ fn steps(folder: &Path) -> Arc<Checkpoints> {
     )
 }
 
-/// This very program, as another process.
+/// This program as a child process.
 fn child(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -57,24 +59,24 @@ fn begin(background: &AsyncSaver, step: u64) -> ckpt::SaveHandle {
     save.unwrap()
 }
 
-/// Not a test of its own, but what the child processes of those below do.
+/// The entry point of the child processes of the tests below; not a test itself.
 #[test]
 fn roles_of_child_processes() {
     let Ok(role) = std::env::var(ROLE) else { return };
     match role.as_str() {
         "agent" => ckpt::serve_agent().unwrap(),
         "trainer" => train_and_die(),
-        _ => panic!("there is no role {role}"),
+        _ => panic!("unknown role {role}"),
     }
 }
 
-/// A trainer that is killed between its copy and the first byte of the save: the agent is stopped
+/// The trainer is killed after its copy and before the first byte of the save: the agent is stopped
 /// until then.
 fn train_and_die() {
     let folder = std::env::var(FOLDER).unwrap();
     let folder = Path::new(&folder);
     let (background, agent, steps) = background(folder);
-    // It writes beside a trainer that holds the folder.
+    // The agent writes while the trainer holds the lease.
     let _lease = steps.lock().unwrap();
     begin(&background, 1).wait().unwrap();
     signal(agent, "-STOP");
@@ -84,21 +86,21 @@ fn train_and_die() {
 }
 
 #[test]
-fn a_trainer_that_dies_has_still_saved() {
-    if !dead_are_known() {
+fn agent_completes_save_of_dead_trainer() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
     let mut trainer = child("trainer");
     let status = trainer.env(FOLDER, folder.temp.path()).status().unwrap();
-    assert_eq!(status.code(), None, "the trainer ended by itself");
+    assert_eq!(status.code(), None, "the trainer exited before it was killed");
     let agent = std::fs::read_to_string(folder.temp.path().join("agent")).unwrap();
     let agent: u32 = agent.parse().unwrap();
     let steps = steps(folder.temp.path());
-    // What a scheduler sends before it kills. The kernel may have let it go on already, for its
-    // parent is dead, and it may have come to its end.
-    signal_if_there(agent, "-TERM");
-    signal_if_there(agent, "-CONT");
+    // The signal that a scheduler sends before SIGKILL. The kernel may have resumed the agent,
+    // since its parent is dead, and it may have come to its end.
+    signal_if_running(agent, "-TERM");
+    signal_if_running(agent, "-CONT");
     await_true("the second step", || steps.steps().unwrap() == [1, 2]);
     State::of_model(2).check(&steps.newest().unwrap().unwrap());
     steps.newest().unwrap().unwrap().verify().unwrap();
@@ -108,8 +110,8 @@ fn a_trainer_that_dies_has_still_saved() {
 }
 
 #[test]
-fn an_agent_that_dies_is_replaced_by_its_trainer() {
-    if !dead_are_known() {
+fn trainer_saves_after_agent_dies() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
@@ -128,10 +130,10 @@ fn an_agent_that_dies_is_replaced_by_its_trainer() {
     }
 }
 
-/// It has committed and cannot say so, which this process plays for it.
+/// The agent dies after the commit and before its reply. This process commits in its place.
 #[test]
-fn what_a_dead_agent_has_saved_is_saved() {
-    if !dead_are_known() {
+fn step_committed_by_dead_agent_is_found() {
+    if !can_detect_dead_processes() {
         return;
     }
     for (there, is_same) in [(2, true), (77, false)] {
@@ -143,7 +145,7 @@ fn what_a_dead_agent_has_saved_is_saved() {
         let report = State::of_model(there).save(&steps, 2).unwrap();
         signal(agent, "-KILL");
         match handle.wait() {
-            Ok(told) if is_same => assert_eq!((told.step, told.bytes), (2, report.bytes)),
+            Ok(saved) if is_same => assert_eq!((saved.step, saved.bytes), (2, report.bytes)),
             Err(Error::StepExists { .. }) if !is_same => {}
             other => panic!("{other:?}"),
         }
@@ -154,7 +156,7 @@ fn what_a_dead_agent_has_saved_is_saved() {
 }
 
 #[test]
-fn an_agent_can_be_told_to_end_a_save() {
+fn save_in_agent_can_be_cancelled() {
     let folder = Folder::new();
     let (background, agent, steps) = background(folder.temp.path());
     begin(&background, 1).wait().unwrap();
@@ -167,9 +169,9 @@ fn an_agent_can_be_told_to_end_a_save() {
         }
         signal(agent, "-CONT");
         let cancelled = cancelled.join().unwrap().unwrap();
-        // It may have been quicker.
-        let due: &[u64] = if cancelled.is_some() { &[1, 2] } else { &[1] };
-        assert_eq!(steps.steps().unwrap(), due);
+        // The save may have committed before the cancellation.
+        let expected: &[u64] = if cancelled.is_some() { &[1, 2] } else { &[1] };
+        assert_eq!(steps.steps().unwrap(), expected);
     });
     begin(&background, 3).wait().unwrap();
     drop(background);
@@ -177,7 +179,7 @@ fn an_agent_can_be_told_to_end_a_save() {
 }
 
 #[test]
-fn errors_of_the_agent_come_back() {
+fn agent_errors_are_returned() {
     let folder = Folder::new();
     let (background, ..) = background(folder.temp.path());
     begin(&background, 1).wait().unwrap();
@@ -191,12 +193,12 @@ fn errors_of_the_agent_come_back() {
         started.unwrap_err().to_string()
     };
     let url = folder.temp.path().to_str().unwrap();
-    let told = start(Command::new("true"), url);
-    assert!(told.contains("exited at startup"), "{told}");
-    let told = start(Command::new("/no/such/program"), url);
-    assert!(told.contains("No such file"), "{told}");
-    let told = start(child("agent"), "gopher://x/y");
-    assert!(told.contains("gopher"), "{told}");
-    // Without a trainer there is no agent.
+    let message = start(Command::new("true"), url);
+    assert!(message.contains("exited at startup"), "{message}");
+    let message = start(Command::new("/no/such/program"), url);
+    assert!(message.contains("No such file"), "{message}");
+    let message = start(child("agent"), "gopher://x/y");
+    assert!(message.contains("gopher"), "{message}");
+    // Without a trainer, no agent starts.
     assert!(ckpt::serve_agent().is_err());
 }

@@ -1,4 +1,4 @@
-//! How many bytes are read for those that are wanted, counted below everything of ours.
+//! Read amplification: bytes read per requested byte, counted in the store.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn layout(mesh: DeviceMesh, axis: usize) -> Layout {
     Layout::new(mesh, params, &[(Group::Model, Dtype::BF16), (Group::ExpAvg, Dtype::F32)]).unwrap()
 }
 
-/// Bytes read over bytes wanted, when nodes of so many ranks read what one layout wrote.
+/// Bytes read per requested byte, when nodes of `node_ranks` ranks read what one layout wrote.
 fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) -> f64 {
     let folder = Folder::in_memory();
     let options = CheckpointOptions { block_bytes: 32 << 10, ..CheckpointOptions::default() };
@@ -56,7 +56,7 @@ fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) 
         let mut wants = Vec::new();
         for (part, into) in parts.iter().zip(&mut buffers) {
             let spec = &to.specs()[part.tensor];
-            // What several ranks of a node hold is wanted once.
+            // Data that several ranks of a node hold is counted once.
             if seen.insert((part.tensor, part.region.clone())) {
                 wanted_bytes += into.len() as u64;
             }
@@ -69,12 +69,12 @@ fn amplification(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group]) 
 }
 
 fn check(from: &Layout, to: &Layout, node_ranks: u64, groups: &[Group], most: f64) {
-    let got = amplification(from, to, node_ranks, groups);
-    assert!((1.0..=most).contains(&got), "{:?} to {:?}: {got}", from.mesh(), to.mesh());
+    let found = amplification(from, to, node_ranks, groups);
+    assert!((1.0..=most).contains(&found), "{:?} to {:?}: {found}", from.mesh(), to.mesh());
 }
 
 #[test]
-fn bytes_read_are_the_bytes_wanted() {
+fn read_amplification_is_bounded() {
     let both = [Group::Model, Group::ExpAvg];
     let buffer = Slices::Buffer { align: 1 };
     for axis in [0, 1] {
@@ -86,7 +86,7 @@ fn bytes_read_are_the_bytes_wanted() {
         let one = DeviceMesh::default();
         for from in [zero, plain, three] {
             for to in [zero, one] {
-                // All tensor parallel ranks on one node, as they should be.
+                // All tensor parallel ranks on one node, as is usual.
                 let (from, to) = (layout(from, axis), layout(to, axis));
                 check(&from, &to, to.mesh().tp, &both[..1], most);
                 check(&from, &to, to.mesh().ranks(), &both, most);

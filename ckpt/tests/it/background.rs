@@ -1,4 +1,4 @@
-//! Saves behind the run: what they save, who waits for whom, and what becomes of failures.
+//! Async saves: what they save, who waits, and how failures are reported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,10 +33,10 @@ fn begin(state: &State, background: &AsyncSaver, step: u64) -> SaveHandle {
     save.unwrap()
 }
 
-/// A save in the background that took tensors where they lie wrote what the next steps of the
-/// optimizer made of them (pytorch/pytorch#144657).
+/// An async save without a copy would write tensors that later optimizer steps have changed
+/// (pytorch/pytorch#144657).
 #[test]
-fn later_updates_do_not_reach_the_copy() {
+fn later_updates_do_not_change_copy() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
@@ -56,7 +56,7 @@ fn later_updates_do_not_reach_the_copy() {
     assert!(handle.progress().is_done);
     before.check(&steps_of(&gate).newest().unwrap().unwrap());
     assert_eq!(background.wait().unwrap(), Some(report));
-    assert_eq!(handle.wait().unwrap(), report, "as often as one likes");
+    assert_eq!(handle.wait().unwrap(), report, "the outcome can be read again");
 }
 
 #[test]
@@ -88,36 +88,35 @@ fn one_copy_at_a_time() {
     }
 }
 
-/// The one who asks first is told what went wrong, and nobody is told twice.
+/// The first caller gets the error, and no other gets it again.
 #[test]
-fn failures_are_told_once() {
+fn failures_are_reported_once() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
-    let is_pulled = |error: &Error| error.to_string().contains("pulled");
+    let is_device_error = |error: &Error| error.to_string().contains("device failed");
     let good = begin(&State::of_model(1), &background, 1).wait().unwrap();
 
     gate.set(Way::Broken);
     let handle = begin(&State::of_model(2), &background, 2);
-    assert!(is_pulled(&handle.wait().unwrap_err()));
-    assert!(
-        matches!(handle.wait(), Err(Error::Reported { step: 2, first }) if first.contains("pulled"))
-    );
-    assert_eq!(background.wait().unwrap(), Some(good), "the last good one");
+    assert!(is_device_error(&handle.wait().unwrap_err()));
+    assert!(matches!(handle.wait(), Err(Error::Reported { step: 2, first })
+            if first.contains("device failed")));
+    assert_eq!(background.wait().unwrap(), Some(good), "the last committed save");
 
     let handle = begin(&State::of_model(3), &background, 3);
-    assert!(is_pulled(&background.wait().unwrap_err()));
+    assert!(is_device_error(&background.wait().unwrap_err()));
     assert!(background.wait().is_ok());
     assert!(matches!(handle.wait(), Err(Error::Reported { .. })));
 
-    // The run goes on: the next save is made, and tells of the one before.
+    // The run continues: the next save works, and reports the failure of the one before.
     let handle = begin(&State::of_model(4), &background, 4);
     while !handle.progress().is_done {
         std::thread::yield_now();
     }
     gate.set(Way::Open);
     let SaveStart { save: handle, failed } = save(&State::of_model(5), &background, 5).unwrap();
-    assert!(matches!(failed, Some((4, error)) if is_pulled(&error)));
+    assert!(matches!(failed, Some((4, error)) if is_device_error(&error)));
     handle.unwrap().wait().unwrap();
     drop(background);
     assert_eq!(steps_of(&gate).steps().unwrap(), [1, 5]);
@@ -125,7 +124,7 @@ fn failures_are_told_once() {
 }
 
 #[test]
-fn what_is_cancelled_leaves_nothing() {
+fn cancelled_save_leaves_nothing() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
@@ -142,15 +141,15 @@ fn what_is_cancelled_leaves_nothing() {
     });
     assert!(matches!(handle.wait(), Err(Error::Cancelled)));
     assert_eq!(folder.names(), ["step-000000000001"]);
-    assert!(background.wait().is_ok(), "to be cancelled is no failure");
-    // Too late.
+    assert!(background.wait().is_ok(), "a cancelled save is not a failure");
+    // A committed save cannot be cancelled.
     let handle = begin(&State::of_model(2), &background, 2);
     let report = handle.wait().unwrap();
     assert_eq!(handle.cancel().unwrap(), Some(report));
 }
 
 #[test]
-fn a_process_that_is_told_to_end() {
+fn finish_within_completes_or_cancels() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
@@ -167,7 +166,7 @@ fn a_process_that_is_told_to_end() {
 
     gate.set(Way::Shut);
     let handle = begin(&State::of_model(3), &background, 3);
-    // A store that hangs does not hold it up.
+    // A hung store does not block it.
     let finish = background.finish_within(Duration::ZERO);
     assert!(matches!(finish, Finish::Stuck { step: 3, .. }), "{finish}");
     gate.set(Way::Open);
@@ -192,23 +191,23 @@ fn a_process_that_is_told_to_end() {
     assert_eq!(folder.names().len(), 3);
 }
 
-/// A run whose saving thread died would wait for it for good.
+/// Without this, a run whose save thread panicked would wait forever.
 #[test]
-fn a_panic_is_a_failure_and_no_end() {
+fn saver_survives_panic() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
     gate.set(Way::Panics);
     let handle = begin(&State::of_model(1), &background, 1);
-    let told = handle.wait().unwrap_err().to_string();
-    assert!(told.contains("panicked"), "{told}");
+    let message = handle.wait().unwrap_err().to_string();
+    assert!(message.contains("panicked"), "{message}");
     gate.set(Way::Open);
     begin(&State::of_model(2), &background, 2).wait().unwrap();
     assert_eq!(steps_of(&gate).steps().unwrap(), [2]);
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_at_once() {
+fn invalid_input_is_rejected_immediately() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let options = AsyncSaveOptions { staging_bytes_max: 1000, ..AsyncSaveOptions::default() };

@@ -1,5 +1,4 @@
-//! Saves of several writers behind the run: here threads and agents, which share nothing but the
-//! store.
+//! Async joint saves: the writers are threads and agents, which share nothing but the store.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::children::{await_true, dead_are_known, has_ended, signal, signal_if_there};
+use crate::common::children::{
+    await_true, can_detect_dead_processes, has_ended, signal, signal_if_running,
+};
 use crate::common::gate::{Gate, Way};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
@@ -18,7 +19,7 @@ use ckpt::{
 use storage::Storage;
 use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 
-/// Far longer than any of these takes, and short enough to see that something waits for it.
+/// Far longer than any save here takes, and short enough to notice a wait until the deadline.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn writers_on(stores: impl IntoIterator<Item = Arc<dyn Storage>>) -> Vec<AsyncSaver> {
@@ -31,7 +32,7 @@ fn together(token: &str, writer: usize) -> JointSaveOptions<'_> {
     JointSaveOptions { token, writer, deadline: DEADLINE }
 }
 
-/// Every writer's copy, one after the other: none of them waits for another to come.
+/// The writers copy one after the other: no copy waits for another writer.
 fn begin(writers: &[AsyncSaver], ranks: &Ranks, step: u64, token: &str) -> Vec<SaveHandle> {
     let begin = |(writer, background): (usize, &AsyncSaver)| {
         let SaveStart { save, failed } =
@@ -47,7 +48,7 @@ fn ends(handles: &[SaveHandle]) -> Vec<ckpt::Result<SaveReport>> {
 }
 
 #[test]
-fn what_several_copied_is_one_step() {
+fn copies_of_several_writers_become_one_step() {
     for count in [1, 2, 3, 7] {
         let folder = Folder::new();
         let gates: Vec<Gate> = (0..count).map(|_| Gate::new(folder.store())).collect();
@@ -56,7 +57,7 @@ fn what_several_copied_is_one_step() {
         let mut ranks = Ranks::new(&state, count, LIMITS);
         gates.iter().for_each(|gate| gate.set(Way::Shut));
         let handles = begin(&writers, &ranks, 12, "first");
-        // What several hold is copied by one of them, and nothing else is copied.
+        // Replicated bytes are copied by one writer, and nothing else is copied.
         let pieces = |writer| ranks.plan.shards(writer).iter().flat_map(|shard| &shard.pieces);
         let all: usize = (0..count).flat_map(pieces).map(|piece| piece.bytes.len()).sum();
         let blobs: usize = state.blobs.iter().map(|(_, bytes)| bytes.len()).sum();
@@ -73,7 +74,7 @@ fn what_several_copied_is_one_step() {
         for (background, report) in writers.iter().zip(reports) {
             assert_eq!(background.wait().unwrap(), Some(report));
         }
-        // The next one takes the same memory.
+        // The next save reuses the same memory.
         let next = State::of_model(50);
         for end in ends(&begin(&writers, &Ranks::new(&next, count, LIMITS), 13, "second")) {
             end.unwrap();
@@ -82,9 +83,9 @@ fn what_several_copied_is_one_step() {
     }
 }
 
-/// It says why, all others say the same, and each once; the next save is made.
+/// It reports the cause, all others report the same, and each once; the next save works.
 #[test]
-fn the_failure_of_one_is_told_to_all_once() {
+fn failure_of_one_writer_is_reported_once_to_all() {
     let ranks = Ranks::new(&State::of_model(3), 3, LIMITS);
     for victim in 0..3 {
         let folder = Folder::new();
@@ -95,18 +96,21 @@ fn the_failure_of_one_is_told_to_all_once() {
         for (writer, end) in ends(&handles).into_iter().enumerate() {
             let text = end.unwrap_err().to_string();
             assert!(text.contains("no space"), "writer {writer}: {text}");
-            let due = format!("aborted by all writers: writer {victim} of 3 (process ");
-            assert!(writer == victim || text.contains(&due), "writer {writer}: {text}");
+            let expected = format!("aborted by all writers: writer {victim} of 3 (process ");
+            assert!(writer == victim || text.contains(&expected), "writer {writer}: {text}");
         }
-        assert!(writers.iter().all(|background| background.wait().is_ok()), "they were told");
+        assert!(
+            writers.iter().all(|background| background.wait().is_ok()),
+            "a cause is reported once"
+        );
         let handles = begin(&writers, &ranks, 5, "b");
         while !handles.iter().all(|handle| handle.progress().is_done) {
             thread::yield_now();
         }
         gates[victim].set(Way::Open);
         for (writer, background) in writers.iter().enumerate() {
-            let begun = ranks.begin(background, 6, &together("c", writer)).unwrap();
-            assert!(matches!(begun.failed, Some((5, _))), "writer {writer}");
+            let started = ranks.begin(background, 6, &together("c", writer)).unwrap();
+            assert!(matches!(started.failed, Some((5, _))), "writer {writer}");
         }
         for background in &writers {
             assert_eq!(background.wait().unwrap().unwrap().step, 6);
@@ -119,9 +123,9 @@ fn the_failure_of_one_is_told_to_all_once() {
     }
 }
 
-/// What one writer cannot even copy would cost the others their deadline.
+/// Without an abort, the others would wait until the deadline for a writer whose copy failed.
 #[test]
-fn a_refused_call_is_told_to_all() {
+fn rejected_call_aborts_joint_save() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
     let small = AsyncSaveOptions { staging_bytes_max: 1000, ..AsyncSaveOptions::default() };
@@ -129,21 +133,24 @@ fn a_refused_call_is_told_to_all() {
         let other = writers_on([folder.store()]).remove(0);
         let no_room = AsyncSaver::new(Arc::new(steps_on(folder.store())), small).unwrap();
         let token = format!("small-{refused}");
-        let begun = ranks.begin(&other, 4, &together(&token, 1 - refused)).unwrap();
+        let started = ranks.begin(&other, 4, &together(&token, 1 - refused)).unwrap();
         let error = ranks.begin(&no_room, 4, &together(&token, refused)).unwrap_err();
         assert!(error.to_string().contains("staging_bytes_max"), "{error}");
-        let told = begun.save.unwrap().wait().unwrap_err().to_string();
-        assert!(told.contains(&format!("aborted by all writers: writer {refused} of 2")), "{told}");
-        assert!(told.contains("staging_bytes_max"), "{told}");
+        let message = started.save.unwrap().wait().unwrap_err().to_string();
+        assert!(
+            message.contains(&format!("aborted by all writers: writer {refused} of 2")),
+            "{message}"
+        );
+        assert!(message.contains("staging_bytes_max"), "{message}");
 
         let (token, meta) = (format!("odd-{refused}"), serde_json::json!(null));
-        let begun = ranks.begin(&other, 4, &together(&token, 1 - refused)).unwrap();
+        let started = ranks.begin(&other, 4, &together(&token, 1 - refused)).unwrap();
         let odd = [Blob { name: "a/b", bytes: b"" }];
         let part = together(&token, refused);
         let error = no_room.save_part(4, &ranks.plan, &[], &odd, meta, &part).unwrap_err();
         assert!(matches!(error, Error::BadInput { .. }), "{error}");
-        let told = begun.save.unwrap().wait().unwrap_err().to_string();
-        assert!(told.contains("extra 'a/b'"), "{told}");
+        let message = started.save.unwrap().wait().unwrap_err().to_string();
+        assert!(message.contains("extra 'a/b'"), "{message}");
     }
     let other = writers_on([folder.store()]).remove(0);
     let error = ranks.begin(&other, 4, &together("t", 2)).unwrap_err().to_string();
@@ -151,14 +158,14 @@ fn a_refused_call_is_told_to_all() {
 }
 
 #[test]
-fn what_one_cancels_ends_for_all() {
+fn cancel_by_one_writer_cancels_all() {
     let ranks = Ranks::new(&State::of_model(3), 3, LIMITS);
     for one in 0..3 {
         let folder = Folder::new();
         let gates: Vec<Gate> = (0..3).map(|_| Gate::new(folder.store())).collect();
         let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
         ends(&begin(&writers, &ranks, 1, "a")).into_iter().for_each(|end| _ = end.unwrap());
-        // One that has not come: without it nobody commits.
+        // The third writer has not joined, so nothing can be committed.
         gates[(one + 1) % 3].set(Way::Shut);
         let handles = begin(&writers, &ranks, 2, "b");
         thread::scope(|scope| {
@@ -169,8 +176,8 @@ fn what_one_cancels_ends_for_all() {
         assert!(matches!(handles[one].wait(), Err(Error::Cancelled)));
         for other in (0..3).filter(|&other| other != one) {
             let text = handles[other].wait().unwrap_err().to_string();
-            let due = format!("writer {one} of 3 (process ");
-            assert!(text.contains(&due) && text.contains("cancelled"), "{text}");
+            let expected = format!("writer {one} of 3 (process ");
+            assert!(text.contains(&expected) && text.contains("cancelled"), "{text}");
         }
         let grace = Duration::from_secs(100);
         let handles = begin(&writers, &ranks, 3, "c");
@@ -190,14 +197,14 @@ fn what_one_cancels_ends_for_all() {
 }
 
 #[test]
-fn a_commit_is_told_to_who_waits_for_it() {
+fn commit_hook_is_called() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
     let writers = writers_on([folder.store(), folder.store()]);
-    let (told, heard) = std::sync::mpsc::channel();
+    let (sender, received) = std::sync::mpsc::channel();
     writers[0].after_commit(move |report, meta| {
-        told.send((report.step, meta["seed"].as_u64())).unwrap();
-        assert!(report.step != 1, "a panic of the hook ends nothing");
+        sender.send((report.step, meta["seed"].as_u64())).unwrap();
+        assert!(report.step != 1, "a panic of the hook is caught");
     });
     for step in [1, 2] {
         ends(&begin(&writers, &ranks, step, &format!("t{step}")))
@@ -205,13 +212,13 @@ fn a_commit_is_told_to_who_waits_for_it() {
             .for_each(|end| _ = end.unwrap());
     }
     drop(writers);
-    assert_eq!(heard.iter().collect::<Vec<_>>(), [(1, Some(3)), (2, Some(3))]);
+    assert_eq!(received.iter().collect::<Vec<_>>(), [(1, Some(3)), (2, Some(3))]);
 }
 
-/// Whichever operation of the disk fails, of whichever writer: all come to the same end, and the
-/// next try succeeds.
+/// Whichever disk operation of any writer fails: all writers get the same outcome, and the next try
+/// succeeds.
 #[test]
-fn any_failing_operation_gives_one_outcome() {
+fn all_writers_agree_after_any_failure() {
     let state = State::small(1);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for nth in (0..).step_by(5) {
@@ -238,9 +245,9 @@ fn any_failing_operation_gives_one_outcome() {
     }
 }
 
-/// Every image that a power cut may leave, at every operation that any of the writers makes.
+/// Checks every image that a power cut may leave, at every operation of any writer.
 #[test]
-fn a_power_cut_leaves_the_old_step_or_the_new() {
+fn power_cut_leaves_old_or_new_step() {
     for marked in [false, true] {
         let store =
             FaultStore::new(11, FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() });
@@ -259,7 +266,7 @@ fn a_power_cut_leaves_the_old_step_or_the_new() {
     }
 }
 
-/// Tells the child processes what they are, and where to save.
+/// Environment variables with the role of a child process and the folder to save in.
 const ROLE: &str = "CKPT_TEST_PARTY_ROLE";
 const FOLDER: &str = "CKPT_TEST_PARTY_FOLDER";
 
@@ -280,7 +287,7 @@ fn with_agent(folder: &Path) -> (AsyncSaver, u32) {
     (AsyncSaver::with_agent(steps, AsyncSaveOptions::default(), agent).unwrap(), pid)
 }
 
-/// Not a test of its own, but what the child processes of those below do.
+/// The entry point of the child processes of the tests below; not a test itself.
 #[test]
 fn roles_of_child_processes() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -290,8 +297,8 @@ fn roles_of_child_processes() {
     }
 }
 
-/// One of two trainers that are killed between their copies and the first byte of the save: their
-/// agents are stopped until then.
+/// One of two trainers that are killed after their copies and before the first byte of the save:
+/// their agents are stopped until then.
 fn copy_and_die(writer: usize) {
     let folder = std::env::var(FOLDER).unwrap();
     let folder = Path::new(&folder);
@@ -308,33 +315,34 @@ fn copy_and_die(writer: usize) {
 }
 
 #[test]
-fn trainers_that_die_have_still_saved() {
-    if !dead_are_known() {
+fn agents_complete_joint_save_of_dead_trainers() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
     let start =
         |writer: usize| child(&writer.to_string()).env(FOLDER, folder.temp.path()).spawn().unwrap();
     for mut trainer in [0, 1].map(start) {
-        assert_eq!(trainer.wait().unwrap().code(), None, "a trainer ended by itself");
+        assert_eq!(trainer.wait().unwrap().code(), None, "a trainer exited before it was killed");
     }
     let steps = steps_on(folder.store());
     let agents = [0, 1].map(|writer| {
         let file = folder.temp.path().join(format!("agent-{writer}"));
         std::fs::read_to_string(file).unwrap().parse::<u32>().unwrap()
     });
-    // The kernel may have let them go on already, for their parents are dead.
-    agents.iter().for_each(|&agent| signal_if_there(agent, "-CONT"));
+    // The kernel may have resumed them already, since their parents are dead.
+    agents.iter().for_each(|&agent| signal_if_running(agent, "-CONT"));
     await_true("the second step", || steps.steps().unwrap() == [1, 2]);
     State::of_model(2).check(&steps.newest().unwrap().unwrap());
     await_true("the end of the agents", || agents.iter().all(|&agent| has_ended(agent)));
     assert!(steps.sweep().unwrap().kept.is_empty());
 }
 
-/// Its part is not there: all are told at once. The next save is made without it.
+/// Its part does not exist: all writers get the error at once. The next save works without the
+/// agent.
 #[test]
-fn an_agent_that_dies_before_its_part_ends_the_save() {
-    if !dead_are_known() {
+fn agent_death_before_part_aborts_save() {
+    if !can_detect_dead_processes() {
         return;
     }
     for victim in [0, 1] {
@@ -353,11 +361,11 @@ fn an_agent_that_dies_before_its_part_ends_the_save() {
         signal(agent, "-KILL");
         for handle in &handles {
             let text = handle.wait().unwrap_err().to_string();
-            let due =
+            let expected =
                 [format!("writer {victim} of 2"), "the process that saved for it died".to_owned()];
-            // Whoever sees first that the process is gone says so.
-            let is_told = text.contains(&due[1]) || text.contains("process is dead");
-            assert!(text.contains(&due[0]) && is_told, "{text}");
+            // The first writer that detects the dead process reports it.
+            let is_reported = text.contains(&expected[1]) || text.contains("process is dead");
+            assert!(text.contains(&expected[0]) && is_reported, "{text}");
         }
         begin(3, "c").iter().for_each(|handle| _ = handle.wait().unwrap());
         drop((with, without));
@@ -367,10 +375,10 @@ fn an_agent_that_dies_before_its_part_ends_the_save() {
     }
 }
 
-/// Its part is there: the step comes to be, and the trainer finds that out.
+/// Its part exists: the step is committed, and the trainer detects that.
 #[test]
-fn an_agent_that_dies_after_its_part_has_saved_it() {
-    if !dead_are_known() {
+fn agent_death_after_part_keeps_save() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
@@ -384,7 +392,7 @@ fn an_agent_that_dies_after_its_part_has_saved_it() {
     let part = folder.path(".save-step-000000000002-a/part/00001");
     await_true("its part", || part.exists());
     signal(agent, "-KILL");
-    // Until its trainer has found out, and again waits for the step.
+    // Until its trainer has detected the death, and waits for the step again.
     thread::sleep(Duration::from_millis(100));
     let last = begin(&others[1], 2);
     for handle in first.iter().chain([&last]) {

@@ -1,4 +1,4 @@
-//! Recipes, rules and foreign files, through what a user of the library sees.
+//! Conversions, rules and foreign files, through the public API.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use storage::Key;
 
-/// A GPT-2 of one layer, of width 4 with 2 heads, 6 words and 3 positions. Each element is its
-/// place, so that every move shows.
+/// A GPT-2 of one layer, of width 4 with 2 heads, 6 tokens and 3 positions. The value of each
+/// element is its index, so that every move is detected.
 pub fn gpt2() -> Vec<(String, Vec<u64>, Vec<u8>)> {
     let shapes: [(&str, &[u64]); 16] = [
         ("wte.weight", &[6, 4]),
@@ -32,7 +32,7 @@ pub fn gpt2() -> Vec<(String, Vec<u64>, Vec<u8>)> {
     numbered(&shapes)
 }
 
-/// Tensors of these shapes, each element its place.
+/// Tensors of these shapes; the value of each element is its index.
 pub fn numbered(shapes: &[(&str, &[u64])]) -> Vec<(String, Vec<u64>, Vec<u8>)> {
     let mut next = 0.0_f32;
     let mut tensor = |(name, shape): &(&str, &[u64])| {
@@ -82,13 +82,13 @@ fn import(folder: &Path, edit: impl FnOnce(&mut Import)) -> (Checkpoints, Import
     (steps, import)
 }
 
-/// The names of the hub's GPT-2 lack a prefix and have masks and a second embedding; a step has
-/// each parameter once, and what is exported is what was imported.
+/// The GPT-2 of the hub has names without a prefix, masks and a second embedding; a step has each
+/// parameter once, and the export equals the import.
 #[test]
-fn gpt2_goes_in_and_out() {
+fn gpt2_round_trips() {
     let folder = tempfile::tempdir().unwrap();
     let mut tensors = gpt2();
-    let due = tensors.clone();
+    let expected = tensors.clone();
     tensors.push(("h.0.attn.bias".to_owned(), vec![1, 1, 2, 2], vec![0; 16]));
     tensors.push(("lm_head.weight".to_owned(), vec![6, 4], tensors[0].2.clone()));
     write_hf(&folder.path().join("hf"), &tensors, &json!({ "model_type": "gpt2", "n_head": 2 }));
@@ -103,13 +103,13 @@ fn gpt2_goes_in_and_out() {
     let mut back = Import::of_step(steps.open_step(3).unwrap()).unwrap();
     let config = imported.config_json(Family::Gpt2, None).unwrap();
     assert_eq!((&config["vocab_size"], &config["n_head"]), (&json!(6), &json!(2)));
-    let told = back.config_json(Family::Gpt2, Some(2)).unwrap();
-    assert_eq!((&told["n_layer"], &told["n_inner"]), (&json!(1), &json!(16)));
-    assert!(back.config_json(Family::Gpt2, None).is_err(), "heads are not told by shapes");
+    let back_config = back.config_json(Family::Gpt2, Some(2)).unwrap();
+    assert_eq!((&back_config["n_layer"], &back_config["n_inner"]), (&json!(1), &json!(16)));
+    assert!(back.config_json(Family::Gpt2, None).is_err(), "shapes do not determine the heads");
     back.set_vocab(5, &NewRows::Zeros).unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
     let bounds = ConvertLimits { shard_bytes_max: 300, ..ConvertLimits::default() };
-    let companions = [("config.json".to_owned(), told.to_string().into_bytes())];
+    let companions = [("config.json".to_owned(), back_config.to_string().into_bytes())];
     let key = Key::new("out").unwrap();
     export(&back, &companions, &store, &key, bounds, &|_| ()).unwrap();
     let again = export(&back, &companions, &store, &key, bounds, &|_| ());
@@ -118,7 +118,7 @@ fn gpt2_goes_in_and_out() {
     let out = folder.path().join("out");
     let index = std::fs::read(out.join("model.safetensors.index.json")).unwrap();
     let index: Value = serde_json::from_slice(&index).unwrap();
-    for (name, shape, bytes) in due {
+    for (name, shape, bytes) in expected {
         let name = format!("transformer.{name}");
         let file = index["weight_map"][&name].as_str().unwrap();
         let file = std::fs::read(out.join(file)).unwrap();
@@ -127,15 +127,15 @@ fn gpt2_goes_in_and_out() {
         if name.ends_with("wte.weight") {
             assert_eq!((view.shape(), view.data()), (&[5, 4][..], &bytes[..80]));
         } else {
-            let got: Vec<u64> = view.shape().iter().map(|&len| len as u64).collect();
-            assert_eq!((got, view.data()), (shape, &bytes[..]), "{name}");
+            let found: Vec<u64> = view.shape().iter().map(|&len| len as u64).collect();
+            assert_eq!((found, view.data()), (shape, &bytes[..]), "{name}");
         }
     }
-    assert!(std::fs::read_dir(folder.path()).unwrap().count() == 3, "no staging folder is left");
+    assert!(std::fs::read_dir(folder.path()).unwrap().count() == 3, "no staging folder remains");
 }
 
 #[test]
-fn a_vocabulary_grows() {
+fn vocabulary_is_extended() {
     let folder = tempfile::tempdir().unwrap();
     write_hf(&folder.path().join("hf"), &gpt2(), &json!({}));
     let (steps, _) = import(folder.path(), |import| {
@@ -185,9 +185,9 @@ fn rules_move_boxes() {
     assert_eq!(floats(&step, "k.0.1")[4..], [52.0, 64.0, 76.0, 88.0]);
 }
 
-/// A turned matrix that is far larger than the buffers comes out the same.
+/// A transposed matrix that is far larger than the buffers is correct.
 #[test]
-fn buffers_bound_what_is_turned() {
+fn transpose_uses_bounded_buffers() {
     let folder = tempfile::tempdir().unwrap();
     let (rows, columns) = (700_u64, 501_u64);
     let bytes: Vec<u8> = (0..rows * columns).flat_map(|at| (at as u32).to_le_bytes()).collect();
@@ -206,19 +206,19 @@ fn buffers_bound_what_is_turned() {
     let bounds = ConvertLimits { memory_bytes: 1 << 20, ..ConvertLimits::default() };
     out.save_made(1, &import, &[], json!({}), bounds, &|_| ()).unwrap();
     let step = out.open_step(1).unwrap();
-    let mut got = vec![0; bytes.len()];
-    step.read_tensor("w", Group::Model, &mut got).unwrap();
-    for (place, item) in got.chunks_exact(4).enumerate() {
+    let mut found = vec![0; bytes.len()];
+    step.read_tensor("w", Group::Model, &mut found).unwrap();
+    for (place, item) in found.chunks_exact(4).enumerate() {
         let (column, row) = (place as u64 / rows, place as u64 % rows);
-        let got = u64::from(u32::from_le_bytes(item.try_into().unwrap()));
-        assert_eq!(got, row * columns + column);
+        let found = u64::from(u32::from_le_bytes(item.try_into().unwrap()));
+        assert_eq!(found, row * columns + column);
     }
     let longest = bands(&[columns, rows], 4, 1 << 17).map(|band| band[0].len).max();
     assert!(longest < Some(columns), "it took several bands");
 }
 
 #[test]
-fn foreign_files_that_lie_are_refused() {
+fn invalid_foreign_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let check = |bytes: &[u8], format| {
         let file = folder.path().join("f.safetensors");
@@ -251,9 +251,9 @@ fn foreign_files_that_lie_are_refused() {
     assert!(Import::open("/nonexistent", Format::DeepSpeed).is_err());
 }
 
-/// Two files of an index, one of them without the tensor that it is to have.
+/// An index of two files, one of which lacks its tensor.
 #[test]
-fn an_index_is_believed_only_with_its_tensors() {
+fn index_with_missing_tensors_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let hf = folder.path().join("hf");
     write_hf(&hf, &gpt2(), &json!({}));
@@ -269,9 +269,9 @@ fn an_index_is_believed_only_with_its_tensors() {
     assert!(Import::open(hf.to_str().unwrap(), Format::HuggingFace).is_err());
 }
 
-/// Moments of a MiB begin at pages, whoever wrote the file, and what lies between is said.
+/// Moments of a MiB begin at pages, also in imported steps, and the padding has entries.
 #[test]
-fn large_moments_begin_at_pages() {
+fn large_moments_are_page_aligned() {
     let folder = tempfile::tempdir().unwrap();
     let steps = steps(folder.path());
     let bytes = vec![7; (1 << 20) + 4];
@@ -297,9 +297,9 @@ fn large_moments_begin_at_pages() {
     assert!(a == b, "both writers make the same file");
 }
 
-/// A head of its own is one, for the weights and for what the optimizer keeps of it.
+/// An untied head is kept, with its weights and its optimizer state.
 #[test]
-fn a_head_that_is_no_copy_keeps_its_moments() {
+fn untied_head_keeps_its_moments() {
     let folder = tempfile::tempdir().unwrap();
     let steps = steps(folder.path());
     for (step, is_tied) in [(1, true), (2, false)] {
@@ -333,9 +333,9 @@ fn a_head_that_is_no_copy_keeps_its_moments() {
     }
 }
 
-/// What a configuration says of BERT's head is what its tensors are.
+/// `tie_word_embeddings` of BERT follows from its tensors.
 #[test]
-fn a_decoder_of_its_own_is_told() {
+fn untied_bert_decoder_is_in_config() {
     let mut tensors = numbered(&[
         ("bert.embeddings.word_embeddings.weight", &[6, 4]),
         ("bert.embeddings.position_embeddings.weight", &[3, 4]),
@@ -360,10 +360,10 @@ fn a_decoder_of_its_own_is_told() {
     }
 }
 
-/// Names that two architectures share: the configuration tells which of them it is.
+/// For names that two architectures share, the configuration decides.
 #[test]
-fn another_architecture_with_the_names_of_gpt2_is_left_as_it_is() {
-    for (config, due) in [
+fn other_architecture_with_gpt2_names_is_unchanged() {
+    for (config, expected) in [
         (json!({ "model_type": "gpt_bigcode" }), None),
         (json!({ "model_type": "gpt2" }), Some(Family::Gpt2)),
         (json!({}), Some(Family::Gpt2)),
@@ -372,16 +372,16 @@ fn another_architecture_with_the_names_of_gpt2_is_left_as_it_is() {
         write_hf(folder.path(), &gpt2(), &config);
         let mut import =
             Import::open(folder.path().to_str().unwrap(), Format::HuggingFace).unwrap();
-        assert_eq!(import.normalize().unwrap(), due, "{config}");
-        assert_eq!(import.set_vocab(8, &NewRows::Zeros).is_ok(), due.is_some(), "{config}");
+        assert_eq!(import.normalize().unwrap(), expected, "{config}");
+        assert_eq!(import.set_vocab(8, &NewRows::Zeros).is_ok(), expected.is_some(), "{config}");
         let is_renamed = import.made.iter().any(|made| made.name == "transformer.wte.weight");
-        assert_eq!(is_renamed, due.is_some(), "{config}");
+        assert_eq!(is_renamed, expected.is_some(), "{config}");
     }
 }
 
-/// The optimizer's file of a step is no model of Hugging Face: its gaps are no tensors.
+/// The optimizer file of a step is not a model of Hugging Face: its padding is not a tensor.
 #[test]
-fn an_optimizers_file_is_not_imported() {
+fn optimizer_file_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let steps = steps(folder.path());
     let bytes = vec![1; (1 << 20) + 4];
@@ -402,9 +402,9 @@ fn an_optimizers_file_is_not_imported() {
     assert_eq!(steps.steps().unwrap(), [1]);
 }
 
-/// Shapes that no file can have, and whose rows nothing can hold.
+/// Invalid shapes, and rows that do not fit into memory, are rejected.
 #[test]
-fn a_vocabulary_without_rows_does_not_grow() {
+fn vocabulary_without_rows_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("f.safetensors");
     for shape in ["[0,1152921504606846976]", "[0,4]"] {

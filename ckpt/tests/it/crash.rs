@@ -1,8 +1,8 @@
 //! Crashes at every operation of a save and of a retention pass.
 //!
-//! The store is a model of the contract of [`storage::Storage`], and of no more than that: what an
-//! operation has done when it returns is there for good; one that a crash cuts short has happened
-//! or not, and a deletion of a folder has deleted any part of it.
+//! The store models exactly the contract of [`storage::Storage`]: the effect of an operation that
+//! returned is durable; an interrupted operation has happened or not, and an interrupted deletion
+//! of a folder has deleted any part of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,10 +12,10 @@ use crate::common::{Random, SERIAL, State};
 use ckpt::{Checkpoints, Error};
 use storage::{FileEntry, Key, Map, Object, ObjectMeta, RangeRead, Result, Storage, Upload, crc64};
 
-/// Images of a half-deleted folder that are looked at.
+/// Images of a half-deleted folder that are checked.
 const PARTIAL_IMAGES: usize = 12;
 
-/// All objects, at a moment.
+/// All objects at one moment.
 type Image = BTreeMap<String, Arc<Vec<u8>>>;
 
 /// Objects in memory, and every image that a crash could have left so far.
@@ -24,7 +24,7 @@ struct Model(Arc<Mutex<Inner>>);
 
 struct Inner {
     now: Image,
-    /// What had just been done, or half done, and the image.
+    /// The operation that was just done, or half done, and the image.
     crashes: Vec<(String, Image)>,
     random: Random,
 }
@@ -203,8 +203,8 @@ impl Upload for ModelUpload {
     }
 }
 
-/// Runs `work` on a store that begins as `before`, and `check` on what every crash within it would
-/// leave to the next process. Gives the last image, and how many there were.
+/// Runs `work` on a store with the contents `before`, and `check` on the image of every possible
+/// crash. Returns the last image, and the number of images.
 fn crash_everywhere(
     before: &Image,
     seed: u64,
@@ -216,7 +216,7 @@ fn crash_everywhere(
     let crashes = std::mem::take(&mut model.0.lock().unwrap().crashes);
     let count = crashes.len();
     for (number, (what, mut image)) in crashes.into_iter().enumerate() {
-        // This process plays its own successor, which would know that its predecessor is dead.
+        // This process acts as its own successor, which would know that its predecessor is dead.
         image.retain(|key, _| !key.starts_with("run/.lease-"));
         let context = format!("seed {seed}: after operation {number}, {what}");
         let steps = Model::new(image, seed).steps();
@@ -230,14 +230,14 @@ fn crash_everywhere(
 
 fn newest_is(steps: &Checkpoints, allowed: &[(u64, &State)], context: &str) -> u64 {
     let newest = steps.newest().unwrap().expect(context);
-    let due = allowed.iter().find(|(step, _)| *step == newest.step());
-    let (step, state) = due.unwrap_or_else(|| panic!("{context}: step {}", newest.step()));
+    let expected = allowed.iter().find(|(step, _)| *step == newest.step());
+    let (step, state) = expected.unwrap_or_else(|| panic!("{context}: step {}", newest.step()));
     assert_eq!(state.differs_from(&newest).unwrap(), None, "{context}");
     *step
 }
 
 #[test]
-fn a_crash_leaves_the_old_step_or_the_new() {
+fn crash_leaves_old_or_new_step() {
     for seed in 0..8 {
         let state = |step: u64| State::of_model(100 * seed + step);
         let (old, new, newest) = (state(1), state(2), state(3));
@@ -279,9 +279,9 @@ fn a_crash_leaves_the_old_step_or_the_new() {
     }
 }
 
-/// A damaged step is moved away for its successor: in between there is neither, but the one before.
+/// A damaged step is moved away before its replacement: in between, only the previous step exists.
 #[test]
-fn a_crash_while_a_damaged_step_makes_room() {
+fn crash_while_damaged_step_is_replaced() {
     let (old, bad, new) = (State::of_model(1), State::of_model(2), State::of_model(3));
     let model = Model::new(Image::new(), 0);
     old.save(&model.steps(), 1).unwrap();
@@ -295,7 +295,7 @@ fn a_crash_while_a_damaged_step_makes_room() {
     });
 }
 
-/// The next process cleans up, and saves the step if it is not there.
+/// The next process sweeps, and saves the step if it does not exist.
 fn resume(steps: &Checkpoints, step: u64, state: &State, context: &str) {
     let swept = steps.sweep().unwrap();
     assert!(swept.kept.iter().all(|name| name.starts_with(".damaged-")), "{context}: {swept:?}");

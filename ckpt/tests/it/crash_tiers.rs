@@ -10,7 +10,7 @@ use ckpt::{Checkpoints, Drain, DrainOptions, Retention};
 use storage::testing::fault_store::{FaultPlan, FaultStore};
 use storage::{Key, Storage as _};
 
-/// Images that are looked at of each operation.
+/// Images that are checked per operation.
 const IMAGES: u64 = 3;
 
 fn run() -> Key {
@@ -21,8 +21,8 @@ fn open(store: &FaultStore) -> Checkpoints {
     Checkpoints::open(Arc::new(store.clone()), run()).with_options(SERIAL)
 }
 
-/// What the next process finds when the power went after so many operations. This process plays
-/// its own successor, which would know that its predecessor, of another boot, is dead.
+/// The store after a power cut after `ops` operations. This process acts as its own successor,
+/// which would know that its predecessor, of another boot, is dead.
 fn after(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     let image = store.crash_at(ops, seed);
     for name in image.list_names(&run()).unwrap() {
@@ -33,8 +33,7 @@ fn after(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     image
 }
 
-/// What is there, but for the note `latest`, the epoch, and what is remembered of steps that are
-/// there.
+/// All names except `latest`, the epoch, and marks of existing steps.
 fn names(store: &FaultStore) -> Vec<String> {
     let all = store.list_names(&run()).unwrap();
     let is_of_step = |name: &String| {
@@ -58,7 +57,7 @@ fn check(steps: &Checkpoints, allowed: &[u64], context: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_crash_in_a_retention_pass() {
+fn crash_in_retention_pass() {
     let policy = Retention { keep_last: 1, keep_every: NonZeroU64::new(3), ..Retention::default() };
     let store = FaultStore::new(1, FaultPlan::default());
     for step in [1, 2, 3, 4] {
@@ -86,7 +85,7 @@ fn a_crash_in_a_retention_pass() {
 }
 
 #[test]
-fn a_crash_in_a_drain() {
+fn crash_in_drain() {
     let near = Folder::in_memory();
     for step in [1, 2, 3] {
         State::of_model(step).save(&near.steps(SERIAL), step).unwrap();
@@ -96,7 +95,7 @@ fn a_crash_in_a_drain() {
         let options = DrainOptions { retention, pause: Duration::ZERO, ..DrainOptions::default() };
         Drain::new(Arc::new(near.steps(SERIAL)), Arc::new(open(store)), options)
     };
-    // The second store has step 1, and gets 3 and 2; then 1 goes.
+    // The second store has step 1, and receives 3 and 2; then 1 is deleted.
     let store = FaultStore::new(2, FaultPlan::default());
     State::of_model(1).save(&open(&store), 1).unwrap();
     let begin = store.op_count();
@@ -120,12 +119,12 @@ fn a_crash_in_a_drain() {
             assert_eq!(names, ["step-000000000002", "step-000000000003"], "{context}");
         }
     }
-    assert!(resumed > 25, "only {resumed} drains went on with what was there");
+    assert!(resumed > 25, "only {resumed} drains resumed existing files");
 }
 
-/// The matrix must be able to fail: on a disk that lies about folders, steps are lost.
+/// The checks must be able to fail: on a disk that ignores the sync of folders, steps are lost.
 #[test]
-fn a_disk_that_lies_is_caught() {
+fn lying_disk_is_detected() {
     let store = FaultStore::new(3, FaultPlan { sync_lies: true, ..FaultPlan::default() });
     State::of_model(1).save(&open(&store), 1).unwrap();
     let is_torn = |seed| {

@@ -1,5 +1,4 @@
-//! Bytes that change after a save: seen by `verify` wherever they are, and by a read of what they
-//! belong to.
+//! Bytes that change after a save: `verify` detects all of them, and a read those of its blocks.
 
 use std::fs;
 use std::sync::Mutex;
@@ -10,7 +9,7 @@ use serde_json::json;
 
 const STEP: &str = "step-000000000005";
 
-/// Places worth a flip: the first bytes, both sides of a page's end, the last, and some by chance.
+/// Offsets to flip: the first bytes, both sides of a page boundary, the last, and random ones.
 fn places(len: usize, random: &mut Random) -> Vec<usize> {
     let edges = [0, 1, 7, 8, 9, 100, 4095, 4096, 4097, 8191, 8192, len.wrapping_sub(1)];
     let mut places: Vec<usize> = edges.into_iter().filter(|&place| place < len).collect();
@@ -21,7 +20,7 @@ fn places(len: usize, random: &mut Random) -> Vec<usize> {
 }
 
 #[test]
-fn every_flipped_bit_is_seen() {
+fn every_flipped_bit_is_detected() {
     let seed = 31;
     let mut random = Random(seed);
     let folder = Folder::new();
@@ -33,7 +32,7 @@ fn every_flipped_bit_is_seen() {
             let bit = random.below(8);
             let mut bad = bytes.clone();
             bad[place] ^= 1 << bit;
-            // A manifest is the same whichever case the digits of its own sum have.
+            // The case of the hexadecimal digits of a manifest's own checksum does not matter.
             if name == "MANIFEST.json" && bad.eq_ignore_ascii_case(&bytes) {
                 continue;
             }
@@ -50,9 +49,9 @@ fn every_flipped_bit_is_seen() {
     folder.steps(SMALL).open_step(5).unwrap().verify().unwrap();
 }
 
-/// The error tells the file and the block, and tensors that lie elsewhere can still be read.
+/// The error names the file and the block, and other tensors can still be read.
 #[test]
-fn a_read_sees_its_own_damage_only() {
+fn read_detects_only_damage_of_its_blocks() {
     let mut random = Random(5);
     let folder = Folder::new();
     let mut state = State::of_model(2);
@@ -90,7 +89,7 @@ fn a_read_sees_its_own_damage_only() {
 }
 
 #[test]
-fn a_damaged_blob_is_not_given() {
+fn damaged_blob_is_rejected() {
     let folder = Folder::new();
     State::of_model(3).save(&folder.steps(SMALL), 5).unwrap();
     let path = folder.path(STEP).join("extra/rng.bin");
@@ -102,7 +101,7 @@ fn a_damaged_blob_is_not_given() {
     checkpoint.blob("loader.json").unwrap();
 }
 
-/// What was logged, by all tests of this file.
+/// The log of all tests of this file.
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Warnings;
@@ -121,9 +120,10 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// Cut, longer, or gone: the step no longer counts, and the one before it does. A warning says why.
+/// A file is truncated, extended, or deleted: the step is skipped with a warning, and the previous
+/// one is the newest.
 #[test]
-fn the_newest_whole_step_is_found() {
+fn newest_complete_step_is_found() {
     log::set_logger(&Warnings).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     let folder = Folder::new();
@@ -159,9 +159,9 @@ fn the_newest_whole_step_is_found() {
     }
 }
 
-/// Files of the right length in the wrong place: from another step, or of each other.
+/// Files of the right length in the wrong place: from another step, or swapped.
 #[test]
-fn swapped_files_are_seen() {
+fn swapped_files_are_detected() {
     let mut random = Random(8);
     let mut tensor = |name| Tensor::new(name, Group::Model, Dtype::U8, &[2500], &mut random);
     let tensors = vec![tensor("a"), tensor("b")];
@@ -191,9 +191,9 @@ fn swapped_files_are_seen() {
     assert!(checkpoint.read_tensor("b", Group::Model, &mut [0; 2500]).is_err());
 }
 
-/// A step that was opened and whose file was cut since.
+/// A file is truncated after its step was opened.
 #[test]
-fn a_file_that_shrinks_under_its_reader_is_an_error() {
+fn file_truncated_while_open_is_an_error() {
     let folder = Folder::new();
     let steps = folder.steps(SMALL);
     State::of_model(6).save(&steps, 5).unwrap();

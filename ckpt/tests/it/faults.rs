@@ -1,4 +1,4 @@
-//! A store that fails: at any one call, from any call on, or by being full.
+//! A store that fails: at one call, from one call on, or because it is full.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::gate::pulled;
+use crate::common::gate::device_error;
 use crate::common::{Folder, Random, SERIAL, State, Tensor};
 use ckpt::{Check, CheckpointOptions, Checkpoints, Dtype, Error, Group, Retention};
 use storage::testing::fault_store::{FaultPlan, FaultStore, HookLayer, Mount};
@@ -22,11 +22,11 @@ struct Plan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
-    /// That call fails, and nothing else.
+    /// Only that call fails.
     Once,
-    /// It is done, but said to have failed.
+    /// That call takes effect, but returns an error.
     Afterwards,
-    /// That call and all later ones fail: the device is gone.
+    /// That call and all later ones fail: the device is lost.
     ForGood,
 }
 
@@ -42,12 +42,12 @@ impl Plan {
             How::Afterwards => false,
             How::ForGood => number >= self.fails_at,
         };
-        if fails { Err(pulled(key)) } else { Ok(()) }
+        if fails { Err(device_error(key)) } else { Ok(()) }
     }
 
     fn after(&self, key: &Key) -> Result<()> {
         let is_it = self.calls.load(Ordering::Relaxed) == self.fails_at + 1;
-        if self.how == How::Afterwards && is_it { Err(pulled(key)) } else { Ok(()) }
+        if self.how == How::Afterwards && is_it { Err(device_error(key)) } else { Ok(()) }
     }
 
     fn failed(&self) -> bool {
@@ -65,10 +65,10 @@ impl Folder {
     }
 }
 
-/// Whichever call of a save fails: the old step is whole, the new one whole or absent, and a second
-/// try succeeds.
+/// Whichever call of a save fails: the old step is complete, the new one complete or absent, and a
+/// second try succeeds.
 #[test]
-fn a_save_survives_any_failing_call() {
+fn save_recovers_from_any_failing_call() {
     let (old, new) = (State::of_model(1), State::of_model(2));
     for how in [How::Once, How::Afterwards, How::ForGood] {
         for fails_at in 0.. {
@@ -89,7 +89,7 @@ fn a_save_survives_any_failing_call() {
             newest.verify().unwrap();
             if newest.step() == 2 {
                 new.check(&newest);
-                // Only the last calls may fail and leave it there: those after its name is given.
+                // The step may only exist if one of the last calls failed: those after the rename.
                 assert!(saved.is_ok() || how == How::Afterwards, "{context}");
             } else {
                 assert!(saved.is_err(), "{context}");
@@ -100,7 +100,7 @@ fn a_save_survives_any_failing_call() {
                 assert_eq!(left, [""; 0], "{context}");
             }
             let again = if how == How::ForGood {
-                // The device is back, and another process, which knows that this one is gone.
+                // The device works again, and another process knows that this one is dead.
                 drop(faulty);
                 for name in folder.names().iter().filter(|name| name.starts_with(".lease-")) {
                     std::fs::remove_file(folder.path(name)).unwrap();
@@ -120,9 +120,9 @@ fn a_save_survives_any_failing_call() {
     }
 }
 
-/// Whichever call of a retention pass fails, the newest step is whole and no step is half there.
+/// Whichever call of a retention pass fails, the newest step is complete and no step is partial.
 #[test]
-fn retention_survives_any_failing_call() {
+fn retention_recovers_from_any_failing_call() {
     let states: Vec<State> = (1..=3).map(State::of_model).collect();
     let template = Folder::new();
     for (step, state) in (1..).zip(&states) {
@@ -155,9 +155,9 @@ fn retention_survives_any_failing_call() {
     }
 }
 
-/// An unreadable store is not an empty one: the run must not begin anew, nor from an old step.
+/// An unreadable store is not an empty one: the run must not start from scratch or an old step.
 #[test]
-fn a_store_that_fails_is_not_passed_over() {
+fn newest_fails_if_store_is_unreadable() {
     let folder = Folder::new();
     State::of_model(1).save(&folder.steps(SERIAL), 1).unwrap();
     State::of_model(2).save(&folder.steps(SERIAL), 2).unwrap();
@@ -174,12 +174,12 @@ fn a_store_that_fails_is_not_passed_over() {
 }
 
 #[test]
-fn a_full_store_is_found_before_the_first_byte() {
+fn full_store_is_detected_before_first_write() {
     let save = |store: &FaultStore, step| {
         let steps = Checkpoints::open(Arc::new(store.clone()), Key::new("run").unwrap());
         let steps = steps.with_options(SERIAL);
         let lease = steps.lock().unwrap();
-        // The lease is written before; nothing of the step is.
+        // Only the lease is written before the check.
         let before = store.op_count();
         let saved = State::of_model(step).save(&steps, step);
         let ops = store.op_count() - before;
@@ -187,7 +187,7 @@ fn a_full_store_is_found_before_the_first_byte() {
         (saved.map(|_| steps.newest().unwrap().unwrap().size().1), ops)
     };
     let bytes = save(&FaultStore::new(1, FaultPlan::default()), 1).0.unwrap();
-    // A save leaves a MiB free. There is room for one and a half.
+    // A save leaves a MiB free. There is space for one and a half steps.
     let capacity_bytes = Some((1 << 20) + bytes * 3 / 2);
     let store = FaultStore::new(1, FaultPlan { capacity_bytes, ..FaultPlan::default() });
     save(&store, 1).0.unwrap();
@@ -205,13 +205,13 @@ fn a_full_store_is_found_before_the_first_byte() {
     );
 }
 
-/// A real disk that another fills up after its free space was looked at.
+/// A real disk that another process fills after the check of its free space.
 #[test]
-fn a_disk_that_fills_up_leaves_the_old_step() {
+fn full_disk_keeps_old_step() {
     let mount = match Mount::new("size=4m") {
         Ok(mount) => mount,
         Err(e) => {
-            eprintln!("SKIPPED a_disk_that_fills_up_leaves_the_old_step: no right to mount: {e}");
+            eprintln!("SKIPPED full_disk_keeps_old_step: no right to mount: {e}");
             return;
         }
     };
@@ -234,13 +234,13 @@ fn a_disk_that_fills_up_leaves_the_old_step() {
     State::of_model(1).check(&steps.newest().unwrap().unwrap());
     let left = steps.sweep().unwrap();
     assert!(left.removed.is_empty() && left.kept.is_empty(), "{left:?}");
-    // Room is made, and the run goes on.
+    // Space is freed, and the run continues.
     std::fs::remove_file(filler).unwrap();
     State::of_model(2).save(&steps, 2).unwrap();
     State::of_model(2).check(&steps.newest().unwrap().unwrap());
 }
 
-/// Large enough to go around the page cache, and to have its space reserved.
+/// Large enough for direct I/O and preallocation.
 fn large_state() -> State {
     let mut random = Random(11);
     let mut state = State::of_model(11);
@@ -251,10 +251,9 @@ fn large_state() -> State {
     state
 }
 
-/// A file system without direct IO and without the reservation of space: a save goes through the
-/// page cache, and is a save all the same.
+/// On a file system without direct I/O and preallocation, a save uses buffered I/O.
 #[test]
-fn what_a_file_system_refuses_is_done_without() {
+fn save_works_without_direct_io_and_preallocation() {
     let mount = match Mount::of("ramfs", "mode=755") {
         Ok(mount) => mount,
         Err(e) => {
@@ -278,10 +277,10 @@ fn what_a_file_system_refuses_is_done_without() {
     }
 }
 
-/// A folder that became read-only: what is there is read and verified, every change says where it
+/// A folder that became read-only: its steps are read and verified, every change reports where it
 /// failed, and nothing is lost.
 #[test]
-fn a_read_only_folder_is_read_and_not_changed() {
+fn read_only_folder_is_read_and_not_changed() {
     let mount = match Mount::new("size=8m") {
         Ok(mount) => mount,
         Err(e) => {

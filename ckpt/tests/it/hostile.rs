@@ -1,4 +1,4 @@
-//! Manifests and headers that are whole, and lie.
+//! Manifests and headers with valid checksums and invalid contents.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use storage::{FileEntry, Key, Manifest, crc64};
 
 const STEP: &str = "step-000000000005";
 
-/// Two steps, of which the newer gets another manifest, with a good checksum of its own.
+/// Two steps; the newer one gets another manifest with a valid checksum.
 struct Victim {
     folder: Folder,
     good: Manifest,
@@ -41,28 +41,28 @@ impl Victim {
         manifest.write(&*self.folder.store(), &Self::key()).unwrap();
     }
 
-    /// The changed manifest is refused, with these words, and the older step is found.
-    fn check(&self, change: impl Fn(&mut Manifest), due: &str) {
+    /// The changed manifest is rejected with this message, and the older step is found.
+    fn check(&self, change: impl Fn(&mut Manifest), expected: &str) {
         let mut manifest = self.good.clone();
         change(&mut manifest);
-        assert_ne!(manifest, self.good, "nothing was changed for '{due}'");
+        assert_ne!(manifest, self.good, "nothing was changed for '{expected}'");
         self.write(&manifest);
         let steps = self.folder.steps(SMALL);
-        let text = steps.open_step(5).expect_err(due).to_string();
-        assert!(text.contains(due), "got '{text}', due '{due}'");
-        assert_eq!(steps.newest().unwrap().unwrap().step(), 4, "{due}");
+        let text = steps.open_step(5).expect_err(expected).to_string();
+        assert!(text.contains(expected), "expected '{expected}', found '{text}'");
+        assert_eq!(steps.newest().unwrap().unwrap().step(), 4, "{expected}");
     }
 
-    fn check_meta(&self, pointer: &str, value: &Value, due: &str) {
+    fn check_meta(&self, pointer: &str, value: &Value, expected: &str) {
         let change = |manifest: &mut Manifest| {
             *manifest.meta.pointer_mut(pointer).expect(pointer) = value.clone();
         };
-        self.check(change, due);
+        self.check(change, expected);
     }
 }
 
 #[test]
-fn manifests_that_lie_about_themselves() {
+fn invalid_manifest_fields_are_rejected() {
     let victim = Victim::new();
     victim.check(
         |m| m.format = "feedline-tokens".to_owned(),
@@ -77,7 +77,7 @@ fn manifests_that_lie_about_themselves() {
     for block_bytes in [json!(0), json!(4095), json!(5000), json!(1_u64 << 40), json!(u64::MAX)] {
         victim.check_meta("/block_bytes", &block_bytes, "block_bytes: expected");
     }
-    // One that is allowed, but not the one that the sums are of.
+    // A valid block size, but not that of the checksums.
     victim.check_meta(
         "/block_bytes",
         &json!(8192),
@@ -85,10 +85,9 @@ fn manifests_that_lie_about_themselves() {
     );
 }
 
-/// A name that is there twice within a tensor, and a sum that fits: of two readers each might take
-/// another.
+/// A duplicate key within a tensor, with a valid checksum: two readers could use different values.
 #[test]
-fn names_that_are_there_twice() {
+fn duplicate_names_are_rejected() {
     let victim = Victim::new();
     let path = victim.folder.path(STEP).join("MANIFEST.json");
     let good = fs::read_to_string(&path).unwrap();
@@ -108,9 +107,9 @@ fn names_that_are_there_twice() {
     }
 }
 
-/// Longer than any manifest is: refused by its length, and not read.
+/// A file longer than any manifest is rejected by its length, and not read.
 #[test]
-fn a_manifest_of_more_than_a_gibibyte_is_not_read() {
+fn manifest_above_1_gib_is_not_read() {
     let victim = Victim::new();
     let path = victim.folder.path(STEP).join("MANIFEST.json");
     let len = (1 << 30) + 1;
@@ -128,7 +127,7 @@ fn a_manifest_of_more_than_a_gibibyte_is_not_read() {
 }
 
 #[test]
-fn files_that_are_not_in_the_folder() {
+fn invalid_file_entries_are_rejected() {
     let victim = Victim::new();
     for path in ["../step-000000000004/extra/x", "/etc/passwd", "a/./b", "", "extra//x", "a\0b"] {
         victim.check(|m| m.files[0].path = path.to_owned(), "cannot use key ");
@@ -149,7 +148,7 @@ fn files_that_are_not_in_the_folder() {
 }
 
 #[test]
-fn tensors_that_cannot_be() {
+fn invalid_tensors_are_rejected() {
     let victim = Victim::new();
     let a = |field: &str| format!("/tensors/0/{field}");
     victim.check_meta(&a("dtype"), &json!("F33"), "unknown variant");
@@ -171,7 +170,7 @@ fn tensors_that_cannot_be() {
 }
 
 #[test]
-fn chunks_that_cannot_be() {
+fn invalid_chunks_are_rejected() {
     let victim = Victim::new();
     let a = |field: &str| format!("/tensors/0/chunks/0/{field}");
     victim.check_meta(&a("file"), &json!("MANIFEST.json"), "expected a listed file");
@@ -211,9 +210,9 @@ fn chunks_that_cannot_be() {
     victim.check(one, "expected 0 block checksums for 96 bytes, found 1");
 }
 
-/// Ranges of boxes that are right but for one thing.
+/// Ranges of boxes that are valid except for one defect.
 #[test]
-fn flat_ranges_that_cannot_be() {
+fn invalid_flat_ranges_are_rejected() {
     let victim = Victim::new();
     let with_flat = |flat: Value| {
         move |m: &mut Manifest| {
@@ -222,7 +221,7 @@ fn flat_ranges_that_cannot_be() {
             chunk["flat"] = flat.clone();
         }
     };
-    // The rows that the box had: the same elements, said in another way.
+    // The rows that the box had: the same elements in another notation.
     let mut same = victim.good.clone();
     with_flat(json!([3000, 3000]))(&mut same);
     victim.write(&same);
@@ -247,9 +246,9 @@ fn flat_ranges_that_cannot_be() {
     );
 }
 
-/// Zeros between two tensors: an entry of the header, and bytes that nobody reads but `verify`.
+/// Padding between two tensors: an entry of the header, and bytes that only `verify` reads.
 #[test]
-fn gaps_that_lie() {
+fn invalid_gaps_are_rejected() {
     let folder = Folder::new();
     let mut random = Random(5);
     let mut tensor =
@@ -267,13 +266,13 @@ fn gaps_that_lie() {
     assert!(stock.tensor("__pad__.0").unwrap().data() == vec![0; 4091]);
 
     let victim = Victim { good: Manifest::read(&*folder.store(), &Victim::key()).unwrap(), folder };
-    let check = |bytes: &[u8], due: &str| {
+    let check = |bytes: &[u8], expected: &str| {
         fs::write(&path, bytes).unwrap();
         let mut manifest = victim.good.clone();
         manifest.files[0].crc64 = crc64(bytes);
         victim.write(&manifest);
         let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err();
-        assert!(text.to_string().contains(due), "got '{text}', due '{due}'");
+        assert!(text.to_string().contains(expected), "expected '{expected}', found '{text}'");
     };
     let mut secret = good.clone();
     secret[4096 + (1 << 20) + 100] = 1;
@@ -301,22 +300,22 @@ fn gaps_that_lie() {
     assert!(text.contains("within 4096 bytes"), "{text}");
 }
 
-/// The data is right and every sum fits, but the header of the file says something else.
+/// The data and all checksums are valid, but the header of the file differs from the manifest.
 #[test]
-fn headers_that_lie() {
+fn headers_that_differ_from_manifest_are_rejected() {
     let victim = Victim::new();
     let path = victim.folder.path(STEP).join("model-00001-of-00001.safetensors");
     let good = fs::read(&path).unwrap();
     let end = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
     let json = std::str::from_utf8(&good[8..end]).unwrap().trim_end().to_owned();
-    let check = |bytes: &[u8], due: &str| {
+    let check = |bytes: &[u8], expected: &str| {
         fs::write(&path, bytes).unwrap();
         let mut manifest = victim.good.clone();
         let file = manifest.files.iter_mut().find(|file| path.ends_with(&file.path)).unwrap();
         (file.bytes, file.crc64) = (bytes.len() as u64, crc64(bytes));
         victim.write(&manifest);
-        let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().expect_err(due);
-        assert!(text.to_string().contains(due), "got '{text}', due '{due}'");
+        let text = victim.folder.steps(SMALL).open_step(5).unwrap().verify().expect_err(expected);
+        assert!(text.to_string().contains(expected), "expected '{expected}', found '{text}'");
     };
     let with_json = |json: &str| {
         let mut bytes = good.clone();
@@ -338,17 +337,17 @@ fn headers_that_lie() {
     let len_max = good.len() - 8;
     let too_long =
         |len: u64| format!("expected at most {len_max} bytes, found a header of {len} bytes");
-    for (header_bytes, due) in [
+    for (header_bytes, expected) in [
         (u64::MAX, too_long(u64::MAX)),
         (100_000_001, too_long(100_000_001)),
         (4089, "JSON".to_owned()),
     ] {
         let mut bytes = good.clone();
         bytes[..8].copy_from_slice(&header_bytes.to_le_bytes());
-        check(&bytes, &due);
+        check(&bytes, &expected);
     }
     check(&[good.as_slice(), &[0; 8]].concat(), "8 bytes after the last tensor");
-    // A header that ends where no page does, and tensors that the manifest has there.
+    // A header that does not end at a page, and tensors at that offset in the manifest.
     let mut shifted = good[..end - 8].to_vec();
     shifted[..8].copy_from_slice(&(end as u64 - 16).to_le_bytes());
     shifted.extend(&good[end..]);
@@ -368,9 +367,9 @@ fn headers_that_lie() {
     victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap();
 }
 
-/// Sums that each fit what they are of, but not one another.
+/// Checksums that are each valid, but inconsistent with each other.
 #[test]
-fn sums_that_do_not_join() {
+fn inconsistent_checksums_are_rejected() {
     let victim = Victim::new();
     let zeros = json!("0000000000000000");
     let change = |pointer: &str| {
@@ -388,9 +387,9 @@ fn sums_that_do_not_join() {
     victim.folder.steps(SMALL).open_step(5).unwrap().verify().unwrap_err();
 }
 
-/// A manifest of another writer: boxes cut along both axes, which this release does not write.
+/// A manifest of another writer, with boxes cut along two axes, which this release does not write.
 #[test]
-fn boxes_of_other_writers_are_read() {
+fn boxes_cut_along_two_axes_are_read() {
     let folder = Folder::new();
     let bytes: Vec<u8> = (0..24).collect();
     // A pinwheel of five boxes in a tensor of 4 rows and 6 columns.
@@ -400,7 +399,7 @@ fn boxes_of_other_writers_are_read() {
         let row = |x: usize| bytes[x * 6 + columns[0]..][..columns[1]].to_vec();
         (rows[0]..rows[0] + rows[1]).flat_map(row).collect()
     });
-    // Written as tensors of their own, then declared to be one.
+    // Written as separate tensors, then declared to be one.
     let shapes = boxes.map(|[rows, columns]| [rows[1] as u64, columns[1] as u64]);
     let tensors = (0..5).map(|k| Tensor {
         name: format!("t{k}"),

@@ -1,6 +1,6 @@
 //! Checkpoints and offloaded state: formats, layouts, faults, kills.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each would be linked with all dependencies of the crate.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

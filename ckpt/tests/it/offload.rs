@@ -1,5 +1,5 @@
-//! A state beside the device: the arithmetic is libtorch's, a disk is as memory, what was stopped
-//! goes on, and its files are a checkpoint's that any layout reads.
+//! Offloaded state: its arithmetic equals libtorch's, disk and memory give the same results, a
+//! stopped run resumes, and its files become a checkpoint that any layout loads.
 
 use crate::common;
 use std::path::Path;
@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use storage::{Key, Storage, Width};
 
-/// A store in a folder of its own.
+/// A store in a separate folder.
 fn folder() -> (tempfile::TempDir, Arc<dyn Storage>) {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -39,9 +39,9 @@ fn single(elements: u64) -> Layout {
         .unwrap()
 }
 
-/// The numbers of `reference/adamw.py`, with every width of vectors that is here.
+/// The results of `reference/adamw.py`, with every vector width of this machine.
 #[test]
-fn kernels_are_libtorchs() {
+fn adamw_matches_libtorch_bitwise() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adamw.safetensors");
     let file = std::fs::read(path).unwrap();
     let (_, metadata) = SafeTensors::read_metadata(&file).unwrap();
@@ -73,16 +73,19 @@ fn kernels_are_libtorchs() {
                 let update = Update { grad, grad_dtype: Dtype::F32, weight_decay, weights };
                 state.step(&adamw, vec![update], Value::Null).unwrap();
                 let names = ["weights", "exp_avg", "exp_avg_sq"];
-                for (name, got) in names.into_iter().zip(state.held().unwrap()) {
-                    let due = tensor(&format!("{name}.{k}"));
+                for (name, found) in names.into_iter().zip(state.held().unwrap()) {
+                    let expected = tensor(&format!("{name}.{k}"));
                     let floats = |bytes: &[u8]| -> Vec<f32> {
                         let floats = bytes.as_chunks::<4>().0.iter();
                         floats.map(|bytes| f32::from_le_bytes(*bytes)).collect()
                     };
-                    let (got, due) = (floats(got), floats(due));
-                    for (at, (got, due)) in got.iter().zip(&due).enumerate() {
-                        let same = got.to_bits() == due.to_bits();
-                        assert!(same, "{case}, {width:?}: {name}.{k}[{at}] {got:e}, due {due:e}");
+                    let (found, expected) = (floats(found), floats(expected));
+                    for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                        let same = found.to_bits() == expected.to_bits();
+                        assert!(
+                            same,
+                            "{case}, {width:?}: {name}.{k}[{at}] {found:e}, expected {expected:e}"
+                        );
                     }
                 }
             }
@@ -90,9 +93,9 @@ fn kernels_are_libtorchs() {
     }
 }
 
-/// Arrays that lie alike in their pages may drive each other out of a cache at every element.
+/// Arrays with the same offset in a page may evict each other from a cache at every element.
 #[test]
-fn arrays_of_a_parameter_lie_apart_in_their_pages() {
+fn arrays_have_different_page_offsets() {
     for elements in [1 << 10, 1 << 20, 3 << 20] {
         let layout = single(elements);
         let plan = offload::plan(&layout).unwrap();
@@ -109,10 +112,10 @@ fn arrays_of_a_parameter_lie_apart_in_their_pages() {
     }
 }
 
-/// Weights come back rounded to nearest even, whatever the vectors.
+/// Returned weights are rounded to nearest even with every vector width.
 #[test]
-fn weights_are_rounded() {
-    // Every half, its neighbours in singles, the places halfway between two, and what is no number.
+fn weights_are_rounded_to_nearest_even() {
+    // Every f16, its neighbours in f32, values halfway between two, and NaNs.
     let mut numbers: Vec<f32> = (0..=0xffff_u32).map(|half| f32::from_bits(half << 16)).collect();
     for exponent in 90..150_u32 {
         for mantissa in [0, 1, 0xfff, 0x1000, 0x1001, 0x2000, 0x3000, 0x8000, 0x7f_ffff] {
@@ -124,25 +127,28 @@ fn weights_are_rounded() {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     let layout = single(numbers.len() as u64);
     for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
-        let mut due = Vec::new();
-        ckpt::cast(&bytes, Dtype::F32, dtype, &mut due);
+        let mut expected = Vec::new();
+        ckpt::cast(&bytes, Dtype::F32, dtype, &mut expected);
         for width in Width::ALL {
             let plan = offload::plan(&layout).unwrap();
             let options = OffloadOptions { width, ..SMALL };
             let mut state = Offload::in_memory(plan, &layout, 0, options).unwrap();
             state.fill(&[&bytes], 0, Value::Null).unwrap();
-            let mut got = vec![0xaa; due.len()];
-            state.weights(&mut [WeightsOut { dtype, bytes: &mut got }]).unwrap();
+            let mut found = vec![0xaa; expected.len()];
+            state.weights(&mut [WeightsOut { dtype, bytes: &mut found }]).unwrap();
             let item = dtype.item_bytes() as usize;
-            let pairs = got.chunks(item).zip(due.chunks(item)).zip(&numbers);
-            for ((got, due), number) in pairs {
-                assert!(got == due, "{number:e} as {dtype} with {width:?}: {got:?}, due {due:?}");
+            let pairs = found.chunks(item).zip(expected.chunks(item)).zip(&numbers);
+            for ((found, expected), number) in pairs {
+                assert!(
+                    found == expected,
+                    "{number:e} as {dtype} with {width:?}: {found:?}, expected {expected:?}"
+                );
             }
         }
     }
 }
 
-/// Runs all ranks of a mesh, and gives what a checkpoint has of them.
+/// Runs all ranks of a mesh, and returns the contents of a checkpoint.
 fn run(
     mesh: DeviceMesh,
     make: impl Fn(u64) -> Rank,
@@ -158,14 +164,14 @@ fn run(
             let mut into: Vec<_> =
                 weights.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::F32, bytes }).collect();
             rank.state.weights(&mut into).unwrap();
-            assert!(weights == rank.weights, "the weights that a step gave are those it kept");
+            assert!(weights == rank.weights, "returned weights equal those of the state");
         }
     }
     save(&mut ranks, mesh, store, 4).unwrap();
     contents(&steps(store).open_step(4).unwrap())
 }
 
-/// All ranks save a step, each by itself.
+/// All ranks save a step jointly.
 fn save(
     ranks: &mut [Rank],
     mesh: DeviceMesh,
@@ -203,40 +209,40 @@ fn save(
     })
 }
 
-/// Layouts, places, threads, vectors: all give the same bits, in checkpoints that verify.
+/// All layouts, backings, thread counts and vector widths give bitwise equal checkpoints.
 #[test]
-fn a_disk_is_as_memory() {
+fn disk_and_memory_give_same_results() {
     let (_memory, store) = folder();
     let one = meshes()[0];
-    let due = run(one, |rank| Rank::in_memory(one, rank, SMALL), &store);
+    let expected = run(one, |rank| Rank::in_memory(one, rank, SMALL), &store);
     for mesh in meshes() {
         let (_temp, store) = folder();
         let options = OffloadOptions { threads: 3, width: Width::Portable, ..SMALL };
-        let got = run(mesh, |rank| Rank::in_memory(mesh, rank, options), &store);
-        assert!(got == due, "in memory, {mesh:?}");
+        let found = run(mesh, |rank| Rank::in_memory(mesh, rank, options), &store);
+        assert!(found == expected, "in memory, {mesh:?}");
         let (_temp, store) = folder();
         let disk = |rank| Rank::on_disk(Arc::clone(&store), mesh, rank, SMALL).unwrap();
-        let got = run(mesh, disk, &store);
-        assert!(got == due, "on a disk, {mesh:?}");
+        let found = run(mesh, disk, &store);
+        assert!(found == expected, "on a disk, {mesh:?}");
         steps(&store).open_step(4).unwrap().verify().unwrap();
     }
 }
 
-/// What is dropped, finished or not, goes on from its last finished update to the same bits.
+/// A dropped state resumes from its last finished update, with bitwise equal results.
 #[test]
-fn what_was_stopped_goes_on() {
+fn stopped_run_resumes() {
     let (_memory, store) = folder();
     let mesh = meshes()[1];
     for rank in 0..2 {
-        let mut due = Rank::in_memory(mesh, rank, SMALL);
-        due.fill().unwrap();
+        let mut expected = Rank::in_memory(mesh, rank, SMALL);
+        expected.fill().unwrap();
         for step in 1..=7 {
-            due.step(step).unwrap();
+            expected.step(step).unwrap();
         }
         let open = || Rank::on_disk(Arc::clone(&store), mesh, rank, SMALL).unwrap();
         let mut state = open();
         assert!(state.state.generation().is_none());
-        assert!(state.step(1).is_err(), "a step of no state");
+        assert!(state.step(1).is_err(), "a step without a state");
         state.fill().unwrap();
         for step in 1..=7 {
             state.half_step(step).unwrap();
@@ -253,21 +259,21 @@ fn what_was_stopped_goes_on() {
                 state = open();
             }
         }
-        let mut weights = due.weights.clone();
+        let mut weights = expected.weights.clone();
         let mut into: Vec<_> =
             weights.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::F32, bytes }).collect();
         state.state.weights(&mut into).unwrap();
-        assert!(weights == due.weights);
+        assert!(weights == expected.weights);
         let again = Rank::on_disk(Arc::clone(&store), mesh, rank, SMALL);
         let locked = matches!(again, Err(Error::Storage(storage::Error::Locked { .. })));
-        assert!(locked, "a second process has it");
+        assert!(locked, "the folder is locked");
     }
 }
 
-/// By whichever way files become a checkpoint's, they stay what they are while the state goes on,
-/// and every layout, beside the device or not, goes on from them.
+/// With every publish method, the files of a checkpoint do not change while the state continues,
+/// and every layout resumes from them, in memory or on a disk.
 #[test]
-fn files_become_checkpoints() {
+fn state_files_become_checkpoint_files() {
     for (number, mesh) in meshes().into_iter().enumerate() {
         let prefer =
             [PublishMethod::Link, PublishMethod::Clone, PublishMethod::Copy, PublishMethod::Link]
@@ -288,21 +294,21 @@ fn files_become_checkpoints() {
                 at.push(contents(&steps(&store).open_step(step).unwrap()));
             }
         }
-        for (number, due) in at.iter().enumerate() {
+        for (number, expected) in at.iter().enumerate() {
             let saved = steps(&store).open_step(2 * number as u64 + 2).unwrap();
             saved.verify().unwrap();
-            assert!(contents(&saved) == *due, "{prefer:?}: step {} has changed", saved.step());
+            assert!(contents(&saved) == *expected, "{prefer:?}: step {} has changed", saved.step());
         }
         let (_second, second) = folder();
         let copies = Checkpoints::open(second, Key::new("copies").unwrap());
         let drain = Drain::new(Arc::new(steps(&store)), Arc::new(copies), DrainOptions::default());
         drain.run().unwrap();
-        go_on(&store, at.last().unwrap());
+        check_resume(&store, at.last().unwrap());
     }
 }
 
-/// From step 4 every layout comes to what step 6 has.
-fn go_on(store: &Arc<dyn Storage>, due: &[(String, Vec<u8>)]) {
+/// Every layout resumes from step 4 and reaches the state of step 6.
+fn check_resume(store: &Arc<dyn Storage>, expected: &[(String, Vec<u8>)]) {
     let from = steps(store).open_step(4).unwrap();
     for mesh in meshes() {
         for on_disk in [false, true] {
@@ -320,21 +326,21 @@ fn go_on(store: &Arc<dyn Storage>, due: &[(String, Vec<u8>)]) {
                 }
             }
             save(&mut ranks, mesh, &other, 6).unwrap();
-            let got = contents(&steps(&other).open_step(6).unwrap());
-            assert!(got == due, "{mesh:?}, on a disk: {on_disk}");
+            let found = contents(&steps(&other).open_step(6).unwrap());
+            assert!(found == expected, "{mesh:?}, on a disk: {on_disk}");
         }
     }
 }
 
-/// What does not belong together is refused by name.
+/// Mismatched arguments are rejected with their names.
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_arguments_are_rejected() {
     let (_temp, store) = folder();
     let (one, two) = (meshes()[0], meshes()[1]);
     let mut rank = Rank::on_disk(Arc::clone(&store), one, 0, SMALL).unwrap();
     let refused = |outcome: Result<()>, word: &str| {
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains(word), "{error}, due a word of '{word}'");
+        assert!(error.contains(word), "{error}, expected a word of '{word}'");
     };
     refused(rank.state.fill(&[], 0, Value::Null), "expected 6 parameters, found 0");
     rank.fill().unwrap();
@@ -371,5 +377,5 @@ fn what_does_not_fit_is_refused() {
     refused(saved.map(drop), "in memory");
     let groups = [(Group::Model, Dtype::BF16), (Group::ExpAvg, Dtype::F32)];
     let halves = Layout::new(one, Vec::new(), &groups).unwrap();
-    assert!(offload::plan(&halves).is_ok(), "a model of nothing");
+    assert!(offload::plan(&halves).is_ok(), "an empty model");
 }

@@ -1,5 +1,5 @@
-//! A state that is spread over several disks: as many bytes on each, the same bits as on one, and
-//! disks that are mixed up, left behind or of nobody any more.
+//! A state on several disks: balanced bytes, bitwise equal results, and swapped, stale or orphaned
+//! disks.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -28,7 +28,7 @@ fn disks<const N: usize>() -> [TempDir; N] {
     std::array::from_fn(|_| tempfile::tempdir().unwrap())
 }
 
-/// A rank alone, on these disks.
+/// A single rank on these disks.
 fn open(disks: &[&TempDir]) -> Result<Rank> {
     let folders = disks.iter().map(|disk| folder(disk, 0)).collect();
     Rank::on_disks(folders, "test", meshes()[0], 0, SMALL)
@@ -50,46 +50,46 @@ fn steps(folder: &TempDir) -> Checkpoints {
     Checkpoints::open(store(folder.path()), Key::new("run").unwrap()).with_options(options)
 }
 
-/// Every rank of every layout comes to the same weights, and has its state in equal parts.
+/// Every rank of every layout gets the same weights, and its disks have equal parts of the state.
 #[test]
-fn several_disks_are_as_memory() {
+fn several_disks_and_memory_give_same_results() {
     for mesh in meshes() {
         let disks = disks::<3>();
         for rank in 0..mesh.ranks() {
-            let mut due = Rank::in_memory(mesh, rank, SMALL);
-            due.fill().unwrap();
+            let mut expected = Rank::in_memory(mesh, rank, SMALL);
+            expected.fill().unwrap();
             let folders = || disks.iter().map(|disk| folder(disk, rank)).collect();
             let open = || Rank::on_disks(folders(), "test", mesh, rank, SMALL).unwrap();
-            let mut got = open();
-            got.fill().unwrap();
+            let mut found = open();
+            found.fill().unwrap();
             for step in 1..=4 {
-                due.step(step).unwrap();
-                got.step(step).unwrap();
-                assert!(got.weights == due.weights, "{mesh:?}, rank {rank}, step {step}");
+                expected.step(step).unwrap();
+                found.step(step).unwrap();
+                assert!(found.weights == expected.weights, "{mesh:?}, rank {rank}, step {step}");
                 if step == 2 {
-                    drop(got);
-                    got = open();
+                    drop(found);
+                    found = open();
                 }
             }
-            assert!(got.kept().unwrap() == due.weights);
-            drop(got);
+            assert!(found.state_weights().unwrap() == expected.weights);
+            drop(found);
             let own = format!("rank-{rank}");
             let bytes = disks.each_ref().map(|disk| bytes_of(&disk.path().join(&own)));
             let (least, largest) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
-            // Of each role a disk may have a page more, for cuts are at pages, and one of padding;
+            // A disk may have one more page per role, since cuts are at pages, and one of padding;
             // and two headers.
             assert!(largest - least <= 32 << 10, "{mesh:?}, rank {rank}: {bytes:?}");
         }
     }
 }
 
-/// A process that was killed is gone before its last requests: their files are locked for as long.
+/// A killed process disappears before its last requests complete; until then its files are locked.
 #[test]
-fn a_state_waits_for_the_requests_of_the_dead() {
+fn open_waits_for_requests_of_dead_process() {
     let [disk] = disks::<1>();
     let mut rank = open(&[&disk]).unwrap();
     rank.fill().unwrap();
-    let due = rank.kept().unwrap();
+    let expected = rank.state_weights().unwrap();
     drop(rank);
     let folder = disk.path().join("rank-0");
     let slot = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -101,20 +101,21 @@ fn a_state_waits_for_the_requests_of_the_dead() {
         thread::sleep(Duration::from_millis(300));
         drop(locked);
     });
-    assert!(open(&[&disk]).unwrap().kept().unwrap() == due);
+    assert!(open(&[&disk]).unwrap().state_weights().unwrap() == expected);
     dying.join().unwrap();
 }
 
-/// The last slot's; a disk that got none of a few parameters has no slot.
+/// The bytes of the last slot; a disk without any of a few parameters has no slot.
 fn bytes_of(folder: &Path) -> u64 {
     let slot = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let Some(slot) = slot.filter(|path| path.is_dir()).max() else { return 0 };
     fs::read_dir(slot).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
 }
 
-/// Parameters go to the disk that has the least, the largest first, and are cut where it is full.
+/// Parameters are placed on the disk with the least bytes, largest first, and split where it is
+/// full.
 #[test]
-fn a_plan_spreads_bytes() {
+fn plan_balances_bytes_over_disks() {
     let even = offload::bench::layout(300 << 20).unwrap();
     let param = |(name, elements): (&str, u64)| Param {
         name: name.to_owned(),
@@ -141,10 +142,10 @@ fn a_plan_spreads_bytes() {
     }
 }
 
-/// A parameter in parts is one to all others: a checkpoint of it has the bytes of one from a single
-/// disk, verifies, and loads into any layout and number of disks, which go on alike.
+/// Splitting a parameter is invisible outside: its checkpoint equals that of a single disk,
+/// verifies, and loads into any layout and number of disks, which give the same results.
 #[test]
-fn parts_of_a_parameter_are_one_in_a_checkpoint() {
+fn split_parameter_is_one_tensor_in_checkpoint() {
     for mesh in [meshes()[0], meshes()[2]] {
         let spread = disks::<5>();
         let folders = || spread.iter().map(|disk| folder(disk, 0)).collect();
@@ -155,48 +156,48 @@ fn parts_of_a_parameter_are_one_in_a_checkpoint() {
             for step in 1..=3 {
                 rank.step(step).unwrap();
             }
-            // The only one of the ranks that saves anything.
+            // The only rank that saves anything.
             steps.save_offloaded(3, &mut rank.state, &[], Value::Null, None).unwrap();
             steps.open_step(3).unwrap()
         };
         let one = tempfile::tempdir().unwrap();
         let alone = meshes()[0];
-        let mut due = Rank::on_disk(store(one.path()), alone, 0, SMALL).unwrap();
-        let due_step = save(&mut due, &steps(&one));
+        let mut expected = Rank::on_disk(store(one.path()), alone, 0, SMALL).unwrap();
+        let expected_step = save(&mut expected, &steps(&one));
         if mesh != alone {
-            // A replica that saves nothing keeps all of its own, and in parts as well.
+            // A replica that saves nothing still stores its whole state, in parts as well.
             let folders = spread.iter().map(|disk| folder(disk, 1)).collect();
-            let mut got = Rank::on_disks(folders, "test", mesh, 1, SMALL).unwrap();
-            got.state.load(&due_step, &GROUPS, Value::Null).unwrap();
-            assert!(got.kept().unwrap() == due.weights);
-            got.step(4).unwrap();
-            due.step(4).unwrap();
-            assert!(got.weights == due.weights);
+            let mut found = Rank::on_disks(folders, "test", mesh, 1, SMALL).unwrap();
+            found.state.load(&expected_step, &GROUPS, Value::Null).unwrap();
+            assert!(found.state_weights().unwrap() == expected.weights);
+            found.step(4).unwrap();
+            expected.step(4).unwrap();
+            assert!(found.weights == expected.weights);
             continue;
         }
-        let mut got = Rank::on_disks(folders(), "test", mesh, 0, SMALL).unwrap();
-        let step = save(&mut got, &steps(&spread[0]));
+        let mut found = Rank::on_disks(folders(), "test", mesh, 0, SMALL).unwrap();
+        let step = save(&mut found, &steps(&spread[0]));
         step.verify().unwrap();
-        assert!(contents(&step) == contents(&due_step));
-        drop(got);
+        assert!(contents(&step) == contents(&expected_step));
+        drop(found);
         let two = disks::<2>();
         let mut again = open(&[&two[0], &two[1]]).unwrap();
         let mut memory = Rank::in_memory(alone, 0, SMALL);
         let mut back = Rank::on_disks(folders(), "test", mesh, 0, SMALL).unwrap();
-        due.step(4).unwrap();
+        expected.step(4).unwrap();
         for rank in [&mut again, &mut memory, &mut back] {
             rank.state.load(&step, &GROUPS, Value::Null).unwrap();
             rank.half_step(4).unwrap();
             rank.state.finish(Value::Null).unwrap();
-            assert!(rank.weights == due.weights);
+            assert!(rank.weights == expected.weights);
         }
     }
 }
 
-/// Checkpoints are on the second of three disks: there files become theirs by a link, and from the
-/// others by a copy. They stay what they are while the state goes on.
+/// Checkpoints are on the second of three disks: its files are linked, and those of the others are
+/// copied. They do not change while the state continues.
 #[test]
-fn each_file_takes_its_own_way() {
+fn each_file_uses_its_cheapest_publish_method() {
     let away = tempfile::tempdir_in("/dev/shm").ok();
     let [one, two] = disks();
     let device = |disk: &TempDir| fs::metadata(disk.path()).unwrap().dev();
@@ -213,7 +214,7 @@ fn each_file_takes_its_own_way() {
         if step % 2 == 0 {
             let state = &mut rank.state;
             let (_, way) = steps.save_offloaded(step, state, &[], Value::Null, None).unwrap();
-            assert_eq!(way, PublishMethod::Copy, "the dearest of all");
+            assert_eq!(way, PublishMethod::Copy, "the most expensive method used");
             saved.push(contents(&steps.open_step(step).unwrap()));
             let names = fs::read_dir(two.path().join(format!("run/step-{step:012}"))).unwrap();
             let names = names.map(|entry| entry.unwrap());
@@ -224,23 +225,23 @@ fn each_file_takes_its_own_way() {
             assert_eq!((links.len(), linked), (6, 4), "two files of each disk: {links:?}");
         }
     }
-    for (number, due) in saved.iter().enumerate() {
+    for (number, expected) in saved.iter().enumerate() {
         let step = steps.open_step(2 * number as u64 + 2).unwrap();
         step.verify().unwrap();
-        assert!(contents(&step) == *due);
+        assert!(contents(&step) == *expected);
     }
 }
 
-/// Disks in another order, or another number of them, or those of another run are refused and not
-/// touched; the right ones go on.
+/// Disks in another order, another number of them, or those of another run are rejected unchanged;
+/// the right ones resume.
 #[test]
-fn disks_that_are_mixed_up_are_refused() {
+fn swapped_disks_are_rejected() {
     let [one, two, other] = disks();
     drop(stepped(&[&one, &two]));
     let refused = |opened: Result<Rank>, words: &[&str]| {
         let error = opened.map(|_| ()).unwrap_err();
         let text = error.to_string();
-        assert!(words.iter().all(|word| text.contains(word)), "{text}, due {words:?}");
+        assert!(words.iter().all(|word| text.contains(word)), "{text}, expected {words:?}");
         assert!(matches!(error, Error::BadManifest { .. } | Error::BadInput { .. }), "{error:?}");
     };
     refused(open(&[&two, &one]), &["disk 1 of 2 of rank 0", "disk 0 of 2 of rank 0"]);
@@ -261,13 +262,13 @@ fn disks_that_are_mixed_up_are_refused() {
     assert!(matches!(again, Error::Storage(storage::Error::Locked { .. })), "{again}");
 }
 
-/// A state that was divided by another plan, as another version may do, is told as one, so that a
-/// run begins anew from its checkpoint, and is not touched.
+/// A state with another plan, for example of another version, is rejected unchanged with that
+/// reason, so that the run restarts from its checkpoint.
 #[test]
-fn a_state_of_another_plan_is_told() {
+fn state_of_another_plan_is_rejected() {
     let [one, two] = disks();
     let mut rank = stepped(&[&one, &two]);
-    let due = rank.kept().unwrap();
+    let expected = rank.state_weights().unwrap();
     drop(rank);
     let whole = Param {
         name: "embed.weight".to_owned(),
@@ -286,12 +287,12 @@ fn a_state_of_another_plan_is_told() {
     assert!(error.to_string().contains(&fingerprint), "{error}");
     let mut rank = open(&[&one, &two]).unwrap();
     assert_eq!(rank.state.generation().unwrap().step, 1);
-    assert!(rank.kept().unwrap() == due);
+    assert!(rank.state_weights().unwrap() == expected);
 }
 
-/// A disk that was set back, as by a backup, has files of the right names and other bytes.
+/// A disk that was restored from a backup has files with the right names and other bytes.
 #[test]
-fn a_disk_that_was_left_behind_is_told() {
+fn stale_disk_is_rejected() {
     let [one, two] = disks();
     let mut rank = stepped(&[&one, &two]);
     rank.state.settle().unwrap();
@@ -309,14 +310,14 @@ fn a_disk_that_was_left_behind_is_told() {
         }
     };
     copied(&slots, copy.path());
-    // Back in the files of step 1, and of step 2.
+    // Restores the files of step 1, then of step 2.
     rank.step(2).unwrap();
     rank.step(3).unwrap();
     drop(rank);
     copied(copy.path(), &slots);
     let mut rank = open(&[&one, &two]).unwrap();
     assert_eq!(rank.state.generation().unwrap().step, 3);
-    let error = rank.kept().unwrap_err();
+    let error = rank.state_weights().unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
     assert!(error.to_string().contains(two.path().to_str().unwrap()), "{error}");
     drop(rank);
@@ -325,9 +326,9 @@ fn a_disk_that_was_left_behind_is_told() {
     assert!(matches!(error, Error::Storage(storage::Error::NotFound { .. })), "{error}");
 }
 
-/// Only what is marked as of ranks that this run has no more, and that nobody has open, is removed.
+/// Only folders marked with ranks beyond those of this run, and not open, are removed.
 #[test]
-fn what_ranks_left_is_removed() {
+fn orphaned_rank_folders_are_removed() {
     let disk = tempfile::tempdir().unwrap();
     let mesh = meshes()[3];
     let open = |rank, owner| {

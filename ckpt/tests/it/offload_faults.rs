@@ -1,4 +1,4 @@
-//! A state on a disk that fails, fills up, loses power or is tampered with.
+//! A state on a disk that fails, is full, loses power or is modified.
 
 use crate::common;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use storage::{Key, Storage};
 
 const STEPS: u64 = 3;
 
-/// On so many disks, which lose their power together.
+/// Opens a state on several disks, which lose power together.
 fn open_on(store: &FaultStore, disks: usize) -> Result<Rank> {
     let folder = |disk| {
         let key = Key::new(format!("disk-{disk}/state")).unwrap();
@@ -32,10 +32,10 @@ fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
 }
 
 /// The weights after each step.
-fn due() -> Vec<Vec<Vec<u8>>> {
+fn expected_weights() -> Vec<Vec<Vec<u8>>> {
     let mut rank = Rank::in_memory(meshes()[0], 0, SMALL);
     rank.fill().unwrap();
-    let mut all = vec![rank.kept().unwrap()];
+    let mut all = vec![rank.state_weights().unwrap()];
     for step in 1..=STEPS + 1 {
         rank.step(step).unwrap();
         all.push(rank.weights.clone());
@@ -43,41 +43,44 @@ fn due() -> Vec<Vec<Vec<u8>>> {
     all
 }
 
-/// What a store has is one of the states that were, whole, and goes on to the same bits.
+/// The store has one complete earlier state, which resumes with bitwise equal results.
 fn check(
     (store, disks): (&FaultStore, usize),
     at_least: Option<u64>,
-    due: &[Vec<Vec<u8>>],
+    expected: &[Vec<Vec<u8>>],
     what: &str,
 ) {
     let mut rank = open_on(store, disks).unwrap_or_else(|error| panic!("{what}: {error}"));
     let Some(step) = rank.state.generation().map(|generation| generation.step) else {
-        assert_eq!(at_least, None, "{what}: nothing is left");
+        assert_eq!(at_least, None, "{what}: no generation");
         return;
     };
-    assert!(at_least.is_none_or(|least| step >= least), "{what}: {step}, due {at_least:?}");
-    assert!(rank.kept().unwrap() == due[step as usize], "{what}: step {step}");
+    assert!(
+        at_least.is_none_or(|least| step >= least),
+        "{what}: {step}, expected at least {at_least:?}"
+    );
+    assert!(rank.state_weights().unwrap() == expected[step as usize], "{what}: step {step}");
     if step <= STEPS {
         rank.step(step + 1).unwrap();
-        assert!(rank.weights == due[step as usize + 1], "{what}: the step after {step}");
+        assert!(rank.weights == expected[step as usize + 1], "{what}: the step after {step}");
     }
 }
 
-/// Whatever is cut short by a power cut, the generation before it is whole; what was waited for
-/// stays.
+/// Whatever a power cut interrupts, the previous generation is complete, and settled ones are
+/// durable.
 #[test]
-fn power_cuts() {
+fn power_cut_leaves_complete_generation() {
     power_cuts_of(1);
 }
 
-/// Whatever has reached one disk and not the other, they have one generation.
+/// Whatever has reached only one of the disks, they have the same generation.
 #[test]
-fn power_cuts_of_several_disks() {
+fn power_cut_of_several_disks_leaves_one_generation() {
     power_cuts_of(3);
 }
 
 fn power_cuts_of(disks: usize) {
-    let due = due();
+    let expected = expected_weights();
     let store = FaultStore::new(5, FaultPlan::default());
     let mut durable = Vec::new();
     let mut rank = open_on(&store, disks).unwrap();
@@ -91,19 +94,19 @@ fn power_cuts_of(disks: usize) {
     }
     drop(rank);
     for ops in 0..=store.op_count() {
-        let at_least = durable.iter().rposition(|due| ops >= *due).map(|step| step as u64);
+        let at_least = durable.iter().rposition(|end| ops >= *end).map(|step| step as u64);
         for seed in 0..6 {
             let what = format!("{ops} of {} operations, seed {seed}", store.op_count());
-            check((&store.crash_at(ops, seed), disks), at_least, &due, &what);
+            check((&store.crash_at(ops, seed), disks), at_least, &expected, &what);
         }
     }
 }
 
-/// Each operation fails once, in each way: an error tells it, and what was there stays, and goes
-/// on.
+/// Each operation fails once, in each way: it is reported as an error, and the previous state
+/// resumes.
 #[test]
-fn failing_operations() {
-    let due = due();
+fn failing_operations_are_reported() {
+    let expected = expected_weights();
     let count = {
         let store = FaultStore::new(6, FaultPlan::default());
         run(&store, &mut None).unwrap();
@@ -118,18 +121,18 @@ fn failing_operations() {
             let outcome = run(&store, &mut at_least);
             failed += usize::from(outcome.is_err());
             let what = format!("{how:?} at {op}: {outcome:?}");
-            check((&store.crash(op as u64), 1), at_least, &due, &what);
+            check((&store.crash(op as u64), 1), at_least, &expected, &what);
             if how == FaultKind::NoSpace
                 && let Err(error) = outcome
             {
                 assert!(matches!(error, Error::Storage(_)), "{what}: {error}");
             }
         }
-        assert!(failed * 2 > count, "{failed} of {count} failures were told");
+        assert!(failed * 2 > count, "{failed} of {count} failures were reported");
     }
 }
 
-/// Fills and updates; tells which step is durable.
+/// Fills and updates; sets `durable` to the last durable step.
 fn run(store: &FaultStore, durable: &mut Option<u64>) -> Result<()> {
     let mut rank = open(store)?;
     rank.fill()?;
@@ -143,9 +146,9 @@ fn run(store: &FaultStore, durable: &mut Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// A disk that has no room for a second generation says so before anything is changed.
+/// A disk without space for a second generation is reported before any change.
 #[test]
-fn no_room() {
+fn full_disk_is_reported_before_changes() {
     let store =
         FaultStore::new(7, FaultPlan { capacity_bytes: Some(200_000), ..FaultPlan::default() });
     let mut rank = open(&store).unwrap();
@@ -154,7 +157,7 @@ fn no_room() {
     let is_space = matches!(error, Error::Storage(storage::Error::NoSpace { .. }));
     assert!(is_space, "{error}");
     assert_eq!(rank.state.generation().unwrap().step, 0);
-    assert!(rank.kept().unwrap() == due()[0]);
+    assert!(rank.state_weights().unwrap() == expected_weights()[0]);
 }
 
 struct Folder(tempfile::TempDir, Arc<dyn Storage>);
@@ -170,7 +173,7 @@ impl Folder {
         Rank::on_disk(Arc::clone(&self.1), meshes()[0], 0, SMALL).unwrap()
     }
 
-    /// The folders of files, the newest last.
+    /// The slot folders, the newest last.
     fn slots(&self) -> Vec<PathBuf> {
         let all = std::fs::read_dir(self.0.path().join("state-0")).unwrap();
         let mut all: Vec<PathBuf> = all.map(|entry| entry.unwrap().path()).collect();
@@ -180,10 +183,10 @@ impl Folder {
     }
 }
 
-/// Files that somebody removes are missed by the next step at the latest, and the checkpoint that
-/// was made of them stays.
+/// Files that another process removes are detected by the next step at the latest, and a checkpoint
+/// of them stays intact.
 #[test]
-fn removed_files() {
+fn removed_files_are_detected() {
     let folder = Folder::new();
     let mut rank = folder.open();
     rank.fill().unwrap();
@@ -205,9 +208,9 @@ fn removed_files() {
     assert!(contents(&step) == saved);
 }
 
-/// A bit that the disk turns ends the step, which tells where it is; the state stays what it was.
+/// A bit flipped by the disk fails the step with its location; the state does not change.
 #[test]
-fn a_turned_bit() {
+fn flipped_bit_is_detected() {
     use std::os::unix::fs::FileExt as _;
     for file in ["model-00001-of-00001.safetensors", "optim-00001-of-00001.safetensors"] {
         let folder = Folder::new();

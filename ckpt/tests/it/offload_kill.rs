@@ -1,4 +1,4 @@
-//! A process that updates a state on disks without end, and SIGKILL.
+//! A process that updates a state on disks in a loop gets SIGKILL.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::beside::{Rank, SMALL, meshes};
-use crate::common::children::dead_are_known;
+use crate::common::children::can_detect_dead_processes;
 use crate::common::{Folder, Random};
 use ckpt::Checkpoints;
 use ckpt::offload::Folder as Place;
 use serde_json::Value;
 use storage::{Key, Storage};
 
-/// Tells the child process where its state is.
+/// Environment variable: the folder of the child process's state.
 const FOLDER: &str = "CKPT_TEST_OFFLOAD_FOLDER";
 
-/// And on how many disks.
+/// Environment variable: the number of its disks.
 const DISKS: &str = "CKPT_TEST_OFFLOAD_DISKS";
 
 fn open(store: &Arc<dyn Storage>, disks: usize) -> Rank {
@@ -35,7 +35,7 @@ fn steps(store: &Arc<dyn Storage>) -> Checkpoints {
     Checkpoints::open(Arc::clone(store), Key::new("run").unwrap()).with_options(options)
 }
 
-/// Not a test of its own, but what the child process of the ones below does.
+/// The entry point of the child process of the tests below; not a test itself.
 #[test]
 fn child_updates_until_it_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -59,27 +59,27 @@ fn child_updates_until_it_is_killed() {
 }
 
 #[test]
-fn a_killed_process_leaves_a_whole_generation() {
-    kill_and_look(1, 43);
+fn killed_process_leaves_complete_generation() {
+    kill_and_check(1, 43);
 }
 
-/// Wherever it was between one disk and the next.
+/// Also if it is killed between the writes to two disks.
 #[test]
-fn a_killed_process_leaves_a_whole_generation_on_several_disks() {
-    kill_and_look(3, 44);
+fn killed_process_leaves_complete_generation_on_several_disks() {
+    kill_and_check(3, 44);
 }
 
-fn kill_and_look(disks: usize, seed: u64) {
-    if !dead_are_known() {
+fn kill_and_check(disks: usize, seed: u64) {
+    if !can_detect_dead_processes() {
         return;
     }
     let mut random = Random(seed);
     let folder = Folder::new();
     let store = storage::open_url(folder.temp.path().to_str().unwrap()).unwrap();
-    let mut due = Rank::in_memory(meshes()[0], 0, SMALL);
-    due.fill().unwrap();
+    let mut expected = Rank::in_memory(meshes()[0], 0, SMALL);
+    expected.fill().unwrap();
     let mut last = 0;
-    // On a loaded machine a child may be killed before it has made a step: then more are needed,
+    // On a loaded machine, a child may be killed before its first step: then more are needed,
     // which have more time.
     for round in 0..400 {
         if round >= 50 && last > 5 {
@@ -96,7 +96,7 @@ fn kill_and_look(disks: usize, seed: u64) {
         std::thread::sleep(Duration::from_micros(random.below(longest_us)));
         child.kill().unwrap();
         let status = child.wait().unwrap();
-        assert_eq!(status.code(), None, "the child failed by itself in round {round}");
+        assert_eq!(status.code(), None, "the child exited before it was killed in round {round}");
         let mut rank = open(&store, disks);
         for disk in 0..disks {
             let left = names(&folder.temp.path().join(format!("disk-{disk}/state")));
@@ -104,16 +104,16 @@ fn kill_and_look(disks: usize, seed: u64) {
             assert!(left.iter().filter(|name| name.starts_with("slot-")).count() <= 1, "{left:?}");
         }
         let Some(step) = rank.state.generation().map(|generation| generation.step) else {
-            assert_eq!(last, 0, "seed {seed}, round {round}: everything is gone");
+            assert_eq!(last, 0, "seed {seed}, round {round}: the state is lost");
             continue;
         };
         assert!(step >= last, "seed {seed}, round {round}: {step} is older than {last}");
         for step in last + 1..=step {
-            due.step(step).unwrap();
+            expected.step(step).unwrap();
         }
         last = step;
-        let kept = rank.kept().unwrap();
-        assert!(step == 0 || kept == due.weights, "seed {seed}, round {round}: step {step}");
+        let kept = rank.state_weights().unwrap();
+        assert!(step == 0 || kept == expected.weights, "seed {seed}, round {round}: step {step}");
         if let Some(newest) = steps(&store).newest().unwrap() {
             newest.verify().unwrap();
         }

@@ -1,4 +1,4 @@
-//! Packed tensors: the same bytes come out, whoever asks for whichever part, and damage is seen.
+//! Packed tensors: every read returns the original bytes, and damage is detected.
 
 use std::fs;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const ALL: [Dtype; 15] = [
     Dtype::F64,
 ];
 
-/// Bytes of numbers that are about normal, as weights are.
+/// Bytes of normally distributed values, like weights.
 fn weights(dtype: Dtype, items: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..items {
@@ -51,7 +51,7 @@ fn weights(dtype: Dtype, items: usize, random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn every_type_comes_back() {
+fn every_type_round_trips() {
     let mut random = Random(1);
     for dtype in ALL {
         let item = dtype.item_bytes() as usize;
@@ -69,22 +69,22 @@ fn every_type_comes_back() {
     }
 }
 
-/// What the planes come to: the exponent to a third of its byte, and zeros to nothing.
+/// Packed sizes of planes: a third for exponents, and almost nothing for zeros.
 #[test]
-fn weights_get_smaller() {
+fn weights_shrink() {
     let mut random = Random(2);
     for (dtype, share) in [(Dtype::BF16, 0.70), (Dtype::F32, 0.86), (Dtype::F64, 0.93)] {
         let bytes = weights(dtype, 300_000, &mut random);
         let packed = Codec::Planes.pack(dtype, &bytes);
-        let got = packed.len() as f64 / bytes.len() as f64;
-        assert!(got < share, "{dtype}: {got}");
+        let found = packed.len() as f64 / bytes.len() as f64;
+        assert!(found < share, "{dtype}: {found}");
     }
     assert!(Codec::Planes.pack(Dtype::F32, &vec![0; 1 << 20]).len() < 1000);
 }
 
 /// Planes are frames that any zstd reads, most significant first, the sign among the low bits.
 #[test]
-fn planes_are_frames_of_zstd() {
+fn planes_are_zstd_frames() {
     let bytes: Vec<u8> = (0..40_000_u32)
         .flat_map(|n| f32::from_bits((n << 31) | (127 << 23)).to_le_bytes())
         .collect();
@@ -103,7 +103,7 @@ fn planes_are_frames_of_zstd() {
 }
 
 #[test]
-fn packed_bytes_that_lie_are_refused() {
+fn invalid_packed_bytes_are_rejected() {
     let mut random = Random(3);
     let bytes = weights(Dtype::F32, 20_000, &mut random);
     let good = Codec::Planes.pack(Dtype::F32, &bytes);
@@ -122,7 +122,7 @@ fn packed_bytes_that_lie_are_refused() {
         bad[..4].copy_from_slice(&len.to_le_bytes());
         assert!(!check(&bad, 20_000), "a plane of {len}");
     }
-    // A frame that says it holds more than the plane.
+    // A frame whose header claims more bytes than the plane.
     let bomb = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
     let mut bad = (bomb.len() as u32).to_le_bytes().to_vec();
     bad.extend([0; 12]);
@@ -149,7 +149,7 @@ fn saved() -> (Folder, State) {
 }
 
 #[test]
-fn a_packed_step_is_a_step() {
+fn packed_step_reads_like_plain_step() {
     let (folder, state) = saved();
     let steps = folder.steps(SMALL);
     let open = steps.open_step(1).unwrap();
@@ -162,23 +162,23 @@ fn a_packed_step_is_a_step() {
     for (name, bytes) in folder.files(1).iter().filter(|(name, _)| name.ends_with(".planes")) {
         assert!(safetensors::SafeTensors::deserialize(bytes).is_err(), "{name}");
     }
-    // The same state in plain files says the same of what comes out.
+    // The same state in plain files has the same checksums of unpacked bytes.
     let plain = Folder::new();
     state.save(&plain.steps(SMALL), 1).unwrap();
-    let due = plain.steps(SMALL).open_step(1).unwrap();
-    for (a, b) in open.tensors().iter().zip(due.tensors()) {
+    let expected = plain.steps(SMALL).open_step(1).unwrap();
+    for (a, b) in open.tensors().iter().zip(expected.tensors()) {
         assert_eq!(a.bytes(), b.bytes());
         for (a, b) in a.chunks.iter().zip(&b.chunks) {
             assert_eq!((a.crc64, &a.blocks, &a.spans), (b.crc64, &b.blocks, &b.spans));
             assert!(a.packed.is_some() && b.packed.is_none());
         }
     }
-    assert!(open.size().1 < due.size().1);
+    assert!(open.size().1 < expected.size().1);
 }
 
-/// A part is read by its blocks alone, and they are fewer bytes than they hold.
+/// Reading a box reads only its blocks, and fewer bytes than they unpack to.
 #[test]
-fn boxes_are_read_by_their_blocks() {
+fn box_reads_only_its_blocks() {
     let (folder, state) = saved();
     let open = folder.steps(SMALL).open_step(1).unwrap();
     let tensor = state.tensors.iter().find(|tensor| tensor.name == "head.weight").unwrap();
@@ -193,9 +193,9 @@ fn boxes_are_read_by_their_blocks() {
     }
 }
 
-/// Every region of a packed file, and of what the manifest says of it.
+/// Flips bits in every region of a packed file, and in its manifest entries.
 #[test]
-fn every_flipped_bit_is_seen() {
+fn every_flipped_bit_is_detected() {
     let (folder, _) = saved();
     for (name, good) in folder.files(1) {
         let path = folder.path("step-000000000001").join(&name);
@@ -211,24 +211,24 @@ fn every_flipped_bit_is_seen() {
     folder.steps(SMALL).open_step(1).unwrap().verify().unwrap();
 }
 
-/// The sums of what is stored are right, and what comes out is not what was packed.
+/// The checksums of stored bytes are valid, but the unpacked bytes differ from the original.
 #[test]
-fn what_comes_out_is_checked() {
+fn unpacked_bytes_are_verified() {
     let (folder, _) = saved();
     let open = || folder.steps(SMALL).open_step(1).unwrap();
     let key = Key::new("run/step-000000000001/MANIFEST.json").unwrap();
     let good = Manifest::read(&*folder.store(), &key).unwrap();
-    let check = |change: &dyn Fn(&mut Value), due: &str| {
+    let check = |change: &dyn Fn(&mut Value), expected: &str| {
         let mut manifest = good.clone();
         let tensors = manifest.meta["tensors"].as_array_mut().unwrap();
         let head = tensors.iter_mut().find(|tensor| tensor["name"] == "head.weight").unwrap();
         change(&mut head["chunks"][0]);
-        assert_ne!(manifest, good, "nothing was changed for '{due}'");
+        assert_ne!(manifest, good, "nothing was changed for '{expected}'");
         fs::remove_file(folder.path("step-000000000001/MANIFEST.json")).unwrap();
         manifest.write(&*folder.store(), &key).unwrap();
         let outcome = folder.steps(SMALL).open_step(1).and_then(|open| open.verify());
-        let text = outcome.expect_err(due).to_string();
-        assert!(text.contains(due), "got '{text}', due '{due}'");
+        let text = outcome.expect_err(expected).to_string();
+        assert!(text.contains(expected), "expected '{expected}', found '{text}'");
     };
     let zero = "0000000000000000";
     check(&|chunk| chunk["crc64"] = json!(zero), "CRC-64");
@@ -251,9 +251,9 @@ fn what_comes_out_is_checked() {
     open().verify().unwrap();
 }
 
-/// A plain file under a packed one's name and the other way round.
+/// A plain file with the name of a packed one, and vice versa.
 #[test]
-fn files_have_the_names_of_their_kind() {
+fn file_names_must_match_codec() {
     let (folder, _) = saved();
     let key = Key::new("run/step-000000000001/MANIFEST.json").unwrap();
     let mut manifest = Manifest::read(&*folder.store(), &key).unwrap();
@@ -271,9 +271,9 @@ fn files_have_the_names_of_their_kind() {
     assert!(matches!(&outcome, Err(Error::BadManifest { .. })), "{outcome:?}");
 }
 
-/// Whatever a step was saved as, it is saved again as the other.
+/// A packed step is copied as a plain one, and a plain one as a packed one.
 #[test]
-fn a_step_is_packed_and_unpacked() {
+fn step_is_packed_and_unpacked() {
     let (folder, state) = saved();
     let import = |steps: &Checkpoints, step| {
         ckpt::convert::Import::of_step(steps.open_step(step).unwrap()).unwrap()
@@ -306,9 +306,9 @@ fn drain_to(
     (Drain::new(Arc::new(near.steps(SMALL)), Arc::clone(&to), options), to)
 }
 
-/// Packed on its way, a step is the same step; and what is packed goes on as it is.
+/// A step that a drain packs has the same contents, and a packed step is copied unchanged.
 #[test]
-fn a_drain_packs() {
+fn drain_packs_steps() {
     let near = Folder::new();
     let state = state();
     state.save(&near.steps(SMALL), 1).unwrap();
@@ -324,7 +324,7 @@ fn a_drain_packs() {
         assert!(open.size().1 < near.steps(SMALL).open_step(1).unwrap().size().1);
         for options in [PACKED, SMALL] {
             let (drain, _) = drain_to(&near, &far, options);
-            assert!(drain.pending().unwrap().is_empty(), "it is there, packed or not");
+            assert!(drain.pending().unwrap().is_empty(), "the step exists, packed or not");
             assert_eq!(drain.levels().unwrap(), [(1, Durability::Remote)]);
         }
     }
@@ -335,9 +335,9 @@ fn a_drain_packs() {
     assert!(third.files(1) == near.files(1));
 }
 
-/// Whatever operation fails, another try succeeds, and files that are there are not written again.
+/// Whatever operation fails, another try succeeds, and existing files are not written again.
 #[test]
-fn a_packing_drain_is_tried_again() {
+fn packing_drain_is_retried() {
     let near = Folder::in_memory();
     let state = State { tensors: state().tensors.split_off(9), ..state() };
     state.save(&near.steps(CheckpointOptions { threads: 1, ..SMALL }), 1).unwrap();
@@ -357,12 +357,12 @@ fn a_packing_drain_is_tried_again() {
             break;
         }
     }
-    assert!(resumed > 10, "only {resumed} drains went on with what was there");
+    assert!(resumed > 10, "only {resumed} drains resumed existing files");
 }
 
-/// Damage in the first store does not become a sound copy of other bytes.
+/// Damaged bytes of the first store are not copied with valid checksums.
 #[test]
-fn damage_is_not_packed() {
+fn damaged_step_is_not_packed() {
     let near = Folder::new();
     state().save(&near.steps(SMALL), 1).unwrap();
     let path = near.path("step-000000000001/model-00001-of-00002.safetensors");
@@ -376,9 +376,9 @@ fn damage_is_not_packed() {
     assert!(to.steps().unwrap().is_empty());
 }
 
-/// Writers of one save pack alike, or all say that they do not.
+/// All writers of a joint save use the same codec, or all fail with that reason.
 #[test]
-fn several_pack_together() {
+fn writers_pack_jointly() {
     let limits = PlanLimits {
         shard_bytes_max: 3000,
         cut_bytes_min: 500,

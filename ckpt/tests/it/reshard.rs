@@ -41,7 +41,7 @@ impl Run {
         memory.iter().flat_map(value).collect()
     }
 
-    /// Every part of every rank lies where the slow way has it, and nothing is left out.
+    /// The parts of every rank equal those of the reference implementation, and are complete.
     fn check_parts(&self, seed: u64) {
         for rank in 0..self.layout.mesh().ranks() {
             let mut memories = self.memories(rank);
@@ -122,9 +122,9 @@ impl Run {
                 let (_, memory) = memories.iter().find(|(of, _)| of.contains(tensor)).unwrap();
                 let count = region.elements().unwrap() as usize;
                 let memory = memory[*at as usize..][..count].to_vec();
-                let due = self.bytes(&memory, *tensor, contents);
+                let expected = self.bytes(&memory, *tensor, contents);
                 assert!(
-                    due == *buffer,
+                    expected == *buffer,
                     "seed {seed}, rank {rank}: {:?} {region:?}",
                     self.layout.specs()[*tensor]
                 );
@@ -134,7 +134,7 @@ impl Run {
 }
 
 #[test]
-fn parts_lie_where_the_slow_way_has_them() {
+fn parts_match_reference_model() {
     for seed in 0..ROUNDS {
         let mut random = Random(seed);
         let sizes = Sizes::random(&mut random);
@@ -144,7 +144,7 @@ fn parts_lie_where_the_slow_way_has_them() {
 }
 
 #[test]
-fn any_layout_is_read_in_any_other() {
+fn any_layout_loads_into_any_other() {
     for seed in 0..ROUNDS {
         let mut random = Random(1000 + seed);
         let sizes = Sizes::random(&mut random);
@@ -158,18 +158,18 @@ fn any_layout_is_read_in_any_other() {
         let checkpoint = from.save(&folder, options, cut_bytes_min, &contents);
         checkpoint.check_against(to.layout.specs()).unwrap();
         checkpoint.verify().unwrap();
-        // The nodes of the other run, one after the other.
+        // The nodes of the second run, one after the other.
         let (mut first, ranks) = (0, to.layout.mesh().ranks());
         while first < ranks {
             let next = (first + 1 + random.below(6)).min(ranks);
             to.check_read(&checkpoint, first..next, &contents, seed);
             first = next;
         }
-        // And whole tensors, as a process without a mesh has them.
-        for (spec, due) in to.layout.specs().iter().zip(&contents) {
-            let mut bytes = vec![0; due.len()];
+        // Whole tensors, as read by a process without a mesh.
+        for (spec, expected) in to.layout.specs().iter().zip(&contents) {
+            let mut bytes = vec![0; expected.len()];
             checkpoint.read_tensor(&spec.name, spec.group, &mut bytes).unwrap();
-            assert!(bytes == *due, "seed {seed}: {spec:?}");
+            assert!(bytes == *expected, "seed {seed}: {spec:?}");
         }
     }
 }

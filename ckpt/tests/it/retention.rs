@@ -1,4 +1,4 @@
-//! What may be deleted, what must never be, and who may write.
+//! Retention, deletion, leases and sweeps.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use crate::common::children::dead_are_known;
+use crate::common::children::can_detect_dead_processes;
 use crate::common::{Folder, SMALL, State};
 use ckpt::{CheckpointOptions, Error, LivenessTimeouts};
 
@@ -16,20 +16,20 @@ fn damage(folder: &Folder, step: u64) {
 }
 
 #[test]
-fn the_newest_steps_stay() {
+fn newest_steps_are_retained() {
     let folder = Folder::new();
     folder.save(&[10, 9, 100, 20, 11]);
     let steps = folder.steps(SMALL);
     assert!(steps.retain(9).unwrap().is_empty());
     assert_eq!(steps.retain(3).unwrap(), [9, 10]);
     assert_eq!(steps.steps().unwrap(), [11, 20, 100]);
-    // None is not a number of checkpoints that anybody wants to be left with.
+    // `keep_last` of 0 counts as 1.
     assert_eq!(steps.retain(0).unwrap(), [11, 20]);
     State::of_model(100).check(&steps.newest().unwrap().unwrap());
     assert_eq!(folder.names(), ["step-000000000100"]);
 }
 
-/// Damaged steps neither count nor go: the last good one may be far from the last.
+/// Damaged steps are neither counted nor deleted: the last good one may be far from the last.
 #[test]
 fn damaged_steps_are_not_counted() {
     let folder = Folder::new();
@@ -43,7 +43,7 @@ fn damaged_steps_are_not_counted() {
 }
 
 #[test]
-fn names_of_others_are_not_steps() {
+fn foreign_names_are_not_steps() {
     let folder = Folder::new();
     folder.save(&[5]);
     fs::write(folder.path("latest"), "step-000000000009").unwrap();
@@ -61,7 +61,7 @@ fn names_of_others_are_not_steps() {
     assert_eq!(folder.names(), before);
 }
 
-/// A link may lead to what is not ours to delete, and to a step of another run.
+/// A link may point to foreign data, or to a step of another run.
 #[test]
 fn links_are_not_steps() {
     let folder = Folder::new();
@@ -89,7 +89,7 @@ fn links_are_not_steps() {
 }
 
 #[test]
-fn a_step_is_saved_once() {
+fn existing_step_is_not_overwritten() {
     let folder = Folder::new();
     folder.save(&[1, 2]);
     let before = folder.files(2);
@@ -99,9 +99,9 @@ fn a_step_is_saved_once() {
     assert_eq!(folder.names(), ["step-000000000001", "step-000000000002"]);
 }
 
-/// A run that fell back to step 1 comes to step 2 again, which is still there, and damaged.
+/// A run that resumed from step 1 saves step 2 again, which exists and is damaged.
 #[test]
-fn a_damaged_step_makes_room_and_is_kept() {
+fn damaged_step_is_set_aside() {
     let folder = Folder::new();
     folder.save(&[1, 2]);
     damage(&folder, 2);
@@ -116,7 +116,7 @@ fn a_damaged_step_makes_room_and_is_kept() {
     assert_eq!((swept.removed.len(), swept.kept), (0, vec![names[0].clone()]));
 }
 
-/// A process that holds still, and the mark that things of its making would bear.
+/// An idle process, and its identity as in the names of its files.
 struct Other {
     child: Child,
     owner: String,
@@ -175,8 +175,8 @@ fn one_writer_at_a_time() {
 }
 
 #[test]
-fn the_lease_of_the_dead_is_void() {
-    if !dead_are_known() {
+fn lease_of_dead_process_is_void() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
@@ -191,10 +191,9 @@ fn the_lease_of_the_dead_is_void() {
     assert_eq!(folder.names(), ["step-000000000001"]);
 }
 
-/// Of another machine's processes, and of unknown marks, nothing can be known but whether they give
-/// signs of life.
+/// For processes of other machines, and unknown identities, only heartbeats show whether they live.
 #[test]
-fn the_lease_of_the_silent_is_void() {
+fn lease_without_heartbeats_is_void() {
     let folder = Folder::new();
     folder.save(&[1]);
     let patience = LivenessTimeouts {
@@ -207,7 +206,7 @@ fn the_lease_of_the_silent_is_void() {
         folder.steps(SMALL).with_patience(patience).lock().unwrap();
         assert_eq!(folder.names(), ["step-000000000001"]);
     }
-    // Somebody who beats is alive, however much later that is.
+    // A process with a new heartbeat is alive, however late it is.
     let alive = std::thread::scope(|scope| {
         let path = |beat: u32| folder.path(&format!(".lease-{mark}~{beat}"));
         fs::write(path(1), "").unwrap();
@@ -223,14 +222,14 @@ fn the_lease_of_the_silent_is_void() {
             fs::remove_file(path(beat - 1)).unwrap();
             std::thread::sleep(patience.beat);
         }
-        unreachable!("beats do not end");
+        unreachable!("heartbeats do not end");
     });
     assert!(alive.to_string().contains("delete "), "{alive}");
 }
 
-/// A process that was taken for dead finds that out before it commits, and never writes again.
+/// A process that was considered dead detects that before it commits, and never writes again.
 #[test]
-fn a_lease_that_was_lost_is_lost_for_good() {
+fn lost_lease_is_never_regained() {
     let folder = Folder::new();
     let patience =
         LivenessTimeouts { beat: Duration::from_millis(5), silence_max: Duration::from_secs(9) };
@@ -245,12 +244,13 @@ fn a_lease_that_was_lost_is_lost_for_good() {
             let _ = fs::remove_file(folder.path(&name));
         }
     };
-    // That its heartbeats are deleted does not make it lose the lease, as long as nobody takes it.
+    // The deletion of its heartbeats alone does not lose the lease, unless another process takes
+    // it.
     for step in 1..4 {
         delete();
         State::of_model(step).save(&slow, step).unwrap();
     }
-    // Somebody else deletes one, between two heartbeats or during one, and saves a step.
+    // Another process deletes one, between two heartbeats or during one, and saves a step.
     let other = folder.steps(SMALL);
     loop {
         delete();
@@ -260,9 +260,9 @@ fn a_lease_that_was_lost_is_lost_for_good() {
             Err(error) => panic!("{error}"),
         }
     }
-    let due = format!("process {}", std::process::id());
+    let expected = format!("process {}", std::process::id());
     let check = |refused: ckpt::Result<()>| match refused {
-        Err(Error::LeaseLost { holder, .. }) => assert!(holder.contains(&due), "{holder}"),
+        Err(Error::LeaseLost { holder, .. }) => assert!(holder.contains(&expected), "{holder}"),
         refused => panic!("{refused:?}"),
     };
     check(State::of_model(8).save(&slow, 8).map(drop));
@@ -280,7 +280,7 @@ fn a_lease_that_was_lost_is_lost_for_good() {
 
 /// Whatever the order of their calls, and whether they save the same step or not.
 #[test]
-fn of_two_writers_at_once_one_wins() {
+fn one_of_two_concurrent_writers_wins() {
     for round in 0..20 {
         let folder = Folder::in_memory();
         let start = Barrier::new(2);
@@ -294,22 +294,22 @@ fn of_two_writers_at_once_one_wins() {
             let threads = [scope.spawn(|| save(1)), scope.spawn(|| save(second))];
             threads.map(|thread| thread.join().unwrap())
         });
-        let mut due: Vec<u64> = Vec::new();
+        let mut expected: Vec<u64> = Vec::new();
         for (outcome, step) in outcomes.iter().zip([1, second]) {
             match outcome {
-                Ok(_) => due.push(step),
+                Ok(_) => expected.push(step),
                 Err(Error::Held { .. } | Error::StepExists { .. }) => {}
                 Err(error) => panic!("round {round}: {error}"),
             }
         }
-        assert!(!due.is_empty(), "round {round}: {outcomes:?}");
-        assert_eq!(folder.steps(SMALL).steps().unwrap(), due, "round {round}");
+        assert!(!expected.is_empty(), "round {round}: {outcomes:?}");
+        assert_eq!(folder.steps(SMALL).steps().unwrap(), expected, "round {round}");
     }
 }
 
 #[test]
-fn only_what_the_dead_left_is_swept() {
-    if !dead_are_known() {
+fn sweep_removes_only_orphans() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
@@ -325,7 +325,7 @@ fn only_what_the_dead_left_is_swept() {
     let mut due_removed = vec![
         make(format!(".tmp-step-000000000002-{}", dead.owner)),
         make(format!(".tmp-step-000000000003-{ours}")),
-        // Its process gives no sign, or the lease would not be ours.
+        // Its process has no heartbeats, or this process could not have the lease.
         make(format!(".tmp-step-000000000002-elsewhere.{}", dead.owner)),
         make(format!(".trash-step-000000000000-{}", dead.owner)),
     ];
@@ -350,7 +350,7 @@ fn only_what_the_dead_left_is_swept() {
 
 /// Threads of one process share the folder: saves wait for one another, and a sweep for a save.
 #[test]
-fn threads_take_turns() {
+fn threads_are_serialized() {
     let folder = Folder::new();
     let steps = folder.steps(CheckpointOptions { threads: 1, ..SMALL });
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What is saved comes back, and stock readers agree on what it is.
+//! Saved state is read back unchanged, and stock readers read the same.
 
 use crate::common::{Folder, Random, SMALL, State, Tensor};
 use ckpt::{
@@ -7,7 +7,7 @@ use ckpt::{
 };
 use serde_json::json;
 
-/// Every element type, with shapes of all kinds.
+/// Tensors of every element type, with various shapes.
 fn zoo() -> State {
     use Dtype::*;
     let mut random = Random(11);
@@ -28,7 +28,7 @@ fn zoo() -> State {
 }
 
 #[test]
-fn everything_comes_back() {
+fn state_round_trips() {
     let states = [zoo(), State::of_model(1)];
     let nothing = State { tensors: vec![], blobs: vec![], meta: json!({}) };
     for state in states.iter().chain([&nothing]) {
@@ -49,7 +49,7 @@ fn everything_comes_back() {
     }
 }
 
-/// The stock reader opens every shard, and has every tensor, or its pieces, with the same bytes.
+/// The stock reader opens every shard, and reads every tensor, or its pieces, with the same bytes.
 #[test]
 fn stock_safetensors_reads_every_shard() {
     for (state, options) in
@@ -103,7 +103,7 @@ fn stock_safetensors_reads_every_shard() {
 }
 
 #[test]
-fn the_weight_index_leads_to_every_weight() {
+fn weight_index_lists_every_weight() {
     let folder = Folder::new();
     let state = State::of_model(4);
     state.save(&folder.steps(CheckpointOptions { shard_bytes_max: 2100, ..SMALL }), 1).unwrap();
@@ -120,21 +120,21 @@ fn the_weight_index_leads_to_every_weight() {
         let stock = safetensors::SafeTensors::deserialize(find(file).unwrap()).unwrap();
         assert!(stock.tensor(&tensor.name).unwrap().data() == tensor.bytes);
     }
-    // Pieces of a weight are nothing that another tool could load.
+    // Other tools cannot load pieces of a weight.
     let folder = Folder::new();
     state.save(&folder.steps(CheckpointOptions { shard_bytes_max: 1000, ..SMALL }), 1).unwrap();
     assert!(folder.files(1).iter().all(|(name, _)| !name.contains("index")));
 }
 
 #[test]
-fn the_same_state_gives_the_same_bytes() {
+fn same_state_gives_same_bytes() {
     let (a, b) = (Folder::new(), Folder::new());
     State::of_model(5).save(&a.steps(SMALL), 9).unwrap();
     State::of_model(5).save(&b.steps(CheckpointOptions { threads: 1, ..SMALL }), 9).unwrap();
     assert!(a.files(9) == b.files(9));
 }
 
-/// More files than are kept open at a time, in one call and in no order.
+/// Reads more files than are open at a time, in one call and in random order.
 #[test]
 fn many_tensors_are_read_at_once() {
     let mut random = Random(17);
@@ -157,9 +157,9 @@ fn many_tensors_are_read_at_once() {
     }
 }
 
-/// Boxes of a tensor that is cut into files and blocks, against slices of its bytes.
+/// Compares boxes of a tensor that is cut into files and blocks with slices of its bytes.
 #[test]
-fn boxes_are_parts_of_the_tensor() {
+fn boxes_match_tensor_slices() {
     let seed = 21;
     let mut random = Random(seed);
     let shape = [60_u64, 11, 31];
@@ -177,35 +177,35 @@ fn boxes_are_parts_of_the_tensor() {
             };
             let mut wanted = shape.map(&mut span);
             if round % 3 == 0 {
-                // Rows, the common case.
+                // Complete rows, the common case.
                 wanted[1] = Span { start: 0, len: shape[1] };
                 wanted[2] = Span { start: 0, len: shape[2] };
             }
-            let mut due: Vec<u8> = Vec::new();
+            let mut expected: Vec<u8> = Vec::new();
             let [a, b, c] = wanted.map(|span| span.start..span.start + span.len);
             for x in a {
                 for y in b.clone() {
                     let row = (x * shape[1] + y) * shape[2];
                     let range = (row + c.start) * 4..(row + c.end) * 4;
-                    due.extend(&tensor.bytes[range.start as usize..range.end as usize]);
+                    expected.extend(&tensor.bytes[range.start as usize..range.end as usize]);
                 }
             }
-            let mut got = vec![0; due.len()];
-            checkpoint.read_box("t", Group::Master, &wanted, &mut got).unwrap();
-            assert!(got == due, "seed {seed}, round {round}: {wanted:?}");
+            let mut found = vec![0; expected.len()];
+            checkpoint.read_box("t", Group::Master, &wanted, &mut found).unwrap();
+            assert!(found == expected, "seed {seed}, round {round}: {wanted:?}");
         }
     }
 }
 
 #[test]
-fn wrong_requests_are_named() {
+fn invalid_requests_are_rejected() {
     let folder = Folder::new();
     State::of_model(6).save(&folder.steps(SMALL), 100).unwrap();
     let steps = folder.steps(SMALL);
     let checkpoint = steps.newest().unwrap().unwrap();
-    let check = |error: Error, due: &str| {
+    let check = |error: Error, expected: &str| {
         let text = error.to_string();
-        assert!(text.contains(due), "got '{text}', due '{due}'");
+        assert!(text.contains(expected), "expected '{expected}', found '{text}'");
     };
     let mut buf = vec![0; 128];
     let no_tensor = checkpoint.read_tensor("layers.1.mlp.bias", Group::Model, &mut buf);
@@ -230,9 +230,9 @@ fn wrong_requests_are_named() {
     assert!(Folder::new().steps(SMALL).newest().unwrap().is_none());
 }
 
-/// Of nothing there is one part, however the writers cut it.
+/// An empty tensor has one part, however the writers cut it.
 #[test]
-fn a_tensor_without_elements_is_saved_however_it_is_cut() {
+fn empty_tensor_is_saved_however_it_is_cut() {
     let (name, group, dtype, shape) = ("none".to_owned(), Group::Model, Dtype::F32, vec![0, 4]);
     let spec = TensorSpec { name, group, dtype, shape };
     let half = |start| {
@@ -249,10 +249,10 @@ fn a_tensor_without_elements_is_saved_however_it_is_cut() {
     assert_eq!((newest.tensors()[0].shape.as_slice(), newest.tensors().len()), (&[0, 4][..], 1));
 }
 
-/// What a caller keeps in the manifest comes back, or is refused before a byte is written: a
-/// manifest that no reader of JSON opens would be a step that is lost.
+/// The caller's `meta` is read back, or rejected before a byte is written: a manifest that no JSON
+/// reader accepts would lose the step.
 #[test]
-fn meta_is_read_again_or_refused() {
+fn meta_round_trips_or_is_rejected() {
     let folder = Folder::new();
     let steps = folder.steps(SMALL);
     let nested = |depth: usize| (0..depth).fold(json!(1), |value, _| json!([value]));
@@ -262,19 +262,19 @@ fn meta_is_read_again_or_refused() {
         state.save(&steps, step).unwrap();
         state.check(&steps.open_step(step).unwrap());
     }
-    for (meta, due) in [
+    for (meta, expected) in [
         (nested(101), "expected at most 100 levels"),
         (json!({ "a": [nested(300)] }), "expected at most 100 levels"),
         (long(65 << 20), "expected at most 67108864 bytes"),
     ] {
         let text = State { meta, ..State::small(3) }.save(&steps, 3).unwrap_err().to_string();
-        assert!(text.contains("save the meta of a step: ") && text.contains(due), "{text}");
+        assert!(text.contains("save the meta of a step: ") && text.contains(expected), "{text}");
     }
     assert_eq!(folder.names(), ["step-000000000001", "step-000000000002"]);
 }
 
 #[test]
-fn wrong_input_writes_nothing() {
+fn invalid_input_writes_nothing() {
     let folder = Folder::new();
     let good = State::of_model(7);
     let mut twice = good.clone();

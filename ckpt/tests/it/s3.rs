@@ -1,5 +1,5 @@
-//! Checkpoints on an object store, where nothing can be renamed and answers get lost: the server is
-//! in this process.
+//! Checkpoints on an object store without renames, with lost responses: the server is in this
+//! process.
 
 use std::sync::Arc;
 use std::thread;
@@ -45,9 +45,9 @@ fn steps_are_saved_read_verified_and_deleted() {
     assert_eq!(server.upload_count(), 0, "an upload was neither completed nor aborted");
 }
 
-/// A bucket has one writer at a time, as a folder has.
+/// A bucket has one writer at a time, like a folder.
 #[test]
-fn two_writers_do_not_meet() {
+fn second_writer_is_rejected() {
     let server = S3Server::start().unwrap();
     let (mine, yours) = (steps_on(&server, ""), steps_on(&server, "&tries=3"));
     State::of_model(1).save(&mine, 1).unwrap();
@@ -58,40 +58,40 @@ fn two_writers_do_not_meet() {
         yours.sweep().map(drop),
     ] {
         let text = refused.unwrap_err().to_string();
-        let due = format!("process {} on", std::process::id());
-        assert!(text.contains("s3://test/runs/run") && text.contains(&due), "{text}");
+        let expected = format!("process {} on", std::process::id());
+        assert!(text.contains("s3://test/runs/run") && text.contains(&expected), "{text}");
     }
     drop(lease);
-    // At once, and of the same step: it is there once, and whole.
+    // Concurrent saves of the same step: it exists once, and is complete.
     let saved = thread::scope(|scope| {
         let save = |steps| scope.spawn(move || State::of_model(2).save(steps, 2).is_ok());
         [save(&mine), save(&yours)].map(|thread| thread.join().unwrap())
     });
     let newest = mine.newest().unwrap().unwrap();
-    assert_ne!(saved, [false, false], "both gave way");
+    assert_ne!(saved, [false, false], "both writers failed");
     State::of_model(2).check(&newest);
     newest.verify().unwrap();
 }
 
-/// The answer to the request that commits is lost: the step is there, and the save knows it.
+/// The response to the commit request is lost: the step exists, and the save succeeds.
 #[test]
-fn a_commit_whose_answer_is_lost_is_still_ours() {
+fn commit_with_lost_response_succeeds() {
     let server = S3Server::start().unwrap();
     for (step, fault) in [(1, Fault::LoseAnswer), (2, Fault::InternalError), (3, Fault::SlowDown)] {
         server.inject(FaultRule::nth(1, fault).of("PUT").to("COMMIT"));
         State::of_model(step).save(&steps_on(&server, ""), step).unwrap();
-        assert_eq!(server.fault_count(), step, "the commit met no fault");
+        assert_eq!(server.fault_count(), step, "the fault did not apply to the commit");
         server.heal();
         State::of_model(step).check(&steps_on(&server, "").newest().unwrap().unwrap());
     }
 }
 
-/// A commit that fails for good leaves the step before, and the next try succeeds.
+/// A commit that fails permanently leaves the previous step, and the next try succeeds.
 #[test]
-fn a_commit_that_fails_leaves_the_step_before() {
+fn failed_commit_keeps_previous_step() {
     let server = S3Server::start().unwrap();
     State::of_model(1).save(&steps_on(&server, ""), 1).unwrap();
-    // So long that nothing but the stalled request takes as long, however busy this machine is.
+    // Longer than any request except the stalled one takes, however busy this machine is.
     let steps = steps_on(&server, "&tries=2&stall=5s");
     for fault in [Fault::Denied, Fault::SlowDown, Fault::Stall] {
         server.inject(FaultRule::every(1, fault).of("PUT").to("COMMIT"));
@@ -108,7 +108,7 @@ fn a_commit_that_fails_leaves_the_step_before() {
     steps.newest().unwrap().unwrap().verify().unwrap();
 }
 
-/// Requests that fail now and then are made again, and nobody sees it.
+/// Requests that fail occasionally are retried, and no writer gets an error.
 #[test]
 fn several_writers_save_while_requests_fail() {
     let server = S3Server::start().unwrap();
@@ -145,8 +145,8 @@ fn several_writers_save_while_requests_fail() {
     assert_eq!(names(&server, "run"), ["latest", "step-000000000003"]);
 }
 
-/// A drain to a bucket whose answers get lost: complete, verified and retained there, packed or
-/// not.
+/// A drain to a bucket with lost responses: steps are complete, verified and retained there, packed
+/// or not.
 #[test]
 fn steps_are_drained_while_requests_fail() {
     for codec in [None, Some(Codec::Planes)] {
@@ -188,9 +188,9 @@ fn steps_are_drained_while_requests_fail() {
     }
 }
 
-/// Where no folder appears at once there is nothing to export into, and that is said first.
+/// A store without an atomic publish cannot receive an export, which is reported before writing.
 #[test]
-fn an_export_to_a_bucket_is_refused_before_a_byte() {
+fn export_to_bucket_is_rejected_before_writing() {
     let server = S3Server::start().unwrap();
     let near = Folder::new();
     State::of_model(1).save(&near.steps(SMALL), 1).unwrap();

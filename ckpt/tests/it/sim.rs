@@ -1,5 +1,5 @@
-//! Power cuts at every operation of the disk, and every kind of image that they may leave: content
-//! that was not synced, names that were not, the last write torn. With a rename that is exclusive,
+//! Power cuts at every operation of the disk, with every kind of image that they may leave:
+//! contents or names that were not synced, and a truncated last write. With an exclusive rename,
 //! and without one, where a record commits.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use serde_json::json;
 use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore};
 use storage::{Key, Storage as _};
 
-/// Images of each moment that are looked at.
+/// Images that are checked at each moment.
 const IMAGES: u64 = 5;
 
 /// The ways in which a store commits.
@@ -28,7 +28,7 @@ fn key(name: &str) -> Key {
     Key::new(name).unwrap()
 }
 
-/// A few files, so that every image can be read whole.
+/// A state of few files, so that every image can be read completely.
 fn small_state(seed: u64) -> State {
     let mut random = Random(seed);
     let tensors = vec![
@@ -38,7 +38,7 @@ fn small_state(seed: u64) -> State {
     State { tensors, blobs: vec![("rng".to_owned(), random.bytes(700))], meta: json!(seed) }
 }
 
-/// The store as the next process finds it, which knows that the one before is gone.
+/// The store as seen by the next process, which knows that its predecessor is dead.
 fn after_crash(store: &FaultStore, ops: usize, seed: u64) -> FaultStore {
     let after = store.crash_at(ops, seed);
     for name in after.list_names(&key("run")).unwrap() {
@@ -59,10 +59,10 @@ fn each_image(store: &FaultStore, from: usize, check: impl Fn(&FaultStore, &str)
     }
 }
 
-/// The newest step is one of these, bit for bit, and so is every other that is listed.
-fn check_newest(steps: &Checkpoints, due: &[(u64, &State)], context: &str) -> Option<u64> {
+/// The newest step, and every other listed step, is bitwise one of these.
+fn check_newest(steps: &Checkpoints, expected: &[(u64, &State)], context: &str) -> Option<u64> {
     for step in steps.steps().expect(context) {
-        let (_, state) = due.iter().find(|(number, _)| *number == step).expect(context);
+        let (_, state) = expected.iter().find(|(number, _)| *number == step).expect(context);
         let checkpoint = steps.open_step(step).expect(context);
         checkpoint.verify().expect(context);
         assert_eq!(state.differs_from(&checkpoint).expect(context), None, "{context}");
@@ -71,7 +71,7 @@ fn check_newest(steps: &Checkpoints, due: &[(u64, &State)], context: &str) -> Op
 }
 
 #[test]
-fn a_power_cut_leaves_the_old_step_or_the_new() {
+fn power_cut_leaves_old_or_new_step() {
     for marked in FORMS {
         let store = new_store(3, marked);
         let (old, new) = (small_state(1), small_state(2));
@@ -83,7 +83,7 @@ fn a_power_cut_leaves_the_old_step_or_the_new() {
             let steps = steps_on(after);
             let newest = check_newest(&steps, &[(1, &old), (2, &new)], context);
             assert!(newest.is_some(), "{context}");
-            // What was returned from is there for good.
+            // Steps whose save returned are durable.
             steps.sweep().expect(context);
             match new.save(&steps, 2) {
                 Ok(_) => assert_eq!(newest, Some(1), "{context}"),
@@ -99,19 +99,19 @@ fn a_power_cut_leaves_the_old_step_or_the_new() {
 }
 
 #[test]
-fn a_power_cut_while_steps_are_deleted() {
+fn power_cut_during_deletion_keeps_newest_step() {
     for marked in FORMS {
         let store = new_store(4, marked);
         let states: Vec<State> = (1..=3).map(small_state).collect();
-        let due: Vec<(u64, &State)> = (1..).zip(&states).collect();
-        for (step, state) in &due {
+        let expected: Vec<(u64, &State)> = (1..).zip(&states).collect();
+        for (step, state) in &expected {
             state.save(&steps_on(&store), *step).unwrap();
         }
         let from = store.op_count();
         assert_eq!(steps_on(&store).retain(1).unwrap(), [1, 2]);
         each_image(&store, from, |after, context| {
             let steps = steps_on(after);
-            assert_eq!(check_newest(&steps, &due, context), Some(3), "{context}");
+            assert_eq!(check_newest(&steps, &expected, context), Some(3), "{context}");
             steps.sweep().expect(context);
             steps.retain(1).expect(context);
             assert_eq!(steps.steps().expect(context), [3], "{context}");
@@ -123,9 +123,9 @@ fn a_power_cut_while_steps_are_deleted() {
     }
 }
 
-/// A damaged step is set aside for its successor: in between there is neither, but the one before.
+/// A damaged step is set aside before its replacement: in between, only the previous step exists.
 #[test]
-fn a_power_cut_while_a_damaged_step_makes_room() {
+fn power_cut_while_damaged_step_is_replaced() {
     for marked in FORMS {
         let store = new_store(5, marked);
         let (old, bad, new) = (small_state(1), small_state(2), small_state(3));
@@ -141,14 +141,14 @@ fn a_power_cut_while_a_damaged_step_makes_room() {
             assert!(newest.is_some(), "{context}");
         });
         let swept = steps_on(&store).sweep().unwrap();
-        assert_eq!((swept.removed.len(), swept.kept.len()), (0, 1), "the damaged one stays");
+        assert_eq!((swept.removed.len(), swept.kept.len()), (0, 1), "the damaged step is kept");
     }
 }
 
-/// Whichever operation of the disk fails, and however: the old step is whole, the new one is there
+/// Whichever operation of the disk fails, in any way: the old step is complete, the new one exists
 /// or not, and the next try succeeds.
 #[test]
-fn a_save_survives_any_failing_operation() {
+fn save_recovers_from_any_failing_operation() {
     for (marked, how) in FORMS.into_iter().flat_map(|marked| {
         [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied].map(|how| (marked, how))
     }) {
@@ -161,8 +161,11 @@ fn a_save_survives_any_failing_operation() {
             let saved = new.save(&steps_on(&store), 2);
             let context = format!("{how:?} of operation {nth}: {saved:?}");
             if let Err(error) = &saved {
-                let (text, due) = (error.to_string(), said_by(how));
-                assert!(text.contains("sim:/run") && text.contains(due), "{due}: {context}");
+                let (text, expected) = (error.to_string(), message_of(how));
+                assert!(
+                    text.contains("sim:/run") && text.contains(expected),
+                    "{expected}: {context}"
+                );
             }
             let steps = steps_on(&store);
             let newest = check_newest(&steps, &[(1, &old), (2, &new)], &context);
@@ -184,7 +187,7 @@ fn a_save_survives_any_failing_operation() {
     }
 }
 
-fn said_by(how: FaultKind) -> &'static str {
+fn message_of(how: FaultKind) -> &'static str {
     match how {
         FaultKind::NoSpace => "no space left",
         FaultKind::Denied => "Permission denied",
@@ -192,9 +195,9 @@ fn said_by(how: FaultKind) -> &'static str {
     }
 }
 
-/// What a store without an exclusive rename has in its folder, as `FORMAT.md` says.
+/// The names in the folder on a store without an exclusive rename, as in `FORMAT.md`.
 #[test]
-fn a_record_commits_where_nothing_can_be_renamed() {
+fn record_commits_without_rename() {
     let store = new_store(7, true);
     let steps = steps_on(&store);
     let state = small_state(9);
@@ -207,7 +210,7 @@ fn a_record_commits_where_nothing_can_be_renamed() {
     let again = state.save(&steps, 9);
     assert!(matches!(again, Err(Error::StepExists { .. })), "{again:?}");
 
-    // Without its record it is nothing that counts, nor anything that is reported as damaged.
+    // Without its record, a step is neither counted nor reported as damaged.
     store.delete(&key("run/step-000000000009/COMMIT")).unwrap();
     assert!(steps.newest().unwrap().is_none());
     let opened = steps.open_step(9);
@@ -216,9 +219,9 @@ fn a_record_commits_where_nothing_can_be_renamed() {
     assert_eq!(store.list_names(&key("run")).unwrap(), [".epoch-000000000003", "latest"]);
 }
 
-/// Records that are whole, and lie.
+/// Records with valid checksums and invalid contents.
 #[test]
-fn records_that_are_refused() {
+fn invalid_records_are_rejected() {
     let store = new_store(8, true);
     let steps = steps_on(&store);
     small_state(4).save(&steps, 4).unwrap();
@@ -226,15 +229,21 @@ fn records_that_are_refused() {
     let record = key("run/step-000000000005/COMMIT");
     let good = storage::Manifest::read(&store, &record).unwrap();
     let other = store.list_names(&key("run/step-000000000004")).unwrap().remove(1);
-    let check = |change: &dyn Fn(&mut storage::Manifest), due: &str| {
+    let check = |change: &dyn Fn(&mut storage::Manifest), expected: &str| {
         let mut bad = good.clone();
         change(&mut bad);
         store.delete(&record).unwrap();
         bad.write(&store, &record).unwrap();
         let text = steps.open_step(5).unwrap_err().to_string();
-        assert!(text.contains(due) && text.contains("COMMIT"), "got '{text}', due '{due}'");
-        assert_eq!(steps.newest().unwrap().unwrap().step(), 4, "{due}");
-        assert!(steps.sweep().unwrap().removed.is_empty(), "{due}: it is damaged, not abandoned");
+        assert!(
+            text.contains(expected) && text.contains("COMMIT"),
+            "expected '{expected}', found '{text}'"
+        );
+        assert_eq!(steps.newest().unwrap().unwrap().step(), 4, "{expected}");
+        assert!(
+            steps.sweep().unwrap().removed.is_empty(),
+            "{expected}: it is damaged, not abandoned"
+        );
     };
     check(&|m| m.version = 2, "expected feedline-ckpt-commit 1, found feedline-ckpt-commit 2");
     check(&|m| m.format = "feedline-ckpt".to_owned(), "found feedline-ckpt 1");

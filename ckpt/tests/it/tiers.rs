@@ -1,4 +1,4 @@
-//! Policies of retention, readers that hold a step, and a second store.
+//! Retention policies, pins, and drains to a second store.
 
 use std::fs;
 use std::num::NonZeroU64;
@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::children::dead_are_known;
+use crate::common::children::can_detect_dead_processes;
 use crate::common::{Folder, SERIAL, SMALL, State};
 use ckpt::{Check, Checkpoints, Drain, DrainOptions, Durability, Error, Keep, Retention};
 use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore, HookLayer};
@@ -25,7 +25,7 @@ fn flip(folder: &Folder, step: u64) {
 }
 
 #[test]
-fn multiples_stay_for_good() {
+fn multiples_are_retained_forever() {
     let folder = Folder::new();
     folder.save(&[1, 2, 3, 4, 5, 6, 7, 8]);
     let steps = folder.steps(SMALL);
@@ -39,12 +39,13 @@ fn multiples_stay_for_good() {
     assert_eq!(plan.keep[2..], last);
     assert_eq!(steps.retain_by(&keep(2, 3), &[4]).unwrap(), plan);
     assert_eq!(steps.steps().unwrap(), [3, 4, 6, 7, 8]);
-    assert_eq!(folder.names().len(), 5, "nothing hidden is left: {:?}", folder.names());
+    assert_eq!(folder.names().len(), 5, "no hidden name remains: {:?}", folder.names());
 }
 
-/// The newest step looks whole and is not: a policy that counts it would delete the last good one.
+/// The newest step looks complete but is damaged: a policy that counts it would delete the last
+/// good one.
 #[test]
-fn the_newest_verified_step_stays() {
+fn newest_verified_step_is_retained() {
     let folder = Folder::new();
     folder.save(&[1, 2, 3, 4]);
     flip(&folder, 4);
@@ -59,12 +60,12 @@ fn the_newest_verified_step_stays() {
     folder.save(&[1]);
     flip(&folder, 1);
     let plan = steps.retain_by(&careful, &[]).unwrap();
-    assert!(plan.delete.is_empty(), "none is known to be good: {plan:?}");
+    assert!(plan.delete.is_empty(), "no step is verified: {plan:?}");
     assert!(plan.keep.iter().all(|(_, why)| *why == Keep::NoneVerified));
 }
 
 #[test]
-fn a_pinned_step_stays() {
+fn pinned_step_is_retained() {
     let folder = Folder::new();
     folder.save(&[1, 2, 3]);
     let steps = folder.steps(SMALL);
@@ -75,20 +76,20 @@ fn a_pinned_step_stays() {
     let plan = steps.plan_retention(&keep(1, 0), &[]).unwrap();
     assert!(matches!(&plan.keep[0], (1, Keep::Pinned { holder }) if holder.contains("process")));
     drop(pin);
-    assert!(steps.retain(1).unwrap().is_empty(), "one of two is held");
+    assert!(steps.retain(1).unwrap().is_empty(), "one of two pins is held");
     steps.sweep().unwrap();
     State::of_model(1).check(&reader.open_step(1).unwrap());
     drop(again);
     assert_eq!(steps.retain(1).unwrap(), [1]);
-    let gone = reader.pin(1);
-    assert!(matches!(&gone, Err(Error::NoStep { near, .. }) if *near == [3]), "{gone:?}");
+    let result = reader.pin(1);
+    assert!(matches!(&result, Err(Error::NoStep { near, .. }) if *near == [3]), "{result:?}");
     assert_eq!(folder.names(), ["step-000000000003"]);
 }
 
-/// A mark of a process that is dead counts for nothing, one that cannot be read for much.
+/// A pin of a dead process is ignored; a pin with an unknown owner is respected.
 #[test]
-fn the_pins_of_the_dead_are_void() {
-    if !dead_are_known() {
+fn pins_of_dead_processes_are_void() {
+    if !can_detect_dead_processes() {
         return;
     }
     let folder = Folder::new();
@@ -131,11 +132,11 @@ impl Tiers {
 }
 
 #[test]
-fn steps_arrive_as_they_were() {
+fn drained_steps_are_identical() {
     let tiers = Tiers::new(&[1, 2, 3, 4]);
     let drain = tiers.drain(keep(2, 2));
     assert!(drain.levels().unwrap().iter().all(|(_, level)| *level == Durability::Local));
-    // The second store would delete 1 at once.
+    // The retention of the second store would delete 1 at once.
     assert_eq!(drain.pending().unwrap(), [4, 3, 2]);
     let undrained = drain.pending().unwrap();
     assert_eq!(tiers.near.steps(SMALL).retain_by(&keep(1, 0), &undrained).unwrap().delete, [1]);
@@ -151,7 +152,7 @@ fn steps_arrive_as_they_were() {
     }
     assert_eq!(tiers.far.names().len(), 3);
     assert_eq!(tiers.near.steps(SMALL).retain_by(&keep(1, 0), &[]).unwrap().delete, [2, 3]);
-    // What the first store has deleted is not copied back, nor missed.
+    // Steps that the first store has deleted are not copied back, and are not pending.
     tiers.near.save(&[5]);
     let pass = drain.run().unwrap();
     assert_eq!((pass.drained.len(), pass.deleted), (1, vec![3]));
@@ -159,7 +160,7 @@ fn steps_arrive_as_they_were() {
 }
 
 #[test]
-fn damage_does_not_spread() {
+fn damaged_step_is_not_drained() {
     let tiers = Tiers::new(&[1, 2, 3]);
     flip(&tiers.near, 2);
     let pass = tiers.drain(keep(3, 0)).run().unwrap();
@@ -171,7 +172,7 @@ fn damage_does_not_spread() {
     assert_eq!(tiers.far.steps(SMALL).steps().unwrap(), [1, 3]);
 }
 
-/// Two runs with one folder in the second store: neither overwrites the other.
+/// Two runs with the same folder in the second store: neither overwrites the other.
 #[test]
 fn other_contents_are_not_overwritten() {
     let tiers = Tiers::new(&[1, 2]);
@@ -183,16 +184,16 @@ fn other_contents_are_not_overwritten() {
     assert!(matches!(&pass.failed[..], [(2, Error::Differs { .. })]), "{:?}", pass.failed);
     assert_eq!(pass.drained.len(), 1);
     assert!(tiers.far.files(2) == before);
-    // One that is damaged there makes room.
+    // A damaged step there is replaced.
     fs::remove_file(tiers.far.path("step-000000000002/extra/rng.bin")).unwrap();
     assert_eq!(drain.run().unwrap().drained.len(), 1);
     assert!(tiers.far.files(2) == tiers.near.files(2));
 }
 
-/// Whatever operation of the second store fails, once, another try succeeds, and does not copy
-/// again what is there.
+/// Whatever operation of the second store fails once, another try succeeds, and does not copy
+/// existing files again.
 #[test]
-fn a_drain_is_tried_again() {
+fn failed_drain_is_retried() {
     let near = Folder::in_memory();
     near.save(&[1]);
     let state = State::of_model(1);
@@ -212,12 +213,13 @@ fn a_drain_is_tried_again() {
             break;
         }
     }
-    assert!(resumed > 20, "only {resumed} drains went on with what was there");
+    assert!(resumed > 20, "only {resumed} drains resumed existing files");
 }
 
-/// The first store's retention comes between a drain's look and its mark, which is no failure.
+/// The first store's retention deletes a step between the listing and the pin of a drain, which is
+/// not an error.
 #[test]
-fn a_step_that_was_retired_meanwhile_is_let_go() {
+fn step_deleted_by_retention_is_skipped() {
     let tiers = Tiers::new(&[1, 2, 3]);
     let retired = Key::new("run/step-000000000002").unwrap();
     let near = HookLayer::new(tiers.near.store(), move |store, call, key| {
@@ -231,12 +233,12 @@ fn a_step_that_was_retired_meanwhile_is_let_go() {
     let pass = drain.run().unwrap();
     assert!(pass.failed.is_empty(), "{:?}", pass.failed);
     assert_eq!(pass.drained.iter().map(|report| report.step).collect::<Vec<_>>(), [3, 1]);
-    assert_eq!(tiers.near.steps(SMALL).steps().unwrap(), [1, 3], "it was there, and is not");
+    assert_eq!(tiers.near.steps(SMALL).steps().unwrap(), [1, 3], "deleted by retention");
 }
 
-/// Where a record commits, a step is copied into the folder where a damaged one lies.
+/// Where a record commits, a step is copied into the folder of a damaged one.
 #[test]
-fn a_damaged_copy_is_made_whole() {
+fn damaged_copy_is_repaired() {
     let near = Folder::in_memory();
     near.save(&[1, 2]);
     for no_exclusive_rename in [false, true] {
@@ -260,12 +262,12 @@ fn a_damaged_copy_is_made_whole() {
     }
 }
 
-/// A reader takes a pass that is too long for dead, and reads on while the pass comes to its step.
+/// A reader considers a slow pass dead, and continues to read while the pass reaches its step.
 #[test]
-fn a_step_that_is_pinned_late_stays() {
+fn step_pinned_during_pass_is_retained() {
     let folder = Folder::new();
     folder.save(&[1, 2, 3, 4]);
-    // Somebody pins step 2 when step 1 is being deleted.
+    // A reader pins step 2 while step 1 is being deleted.
     let store = HookLayer::new(folder.store(), |inner, call, _| {
         let mark = Key::new(format!("run/.pin-step-000000000002-{}", ProcessIdentity::new()))?;
         if call == "delete_folder" { write_all(inner, &mark, b"").map(drop) } else { Ok(()) }
@@ -278,7 +280,7 @@ fn a_step_that_is_pinned_late_stays() {
 }
 
 #[test]
-fn a_drain_in_the_background() {
+fn drain_runs_in_background() {
     let tiers = Tiers::new(&[1]);
     let draining = tiers.drain(keep(3, 0)).start().unwrap();
     let wait = || {

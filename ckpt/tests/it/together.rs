@@ -1,4 +1,4 @@
-//! Saves of several writers, here threads, which share nothing but the store.
+//! Joint saves: the writers are threads, which share nothing but the store.
 
 use std::fs;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::gate::{Gate, Way, pulled};
+use crate::common::gate::{Gate, Way, device_error};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{JointSaveOptions, LivenessTimeouts, PlanLimits, Result, SaveReport};
 use storage::testing::fault_store::{FaultKind, FaultPlan, FaultStore, HookLayer};
 use storage::{Key, Storage};
 
-/// Far longer than any of these takes, and short enough to see that something waits for it.
+/// Far longer than any save here takes, and short enough to notice a wait until the deadline.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// All writers at once, each with the store that it is given.
+/// All writers save concurrently, each with its own store.
 fn save_all(
     stores: &[Arc<dyn Storage>],
     ranks: &Ranks,
@@ -41,7 +41,7 @@ fn stores_in(folder: &Folder, writers: usize) -> Vec<Arc<dyn Storage>> {
 }
 
 #[test]
-fn what_several_wrote_is_one_step() {
+fn joint_save_writes_one_step() {
     for writers in [1, 2, 3, 7] {
         let folder = Folder::new();
         let state = State::of_model(writers as u64);
@@ -53,7 +53,7 @@ fn what_several_wrote_is_one_step() {
         state.check(&newest);
         newest.verify().unwrap();
         assert!(bytes <= newest.size().1, "{bytes} bytes by the reports");
-        // The state of another run's layout comes next, and finds nothing in its way.
+        // The next save has another layout, and no leftovers block it.
         let next = State::of_model(50);
         let ranks = Ranks::new(&next, 2, LIMITS);
         for report in save_all(&stores_in(&folder, 2), &ranks, 13, "second", DEADLINE) {
@@ -67,9 +67,9 @@ fn what_several_wrote_is_one_step() {
     }
 }
 
-/// A store that fails for one writer: it says why, and all others say the same.
+/// The store of one writer fails: it reports the cause, and all others report the same.
 #[test]
-fn the_failure_of_one_is_that_of_all() {
+fn failure_of_one_writer_fails_all() {
     let state = State::of_model(3);
     let ranks = Ranks::new(&state, 3, LIMITS);
     for victim in 0..3 {
@@ -84,8 +84,9 @@ fn the_failure_of_one_is_that_of_all() {
             for (writer, report) in reports.iter().enumerate() {
                 let text = report.as_ref().unwrap_err().to_string();
                 if writer != victim {
-                    let due = format!("aborted by all writers: writer {victim} of 3 (process ");
-                    assert!(text.contains(&due), "writer {writer}: {text}");
+                    let expected =
+                        format!("aborted by all writers: writer {victim} of 3 (process ");
+                    assert!(text.contains(&expected), "writer {writer}: {text}");
                 }
                 assert!(text.contains("no space"), "writer {writer}: {text}");
             }
@@ -105,9 +106,9 @@ fn the_failure_of_one_is_that_of_all() {
     }
 }
 
-/// A panic of one writer, whose process lives on, ends the save of all long before the deadline.
+/// A panic of one writer, whose process continues, aborts the save of all long before the deadline.
 #[test]
-fn a_panic_of_one_writer_ends_the_save_of_all() {
+fn panic_of_one_writer_aborts_all() {
     let ranks = Ranks::new(&State::of_model(3), 3, LIMITS);
     for victim in 0..3 {
         let folder = Folder::new();
@@ -131,11 +132,11 @@ fn a_panic_of_one_writer_ends_the_save_of_all() {
     }
 }
 
-/// A writer whose store takes its part, says that it did not, and is then gone until the others
-/// have ended. It deletes nothing, for the step is there; and it finds that out, even if the
-/// meeting was swept away in between.
+/// The store of a writer accepts its part, returns an error, and then fails until the others have
+/// ended. The writer deletes nothing, since the step exists; and it detects that, even if the
+/// rendezvous was swept in between.
 #[test]
-fn a_writer_that_was_cut_off_finds_the_step() {
+fn disconnected_writer_finds_committed_step() {
     let state = State::of_model(3);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for (marked, is_swept) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -164,22 +165,22 @@ fn a_writer_that_was_cut_off_finds_the_step() {
     }
 }
 
-/// Its part arrives, and nothing else after it, not even the answer.
+/// Its part arrives, but the reply and all later calls fail.
 fn cut_off_after_its_part(store: &FaultStore, is_cut: &Arc<AtomicBool>) -> Arc<dyn Storage> {
     let is_part = |call: &str, key: &Key| call == "finish" && key.as_str().ends_with("/part/00001");
     let is_cut = Arc::clone(is_cut);
     let before = move |_: &dyn Storage, call: &str, key: &Key| {
-        // From before the part is seen: the others may end at once.
+        // Set before the part is visible: the others may end at once.
         let was_cut = is_cut.fetch_or(is_part(call, key), Ordering::SeqCst);
-        if was_cut { Err(pulled(key)) } else { Ok(()) }
+        if was_cut { Err(device_error(key)) } else { Ok(()) }
     };
     let after = move |_: &dyn Storage, call: &str, key: &Key| {
-        if is_part(call, key) { Err(pulled(key)) } else { Ok(()) }
+        if is_part(call, key) { Err(device_error(key)) } else { Ok(()) }
     };
     HookLayer::around(Arc::new(store.clone()), before, after)
 }
 
-/// One writer alone: what it says of the others when its deadline is past, or before.
+/// A single writer: its report about the others at its deadline, or before.
 fn alone(
     folder: &Folder,
     ranks: &Ranks,
@@ -205,19 +206,20 @@ fn refused(
 }
 
 #[test]
-fn who_is_missing_is_named() {
+fn missing_writers_are_reported() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 3, LIMITS);
     let text = alone(&folder, &ranks, 0, "a", PATIENCE);
-    let due = "writer 1 of 3: never joined; writer 2 of 3: never joined; the deadline is 400ms";
-    assert!(text.ends_with(due), "{text}");
+    let expected =
+        "writer 1 of 3: never joined; writer 2 of 3: never joined; the deadline is 400ms";
+    assert!(text.ends_with(expected), "{text}");
     let text = alone(&folder, &ranks, 2, "b", PATIENCE);
     assert!(text.ends_with("writer 0 did not start within 400ms"), "{text}");
-    // Who comes late finds that it was given up.
+    // A late writer finds that the save was aborted.
     let text = alone(&folder, &ranks, 0, "b", PATIENCE);
     assert!(text.ends_with("writer 0 did not start within 400ms"), "{text}");
 
-    // A sign of a process of another machine, and no second one.
+    // The heartbeat of a process of another machine, without a second one.
     let sign = |token: &str, writer: usize| {
         let alive = folder.path(&format!(".save-step-000000000004-{token}/alive"));
         fs::create_dir_all(&alive).unwrap();
@@ -233,12 +235,13 @@ fn who_is_missing_is_named() {
     assert!(text.contains("writer 2 of 3 (process 77 on elsewhere): no heartbeat"), "{text}");
     sign("d", 2);
     let text = alone(&folder, &ranks, 0, "d", PATIENCE);
-    let due = "writer 1 of 3: never joined; writer 2 of 3 (process 77 on elsewhere): not finished";
-    assert!(text.contains(due), "{text}");
+    let expected =
+        "writer 1 of 3: never joined; writer 2 of 3 (process 77 on elsewhere): not finished";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]
-fn what_cannot_be_saved_together() {
+fn invalid_joint_saves_are_rejected() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
     for token in ["", "a/b", "a b", &"x".repeat(101)] {
@@ -248,7 +251,7 @@ fn what_cannot_be_saved_together() {
     let text = alone(&folder, &ranks, 2, "t", PATIENCE);
     assert!(text.contains("step 4 as writer 2: the plan has 2 writers"), "{text}");
 
-    // Another plan of as many writers.
+    // Another plan with the same number of writers.
     let other = Ranks::new(&State::of_model(3), 2, PlanLimits { shard_bytes_max: 9000, ..LIMITS });
     let u = |writer| JointSaveOptions { token: "u", writer, deadline: DEADLINE };
     let texts = thread::scope(|scope| {
@@ -259,7 +262,7 @@ fn what_cannot_be_saved_together() {
     for text in texts {
         assert!(text.contains("hint: plan the same tensors"), "{text}");
     }
-    // What a token stood for once it stands for always.
+    // A token cannot be reused for another save.
     let text = alone(&folder, &ranks, 1, "u", PATIENCE);
     assert!(text.contains("aborted by all writers: "), "{text}");
     let saved = save_all(&stores_in(&folder, 2), &ranks, 4, "v", DEADLINE);
@@ -270,9 +273,9 @@ fn what_cannot_be_saved_together() {
     }
 }
 
-/// While somebody else holds the lease, all writers are told who.
+/// While another process holds the lease, all writers report that process.
 #[test]
-fn a_folder_in_use_is_told_to_all() {
+fn folder_in_use_is_reported_to_all() {
     let folder = Folder::new();
     let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
     let other = folder.steps(SERIAL);
@@ -287,10 +290,10 @@ fn a_folder_in_use_is_told_to_all() {
     }
 }
 
-/// Whichever operation of the disk fails, of whichever writer: all come to the same end, and the
-/// next try succeeds.
+/// Whichever disk operation of any writer fails: all writers get the same outcome, and the next try
+/// succeeds.
 #[test]
-fn any_failing_operation_gives_one_outcome() {
+fn all_writers_agree_after_any_failure() {
     let state = State::small(1);
     let ranks = Ranks::new(&state, 2, LIMITS);
     for nth in (0..).step_by(3) {
@@ -316,18 +319,18 @@ fn any_failing_operation_gives_one_outcome() {
     }
 }
 
-/// Writer 0 dies anywhere between giving the step its name and saying so: its store takes so many
-/// operations more, fails a few, and is then gone for it. Whatever a follower was told holds in
-/// every image that a power cut may leave after that, also if the name was there and not durable.
+/// Writer 0 dies anywhere between the rename of the step and its report: its store accepts some
+/// more operations, fails a few, and then fails permanently. The outcome of a follower holds in
+/// every image that a power cut may leave after that, also if the name existed but was not durable.
 #[test]
-fn a_leader_that_dies_before_the_name_is_durable() {
+fn leader_death_before_name_is_durable() {
     let (old, new) = (State::small(1), State::small(2));
     let quick = LivenessTimeouts {
         beat: Duration::from_millis(50),
         silence_max: Duration::from_millis(300),
     };
     for marked in [false, true] {
-        let mut told_of_a_dead_leader = 0;
+        let mut followers_that_committed = 0;
         for more in 0..8 {
             let faults = FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() };
             let store = FaultStore::new(more as u64, faults);
@@ -344,7 +347,7 @@ fn a_leader_that_dies_before_the_name_is_durable() {
                 (lead.join().unwrap(), follow, store.op_count())
             });
             let context = format!("marked {marked}, after {more}: {lead:?} {follow:?}");
-            told_of_a_dead_leader += usize::from(lead.is_err() && follow.is_ok());
+            followers_that_committed += usize::from(lead.is_err() && follow.is_ok());
             for seed in 0..20 {
                 let newest = steps_on(Arc::new(store.crash_at(ops, seed))).newest().unwrap();
                 let newest = newest.expect(&context);
@@ -352,16 +355,19 @@ fn a_leader_that_dies_before_the_name_is_durable() {
                 assert!(newest.step() == 2 || follow.is_err(), "image {seed}, {context}");
             }
         }
-        assert!(told_of_a_dead_leader > 0, "marked {marked}: no name was seen and not durable");
+        assert!(
+            followers_that_committed > 0,
+            "marked {marked}: no follower saw a name before it was durable"
+        );
     }
 }
 
-/// From the call that commits on.
+/// Counts from the call that commits.
 fn dies_while_it_commits(store: &FaultStore, more: usize) -> Arc<dyn Storage> {
     let (disk, is_dead) = (store.clone(), AtomicBool::new(false));
     HookLayer::new(Arc::new(store.clone()), move |_, call, key| {
         if is_dead.load(Ordering::SeqCst) {
-            return Err(pulled(key));
+            return Err(device_error(key));
         }
         if call == "publish" || (call == "finish" && key.name() == "COMMIT") {
             is_dead.store(true, Ordering::SeqCst);
@@ -372,9 +378,9 @@ fn dies_while_it_commits(store: &FaultStore, more: usize) -> Arc<dyn Storage> {
     })
 }
 
-/// Every image that a power cut may leave, at every operation that any of the writers makes.
+/// Checks every image that a power cut may leave, at every operation of any writer.
 #[test]
-fn a_power_cut_leaves_the_old_step_or_the_new() {
+fn power_cut_leaves_old_or_new_step() {
     for marked in [false, true] {
         let store =
             FaultStore::new(7, FaultPlan { no_exclusive_rename: marked, ..FaultPlan::default() });

@@ -1,4 +1,4 @@
-//! Moments that are rare, and cost a step or a run where they are not thought of.
+//! Rare races and faults that could lose a step or a run.
 
 use std::fs::{self, File};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::common::gate::pulled;
+use crate::common::gate::device_error;
 use crate::common::ranks::{LIMITS, Ranks};
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{
@@ -15,7 +15,7 @@ use ckpt::{
 use storage::testing::fault_store::{FaultPlan, FaultStore, HookLayer};
 use storage::{Key, Storage, write_all};
 
-/// Longer than anything here takes.
+/// Longer than any operation here takes.
 const LONG: Duration = Duration::from_secs(30);
 
 fn key(name: &str) -> Key {
@@ -30,10 +30,10 @@ fn marked() -> FaultStore {
     FaultStore::new(3, FaultPlan { no_exclusive_rename: true, ..FaultPlan::default() })
 }
 
-/// A second store whose record of a step cannot be read, or not now: the step is gone from the
-/// first, so its files there are the last ones.
+/// The commit record of a step in the second store cannot be read, permanently or temporarily. The
+/// first store no longer has the step, so these files are the only ones.
 #[test]
-fn a_record_that_cannot_be_read_keeps_its_files() {
+fn files_of_unreadable_record_are_kept() {
     for is_corrupt in [true, false] {
         let near = Folder::in_memory();
         for step in [1, 2] {
@@ -45,7 +45,7 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
         let (theirs, at) = (Arc::clone(&fails), record.clone());
         let far = HookLayer::new(Arc::new(store.clone()), move |_, call, key| {
             let is_it = call == "open" && *key == at && theirs.load(Ordering::SeqCst);
-            if is_it { Err(pulled(key)) } else { Ok(()) }
+            if is_it { Err(device_error(key)) } else { Ok(()) }
         });
         let drain = || {
             let retention = Retention { keep_last: 5, ..Retention::default() };
@@ -75,35 +75,35 @@ fn a_record_that_cannot_be_read_keeps_its_files() {
     }
 }
 
-/// A sign of life that was given though the store said no, and one that it would not delete: the
-/// next ones come all the same, and nothing stays behind.
+/// A heartbeat that was written although the store returned an error, and one that it did not
+/// delete: later heartbeats are still written, and no leftovers stay.
 #[test]
-fn signs_of_life_go_on() {
+fn heartbeats_survive_store_errors() {
     let folder = Folder::in_memory();
     let once = [AtomicBool::new(true), AtomicBool::new(true)];
     let store = HookLayer::new(folder.store(), move |inner, call, key| {
         let is_lease = key.name().starts_with(".lease-");
         let fails = |place: usize| once[place].swap(false, Ordering::SeqCst);
         if is_lease && call == "delete" && key.name().ends_with("~1") && fails(0) {
-            return Err(pulled(key));
+            return Err(device_error(key));
         }
         if is_lease && call == "create" && key.name().ends_with("~3") && fails(1) {
             write_all(inner, key, b"sign").unwrap();
-            return Err(pulled(key));
+            return Err(device_error(key));
         }
         Ok(())
     });
     let patience = LivenessTimeouts { beat: Duration::from_millis(5), silence_max: LONG };
     let steps = steps_on(store).with_patience(patience);
     let lease = steps.lock().unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     let beats = || {
         let names = folder.names();
         names.iter().filter_map(|name| name.split_once('~')?.1.parse().ok()).max().unwrap_or(0_u32)
     };
     while beats() < 6 {
-        let is_late = begun.elapsed() > LONG;
-        assert!(!is_late, "the signs stopped at {}", beats());
+        let is_late = started.elapsed() > LONG;
+        assert!(!is_late, "heartbeats stopped at {}", beats());
         thread::sleep(patience.beat);
     }
     State::of_model(1).save(&steps, 1).unwrap();
@@ -112,9 +112,9 @@ fn signs_of_life_go_on() {
     State::of_model(2).save(&folder.steps(SERIAL), 2).unwrap();
 }
 
-/// A writer commits a step and deletes the older ones while a reader has the list of those in hand.
+/// A writer commits a step and deletes the older ones after a reader has listed those.
 #[test]
-fn the_newest_is_found_while_steps_come_and_go() {
+fn newest_is_found_during_saves_and_deletions() {
     let folder = Folder::in_memory();
     for step in [1, 2, 3] {
         State::of_model(step).save(&folder.steps(SERIAL), step).unwrap();
@@ -134,23 +134,23 @@ fn the_newest_is_found_while_steps_come_and_go() {
     State::of_model(6).check(&reader.newest().unwrap().unwrap());
 }
 
-/// What several processes save goes on for as long as nobody has given up, and no longer.
+/// After one writer aborts a joint save, the others stop writing.
 #[test]
-fn a_save_that_is_given_up_is_not_written_to_its_end() {
+fn aborted_save_stops_writing() {
     let store = FaultStore::new(5, FaultPlan::default());
     let state = State::of_model(3);
     let ranks = Ranks::new(&state, 2, LIMITS);
     let patience = LivenessTimeouts { beat: Duration::from_millis(10), silence_max: LONG };
     let full = HookLayer::new(Arc::new(store.clone()), |_, call, key| {
         let is_file = call == "create" && key.name().ends_with(".safetensors");
-        if is_file { Err(pulled(key)) } else { Ok(()) }
+        if is_file { Err(device_error(key)) } else { Ok(()) }
     });
-    // Slow enough to hear of it: the first file begins when the others have given up.
+    // Slow enough to see the abort: the first file starts after the others have aborted.
     let slow = HookLayer::new(Arc::new(store.clone()), move |inner, call, file| {
         if call == "create" && file.name().ends_with(".safetensors") {
-            let begun = Instant::now();
+            let started = Instant::now();
             let decision = key("run/.save-step-000000000004-t/decision");
-            while inner.open(&decision).is_err() && begun.elapsed() < LONG {
+            while inner.open(&decision).is_err() && started.elapsed() < LONG {
                 thread::sleep(patience.beat);
             }
             thread::sleep(patience.beat * 100);
@@ -171,13 +171,13 @@ fn a_save_that_is_given_up_is_not_written_to_its_end() {
     assert!(texts[1].contains("aborted by all writers: writer 0 of 2 (process "), "{texts:?}");
     let written: Vec<String> =
         store.raw_paths().into_iter().filter(|path| path.ends_with(".safetensors")).collect();
-    assert_eq!(written, [""; 0], "files of a save that was given up");
+    assert_eq!(written, [""; 0], "files of an aborted save");
 }
 
-/// A step of that number is there and damaged, the save of another is given up and cleared away,
-/// and a writer was out of reach meanwhile: what it finds is not what it wrote.
+/// A damaged step with this number exists, a save that would replace it is aborted and swept, and
+/// one writer was disconnected meanwhile: it does not mistake the damaged step for its own.
 #[test]
-fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
+fn damaged_step_is_not_mistaken_for_saved_step() {
     for no_exclusive_rename in [false, true] {
         let store = FaultStore::new(5, FaultPlan { no_exclusive_rename, ..FaultPlan::default() });
         let all = || Arc::new(store.clone()) as Arc<dyn Storage>;
@@ -187,20 +187,20 @@ fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
         let blob = files.iter().find(|file| file.key.name() == "rng.bin").unwrap();
         store.delete(&blob.key).unwrap();
         let ranks = Ranks::new(&State::of_model(3), 2, LIMITS);
-        // The leader has every part, and no room for the manifest.
+        // The leader has every part, but no space for the manifest.
         let full = HookLayer::new(all(), |_, call, key| {
             let is_it = call == "create" && key.name() == "MANIFEST.json";
-            if is_it { Err(pulled(key)) } else { Ok(()) }
+            if is_it { Err(device_error(key)) } else { Ok(()) }
         });
         let (is_cut, part) = (Arc::new(AtomicBool::new(false)), "part/00001");
         let theirs = Arc::clone(&is_cut);
         let cut = HookLayer::new(all(), move |_, call, key| {
             let is_after = theirs.load(Ordering::SeqCst);
             if call == "names" && key.as_str().ends_with("/lead") && is_after {
-                return Err(pulled(key));
+                return Err(device_error(key));
             }
             if call == "open" && key.name() == "decision" && is_after {
-                return Err(pulled(key));
+                return Err(device_error(key));
             }
             theirs.fetch_or(key.as_str().ends_with(part), Ordering::SeqCst);
             Ok(())
@@ -220,9 +220,9 @@ fn a_damaged_step_is_not_taken_for_the_one_that_was_saved() {
     }
 }
 
-/// Steps, leases and marks are of any time: no clock is compared with another.
+/// Steps, leases and marks may have any file time: clocks are never compared.
 #[test]
-fn times_of_files_mean_nothing() {
+fn file_times_are_ignored() {
     let folder = Folder::in_memory();
     for step in [1, 2, 3] {
         State::of_model(step).save(&folder.steps(SERIAL), step).unwrap();
@@ -248,9 +248,9 @@ fn times_of_files_mean_nothing() {
     }
 }
 
-/// `latest` of another program stays what it is, whatever it says; ours is advice and no more.
+/// A `latest` file of another program is not changed, whatever it contains; ours is never read.
 #[test]
-fn a_foreign_latest_stays() {
+fn foreign_latest_file_is_not_changed() {
     for text in ["global_step9", "", "step", "../../etc/passwd\n"] {
         let folder = Folder::in_memory();
         fs::create_dir(folder.path("")).unwrap();
@@ -269,9 +269,9 @@ fn a_foreign_latest_stays() {
     assert_eq!(fs::read_to_string(folder.path("latest")).unwrap(), "step-000000000002\n");
 }
 
-/// Who read a step whole is believed by the next pass, for that very step.
+/// A retention pass uses the record that exactly this step was verified.
 #[test]
-fn what_was_verified_is_remembered() {
+fn verified_steps_are_recorded() {
     let folder = Folder::in_memory();
     let steps = folder.steps(SERIAL);
     let save = |range: std::ops::RangeInclusive<u64>| {
@@ -285,52 +285,48 @@ fn what_was_verified_is_remembered() {
         bytes[7] ^= 1;
         fs::write(path, bytes).unwrap();
     };
-    let noted = |step| steps.is_verified(&steps.open_step(step).unwrap()).unwrap();
+    let is_recorded = |step| steps.is_verified(&steps.open_step(step).unwrap()).unwrap();
     let keep = |keep_last, check| Retention { keep_last, keep_every: None, check };
     save(1..=4);
     let plan = steps.plan_retention(&keep(2, Check::NewestBytes), &[]).unwrap();
-    assert_eq!((plan.delete, noted(4)), (vec![1, 2], false), "a plan changes nothing");
+    assert_eq!((plan.delete, is_recorded(4)), (vec![1, 2], false), "a plan changes nothing");
     steps.retain_by(&keep(2, Check::NewestBytes), &[]).unwrap();
-    assert!(noted(4) && !noted(3));
+    assert!(is_recorded(4) && !is_recorded(3));
     // 4 is one of two, so 5 is not read.
     save(5..=5);
     flip(5);
     assert_eq!(steps.retain_by(&keep(2, Check::NewestBytes), &[]).unwrap().delete, [3]);
-    assert!(!noted(5));
-    // By lengths alone it stays, beside the newest.
+    assert!(!is_recorded(5));
+    // By lengths alone, it is retained in addition to the newest.
     save(6..=6);
     flip(6);
     let plan = steps.retain_by(&keep(1, Check::Lengths), &[]).unwrap();
     assert_eq!((plan.delete, plan.keep.len()), (vec![5], 2), "{:?}", plan.keep);
-    // It is none of the newest any more: those are read, and the first that is good counts.
+    // It is no longer one of the newest: those are read, and the first good one counts.
     save(7..=7);
     flip(7);
     let plan = steps.retain_by(&keep(1, Check::NewestBytes), &[]).unwrap();
     assert!(plan.delete.is_empty(), "6 and 7 are damaged, and 4 is the last good one: {plan:?}");
     save(8..=8);
     assert_eq!(steps.retain_by(&keep(1, Check::NewestBytes), &[]).unwrap().delete, [4, 6, 7]);
-    assert!(noted(8));
+    assert!(is_recorded(8));
     assert_eq!(folder.names().iter().filter(|name| name.starts_with(".verified-")).count(), 1);
-    // Remembered, and bad since: only a pass that reads anew finds that.
+    // Recorded as verified, and damaged since: only a pass that reads again detects that.
     save(9..=10);
     (8..=10).for_each(flip);
     let plan = steps.plan_retention(&keep(1, Check::NewestBytes), &[]).unwrap();
-    assert!(plan.delete.is_empty(), "it is none of the newest, which are read: {plan:?}");
+    assert!(plan.delete.is_empty(), "the newest are read: {plan:?}");
     let plan = steps.retain_by(&keep(1, Check::Anew), &[]).unwrap();
     assert!(plan.delete.is_empty(), "{plan:?}");
-    assert!(!noted(8));
-    // Another step of that number is not the one that was read.
+    assert!(!is_recorded(8));
+    // Another step of that number is not the verified one.
     steps.verify_step(9).unwrap_err();
     fs::remove_dir_all(folder.path("step-000000000009")).unwrap();
     save(9..=9);
     steps.verify_step(9).unwrap();
     fs::remove_dir_all(folder.path("step-000000000009")).unwrap();
     State::of_model(77).save(&steps, 9).unwrap();
-    assert!(!noted(9));
+    assert!(!is_recorded(9));
     fs::remove_dir_all(folder.path("step-000000000009")).unwrap();
-    assert_eq!(
-        steps.sweep().unwrap().removed.len(),
-        1,
-        "what is remembered of a step that is gone"
-    );
+    assert_eq!(steps.sweep().unwrap().removed.len(), 1, "the mark of a deleted step is removed");
 }

@@ -1,4 +1,4 @@
-//! What a checkpoint says of its model, and whether a GPT-2 of it can be made.
+//! The arguments in a checkpoint, and whether it can be converted to a GPT-2.
 
 use super::super::made::DerivedTensor;
 use super::super::pickle::{Id, PickleNode};
@@ -7,30 +7,30 @@ use super::super::torch::TorchFile;
 use super::unfit;
 use crate::{Group, Result};
 
-/// What `args` say of the model and of the ranks; `None` where they do not.
+/// The model and the ranks as described by `args`; `None` where it has no entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MegatronArgs {
     pub(crate) heads: Option<u64>,
-    /// Of keys and values, which heads of queries share.
+    /// Groups of query heads that share keys and values.
     groups: Option<u64>,
     layers: Option<u64>,
     pub(super) tensor_ranks: Option<u64>,
     pub(super) pipeline_ranks: Option<u64>,
-    /// How the rows of the fused matrix are ordered; 0 if nothing is said.
+    /// `checkpoint_version`, which defines the order of the rows of the fused matrix; 0 if absent.
     pub(super) version: u64,
-    /// A part that is of another architecture.
+    /// A switch that is not of GPT-2.
     other: Option<&'static str>,
 }
 
-/// Switches that change what the same tensors mean.
+/// Switches that change the meaning of the same tensors.
 const OTHERS: [&str; 3] = ["swiglu", "apply_layernorm_1p", "squared_relu"];
 
-/// A count for messages.
+/// A count, for messages.
 pub(super) fn count_text(count: Option<u64>) -> String {
     count.map_or("an unknown number of".to_owned(), |count| count.to_string())
 }
 
-/// What every layer of a GPT-2 has.
+/// The parameters of each layer of a GPT-2.
 const LAYER: [&str; 12] = [
     "ln_1.weight",
     "ln_1.bias",
@@ -53,7 +53,7 @@ impl MegatronArgs {
         let arg = |key: &str| pickle.path(pickle.root, &["args", key]);
         let size = |key: &str| arg(key).and_then(|id: Id| pickle.size(id));
         let is_on = |key: &str| arg(key).and_then(|id: Id| pickle.bool(id));
-        // Without its switch the number of groups is a default that means nothing.
+        // Without its switch, the number of groups is a default without effect.
         let groups = size("num_query_groups")
             .filter(|_| is_on("group_query_attention") != Some(false))
             .or_else(|| size("num_key_value_heads"));
@@ -75,7 +75,7 @@ impl MegatronArgs {
         }
     }
 
-    /// Refuses models whose tensors have the names of a GPT-2 and mean something else.
+    /// Rejects models whose tensors have the names of a GPT-2 with another meaning.
     pub(super) fn check(&self, source: &TensorSource) -> Result<()> {
         if let Some(other) = self.other {
             return Err(unfit(source, other.to_owned(), "the layers of GPT-2"));
@@ -88,9 +88,9 @@ impl MegatronArgs {
         Ok(())
     }
 
-    /// Refuses a model that lacks something, and matrices that do not fit each other, as those of a
-    /// gated MLP do not.
-    pub(super) fn check_whole(
+    /// Rejects a model with missing parameters, or with matrices whose shapes do not match, such as
+    /// those of a gated MLP.
+    pub(super) fn check_complete(
         &self,
         source: &TensorSource,
         made: &[DerivedTensor],
@@ -105,7 +105,7 @@ impl MegatronArgs {
             let missing = || unfit(source, format!("no '{name}'"), "all parameters of GPT-2");
             weights.get(name).copied().ok_or_else(missing)
         };
-        if layers == 0 || self.layers.is_some_and(|due| due != layers) {
+        if layers == 0 || self.layers.is_some_and(|count| count != layers) {
             let expected = self.layers.map_or("at least 1".to_owned(), |layers| layers.to_string());
             return Err(unfit(source, layers.to_string(), &format!("{expected} layers")));
         }

@@ -1,16 +1,16 @@
-//! The machine whose opcodes a pickle is.
+//! The stack machine that interprets the opcodes of a pickle.
 
 use std::collections::HashMap;
 
 use super::{Bad, Id, Pickle, PickleNode, PickleObject, Result};
 
-/// More than the largest metadata that we know of has; they take some 4 GiB.
+/// More nodes than the largest known metadata has; they take about 4 GiB.
 const NODES_MAX: usize = 1 << 26;
 
-/// Names of classes are copied, and a text that is remembered once can be one many times.
+/// Class names are copied, and a text in the memo can be used as a name many times.
 const CLASS_BYTES_MAX: usize = 4 << 10;
 
-/// Reads the pickle in front of the bytes, and tells how long it is.
+/// Parses the pickle at the start of the bytes, and returns its length.
 pub(super) fn read(bytes: &[u8]) -> Result<(Pickle, usize)> {
     let mut machine = Machine { bytes, ..Machine::default() };
     let root = machine.run()?;
@@ -283,7 +283,7 @@ impl Machine<'_> {
     fn decimal(&self, digits: &str) -> Result<PickleNode> {
         match digits.parse() {
             Ok(value) => Ok(PickleNode::Int(value)),
-            // Beyond 64 bits there is nothing that we ask for.
+            // No importer uses integers beyond 64 bits.
             Err(_) if digits.trim_start_matches('-').bytes().all(|b| b.is_ascii_digit()) => {
                 Ok(PickleNode::Bytes(digits.as_bytes().to_vec()))
             }
@@ -337,7 +337,7 @@ impl Machine<'_> {
         Ok(top)
     }
 
-    /// What is on top, and above the last mark.
+    /// The top of the stack, if it is above the last mark.
     fn top(&self) -> Result<Id> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.last() {

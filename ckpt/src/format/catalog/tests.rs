@@ -36,7 +36,7 @@ fn catalog_of(count: u64, left_out: u64) -> Result<Catalog> {
     Catalog::of(meta, vec![file], "m")
 }
 
-/// As many chunks of one tensor as a manifest may have are checked without comparing all pairs.
+/// The maximum number of chunks of one tensor is checked without comparing all pairs.
 #[test]
 fn many_chunks_are_checked_and_more_are_refused() {
     catalog_of(999_999, 0).unwrap();
@@ -46,9 +46,9 @@ fn many_chunks_are_checked_and_more_are_refused() {
     assert!(text.contains("expected at most 1000000 chunks, found 1000001"), "{text}");
 }
 
-/// What another process says that it wrote is compared with what it was to write.
+/// The output that another process reports is compared with the plan.
 #[test]
-fn parts_that_are_not_of_the_plan_are_refused() {
+fn parts_that_differ_from_plan_are_rejected() {
     let spec = |name: &str| TensorSpec {
         name: name.to_owned(),
         group: Group::Model,
@@ -88,11 +88,11 @@ fn parts_that_are_not_of_the_plan_are_refused() {
     let firsts: Vec<u64> = tensors[1].chunks.iter().map(|chunk| chunk.spans[0].start).collect();
     assert_eq!(firsts, [0, 2]);
 
-    let check = |change: &dyn Fn(&mut WriterFiles), due: &str| {
+    let check = |change: &dyn Fn(&mut WriterFiles), expected: &str| {
         let mut parts = good();
         change(&mut parts);
         let text = merge_parts(&plan, None, parts).unwrap_err().to_string();
-        assert!(text.contains(due), "got '{text}', due '{due}'");
+        assert!(text.contains(expected), "expected '{expected}', found '{text}'");
     };
     check(&|parts| drop(parts.pop()), "1 parts");
     check(

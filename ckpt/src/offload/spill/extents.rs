@@ -20,7 +20,7 @@ pub(super) struct SpillExtent {
 
 #[derive(Debug)]
 pub(super) enum ExtentState {
-    /// In a buffer alone, to be written.
+    /// Only in a buffer, to be written.
     Memory(Arc<Zeros>),
     /// A thread writes it.
     Writing(Arc<Zeros>),
@@ -53,9 +53,9 @@ pub(super) struct Extents {
     ahead: VecDeque<u64>,
     idle: Vec<Zeros>,
     /// The number of buffers.
-    made: usize,
+    buffer_count: usize,
     /// Buffers that threads read into or write from.
-    flying: usize,
+    in_flight: usize,
     /// The first error, until it was returned, and its text.
     failed: Option<(Option<Error>, String)>,
     pub(super) is_closing: bool,
@@ -82,7 +82,7 @@ impl Extents {
         if let Some(buffer) = self.spare(options)? {
             return Ok(Some(buffer));
         }
-        if !self.dirty.is_empty() || self.flying > 0 {
+        if !self.dirty.is_empty() || self.in_flight > 0 {
             return Ok(None);
         }
         // All are announced: those needed last are evicted, and announced again or read
@@ -100,11 +100,11 @@ impl Extents {
         if let Some(idle) = self.idle.pop() {
             return Ok(Some(idle));
         }
-        if self.made < options.buffers {
+        if self.buffer_count < options.buffers {
             let fresh = Zeros::try_new(options.buffer_bytes())
                 .map_err(|e| storage::Error::from_io("allocate", "a spill buffer", e))?;
-            self.made += 1;
-            self.report.memory_bytes = (self.made * options.buffer_bytes()) as u64;
+            self.buffer_count += 1;
+            self.report.memory_bytes = (self.buffer_count * options.buffer_bytes()) as u64;
             return Ok(Some(fresh));
         }
         while let Some(number) = self.clean.pop_first() {
@@ -130,7 +130,7 @@ impl Extents {
         }
     }
 
-    /// Takes what was copied into a buffer.
+    /// Adds an extent whose bytes were copied into a buffer.
     pub(super) fn add(&mut self, buffer: Zeros, len: usize, crc64: u64) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -141,16 +141,16 @@ impl Extents {
         number
     }
 
-    /// Takes an extent away; `None` while it is read, and what is needed of it is not there yet.
+    /// Removes an extent; `None` while it is read, since its bytes are not in memory yet.
     pub(super) fn remove(&mut self, number: u64) -> Option<SpillExtent> {
         if matches!(self.all.get(&number)?.state, ExtentState::Reading) {
             return None;
         }
-        self.forget(number)
+        self.discard(number)
     }
 
-    /// The same, also while it is read: its reader finds it removed.
-    pub(super) fn forget(&mut self, number: u64) -> Option<SpillExtent> {
+    /// Removes an extent, also while it is read: its reader then finds no entry.
+    pub(super) fn discard(&mut self, number: u64) -> Option<SpillExtent> {
         let extent = self.all.remove(&number)?;
         self.dirty.remove(&number);
         self.clean.remove(&number);
@@ -166,7 +166,7 @@ impl Extents {
         self.idle.extend(Arc::into_inner(buffer));
     }
 
-    /// These are needed next, in this order, after those that were announced before.
+    /// Announces extents in the order of need, after all that were announced before.
     pub(super) fn expect(&mut self, numbers: &[u64], options: SpillOptions) {
         for &number in numbers {
             let Some(extent) = self.all.get_mut(&number).filter(|extent| !extent.is_wanted) else {
@@ -187,8 +187,8 @@ impl Extents {
         }
     }
 
-    /// These are needed now: before all that was announced.
-    pub(super) fn urge(&mut self, numbers: &[u64]) {
+    /// Moves extents before all that were announced: a caller waits for them.
+    pub(super) fn prioritize(&mut self, numbers: &[u64]) {
         for &number in numbers.iter().rev() {
             let Some(extent) = self.all.get_mut(&number) else { continue };
             if matches!(extent.state, ExtentState::Disk(_)) {
@@ -201,7 +201,7 @@ impl Extents {
     }
 
     /// The next task: reads before writes, since a caller waits for them sooner.
-    pub(super) fn job(&mut self, options: SpillOptions) -> Result<Option<ExtentTask>> {
+    pub(super) fn next_task(&mut self, options: SpillOptions) -> Result<Option<ExtentTask>> {
         if self.failed.is_some() {
             return Ok(None);
         }
@@ -210,26 +210,26 @@ impl Extents {
             && let Some(buffer) = self.spare(options)?
         {
             // An extent that leaves the disk leaves `wanted` as well.
-            let number = self.wanted.pop_front().expect("it has one");
-            let extent = self.all.get_mut(&number).expect("what is wanted is there");
+            let number = self.wanted.pop_front().expect("checked non-empty above");
+            let extent = self.all.get_mut(&number).expect("wanted extents exist");
             let (len, crc64) = (extent.len, extent.crc64);
             if let ExtentState::Disk(place) =
                 std::mem::replace(&mut extent.state, ExtentState::Reading)
             {
                 self.ahead.push_back(number);
-                self.flying += 1;
+                self.in_flight += 1;
                 return Ok(Some(ExtentTask::Read { number, len, crc64, place, buffer }));
             }
-            unreachable!("what is wanted is on the disk alone");
+            unreachable!("wanted extents are only on the disk");
         }
         let Some(number) = self.dirty.pop_first() else { return Ok(None) };
-        let extent = self.all.get_mut(&number).expect("what is dirty is there");
+        let extent = self.all.get_mut(&number).expect("dirty extents exist");
         let ExtentState::Memory(buffer) = &extent.state else {
-            unreachable!("what is dirty is in memory")
+            unreachable!("dirty extents are in memory")
         };
         let (len, buffer) = (extent.len, Arc::clone(buffer));
         extent.state = ExtentState::Writing(Arc::clone(&buffer));
-        self.flying += 1;
+        self.in_flight += 1;
         Ok(Some(ExtentTask::Write { number, len, buffer }))
     }
 
@@ -241,7 +241,7 @@ impl Extents {
         buffer: Arc<Zeros>,
         place: Result<FileRange>,
     ) -> Option<FileRange> {
-        self.flying -= 1;
+        self.in_flight -= 1;
         let place = match place {
             Ok(place) => {
                 self.report.write_bytes += len as u64;
@@ -270,7 +270,7 @@ impl Extents {
         buffer: Zeros,
         place: Result<FileRange>,
     ) -> Option<FileRange> {
-        self.flying -= 1;
+        self.in_flight -= 1;
         let place = match place {
             Ok(place) => {
                 self.report.read_bytes += len as u64;

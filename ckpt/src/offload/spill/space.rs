@@ -8,11 +8,11 @@ use crate::offload::Folder;
 use crate::{Error, Result};
 use storage::{InPlaceFile, RangeRead, crc64};
 
-/// Size of the first file. Each is as large as all before it, so that there are few, and no more
-/// than half of the space is unused.
+/// Size of the first file. Each later one is as large as all before it together, so that there are
+/// few, and at most half of the space is unused.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
-/// From here on files are of one size: 25 of them are 100 GiB.
+/// Larger files are not created: 25 of this size are 100 GiB.
 const FILE_BYTES_MAX: u64 = 4 << 30;
 
 /// The space used in one folder. It grows with the bytes that are spilled at once, and is freed at
@@ -25,9 +25,9 @@ pub(super) struct SpaceMap {
 
 #[derive(Debug, Default)]
 struct Taken {
-    /// The last file, and where its rest begins.
+    /// The last file, and the offset of its unused part.
     last: Option<(Arc<dyn InPlaceFile>, u64)>,
-    /// Of all files.
+    /// Bytes of all files.
     bytes: u64,
     /// Free ranges that were used before, by length. Inputs of layers have few lengths, so ranges
     /// are never split or joined.
@@ -64,7 +64,7 @@ impl SpaceMap {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place of so many bytes, whole pages, for the disk with this number.
+    /// A range of `len` bytes, whole pages, on the disk with this number.
     pub(super) fn take(&self, disk: usize, len: u64) -> Result<FileRange> {
         let mut taken = self.lock();
         if let Some(place) = taken.free.get_mut(&len).and_then(Vec::pop) {
@@ -83,7 +83,7 @@ impl SpaceMap {
         Ok(FileRange { file, offset, len, disk })
     }
 
-    /// A new file of so many bytes, or of as many as there is room for, but `least`.
+    /// A new file of `bytes` bytes, or of as many as fit on the disk, but at least `least`.
     fn grow(&self, bytes: u64, least: u64) -> Result<Arc<dyn InPlaceFile>> {
         let Folder { store, key } = &self.folder;
         let mut bytes = bytes.max(least);
@@ -107,7 +107,7 @@ impl FileRange {
         self.disk
     }
 
-    /// Writes a whole place.
+    /// Writes the whole range.
     pub(super) fn write(&self, bytes: &[u8]) -> Result<()> {
         Ok(self.file.write_at(self.offset, bytes)?)
     }

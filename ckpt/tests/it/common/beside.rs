@@ -1,5 +1,5 @@
-//! A model whose optimizer's state is kept beside the device, in small: its gradients are functions
-//! of the step, so that every rank of every layout can make its own.
+//! A small model with offloaded optimizer state. Its gradients are functions of the step, so that
+//! every rank of every layout can compute its own.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::Random;
 
 pub const GROUPS: [Group; 3] = [Group::Model, Group::ExpAvg, Group::ExpAvgSq];
 
-/// Rows and columns: several blocks, a part of one, one element, none.
+/// Rows and columns: several blocks, a part of a block, one element, no element.
 const SHAPES: [(&str, &[u64], &[u64]); 6] = [
     ("embed.weight", &[50, 61], &[0, 1]),
     ("layers.0.up.weight", &[64, 48], &[0]),
@@ -32,7 +32,7 @@ pub const SMALL: OffloadOptions = OffloadOptions {
     width: storage::Width::Avx512,
 };
 
-/// Meshes that divide it: alone, replicas that share the state or not, stages that share a weight.
+/// Meshes for it: one rank, replicas with and without ZeRO, stages that share a weight.
 pub fn meshes() -> Vec<DeviceMesh> {
     let one = DeviceMesh { slices: Slices::Blocks, ..DeviceMesh::default() };
     vec![
@@ -59,7 +59,7 @@ pub fn layout(mesh: DeviceMesh) -> Layout {
     Layout::new(mesh, params, &GROUPS.map(|group| (group, Dtype::F32))).unwrap()
 }
 
-/// Numbers of a whole parameter, near one and far from it, the same for the same seed.
+/// Values of a whole parameter, near one and far from it; a function of the seed.
 fn numbers(name: &str, seed: u64) -> Vec<f32> {
     let (_, shape, _) = SHAPES.iter().find(|(other, ..)| *other == name).unwrap();
     let salt = name.bytes().fold(seed, |salt, byte| salt.wrapping_mul(31) + u64::from(byte));
@@ -72,7 +72,7 @@ fn numbers(name: &str, seed: u64) -> Vec<f32> {
     (0..shape.iter().product()).map(number).collect()
 }
 
-/// The elements of a region of a parameter that lie side by side in it.
+/// The contiguous elements of a region of a parameter.
 fn part(name: &str, region: &Region, seed: u64) -> Vec<f32> {
     let (_, shape, _) = SHAPES.iter().find(|(other, ..)| *other == name).unwrap();
     let row = |axis: usize| shape[axis + 1..].iter().product::<u64>();
@@ -86,12 +86,12 @@ fn bytes(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// The upper halves.
+/// The upper halves of the values, as bf16.
 fn halves(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| ((number.to_bits() >> 16) as u16).to_le_bytes()).collect()
 }
 
-/// One rank, and the weights that its device has.
+/// One rank, and the weights on its device.
 pub struct Rank {
     pub state: Offload,
     pub weights: Vec<Vec<u8>>,
@@ -138,7 +138,7 @@ impl Rank {
         Rank { state, weights }
     }
 
-    /// The first weights.
+    /// Fills the state with the initial weights.
     pub fn fill(&mut self) -> Result<()> {
         let parts = self.state.params().iter().map(|p| bytes(&part(&p.name, &p.region, 1)));
         let parts: Vec<_> = parts.collect();
@@ -146,8 +146,8 @@ impl Rank {
         self.state.fill(&slices, 0, json!({ "samples": 0 }))
     }
 
-    /// The weights as the state has them, in f32.
-    pub fn kept(&mut self) -> Result<Vec<Vec<u8>>> {
+    /// The weights in the state, in f32.
+    pub fn state_weights(&mut self) -> Result<Vec<Vec<u8>>> {
         let mut weights: Vec<Vec<u8>> = self.weights.iter().map(|w| vec![0; w.len()]).collect();
         let mut into: Vec<_> =
             weights.iter_mut().map(|bytes| WeightsOut { dtype: Dtype::F32, bytes }).collect();
@@ -162,7 +162,7 @@ impl Rank {
         self.state.step(&adamw(step), updates, json!({ "samples": 8 * step }))
     }
 
-    /// The same in two parts, the last parameters first, and not finished.
+    /// The same in two parts, the last parameters first, without `finish`.
     pub fn half_step(&mut self, step: u64) -> Result<()> {
         let grads = self.grads(step);
         let mut updates = updates(&mut self.weights, &grads);

@@ -1,4 +1,4 @@
-//! A store that holds up, or fails, whoever writes.
+//! A store whose writers can be blocked or made to fail.
 
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -9,17 +9,17 @@ use storage::{Key, Result, Storage};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Way {
     Open,
-    /// Whoever creates an object waits.
+    /// Creating an object blocks.
     Shut,
-    /// Whoever creates one fails.
+    /// Creating an object fails.
     Broken,
-    /// Whoever creates a file of tensors finds no room.
+    /// Creating a tensor file fails for lack of space.
     Full,
-    /// The creation of a file of tensors panics.
+    /// Creating a tensor file panics.
     Panics,
 }
 
-/// A store that lets nothing pass until it is told to.
+/// A store that blocks writers until it is opened.
 #[derive(Clone)]
 pub struct Gate {
     store: Arc<dyn Storage>,
@@ -53,17 +53,17 @@ impl Gate {
 fn pass(gate: &(Mutex<Way>, Condvar), key: &Key) -> Result<()> {
     let way = *gate.1.wait_while(gate.0.lock().unwrap(), |way| *way == Way::Shut).unwrap();
     match way {
-        Way::Broken => Err(pulled(key)),
+        Way::Broken => Err(device_error(key)),
         Way::Full if key.as_str().ends_with(".safetensors") => {
             let object = key.as_str().to_owned();
             Err(storage::Error::NoSpace { object, need_bytes: 4096, free_bytes: Some(17) })
         }
-        Way::Panics if key.as_str().ends_with(".safetensors") => panic!("pulled"),
+        Way::Panics if key.as_str().ends_with(".safetensors") => panic!("device failed"),
         Way::Open | Way::Shut | Way::Full | Way::Panics => Ok(()),
     }
 }
 
-/// That a device failed.
-pub fn pulled(key: &Key) -> storage::Error {
-    storage::Error::from_io("reach", key.as_str(), std::io::Error::other("pulled"))
+/// The error of a failed device.
+pub fn device_error(key: &Key) -> storage::Error {
+    storage::Error::from_io("reach", key.as_str(), std::io::Error::other("device failed"))
 }

@@ -1,4 +1,4 @@
-//! A training state in small, and folders to save it in.
+//! A small training state, and folders to save it in.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -16,7 +16,7 @@ use ckpt::{
 use serde_json::{Value, json};
 use storage::{Key, Storage};
 
-/// SplitMix64: a sequence from a seed.
+/// SplitMix64: a random sequence from a seed.
 #[derive(Clone)]
 pub struct Random(pub u64);
 
@@ -29,7 +29,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Less than `end`.
+    /// A number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -61,7 +61,7 @@ impl Tensor {
     }
 }
 
-/// All that a checkpoint holds.
+/// The contents of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct State {
     pub tensors: Vec<Tensor>,
@@ -70,7 +70,7 @@ pub struct State {
 }
 
 impl State {
-    /// Two layers of a model with its optimizer, different for every seed.
+    /// Two layers of a model with its optimizer state, different for every seed.
     pub fn of_model(seed: u64) -> Self {
         let mut random = Random(seed);
         let mut tensors = Vec::new();
@@ -106,7 +106,7 @@ impl State {
         steps.save(step, &tensors, &blobs, self.meta.clone())
     }
 
-    /// Reads everything, and says what is not as it was saved.
+    /// Reads everything, and reports the first difference from what was saved.
     pub fn differs_from(&self, checkpoint: &Checkpoint) -> Result<Option<String>> {
         if *checkpoint.meta() != self.meta {
             return Ok(Some(format!("meta {}", checkpoint.meta())));
@@ -138,7 +138,7 @@ impl State {
     }
 }
 
-/// Small files and small blocks, so that a small state has many of both.
+/// Options with small files and blocks, so that a small state has many of both.
 pub const SMALL: CheckpointOptions = CheckpointOptions {
     shard_bytes_max: 3000,
     block_bytes: 4096,
@@ -150,7 +150,7 @@ pub const SMALL: CheckpointOptions = CheckpointOptions {
 /// The same on one thread, so that the n-th call of a store is always the same.
 pub const SERIAL: CheckpointOptions = CheckpointOptions { threads: 1, ..SMALL };
 
-/// A folder that is gone afterwards.
+/// A folder that is removed on drop.
 pub struct Folder {
     pub temp: tempfile::TempDir,
 }
@@ -160,8 +160,8 @@ impl Folder {
         Folder { temp: tempfile::tempdir().unwrap() }
     }
 
-    /// One in memory if the system has such a place with room for all, which has 64 MB in some
-    /// containers; for tests that make hundreds.
+    /// A folder in memory if the system has one with enough space (some containers have 64 MB), for
+    /// tests that make hundreds of saves.
     pub fn in_memory() -> Self {
         const FREE_MIN: u64 = 512 << 20;
         let free = storage::open_url("/dev/shm").and_then(|memory| memory.free_bytes());
@@ -181,21 +181,21 @@ impl Folder {
         Checkpoints::open(self.store(), Key::new("run").unwrap()).with_options(options)
     }
 
-    /// Saves under each number the state that has it as its seed.
+    /// Saves each step with the state of that seed.
     pub fn save(&self, steps: &[u64]) {
         for &step in steps {
             State::of_model(step).save(&self.steps(SMALL), step).unwrap();
         }
     }
 
-    /// The newest step, which is whole and the state that has its number.
+    /// The newest step, checked to be complete and the state of that seed.
     pub fn newest(&self) -> Option<u64> {
         let newest = self.steps(SERIAL).newest().unwrap()?;
         State::of_model(newest.step()).check(&newest);
         Some(newest.step())
     }
 
-    /// All processes are gone: once swept, whole steps are all there is.
+    /// After a sweep without live processes, only complete steps exist.
     pub fn check_swept(&self) {
         let steps = self.steps(SERIAL);
         assert_eq!(steps.sweep().unwrap().kept, [""; 0]);
@@ -219,8 +219,7 @@ impl Folder {
         entries.iter().map(|entry| (name(&entry.key), read(&entry.key))).collect()
     }
 
-    /// Names below `run`, hidden ones too, but for the note `latest` and the epoch of the last
-    /// lease.
+    /// Names in `run`, including hidden ones, except `latest` and the epoch of the last lease.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(self.path(""))
             .unwrap()

@@ -1,4 +1,4 @@
-//! A state spread over the processes of a run.
+//! A state distributed over the processes of a run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use storage::{Key, Storage};
 
 use super::{SERIAL, State, Tensor};
 
-/// Several files of each writer, and tensors that are cut.
+/// Limits that give several files per writer, and tensors that are cut.
 pub const LIMITS: PlanLimits = PlanLimits {
     shard_bytes_max: 3000,
     cut_bytes_min: 500,
@@ -22,23 +22,23 @@ pub const LIMITS: PlanLimits = PlanLimits {
     folders: 1,
 };
 
-/// Quick signs of life, and no death by silence unless a test wants it.
+/// Frequent heartbeats, and a timeout that only expires if a test provokes it.
 pub const PATIENCE: LivenessTimeouts =
     LivenessTimeouts { beat: Duration::from_millis(20), silence_max: Duration::from_secs(20) };
 
-/// What one of several writers opens.
+/// The checkpoints as one of several writers opens them.
 pub fn steps_on(store: Arc<dyn Storage>) -> Checkpoints {
     let steps = Checkpoints::open(store, Key::new("run").unwrap());
     steps.with_options(SERIAL).with_patience(PATIENCE)
 }
 
-/// One store for all of them.
+/// One store for all writers.
 pub fn same(store: &FaultStore, writers: usize) -> Vec<Arc<dyn Storage>> {
     (0..writers).map(|_| Arc::new(store.clone()) as Arc<dyn Storage>).collect()
 }
 
-/// Every image that a power cut may leave, at every operation from one on: of the steps 1 and 2 the
-/// newest is whole, and after the last operation it is the second.
+/// Checks every image that a power cut may leave, at every operation from `first` on: the newest of
+/// steps 1 and 2 is complete, and after the last operation it is step 2.
 pub fn check_images(store: &FaultStore, from: usize, images: u64, (old, new): (&State, &State)) {
     let to = store.op_count();
     assert!(to > from + 60, "a save of few operations");
@@ -47,14 +47,14 @@ pub fn check_images(store: &FaultStore, from: usize, images: u64, (old, new): (&
         let newest = steps.newest().unwrap().unwrap();
         let state = [old, new][newest.step() as usize - 1];
         assert_eq!(state.differs_from(&newest).unwrap(), None, "after {ops}, image {seed}");
-        assert!(ops < to || newest.step() == 2, "image {seed}: it was there");
+        assert!(ops < to || newest.step() == 2, "image {seed}: step 2 was durable");
     }
 }
 
-/// What each of several writers holds: of long tensors some rows, of short ones all.
+/// The regions of each of several writers: some rows of long tensors, all of short ones.
 pub struct Ranks {
     pub plan: Arc<SavePlan>,
-    /// Of each writer, of each of its holdings.
+    /// The bytes of each region of each writer.
     bytes: Vec<Vec<Vec<u8>>>,
     state: State,
 }
@@ -79,7 +79,7 @@ impl Ranks {
         Ranks { plan, bytes, state: state.clone() }
     }
 
-    /// What one process does. The blobs are dealt out among all.
+    /// The save of one writer. The blobs are distributed over the writers.
     pub fn save(
         &self,
         steps: &Checkpoints,
@@ -90,7 +90,7 @@ impl Ranks {
         steps.save_together(step, &self.plan, &held, &blobs, meta, together)
     }
 
-    /// The same behind the run.
+    /// The same as an async save.
     pub fn begin(
         &self,
         background: &AsyncSaver,
@@ -112,7 +112,7 @@ impl Ranks {
         )
     }
 
-    /// Makes a mess of everything, as the next step of a run does.
+    /// Overwrites everything, as the next step of a run does.
     pub fn overwrite(&mut self) {
         self.bytes.iter_mut().flatten().for_each(|bytes| bytes.fill(0xdd));
         self.state.blobs.iter_mut().for_each(|(_, bytes)| bytes.fill(0xdd));

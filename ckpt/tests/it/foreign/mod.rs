@@ -1,6 +1,6 @@
-//! One small GPT-2 as torch, Megatron-LM, DeepSpeed and torch.distributed keep it, imported: every
-//! tensor is the one that the reference writer of safetensors wrote. `reference/foreign.py` made
-//! the files.
+//! Imports of one small GPT-2 in the formats of torch, Megatron-LM, DeepSpeed and
+//! torch.distributed: every tensor equals that of the reference writer of safetensors.
+//! `reference/foreign.py` wrote the files.
 
 mod model_folders;
 mod torch_files;
@@ -23,7 +23,7 @@ fn open(name: &str, format: Format) -> Import {
     import
 }
 
-/// Saves an import and gives the step back, every byte of it verified.
+/// Saves an import and returns the verified step.
 fn saved(import: &Import) -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -35,28 +35,28 @@ fn saved(import: &Import) -> (tempfile::TempDir, Checkpoint) {
     (folder, step)
 }
 
-/// Every tensor of a group is as in the reference, and there are no others.
+/// The tensors of a group equal those of the reference, and there are no others.
 fn check_group(name: &str, step: &Checkpoint, group: Group) {
     let bytes = std::fs::read(golden("gpt2.safetensors")).unwrap();
-    let due = SafeTensors::deserialize(&bytes).unwrap();
+    let expected = SafeTensors::deserialize(&bytes).unwrap();
     let prefix = if group == Group::Model { String::new() } else { format!("{group}/") };
-    let names = due.names();
+    let names = expected.names();
     let mut names: Vec<&str> = names
         .into_iter()
         .filter_map(|name| name.strip_prefix(&prefix))
         .filter(|name| !name.contains('/'))
         .collect();
     names.sort_unstable();
-    let mut got: Vec<&str> = step
+    let mut found: Vec<&str> = step
         .tensors()
         .iter()
         .filter(|tensor| tensor.group == group)
         .map(|tensor| tensor.name.as_str())
         .collect();
-    got.sort_unstable();
-    assert_eq!(got, names, "{name} {group}");
-    for tensor in got {
-        let view = due.tensor(&format!("{prefix}{tensor}")).unwrap();
+    found.sort_unstable();
+    assert_eq!(found, names, "{name} {group}");
+    for tensor in found {
+        let view = expected.tensor(&format!("{prefix}{tensor}")).unwrap();
         let entry = step.tensor(tensor, group).unwrap();
         let shape: Vec<u64> = view.shape().iter().map(|&len| len as u64).collect();
         assert_eq!(entry.shape, shape, "{name} {group} {tensor}");
@@ -67,7 +67,7 @@ fn check_group(name: &str, step: &Checkpoint, group: Group) {
 }
 
 #[test]
-fn files_of_torch() {
+fn torch_files_are_imported() {
     let files = [("zip.pt", Some(7)), ("stream.pt", None), ("views.pt", None), ("marked.pt", None)];
     for (name, step) in files {
         let import = open(name, Format::Torch);
@@ -77,9 +77,9 @@ fn files_of_torch() {
     }
 }
 
-/// With Adam's moments.
+/// Weights with Adam's moments.
 #[test]
-fn folders_of_torch_distributed() {
+fn dcp_folders_are_imported() {
     let import = open("dcp", Format::Dcp);
     let (_folder, step) = saved(&import);
     for group in [Group::Model, Group::ExpAvg, Group::ExpAvgSq] {
@@ -90,7 +90,7 @@ fn folders_of_torch_distributed() {
 /// Tensor and pipeline parallel, every order of the rows of queries, keys and values, and the names
 /// of Megatron-Core.
 #[test]
-fn ranks_of_megatron() {
+fn megatron_ranks_are_merged() {
     for name in ["megatron-v0", "megatron-v1", "megatron-v3", "megatron-core"] {
         let import = open(name, Format::Megatron);
         assert_eq!((import.step, import.heads), (Some(100), Some(2)), "{name}");
@@ -99,9 +99,9 @@ fn ranks_of_megatron() {
     }
 }
 
-/// Stages that cut groups and parameters, on numbers of ranks that do not divide them.
+/// ZeRO stages that split groups and parameters, with numbers of ranks that do not divide them.
 #[test]
-fn flat_vectors_of_deepspeed() {
+fn deepspeed_partitions_are_imported() {
     for name in ["zero-2", "zero-3"] {
         let mut import = open(name, Format::DeepSpeed);
         assert_eq!(import.step, Some(9), "{name}");
@@ -115,17 +115,17 @@ fn flat_vectors_of_deepspeed() {
     }
 }
 
-/// What has the names of a GPT-2 and means something else, what is no plain tensor, and what would
-/// never end. Each says why.
+/// Models with the names of a GPT-2 and another meaning, tensors that are not dense, and cyclic
+/// objects are rejected with the reason.
 #[test]
-fn another_model_is_refused() {
-    let refused = |name: &str, format, due: &str| {
+fn unsupported_models_are_rejected() {
+    let refused = |name: &str, format, expected: &str| {
         let name = format!("refused/{name}");
         let opened = Import::open(golden(&name).to_str().unwrap(), format);
         let text = opened.expect_err(&name).to_string();
-        assert!(text.contains(due), "{name}: {text}");
+        assert!(text.contains(expected), "{name}: {text}");
     };
-    // A rule could drop the tensor, so it is refused when it is saved.
+    // A rule could drop the tensor, so only the save rejects it.
     let sparse =
         Import::open(golden("refused/sparse.pt").to_str().unwrap(), Format::Torch).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -155,9 +155,9 @@ fn another_model_is_refused() {
     refused("runs.pt", Format::Torch, "4 million runs in a file");
 }
 
-/// A head of its own stays, and one that is a copy of the embedding does not.
+/// An untied head is kept, and a copy of the embedding is dropped.
 #[test]
-fn an_untied_head_of_megatron_stays() {
+fn untied_megatron_head_is_imported() {
     for (name, heads) in [("tied", 0), ("untied", 1)] {
         let import = open(&format!("refused/{name}"), Format::Megatron);
         let count = import.made.iter().filter(|made| made.name == "lm_head.weight").count();
@@ -165,27 +165,27 @@ fn an_untied_head_of_megatron_stays() {
     }
 }
 
-/// A text that is remembered once can be the name of a class very often, and is copied each time.
+/// A text in the memo can be the name of many classes, and is copied each time.
 #[test]
-fn names_of_classes_are_bounded() {
+fn class_name_length_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("class.pt");
-    for (len, due) in [(4096, "magic number"), (4097, "not text of at most 4 KiB")] {
-        // Old files are five pickles, of which the first is a number.
+    for (len, expected) in [(4096, "magic number"), (4097, "not text of at most 4 KiB")] {
+        // Old files are five pickles; the first is a number.
         let mut bytes = b"\x80\x04\x8c\x01mX".to_vec();
         bytes.extend(u32::try_from(len).unwrap().to_le_bytes());
         bytes.extend(vec![b'x'; len]);
         bytes.extend(b"\x93.\x80\x02N.\x80\x02N.\x80\x02N.\x80\x02N.");
         std::fs::write(&file, bytes).unwrap();
         let opened = Import::open(file.to_str().unwrap(), Format::Torch);
-        let text = opened.expect_err(due).to_string();
-        assert!(text.contains(due), "{text}");
+        let text = opened.expect_err(expected).to_string();
+        assert!(text.contains(expected), "{text}");
     }
 }
 
-/// Half of the ranks, a gap in them, half of the stages, and a copy beside a rank.
+/// Half of the ranks, a gap in them, half of the stages, and a second copy of a rank.
 #[test]
-fn ranks_that_are_missing_are_noticed() {
+fn missing_ranks_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let copy = |from: &str, to: &str| {
         let to = folder.path().join(to);
@@ -215,14 +215,14 @@ fn ranks_that_are_missing_are_noticed() {
     refused("old");
 }
 
-/// The folder of the rank of which something is to be a copy.
+/// The folder of the rank to copy from.
 fn from_rank(to: &Path) -> String {
     to.file_name().unwrap().to_str().unwrap().trim_end_matches("_old").to_owned()
 }
 
-/// A rank that is missing, a file that was cut and one that another program wrote.
+/// A missing rank, a truncated file, and a file of another program.
 #[test]
-fn what_is_not_whole_is_refused() {
+fn incomplete_checkpoints_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let copy = |from: &str, to: &str, len: usize| {
         let to = folder.path().join(to);
@@ -260,10 +260,10 @@ fn what_is_not_whole_is_refused() {
     refused("other.pt", Format::Torch);
 }
 
-/// A flipped bit of an archive of torch is refused by the checksum that the archive has of it, or
-/// changes nothing that is imported.
+/// A flipped bit in an archive of torch is detected by a checksum of the archive, or does not
+/// change what is imported.
 #[test]
-fn flipped_bits_of_an_archive_are_refused() {
+fn flipped_bits_in_archive_are_detected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("flipped.pt");
     let good = std::fs::read(golden("zip.pt")).unwrap();
@@ -293,7 +293,7 @@ fn flipped_bits_of_an_archive_are_refused() {
         let mut bad = good.clone();
         bad[bit / 8] ^= 1 << (bit % 8);
         match import(&bad) {
-            // Between members there is nothing.
+            // The bit may be in a gap between members.
             Ok(tensors) => assert!(tensors == expected, "round {round}: bit {bit} was imported"),
             Err(error) => {
                 let error = error.to_string();

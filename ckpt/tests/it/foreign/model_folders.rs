@@ -1,6 +1,6 @@
 //! Which tensors of a model's files are imported: every byte of a safetensors file has one owner,
 //! an index assigns tensors to files, and files of `torch.save` may have a part of a model, or
-//! tensors of types that cannot be read.
+//! tensors of unsupported types.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ fn names(import: &Import) -> Vec<&str> {
     names
 }
 
-/// A file with this header and so many bytes behind it.
+/// A file with this header and this many bytes after it.
 fn safetensors_file(header: &Value, data_bytes: usize) -> Vec<u8> {
     let header = header.to_string();
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -43,10 +43,10 @@ fn safetensors_file(header: &Value, data_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// The format wants every byte behind the header to belong to one tensor. A range that overlaps
-/// another was imported as that other tensor's elements.
+/// In the format, every byte after the header belongs to one tensor. Without the check, a range
+/// that overlaps another was imported as that tensor's elements.
 #[test]
-fn ranges_of_safetensors_cover_the_file_once() {
+fn safetensors_ranges_cover_file_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f.safetensors");
     let f32s = |shape: &[u64], begin: u64, end: u64| {
@@ -83,9 +83,9 @@ fn ranges_of_safetensors_cover_the_file_once() {
     check(json!({}), 1, Some("tensors of 0 bytes"));
 }
 
-/// Two files have a tensor, as after a repair by a further file: the index says which counts.
+/// Two files have the same tensor, as after a repair by another file: the index decides.
 #[test]
-fn an_index_assigns_tensors_to_files() {
+fn index_assigns_tensors_to_files() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let f32s = |values: &[f32]| values.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>();
@@ -110,18 +110,18 @@ fn an_index_assigns_tensors_to_files() {
     let (_folder, step) = saved(&import).unwrap();
     assert_eq!((floats(&step, "a"), floats(&step, "b")), (vec![1.0], vec![20.0]));
 
-    // The other file has it, but the index does not say so.
+    // The other file has it, but the index does not assign it there.
     let found = index(json!({ "a": "new.safetensors", "b": "old.safetensors" })).unwrap_err();
     assert!(found.contains("a in new.safetensors"), "{found}");
-    // One model or the other.
+    // Both a single file and an index: ambiguous.
     write("model.safetensors", &[("a", 1.0)]);
     let found = index(json!({ "a": "old.safetensors", "b": "new.safetensors" })).unwrap_err();
     assert!(found.contains("model.safetensors and model.safetensors.index.json"), "{found}");
 }
 
-/// A GPT-2 in `pytorch_model-*.bin`, or in one such file, is the GPT-2 of `model.safetensors`.
+/// A GPT-2 in `pytorch_model-*.bin`, or in one such file, equals that of `model.safetensors`.
 #[test]
-fn folders_of_torch_are_read() {
+fn pytorch_model_folders_are_imported() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let config = json!({ "model_type": "gpt2", "n_head": 2, "n_layer": 1 });
@@ -166,7 +166,7 @@ fn folders_of_torch_are_read() {
         assert_eq!(family, Some(Family::Gpt2), "{name} {format:?}");
         import.check_complete(Family::Gpt2).unwrap();
     }
-    // A part of a model, by its name or by the index beside it.
+    // A part of a model, by its name or by the index in its folder.
     let found = open(&path(&format!("shards/{one}")), Format::Torch).unwrap_err();
     assert!(found.contains("file 1 of 2 of a model"), "{found}");
     std::fs::rename(path("shards").join(&one), path("shards/a.bin")).unwrap();
@@ -193,10 +193,10 @@ fn storages(tensors: &[(String, Vec<u64>, Vec<u8>)]) -> Vec<Storage> {
     tensors.iter().enumerate().map(storage).collect()
 }
 
-/// What lacks a layer, or a part of one, or what is beside the layers has the names of a GPT-2, and
-/// was imported as one.
+/// A model without a layer, a part of one, or a parameter outside the layers has the names of a
+/// GPT-2, and was imported as one before the check.
 #[test]
-fn half_a_model_is_no_model() {
+fn incomplete_models_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     let check = |config: Value, is_there: &dyn Fn(&str) -> bool, missing: Option<&str>| {
@@ -234,7 +234,7 @@ fn half_a_model_is_no_model() {
     let untied = json!({ "model_type": "gpt2", "tie_word_embeddings": false });
     check(untied, &|_| true, Some("'lm_head.weight'"));
 
-    // Those that a rule drops are left out by the user's will.
+    // Tensors that a rule drops are not reported as missing.
     write_hf(root, &self::gpt2(), &json!({ "model_type": "gpt2" }));
     let mut import = open(root, Format::HuggingFace).unwrap();
     import.apply(&RenameRules::parse("rules", "drop ln_f.*").unwrap()).unwrap();
@@ -255,10 +255,10 @@ fn half_a_model_is_no_model() {
     }
 }
 
-/// `model` may be the name of an architecture, or a dict of settings: weights are under the first
-/// name that has tensors.
+/// `model` may be the name of an architecture, or a dict of settings: weights are in the first dict
+/// that has tensors.
 #[test]
-fn weights_are_under_the_first_name_that_has_tensors() {
+fn weights_are_in_first_dict_with_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ckpt.pt");
     let weights = || dict([("w", tensor("FloatStorage", "0", &[2]))]);
@@ -276,10 +276,10 @@ fn weights_are_under_the_first_name_that_has_tensors() {
     }
 }
 
-/// A complex tensor among others: it can be dropped, and is refused by its name otherwise. In old
-/// files the storages behind it are found.
+/// A complex tensor among others: it can be dropped, and is rejected by its name otherwise. In old
+/// files, the storages after it are found.
 #[test]
-fn a_tensor_of_an_unknown_type_keeps_no_other_out() {
+fn unsupported_tensor_can_be_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("complex.pt");
     let floats_of = |key: &str, value: f32| Storage {
@@ -311,13 +311,13 @@ fn a_tensor_of_an_unknown_type_keeps_no_other_out() {
         import.apply(&RenameRules::parse("rules", "drop freqs_cis").unwrap()).unwrap();
         check_kept(&import);
     }
-    // Beside the weights.
+    // Outside the weights.
     let model =
         dict([("w", tensor("FloatStorage", "0", &[2])), ("e", tensor("FloatStorage", "2", &[2]))]);
     let freqs = tensor("ComplexFloatStorage", "1", &[3]);
     write(dict([("model", model), ("freqs_cis", freqs)]), 8);
     check_kept(&open(&path, Format::Torch).unwrap());
-    // How long its elements are is not known.
+    // The size of its elements is not known.
     write(all("OtherStorage"), 8);
     assert!(open(&path, Format::Torch).unwrap_err().contains("OtherStorage"));
 

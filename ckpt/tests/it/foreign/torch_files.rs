@@ -1,11 +1,11 @@
-//! Writes small files as `torch.save` wrote them before 1.6: five pickles, then the storages.
+//! Writes small files in the format of `torch.save` before 1.6: five pickles, then the storages.
 
 use std::path::Path;
 
 /// The opcodes that build an object.
 pub struct TorchObject(Vec<u8>);
 
-/// Elements behind the pickles.
+/// A storage, which follows the pickles.
 pub struct Storage {
     pub key: String,
     pub elements: u64,
@@ -29,7 +29,7 @@ pub fn dict<'a>(pairs: impl IntoIterator<Item = (&'a str, TorchObject)>) -> Torc
     TorchObject(code)
 }
 
-/// A contiguous tensor that is all of a storage.
+/// A contiguous tensor of a whole storage.
 pub fn tensor(class: &str, key: &str, shape: &[u64]) -> TorchObject {
     let int = |value: u64| {
         let mut code = vec![b'J'];
@@ -58,7 +58,7 @@ pub fn tensor(class: &str, key: &str, shape: &[u64]) -> TorchObject {
 }
 
 pub fn write_torch(path: &Path, object: &TorchObject, storages: &[Storage]) {
-    // The magic number, the version, and what the machine is.
+    // The magic number, the version, and the description of the machine.
     let mut bytes = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.".to_vec();
     bytes.extend(b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02");
     bytes.extend(&object.0);

@@ -1,5 +1,5 @@
-//! A writer that was frozen, took no part for longer than its lease lasts, and wakes: it commits
-//! nothing, deletes nothing, and says who took over.
+//! A writer that was frozen for longer than the heartbeat timeout: when it wakes, it commits
+//! nothing, deletes nothing, and reports which process took over.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -20,8 +20,8 @@ fn run() -> Key {
     Key::new("run").unwrap()
 }
 
-/// A store of which the n-th call, counted from when it is armed, hangs until it is released:
-/// before it takes effect, or after.
+/// A store whose n-th call after it is armed hangs until it is released: before or after it takes
+/// effect.
 struct HungStore {
     calls: AtomicUsize,
     is_armed: AtomicBool,
@@ -79,7 +79,7 @@ impl HungStore {
     }
 }
 
-/// Releases the call, if only because an assertion failed.
+/// Releases the call on drop, also after a failed assertion.
 struct Releases(Arc<HungStore>);
 
 impl Drop for Releases {
@@ -88,7 +88,7 @@ impl Drop for Releases {
     }
 }
 
-/// The complete steps, each with what tells its state from others.
+/// The complete steps, each with a value that identifies its state.
 fn contents(steps: &Checkpoints) -> BTreeMap<u64, String> {
     let all = steps.steps().unwrap();
     let open = |step| steps.open_step(step).unwrap();
@@ -98,7 +98,7 @@ fn contents(steps: &Checkpoints) -> BTreeMap<u64, String> {
 const FOREVER: LivenessTimeouts =
     LivenessTimeouts { beat: Duration::from_secs(1000), silence_max: Duration::from_secs(9000) };
 
-/// A store with what a process of another machine has left of step 4.
+/// A store with the leftovers of step 4 by a process of another machine.
 fn new_store(has_rename: bool) -> Arc<dyn Storage> {
     let plan = FaultPlan { no_exclusive_rename: !has_rename, ..FaultPlan::default() };
     let store = FaultStore::new(3, plan);
@@ -139,10 +139,10 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
             swept.expect(&context);
             saved.expect(&context);
             retained.expect(&context);
-            // A call that fails has no end that could hang.
+            // A call that fails cannot hang after its effect.
             return hung.calls.load(Ordering::SeqCst) > nth;
         }
-        // Its silence was too long. (It is this process, which does not count as silent.)
+        // Simulates the timeout of its heartbeats: this process itself does not time out.
         for name in store.list_names(&run()).unwrap() {
             if name.starts_with(".lease-") {
                 store.delete(&run().join(&name).unwrap()).unwrap();
@@ -155,22 +155,22 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
             let step = if was_committed { 5 } else { 4 };
             State::small(200 + step).save(&successor, step).expect(&context);
         }
-        let due = contents(&successor);
+        let expected = contents(&successor);
 
         drop(released);
         let (_, saved, retained) = work.join().unwrap();
         assert!(saved.is_err() || was_committed, "{context}: committed");
         // The last calls of a pass that has deleted everything may hang as well.
-        let is_done = due.len() <= 2 + usize::from(saves);
+        let is_done = expected.len() <= 2 + usize::from(saves);
         assert!(retained.is_err() || is_done, "{context}: deleted");
-        assert_eq!(contents(&successor), due, "{context}: {saved:?}, {retained:?}");
-        for step in due.keys() {
+        assert_eq!(contents(&successor), expected, "{context}: {saved:?}, {retained:?}");
+        for step in expected.keys() {
             successor.open_step(*step).unwrap().verify().expect(&context);
         }
         for entry in store.list(&run()).unwrap() {
             let path = entry.key.as_str();
-            let of_due = due.keys().any(|step| path.contains(&format!("/step-{step:012}/")));
-            assert!(of_due || !path.ends_with("/COMMIT"), "{context}: {path} of no step");
+            let listed = expected.keys().any(|step| path.contains(&format!("/step-{step:012}/")));
+            assert!(listed || !path.ends_with("/COMMIT"), "{context}: {path} of no step");
         }
         let refused = State::small(9).save(&frozen, 9);
         let text = format!("process {} on", std::process::id());
@@ -179,13 +179,13 @@ fn check_hang(has_rename: bool, nth: usize, is_after: bool, saves: bool) -> bool
             refused => panic!("{context}: {refused:?}"),
         }
         drop((lease, new_lease));
-        assert_eq!(contents(&successor), due, "{context}");
+        assert_eq!(contents(&successor), expected, "{context}");
         true
     })
 }
 
 #[test]
-fn a_call_that_hangs_changes_nothing_when_it_ends() {
+fn hung_call_changes_nothing_after_takeover() {
     for has_rename in [true, false] {
         for is_after in [false, true] {
             for saves in [true, false] {
@@ -197,16 +197,16 @@ fn a_call_that_hangs_changes_nothing_when_it_ends() {
     }
 }
 
-/// How often a writer is frozen, if not 5 times.
+/// Environment variable: how often a writer is frozen. Default: 5.
 const ROUNDS: &str = "CKPT_TEST_FROZEN_ROUNDS";
 
-/// Tells the child process where to save.
+/// Environment variable: the folder that the child process saves in.
 const URL: &str = "CKPT_TEST_FROZEN_URL";
 
-/// Tells the child process where to save, and to hang.
+/// Environment variable: the folder that the child process saves in, and hangs.
 const HANGING_URL: &str = "CKPT_TEST_HANGING_URL";
 
-/// The folder of the files by which it and the test wait for each other.
+/// The folder of the files for synchronization with the test.
 const SIGNS: &str = "CKPT_TEST_HANGING_SIGNS";
 
 const STEP_2: &str = "step-000000000002";
@@ -214,7 +214,8 @@ const STEP_2: &str = "step-000000000002";
 const PATIENCE: LivenessTimeouts =
     LivenessTimeouts { beat: Duration::from_millis(50), silence_max: Duration::from_millis(500) };
 
-/// Not a test of its own, but what the child processes of those below do: as a trainer does.
+/// The entry point of the child processes of the tests below, which act as a trainer; not a test
+/// itself.
 #[test]
 fn child_saves_until_it_loses_its_lease() {
     let Ok(url) = std::env::var(URL) else { return };
@@ -234,15 +235,15 @@ fn child_saves_until_it_loses_its_lease() {
     }
 }
 
-/// A child in a PID namespace of its own, as in a container: to others it may as well be on another
-/// machine.
+/// A child in a separate PID namespace, as in a container: other processes cannot distinguish it
+/// from one of another machine.
 struct Contained {
     outer: Child,
     pid: u32,
 }
 
 impl Contained {
-    /// `None` if this process may not do that.
+    /// `None` if this process lacks the permission.
     fn start(url: &str) -> Option<Self> {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().unwrap());
@@ -271,12 +272,12 @@ impl Contained {
     }
 }
 
-/// Stops a process, and waits until all its threads stand still: a thread that runs on another
-/// core goes on for a moment after the signal.
+/// Stops a process, and waits until all its threads are stopped: a thread on another core runs for
+/// a moment after the signal.
 fn freeze(pid: u32) {
     signal(pid, "-STOP");
     let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|it| it.starts_with('T'));
-    await_true("a process that stands still", || {
+    await_true("a stopped process", || {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let mut stats = threads.map(|it| std::fs::read_to_string(it.unwrap().path().join("stat")));
         stats.all(|stat| stat.is_ok_and(is_stopped))
@@ -300,17 +301,17 @@ fn check_frozen(url: &str) {
         await_steps(3);
         std::thread::sleep(Duration::from_millis(7 * round as u64 % 40));
         freeze(running.pid);
-        let successor = Contained::start(url).expect("it could before");
+        let successor = Contained::start(url).expect("the first start succeeded");
         await_steps(3);
-        // The successor stands still, so that whatever changes is the other's work.
+        // The successor is stopped, so that only the other writer could change anything.
         freeze(successor.pid);
-        let due = contents(&steps);
+        let expected = contents(&steps);
         signal(running.pid, "-CONT");
         let (is_success, text) = running.end();
         assert!(!is_success, "round {round}: {text}");
         assert!(text.contains("stopped: cannot write to"), "round {round}: {text}");
         assert!(text.contains("was taken over by"), "round {round}: {text}");
-        assert_eq!(contents(&steps), due, "round {round}: {text}");
+        assert_eq!(contents(&steps), expected, "round {round}: {text}");
         signal(successor.pid, "-CONT");
         running = successor;
     }
@@ -319,21 +320,21 @@ fn check_frozen(url: &str) {
 }
 
 #[test]
-fn a_stopped_writer_on_a_disk_has_lost() {
+fn stopped_writer_loses_lease_on_disk() {
     let folder = Folder::new();
     check_frozen(path(folder.temp.path()));
 }
 
 #[test]
-fn a_stopped_writer_on_s3_has_lost() {
+fn stopped_writer_loses_lease_on_s3() {
     let server = S3Server::start().unwrap();
     check_frozen(&server.url("runs"));
 }
 
-/// Not a test of its own, but what the child processes of the one below do: the call that commits
-/// step 2, after the last check of the lease, hangs until a file tells it to go on.
+/// The entry point of the child process of the test below; not a test itself. The call that commits
+/// step 2, after the last check of the lease, hangs until a file exists.
 #[test]
-fn child_hangs_as_it_commits() {
+fn child_hangs_in_commit() {
     let Ok(url) = std::env::var(HANGING_URL) else { return };
     let signs = std::env::var(SIGNS).unwrap();
     let hanging = HookLayer::new(storage::open_url(&url).unwrap(), move |_, call, key| {
@@ -349,16 +350,16 @@ fn child_hangs_as_it_commits() {
     State::small(2).save(&steps, 2).unwrap();
 }
 
-/// No check before a commit prevents it if the process is frozen in between: what it would commit
-/// must be gone. That holds for a process of this machine as well, which counts as alive, and of
-/// which the lease was deleted by hand.
+/// A check before the commit cannot prevent it if the process is frozen in between: the successor
+/// must delete its files. This includes a live process of this machine whose lease was deleted by
+/// hand.
 fn check_commit_that_hangs(url: &str) {
     let steps = Checkpoints::open(storage::open_url(url).unwrap(), run()).with_options(SERIAL);
     State::small(1).save(&steps, 1).unwrap();
     let signs = Folder::new();
     let sign = |name: &str| signs.temp.path().join(name);
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "kill::frozen::child_hangs_as_it_commits", "--nocapture"])
+        .args(["--exact", "kill::frozen::child_hangs_in_commit", "--nocapture"])
         .envs([(HANGING_URL, url), (SIGNS, path(signs.temp.path()))])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -383,7 +384,7 @@ fn check_commit_that_hangs(url: &str) {
 }
 
 #[test]
-fn a_commit_that_hangs_has_lost() {
+fn hung_commit_is_discarded_after_takeover() {
     let folder = Folder::new();
     check_commit_that_hangs(path(folder.temp.path()));
     let server = S3Server::start().unwrap();

@@ -6,14 +6,14 @@ mod together;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::children::dead_are_known;
+use crate::common::children::can_detect_dead_processes;
 use crate::common::{Folder, Random, SERIAL, State};
 use storage::Key;
 
-/// Tells the child process where to save.
+/// Environment variable: the folder that the child process saves in.
 const FOLDER: &str = "CKPT_TEST_KILL_FOLDER";
 
-/// Not a test of its own, but what the child process of the one below does.
+/// The entry point of the child process of the test below; not a test itself.
 #[test]
 fn child_saves_until_it_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -29,16 +29,16 @@ fn child_saves_until_it_is_killed() {
 }
 
 #[test]
-fn a_killed_process_leaves_whole_steps() {
-    if !dead_are_known() {
+fn killed_process_leaves_complete_steps() {
+    if !can_detect_dead_processes() {
         return;
     }
     let seed = 41;
     let mut random = Random(seed);
     let folder = Folder::new();
     let mut newest_before = None;
-    // On a loaded machine a child may be killed before it has saved anything: then more are needed,
-    // which have more time.
+    // On a loaded machine, a child may be killed before its first save: then more children are
+    // needed, which have more time.
     for round in 0..400 {
         if round >= 25 && newest_before > Some(5) {
             break;
@@ -53,7 +53,7 @@ fn a_killed_process_leaves_whole_steps() {
         std::thread::sleep(Duration::from_millis(random.below(longest_ms)));
         child.kill().unwrap();
         let status = child.wait().unwrap();
-        assert_eq!(status.code(), None, "the child failed by itself in round {round}");
+        assert_eq!(status.code(), None, "the child exited before it was killed in round {round}");
         let newest = folder.newest();
         assert!(newest >= newest_before, "seed {seed}, round {round}: {newest:?} is older");
         newest_before = newest;

@@ -1,13 +1,13 @@
-//! Processes that save together without end, and SIGKILL for one of them at a time. In every other
-//! round they save behind the run.
+//! Processes make joint saves in a loop, and one at a time gets SIGKILL. In every other round they
+//! make async saves.
 //!
-//! `CKPT_TEST_KILLS=200` kills so many; without it a few seconds' worth.
+//! `CKPT_TEST_KILLS=200` kills 200 processes; the default takes a few seconds.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::children::dead_are_known;
+use crate::common::children::can_detect_dead_processes;
 use crate::common::ranks::{LIMITS, Ranks};
 use crate::common::{Folder, Random, SERIAL, State};
 use ckpt::{AsyncSaver, Checkpoints, JointSaveOptions, LivenessTimeouts};
@@ -15,19 +15,19 @@ use storage::Key;
 
 const WRITERS: usize = 3;
 
-/// All are of this machine, which knows at once who is gone: nobody waits for silence.
+/// All processes are of this machine, so that dead ones are detected at once, without a timeout.
 const PATIENCE: LivenessTimeouts =
     LivenessTimeouts { beat: Duration::from_millis(50), silence_max: Duration::from_secs(60) };
 
-/// Who waits for one that was killed before it gave any sign waits so long.
+/// The wait for a writer that was killed before its first heartbeat.
 const DEADLINE: Duration = Duration::from_millis(1500);
 
-/// Where to save, which writer to be, and what makes the tokens of a round differ from others.
+/// Environment variables: the folder, the number of the writer, and a prefix of the round's tokens.
 const FOLDER: &str = "CKPT_TEST_TOGETHER_FOLDER";
 const WRITER: &str = "CKPT_TEST_TOGETHER_WRITER";
 const ROUND: &str = "CKPT_TEST_TOGETHER_ROUND";
 
-/// Not a test of its own, but what the child processes of the one below do.
+/// The entry point of the child processes of the test below; not a test itself.
 #[test]
 fn child_saves_with_others_until_one_is_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -36,24 +36,24 @@ fn child_saves_with_others_until_one_is_killed() {
     let steps = Checkpoints::open(store, Key::new("run").unwrap());
     let steps = Arc::new(steps.with_options(SERIAL).with_patience(PATIENCE));
     let writer: usize = writer.parse().unwrap();
-    let is_behind = round.parse::<u64>().unwrap() % 2 == 1;
+    let is_async = round.parse::<u64>().unwrap() % 2 == 1;
     let background = AsyncSaver::new(Arc::clone(&steps), Default::default()).unwrap();
-    // No step is saved unless all are here: until then the newest is the same for all.
+    // No step is saved until all processes run: until then, all see the same newest step.
     let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
     for step in first.. {
         let token = format!("{round}-{step}");
         let together = JointSaveOptions { token: &token, writer, deadline: DEADLINE };
         let ranks = Ranks::new(&State::of_model(step), WRITERS, LIMITS);
-        let saved = if is_behind {
-            let begun = ranks.begin(&background, step, &together);
-            begun.and_then(|begun| begun.save.unwrap().wait())
+        let saved = if is_async {
+            let started = ranks.begin(&background, step, &together);
+            started.and_then(|started| started.save.unwrap().wait())
         } else {
             ranks.save(&steps, step, &together)
         };
         match saved {
             Ok(_) if writer == 0 => drop(steps.retain(2).unwrap()),
             Ok(_) => {}
-            // Another was killed, which is what the parent is about to see.
+            // Another process was killed, which the parent detects next.
             Err(ckpt::Error::Aborted { reason, .. }) => {
                 eprintln!("writer {writer}: {reason}");
                 return;
@@ -74,7 +74,7 @@ fn start(folder: &Folder, writer: usize, round: u64) -> Child {
         .unwrap()
 }
 
-/// Until there is a newer step than before, or one of the children has ended.
+/// Waits for a newer step, or for the end of a child.
 fn wait_for_a_step(folder: &Folder, before: Option<u64>, children: &mut [Child]) {
     let steps = folder.steps(SERIAL);
     while steps.newest().unwrap().map(|newest| newest.step()) <= before {
@@ -86,8 +86,8 @@ fn wait_for_a_step(folder: &Folder, before: Option<u64>, children: &mut [Child])
 }
 
 #[test]
-fn a_killed_writer_leaves_whole_steps() {
-    if !dead_are_known() {
+fn killed_writer_leaves_complete_steps() {
+    if !can_detect_dead_processes() {
         return;
     }
     let kills: u64 =
@@ -99,7 +99,7 @@ fn a_killed_writer_leaves_whole_steps() {
     for round in 0..kills {
         let mut children: Vec<Child> =
             (0..WRITERS).map(|writer| start(&folder, writer, round)).collect();
-        // Now and then one dies before all have come.
+        // Sometimes one is killed before all have joined.
         if random.below(8) > 0 {
             wait_for_a_step(&folder, newest_before, &mut children);
         }
@@ -108,7 +108,7 @@ fn a_killed_writer_leaves_whole_steps() {
         children[victim].kill().unwrap();
         for (writer, mut child) in children.into_iter().enumerate() {
             let code = child.wait().unwrap().code();
-            // The victim may have ended by itself before.
+            // The victim may have exited before.
             let is_due = code == Some(0) || (writer == victim && code.is_none());
             assert!(is_due, "seed {seed}, round {round}: {code:?} of writer {writer}");
         }

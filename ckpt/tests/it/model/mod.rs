@@ -1,5 +1,5 @@
-//! Random models on random meshes, and what each rank has in its memory, worked out the slow way:
-//! whole tensors are padded, reordered, cut and sliced as lists of element numbers.
+//! Reference implementation of layouts: random models on random meshes, and the memory of each
+//! rank. Whole tensors are padded, reordered, cut and sliced as lists of element indices.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -10,8 +10,8 @@ use ckpt::{Dtype, Group, Region};
 
 use crate::common::Random;
 
-/// Sizes of a model. All cuts that a mesh of up to 4 tensor parallel ranks makes are even, and a
-/// stack has a layer for each of up to 6 stages.
+/// Sizes of a model. All cuts by up to 4 tensor parallel ranks are even, and a stack has at least
+/// one layer for each of up to 6 stages.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     pub hidden: u64,
@@ -39,7 +39,7 @@ impl Sizes {
         }
     }
 
-    /// The parameters, cut for a mesh. Only the cuts and the stages depend on it.
+    /// The parameters, with the splits and stages for a mesh.
     pub fn params(&self, mesh: &DeviceMesh, order: bool) -> Vec<Param> {
         let stages = mesh.pp * mesh.vpp;
         let mut list = List { sizes: self.clone(), tp: mesh.tp, by_groups: order, params: vec![] };
@@ -106,7 +106,7 @@ impl List {
             self.push(&name("qkv.bias"), &[rows], self.fused(0, &blocks), stage);
             self.push(&name("out.weight"), &[hidden, hidden], TensorSplit::Axis(1), stage);
             if has_cross {
-                // As GPT-2's, which has its inputs as rows.
+                // As in GPT-2, whose matrices have inputs as rows.
                 let split = self.fused(1, &[keys, keys]);
                 self.push(&name("cross.kv.weight"), &[hidden, 2 * keys], split, stage);
             }
@@ -138,11 +138,11 @@ pub fn random_mesh(random: &mut Random) -> DeviceMesh {
     }
 }
 
-/// Memory of a rank: for each place the tensor and its element there; none is padding.
+/// Memory of a rank: the tensor and the element at each index; `None` is padding.
 pub type Memory = Vec<Option<(usize, u64)>>;
 
-/// What a rank has in memory: one piece for each of its tensors, and the tensors that lie in it.
-/// Tensors that are sliced as one buffer share a piece.
+/// The memory of a rank: a buffer for each of its tensors, and the tensors in it. Tensors that are
+/// sliced as one buffer share it.
 pub fn memories(
     layout: &Layout,
     params: &[Param],
@@ -212,7 +212,7 @@ fn local(param: &Param, mesh: &DeviceMesh, tp: u64) -> Vec<Option<u64>> {
             (0..count).map(Some).collect()
         }
         TensorSplit::Fused { axis, blocks, order } => {
-            // Cut into groups, all of them in their order; a rank has an equal run of groups. With
+            // Cut into groups in order; a rank has an equal range of groups. With
             // blocks in their order a rank is one group.
             let groups = match order {
                 FusedOrder::Blocks => mesh.tp,
@@ -236,7 +236,7 @@ fn local(param: &Param, mesh: &DeviceMesh, tp: u64) -> Vec<Option<u64>> {
     }
 }
 
-/// The elements of a region, in its order.
+/// The element indices of a region, in its order.
 pub fn elements(region: &Region, shape: &[u64]) -> Vec<u64> {
     let mut ids = vec![0];
     for (span, len) in region.spans.iter().zip(shape) {
@@ -252,7 +252,7 @@ pub fn contents(layout: &Layout, random: &mut Random) -> Vec<Vec<u8>> {
     layout.specs().iter().map(|spec| random.bytes(spec.bytes().unwrap() as usize)).collect()
 }
 
-/// Every state that a run may keep, or some of it.
+/// All groups of state that a run may have, or some of them.
 pub fn random_groups(random: &mut Random) -> Vec<(Group, Dtype)> {
     let weights = if random.below(2) == 0 { Dtype::BF16 } else { Dtype::F32 };
     let mut groups = vec![(Group::Model, weights)];

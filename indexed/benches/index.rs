@@ -1,9 +1,9 @@
-//! How long a GPT index takes: `cargo bench -p indexed [-- DOCUMENTS [SEQ_LEN [FOLDER]]]`. Without
-//! numbers, ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes
-//! in a sparse file: nothing here reads them. With a folder, in which the documents stay, it is
-//! built once in memory, and the last line is JSON with the sums of its arrays: see
-//! `scripts/bench_index.py`. `-- block` tells how many places of a block shuffle are computed a
-//! second, and nothing else.
+//! The time to build a GPT index: `cargo bench -p indexed [-- DOCUMENTS [SEQ_LEN [FOLDER]]]`.
+//! Default: ten million documents of 1 to 1,000 tokens, in samples of 2,048. The tokens are holes
+//! in a sparse file: the benchmark does not read them. With a folder, which retains the documents,
+//! the index is built once in memory, and the last line is JSON with the sums of its arrays: see
+//! `scripts/bench_index.py`. `-- block` only measures how many positions of a block shuffle are
+//! computed per second.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints what it measured")]
 
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Places of an epoch of a billion samples, in order and back, by the CPU time that they take.
+/// CPU time of the positions of an epoch of a billion samples, in both directions.
 fn block_shuffle() -> Result<(), Box<dyn Error>> {
     const PLACES: u64 = 10_000_000;
     let (block, window) = (BlockShuffle::BLOCK_SAMPLES, BlockShuffle::WINDOW_BLOCKS);
@@ -86,7 +86,7 @@ fn config(seq_len: u64) -> GptIndexConfig {
     }
 }
 
-/// As `peers/helpers.py`, and with the same last line.
+/// As `peers/helpers.py`, with the same last line.
 fn build_once(folder: &str, documents: u64, seq_len: u64) -> Result<(), Box<dyn Error>> {
     let store = storage::open_url(folder)?;
     let prefix = Key::new("a")?;
@@ -115,7 +115,7 @@ fn cpu_seconds() -> Result<f64, Box<dyn Error>> {
     Ok(ticks.map(|text| text.parse::<f64>().unwrap_or(0.0)).sum::<f64>() / TICKS_A_SECOND)
 }
 
-/// Document, sample and shuffle index, one by one, as numpy and Megatron's C++ are measured.
+/// Document, sample and shuffle index separately, as numpy and Megatron's C++ are measured.
 fn stages(documents: u32, seq_len: u64) -> Result<(), Box<dyn Error>> {
     let tokens = lengths().take(documents as usize).map(u64::from).sum();
     let lengths: Vec<[u8; 4]> = lengths().take(documents as usize).map(u32::to_le_bytes).collect();
@@ -147,7 +147,7 @@ fn write(store: &Arc<dyn Storage>, prefix: &Key, documents: u64) -> Result<(), B
     Ok(())
 }
 
-/// A dataset of one sequence a document, with a `.bin` that takes no room.
+/// A dataset of one sequence per document, with a `.bin` that takes no space.
 fn lay_out(folder: &Path, documents: u64) -> Result<(), Box<dyn Error>> {
     let mut idx = BufWriter::new(File::create(folder.join("a.idx"))?);
     idx.write_all(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x01")?;
@@ -169,7 +169,7 @@ fn lay_out(folder: &Path, documents: u64) -> Result<(), Box<dyn Error>> {
     Ok(File::create(folder.join("a.bin"))?.set_len(end)?)
 }
 
-/// 1 to 1,000 tokens each, by a multiplicative generator that any language can repeat.
+/// 1 to 1,000 tokens each, by a multiplicative generator that is simple in any language.
 fn lengths() -> impl Iterator<Item = u32> {
     let next = |x: &u64| Some(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
     std::iter::successors(Some(1), next).map(|x: u64| 1 + (x >> 33) as u32 % 1000)

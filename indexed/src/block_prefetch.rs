@@ -1,21 +1,21 @@
-//! Numbers made in blocks on another thread, while those of the block before are used on this one.
+//! Generates numbers in blocks on another thread while this thread uses the block before.
 
 use std::ops::ControlFlow;
 use std::sync::mpsc::{channel, sync_channel};
 use std::thread;
 
-/// Numbers of a block: 256 KiB, which stay in a core's own cache from the one to the other.
+/// Numbers of a block: 256 KiB, which fit the L2 cache of a core.
 pub(crate) const BLOCK: usize = 1 << 16;
 
-/// Fewer blocks are done sooner than a thread is started.
+/// Fewer blocks take less time than starting a thread.
 const BLOCKS_MIN: usize = 8;
 
-/// Blocks that may wait.
+/// Blocks in the queue, at most.
 const AHEAD: usize = 4;
 
 /// Calls `take` with each block of numbers that `make` appends, in order and on this thread, until
-/// it breaks. `make` runs on another thread if there are many blocks, some blocks ahead.
-pub(crate) fn in_blocks(
+/// it breaks. With many blocks, `make` runs on another thread, some blocks ahead.
+pub(crate) fn generate_in_blocks(
     blocks: usize,
     mut make: impl FnMut(usize, &mut Vec<u32>) + Send,
     mut take: impl FnMut(usize, &[u32]) -> ControlFlow<()>,
@@ -33,34 +33,34 @@ pub(crate) fn in_blocks(
     }
 }
 
-/// False if there is no thread, and nothing was done.
+/// False if no thread could be started; then nothing was done.
 fn with_thread(
     blocks: usize,
     make: &mut (impl FnMut(usize, &mut Vec<u32>) + Send),
     take: &mut impl FnMut(usize, &[u32]) -> ControlFlow<()>,
 ) -> bool {
     thread::scope(|scope| {
-        let (full, fulls) = sync_channel::<Vec<u32>>(AHEAD);
-        let (spent, spents) = channel::<Vec<u32>>();
-        let maker = move || {
+        let (filled_sender, filled) = sync_channel::<Vec<u32>>(AHEAD);
+        let (recycled_sender, recycled) = channel::<Vec<u32>>();
+        let producer = move || {
             for block in 0..blocks {
-                let mut numbers = spents.try_recv().unwrap_or_default();
+                let mut numbers = recycled.try_recv().unwrap_or_default();
                 numbers.clear();
                 make(block, &mut numbers);
-                // Who takes them may have had enough.
-                if full.send(numbers).is_err() {
+                // The receiver may have stopped early.
+                if filled_sender.send(numbers).is_err() {
                     return;
                 }
             }
         };
-        if thread::Builder::new().name("index".to_owned()).spawn_scoped(scope, maker).is_err() {
+        if thread::Builder::new().name("index".to_owned()).spawn_scoped(scope, producer).is_err() {
             return false;
         }
-        for (block, numbers) in fulls.into_iter().enumerate() {
+        for (block, numbers) in filled.into_iter().enumerate() {
             if take(block, &numbers).is_break() {
                 break;
             }
-            _ = spent.send(numbers);
+            _ = recycled_sender.send(numbers);
         }
         true
     })
@@ -71,11 +71,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_come_in_order_with_and_without_a_thread() {
+    fn blocks_are_in_order_with_and_without_a_thread() {
         for (blocks, stop) in [(0, 9), (3, 9), (100, 200), (100, 5)] {
             let mut seen = Vec::new();
             let make = |block, numbers: &mut Vec<u32>| numbers.extend([block as u32, 7]);
-            in_blocks(blocks, make, |block, numbers| {
+            generate_in_blocks(blocks, make, |block, numbers| {
                 assert_eq!(numbers, [block as u32, 7]);
                 seen.push(block);
                 if block == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

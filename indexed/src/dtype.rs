@@ -47,8 +47,8 @@ const BY_CODE: [Dtype; 10] = [
 /// The codes from here on are PaddleNLP's own.
 const CODE_PADDLE_MIN: u8 = 9;
 
-/// Below this many ids Megatron's writer takes 16 bits. Its margin under 65,536 is in every file
-/// that it has written, so it decides whether ours are the same bytes.
+/// Below this many ids Megatron's writer uses 16 bits. Its margin under 65,536 is in every file
+/// that it has written, so the same limit is needed to write the same bytes.
 const VOCAB_U16_END: u64 = 65_500;
 
 impl Dtype {
@@ -58,7 +58,7 @@ impl Dtype {
         Self::from_code_of_any(code).filter(|dtype| dtype.is_megatron())
     }
 
-    /// The type of a code in the header, those that PaddleNLP adds among them.
+    /// The type of a code in the header, including the codes that PaddleNLP adds.
     #[must_use]
     pub fn from_code_of_any(code: u8) -> Option<Self> {
         BY_CODE.get(usize::from(code).checked_sub(1)?).copied()
@@ -104,7 +104,7 @@ impl Dtype {
         }
     }
 
-    /// What Megatron's writer takes for a vocabulary of so many ids, or of a size it was not told.
+    /// The type that Megatron's writer uses for this vocabulary size; `None`: size unknown.
     #[must_use]
     pub fn for_vocab(vocab_size: Option<u64>) -> Self {
         match vocab_size {
@@ -136,7 +136,7 @@ impl Dtype {
     /// Widens little-endian tokens.
     ///
     /// # Panics
-    /// If the type is no integer, or `bytes` are not `out.len()` tokens.
+    /// If the type is not an integer type, or `bytes` are not `out.len()` tokens.
     pub fn decode_i64(self, bytes: &[u8], out: &mut [i64]) {
         assert_eq!(bytes.len() as u64, out.len() as u64 * self.item_bytes(), "bytes of the tokens");
         match self {
@@ -146,13 +146,14 @@ impl Dtype {
             Dtype::U16 => widen(bytes, out, |item| i64::from(u16::from_le_bytes(item))),
             Dtype::I32 => widen(bytes, out, |item| i64::from(i32::from_le_bytes(item))),
             Dtype::U32 => widen(bytes, out, |item| i64::from(u32::from_le_bytes(item))),
-            // Above 2^63 it is negative, which no id is either.
+            // Values above 2^63 become negative; ids are neither.
             Dtype::I64 | Dtype::U64 => widen(bytes, out, i64::from_le_bytes),
             Dtype::F32 | Dtype::F64 => panic!("{self} tokens are no integers"),
         }
     }
 
-    /// Appends ids, little-endian; those above [`Dtype::token_max`] would be cut, so look first.
+    /// Appends ids, little-endian; those above [`Dtype::token_max`] would be truncated, so the
+    /// caller checks first.
     pub(crate) fn encode(self, ids: &[u32], out: &mut Vec<u8>) {
         match self {
             Dtype::U8 | Dtype::I8 => out.extend(ids.iter().map(|&id| id as u8)),
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_a_table_from_1_to_8_and_two_of_others() {
+    fn codes_1_to_8_are_megatrons_and_9_and_10_are_paddles() {
         for code in 0..=u8::MAX {
             match Dtype::from_code_of_any(code) {
                 Some(dtype) => {
@@ -215,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn the_vocabulary_decides() {
-        for (vocab_size, due) in [
+    fn vocab_size_selects_the_type() {
+        for (vocab_size, expected) in [
             (None, Dtype::I32),
             (Some(0), Dtype::U16),
             (Some(50_257), Dtype::U16),
@@ -224,12 +225,12 @@ mod tests {
             (Some(65_500), Dtype::I32),
             (Some(65_536), Dtype::I32),
         ] {
-            assert_eq!(Dtype::for_vocab(vocab_size), due, "{vocab_size:?}");
+            assert_eq!(Dtype::for_vocab(vocab_size), expected, "{vocab_size:?}");
         }
     }
 
     #[test]
-    fn every_integer_type_comes_back() {
+    fn encode_and_decode_round_trip() {
         for code in 1..=10 {
             let dtype = Dtype::from_code_of_any(code).unwrap();
             if !dtype.is_integer() {

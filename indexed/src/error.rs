@@ -2,7 +2,7 @@ use std::fmt;
 
 use crate::{Dtype, Split};
 
-/// What went wrong: what we were doing, to what, what came, what was due.
+/// An error of this crate: the operation, its object, what was found and what was expected.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,14 +14,14 @@ pub enum Error {
         prefix: String,
         /// Which of the two files is there.
         found: String,
-        /// Prefixes of datasets that may have been meant.
+        /// Similar prefixes that have a dataset.
         near: Vec<String>,
     },
-    /// A file does not keep to its format.
+    /// A file breaks its format.
     Malformed {
         /// The file.
         file: String,
-        /// The byte where it shows.
+        /// The byte at which it was detected.
         offset: u64,
         /// Which rule it breaks.
         fault: FormatRule,
@@ -30,33 +30,33 @@ pub enum Error {
         /// What was expected.
         expected: String,
     },
-    /// A cached sample order that is in use differs from what it was when it was sealed.
+    /// A cached sample order in use has changed since it was sealed.
     BadCache {
         /// Its description.
         file: String,
         /// What is wrong with it.
         found: String,
     },
-    /// A sample order was built and cannot be kept.
+    /// A sample order was built and cannot be saved.
     NotKept {
         /// The folder of its files.
         folder: String,
         /// Why.
         reason: String,
     },
-    /// There is no cached sample order with a seal that fits.
+    /// There is no cached sample order with a matching seal.
     NoCache {
         /// The description that it would have.
         file: String,
     },
-    /// A `.bin` stands without its `.idx` where a pair is to be written.
+    /// A `.bin` without its `.idx` exists where a pair is to be written.
     Orphan {
         /// The `.bin`.
         file: String,
     },
-    /// The second file of a pair failed, and the first could not be taken back.
+    /// The second file of a pair failed, and the first could not be rolled back.
     LeftBehind {
-        /// What stands there now without its partner.
+        /// The file that now exists without its partner.
         file: String,
         /// Why the second file failed.
         source: Box<storage::Error>,
@@ -72,7 +72,7 @@ pub enum Error {
         /// The element type.
         dtype: Dtype,
     },
-    /// An id of a source is not one that the output's element type can hold.
+    /// The element type of the output cannot hold an id of a source.
     IdOutside {
         /// The files that were being written.
         file: String,
@@ -81,14 +81,14 @@ pub enum Error {
         /// The element type.
         dtype: Dtype,
     },
-    /// A sequence is longer than the format can say.
+    /// A sequence is longer than the format can express.
     SequenceTooLong {
         /// The file that was being written.
         file: String,
         /// Its length.
         tokens: u64,
     },
-    /// Sequences were written that no document holds.
+    /// Sequences were written that belong to no document.
     UnendedDocument {
         /// The file that was being written.
         file: String,
@@ -106,7 +106,7 @@ pub enum Error {
         /// What was expected.
         expected: String,
     },
-    /// The elements are floating-point numbers where token ids are due.
+    /// The elements are floating-point numbers where token ids are expected.
     NotTokens {
         /// The dataset.
         file: String,
@@ -122,14 +122,14 @@ pub enum Error {
         /// What was expected.
         expected: String,
     },
-    /// The split string gives nothing to the part that was asked for.
+    /// The split string gives no share to the requested part.
     EmptySplit {
         /// The split string.
         split: String,
         /// The part.
         which: Split,
     },
-    /// Samples are asked of a part without tokens: no number of epochs would do.
+    /// Samples are requested of a part without tokens: no number of epochs suffices.
     NoTokens {
         /// The dataset.
         file: String,
@@ -142,7 +142,7 @@ pub enum Error {
         /// Samples that were asked for.
         samples: u64,
     },
-    /// A part gives no sample, in however many epochs.
+    /// A part yields no sample in any number of epochs.
     NoSamples {
         /// The dataset.
         file: String,
@@ -166,13 +166,13 @@ pub enum Error {
         /// The samples the blend asks for.
         expected: u64,
     },
-    /// A number in a table of an index is not one that can be there.
+    /// An entry of a table of an index is out of range.
     BadPlace {
         /// The dataset.
         file: String,
         /// The table.
         table: &'static str,
-        /// The place in the table.
+        /// The index of the entry.
         place: u64,
         /// The number.
         found: i64,
@@ -186,7 +186,7 @@ pub enum Error {
         /// The most there may be.
         most: u128,
     },
-    /// Memory for a table could not be had.
+    /// Memory for a table could not be allocated.
     OutOfMemory {
         /// The table.
         object: &'static str,
@@ -199,45 +199,45 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FormatRule {
-    /// The `.idx` begins with its magic.
+    /// The `.idx` starts with its magic.
     Magic,
     /// It is of version 1.
     Version,
     /// Its dtype code is known.
     Dtype,
-    /// It is as long as its counts say, and not shorter.
+    /// The file is not shorter than its counts require.
     TooShort,
-    /// It is as long as its counts say, and not longer.
+    /// The file is not longer than its counts require.
     TooLong,
     /// No sequence length is negative.
     SequenceLength,
     /// The pointers are the running sum of the lengths in bytes.
     Pointer,
-    /// The document index begins with 0.
+    /// The document index starts with 0.
     DocumentStart,
-    /// The document index never falls.
+    /// The document index never decreases.
     DocumentOrder,
     /// The document index ends with the number of sequences.
     DocumentEnd,
-    /// Documents were ended at all.
+    /// The document index has at least one document end.
     NoDocumentEnds,
-    /// The `.bin` is as long as the `.idx` says, and not shorter.
+    /// The `.bin` is not shorter than the `.idx` requires.
     BinTooShort,
-    /// The `.bin` is as long as the `.idx` says, and not longer.
+    /// The `.bin` is not longer than the `.idx` requires.
     BinTooLong,
     /// An `.npy` is as numpy writes it, and as long as its header says.
     Npy,
-    /// An `.npz` is a ZIP file of stored members, whose sums agree.
+    /// An `.npz` is a ZIP file of uncompressed members with correct checksums.
     Zip,
     /// The three files of CPM-2 agree, document by document.
     Triple,
-    /// The table of a part of Dolma's has the documents in order, without gaps.
+    /// The table of a Dolma part lists the documents in order, without gaps.
     Spans,
-    /// A TFRecord file has complete records with their checksums, each an example of BERT.
+    /// A TFRecord file has complete records with correct checksums, each a BERT example.
     Record,
 }
 
-/// `std`'s, with our [`Error`].
+/// The `Result` of `std` with [`Error`] of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl FormatRule {
@@ -278,7 +278,7 @@ impl From<storage::Error> for Error {
 }
 
 impl Error {
-    /// What is wrong with an order, in words.
+    /// Formats the errors of sample orders.
     fn fmt_of_order(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::EmptySplit { split, which } => write!(
@@ -349,7 +349,7 @@ impl fmt::Display for Error {
             }
             Error::Malformed { file, offset, fault, found, expected } => {
                 write!(f, "cannot read {file}: expected {expected}, found {found}")?;
-                // The bytes of a table of spans are compressed: it is read by lines.
+                // A table of spans is compressed and read by lines, so a byte offset says nothing.
                 if *fault != FormatRule::Spans {
                     write!(f, " at byte {offset}")?;
                 }

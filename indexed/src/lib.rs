@@ -1,23 +1,23 @@
 //! Token files and their order: Megatron's `.bin`/`.idx` and its sample indexes, byte for byte.
 //!
 //! A dataset is a pair of files: the tokens of all sequences back to back in a `.bin`, and in an
-//! `.idx` where each sequence and document begins. [`IndexedDataset`] reads a pair, [`Builder`]
-//! writes one. A GPT reads a dataset in an order that follows from the sequences' lengths and a
-//! seed: [`GptIndex`]. Several datasets are mixed by a [`BlendIndex`]. Both are kept in `.npy`
-//! files under Megatron's names, so that either program finds what the other has built.
+//! `.idx` where each sequence and document starts. [`IndexedDataset`] reads a pair, [`Builder`]
+//! writes one. A GPT reads a dataset in an order that the sequence lengths and a seed determine:
+//! [`GptIndex`]. A [`BlendIndex`] mixes several datasets. Both are cached in `.npy` files under
+//! Megatron's names, so that each program finds the cache of the other.
 //!
 //! Files are never trusted: [`Error::Malformed`] names the file, the byte, and what was expected
 //! and found there. Indexes are pure functions: the same lengths and settings give the same bytes.
 //!
 //! In reading order: `mmididx` reads and writes the files; `order` has Megatron's indexes and
-//! blends, and an order of our own that needs no tables (`token_stream`, `block_shuffle`); `cache`
-//! stores indexes and checks that they are current; `checksums` are of the blocks of a pair;
+//! blends, and an order without tables (`token_stream`, `block_shuffle`); `cache` stores indexes
+//! and checks that they are current; `checksums` writes and verifies the block checksums of a pair;
 //! `formats` reads and writes token files of other programs; `edit` concatenates and repairs
 //! datasets.
 
 #![forbid(unsafe_code)]
 
-// A place in a table may be beyond 32 bits.
+// An index into a table may exceed 32 bits.
 const _: () = assert!(usize::BITS == 64);
 
 mod block_prefetch;

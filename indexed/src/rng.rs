@@ -1,9 +1,9 @@
-//! The random numbers that decide Megatron's sample order: numpy's legacy `RandomState`, which is
+//! The random number generators of Megatron's sample order: numpy's legacy `RandomState`, which is
 //! frozen by numpy's compatibility policy, and the two Mersenne Twisters of the C++ standard.
 
 use std::ops::ControlFlow;
 
-use crate::block_prefetch::{BLOCK, in_blocks};
+use crate::block_prefetch::{BLOCK, generate_in_blocks};
 
 /// The 32-bit Mersenne Twister, C++'s `std::mt19937`, seeded with one word.
 #[derive(Clone, Debug)]
@@ -127,8 +127,8 @@ impl RandomState {
 
     /// `shuffle(items)`: swaps each item, from the last, with one before it or itself.
     ///
-    /// What is swapped is drawn ahead: drawing is full of unpredictable branches and swapping is
-    /// full of cache misses; apart, many misses are in flight at once.
+    /// Indexes are drawn in advance: drawing has unpredictable branches and swapping has cache
+    /// misses. In separate loops many misses are in flight at once.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         let mut upper = items.len().saturating_sub(1);
         while upper > u32::MAX as usize {
@@ -139,9 +139,9 @@ impl RandomState {
         let make = |block: usize, draws: &mut Vec<u32>| {
             let upper = upper - block * BLOCK;
             draws.resize(upper.min(BLOCK), 0);
-            self.draw_below(upper as u32, draws); // fits: seen above
+            self.draw_below(upper as u32, draws); // fits: checked above
         };
-        in_blocks(upper.div_ceil(BLOCK), make, |block, draws| {
+        generate_in_blocks(upper.div_ceil(BLOCK), make, |block, draws| {
             let upper = upper - block * BLOCK;
             for (&j, item) in draws.iter().zip((1..=upper).rev()) {
                 items.swap(item, j as usize);
@@ -150,14 +150,14 @@ impl RandomState {
         });
     }
 
-    /// Fills each place with a number in `0..=upper`, in which `upper` falls by one a place, and
-    /// is at least 1 at the last. A word above the bound is drawn again, without a branch: half of
-    /// them may be, and no processor can guess which.
+    /// Fills each item with a number in `0..=upper`, where `upper` decreases by one per item and is
+    /// at least 1 at the last. A word above the bound is drawn again, without a branch: up to half
+    /// of them are, and the branch is unpredictable.
     fn draw_below(&mut self, mut upper: u32, draws: &mut [u32]) {
         let mut filled = 0;
         while filled < draws.len() {
             let mask = mask_of(u64::from(upper)) as u32; // fits: as upper does
-            // With this mask until the bound falls under half of it.
+            // The mask holds until the bound is below half of it.
             let stop = draws.len().min(filled + (upper - mask / 2) as usize);
             while filled < stop {
                 let word = self.0.next_u32() & mask;
@@ -169,7 +169,7 @@ impl RandomState {
         }
     }
 
-    /// A number in `0..=max`, each as likely. Draws nothing if there is but one.
+    /// A uniform number in `0..=max`. Draws nothing if `max` is 0.
     #[inline]
     pub fn bounded(&mut self, max: u64) -> u64 {
         if max == 0 {
@@ -210,12 +210,12 @@ impl RandomState {
         ((-self.random_sample()).ln_1p() / (-p).ln_1p()).ceil() as u64
     }
 
-    /// `choice(len(p), p=p)`: a place in `p`, by its probability.
+    /// `choice(len(p), p=p)`: an index of `p`, by its probability.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `p` is empty.
     pub fn choice(&mut self, p: &[f64]) -> usize {
-        assert!(!p.is_empty(), "a choice of nothing");
+        assert!(!p.is_empty(), "choice of an empty list");
         let sums = p.iter().scan(0.0, |sum, p| {
             *sum += p;
             Some(*sum)

@@ -1,4 +1,4 @@
-//! Which share of the sequences is for training, validation and test.
+//! Divides the sequences into training, validation and test.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,11 +11,11 @@ use crate::{Error, Result};
 /// A part of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Split {
-    /// To train on.
+    /// Training.
     Train,
-    /// To validate on during training.
+    /// Validation during training.
     Valid,
-    /// To test on at the end.
+    /// Test at the end.
     Test,
 }
 
@@ -34,7 +34,7 @@ impl Split {
     }
 }
 
-/// The items of a part among `count`: by the shares of a split string, or all of them without one.
+/// The items of a part of `count`: by the shares of a split string, or all of them without one.
 pub(crate) fn part_of(split: Option<&str>, which: Split, count: u64) -> Result<Range<u64>> {
     let Some(split) = split else { return Ok(0..count) };
     let refuse = || Error::EmptySplit { split: split.to_owned(), which };
@@ -50,7 +50,7 @@ impl fmt::Display for Split {
 /// A split string such as `949,50,1`, as fractions of the whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SplitMatrix {
-    /// Where each part begins and where the last ends: 0, then running sums of the shares.
+    /// Where each part starts and where the last ends: 0, then running sums of the shares.
     bounds: [f64; 4],
 }
 
@@ -66,8 +66,8 @@ impl SplitMatrix {
             found: format!("'{split}'"),
             expected: "one to three numbers, not all of them 0, such as '949,50,1'".to_owned(),
         };
-        // Megatron overlooks signs and letters: '1e-3' is the numbers 1 and 3 to it, and '1,inf,1'
-        // the numbers 1 and 1. Nobody can mean that.
+        // Megatron ignores signs and letters: it reads '1e-3' as the numbers 1 and 3, and '1,inf,1'
+        // as 1 and 1. That is never intended.
         if split.contains(|c: char| matches!(c, '-' | '+') || c.is_alphabetic()) {
             return Err(refuse());
         }
@@ -92,7 +92,7 @@ impl SplitMatrix {
         Ok(SplitMatrix { bounds })
     }
 
-    /// Where a part begins and ends, as fractions of the whole; `None` if its share is 0.
+    /// Where a part starts and ends, as fractions of the whole; `None` if its share is 0.
     #[must_use]
     pub fn share(&self, which: Split) -> Option<(f64, f64)> {
         let part = which as usize;
@@ -100,16 +100,16 @@ impl SplitMatrix {
         (start < end).then_some((start, end))
     }
 
-    /// The sequences of a part among `count` of them; `None` if its share is 0. Each bound is
-    /// rounded to the nearest, halves to even, so a small part may get none.
+    /// The sequences of a part of `count`; `None` if its share is 0. Each bound is rounded to the
+    /// nearest, halves to even, so a small part may be empty.
     #[must_use]
     pub fn range(&self, which: Split, count: u64) -> Option<Range<u64>> {
-        // fits: the bounds are not negative, and what rounding may add at the end is cut.
+        // fits: the bounds are not negative, and what rounding adds at the end is truncated.
         let place = |share: f64| ((share * count as f64).round_ties_even() as u64).min(count);
         self.share(which).map(|(start, end)| place(start)..place(end))
     }
 
-    /// As Megatron describes it: the very first bound is an integer, all others are floats.
+    /// As in Megatron's description: the first bound is an integer, all others are floats.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let row = |which| match self.share(which) {
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn ranges() {
-        for (split, count, due) in [
+        for (split, count, expected) in [
             ("949,50,1", 50, [Some(0..47), Some(47..50), Some(50..50)]),
             ("90/8/2", 50, [Some(0..45), Some(45..49), Some(49..50)]),
             ("1", 7, [Some(0..7), None, None]),
@@ -137,7 +137,7 @@ mod tests {
             (".5,.25,.25", 0, [Some(0..0), Some(0..0), Some(0..0)]),
         ] {
             let matrix = SplitMatrix::parse(split).unwrap();
-            assert_eq!(Split::ALL.map(|which| matrix.range(which, count)), due, "{split}");
+            assert_eq!(Split::ALL.map(|which| matrix.range(which, count)), expected, "{split}");
         }
     }
 

@@ -1,17 +1,17 @@
-//! Slurm's lists of hosts, such as `login,node[1-3,07]`.
+//! Host lists of Slurm, such as `login,node[1-3,07]`.
 
 use crate::Incompatible;
 
-/// More hosts than any machine has: a list that is longer is a mistake.
+/// More hosts than any machine has: a longer list is a mistake.
 const HOSTS_MAX: usize = 1 << 16;
 
-/// What is wrong with a list, in words.
+/// The fault of a list, as text.
 type Parsed<T> = Result<T, String>;
 
-/// The hosts of a list, in its order. Leading zeros of a range's first number are kept.
+/// The hosts of a list, in its order. Leading zeros of the first number of a range are preserved.
 ///
 /// # Errors
-/// For what is no list, or too long a one.
+/// If it is not a list, or too long.
 pub fn expand(list: &str) -> Result<Vec<String>, Incompatible> {
     let refuse = |why: &str| {
         let hint = "set MASTER_ADDR to the first host";
@@ -61,7 +61,7 @@ fn expand_word(word: &str, hosts: &mut Vec<String>) -> Parsed<()> {
     Ok(())
 }
 
-/// `1-3,07`: the numbers as they are written.
+/// `1-3,07`: the numbers as written.
 fn numbers(inside: &str) -> Parsed<Vec<String>> {
     let mut all = Vec::new();
     for range in inside.split(',') {

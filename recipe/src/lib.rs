@@ -1,12 +1,12 @@
-//! What a training run is, before anything runs: pure, and without libtorch.
+//! The definition of a training run: pure functions, without libtorch.
 //!
-//! [`config`] is the TOML file, [`import`] makes one from the files of other systems, [`model`] the
-//! networks without a number in them, [`plan`] what a run will take. [`lr`] is the learning rate of
-//! each step, [`scaler`] the loss scale, [`rng`] random numbers without a state. [`world`] says
-//! which rank a process is, [`mesh`] where a rank stands, [`schedule`] the order in which the ranks
-//! of a pipeline compute, with a simulator. Nothing here opens anything but config files, knows the
-//! time, or computes a tensor: the same config gives the same answers on a laptop and on the
-//! cluster.
+//! [`config`] is the TOML file, [`import`] makes one from the files of other systems, [`model`] has
+//! the networks without values, [`plan`] the cost of a run. [`lr`] is the learning rate of each
+//! step, [`scaler`] the loss scale, [`rng`] random numbers without state. [`world`] finds the rank
+//! of a process, [`mesh`] the coordinates of a rank, and [`schedule`] is the order in which the
+//! ranks of a pipeline compute, with a simulator. This crate reads only config files, does not
+//! depend on the time and computes no tensors: the same config gives the same results on a laptop
+//! and on the cluster.
 
 #![forbid(unsafe_code)]
 

@@ -1,15 +1,15 @@
 //! The learning rate, as a function of samples consumed and nothing else.
 //!
-//! A resumed run needs no scheduler state: it asks for the rate at the sample where it stands.
-//! Counting samples and not steps keeps the course of the rate when the batch size changes.
+//! A resumed run needs no scheduler state: it computes the rate at its current sample. Counting
+//! samples instead of steps keeps the schedule when the batch size changes.
 
 use std::f64::consts::PI;
 
 use crate::config::{AnnealStyle, Config, FloorMode, Lag, LrStyle, WarmupShape};
 
-/// The course of the learning rate over a run. With `n` samples consumed, `w` samples of warm-up
-/// and `d` of decay, counted from the start of the run, `b` of a step, and the mean
-/// `mix(x) = floor + (peak − floor) · x`:
+/// The learning rate schedule of a run. With `n` samples consumed, `w` samples of warm-up and `d`
+/// of decay, counted from the start of the run, `b` of a step, and the mean `mix(x) = floor + (peak
+/// − floor) · x`:
 ///
 /// | where | rate |
 /// |---|---|
@@ -31,42 +31,42 @@ use crate::config::{AnnealStyle, Config, FloorMode, Lag, LrStyle, WarmupShape};
 ///
 /// The first are the formulas of Megatron-core; `clamp` and exponential are those of the first
 /// Megatron and of CPM-1, whose cosine therefore ends before its half period; the logarithm and the
-/// range test are DeepSpeed's. `n` had been consumed *before* the step, so that the first step of a
-/// warm-up has the rate `start`. For example `peak = 1, w = 4, d = 12`, cosine to a floor of 0: the
-/// rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
+/// range test are DeepSpeed's. `n` counts the samples *before* the step, so that the first step of
+/// a warm-up has the rate `start`. For example `peak = 1, w = 4, d = 12`, cosine to a floor of 0:
+/// the rate is 0 at 0, 0.5 at 2, 1 at 4, 0.5 at 8 and 0 at 12.
 ///
 /// With a lag the rates of the warm-up, or all rates, are those of the step before, because the
-/// engine of DeepSpeed sets a rate after a step. Its cosine counts one step more: it is on time.
+/// engine of DeepSpeed sets a rate after a step. Its cosine counts one step more, so it has no lag.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LearningRate {
-    /// The way after the warm-up.
+    /// The style of the decay.
     pub style: LrStyle,
     /// The rate at the end of the warm-up.
     pub peak: f64,
-    /// The rate at the end of the decay and after.
+    /// The rate at the end of the decay and after it.
     pub floor: f64,
-    /// What the floor does to the way down.
+    /// How the decay reaches the floor.
     pub floor_mode: FloorMode,
     /// The rate before the first sample.
     pub start: f64,
-    /// The way up.
+    /// The curve of the warm-up.
     pub warmup_shape: WarmupShape,
     /// Samples of the warm-up.
     pub warmup_samples: u64,
     /// Samples from the start of the run to the end of the decay.
     pub decay_samples: u64,
-    /// The part that is a step late.
+    /// The part of the schedule that is one step late.
     pub lag: Lag,
-    /// The last fall of `wsd`.
+    /// The curve of the final decay of `wsd`.
     pub anneal_style: AnnealStyle,
-    /// Samples of that.
+    /// Samples of the final decay of `wsd`.
     pub anneal_samples: u64,
-    /// Samples of a step, in which the logarithm of a `log` warm-up and a lag count.
+    /// Samples of a step: the unit of the logarithm of a `log` warm-up and of a lag.
     pub batch_samples: u64,
 }
 
 impl LearningRate {
-    /// The course that a config asks for.
+    /// The schedule of a config.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let lr = &config.optim.lr;
@@ -86,7 +86,7 @@ impl LearningRate {
         }
     }
 
-    /// The rate of the step before which `samples` had been consumed.
+    /// The rate of the step that starts after `samples` consumed samples.
     #[must_use]
     pub fn at(&self, samples: u64) -> f64 {
         let late = samples.saturating_sub(self.batch_samples);
@@ -103,7 +103,7 @@ impl LearningRate {
             return self.warming(samples as f64);
         }
         let (n, w, d) = (samples as f64, self.warmup_samples as f64, self.decay_samples as f64);
-        // What the first Megatron counted.
+        // The samples that the first Megatron counted.
         let m = (n.min(d - w) - w).max(0.0) / d;
         match (self.style, self.floor_mode) {
             (LrStyle::Constant, _) => return self.peak,

@@ -1,9 +1,9 @@
-//! Which process of a run is which: its place among tensor parallel ranks, replicas and pipeline
-//! stages, who it works with, and what share of the samples is its.
+//! The device mesh of a run: the coordinates of each rank, its groups, and its share of the
+//! samples.
 //!
-//! Ranks are counted as Megatron and `ckpt::layout::DeviceMesh` count them: those of one tensor
-//! parallel group follow one another, so that they are of one node, then replicas, then pipeline
-//! stages, whose traffic is the least.
+//! Ranks are numbered as in Megatron and in `ckpt::layout::DeviceMesh`: the ranks of one tensor
+//! parallel group are consecutive, so that they are on one node; then follow replicas, then
+//! pipeline stages, which have the least traffic.
 
 /// How the processes of a run are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct DeviceMesh {
     pub dp: usize,
 }
 
-/// One rank's place in the mesh.
+/// The coordinates of a rank in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankCoords {
     /// Its tensor parallel rank.
@@ -34,7 +34,7 @@ pub struct RankCoords {
 pub struct MeshRank {
     /// How the ranks are arranged.
     pub mesh: DeviceMesh,
-    /// Which of them it is.
+    /// The rank.
     pub rank: usize,
 }
 
@@ -42,7 +42,7 @@ impl MeshRank {
     /// The only rank.
     pub const ALONE: MeshRank = MeshRank { mesh: DeviceMesh::ALONE, rank: 0 };
 
-    /// Where it is.
+    /// The coordinates of the rank.
     #[must_use]
     pub fn place(&self) -> RankCoords {
         self.mesh.place(self.rank)
@@ -52,23 +52,24 @@ impl MeshRank {
 /// Which micro-batches of a step one replica computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchShare {
-    /// A run of them. They are summed at home first, then among replicas.
+    /// Consecutive ones. Gradients are summed on the replica first, then over replicas.
     Run,
-    /// Every `dp`-th. Each is summed among replicas at once, so nobody keeps a whole gradient.
+    /// Every `dp`-th. The gradient of each is summed over replicas at once, so that no rank holds a
+    /// whole gradient.
     Stride,
 }
 
 impl DeviceMesh {
-    /// One process that does everything.
+    /// A mesh of one process.
     pub const ALONE: DeviceMesh = DeviceMesh { tp: 1, pp: 1, virtual_stages: 1, dp: 1 };
 
-    /// How many processes it has.
+    /// Number of processes.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.tp * self.pp * self.dp
     }
 
-    /// Where a rank is.
+    /// The coordinates of a rank.
     #[must_use]
     pub fn place(&self, rank: usize) -> RankCoords {
         RankCoords {
@@ -78,46 +79,46 @@ impl DeviceMesh {
         }
     }
 
-    /// Who is there.
+    /// The rank at these coordinates.
     #[must_use]
     pub fn rank(&self, place: RankCoords) -> usize {
         (place.pp * self.dp + place.dp) * self.tp + place.tp
     }
 
-    /// The tensor parallel group of a place: global ranks, in order.
+    /// The tensor parallel group of these coordinates: global ranks, in order.
     #[must_use]
     pub fn tp_group(&self, of: RankCoords) -> Vec<usize> {
         (0..self.tp).map(|tp| self.rank(RankCoords { tp, ..of })).collect()
     }
 
-    /// The replicas of a place.
+    /// The data parallel group of these coordinates.
     #[must_use]
     pub fn dp_group(&self, of: RankCoords) -> Vec<usize> {
         (0..self.dp).map(|dp| self.rank(RankCoords { dp, ..of })).collect()
     }
 
-    /// The pipeline that a place is in. Those who share a tied weight are members of it.
+    /// The pipeline of these coordinates. Ranks that share a tied weight are in it.
     #[must_use]
     pub fn pp_group(&self, of: RankCoords) -> Vec<usize> {
         (0..self.pp).map(|pp| self.rank(RankCoords { pp, ..of })).collect()
     }
 
-    /// Stages that the layers are divided into.
+    /// Number of stages.
     #[must_use]
     pub fn stages(&self) -> usize {
         self.pp * self.virtual_stages
     }
 
-    /// The stage that a pipeline rank has as its chunk number `chunk`.
+    /// The stage of chunk `chunk` of a pipeline rank.
     #[must_use]
     pub fn stage(&self, pp: usize, chunk: usize) -> usize {
         chunk * self.pp + pp
     }
 
-    /// Which of the micro-batches of a step a replica computes, in its order.
+    /// The micro-batches of a step that a replica computes, in order.
     ///
     /// # Panics
-    /// If the replicas do not divide them.
+    /// If their number is not divisible by the number of replicas.
     #[must_use]
     pub fn share(
         &self,

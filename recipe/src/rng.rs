@@ -1,19 +1,19 @@
-//! Random numbers as a function of a key and a place, with no state to keep.
+//! Random numbers as a function of a key and a position, without state.
 //!
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns a
-//! 64-bit key and a 128-bit counter into four random words. The key of a stream is made of the
-//! run's seed and the stream's name, the counter is a place in it. So element 1,000,000 of a weight
-//! is the same whoever draws it and whatever was drawn before: a resumed run has no generator to
-//! restore, and any part of a tensor can be made alone.
+//! 64-bit key and a 128-bit counter into four random words. The key of a stream is derived from the
+//! seed of the run and the name of the stream; the counter is a position in it. So element
+//! 1,000,000 of a weight does not depend on the rank that draws it or on earlier draws: a resumed
+//! run has no generator to restore, and any part of a tensor can be drawn alone.
 
 use std::f64::consts::TAU;
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
-/// Blocks that [`Stream::fill_dropped`] draws side by side, as they lie in a processor's registers.
+/// Blocks that [`Stream::fill_dropped`] draws together: the lanes of a SIMD register.
 const LANES: usize = 16;
-/// Elements that have 16 bits each of so many blocks.
+/// Elements of this many blocks, at 16 bits each.
 const GROUP: usize = 8 * LANES;
 
 /// Four random words for a counter and a key.
@@ -35,7 +35,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream of this name. Names that differ give streams that have nothing in common.
+    /// The stream of this name. Streams of different names are independent.
     #[must_use]
     pub fn new(seed: u64, name: &str) -> Self {
         // FNV-1a over the name, then the finalizer of SplitMix64 over both: every bit of either
@@ -92,8 +92,9 @@ impl Stream {
         }
     }
 
-    /// Says of the elements `first..first + out.len()` of the endless tensor of this number whether
-    /// they are dropped, which befalls `rate` of 65,536: 1 for those, 0 for the others.
+    /// Fills `out` with the dropout mask of the elements `first..first + out.len()` of the endless
+    /// tensor with this number: 1 for dropped elements, which are `rate` of 65,536, and 0 for the
+    /// others.
     pub fn fill_dropped(self, tensor: u64, first: u64, rate: u16, out: &mut [u8]) {
         let mut place = first;
         let mut rest = out;
@@ -109,7 +110,7 @@ impl Stream {
 }
 
 /// A group of elements of a tensor. Element `16 h + lane` has the `h`th 16 bits of block `lane`: so
-/// every line here is one for all lanes, and compilers make it so.
+/// every statement applies to all lanes, and compilers vectorize it.
 #[expect(clippy::needless_range_loop, reason = "lanes are what is walked, in several words")]
 fn dropped(mut key: [u32; 2], tensor: u64, group: u64, rate: u16) -> [u8; GROUP] {
     let mut words = [[0; LANES], [0; LANES], [low(tensor); LANES], [high(tensor); LANES]];
@@ -130,7 +131,7 @@ fn dropped(mut key: [u32; 2], tensor: u64, group: u64, rate: u16) -> [u8; GROUP]
     let mut out = [0; GROUP];
     for (half, out) in out.chunks_exact_mut(LANES).enumerate() {
         for (out, word) in out.iter_mut().zip(&words[half / 2]) {
-            let bits = (word >> (16 * (half % 2))) as u16; // the lower half is what is meant
+            let bits = (word >> (16 * (half % 2))) as u16; // the lower half is intended
             *out = u8::from(bits < rate);
         }
     }
@@ -139,14 +140,14 @@ fn dropped(mut key: [u32; 2], tensor: u64, group: u64, rate: u16) -> [u8; GROUP]
 
 fn box_muller(a: u32, b: u32) -> [f64; 2] {
     let unit = 1.0 / 4_294_967_296.0;
-    // Shifted by half a unit: the logarithm never meets 0.
+    // Shifted by half a unit, so that the logarithm is never of 0.
     let radius = (-2.0 * ((f64::from(a) + 0.5) * unit).ln()).sqrt();
     let (sin, cos) = (f64::from(b) * unit * TAU).sin_cos();
     [radius * cos, radius * sin]
 }
 
 fn low(word: u64) -> u32 {
-    word as u32 // the low half is what is asked for
+    word as u32 // the low half is intended
 }
 
 fn high(word: u64) -> u32 {
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn known_answers() {
         let ones = u32::MAX;
-        for (counter, key, due) in [
+        for (counter, key, expected) in [
             ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
             ([ones; 4], [ones; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
             (
@@ -170,13 +171,13 @@ mod tests {
                 [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
             ),
         ] {
-            assert_eq!(philox4x32(counter, key), due, "counter {counter:x?}, key {key:x?}");
+            assert_eq!(philox4x32(counter, key), expected, "counter {counter:x?}, key {key:x?}");
         }
     }
 
-    /// Groups are the blocks of Philox, whose counters go on with the number of the tensor.
+    /// Groups are the blocks of Philox; their counters include the number of the tensor.
     #[test]
-    fn what_is_dropped_follows_from_its_blocks() {
+    fn dropout_masks_are_the_bits_of_their_blocks() {
         let stream = Stream::new(7, "dropout.3.mlp");
         let (tensor, first, rate) = (5 + (9 << 32), (1 << 36) - 300, 20_000);
         let mut out = vec![9; 1000];
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_dropped_as_asked_for() {
+    fn the_dropout_rate_is_as_requested() {
         let stream = Stream::new(1, "a");
         let count = |tensor, rate| {
             let mut out = vec![9; 1 << 20];
@@ -208,13 +209,13 @@ mod tests {
             let (one, one_all) = count(1, rate);
             let (other, other_all) = count(2, rate);
             // Five standard deviations.
-            let near = |got: usize, p: f64| {
+            let near = |found: usize, p: f64| {
                 let n = (1 << 20) as f64;
-                assert!((got as f64 - n * p).abs() < 5.0 * (n * p * (1.0 - p)).sqrt(), "{rate}");
+                assert!((found as f64 - n * p).abs() < 5.0 * (n * p * (1.0 - p)).sqrt(), "{rate}");
             };
             near(one, p);
             near(other, p);
-            // Tensors have nothing to do with one another, nor have neighbours this far apart.
+            // Tensors are independent of one another, and so are elements at this distance.
             let both = one_all.iter().zip(&other_all).filter(|(a, b)| **a + **b == 2).count();
             near(both, p * p);
             for apart in [1, 16, 32, 128, 2048] {
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn any_part_is_the_same_as_in_the_whole() {
+    fn a_part_equals_the_same_part_of_the_whole() {
         let stream = Stream::new(7, "transformer.wte.weight");
         let mut whole = vec![0.0; 1000];
         stream.fill_normal(0, 0.02, &mut whole);

@@ -1,31 +1,31 @@
 //! The dynamic loss scale of fp16.
 //!
-//! Gradients smaller than 6e-8 are zero in fp16, so the loss is multiplied before the way back, and
-//! gradients are divided after. Where that overflows, the step changes nothing, and after a few
-//! such steps the scale is halved; after a long run of good ones it is doubled (Megatron's rule).
+//! Gradients smaller than 6e-8 are zero in fp16, so the loss is multiplied before the backward
+//! pass, and gradients are divided after it. A step that overflows is skipped, and after a few such
+//! steps the scale is halved; after a long run of good ones it is doubled (Megatron's rule).
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::LossScaleConfig;
 
-/// What of the loss scale a run must remember.
+/// The state of the loss scale, which is part of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scaler {
-    /// What the loss is multiplied by: a power of two, if it began as one.
+    /// Factor of the loss: a power of two, if the initial scale is one.
     pub scale: f64,
-    /// Good steps since a step was bad; less the window for each doubling since.
+    /// Good steps since the last bad step, less the window for each doubling since then.
     pub good_steps: u64,
-    /// Bad steps until it is halved.
+    /// Bad steps until the scale is halved.
     pub hysteresis_left: u64,
-    /// Steps of the run that changed nothing: the optimizer does not count them.
+    /// Skipped steps of the run: the optimizer does not count them.
     pub skipped_steps: u64,
     /// Their samples: the learning rate does not count them.
     pub skipped_samples: u64,
 }
 
 impl Scaler {
-    /// At the start of a run.
+    /// The state at the start of a run.
     #[must_use]
     pub fn new(config: &LossScaleConfig) -> Self {
         Scaler {
@@ -37,7 +37,7 @@ impl Scaler {
         }
     }
 
-    /// A step went well.
+    /// Records a step without overflow.
     pub fn good(&mut self, config: &LossScaleConfig) {
         if config.window == 0 {
             self.hysteresis_left = config.hysteresis;
@@ -51,8 +51,8 @@ impl Scaler {
         }
     }
 
-    /// A step of so many samples overflowed. False if a smaller scale cannot be had: then it is not
-    /// the scale.
+    /// Records an overflow in a step with this many samples. False if the scale is already the
+    /// smallest: then the scale is not the cause.
     #[must_use]
     pub fn bad(&mut self, config: &LossScaleConfig, samples: u64) -> bool {
         self.good_steps = 0;

@@ -1,9 +1,9 @@
 //! Pipeline schedules as data: what each rank computes, in which order.
 //!
-//! A schedule is a list of [`Action`]s a rank. What is sent and received follows from them: an
-//! action's input comes from the action that [`Action::after`] names, wherever that is done.
-//! [`simulate`] plays the lists against one another, so that a deadlock, an order that cannot be,
-//! or a bubble that is too big is found without a process being started.
+//! A schedule is a list of [`Action`]s per rank. Sends and receives follow from them: the input of
+//! an action is the result of [`Action::after`], on whichever rank that runs. [`simulate`] runs the
+//! lists against one another, so that a deadlock, an impossible order or too large a bubble is
+//! found without starting a process.
 
 use std::fmt;
 
@@ -21,18 +21,18 @@ pub enum Pass {
 /// One pass of one micro-batch through one stage of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Action {
-    /// Which direction.
+    /// The direction.
     pub pass: Pass,
-    /// Which of the step's micro-batches of this replica.
+    /// Index among the micro-batches of this replica in the step.
     pub micro: usize,
-    /// Which of the rank's stages.
+    /// Index among the stages of the rank.
     pub chunk: usize,
 }
 
 impl Action {
-    /// The action, and the pipeline rank that does it, whose result this one takes when rank `rank`
-    /// does it; `None` for the first stage's forward. The last stage's backward takes the result of
-    /// its own forward.
+    /// The action whose result is the input of this one on rank `rank`, and the pipeline rank that
+    /// runs it; `None` for the forward pass of the first stage. The input of the backward pass of
+    /// the last stage is the result of its own forward pass.
     #[must_use]
     pub fn after(&self, rank: usize, shape: Pipeline) -> Option<(usize, Action)> {
         let Pipeline { ranks, chunks } = shape;
@@ -46,8 +46,8 @@ impl Action {
         Some((stage % ranks, before))
     }
 
-    /// The action, and the pipeline rank that does it, that takes this one's result when rank
-    /// `rank` does this one; `None` for the first stage's backward.
+    /// The action whose input is the result of this one on rank `rank`, and the pipeline rank that
+    /// runs it; `None` for the backward pass of the first stage.
     #[must_use]
     pub fn before(&self, rank: usize, shape: Pipeline) -> Option<(usize, Action)> {
         let Pipeline { ranks, chunks } = shape;
@@ -68,28 +68,28 @@ impl fmt::Display for Action {
     }
 }
 
-/// The ranks of a pipeline, and how many stages each has.
+/// Ranks of a pipeline and stages per rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipeline {
     /// Pipeline ranks.
     pub ranks: usize,
-    /// Stages of each.
+    /// Stages per rank.
     pub chunks: usize,
 }
 
 impl Schedule {
-    /// What one rank does in a step of `micro` micro-batches, in order. Every list has each of them
-    /// forward and backward through each chunk once, and the backward passes of a chunk in the
-    /// order of the micro-batches, which is what a sum of gradients in a fixed order needs.
+    /// The actions of one rank in a step of `micro` micro-batches, in order. Every list has one
+    /// forward and one backward pass of each micro-batch through each chunk. The backward passes of
+    /// a chunk are in the order of the micro-batches, as a sum of gradients in a fixed order needs.
     ///
     /// # Panics
-    /// If several chunks are asked of a schedule other than the interleaved one, or if that has a
-    /// number of micro-batches that the ranks do not divide.
+    /// If there are several chunks and the schedule is not the interleaved one, or if the number of
+    /// micro-batches is not divisible by the number of ranks.
     #[must_use]
     pub fn actions(self, shape: Pipeline, rank: usize, micro: usize) -> Vec<Action> {
         let Pipeline { ranks, chunks } = shape;
         let total = micro * chunks;
-        // Before the first backward: what those after this rank need in order to begin.
+        // Forward passes before the first backward pass: those that the ranks after this one need.
         let warm = match self {
             Schedule::Gpipe => total,
             Schedule::OneForwardOneBackward => ranks - rank - 1,
@@ -109,8 +109,8 @@ impl Schedule {
         actions
     }
 
-    /// The part of a step that a rank of `ranks` waits, if all stages take the same time and
-    /// sending takes none.
+    /// The fraction of a step in which a rank waits, if all stages take the same time and sends
+    /// take none.
     #[must_use]
     pub fn bubble(self, shape: Pipeline, micro: usize) -> f64 {
         let idle = (shape.ranks - 1) as f64;
@@ -118,8 +118,8 @@ impl Schedule {
     }
 }
 
-/// In groups of as many micro-batches as there are ranks, each through the first chunk, then each
-/// through the next: by the time the last rank is done with the first, this rank has its second.
+/// Groups of one micro-batch per rank, all through the first chunk, then all through the next: when
+/// the last rank has finished the first chunk, this rank starts its second.
 fn nth_action(pass: Pass, nth: usize, shape: Pipeline) -> Action {
     let Pipeline { ranks, chunks } = shape;
     if chunks == 1 {
@@ -131,30 +131,30 @@ fn nth_action(pass: Pass, nth: usize, shape: Pipeline) -> Action {
     Action { pass, micro: group * ranks + within % ranks, chunk }
 }
 
-/// How long things take, in any unit.
+/// The duration of actions, in any unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// One forward pass of one chunk.
     pub forward: f64,
     /// One backward pass.
     pub backward: f64,
-    /// From the end of an action to its result being at another rank.
+    /// From the end of an action to the arrival of its result at another rank.
     pub transfer: f64,
 }
 
-/// What a simulated step was like.
+/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulated {
     /// From the first action to the end of the last.
     pub time: f64,
-    /// Time in which each rank computed.
+    /// Compute time of each rank.
     pub busy: Vec<f64>,
-    /// The most micro-batches whose activations a rank kept at once, counted a chunk.
+    /// Maximum of micro-batches in flight on a rank, counted per chunk.
     pub in_flight_max: Vec<usize>,
 }
 
 impl Simulated {
-    /// The part of the step in which the rank that computed least was idle.
+    /// The fraction of the step in which the rank with the least compute time was idle.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         let least = self.busy.iter().copied().fold(f64::INFINITY, f64::min);
@@ -162,11 +162,11 @@ impl Simulated {
     }
 }
 
-/// Plays the lists of all ranks: a rank begins its next action as soon as it is done with the one
-/// before and has that one's input; sending holds nobody up.
+/// Runs the lists of all ranks. A rank starts its next action as soon as it has finished the one
+/// before and has the input. Sends do not block.
 ///
 /// # Errors
-/// Where everybody waits: for each rank the action that never came to be, and what it waits for.
+/// A deadlock: for each rank the action that never ran, and what it waits for.
 pub fn simulate(shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> Result<Simulated, String> {
     let micros = lists.iter().flatten().map(|action| action.micro + 1).max().unwrap_or(0);
     let place = |rank: usize, action: &Action| {

@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub fn thousands(number: f64) -> String {
     text
 }
 
-/// `1m12s`, `3h05m` or `2d04h`: two units tell enough.
+/// `1m12s`, `3h05m` or `2d04h`: two units are enough.
 #[must_use]
 pub fn time_text(time: Duration) -> String {
     let seconds = time.as_secs();

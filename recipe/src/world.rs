@@ -5,36 +5,36 @@ use std::fmt;
 use crate::Incompatible;
 pub use crate::hosts::expand;
 
-/// With what does not go together.
+/// The error for variables that contradict each other.
 type Result<T> = std::result::Result<T, Incompatible>;
 
-/// Who keeps the store.
+/// Which process hosts the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHost {
     /// Rank 0.
     FirstRank,
-    /// Whoever started the ranks.
+    /// The launcher of the ranks.
     Launcher,
 }
 
-/// The ranks of a run, as one of them is told of them.
+/// The rank of this process and the world, from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
-    /// This rank.
+    /// The rank of this process.
     pub rank: usize,
-    /// How many there are.
+    /// World size.
     pub size: usize,
-    /// This rank's number among those of its node.
+    /// Local rank: the number of this rank on its node.
     pub local_rank: usize,
-    /// Where the store is.
+    /// Host of the store.
     pub host: String,
-    /// Its port.
+    /// Port of the store.
     pub port: u16,
-    /// Who keeps it.
+    /// Which process hosts the store.
     pub keeper: StoreHost,
-    /// How often the ranks have been started anew, which tells their keys from older ones.
+    /// Number of restarts of the ranks, which distinguishes their keys from older ones.
     pub restart: u64,
-    /// Whose variables said so.
+    /// The source of these values.
     pub told_by: &'static str,
 }
 
@@ -42,20 +42,20 @@ pub struct World {
 const RANKS_MAX: usize = 1 << 20;
 
 impl World {
-    /// Looks into the environment: first for torchrun's variables, which other launchers set too
-    /// and which are a way to overrule Slurm's, then for those of an `srun`. `None` if this process
-    /// is the only one.
+    /// Reads the environment: first the variables of torchrun, which other launchers set too and
+    /// which override those of Slurm, then those of an `srun`. `None` if this process is the only
+    /// one.
     ///
     /// # Errors
-    /// If some of the variables are there and do not go together.
+    /// If the variables are incomplete or contradict each other.
     pub fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
-        let told = LaunchEnv { variable: &variable };
-        if told.has("RANK") || told.has("WORLD_SIZE") {
-            return told.by_torchrun().map(Some);
+        let env = LaunchEnv { variable: &variable };
+        if env.has("RANK") || env.has("WORLD_SIZE") {
+            return env.by_torchrun().map(Some);
         }
         // In a batch script, outside of any srun, there is a job with tasks, but no step.
-        if told.has("SLURM_STEP_NODELIST") && told.has("SLURM_PROCID") {
-            let world = told.by_slurm()?;
+        if env.has("SLURM_STEP_NODELIST") && env.has("SLURM_PROCID") {
+            let world = env.by_slurm()?;
             return Ok((world.size > 1).then_some(world));
         }
         Ok(None)
@@ -103,8 +103,8 @@ impl LaunchEnv<'_> {
         let port = if self.has("MASTER_PORT") {
             self.number("MASTER_PORT")?
         } else {
-            // Below the ports that systems give out themselves, and another for each of the jobs
-            // and steps that may run side by side.
+            // Below the ephemeral ports, and different for jobs and steps that may run
+            // concurrently.
             let job = self.number::<u64>("SLURM_JOB_ID")? % 1000;
             let step = self.number_or::<u64>("SLURM_STEP_ID", 0)? % 16;
             15_000 + (16 * job + step) as u16 // fits: 15,999 at most is added

@@ -36,8 +36,8 @@ pub(crate) fn check_page(
     check_examples(&command, &name, parse);
 }
 
-/// A command and its visible subcommands: a line of the contents, and a section, for each that can
-/// be called.
+/// Renders a command and its visible subcommands: a line of the contents and a section for each
+/// callable one.
 fn section(command: &mut Command, contents: &mut String, sections: &mut String) {
     let name = command.get_bin_name().unwrap_or(command.get_name()).to_owned();
     let short = command.get_about().map(|text| escaped(&text.to_string())).unwrap_or_default();
@@ -101,7 +101,7 @@ fn item(arg: &Arg) -> String {
     text
 }
 
-/// Text in which Markdown sees no tags and no emphasis; what is between backquotes stays.
+/// Escapes tags and emphasis of Markdown; text between backquotes does not change.
 fn escaped(text: &str) -> String {
     let is_code = |nth: usize| nth % 2 == 1;
     let parts = text.split('`').enumerate().map(|(nth, part)| match is_code(nth) {
@@ -111,7 +111,7 @@ fn escaped(text: &str) -> String {
     parts.collect::<Vec<_>>().join("`")
 }
 
-/// Every command that can be called has an example, and the program accepts every example.
+/// Checks that every callable command has an example, and that the program accepts every example.
 fn check_examples(
     command: &Command,
     program: &str,

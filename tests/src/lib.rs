@@ -1,4 +1,4 @@
-//! The tests of the whole, in `tests/`, and what they share.
+//! Helpers of the tests of the whole project, which are in `tests/`.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ pub fn root() -> PathBuf {
     here.parent().expect("this crate is a folder of the workspace").to_owned()
 }
 
-/// Says that a test could not run here, where `make test` collects it and on stderr.
+/// Reports a skipped test, on stderr and to the list that `make test` prints.
 #[expect(clippy::print_stderr, reason = "a skipped test must be seen")]
 pub fn skip(test: &str, why: &str) {
     use std::io::Write as _;
@@ -19,7 +19,7 @@ pub fn skip(test: &str, why: &str) {
     if let Some(list) = std::env::var_os("FEEDLINE_SKIPPED") {
         let list = std::fs::OpenOptions::new().append(true).create(true).open(list);
         if let Ok(mut list) = list {
-            // A list that cannot be written costs a line of the closing summary, no result.
+            // If the list cannot be written, only a line of the final summary is missing.
             let _ = writeln!(list, "{test}: {why}");
         }
     }

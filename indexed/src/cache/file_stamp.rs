@@ -1,4 +1,4 @@
-//! Whether a file is the one that was looked at before, without reading it again.
+//! Detects whether a file has changed since it was checked, without reading all of it again.
 
 use std::time::UNIX_EPOCH;
 
@@ -8,14 +8,14 @@ use storage::{Crc64, Object, RangeRead, Storage};
 use crate::mmididx::dataset::for_each_chunk;
 use crate::{IndexedDataset, Result};
 
-/// What is read of a file is so many pieces of 4 KiB, spread evenly, the first and the last of the
-/// file among them. The pointers of an `.idx` are running sums, so those at the end depend on
+/// Number of pieces of 4 KiB that are read of a file, spread evenly, including the first and the
+/// last of the file. The pointers of an `.idx` are running sums, so those at the end depend on
 /// every length before them.
 const PIECES: u64 = 16;
 const PIECE_BYTES: u64 = 4096;
 
-/// Tells a file from others of its name: its length, when it was written, and a sum of some of its
-/// bytes; of all of them in a store that does not say when.
+/// Distinguishes versions of a file: its length, its modification time, and a checksum of some of
+/// its bytes; of all of them in a store without modification times.
 pub(crate) fn stamp(object: &dyn Object) -> Result<Value> {
     let modified = object.file().and_then(|file| file.metadata().ok()?.modified().ok());
     let modified = modified.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
@@ -27,7 +27,7 @@ pub(crate) fn stamp(object: &dyn Object) -> Result<Value> {
     }))
 }
 
-/// Tells the files of a dataset from what stood there before.
+/// The stamps of the files of a dataset.
 pub(crate) fn dataset_stamp(dataset: &IndexedDataset, store: &dyn Storage) -> Result<Value> {
     let manifest = dataset.prefix().with_suffix(".manifest.json")?;
     let manifest = match store.open(&manifest) {
@@ -52,7 +52,7 @@ fn sum_of_pieces(object: &dyn Object) -> Result<u64> {
     let mut bytes = vec![0; (PIECES * PIECE_BYTES) as usize]; // fits: 64 KiB
     let mut reads = Vec::new();
     for (nth, buf) in (0..PIECES).zip(bytes.chunks_mut(PIECE_BYTES as usize)) {
-        // Whole pages but the last, which ends with the file.
+        // Aligned pages, except the last, which ends with the file.
         let page = u128::from(pages) * u128::from(nth) / u128::from(PIECES - 1);
         let offset = (page as u64 * PIECE_BYTES).min(len - PIECE_BYTES); // fits: within the file
         reads.push(RangeRead { offset, buf });
@@ -78,10 +78,9 @@ mod tests {
 
     use super::*;
 
-    /// Every change of the length, and of the first and the last page, shows whatever the clock
-    /// says.
+    /// A change of the length, or of the first or last page, is detected whatever the clock says.
     #[test]
-    fn what_differs_is_seen() {
+    fn a_changed_file_has_another_stamp() {
         let folder = tempfile::tempdir().unwrap();
         let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
         let key = Key::new("a").unwrap();

@@ -1,10 +1,10 @@
-//! The files in which an index is kept between runs, under Megatron's names: the MD5 of a text that
+//! The files that cache an index between runs, under Megatron's names: the MD5 of a text that
 //! describes it, then the class, the part and the array.
 //!
-//! The name says nothing of the data that an index was made from. So files that are found are
-//! checked, every number of them, and then a seal is left beside them: what the data and the files
-//! looked like at the time. Where the seal still fits, they are used without being read, which is
-//! what lets a run over a hundred million documents begin at once.
+//! The name does not depend on the data that an index was made from. So every number of the files
+//! that are found is checked, and then a seal is written beside them: the state of the data and of
+//! the files at that time. If the seal still matches, the files are used without being read, so
+//! that a run over a hundred million documents starts at once.
 
 use md5::{Digest as _, Md5};
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ use crate::cache::npy::Npy;
 use crate::cache::python_json::dumps;
 use crate::{Error, Result};
 
-/// Where Megatron keeps the indexes of a dataset unless it is told otherwise.
+/// The default folder of Megatron for the indexes of a dataset.
 ///
 /// # Errors
 /// [`Error::Storage`] if the key would be too long.
@@ -32,7 +32,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// `class_and_part` is such as `GPTDataset-train`.
+    /// `class_and_part`: for example `GPTDataset-train`.
     pub(crate) fn new(description: &Value, folder: &Key, class_and_part: &str) -> Self {
         let description = dumps(description);
         let hash: String =
@@ -57,71 +57,71 @@ impl Names {
     }
 }
 
-/// How an index that is kept as `N` arrays is made and checked.
+/// Builds and checks an index that is cached as `N` arrays.
 pub(crate) trait CachedIndex<const N: usize> {
     type Index;
 
     /// The names of the arrays.
     const ARRAYS: [&'static str; N];
 
-    /// What it is made from and its description does not tell, for the seal.
+    /// The inputs of the index that its description lacks, for the seal.
     fn made_from(&self) -> Result<Value>;
 
-    /// The index of these arrays if their types and shapes are right, else what is wrong.
+    /// The index of these arrays if their types and shapes are right, else the fault.
     fn assemble(&self, arrays: [Npy; N]) -> std::result::Result<Self::Index, String>;
 
-    /// Looks at every number, and says what is wrong.
+    /// Checks every number and returns the fault, if any.
     fn check(&self, index: &Self::Index) -> Result<Option<String>>;
 
-    /// Makes it.
+    /// Builds the index.
     fn build(&self) -> Result<Self::Index>;
 
     /// Its arrays, in the order of their names.
     fn arrays(index: &Self::Index) -> [&Npy; N];
 }
 
-/// What lies under an index's names.
+/// What the files with the names of an index are.
 enum CacheState<T> {
-    /// Files whose seal fits.
+    /// Files with a matching seal.
     Sealed(T),
     /// Files of the right shapes.
     Unsealed(T),
-    /// Files that are not the index, or not all of it.
+    /// Files that are not a complete index.
     Bad,
     Nothing,
 }
 
-/// What happens if an index that was built cannot be kept.
+/// What happens if an index that was built cannot be saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IfNotKept {
-    /// It costs its building again, so a warning says it.
+    /// A warning: the next run builds it again.
     Warn,
-    /// Keeping it was the purpose.
+    /// An error: saving it was the purpose.
     Fail,
 }
 
-/// The index that is kept under these names, if all its files are there and are right; else a
-/// warning says why, and it is built and kept.
+/// The cached index of these names, if all its files exist and are right; else it is built and
+/// saved, with a warning if the files were wrong.
 pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
     names: &Names,
     if_not_kept: IfNotKept,
 ) -> Result<R::Index> {
-    let shown = store.display(&names.description_key()?);
+    let display = store.display(&names.description_key()?);
     let is_bad = match find(recipe, store, names)? {
         CacheState::Sealed(index) => {
-            log::info!("sample order: loaded from {shown}; its seal is valid");
+            log::info!("sample order: loaded from {display}; its seal is valid");
             return Ok(index);
         }
         CacheState::Unsealed(index) => match recipe.check(&index)? {
             None => {
-                log::info!("sample order: loaded from {shown}; every entry was checked");
+                log::info!("sample order: loaded from {display}; every entry was checked");
                 seal(recipe, store, names);
                 return Ok(index);
             }
-            Some(why) => {
-                warn_of_bad(&shown, &why);
+            Some(reason) => {
+                warn_rebuild(&display, &reason);
                 true
             }
         },
@@ -133,7 +133,7 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
     let cleared = if is_bad { clear(store, names, R::ARRAYS) } else { Ok(()) };
     match cleared.and_then(|()| save::<R, N>(store, names, &index)) {
         Ok(Saved::All) => log::info!("sample order: built and saved in {folder}"),
-        // Files that we neither wrote nor checked are not ours to seal.
+        // Files that this process neither wrote nor checked are not sealed.
         Ok(Saved::NotAll) if if_not_kept == IfNotKept::Warn => return Ok(index),
         Ok(Saved::NotAll) => {
             return match find(recipe, store, names)? {
@@ -153,17 +153,17 @@ pub(crate) fn load_or_build<R: CachedIndex<N>, const N: usize>(
         }
     }
     seal(recipe, store, names);
-    // What was written is used from now on: its pages are shared by all processes of the machine,
-    // and given back when memory is short.
+    // The written files are used from now on: all processes of the machine share their pages, and
+    // the kernel reclaims them when memory is short.
     match find(recipe, store, names)? {
         CacheState::Sealed(mapped) => Ok(mapped),
         _ => Ok(index),
     }
 }
 
-/// Checks every number of the files under these names, whatever their seal says: it covers parts
-/// of each file, and a bit may have flipped in another. Without a seal that fits, which is when
-/// [`load_or_build`] checks by itself, it is [`Error::NoCache`].
+/// Checks every number of the files under these names, whatever their seal says: the seal covers
+/// parts of each file, and a bit may have flipped elsewhere. Without a matching seal
+/// [`load_or_build`] does the check, so this returns [`Error::NoCache`].
 pub(crate) fn verify<R: CachedIndex<N>, const N: usize>(
     recipe: &R,
     store: &dyn Storage,
@@ -179,8 +179,8 @@ pub(crate) fn verify<R: CachedIndex<N>, const N: usize>(
     }
 }
 
-fn warn_of_bad(shown: &str, why: &str) {
-    log::warn!("sample order: rebuilding {shown}: {why}");
+fn warn_rebuild(display: &str, reason: &str) {
+    log::warn!("sample order: rebuilding {display}: {reason}");
 }
 
 fn find<R: CachedIndex<N>, const N: usize>(
@@ -189,18 +189,18 @@ fn find<R: CachedIndex<N>, const N: usize>(
     names: &Names,
 ) -> Result<CacheState<R::Index>> {
     let description = names.description_key()?;
-    let bad = |why: &str| {
-        warn_of_bad(&store.display(&description), why);
+    let bad = |reason: &str| {
+        warn_rebuild(&store.display(&description), reason);
         Ok(CacheState::Bad)
     };
-    let mut absent = Vec::new();
+    let mut missing = Vec::new();
     match store.open(&description) {
-        Err(storage::Error::NotFound { object: what }) => absent.push(what),
+        Err(storage::Error::NotFound { object: what }) => missing.push(what),
         Err(error) => return Err(error.into()),
         Ok(object) => {
-            let due = names.description.as_bytes();
-            if object.len_bytes() != due.len() as u64
-                || storage::read_all(store, &description)? != due
+            let expected = names.description.as_bytes();
+            if object.len_bytes() != expected.len() as u64
+                || storage::read_all(store, &description)? != expected
             {
                 return bad("description.txt does not match its name");
             }
@@ -210,26 +210,26 @@ fn find<R: CachedIndex<N>, const N: usize>(
     for array in R::ARRAYS {
         match Npy::open(store, &names.array_key(array)?) {
             Ok(npy) => opened.push(npy),
-            Err(Error::Storage(storage::Error::NotFound { object: what })) => absent.push(what),
+            Err(Error::Storage(storage::Error::NotFound { object: what })) => missing.push(what),
             Err(error @ Error::Malformed { .. }) => return bad(&error.to_string()),
             Err(error) => return Err(error),
         }
     }
-    if absent.len() == N + 1 {
+    if missing.len() == N + 1 {
         return Ok(CacheState::Nothing);
     }
-    if !absent.is_empty() {
-        return bad(&format!("missing {}", absent.join(", ")));
+    if !missing.is_empty() {
+        return bad(&format!("missing {}", missing.join(", ")));
     }
-    let opened = <[Npy; N]>::try_from(opened).expect("none is absent, so each was opened");
+    let opened = <[Npy; N]>::try_from(opened).expect("no file is missing, so each was opened");
     let index = match recipe.assemble(opened) {
         Ok(index) => index,
-        Err(why) => return bad(&why),
+        Err(reason) => return bad(&reason),
     };
     if !is_sealed(recipe, store, names)? {
         return Ok(CacheState::Unsealed(index));
     }
-    R::arrays(&index).iter().for_each(|array| array.expect_random_reads());
+    R::arrays(&index).iter().for_each(|array| array.advise_random());
     Ok(CacheState::Sealed(index))
 }
 
@@ -264,24 +264,25 @@ fn is_sealed<R: CachedIndex<N>, const N: usize>(
         Err(error) => return Err(error.into()),
         Ok(object) => object.len_bytes(),
     };
-    let due = seal_text(recipe, store, names)?;
-    let fits = len_bytes == due.len() as u64 && storage::read_all(store, &key)? == due.as_bytes();
+    let expected = seal_text(recipe, store, names)?;
+    let fits = len_bytes == expected.len() as u64
+        && storage::read_all(store, &key)? == expected.as_bytes();
     if !fits {
-        let shown = store.display(&key);
+        let display = store.display(&key);
         log::info!(
-            "sample order: data or cache changed since {shown} was written; checking every entry"
+            "sample order: data or cache changed since {display} was written; checking every entry"
         );
     }
     Ok(fits)
 }
 
-/// Seals files that were checked or written by us. Without a seal they are checked again by the
-/// next run, so failing is no failure.
+/// Seals files that this process checked or wrote. Without a seal the next run checks them again,
+/// so a failure is ignored.
 fn seal<R: CachedIndex<N>, const N: usize>(recipe: &R, store: &dyn Storage, names: &Names) {
     let outcome = names.seal_key().and_then(|key| {
         let text = seal_text(recipe, store, names)?;
         delete(store, &key)?;
-        write_unless_taken(storage::write_all(store, &key, text.as_bytes()).map_err(Error::from))
+        written_unless_exists(storage::write_all(store, &key, text.as_bytes()).map_err(Error::from))
     });
     if let Err(error) = outcome {
         log::info!("sample order: not sealed, so the next run checks it again: {error}");
@@ -291,45 +292,46 @@ fn seal<R: CachedIndex<N>, const N: usize>(recipe: &R, store: &dyn Storage, name
 /// Who wrote the files of an index.
 enum Saved {
     All,
-    /// Another process has written some of them, which builds the same index at the same time.
+    /// Another process, which builds the same index at the same time, has written some of them.
     NotAll,
 }
 
-/// The description is written last, so that what a killed run leaves is no cache. One that fails
-/// takes back what it wrote.
+/// The description is written last, so that a killed run leaves no valid cache. A run that fails
+/// removes what it wrote.
 fn save<R: CachedIndex<N>, const N: usize>(
     store: &dyn Storage,
     names: &Names,
     index: &R::Index,
 ) -> Result<Saved> {
-    let mut ours = Vec::new();
-    let written = save_to::<R, N>(store, names, index, &mut ours);
+    let mut written_keys = Vec::new();
+    let written = save_to::<R, N>(store, names, index, &mut written_keys);
     if written.is_err() {
-        for key in ours.iter().rev() {
-            // The first error is the one to tell.
+        for key in written_keys.iter().rev() {
+            // The first error is reported.
             if let Err(left) = delete(store, key) {
                 log::warn!("sample order: {} is orphaned: {left}", store.display(key));
             }
         }
     }
-    Ok(if written? && ours.len() == N { Saved::All } else { Saved::NotAll })
+    Ok(if written? && written_keys.len() == N { Saved::All } else { Saved::NotAll })
 }
 
-/// Writes the files. Says whether the description is ours, and `ours` which of the arrays are.
+/// Writes the files. Returns whether this process wrote the description, and sets `written_keys` to
+/// the arrays that it wrote.
 fn save_to<R: CachedIndex<N>, const N: usize>(
     store: &dyn Storage,
     names: &Names,
     index: &R::Index,
-    ours: &mut Vec<Key>,
+    written_keys: &mut Vec<Key>,
 ) -> Result<bool> {
     for (array, npy) in R::ARRAYS.iter().zip(R::arrays(index)) {
         let key = names.array_key(array)?;
-        if write_unless_taken(npy.write(store, &key))? {
-            ours.push(key);
+        if written_unless_exists(npy.write(store, &key))? {
+            written_keys.push(key);
         }
     }
     let (key, text) = (names.description_key()?, names.description.as_bytes());
-    write_unless_taken(storage::write_all(store, &key, text).map_err(Error::from))
+    written_unless_exists(storage::write_all(store, &key, text).map_err(Error::from))
 }
 
 /// Deletes all files of an index, the description first.
@@ -353,8 +355,8 @@ fn delete(store: &dyn Storage, key: &Key) -> Result<()> {
     }
 }
 
-/// Whether it was written; else something of that name was there.
-fn write_unless_taken<T>(result: Result<T>) -> Result<bool> {
+/// Whether it was written; false if a file of that name existed.
+fn written_unless_exists<T>(result: Result<T>) -> Result<bool> {
     match result {
         Err(Error::Storage(storage::Error::Exists { .. })) => Ok(false),
         other => other.map(|_| true),

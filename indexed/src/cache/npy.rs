@@ -1,4 +1,4 @@
-//! Arrays in numpy's `.npy`, version 1.0, the bytes as numpy's own.
+//! Arrays in numpy's `.npy`, version 1.0, byte for byte as numpy writes them.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,10 +10,10 @@ use crate::mmididx::sparse_table::Sparse;
 use crate::{Error, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"\x93NUMPY\x01\x00";
-/// The header with all before it. numpy leaves room for the first axis to grow to 21 digits and
-/// then fills up to a multiple of 64, which for one or two axes is always 128.
+/// The header and all before it. numpy leaves room for the first axis to grow to 21 digits and then
+/// fills up to a multiple of 64, which for one or two axes is always 128.
 const DATA_AT: usize = 128;
-/// A header that describes one of our arrays is far shorter; a longer one is not ours.
+/// A header of an array of this crate is far shorter; a longer one is refused.
 const HEADER_BYTES_MAX: usize = 4096;
 
 /// An element of an array.
@@ -21,10 +21,10 @@ pub trait Element: Copy + fmt::Debug + PartialEq {
     /// numpy's name of the type.
     const DESCR: Descr;
 
-    /// From a number that is known to fit.
+    /// Converts a number that is known to fit.
     fn from_i64(value: i64) -> Self;
 
-    /// Puts the number there, little-endian, which has just the room for it.
+    /// Writes the number little-endian into a slice of exactly its size.
     fn write_to(self, out: &mut [u8]);
 }
 
@@ -69,7 +69,7 @@ pub struct Npy {
 }
 
 impl Npy {
-    /// Maps an array, and holds its header against the length of the file.
+    /// Maps an array and checks its header against the length of the file.
     ///
     /// # Errors
     /// [`Error::Malformed`] with [`FormatRule::Npy`]; [`Error::Storage`].
@@ -96,8 +96,8 @@ impl Npy {
         Ok(())
     }
 
-    /// Tells that single numbers will be read from here and there, and not the whole.
-    pub(crate) fn expect_random_reads(&self) {
+    /// Announces reads of single numbers at random places.
+    pub(crate) fn advise_random(&self) {
         self.file.expect_random_reads();
         self.sparse.set(true);
     }
@@ -141,17 +141,17 @@ impl Npy {
     /// [`Error::Storage`] if they are not in memory, and cannot be read.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer numbers.
     #[inline]
     pub(crate) fn numbers(&self, place: u64, into: &mut [i64]) -> Result<()> {
         let (item_bytes, first) = (self.descr.item_bytes(), place as usize); // fits: 64 bits
-        let due = into.len() * item_bytes;
+        let run_bytes = into.len() * item_bytes;
         let at = self.data_at + first * item_bytes;
-        assert!(at + due <= self.file.len(), "numbers {place} to {} of a table", into.len());
+        assert!(at + run_bytes <= self.file.len(), "numbers {place} to {} of a table", into.len());
         let mut buf = [0; 8 * RUN_MAX];
-        let bytes = match self.sparse.read(at as u64, &mut buf[..due])? {
-            true => &buf[..due],
-            false => &self.file[at..at + due],
+        let bytes = match self.sparse.read(at as u64, &mut buf[..run_bytes])? {
+            true => &buf[..run_bytes],
+            false => &self.file[at..at + run_bytes],
         };
         for (nth, number) in into.iter_mut().enumerate() {
             *number = self.descr.number(bytes, nth);
@@ -160,30 +160,31 @@ impl Npy {
     }
 }
 
-/// Numbers that are read at once.
+/// Numbers of one read, at most.
 pub(crate) const RUN_MAX: usize = 16;
 
-/// What the header of an `.npy` says.
+/// The header of an `.npy`.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub descr: Descr,
     pub shape: Vec<u64>,
-    /// Where the elements begin.
+    /// Offset of the elements.
     pub data_at: u64,
 }
 
 impl Shape {
-    /// Bytes from the start of a file that are sure to hold the header.
+    /// Bytes from the start of a file that always include the header.
     pub(crate) const READ_BYTES: u64 = HEADER_BYTES_MAX as u64 + 10;
 
-    /// Reads the header, and holds it against the length of the file.
+    /// Reads the header and checks it against the length of the file.
     pub(crate) fn parse(start: &[u8], file_bytes: u64, name: &str) -> Result<Self> {
-        let bad =
-            |at: usize, got: String, due: &str| malformed(name, at, FormatRule::Npy, got, due);
+        let bad = |at: usize, found: String, expected: &str| {
+            malformed(name, at, FormatRule::Npy, found, expected)
+        };
         let (magic, rest) = start.split_at_checked(8).unwrap_or((start, &[]));
         if magic != MAGIC {
-            let got = format!("\"{}\"", magic.escape_ascii());
-            return Err(bad(0, got, "the magic of an .npy file of version 1.0"));
+            let found = format!("\"{}\"", magic.escape_ascii());
+            return Err(bad(0, found, "the magic of an .npy file of version 1.0"));
         }
         let len = rest.first_chunk().map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
         let header = rest.get(2..2 + len).filter(|_| (1..=HEADER_BYTES_MAX).contains(&len));
@@ -193,26 +194,26 @@ impl Shape {
         let (descr, shape) = parse_header(text)
             .ok_or_else(|| bad(10, format!("{:?}", text.trim_end()), "integers in C order"))?;
         let data_at = 10 + len as u64;
-        let due = shape
+        let expected = shape
             .iter()
             .try_fold(descr.item_bytes() as u64, |bytes, &axis| bytes.checked_mul(axis))
             .and_then(|bytes| bytes.checked_add(data_at));
-        if due != Some(file_bytes) {
-            let due =
+        if expected != Some(file_bytes) {
+            let expected =
                 format!("{data_at} bytes and an array of shape {shape:?} of {}", descr.name());
             let at = file_bytes as usize; // a place in a message
-            return Err(bad(at, END_OF_FILE.to_owned(), &due));
+            return Err(bad(at, END_OF_FILE.to_owned(), &expected));
         }
         Ok(Shape { descr, shape, data_at })
     }
 }
 
-/// An array being filled. It is laid out as its file from the start, so that the hundreds of
-/// megabytes that it may have are never copied, and in large pages, for it will be shuffled.
+/// An array being filled. It has the layout of its file from the start, so that its hundreds of
+/// megabytes are never copied, and is in huge pages, because it will be shuffled.
 #[derive(Debug)]
 pub(crate) struct NpyBuilder<T> {
     file: Zeros,
-    /// Bytes that are filled.
+    /// Bytes filled so far.
     filled: usize,
     shape: Vec<u64>,
     element: PhantomData<T>,
@@ -236,7 +237,7 @@ impl<T: Element> NpyBuilder<T> {
         self.filled = end;
     }
 
-    /// The elements, little-endian; zeros where none was put yet.
+    /// The elements, little-endian; zeros where none was appended yet.
     pub(crate) fn data_mut(&mut self) -> &mut [u8] {
         &mut self.file[DATA_AT..]
     }
@@ -250,7 +251,7 @@ impl<T: Element> NpyBuilder<T> {
 }
 
 impl Descr {
-    /// As it stands in a header.
+    /// The shape as written in a header.
     #[must_use]
     pub fn name(self) -> &'static str {
         DESCRS[self as usize].0
@@ -275,7 +276,7 @@ impl Descr {
     }
 }
 
-/// All that stands before the elements.
+/// All bytes before the elements.
 pub(crate) fn header(descr: Descr, shape: &[u64]) -> [u8; DATA_AT] {
     let axes = match shape {
         [rows] => format!("{rows},"),
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn comes_back() {
+    fn arrays_round_trip() {
         let array = array::<i32>(&[3, 2], &[1, -2, 3, 4, 5, 6]);
         let back = parse(array.file()).unwrap();
         assert_eq!((back.descr(), back.shape()), (Descr::I32, &[3, 2][..]));
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_types_is_in_their_order() {
+    fn the_table_of_types_is_in_the_order_of_the_enum() {
         for (place, (name, descr, item_bytes)) in DESCRS.into_iter().enumerate() {
             assert_eq!(descr as usize, place);
             assert_eq!((descr.name(), descr.item_bytes()), (name, item_bytes));
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn too_large_an_array_is_an_error() {
+    fn an_array_beyond_memory_is_an_error() {
         for rows in [1 << 61, u64::MAX] {
             let error = NpyBuilder::<i64>::new("array", &[rows, 2]).unwrap_err();
             assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
@@ -377,8 +378,9 @@ mod tests {
     fn the_largest_shape_fits_the_header() {
         let header = header(Descr::I64, &[u64::MAX, 3]);
         assert_eq!(header.len(), DATA_AT);
-        let due = b"{'descr': '<i8', 'fortran_order': False, 'shape': (18446744073709551615, 3), }";
-        assert_eq!(&header[10..10 + due.len()], due);
+        let expected =
+            b"{'descr': '<i8', 'fortran_order': False, 'shape': (18446744073709551615, 3), }";
+        assert_eq!(&header[10..10 + expected.len()], expected);
     }
 
     #[test]

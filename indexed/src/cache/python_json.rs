@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps(value, indent=4)` writes it, which decides a cache's name.
+//! JSON as Python's `json.dumps(value, indent=4)` writes it, on which the name of a cache depends.
 
 use serde_json::{Number, Value};
 
@@ -84,8 +84,8 @@ fn number_text(number: &Number) -> String {
     }
 }
 
-/// `repr(value)`: the shortest digits that come back to the same double, as Rust has them too, but
-/// with an exponent of two digits below 1e-4 and from 1e16.
+/// `repr(value)`: the shortest digits that parse to the same double, as in Rust, but with an
+/// exponent of two digits below 1e-4 and from 1e16.
 fn float_text(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').expect("the format has an exponent");
@@ -104,8 +104,8 @@ mod tests {
 
     /// From CPython 3.11: `[repr(x) for x in (...)]`.
     #[test]
-    fn floats_are_pythons() {
-        for (value, due) in [
+    fn floats_are_formatted_as_in_python() {
+        for (value, expected) in [
             (0.0, "0.0"),
             (-0.0, "-0.0"),
             (1.0, "1.0"),
@@ -122,18 +122,18 @@ mod tests {
             (5e-324, "5e-324"),
             (1.7976931348623157e308, "1.7976931348623157e+308"),
         ] {
-            assert_eq!(float_text(value), due);
+            assert_eq!(float_text(value), expected);
         }
     }
 
     /// From CPython 3.11: `json.dumps({...}, indent=4)`.
     #[test]
-    fn text_is_pythons() {
+    fn json_is_formatted_as_in_python() {
         let value = json!({
             "z": [], "a": {}, "text": "é\u{1f600}\u{7f}\u{0}\"\\/\n\t\u{8}\u{c}\r",
             "rows": [[0, 0.5], null, true, -7],
         });
-        let due = r#"{
+        let expected = r#"{
     "z": [],
     "a": {},
     "text": "\u00e9\ud83d\ude00\u007f\u0000\"\\/\n\t\b\f\r",
@@ -147,6 +147,6 @@ mod tests {
         -7
     ]
 }"#;
-        assert_eq!(dumps(&value), due);
+        assert_eq!(dumps(&value), expected);
     }
 }

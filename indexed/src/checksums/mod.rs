@@ -3,8 +3,8 @@
 //!
 //! A block is 512 bytes, the alignment of direct reads on most disks: a verified read of a piece of
 //! a sample moves no more bytes than an unverified one. The blocks of a `.bin` are counted from the
-//! starts of its segments: a merged dataset has one segment for each source, whose checksums it
-//! takes over without reading the tokens.
+//! starts of its segments: a merged dataset has one segment for each source, whose checksums are
+//! copied without reading the tokens.
 //!
 //! `writer` makes the file, `table` reads it, `run_sum` combines checksums of blocks in a row, and
 //! `verified` is an object that verifies its reads.
@@ -14,10 +14,10 @@ pub(crate) mod table;
 pub(crate) mod verified;
 pub(crate) mod writer;
 
-/// What the name of the file ends with, after the prefix.
+/// The suffix of the file.
 pub(crate) const SUFFIX: &str = ".crc";
 
-/// Bytes of a block, but for the last of a segment.
+/// Bytes of a block, except the last of a segment.
 pub(crate) const BLOCK_BYTES: u64 = 512;
 
 /// The first bytes of the footer.
@@ -36,7 +36,7 @@ struct Footer {
 }
 
 impl Footer {
-    /// `segment_bytes` is the table before it, which its own checksum covers too.
+    /// `segment_bytes` is the table before the footer; the checksum of the footer covers it too.
     fn encode(&self, segment_bytes: &[u8]) -> [u8; FOOTER_BYTES] {
         let mut bytes = [0; FOOTER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);

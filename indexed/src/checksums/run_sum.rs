@@ -1,4 +1,4 @@
-//! The checksum of several blocks in a row, from theirs.
+//! Combines the checksums of consecutive blocks into one.
 
 use std::sync::LazyLock;
 
@@ -7,8 +7,8 @@ use crate::checksums::BLOCK_BYTES;
 /// The polynomial of CRC-32C with its bits reversed, as RFC 3720 uses it.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// For each byte of a checksum and each value of it, what it adds to the checksum of the same bytes
-/// with a block of zeros behind them: appending zeros is linear over the bits of a checksum.
+/// For each byte of a checksum and each value of it, its contribution to the checksum of the same
+/// bytes with a block of zeros appended: appending zeros is linear over the bits of a checksum.
 static BEFORE_ZEROS: LazyLock<[[u32; 256]; 4]> = LazyLock::new(|| {
     let behind_a_zero_bit = |crc: u32, _| (crc >> 1) ^ if crc & 1 == 1 { POLYNOMIAL } else { 0 };
     let bits: [u32; 32] =
@@ -21,8 +21,8 @@ static BEFORE_ZEROS: LazyLock<[[u32; 256]; 4]> = LazyLock::new(|| {
     })
 });
 
-/// The CRC-32C of the bytes of whole blocks, from those of each, as they lie in a file. That of
-/// `AB` is that of `A0`, with as many zeros as `B` has bytes, added to that of `B`.
+/// The CRC-32C of the bytes of consecutive blocks, from the checksums of each in the layout of the
+/// file. That of `AB` is that of `A0`, with as many zeros as `B` has bytes, added to that of `B`.
 pub(super) fn sum_of_run(sums: &[[u8; 4]]) -> u32 {
     let table = &*BEFORE_ZEROS;
     sums.iter().fold(0, |crc: u32, sum| {

@@ -13,10 +13,11 @@ use crate::mmididx::dataset::READ_BYTES;
 use crate::mmididx::idx::{END_OF_FILE, end_at};
 use crate::{Error, Result};
 
-/// Blocks of a run, at most: 4 KiB, which stay in the nearest cache until they are decoded.
+/// Blocks of a run, at most: 4 KiB, which stay in the L1 cache until they are decoded.
 const RUN_BLOCKS: usize = 8;
 
-/// An object of a store without files is read whole if it is not larger: it costs a request.
+/// In a store without files, an object of at most this size is read whole: every read costs a
+/// request.
 const MAP_BYTES: u64 = 1 << 20;
 
 /// The block checksums of a `.bin` and its `.idx`, from the `.crc` beside them.
@@ -25,11 +26,11 @@ pub struct BlockChecksums {
     /// The name of the `.crc`.
     file: String,
     footer: Footer,
-    /// Where each segment of the `.bin` begins, and the first of its blocks.
+    /// Where each segment of the `.bin` starts, and the number of its first block.
     segments: Vec<(u64, u64)>,
     bin_blocks: u64,
     object: Arc<dyn Object>,
-    /// Of a file from the start; of other objects when blocks of them are asked for one by one.
+    /// Of a file from the start; of other objects as soon as single blocks are requested.
     map: OnceLock<Map>,
 }
 
@@ -37,9 +38,9 @@ pub struct BlockChecksums {
 /// than several short ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRun {
-    /// Bytes of them.
+    /// Their bytes.
     pub len: u32,
-    /// CRC-32C of these.
+    /// CRC-32C of those bytes.
     pub crc32c: u32,
 }
 
@@ -61,7 +62,7 @@ pub(crate) enum File {
 
 impl BlockChecksums {
     /// Opens `prefix.crc`; `None` if there is none. Its footer is verified; the checksums are not,
-    /// as a wrong one refuses a good block and never passes a bad one.
+    /// because a wrong one refuses a good block and does not accept a bad one.
     ///
     /// # Errors
     /// [`storage::Error::Corrupt`] for a file that is damaged or of another format;
@@ -144,9 +145,9 @@ impl BlockChecksums {
         self.extent_in(File::Bin, range)
     }
 
-    /// Loads the checksums of blocks of the `.bin`, of which each has a byte here, into the
-    /// processor's caches. They are far apart in a large table: a miss each, of which several are
-    /// served at a time here, and one after the other where they are used.
+    /// Prefetches the checksums of blocks of the `.bin`, one byte offset for each, into the CPU
+    /// caches. They are far apart in a large table, so each is a cache miss; here several misses
+    /// overlap, later they would be serial.
     ///
     /// # Errors
     /// If the checksums cannot be read.
@@ -244,8 +245,8 @@ impl BlockChecksums {
         Ok(())
     }
 
-    /// Compares the blocks that lie in these bytes, which begin at `offset` of the file, as does a
-    /// block.
+    /// Compares the complete blocks in these bytes. `offset` is their position in the file, at the
+    /// start of a block.
     pub(crate) fn verify(
         &self,
         file: File,
@@ -267,7 +268,7 @@ impl BlockChecksums {
         }
     }
 
-    /// Compares the blocks of a `.bin` that lie whole before `end`: for one that was cut off.
+    /// Compares the blocks of a `.bin` that end at or before `end`: for a truncated file.
     pub(crate) fn verify_before(&self, bin: &dyn Object, end: u64) -> Result<()> {
         let end = end.min(bin.len_bytes()).min(self.bin_bytes());
         let (mut at, mut buf) = (0, Vec::new());
@@ -288,7 +289,7 @@ impl BlockChecksums {
         Ok(())
     }
 
-    /// Refuses files of other lengths than these checksums are of.
+    /// Refuses files whose lengths are not those that the checksums cover.
     pub(crate) fn check_lengths(&self, bin: &dyn Object, idx: &dyn Object) -> Result<()> {
         let Footer { bin_bytes, idx_bytes, .. } = self.footer;
         for (object, expected) in [(bin, bin_bytes), (idx, idx_bytes)] {
@@ -309,7 +310,7 @@ impl BlockChecksums {
         Ok(())
     }
 
-    /// Compares the checksums themselves with their own.
+    /// Compares the checksums with the checksum over all of them.
     ///
     /// # Errors
     /// [`storage::Error::Corrupt`].
@@ -359,7 +360,7 @@ impl BlockChecksums {
         }
     }
 
-    /// The block of a byte: its place among all checksums, and its bytes.
+    /// The block of a byte: its index among all checksums, and its byte range.
     fn block_at(&self, file: File, at: u64) -> (u64, Range<u64>) {
         let FileSegment { first_block, start, end } = self.segment_at(file, at);
         let nth = (at - start) / BLOCK_BYTES;
@@ -384,14 +385,14 @@ impl BlockChecksums {
 }
 
 impl BlockRun {
-    /// Whether bytes, as many as it has, are those of its checksum.
+    /// Whether bytes of the length of the run match its checksum.
     #[must_use]
     pub fn is_of(&self, bytes: &[u8]) -> bool {
         crc32c(bytes) == self.crc32c
     }
 }
 
-/// The first run that differs: where it begins in the bytes, and the checksum of what was found.
+/// The first run that differs: its offset in the bytes, and the checksum that was computed.
 fn first_bad(runs: &[BlockRun], bytes: &[u8]) -> Option<(u64, u32, BlockRun)> {
     let mut rest = bytes;
     for &run in runs {
@@ -426,7 +427,7 @@ fn read(object: &dyn Object, map: &OnceLock<Map>, offset: u64, buf: &mut [u8]) -
     Ok(())
 }
 
-/// The segments with the first block of each, and how many blocks there are.
+/// The segments with the first block of each, and the number of blocks.
 fn segments_of(starts: &[u8], bin_bytes: u64) -> Option<(Vec<(u64, u64)>, u64)> {
     let starts: Vec<u64> = starts.chunks_exact(8).map(|start| u64_at(start, 0)).collect();
     let ends = starts.iter().skip(1).copied().chain([bin_bytes]);

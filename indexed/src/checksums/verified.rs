@@ -6,7 +6,7 @@ use storage::{Map, Object, RangeRead};
 
 use crate::checksums::table::{BlockChecksums, File};
 
-/// Reads whole blocks, compares them with their checksums, and returns what was asked for.
+/// Reads whole blocks, compares them with their checksums, and returns the requested bytes.
 #[derive(Debug)]
 pub(crate) struct VerifiedObject {
     inner: Arc<dyn Object>,
@@ -14,8 +14,8 @@ pub(crate) struct VerifiedObject {
     checksums: Arc<BlockChecksums>,
 }
 
-/// The object, verified if there are checksums of an object of its length. One of another length
-/// is refused when the pair is checked, with the exact rule that it breaks.
+/// The object, verified if there are checksums for an object of its length. Another length is
+/// refused when the pair is checked, with the exact rule that it breaks.
 pub(crate) fn verified(
     inner: &Arc<dyn Object>,
     file: File,
@@ -44,13 +44,13 @@ impl Object for VerifiedObject {
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> storage::Result<()> {
         let len = self.inner.len_bytes();
         let range = |read: &RangeRead<'_>| read.offset..read.offset + read.buf.len() as u64;
-        // The inner object refuses what reaches beyond its end.
+        // The inner object refuses reads beyond its end.
         if reads.iter().any(|read| range(read).end > len) {
             return self.inner.read_many(reads);
         }
         let extents: Vec<_> =
             reads.iter().map(|read| self.checksums.extent_in(self.file, range(read))).collect();
-        // Whole blocks are read into their place, others beside it.
+        // Whole blocks are read in place, partial blocks into a separate buffer.
         let mut beside: Vec<Vec<u8>> = (reads.iter().zip(&extents))
             .map(|(read, extent)| match range(read) == *extent {
                 true => Vec::new(),
@@ -66,7 +66,7 @@ impl Object for VerifiedObject {
         self.inner.read_many(&mut whole)?;
         for read in &mut whole {
             if self.verify(read.offset, read.buf).is_err() {
-                // Memory or a network may have failed, and not the store: it is read once more.
+                // The error may be in memory or in the network: it is read once more.
                 let (offset, buf) = (read.offset, &mut *read.buf);
                 self.inner.read_many(&mut [RangeRead { offset, buf }])?;
                 self.verify(read.offset, read.buf)?;

@@ -9,17 +9,17 @@ use crate::checksums::{BLOCK_BYTES, Footer, SUFFIX};
 use crate::mmididx::dataset::for_each_chunk;
 use crate::{IndexedDataset, Result};
 
-/// Checksums are gathered to writes of this size.
+/// Size of the writes.
 const WRITE_BYTES: usize = 1 << 16;
 
-/// Writes `prefix.crc` for a pair that has none, from another program or from before there were
-/// any: its bytes are trusted as they are now. They are read once more to compare them with it, so
-/// that what was damaged on its way is not recorded. Returns the sums of the three files, in the
-/// order in which a manifest lists them.
+/// Writes `prefix.crc` for a pair without one, from another program or from an old version: its
+/// current bytes are trusted. The pair is read a second time and compared with the checksums, so
+/// that an error in a read is not recorded. Returns the sums of the three files, in the order in
+/// which a manifest lists them.
 ///
 /// # Errors
 /// As [`IndexedDataset::open`], which checks the pair first; [`crate::Error::Storage`], also if the
-/// file exists. It is absent then, or what another writer made.
+/// file exists. It is absent then, or another writer made it.
 pub fn write_checksums(store: &Arc<dyn Storage>, prefix: &Key) -> Result<[FileEntry; 3]> {
     let dataset = IndexedDataset::open(store, prefix)?;
     let mut checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
@@ -59,9 +59,9 @@ pub fn sums_of(store: &Arc<dyn Storage>, prefix: &Key) -> Result<[FileEntry; 2]>
 /// The checksums of a stream, block by block.
 #[derive(Debug, Default)]
 pub(crate) struct BlockSums {
-    /// Of the block that has begun.
-    begun: Crc32c,
-    begun_bytes: u64,
+    /// CRC-32C of the current block so far.
+    current: Crc32c,
+    current_bytes: u64,
     /// All bytes so far.
     bytes: u64,
 }
@@ -71,26 +71,26 @@ impl BlockSums {
     pub(crate) fn update(&mut self, mut bytes: &[u8], mut each: impl FnMut(u32)) {
         self.bytes += bytes.len() as u64;
         while !bytes.is_empty() {
-            let room = BLOCK_BYTES - self.begun_bytes;
+            let room = BLOCK_BYTES - self.current_bytes;
             let (part, rest) = bytes.split_at(bytes.len().min(room as usize)); // fits: 512
             bytes = rest;
             if part.len() as u64 == BLOCK_BYTES {
                 each(crc32c(part));
                 continue;
             }
-            self.begun.update(part);
-            self.begun_bytes += part.len() as u64;
-            if self.begun_bytes == BLOCK_BYTES {
+            self.current.update(part);
+            self.current_bytes += part.len() as u64;
+            if self.current_bytes == BLOCK_BYTES {
                 self.end(&mut each);
             }
         }
     }
 
-    /// Ends the block that has begun, if one has: the next byte begins another.
+    /// Ends the current block, if it has bytes: the next byte starts another.
     pub(crate) fn end(&mut self, mut each: impl FnMut(u32)) {
-        if self.begun_bytes > 0 {
-            each(std::mem::take(&mut self.begun).value());
-            self.begun_bytes = 0;
+        if self.current_bytes > 0 {
+            each(std::mem::take(&mut self.current).value());
+            self.current_bytes = 0;
         }
     }
 }
@@ -104,7 +104,7 @@ pub(crate) struct ChecksumWriter {
     pending: Vec<u8>,
     sums_crc64: Crc64,
     bin: BlockSums,
-    /// Where the segments of the `.bin` begin.
+    /// Where the segments of the `.bin` start.
     segments: Vec<u64>,
 }
 
@@ -129,18 +129,18 @@ impl ChecksumWriter {
         self.write_pending(WRITE_BYTES)
     }
 
-    /// The next byte of the `.bin` begins a segment.
+    /// The next byte of the `.bin` starts a segment.
     pub(crate) fn begin_segment(&mut self) {
         let pending = &mut self.pending;
         self.bin.end(|sum| pending.extend_from_slice(&sum.to_le_bytes()));
         let start = self.bin.bytes;
-        // One without a byte is none.
+        // An empty segment is not recorded.
         if self.segments.last() != Some(&start) {
             self.segments.push(start);
         }
     }
 
-    /// The whole `.bin` of another pair comes next: its checksums are taken over.
+    /// Appends the whole `.bin` of another pair by copying its checksums.
     pub(crate) fn carry(&mut self, source: &BlockChecksums) -> Result<()> {
         self.begin_segment();
         let base = self.bin.bytes;
@@ -154,7 +154,7 @@ impl ChecksumWriter {
         Ok(())
     }
 
-    /// Writes what is left: the checksums of the `.idx` and the footer.
+    /// Writes the remaining parts: the checksums of the `.idx` and the footer.
     pub(crate) fn end(mut self, mut idx: IdxSums) -> Result<(Key, Box<dyn Upload>)> {
         idx.running.end(|sum| idx.sums.push(sum));
         let pending = &mut self.pending;

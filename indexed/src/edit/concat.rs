@@ -1,10 +1,10 @@
-//! Datasets and parts of datasets, one after the other, as a new one: what merging and splitting
-//! are.
+//! Concatenates datasets and parts of datasets into a new one. Merging and splitting are cases of
+//! it.
 //!
 //! The tables of the sources are read, and those of the result written, from front to back. Tokens
 //! are verified as they are read; those of a whole dataset are copied by [`Upload::write_from`],
-//! with the checksums that are known of them. So memory grows neither with the tokens nor with
-//! the sequences nor with the sources, and files are open one source at a time.
+//! with their known checksums. So memory does not grow with the tokens, the sequences or the
+//! sources, and only one source is open at a time.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,21 +24,21 @@ pub struct DocumentRange {
     pub store: Arc<dyn Storage>,
     /// Its prefix.
     pub prefix: Key,
-    /// Which of its documents; all if none are named.
+    /// Which of its documents; `None`: all.
     pub documents: Option<Range<u64>>,
     /// CRC-64/NVME of its whole `.bin`, from a manifest that is trusted. The tokens of a whole
     /// dataset with block checksums are then copied unread, where the file system can do so.
     pub bin_crc64: Option<u64>,
 }
 
-/// A part that was checked.
+/// A checked part.
 struct CheckedRange {
     documents: Range<u64>,
     sequences: Range<u64>,
     bytes: Range<u64>,
 }
 
-/// What the result is.
+/// Counts and format of the result.
 struct ConcatPlan {
     dtype: Dtype,
     has_modes: bool,
@@ -53,8 +53,8 @@ struct ConcatPlan {
 /// # Errors
 /// [`Error::CannotMerge`] if the parts are of different types, or some have modes;
 /// [`Error::Malformed`] for a part that breaks the format, every entry of which is read before
-/// anything is written; [`Error::BadSetting`] for documents that are not there; [`Error::Orphan`];
-/// [`Error::Storage`]. No file is left then, but for [`Error::LeftBehind`].
+/// anything is written; [`Error::BadSetting`] for documents that do not exist; [`Error::Orphan`];
+/// [`Error::Storage`]. No file remains then, except after [`Error::LeftBehind`].
 ///
 /// # Panics
 /// If there are no parts.
@@ -90,7 +90,7 @@ pub fn splice(store: &Arc<dyn Storage>, prefix: &Key, parts: &[DocumentRange]) -
     Ok(Built { bin, idx, crc, sequences, documents, tokens })
 }
 
-/// Copies tokens through memory, and makes the checksums of their blocks.
+/// Copies tokens through memory and computes the checksums of their blocks.
 pub(super) fn copy(
     from: &Arc<dyn Object>,
     range: Range<u64>,
@@ -134,7 +134,7 @@ fn plan(parts: &[DocumentRange], into: &str) -> Result<ConcatPlan> {
             documents: 0,
             bytes: 0,
         });
-        // A dataset without sequences looks the same with modes and without.
+        // A dataset without sequences has the same bytes with and without modes.
         let (none_here, none_yet) = (pair.lengths.count() == 0, plan.sequences == 0);
         if dtype != plan.dtype || (has_modes != plan.has_modes && !none_here && !none_yet) {
             let words = |dtype: Dtype, has_modes| {

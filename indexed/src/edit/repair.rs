@@ -1,9 +1,8 @@
-//! What can be saved of a pair that breaks its format, written as a new one.
+//! Writes the recoverable part of a pair that breaks its format as a new pair.
 //!
-//! The lengths are believed, as far as the `.bin` has tokens for them; everything else follows. The
-//! pointers are their sums. The document index is kept where it is one, and rebuilt, each
-//! sequence a document, where it is not: so CPM-2 and Yuan mean their files, whose documents were
-//! never ended.
+//! The lengths are trusted as far as the `.bin` has tokens for them; everything else follows. The
+//! pointers are their sums. A valid document index is retained. Otherwise each sequence becomes a
+//! document, which is what CPM-2 and Yuan mean by their files, whose documents were never ended.
 
 use std::sync::Arc;
 
@@ -17,36 +16,36 @@ use crate::formats::{Column, ColumnType, finish_all, start_of};
 use crate::mmididx::idx::{self, HEADER_BYTES};
 use crate::{Built, Dtype, Result};
 
-/// A pair that was examined.
+/// An examined pair.
 #[derive(Debug)]
 pub struct Repair {
     dtype: Dtype,
     bin: Arc<dyn Object>,
     checksums: Option<Arc<BlockChecksums>>,
     lengths: Column,
-    /// None if each sequence shall be a document.
+    /// `None`: each sequence becomes a document.
     documents: Option<Column>,
     modes: Option<Column>,
-    /// What is kept.
-    sequences_kept: u64,
-    documents_kept: u64,
-    bytes_kept: u64,
+    /// What is retained.
+    sequences_retained: u64,
+    documents_retained: u64,
+    bytes_retained: u64,
     report: RepairReport,
 }
 
-/// What is wrong with a pair, and what is lost of it.
+/// The faults of a pair, and what a repair loses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// Each fault, and what becomes of it. None if the pair is as it should be.
+    /// Each fault and how it is repaired. Empty if the pair is valid.
     pub faults: Vec<String>,
-    /// Sequences that the header tells of and that cannot be kept.
+    /// Sequences that the header counts and that cannot be retained.
     pub sequences_lost: u64,
-    /// Bytes of the `.bin` that belong to no document that is kept.
+    /// Bytes of the `.bin` that belong to no retained document.
     pub bytes_lost: u64,
 }
 
 impl Repair {
-    /// Looks what is wrong with a pair. Its header must be whole: without it nothing is known.
+    /// Examines a pair. Its header must be valid, because everything else depends on it.
     ///
     /// # Errors
     /// [`crate::Error::Malformed`] for the header; [`crate::Error::Storage`].
@@ -54,11 +53,11 @@ impl Repair {
         let idx = store.open(&prefix.with_suffix(".idx")?)?;
         let bin = store.open(&prefix.with_suffix(".bin")?)?;
         let (dtype, sequences, documents) = idx::header_fields(&start_of(&*idx)?, &idx.display())?;
-        // Tokens cannot be repaired: damaged ones must not get checksums that agree with them.
+        // Tokens cannot be repaired, and damaged ones must not get new checksums.
         let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let bin = verified(&bin, File::Bin, checksums.as_ref());
         let mut faults = Vec::new();
-        // As many lengths as the file has room for; no count is believed beyond it.
+        // As many lengths as the file has room for, whatever the header counts.
         let room = idx.len_bytes().saturating_sub(HEADER_BYTES) / 4;
         let lengths = Column::new(&idx, HEADER_BYTES, sequences.min(room), ColumnType::I32)?;
         let tables = Tables::find(&idx, sequences, documents, &mut faults)?;
@@ -69,49 +68,49 @@ impl Repair {
             lengths,
             documents: None,
             modes: tables.modes,
-            sequences_kept: 0,
-            documents_kept: 0,
-            bytes_kept: 0,
+            sequences_retained: 0,
+            documents_retained: 0,
+            bytes_retained: 0,
             report: RepairReport::default(),
         };
-        repair.keep_sequences(tables.pointers.as_ref(), &mut faults)?;
+        repair.retain_sequences(tables.pointers.as_ref(), &mut faults)?;
         match tables.documents {
-            Some(documents) => repair.keep_documents(documents, sequences, &mut faults)?,
-            None => repair.documents_kept = repair.sequences_kept,
+            Some(documents) => repair.retain_documents(documents, sequences, &mut faults)?,
+            None => repair.documents_retained = repair.sequences_retained,
         }
-        let bytes_lost = repair.bin.len_bytes() - repair.bytes_kept;
+        let bytes_lost = repair.bin.len_bytes() - repair.bytes_retained;
         if bytes_lost > 0 {
             faults.push(format!(
                 "{bytes_lost} bytes of the .bin are outside complete documents; dropped"
             ));
         }
-        let sequences_lost = sequences - repair.sequences_kept;
+        let sequences_lost = sequences - repair.sequences_retained;
         repair.report = RepairReport { faults, sequences_lost, bytes_lost };
         Ok(repair)
     }
 
-    /// What is wrong.
+    /// The faults and the losses.
     #[must_use]
     pub fn report(&self) -> &RepairReport {
         &self.report
     }
 
-    /// Whether each sequence becomes a document of its own.
+    /// Whether each sequence becomes a document.
     #[must_use]
     pub fn each_sequence_is_a_document(&self) -> bool {
         self.documents.is_none()
     }
 
-    /// Writes what is kept, under another name.
+    /// Writes the retained part under another name.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`], also if the name is taken; [`crate::Error::LeftBehind`].
+    /// [`crate::Error::Storage`], also if the name exists; [`crate::Error::LeftBehind`].
     pub fn write(&self, store: &Arc<dyn Storage>, prefix: &Key) -> Result<Built> {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
         let mut idx = store.create(&idx_key, 0)?;
         let mut bin = store.create(&bin_key, 0)?;
         let mut checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
-        let (sequences, documents) = (self.sequences_kept, self.documents_kept);
+        let (sequences, documents) = (self.sequences_retained, self.documents_retained);
         let mut table = idx::Table::default();
         table.push(idx::header(self.dtype, sequences, documents + 1), idx.as_mut())?;
         let lengths = self.lengths.part(0..sequences);
@@ -142,18 +141,18 @@ impl Repair {
         if let Some(known) = &self.checksums
             && known.bin_bytes() != self.bin.len_bytes()
         {
-            known.verify_before(self.bin.as_ref(), self.bytes_kept)?;
+            known.verify_before(self.bin.as_ref(), self.bytes_retained)?;
         }
-        copy(&self.bin, 0..self.bytes_kept, None, bin.as_mut(), &mut checksums)?;
+        copy(&self.bin, 0..self.bytes_retained, None, bin.as_mut(), &mut checksums)?;
         let crc = checksums.end(table.sums)?;
         let files = finish_all(store.as_ref(), vec![(bin_key, bin), crc, (idx_key, idx)])?;
         let [bin, crc, idx] = <[_; 3]>::try_from(files).expect("three were finished");
-        let tokens = self.bytes_kept / self.dtype.item_bytes();
+        let tokens = self.bytes_retained / self.dtype.item_bytes();
         Ok(Built { bin, idx, crc, sequences, documents, tokens })
     }
 
-    /// As many sequences as have a length that can be one, and tokens in the `.bin`.
-    fn keep_sequences(
+    /// Retains the sequences with a valid length and tokens in the `.bin`.
+    fn retain_sequences(
         &mut self,
         pointers: Option<&Column>,
         faults: &mut Vec<String>,
@@ -164,24 +163,24 @@ impl Repair {
         for len in self.lengths.iter() {
             let (len, pointer) = (len?, pointers.as_mut().and_then(Iterator::next).transpose()?);
             if len < 0 {
-                let place = self.sequences_kept;
+                let index = self.sequences_retained;
                 faults.push(format!(
-                    "sequence {place} has length {len}; it and all later sequences are dropped"
+                    "sequence {index} has length {len}; it and all later sequences are dropped"
                 ));
                 break;
             }
-            let end = self.bytes_kept + len as u64 * item_bytes; // fits: below 2^34 more
+            let end = self.bytes_retained + len as u64 * item_bytes; // fits: below 2^34 more
             if end > bin_bytes {
-                let place = self.sequences_kept;
+                let index = self.sequences_retained;
                 faults.push(format!(
-                    "the .bin ends at byte {bin_bytes}, within sequence {place}, which ends at \
+                    "the .bin ends at byte {bin_bytes}, within sequence {index}, which ends at \
                      byte {end}; it and all later sequences are dropped"
                 ));
                 break;
             }
-            pointers_wrong += u64::from(pointer.is_some_and(|at| at as u64 != self.bytes_kept));
-            self.bytes_kept = end;
-            self.sequences_kept += 1;
+            pointers_wrong += u64::from(pointer.is_some_and(|at| at as u64 != self.bytes_retained));
+            self.bytes_retained = end;
+            self.sequences_retained += 1;
         }
         if pointers_wrong > 0 {
             faults.push(format!(
@@ -191,21 +190,21 @@ impl Repair {
         Ok(())
     }
 
-    /// As many documents as are whole, if it is a document index at all.
-    fn keep_documents(
+    /// Retains the complete documents, if the document index is valid.
+    fn retain_documents(
         &mut self,
         column: Column,
         sequences: u64,
         faults: &mut Vec<String>,
     ) -> Result<()> {
-        let (mut last, mut kept, mut kept_end) = (0, 0, 0);
+        let (mut last, mut retained, mut retained_end) = (0, 0, 0);
         let mut good = true;
         for (nth, entry) in column.iter().enumerate() {
             let entry = entry?;
             good &= entry >= last && (nth > 0 || entry == 0);
             last = entry;
-            if good && entry as u64 <= self.sequences_kept {
-                (kept, kept_end) = (nth as u64, entry as u64);
+            if good && entry as u64 <= self.sequences_retained {
+                (retained, retained_end) = (nth as u64, entry as u64);
             }
         }
         if !good || last as u64 != sequences {
@@ -217,20 +216,20 @@ impl Repair {
                 ),
             };
             faults.push(format!("{what}; each sequence becomes a document"));
-            self.documents_kept = self.sequences_kept;
+            self.documents_retained = self.sequences_retained;
             return Ok(());
         }
-        // Sequences of a document that is not whole go with it.
-        for len in self.lengths.part(kept_end..self.sequences_kept).iter() {
-            self.bytes_kept -= len? as u64 * self.dtype.item_bytes();
+        // Sequences of an incomplete document are dropped with it.
+        for len in self.lengths.part(retained_end..self.sequences_retained).iter() {
+            self.bytes_retained -= len? as u64 * self.dtype.item_bytes();
         }
-        (self.sequences_kept, self.documents_kept) = (kept_end, kept);
+        (self.sequences_retained, self.documents_retained) = (retained_end, retained);
         self.documents = Some(column);
         Ok(())
     }
 }
 
-/// The tables after the lengths, as far as the file is as long as it should be.
+/// The tables after the lengths, as far as the file has the expected length.
 struct Tables {
     pointers: Option<Column>,
     documents: Option<Column>,
@@ -265,7 +264,7 @@ impl Tables {
             ColumnType::I64,
         )?;
         let index = at(end, documents_at as u64, documents, ColumnType::I64)?;
-        // One without even its leading 0 is none.
+        // Without its leading 0 it is not a document index.
         let index = index.filter(|index| index.count() > 0);
         let modes = has_modes.then(|| Column::new(idx, end as u64, sequences, ColumnType::I8));
         Ok(Tables { pointers, documents: index, modes: modes.transpose()? })

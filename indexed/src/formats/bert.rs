@@ -1,4 +1,4 @@
-//! Examples of BERT's `create_pretraining_data.py`, as the text that they were made of.
+//! Reads examples of BERT's `create_pretraining_data.py` as the text that they were made from.
 //!
 //! An example is `[CLS] A [SEP] B [SEP]`, padded, in which tokens were masked:
 //!
@@ -12,8 +12,8 @@
 //! next_sentence_labels    1 if B is of another document, chosen at random
 //! ```
 //!
-//! Every masked token is recorded, also one that was left as it is, so the text is exact. A and B
-//! are two sequences of one document, or with label 1 two documents.
+//! Every masked token is recorded, even if it was left unchanged, so the text is exact. A and B are
+//! two sequences of one document, or with label 1 two documents.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ use super::example::Example;
 use super::pair::start_of;
 use super::source::{Sink, TokenRun, TokenSource};
 use super::tfrecord::{Compression, RECORD_HEADER_BYTES, RecordFault, RecordReader};
-use super::{Format, unfit};
+use super::{Format, unsupported};
 use crate::mmididx::idx::malformed;
 use crate::{Dtype, FormatRule, Result};
 
-/// What the name of a TFRecord file contains.
+/// Part of the name of a TFRecord file.
 const NAME: &str = ".tfrecord";
 
-/// One file, or the parts of one.
+/// One file, or the parts of a file.
 #[derive(Debug)]
 pub(super) struct BertRecords {
     parts: Vec<(TokenRun, Compression)>,
@@ -44,8 +44,8 @@ pub(super) fn open(store: &Arc<dyn Storage>, key: &Key) -> Result<TokenSource> {
         let head = start_of(&*object)?;
         let compression = Compression::detect(&head).ok_or_else(|| {
             let found = format!("\"{}\"", head[..head.len().min(12)].escape_ascii());
-            let due = "a length and its masked CRC-32C, or the start of a gzip or zlib file";
-            malformed(&object.display(), 0, FormatRule::Record, found, due)
+            let expected = "a length and its masked CRC-32C, or the start of a gzip or zlib file";
+            malformed(&object.display(), 0, FormatRule::Record, found, expected)
         })?;
         let bytes = 0..object.len_bytes();
         parts.push((TokenRun { object, bytes }, compression));
@@ -75,7 +75,7 @@ pub(super) fn is_here(store: &Arc<dyn Storage>, key: &Key, names: &[String]) -> 
                 Compression::Gzip | Compression::Zlib => named,
             }))
         }
-        // A folder, or what its own reader refuses.
+        // A folder, or a name that its reader refuses.
         Err(_) => Ok(part_keys(store, key)?.is_some_and(|parts| !parts.is_empty())),
     }
 }
@@ -91,12 +91,12 @@ fn part_keys(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<Vec<Key>>> {
         let name = |idx: usize| format!("{}-{idx:05}-of-{count:05}", key.name());
         let absent = (0..count).map(name).find(|name| !parts.contains(&name));
         if absent.is_some() || parts.len() != count {
-            let due = format!("{count} parts, {} to {}", name(0), name(count.max(1) - 1));
+            let expected = format!("{count} parts, {} to {}", name(0), name(count.max(1) - 1));
             let found = match absent {
                 Some(absent) => format!("none of the name {absent}"),
                 None => format!("{} parts", parts.len()),
             };
-            return Err(unfit("TFRecord parts", found, due));
+            return Err(unsupported("TFRecord parts", found, expected));
         }
         let parent = key.parent();
         let keys = parts.into_iter().map(|name| parent.join(name));
@@ -163,7 +163,7 @@ pub struct BertExample {
 }
 
 impl BertExample {
-    /// Whether an example is of BERT.
+    /// Whether an example has the features of BERT.
     #[must_use]
     pub fn is_one(example: &Example<'_>) -> bool {
         example.has("input_ids") && example.has("masked_lm_ids")
@@ -184,7 +184,7 @@ impl BertExample {
     /// Reads the features of an example and removes the masks.
     ///
     /// # Errors
-    /// [`RecordFault`] for a feature that is absent, or contradicts another.
+    /// [`RecordFault`] for a feature that is missing or contradicts another.
     pub fn read(&mut self, example: &Example<'_>) -> std::result::Result<(), RecordFault> {
         self.read_ids(example)?;
         let [positions, masked, label] = &mut self.ints;
@@ -203,8 +203,8 @@ impl BertExample {
             let count = self.ids.len();
             let slot = usize::try_from(position).ok().and_then(|at| self.ids.get_mut(at));
             let Some(slot) = slot else {
-                let due = format!("a position below the {count} tokens");
-                return Err(bad(format!("{position} in masked_lm_positions"), due));
+                let expected = format!("a position below the {count} tokens");
+                return Err(bad(format!("{position} in masked_lm_positions"), expected));
             };
             *slot = token_id("masked_lm_ids", id)?;
         }
@@ -253,15 +253,15 @@ impl BertExample {
         [self.ids[0], self.ids[self.ids.len() - 1]]
     }
 
-    /// Those of an example must be those of the first.
+    /// All examples must have the ids of the first.
     fn check_ends(&self, [cls, sep]: [u32; 2]) -> std::result::Result<(), RecordFault> {
         let [first, last] = self.ends();
         let found = [first, self.ids[self.second_start - 1], last];
         if found == [cls, sep, sep] && cls != sep {
             return Ok(());
         }
-        let due = format!("[CLS] {cls}, [SEP] {sep} and [SEP] {sep}, two ids");
-        Err(bad(format!("ids {found:?} at the ends of A and B"), due))
+        let expected = format!("[CLS] {cls}, [SEP] {sep} and [SEP] {sep}, two ids");
+        Err(bad(format!("ids {found:?} at the ends of A and B"), expected))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where sequences and documents end, as each format says it.
+//! Where sequences and documents end, in each format.
 
 use super::bert::BertRecords;
 use super::column::{Column, Entries};
@@ -7,7 +7,7 @@ use super::dolma::Spans;
 use crate::mmididx::idx::malformed;
 use crate::{FormatRule, Result};
 
-/// How a format tells its sequences and documents.
+/// How a format marks its sequences and documents.
 #[derive(Debug)]
 pub(super) enum Boundaries {
     /// A table of lengths, checked against a table of starts, and the first sequence of every
@@ -15,15 +15,15 @@ pub(super) enum Boundaries {
     Lengths(Lengths),
     /// Where each document ends, in tokens; each is one sequence.
     Ends(Column),
-    /// As Dolma's tables say.
+    /// From the tables of Dolma.
     Spans(Vec<Spans>),
     /// Documents of one length.
     Rows { rows: u64, tokens: u64 },
-    /// After each token of an id; all is one document without.
+    /// After each token of this id; without an id all is one document.
     After(Option<u32>),
-    /// CPM-2's three files make one document each.
+    /// The three files of CPM-2 together hold one document each.
     Triple(Box<Triple>),
-    /// Examples of BERT make one document or two each.
+    /// Each example of BERT is one or two documents.
     Bert(BertRecords),
 }
 
@@ -39,7 +39,7 @@ pub(super) enum Boundary {
 pub(super) struct Lengths {
     /// Tokens of each sequence.
     pub lengths: Column,
-    /// Where each begins, in units of so many to a token: its bytes, or 1.
+    /// Where each starts, and the units per token: its bytes, or 1.
     pub starts: Option<(Column, u64)>,
     /// The first sequence of each document, and the number of sequences; none if each sequence is a
     /// document.
@@ -48,7 +48,7 @@ pub(super) struct Lengths {
 }
 
 impl Boundaries {
-    /// All marks in order; none where they are in the tokens themselves.
+    /// All boundaries in order; none if the tokens contain them.
     pub(super) fn iter(&self) -> Result<Box<dyn Iterator<Item = Result<Boundary>> + '_>> {
         Ok(match self {
             Boundaries::Lengths(lengths) => Box::new(lengths.iter()),
@@ -85,12 +85,12 @@ fn of_ends(ends: &Column) -> impl Iterator<Item = Result<Boundary>> {
     let lens = ends.iter().enumerate().map(move |(nth, end)| {
         let end = end?;
         if end < last {
-            let got = format!("end {end} of document {nth}");
-            let due = format!("an end of {last} or more, the end of the document before it");
+            let found = format!("end {end} of document {nth}");
+            let expected = format!("an end of {last} or more, the end of the document before it");
             let at = column.place(nth as u64) as usize;
-            return Err(malformed(&column.file(), at, FormatRule::DocumentOrder, got, due));
+            return Err(malformed(&column.file(), at, FormatRule::DocumentOrder, found, expected));
         }
-        let len = (end - last) as u64; // fits: it does not fall
+        let len = (end - last) as u64; // fits: ends do not decrease
         last = end;
         Ok(len)
     });
@@ -115,7 +115,7 @@ impl Lengths {
     }
 }
 
-/// The marks of [`Lengths`], each entry checked as it comes.
+/// The boundaries of [`Lengths`], each entry checked as it is read.
 #[derive(Debug)]
 pub(super) struct LengthMarks<'a> {
     tables: &'a Lengths,
@@ -130,7 +130,7 @@ pub(super) struct LengthMarks<'a> {
     /// Entries of the document index so far.
     entry: u64,
     in_document: bool,
-    /// Where the next sequence must begin.
+    /// Where the next sequence must start.
     start: i64,
     done: bool,
 }
@@ -168,22 +168,22 @@ impl LengthMarks<'_> {
         }
     }
 
-    /// The document index begins with 0.
+    /// The document index starts with 0.
     fn begin(&mut self) -> Result<()> {
         self.entry = 1;
         let Some(documents) = &mut self.documents else { return Ok(()) };
         let first = documents.next().transpose()?;
         if first != Some(0) {
-            let got = format!("sequence {}", first.unwrap_or(-1));
-            let due = "first document at sequence 0".to_owned();
-            return Err(self.bad_document(0, FormatRule::DocumentStart, got, due));
+            let found = format!("sequence {}", first.unwrap_or(-1));
+            let expected = "first document at sequence 0".to_owned();
+            return Err(self.bad_document(0, FormatRule::DocumentStart, found, expected));
         }
         let sequences = self.tables.lengths.count();
         if self.tables.documents.as_ref().is_some_and(|column| column.count() == 1) && sequences > 0
         {
-            let got = format!("the single entry 0 for {sequences} sequences");
-            let due = format!("a document index that ends with {sequences}");
-            return Err(self.bad_document(0, FormatRule::NoDocumentEnds, got, due));
+            let found = format!("the single entry 0 for {sequences} sequences");
+            let expected = format!("a document index that ends with {sequences}");
+            return Err(self.bad_document(0, FormatRule::NoDocumentEnds, found, expected));
         }
         Ok(())
     }
@@ -198,18 +198,30 @@ impl LengthMarks<'_> {
             if self.sequence == sequences {
                 return Ok(false);
             }
-            let got = format!("{} in its last entry", self.sequence);
-            let due = format!("a document index that ends with {sequences}, the sequence count");
-            return Err(self.bad_document(self.entry - 1, FormatRule::DocumentEnd, got, due));
+            let found = format!("{} in its last entry", self.sequence);
+            let expected =
+                format!("a document index that ends with {sequences}, the sequence count");
+            return Err(self.bad_document(
+                self.entry - 1,
+                FormatRule::DocumentEnd,
+                found,
+                expected,
+            ));
         };
-        let got = || format!("{next} in entry {} of the document index", self.entry);
+        let found = || format!("{next} in entry {} of the document index", self.entry);
         if next < self.sequence_end as i64 {
-            let due = format!("{} or more, the value of the entry before it", self.sequence_end);
-            return Err(self.bad_document(self.entry, FormatRule::DocumentOrder, got(), due));
+            let expected =
+                format!("{} or more, the value of the entry before it", self.sequence_end);
+            return Err(self.bad_document(
+                self.entry,
+                FormatRule::DocumentOrder,
+                found(),
+                expected,
+            ));
         }
         if next as u64 > sequences {
-            let due = format!("at most {sequences}, the sequence count");
-            return Err(self.bad_document(self.entry, FormatRule::DocumentEnd, got(), due));
+            let expected = format!("at most {sequences}, the sequence count");
+            return Err(self.bad_document(self.entry, FormatRule::DocumentEnd, found(), expected));
         }
         self.sequence_end = next as u64;
         self.entry += 1;
@@ -218,18 +230,18 @@ impl LengthMarks<'_> {
 
     fn next_sequence(&mut self) -> Result<Boundary> {
         let sequence = self.sequence;
-        let some = "no more sequences than entries, as was checked";
-        let len = self.lengths.next().expect(some)?;
+        let checked = "no more sequences than entries, as was checked";
+        let len = self.lengths.next().expect(checked)?;
         if len < 0 {
             let lengths = &self.tables.lengths;
-            let (at, got) =
+            let (at, found) =
                 (lengths.place(sequence), format!("length {len} of sequence {sequence}"));
             let fault = FormatRule::SequenceLength;
-            let due = "a length of 0 or more";
-            return Err(malformed(&lengths.file(), at as usize, fault, got, due));
+            let expected = "a length of 0 or more";
+            return Err(malformed(&lengths.file(), at as usize, fault, found, expected));
         }
         if let (Some(starts), Some((column, unit))) = (&mut self.starts, &self.tables.starts) {
-            let (found, expected) = (starts.next().expect(some)?, self.start);
+            let (found, expected) = (starts.next().expect(checked)?, self.start);
             let next = len.checked_mul(*unit as i64).and_then(|bytes| expected.checked_add(bytes));
             self.start = match next {
                 Some(next) if found == expected => next,
@@ -256,10 +268,10 @@ impl LengthMarks<'_> {
         &self,
         entry: u64,
         fault: FormatRule,
-        got: String,
-        due: String,
+        found: String,
+        expected: String,
     ) -> crate::Error {
-        let column = self.tables.documents.as_ref().expect("called for one that is there");
-        malformed(&column.file(), column.place(entry) as usize, fault, got, due)
+        let column = self.tables.documents.as_ref().expect("called only with a document table");
+        malformed(&column.file(), column.place(entry) as usize, fault, found, expected)
     }
 }

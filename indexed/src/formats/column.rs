@@ -8,7 +8,7 @@ use storage::{Object, RangeRead};
 use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{FormatRule, Result};
 
-/// A table is read in steps of this. Four tables of a merge make two megabytes.
+/// Bytes of a read. The four tables of a merge take two megabytes.
 const STEP_BYTES: u64 = 512 << 10;
 
 /// The type of an entry.
@@ -30,7 +30,7 @@ impl ColumnType {
 }
 
 /// A table in an object. Unsigned ones of 64 bits are read as signed: above 2^63 they are negative,
-/// which no count of ours may be.
+/// and no count may be negative.
 #[derive(Clone, Debug)]
 pub(crate) struct Column {
     object: Arc<dyn Object>,
@@ -40,7 +40,7 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// A table that lies within its object, or else is refused.
+    /// Refuses a table that does not lie within its object.
     pub(crate) fn new(
         object: &Arc<dyn Object>,
         offset: u64,
@@ -65,15 +65,15 @@ impl Column {
         self.object.display()
     }
 
-    /// Where an entry stands in the file.
+    /// The offset of an entry in the file.
     pub(crate) fn place(&self, entry: u64) -> u64 {
         self.offset + entry * self.entry.bytes()
     }
 
-    /// Some entries of it.
+    /// A range of its entries.
     ///
     /// # Panics
-    /// If they are not in it.
+    /// If the range exceeds the table.
     pub(crate) fn part(&self, range: Range<u64>) -> Column {
         assert!(range.start <= range.end);
         assert!(range.end <= self.count);
@@ -95,7 +95,7 @@ impl Column {
 #[derive(Debug)]
 pub(crate) struct Entries {
     column: Column,
-    /// The first entry that is not in the buffer.
+    /// The first entry after the buffer.
     next: u64,
     buf: Vec<u8>,
     at: usize,

@@ -1,16 +1,17 @@
-//! CPM-2's three pairs, which together hold documents: what the encoder keeps, what the decoder is
-//! to say, and where each piece of it begins.
+//! Reads the three pairs of CPM-2, which together hold documents: the input of the encoder, the
+//! target of the decoder, and where each piece of the target starts.
 //!
-//! Pieces take turns: kept, masked, kept, masked. With V the size of the vocabulary,
+//! Kept and masked pieces alternate. With V the size of the vocabulary,
 //!
 //! ```text
 //! context        kept_0, V + 0, kept_1, V + 1, ...
 //! target         V + 0, masked_0, V + 1, masked_1, ...
-//! target_offset  start_0, len_0, start_1, len_1, ...      in the target; a length counts the
-//! marker ```
+//! target_offset  start_0, len_0, start_1, len_1, ...      in the target; a length includes
+//!                                                         the marker
+//! ```
 //!
-//! so the text is kept_0, masked_0, kept_1, masked_1, .... Nothing in the files says what V is but
-//! the first marker.
+//! so the text is kept_0, masked_0, kept_1, masked_1, .... Only the first marker in the files gives
+//! V.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use super::{Format, MissingDocumentEnds};
 use crate::mmididx::idx::{END_OF_FILE, malformed};
 use crate::{Dtype, Error, FormatRule, Result};
 
-/// What the three are called after the prefix.
+/// The suffixes of the three pairs.
 pub(super) const PARTS: [&str; 3] = ["context", "target", "target_offset"];
 
 /// The three pairs.
@@ -99,9 +100,9 @@ impl Triple {
         Ok(Some(first[0]))
     }
 
-    /// Puts the documents together again; whatever does not agree is an error.
+    /// Reassembles the documents; any contradiction is an error.
     pub(super) fn read_into(&self, sink: &mut dyn Sink) -> Result<()> {
-        // Without a target there is no document either, or else its context is refused.
+        // Without a target there is no document; a context without a target is refused.
         let vocab_size = self.vocab_size()?.unwrap_or(0);
         let mut readers = self.parts.each_ref().map(|part| Reader::new(&part.run, part.dtype));
         let mut lens = self.parts.each_ref().map(|part| part.lengths.iter());
@@ -125,14 +126,20 @@ impl Triple {
         }
     }
 
-    /// All tokens belong to a sequence.
+    /// Checks that all tokens belong to a sequence.
     fn end(&self, readers: &mut [Reader<'_>]) -> Result<()> {
         for (reader, part) in readers.iter_mut().zip(&self.parts) {
             if reader.take(1)?.is_some() {
                 let len = part.run[0].bytes.end;
-                let got = "more tokens, with end of file";
-                let due = "no tokens after its last sequence";
-                return Err(malformed(&part.file, len as usize, FormatRule::BinTooLong, got, due));
+                let found = "more tokens, with end of file";
+                let expected = "no tokens after its last sequence";
+                return Err(malformed(
+                    &part.file,
+                    len as usize,
+                    FormatRule::BinTooLong,
+                    found,
+                    expected,
+                ));
             }
         }
         Ok(())
@@ -147,7 +154,7 @@ struct Document<'a> {
     parts: [Tokens; 3],
 }
 
-/// A sequence, as it lies in its file and decoded.
+/// A sequence, as bytes of its file and decoded.
 #[derive(Default)]
 struct Tokens {
     bytes: Vec<u8>,
@@ -160,9 +167,9 @@ impl Tokens {
     fn read(&mut self, part: &TripleFile, reader: &mut Reader<'_>, len: u64) -> Result<()> {
         self.bytes.clear();
         if !reader.take_all(len, &mut self.bytes)? {
-            let due = format!("{len} more tokens at token {}", self.start);
+            let expected = format!("{len} more tokens at token {}", self.start);
             let at = part.run[0].bytes.end as usize; // a place in a message
-            return Err(malformed(&part.file, at, FormatRule::BinTooShort, END_OF_FILE, due));
+            return Err(malformed(&part.file, at, FormatRule::BinTooShort, END_OF_FILE, expected));
         }
         self.ids.resize(len as usize, 0); // fits: the bytes are in memory
         part.dtype.decode_i64(&self.bytes, &mut self.ids);
@@ -171,31 +178,31 @@ impl Tokens {
 }
 
 impl Document<'_> {
-    /// The pieces of the target follow one another, each begins with its marker.
+    /// Checks that the pieces of the target are consecutive and start with their markers.
     fn check_offsets(&self) -> Result<()> {
         let [_, target, offset] = &self.parts;
         let pairs = offset.ids.chunks(2);
         let mut sum = 0_i64;
         for (piece, pair) in pairs.enumerate() {
             let &[start, len] = pair else {
-                let got = format!("{} numbers", offset.ids.len());
-                return Err(self.bad(2, 2 * piece, &got, "pairs of numbers".to_owned()));
+                let found = format!("{} numbers", offset.ids.len());
+                return Err(self.bad(2, 2 * piece, &found, "pairs of numbers".to_owned()));
             };
             if start != sum || len < 1 || len > target.ids.len() as i64 - sum {
-                let got = format!("start {start} and length {len} of piece {piece}");
+                let found = format!("start {start} and length {len} of piece {piece}");
                 let wrapped = start != sum && start == sum % (1 << 16);
                 let why = if wrapped { " (which overflowed 16 bits)" } else { "" };
                 let rest = target.ids.len() as i64 - sum;
-                let due = format!("start {sum}{why} and a length of 1 to {rest}");
-                return Err(self.bad(2, 2 * piece, &got, due));
+                let expected = format!("start {sum}{why} and a length of 1 to {rest}");
+                return Err(self.bad(2, 2 * piece, &found, expected));
             }
             self.check_marker(1, sum as usize, piece)?; // fits: within the target
             sum += len;
         }
         if sum != target.ids.len() as i64 {
-            let got = format!("pieces of {sum} tokens");
-            let due = format!("pieces of {} tokens as in the target", target.ids.len());
-            return Err(self.bad(2, offset.ids.len().saturating_sub(1), &got, due));
+            let found = format!("pieces of {sum} tokens");
+            let expected = format!("pieces of {} tokens as in the target", target.ids.len());
+            return Err(self.bad(2, offset.ids.len().saturating_sub(1), &found, expected));
         }
         Ok(())
     }
@@ -211,7 +218,7 @@ impl Document<'_> {
         Err(self.bad(part, at, &format!("token {found}"), expected))
     }
 
-    /// Kept and masked pieces in turn.
+    /// Writes kept and masked pieces alternately.
     fn give(&self, sink: &mut dyn Sink) -> Result<()> {
         let [context, target, offset] = &self.parts;
         let item_bytes = self.triple.parts[0].dtype.item_bytes() as usize; // fits: at most 8
@@ -223,8 +230,8 @@ impl Document<'_> {
         let markers = (0..context.ids.len()).filter(|&at| context.ids[at] >= self.vocab_size);
         for at in markers {
             let Some((piece, pair)) = pieces.next() else {
-                let due = format!("no marker after {}", offset.ids.len() / 2);
-                return Err(self.bad(0, at, &format!("token {}", context.ids[at]), due));
+                let expected = format!("no marker after {}", offset.ids.len() / 2);
+                return Err(self.bad(0, at, &format!("token {}", context.ids[at]), expected));
             };
             self.check_marker(0, at, piece)?;
             sink.tokens(&of(context, kept, at))?;
@@ -233,11 +240,11 @@ impl Document<'_> {
             kept = at + 1;
         }
         if let Some((piece, _)) = pieces.next() {
-            let due = format!("marker {} of piece {piece}", self.vocab_size + piece as i64);
+            let expected = format!("marker {} of piece {piece}", self.vocab_size + piece as i64);
             let at = context.ids.len();
-            return Err(self.bad(0, at, "end of the context", due));
+            return Err(self.bad(0, at, "end of the context", expected));
         }
-        // A writer of ours may leave kept tokens after the last marker; CPM-2's never does.
+        // `preprocess` may write kept tokens after the last marker; CPM-2's writer never does.
         sink.tokens(&of(context, kept, context.ids.len()))?;
         sink.end_sequence(0)?;
         sink.end_document()

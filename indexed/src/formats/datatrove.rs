@@ -29,9 +29,9 @@ pub(super) fn open(
         Some(index) => {
             let len = index.len_bytes();
             if !len.is_multiple_of(8) {
-                let (fault, due) = (FormatRule::TooShort, "a multiple of 8 bytes");
+                let (fault, expected) = (FormatRule::TooShort, "a multiple of 8 bytes");
                 let file = index.display();
-                return Err(malformed(&file, len as usize, fault, END_OF_FILE, due));
+                return Err(malformed(&file, len as usize, fault, END_OF_FILE, expected));
             }
             let ends = Column::new(&index, 0, len / 8, ColumnType::I64)?;
             let tokens = if ends.count() == 0 { 0 } else { ends.get(ends.count() - 1)? };
@@ -50,13 +50,13 @@ pub(super) fn open(
     })
 }
 
-/// Nothing says how wide a token is, but so many bytes for so many tokens do.
+/// No field gives the width of a token; it follows from the bytes and the number of tokens.
 pub(super) fn of_size(file: &str, bytes: u64, tokens: i64, asked: Option<Dtype>) -> Result<Dtype> {
     let fits =
         |dtype: &Dtype| i128::from(bytes) == i128::from(tokens) * i128::from(dtype.item_bytes());
     let mut candidates = asked.into_iter().chain([Dtype::U16, Dtype::U32]);
     candidates.find(fits).ok_or_else(|| {
-        let due = format!("{tokens} tokens of 2 or 4 bytes as in its index");
-        malformed(file, bytes as usize, FormatRule::BinTooShort, END_OF_FILE, due)
+        let expected = format!("{tokens} tokens of 2 or 4 bytes as in its index");
+        malformed(file, bytes as usize, FormatRule::BinTooShort, END_OF_FILE, expected)
     })
 }

@@ -1,5 +1,5 @@
 //! Dolma's `part-*.npy`, bare tokens in spite of the name, and beside each a `.csv.gz` with a line
-//! for every document: start and end in tokens, then its id, source and place.
+//! for every document: start and end in tokens, then its id, source and position.
 
 use std::io::{self, BufRead, BufReader};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::datatrove::of_size;
 use super::members::GzipReader;
 use super::source::{TokenRun, TokenSource};
 use super::tfrecord::FromStart;
-use super::{Format, ReadOptions, unfit};
+use super::{Format, ReadOptions, unsupported};
 use crate::mmididx::idx::malformed;
 use crate::{Error, FormatRule, Result};
 
-/// Compressed bytes that are read at once.
+/// Compressed bytes of one read.
 const READ_BYTES: usize = 256 << 10;
-/// The longest line that is taken for one: ids and paths are far shorter.
+/// The longest line that is accepted: ids and paths are far shorter.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// The table of one part.
@@ -54,13 +54,13 @@ pub(super) fn open(
             tokens = tokens.saturating_add(len?);
         }
         let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
-        // A part without tokens fits any type, and says nothing.
+        // A part without tokens fits any type.
         if bytes > 0 || tokens > 0 {
             let asked = options.dtype.or(dtype);
             let found = of_size(&object.display(), bytes, tokens, asked)?;
             if dtype.is_some_and(|dtype| dtype != found) {
-                let got = format!("{found} in {}", object.display());
-                return Err(unfit("dtype", got, "the same type in all parts"));
+                let found = format!("{found} in {}", object.display());
+                return Err(unsupported("dtype", found, "the same type in all parts"));
             }
             dtype = Some(found);
         }
@@ -123,9 +123,9 @@ impl<R: BufRead> Lens<R> {
             return Err(self.bad(&format!("{shown:?}"), "`start,end,...` in tokens".to_owned()));
         };
         if start != self.end || end < start {
-            let got = format!("a document from {start} to {end}");
-            let due = format!("a document from {}, the end of the one before it", self.end);
-            return Err(self.bad(&got, due));
+            let found = format!("a document from {start} to {end}");
+            let expected = format!("a document from {}, the end of the one before it", self.end);
+            return Err(self.bad(&found, expected));
         }
         self.end = end;
         Ok(Some(end - start))
@@ -143,8 +143,8 @@ impl<R: BufRead> Lens<R> {
             let quotes = self.line.iter().filter(|&&byte| byte == b'"').count();
             self.number += u64::from(count > 0);
             if self.line.len() as u64 >= LINE_BYTES_MAX {
-                let due = format!("a record of less than {LINE_BYTES_MAX} bytes");
-                return Err(self.bad("a longer record", due));
+                let expected = format!("a record of less than {LINE_BYTES_MAX} bytes");
+                return Err(self.bad("a longer record", expected));
             }
             if count == 0 && quotes % 2 == 1 {
                 return Err(self.bad("end of file", "a closing quote".to_owned()));

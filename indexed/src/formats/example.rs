@@ -13,7 +13,7 @@ use super::tfrecord::RecordFault;
 
 type Result<T> = std::result::Result<T, RecordFault>;
 
-/// Most features of an example, and most values of one list of numbers: 16 times what the longest
+/// Maximum of features in an example, and of values in a list of numbers: 16 times what the longest
 /// sequences need. Costs 8 MiB a list.
 const VALUES_MAX: usize = 1 << 20;
 
@@ -28,7 +28,7 @@ impl<'a> Example<'a> {
     /// data in its record.
     ///
     /// # Errors
-    /// [`RecordFault`] for data that is no such message.
+    /// [`RecordFault`] for data that is not such a message.
     pub fn parse(data: &'a [u8], at: usize) -> Result<Self> {
         let mut features = Vec::new();
         let mut example = Message { bytes: data, at };
@@ -45,8 +45,8 @@ impl<'a> Example<'a> {
                     }
                 }
                 if features.len() == VALUES_MAX {
-                    let due = format!("at most {VALUES_MAX} features");
-                    return Err(RecordFault::new(entry.at, "more", due));
+                    let expected = format!("at most {VALUES_MAX} features");
+                    return Err(RecordFault::new(entry.at, "more", expected));
                 }
                 features.push((key, value));
             }
@@ -54,7 +54,7 @@ impl<'a> Example<'a> {
         Ok(Example { features })
     }
 
-    /// Whether there is a feature of a name.
+    /// Whether there is a feature of this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
@@ -68,7 +68,7 @@ impl<'a> Example<'a> {
         if names.is_empty() { "no features".to_owned() } else { names.join(", ") }
     }
 
-    /// The last of a name counts, as in every map of protobuf.
+    /// Of several features of a name the last counts, as in every map of protobuf.
     fn find(&self, name: &str) -> Option<Message<'a>> {
         self.features
             .iter()
@@ -77,7 +77,7 @@ impl<'a> Example<'a> {
             .map(|(_, feature)| *feature)
     }
 
-    /// The values of a list of bytes. `None` if there is no such feature, or it is of numbers.
+    /// The values of a list of bytes. `None` if there is no such feature, or it holds numbers.
     ///
     /// # Errors
     /// [`RecordFault`] for a malformed list.
@@ -95,7 +95,7 @@ impl<'a> Example<'a> {
     /// Reads a list of integers into `values`.
     ///
     /// # Errors
-    /// [`RecordFault`] if it is absent, of another type, or malformed.
+    /// [`RecordFault`] if it is missing, of another type, or malformed.
     pub fn ints(&self, name: &str, values: &mut Vec<i64>) -> Result<()> {
         let list = self.required(name, 3, "integers")?;
         // Negative numbers are written as 64 bits in two's complement.
@@ -125,7 +125,7 @@ impl<'a> Example<'a> {
         })
     }
 
-    /// The list of a feature, if it is of a kind. A writer sets one; the last counts.
+    /// The list of a feature, if it is of this kind. A writer sets one kind; the last counts.
     fn list(&self, name: &str, kind: u64) -> Result<Option<Message<'a>>> {
         let Some(mut feature) = self.find(name) else { return Ok(None) };
         let mut list = None;
@@ -156,8 +156,8 @@ fn numbers<'a, T>(
         }
         while !packed.bytes.is_empty() {
             if values.len() == VALUES_MAX {
-                let due = format!("a list of at most {VALUES_MAX} numbers");
-                return Err(RecordFault::new(packed.at, "more", due));
+                let expected = format!("a list of at most {VALUES_MAX} numbers");
+                return Err(RecordFault::new(packed.at, "more", expected));
             }
             values.push(read(&mut packed)?);
         }
@@ -165,11 +165,11 @@ fn numbers<'a, T>(
     Ok(())
 }
 
-/// A message, or what is left of one.
+/// A message, or the rest of one.
 #[derive(Clone, Copy, Debug)]
 struct Message<'a> {
     bytes: &'a [u8],
-    /// Where, in bytes from the start of the record.
+    /// Offset in bytes from the start of the record.
     at: usize,
 }
 

@@ -14,7 +14,7 @@
 //! | | i64 x s, by PaddleNLP i32 x s | sizes |
 //! | | i64 x D | document index |
 //!
-//! Nothing says which of the four shapes a file has, but its length does.
+//! No field gives which of the four shapes a file has; it follows from the length.
 
 use std::sync::Arc;
 
@@ -29,14 +29,14 @@ use crate::{Dtype, Error, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"TNTIDX\0\0";
 const HEADER_BYTES: u64 = 56;
-/// Of fairseq's own files, which have no document index.
+/// Header of fairseq's own files, which have no document index.
 const HEADER_BYTES_FAIRSEQ: u64 = 48;
 
-/// What the header and the length of the file say.
+/// What the header and the length of the file give.
 struct Header {
     dtype: Dtype,
     items: u64,
-    /// None in fairseq's own.
+    /// `None` in fairseq's own files.
     documents: Option<u64>,
     sizes: ColumnType,
 }
@@ -86,8 +86,8 @@ fn header(idx: &dyn Object) -> Result<Header> {
         field.map(|field| u64::from_le_bytes(*field)).ok_or_else(|| short(HEADER_BYTES))
     };
     if bytes[..bytes.len().min(8)] != MAGIC {
-        let got = format!("\"{}\"", bytes[..bytes.len().min(8)].escape_ascii());
-        return Err(malformed(&file, 0, FormatRule::Magic, got, "\"TNTIDX\\x00\\x00\""));
+        let found = format!("\"{}\"", bytes[..bytes.len().min(8)].escape_ascii());
+        return Err(malformed(&file, 0, FormatRule::Magic, found, "\"TNTIDX\\x00\\x00\""));
     }
     let (version, code) = (field(8)?, field(16)?);
     if version != 1 {
@@ -113,17 +113,17 @@ fn header(idx: &dyn Object) -> Result<Header> {
         return Err(malformed(&file, 24, FormatRule::Dtype, found, expected));
     }
     if sizes != items {
-        let got = format!("{sizes} sizes for {items} items");
+        let found = format!("{sizes} sizes for {items} items");
         return Err(malformed(
             &file,
             40,
             FormatRule::SequenceLength,
-            got,
+            found,
             "one size for each item",
         ));
     }
-    // The document index begins with 0, so its length is at least 1. Where a 0 stands instead, it
-    // is the first of fairseq's dimension offsets.
+    // The document index starts with 0, so its length is at least 1. A 0 in its place is the first
+    // of fairseq's dimension offsets.
     let documents = Some(field(48)?).filter(|&len| len > 0);
     let tables = |size_bytes: u64| {
         let header = if documents.is_some() { HEADER_BYTES } else { HEADER_BYTES_FAIRSEQ };
@@ -136,22 +136,22 @@ fn header(idx: &dyn Object) -> Result<Header> {
         [ColumnType::I64, ColumnType::I32].into_iter().find(|e| tables(e.bytes()) == len.into());
     let Some(sizes) = entry else {
         let counts = format!("{items} items and a document index of {}", documents.unwrap_or(0));
-        let due = format!("{} or {} bytes for {counts}", tables(8), tables(4));
+        let expected = format!("{} or {} bytes for {counts}", tables(8), tables(4));
         let fault = if tables(4) > len.into() { FormatRule::TooShort } else { FormatRule::TooLong };
-        return Err(malformed(&file, len as usize, fault, END_OF_FILE, due));
+        return Err(malformed(&file, len as usize, fault, END_OF_FILE, expected));
     };
     Ok(Header { dtype, items, documents, sizes })
 }
 
-/// An item of tokens has one axis, so the sizes of item i begin at i.
+/// An item of tokens has one axis, so the sizes of item i start at i.
 fn one_axis(dims: &Column) -> Result<()> {
     for (item, dim) in dims.iter().enumerate() {
         let dim = dim?;
         if dim != item as i64 {
-            let got = format!("dimension offset {dim} of item {item}");
-            let due = format!("dimension offset {item} for items of one axis");
+            let found = format!("dimension offset {dim} of item {item}");
+            let expected = format!("dimension offset {item} for items of one axis");
             let at = dims.place(item as u64) as usize;
-            return Err(malformed(&dims.file(), at, FormatRule::SequenceLength, got, due));
+            return Err(malformed(&dims.file(), at, FormatRule::SequenceLength, found, expected));
         }
     }
     Ok(())

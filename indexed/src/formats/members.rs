@@ -3,8 +3,8 @@ use std::io::{self, BufRead, Read};
 
 use flate2::bufread::GzDecoder;
 
-/// The decoder of one member of a compressed file: one that ends where its member ends, and leaves
-/// the bytes behind it to its input.
+/// The decoder of one member of a compressed file. It ends where its member ends, and leaves the
+/// bytes after it in its input.
 pub trait MemberDecoder: Read {
     /// The compressed bytes.
     type Input: BufRead;
@@ -12,7 +12,7 @@ pub trait MemberDecoder: Read {
     /// Starts at the first byte of a member.
     fn start(input: Self::Input) -> Self;
 
-    /// The bytes behind the member, once it has ended.
+    /// The bytes after the member, once it has ended.
     fn into_input(self) -> Self::Input;
 }
 
@@ -28,15 +28,15 @@ impl<R: BufRead> MemberDecoder for GzDecoder<R> {
     }
 }
 
-/// The content of a compressed file of several members, one after another. Zeros behind a member
-/// are skipped: tapes, block devices and object stores pad files to whole blocks, and gzip(1) and
+/// The content of a compressed file of several members, one after another. Zeros after a member are
+/// skipped: tapes, block devices and object stores pad files to whole blocks, and gzip(1) and
 /// Python's `gzip` read such files. Any other byte there must start a member.
 pub struct MemberReader<D: MemberDecoder>(Option<MemberState<D>>);
 
 /// The content of a gzip file. See [`MemberReader`].
 pub type GzipReader<R> = MemberReader<GzDecoder<R>>;
 
-/// Where a reader is; it is nowhere after an error, and at the end.
+/// Position of the reader: in a member, or between two.
 enum MemberState<D: MemberDecoder> {
     Member(D),
     Between(D::Input),
@@ -54,7 +54,7 @@ impl<D: MemberDecoder> MemberReader<D> {
         MemberReader(Some(MemberState::Member(D::start(input))))
     }
 
-    /// Reads on behind a member: there may be zeros, or nothing.
+    /// Continues after a member: zeros, another member or the end may follow.
     pub fn between_members(input: D::Input) -> Self {
         MemberReader(Some(MemberState::Between(input)))
     }
@@ -91,7 +91,7 @@ impl<D: MemberDecoder> Read for MemberReader<D> {
     }
 }
 
-/// Skips zeros. False: nothing follows them.
+/// Skips zeros. False at the end of the file.
 fn skip_zeros(input: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let bytes = input.fill_buf()?;

@@ -1,12 +1,12 @@
-//! Token files of others, read, written and converted in bounded memory.
+//! Reads, writes and converts the token files of other programs in bounded memory.
 //!
 //! A [`Format`] is found by [`Format::detect`], a [`TokenSource`] reads it from front to back into
 //! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's
 //! format, `legacy` the TNTIDX format before it; `paddle` (with `zip`), `raw`, `datatrove` and
-//! `dolma` are those of other programs; `cpm2` has three files, for an encoder and a decoder;
-//! `bert` has examples of BERT in TFRecord files (`tfrecord`, `example`).
-//! `column` (tables of integers) and `boundaries` (sequence and document ends) are shared by them;
-//! `members` reads gzip.
+//! `dolma` are formats of other programs; `cpm2` has three files, for an encoder and a decoder;
+//! `bert` has examples of BERT in TFRecord files (`tfrecord`, `example`). `column` (tables of
+//! integers) and `boundaries` (sequence and document ends) are shared by them; `members` reads
+//! gzip.
 
 mod bert;
 mod boundaries;
@@ -52,21 +52,22 @@ use crate::{Dtype, Error, FormatRule, Result};
 /// A format of token files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// `P.bin` and `P.idx` of Megatron and its kin, datatrove's and NeMo's among them.
+    /// `P.bin` and `P.idx` of Megatron and its descendants, including NeMo's and those of
+    /// datatrove.
     Mmididx,
     /// The same names with the older index of fairseq and the first Megatron, lazy or cached. Read
     /// only.
     Tntidx,
     /// `P_ids.npy` and `P_idx.npz` of Paddle, or the older `P_ids.npz` with both in it.
     Paddle,
-    /// `train.bin` of nanoGPT: 16-bit tokens and nothing else.
+    /// `train.bin` of nanoGPT: 16-bit tokens without a header.
     NanoGpt,
-    /// One `.npy`, as entries for Yuan's corpus keep it: a row for each document, or one row.
+    /// One `.npy`, as in Yuan's corpus: a row for each document, or one row.
     Yuan,
     /// `X.ds` and `X.ds.index` of datatrove.
     Datatrove,
     /// `X.npy`, which holds bare tokens in spite of its name, and `X.csv.gz` of Dolma; or a folder
-    /// of such. Read only.
+    /// of such files. Read only.
     Dolma,
     /// `P_context`, `P_target` and `P_target_offset` of CPM-2, which together make documents. Read
     /// only.
@@ -91,19 +92,19 @@ const NAMES: [(&str, Format); 9] = [
 /// What to do with a pair whose documents were never ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingDocumentEnds {
-    /// It is an error, as it is to Megatron.
+    /// It is an error, as in Megatron.
     #[default]
     Refused,
     /// Each sequence is a document, as its writer meant.
     EachSequence,
 }
 
-/// How to read files that do not say all of themselves.
+/// Settings for files that do not contain all of their format.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOptions {
-    /// The type of tokens where the files do not tell it, as nanoGPT's do not. Default: uint16.
+    /// The type of tokens if the files do not record it, as those of nanoGPT. Default: uint16.
     pub dtype: Option<Dtype>,
-    /// The token that ends documents where no table does. Default: none, all is one document.
+    /// The token that ends documents if no table does. Default: none, all is one document.
     pub eod: Option<u32>,
     /// What to do with a pair whose documents were never ended. Default: refuse it.
     pub unended: MissingDocumentEnds,
@@ -121,13 +122,13 @@ impl Format {
         all
     };
 
-    /// Its name on a command line.
+    /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         NAMES[self as usize].0
     }
 
-    /// The format of a name.
+    /// The format with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         NAMES.iter().find(|(of, _)| *of == name).map(|(_, format)| *format)
@@ -163,9 +164,9 @@ impl Format {
         }
     }
 
-    /// Finds the format of a name and the common prefix of its files: by the files that are there,
-    /// and by how they begin. A suffix that belongs to a format may be given or not. `None` if
-    /// nothing of the kind is there.
+    /// Finds the format of a name and the common prefix of its files: by the files that exist, and
+    /// by their first bytes. A suffix of a format may be given or omitted. `None` if there are no
+    /// such files.
     ///
     /// # Errors
     /// [`Error::Storage`]; [`Error::Malformed`] for an `.idx` of neither kind.
@@ -184,7 +185,7 @@ impl Format {
         if bert::is_here(store, key, &names)? {
             return Ok(Some((Format::TfRecord, key.clone())));
         }
-        // A folder with parts of Dolma's in it.
+        // A folder with Dolma parts.
         let inside = if names.iter().any(|name| name == key.name()) {
             store.list_names(key).unwrap_or_default()
         } else {
@@ -196,11 +197,11 @@ impl Format {
     }
 }
 
-/// Longer ones first; the last is a prefix as it stands.
+/// Longer suffixes first; the last is the prefix without a change.
 const SUFFIXES: [&str; 10] =
     ["_ids.npy", "_idx.npz", "_ids.npz", ".ds.index", ".csv.gz", ".ds", ".npy", ".bin", ".idx", ""];
 
-/// The names in a folder, beside one of them.
+/// The names in the folder of a key.
 struct SiblingFiles<'a> {
     names: &'a [String],
     stem: &'a str,
@@ -230,7 +231,7 @@ impl SiblingFiles<'_> {
             let is_npy = start.starts_with(b"\x93NUMPY");
             return Ok(Some(if is_npy { Format::Yuan } else { Format::Dolma }));
         }
-        // A .bin that lost its .idx must not pass for one that never had one.
+        // A .bin that lost its .idx must not be read as one that never had an .idx.
         let alone = given == ".bin" && self.has(".bin") && !self.has(".manifest.json");
         Ok(alone.then_some(Format::NanoGpt))
     }
@@ -246,17 +247,17 @@ impl Format {
         if start.starts_with(b"MMIDIDX\0\0") {
             return Ok(Format::Mmididx);
         }
-        let got = format!("\"{}\"", start[..start.len().min(9)].escape_ascii());
-        let due = "\"MMIDIDX\\x00\\x00\" or \"TNTIDX\\x00\\x00\"";
-        Err(malformed(&object.display(), 0, FormatRule::Magic, got, due))
+        let found = format!("\"{}\"", start[..start.len().min(9)].escape_ascii());
+        let expected = "\"MMIDIDX\\x00\\x00\" or \"TNTIDX\\x00\\x00\"";
+        Err(malformed(&object.display(), 0, FormatRule::Magic, found, expected))
     }
 }
 
 impl TokenSource {
-    /// Opens token files by the prefix that [`Format::detect`] gives.
+    /// Opens token files by the prefix that [`Format::detect`] returns.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for what the headers and the lengths of the files show;
+    /// [`Error::Malformed`] for faults in the headers and the lengths of the files;
     /// [`Error::Storage`].
     pub fn open(
         store: &Arc<dyn Storage>,
@@ -284,18 +285,18 @@ impl fmt::Display for Format {
     }
 }
 
-/// A file of bare tokens must hold whole ones.
+/// A file of bare tokens must hold complete tokens.
 fn whole_tokens(file: &str, bytes: u64, dtype: Dtype) -> Result<()> {
     let item_bytes = dtype.item_bytes();
     if bytes.is_multiple_of(item_bytes) {
         return Ok(());
     }
-    let due = format!("a multiple of {item_bytes} bytes for {dtype} tokens");
-    Err(malformed(file, bytes as usize, FormatRule::BinTooShort, END_OF_FILE, due))
+    let expected = format!("a multiple of {item_bytes} bytes for {dtype} tokens");
+    Err(malformed(file, bytes as usize, FormatRule::BinTooShort, END_OF_FILE, expected))
 }
 
-/// Formats that a writer or a reader cannot do a thing with.
-fn unfit(name: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Error {
+/// The error for a setting that a format does not support.
+fn unsupported(name: &'static str, found: impl Into<String>, expected: impl Into<String>) -> Error {
     Error::BadSetting { name, found: found.into(), expected: expected.into() }
 }
 

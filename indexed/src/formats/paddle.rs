@@ -21,7 +21,7 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource
         Err(storage::Error::NotFound { .. }) => None,
         found => Some(found?),
     };
-    // The older form has all in one file.
+    // The older form is one file.
     let index = prefix.with_suffix(if ids.is_some() { "_idx.npz" } else { "_ids.npz" })?;
     let index = store.open(&index)?;
     let members = zip::members(&index)?;
@@ -49,11 +49,11 @@ pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource
 }
 
 fn missing(index: &Arc<dyn Object>, name: &str) -> crate::Error {
-    let (got, due) = ("a ZIP file without it", format!("member {name}.npy"));
-    malformed(&index.display(), 0, FormatRule::Zip, got, due)
+    let (found, expected) = ("a ZIP file without it", format!("member {name}.npy"));
+    malformed(&index.display(), 0, FormatRule::Zip, found, expected)
 }
 
-/// A member that is a table, its sum checked.
+/// A member that is a table, with its checksum verified.
 fn column(object: &Arc<dyn Object>, member: &Member) -> Result<Column> {
     zip::verify(object, member)?;
     let (run, descr) = array(object, member.offset, member.bytes)?;
@@ -61,16 +61,16 @@ fn column(object: &Arc<dyn Object>, member: &Member) -> Result<Column> {
         Descr::I32 => ColumnType::I32,
         Descr::I64 | Descr::U64 => ColumnType::I64,
         other => {
-            let got = format!("{} in member {}", other.name(), member.name);
-            let (at, due) = (member.offset as usize, "elements of <i4 or <i8");
-            return Err(malformed(&object.display(), at, FormatRule::Npy, got, due));
+            let found = format!("{} in member {}", other.name(), member.name);
+            let (at, expected) = (member.offset as usize, "elements of <i4 or <i8");
+            return Err(malformed(&object.display(), at, FormatRule::Npy, found, expected));
         }
     };
     let count = (run.bytes.end - run.bytes.start) / entry.bytes();
     Column::new(object, run.bytes.start, count, entry)
 }
 
-/// An array of one axis that takes up a stretch of a file.
+/// An array of one axis in a range of a file.
 pub(super) fn array(
     object: &Arc<dyn Object>,
     offset: u64,
@@ -78,19 +78,19 @@ pub(super) fn array(
 ) -> Result<(TokenRun, Descr)> {
     let (run, descr, axes) = any_array(object, offset, bytes)?;
     if axes.len() != 1 {
-        let got = format!("an array of shape {axes:?}");
+        let found = format!("an array of shape {axes:?}");
         return Err(malformed(
             &object.display(),
             offset as usize,
             FormatRule::Npy,
-            got,
+            found,
             "an array of one axis",
         ));
     }
     Ok((run, descr))
 }
 
-/// The same of one axis or two, with its shape.
+/// The same with one axis or two, and its shape.
 pub(super) fn any_array(
     object: &Arc<dyn Object>,
     offset: u64,

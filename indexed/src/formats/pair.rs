@@ -1,5 +1,5 @@
-//! A pair of `.bin` and `.idx` (MMIDIDX) as tables that are read and not mapped: memory does not
-//! grow with the index.
+//! Reads a pair of `.bin` and `.idx` (MMIDIDX) without mapping it: memory does not grow with the
+//! index.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::mmididx::dataset::check_bin_len;
 use crate::mmididx::idx::{END_OF_FILE, HEADER_BYTES, Layout, malformed};
 use crate::{FormatRule, Result};
 
-/// The files of a pair, the header read.
+/// The files of a pair, with the header read.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub display: String,
@@ -32,11 +32,12 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Opens both. The counts are held against the length of the `.idx`; its entries are not read.
+    /// Opens both. The counts are checked against the length of the `.idx`; its entries are not
+    /// read.
     pub(crate) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
         let idx = store.open(&prefix.with_suffix(".idx")?)?;
         let bin = store.open(&prefix.with_suffix(".bin")?)?;
-        // Not verified yet: the rule that a header breaks says more than a checksum.
+        // Not verified yet: a broken rule of the header is a better message than a checksum.
         let layout = Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
         let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let idx = verified(&idx, File::Idx, checksums.as_ref());
@@ -60,12 +61,12 @@ impl Pair {
         })
     }
 
-    /// Whether no document was ended, as CPM-2's and Yuan's writers leave their files.
+    /// Whether no document was ended, as in the files of CPM-2 and Yuan.
     pub(crate) fn is_unended(&self) -> bool {
         self.documents.count() == 1 && self.lengths.count() > 0
     }
 
-    /// Reads every entry of the index, and holds the `.bin` against them.
+    /// Reads every entry of the index and checks the length of the `.bin` against them.
     pub(crate) fn check(&self) -> Result<()> {
         let mut bytes = 0_u64;
         for mark in self.marks(MissingDocumentEnds::Refused).iter() {
@@ -101,7 +102,7 @@ impl Pair {
         Ok((sequences, bytes))
     }
 
-    /// Its marks; where no document was ended and that is allowed, each sequence is one.
+    /// Its boundaries. If no document was ended and that is allowed, each sequence is a document.
     pub(super) fn marks(&self, unended: MissingDocumentEnds) -> Lengths {
         let each = unended == MissingDocumentEnds::EachSequence && self.is_unended();
         Lengths {
@@ -121,9 +122,10 @@ impl Pair {
         let item_bytes = self.layout.dtype.item_bytes();
         let len = self.bin.len_bytes();
         if !len.is_multiple_of(item_bytes) {
-            let due = format!("a multiple of {item_bytes} bytes for {} tokens", self.layout.dtype);
+            let expected =
+                format!("a multiple of {item_bytes} bytes for {} tokens", self.layout.dtype);
             let (file, fault) = (self.bin.display(), FormatRule::BinTooShort);
-            return Err(malformed(&file, len as usize, fault, END_OF_FILE, due));
+            return Err(malformed(&file, len as usize, fault, END_OF_FILE, expected));
         }
         Ok(TokenSource {
             format: Format::Mmididx,
@@ -136,7 +138,7 @@ impl Pair {
     }
 }
 
-/// The bytes that hold the header, or all there are.
+/// The bytes that hold the header, or the whole file if it is shorter.
 pub(crate) fn start_of(object: &dyn Object) -> Result<Vec<u8>> {
     /// TNTIDX has the longest header, of 56 bytes.
     const START_BYTES: u64 = 64;

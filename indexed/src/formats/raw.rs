@@ -1,4 +1,4 @@
-//! Files of bare tokens: nanoGPT's `.bin`, and a plain `.npy` as entries for Yuan's corpus keep it.
+//! Files of bare tokens: nanoGPT's `.bin`, and a plain `.npy` as in Yuan's corpus.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) fn open_nanogpt(
     })
 }
 
-/// Two axes are a document in each row. One is a stream, which a token divides or nothing does.
+/// With two axes each row is a document. One axis is a stream, which may be divided by a token.
 pub(super) fn open_yuan(
     store: &Arc<dyn Storage>,
     prefix: &Key,
@@ -63,9 +63,9 @@ pub(super) fn dtype_of(run: &TokenRun, descr: Descr) -> Result<Dtype> {
         Descr::U32 => Ok(Dtype::U32),
         Descr::I64 => Ok(Dtype::I64),
         Descr::U64 => {
-            let got = format!("tokens of {}", descr.name());
-            let due = "tokens of at most 63 bits";
-            Err(malformed(&run.object.display(), 0, FormatRule::Npy, got, due))
+            let found = format!("tokens of {}", descr.name());
+            let expected = "tokens of at most 63 bits";
+            Err(malformed(&run.object.display(), 0, FormatRule::Npy, found, expected))
         }
     }
 }

@@ -10,15 +10,16 @@ use super::boundaries::{Boundaries, Boundary};
 use crate::mmididx::idx::malformed;
 use crate::{Dtype, FormatRule, Result};
 
-/// Large enough to go around the page cache, and a multiple of every token's size.
+/// Large enough for direct I/O, and a multiple of every token size.
 const READ_BYTES: u64 = 4 << 20;
 
-/// What takes the documents of a [`TokenSource`], one after the other.
+/// Consumes the documents of a [`TokenSource`], one after the other.
 pub trait Sink {
-    /// More tokens of the current sequence: whole ones, little-endian, in the type of the source.
+    /// Takes more tokens of the current sequence: complete, little-endian, in the type of the
+    /// source.
     ///
     /// # Errors
-    /// What the sink says; the source stops then.
+    /// An error of the sink; it stops the source.
     fn tokens(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// Ends the current sequence. Its mode is 0 where the source has no modes.
@@ -34,8 +35,8 @@ pub trait Sink {
     fn end_document(&mut self) -> Result<()>;
 }
 
-/// Token files of one of the [`Format`]s, opened and held against the lengths of their files. Their
-/// entries are checked as they are read.
+/// Token files of one of the [`Format`]s, opened and checked against the lengths of their files.
+/// Their entries are checked as they are read.
 #[derive(Debug)]
 pub struct TokenSource {
     pub(super) format: Format,
@@ -48,7 +49,7 @@ pub struct TokenSource {
     pub(super) has_modes: bool,
 }
 
-/// A stretch of tokens in a file.
+/// A range of tokens in a file.
 #[derive(Clone, Debug)]
 pub(super) struct TokenRun {
     pub object: Arc<dyn Object>,
@@ -68,7 +69,7 @@ impl TokenSource {
         self.dtype
     }
 
-    /// How a message names it.
+    /// Its name in messages.
     #[must_use]
     pub fn display(&self) -> &str {
         &self.display
@@ -86,7 +87,7 @@ impl TokenSource {
         self.runs.iter().map(|run| run.bytes.end - run.bytes.start).sum()
     }
 
-    /// How many tokens it gives, if its files say so.
+    /// How many tokens it has, if its files record that.
     #[must_use]
     pub fn token_count(&self) -> Option<u64> {
         match self.marks {
@@ -107,11 +108,11 @@ impl TokenSource {
         }
     }
 
-    /// Gives all of it to a sink.
+    /// Writes all of it to a sink.
     ///
     /// # Errors
-    /// [`crate::Error::Malformed`] where the files break their format or do not agree, after what
-    /// stands before it was given; [`crate::Error::Storage`]; what the sink says.
+    /// [`crate::Error::Malformed`] where the files break their format or contradict each other; the
+    /// sink then has everything before that point. [`crate::Error::Storage`]; errors of the sink.
     pub fn read_into(&self, sink: &mut dyn Sink) -> Result<()> {
         match &self.marks {
             Boundaries::Triple(triple) => triple.read_into(sink),
@@ -128,13 +129,13 @@ impl TokenSource {
             match mark? {
                 Boundary::Document => sink.end_document()?,
                 Boundary::Sequence { len, mode } => {
-                    let mut due = len;
-                    while due > 0 {
-                        let Some(bytes) = reader.take(due)? else {
+                    let mut remaining = len;
+                    while remaining > 0 {
+                        let Some(bytes) = reader.take(remaining)? else {
                             return Err(self.too_short(tokens + len));
                         };
                         sink.tokens(bytes)?;
-                        due -= bytes.len() as u64 / self.dtype.item_bytes();
+                        remaining -= bytes.len() as u64 / self.dtype.item_bytes();
                     }
                     tokens = tokens.saturating_add(len);
                     sink.end_sequence(mode)?;
@@ -179,15 +180,21 @@ impl TokenSource {
 
     fn too_short(&self, tokens: u64) -> crate::Error {
         let (file, len) = self.token_file();
-        let due = format!("{} bytes for at least {tokens} tokens", tokens_bytes(self, tokens));
-        malformed(&file, len as usize, FormatRule::BinTooShort, "end of tokens", due)
+        let expected = format!("{} bytes for at least {tokens} tokens", tokens_bytes(self, tokens));
+        malformed(&file, len as usize, FormatRule::BinTooShort, "end of tokens", expected)
     }
 
     fn too_long(&self, tokens: u64) -> crate::Error {
         let (file, len) = self.token_file();
-        let due = format!("{} bytes for {tokens} tokens", tokens_bytes(self, tokens));
-        let got = format!("{len} bytes of tokens, which continue");
-        malformed(&file, tokens_bytes(self, tokens) as usize, FormatRule::BinTooLong, got, due)
+        let expected = format!("{} bytes for {tokens} tokens", tokens_bytes(self, tokens));
+        let found = format!("{len} bytes of tokens, which continue");
+        malformed(
+            &file,
+            tokens_bytes(self, tokens) as usize,
+            FormatRule::BinTooLong,
+            found,
+            expected,
+        )
     }
 
     fn token_file(&self) -> (String, u64) {
@@ -200,7 +207,7 @@ fn tokens_bytes(source: &TokenSource, tokens: u64) -> u64 {
     tokens.saturating_mul(source.dtype.item_bytes())
 }
 
-/// Tokens of several stretches, one after the other.
+/// Tokens of several ranges, one after the other.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     runs: std::slice::Iter<'a, TokenRun>,
@@ -217,7 +224,7 @@ impl<'a> Reader<'a> {
         Reader { runs, run, item_bytes: dtype.item_bytes(), buf: Vec::new(), at: 0 }
     }
 
-    /// Some tokens, `tokens_max` at most; `None` at the end.
+    /// The next tokens, at most `tokens_max`; `None` at the end.
     pub(super) fn take(&mut self, tokens_max: u64) -> Result<Option<&[u8]>> {
         while self.at == self.buf.len() {
             let Some(run) = &mut self.run else { return Ok(None) };
@@ -239,7 +246,7 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buf[start..start + len]))
     }
 
-    /// Exactly so many tokens, appended to a vector of which no more is allocated than comes.
+    /// Appends exactly this many tokens to a vector. The vector grows only by what was read.
     pub(super) fn take_all(&mut self, mut tokens: u64, out: &mut Vec<u8>) -> Result<bool> {
         while tokens > 0 {
             let item_bytes = self.item_bytes;

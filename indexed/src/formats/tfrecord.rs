@@ -28,16 +28,16 @@ pub const RECORD_HEADER_BYTES: usize = 12;
 /// Bytes after the data of a record.
 pub const RECORD_FOOTER_BYTES: usize = 4;
 
-/// Longest data of a record. An example of BERT has 10 KiB, one with a long text a few MiB.
+/// Maximum data of a record. An example of BERT has 10 KiB, one with a long text a few MiB.
 pub const RECORD_BYTES_MAX: u64 = 64 << 20;
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const READ_BYTES: usize = 1 << 20;
 
-/// What is wrong with a record.
+/// A fault in a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordFault {
-    /// Where, in bytes from the start of the record.
+    /// Offset in bytes from the start of the record.
     pub at: usize,
     /// What was found.
     pub found: String,
@@ -56,7 +56,7 @@ impl RecordFault {
 /// starts [`RECORD_FOOTER_BYTES`] after the end of the range.
 ///
 /// # Errors
-/// [`RecordFault`] for a checksum that differs, and for a record above [`RECORD_BYTES_MAX`].
+/// [`RecordFault`] for a wrong checksum, and for a record above [`RECORD_BYTES_MAX`].
 pub fn split_record(bytes: &[u8]) -> std::result::Result<Option<Range<usize>>, RecordFault> {
     let Some((header, rest)) = bytes.split_at_checked(RECORD_HEADER_BYTES) else {
         return Ok(None);
@@ -105,9 +105,9 @@ pub(super) enum Compression {
 }
 
 impl Compression {
-    /// `None` for bytes that start no TFRecord file. An empty file has no records.
+    /// `None` if a TFRecord file cannot start with these bytes. An empty file has no records.
     pub(super) fn detect(head: &[u8]) -> Option<Self> {
-        // Of zlib: method 8 in the first byte, and two bytes that are a multiple of 31 (RFC 1950).
+        // zlib: method 8 in the first byte, and two bytes that are a multiple of 31 (RFC 1950).
         let is_zlib =
             |a: u8, b: u8| a & 0x0f == 8 && (u16::from(a) << 8 | u16::from(b)).is_multiple_of(31);
         match head {
@@ -171,7 +171,7 @@ impl RecordReader {
         }
     }
 
-    /// False at the end of the file, if no record is incomplete there.
+    /// False at the end of the file, if it is not within a record.
     fn read_more(&mut self) -> Result<bool> {
         self.buf.drain(..self.used);
         self.offset += self.used as u64;
@@ -183,16 +183,22 @@ impl RecordReader {
             return Err(match error.downcast::<storage::Error>() {
                 Ok(error) => error.into(),
                 Err(error) => {
-                    let due = "a complete compressed file";
-                    malformed(&self.file, at as usize, FormatRule::Record, error.to_string(), due)
+                    let expected = "a complete compressed file";
+                    malformed(
+                        &self.file,
+                        at as usize,
+                        FormatRule::Record,
+                        error.to_string(),
+                        expected,
+                    )
                 }
             });
         }
         let ended = self.buf.len() == len;
         if ended && len > 0 {
             self.next += 1;
-            let due = "a complete record";
-            return Err(self.bad(&RecordFault::new(len, "end of file", due)));
+            let expected = "a complete record";
+            return Err(self.bad(&RecordFault::new(len, "end of file", expected)));
         }
         Ok(!ended)
     }

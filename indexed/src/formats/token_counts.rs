@@ -1,11 +1,11 @@
-//! Counting what token files hold.
+//! Counts the content of token files.
 
 use storage::Crc64;
 
 use super::source::{Sink, TokenSource};
 use crate::{Dtype, Error, Result};
 
-/// A sink that counts. Memory does not grow.
+/// A sink that counts in constant memory.
 #[derive(Debug)]
 pub struct Census {
     dtype: Dtype,
@@ -37,21 +37,21 @@ pub struct CensusReport {
     pub tokens: u64,
     /// The smallest and the largest id, if there are tokens and they are integers.
     pub token_range: Option<(i64, i64)>,
-    /// Tokens that end a document, wherever they stand, if their id is known.
+    /// Tokens with the id that ends documents, at any position, if the id is known.
     pub eod_tokens: u64,
     /// Documents whose last token is that one.
     pub documents_ended: u64,
-    /// CRC-64/NVME of the tokens as they were read.
+    /// CRC-64/NVME of the tokens in the type of the source.
     pub tokens_crc64: u64,
     /// The first ids.
     pub first_ids: Vec<i64>,
 }
 
-/// Ids kept of the first: about a line of text.
+/// Number of first ids that are recorded: about a line of text.
 const FIRST_IDS: usize = 24;
 
 impl Census {
-    /// Of nothing yet. `eod` is the token that ends a document, if it is known.
+    /// An empty census. `eod` is the token that ends a document, if it is known.
     #[must_use]
     pub fn new(dtype: Dtype, eod: Option<u32>) -> Self {
         Census {
@@ -76,7 +76,7 @@ impl Census {
         Ok(census.report())
     }
 
-    /// What was counted.
+    /// The counts.
     #[must_use]
     pub fn report(self) -> CensusReport {
         CensusReport { tokens_crc64: self.sum.value(), ..self.report }
@@ -129,7 +129,7 @@ impl Sink for Census {
 }
 
 impl CensusReport {
-    /// Holds the ids against the size of a vocabulary.
+    /// Checks that the ids are below the size of a vocabulary.
     ///
     /// # Errors
     /// [`Error::BadSetting`] that names the range.

@@ -1,4 +1,4 @@
-//! Writing token files of any format that is written.
+//! Writes token files of every format that is not read only.
 
 use std::sync::Arc;
 
@@ -6,31 +6,31 @@ use storage::{FileEntry, Key, Storage, Upload};
 
 use super::source::{Sink, TokenSource};
 use super::zip::ZipWriter;
-use super::{Census, Format, unfit};
+use super::{Census, Format, unsupported};
 use crate::cache::npy::{self, Descr};
 use crate::mmididx::length_log::{Event, LengthLog};
 use crate::{Builder, Dtype, Error, Result};
 
-/// Small pieces are gathered to writes of this size.
+/// Size of the writes.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// How to write.
+/// Settings of a writer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WriteOptions {
-    /// The type of tokens. Default: the source's, or the nearest that the format has.
+    /// The type of tokens. Default: that of the source, or the nearest type of the format.
     pub dtype: Option<Dtype>,
 }
 
-/// What was written.
+/// Files and counts of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteReport {
-    /// The files, the one that makes them complete last.
+    /// The files. The last one makes the others complete.
     pub files: Vec<FileEntry>,
     /// The type of their tokens.
     pub dtype: Dtype,
     /// Documents in them.
     pub documents: u64,
-    /// Documents that the format has no place for, as they hold no token.
+    /// Documents without a token, which the format cannot represent.
     pub documents_dropped: u64,
     /// Sequences in them.
     pub sequences: u64,
@@ -38,8 +38,8 @@ pub struct WriteReport {
     pub tokens: u64,
 }
 
-/// Token files being written: a [`Sink`] in the type of its source. None is visible before
-/// [`Writer::finish`], and a writer that is dropped leaves nothing behind.
+/// Token files being written: a [`Sink`] in the type of its source. No file is visible before
+/// [`Writer::finish`], and a dropped writer leaves no file.
 #[derive(Debug)]
 pub struct Writer {
     store: Arc<dyn Storage>,
@@ -48,7 +48,7 @@ pub struct Writer {
     counts: Counts,
 }
 
-/// What came so far.
+/// Counts so far.
 #[derive(Debug, Default)]
 struct Counts {
     documents: u64,
@@ -66,24 +66,24 @@ enum Out {
         tokens: Stream,
         /// Where each document ends.
         ends: Option<Stream>,
-        /// What the header promised.
-        tokens_due: Option<u64>,
+        /// The token count in the header.
+        tokens_expected: Option<u64>,
     },
     Paddle {
         tokens: Stream,
-        tokens_due: u64,
+        tokens_expected: u64,
         index: Stream,
         /// Tokens of each sentence, and where documents end.
-        outline: Box<LengthLog>,
+        length_log: Box<LengthLog>,
     },
 }
 
 impl Writer {
-    /// Begins files of a format for all that a source has.
+    /// Creates files of a format for the content of a source.
     ///
     /// # Errors
-    /// [`Error::BadSetting`] for a format that is not written, or a type that it has not;
-    /// [`Error::NotTokens`]; [`Error::Storage`], also if a file exists.
+    /// [`Error::BadSetting`] for a read-only format, or a type that it lacks; [`Error::NotTokens`];
+    /// [`Error::Storage`], also if a file exists.
     pub fn create(
         store: &Arc<dyn Storage>,
         prefix: &Key,
@@ -105,23 +105,25 @@ impl Writer {
                 };
                 Out::Pair(Box::new(builder))
             }
-            Format::NanoGpt => Out::Flat { tokens: begin(".bin")?, ends: None, tokens_due: None },
+            Format::NanoGpt => {
+                Out::Flat { tokens: begin(".bin")?, ends: None, tokens_expected: None }
+            }
             Format::Datatrove => {
                 let ends = Some(begin(".ds.index")?);
-                Out::Flat { tokens: begin(".ds")?, ends, tokens_due: None }
+                Out::Flat { tokens: begin(".ds")?, ends, tokens_expected: None }
             }
             Format::Yuan => {
-                let (tokens, due) = npy_stream(begin(".npy")?, source, to)?;
-                Out::Flat { tokens, ends: None, tokens_due: Some(due) }
+                let (tokens, expected) = npy_stream(begin(".npy")?, source, to)?;
+                Out::Flat { tokens, ends: None, tokens_expected: Some(expected) }
             }
             Format::Paddle => {
                 let index = begin("_idx.npz")?;
-                let (tokens, tokens_due) = npy_stream(begin("_ids.npy")?, source, to)?;
-                let outline = LengthLog::new(store, prefix.with_suffix("_idx.npz.outline")?);
-                Out::Paddle { tokens, tokens_due, index, outline: Box::new(outline) }
+                let (tokens, tokens_expected) = npy_stream(begin("_ids.npy")?, source, to)?;
+                let length_log = LengthLog::new(store, prefix.with_suffix("_idx.npz.outline")?);
+                Out::Paddle { tokens, tokens_expected, index, length_log: Box::new(length_log) }
             }
             Format::Tntidx | Format::Dolma | Format::Cpm2 | Format::TfRecord => {
-                return Err(unfit("--to", format.name(), "a format that can be written"));
+                return Err(unsupported("--to", format.name(), "a format that can be written"));
             }
         };
         let recode = Recode { from, to, file: store.display(prefix), ..Recode::default() };
@@ -139,14 +141,14 @@ impl Writer {
                 let built = builder.finish()?;
                 built.files().to_vec()
             }
-            Out::Flat { tokens, ends, tokens_due } => {
-                check_due(&recode.file, tokens_due, counts.tokens)?;
+            Out::Flat { tokens, ends, tokens_expected } => {
+                check_token_count(&recode.file, tokens_expected, counts.tokens)?;
                 let streams = [Some(tokens), ends].into_iter().flatten();
                 finish_all(store.as_ref(), streams.map(Stream::flush).collect::<Result<_>>()?)?
             }
-            Out::Paddle { tokens, tokens_due, mut index, mut outline } => {
-                check_due(&recode.file, Some(tokens_due), counts.tokens)?;
-                write_paddle_index(&mut index, &mut outline)?;
+            Out::Paddle { tokens, tokens_expected, mut index, mut length_log } => {
+                check_token_count(&recode.file, Some(tokens_expected), counts.tokens)?;
+                write_paddle_index(&mut index, &mut length_log)?;
                 finish_all(store.as_ref(), vec![tokens.flush()?, index.flush()?])?
             }
         };
@@ -180,12 +182,12 @@ impl Sink for Writer {
             Out::Pair(builder) => builder.end_parts(len, mode)?,
             Out::Flat { .. } => {}
             Out::Paddle { .. } if len == 0 => return Ok(()),
-            Out::Paddle { outline, .. } => {
+            Out::Paddle { length_log, .. } => {
                 if i32::try_from(len).is_err() {
                     let file = self.recode.file.clone();
                     return Err(Error::SequenceTooLong { file, tokens: len });
                 }
-                outline.push_sequence(len)?;
+                length_log.push_sequence(len)?;
             }
         }
         self.counts.sequences += 1;
@@ -204,19 +206,19 @@ impl Sink for Writer {
                 self.counts.documents_dropped += 1;
                 return Ok(());
             }
-            Out::Paddle { outline, .. } => outline.end_document(),
+            Out::Paddle { length_log, .. } => length_log.end_document(),
         }
         self.counts.documents += 1;
         Ok(())
     }
 }
 
-/// Tokens of one type to another.
+/// Converts tokens from one type to another.
 #[derive(Debug)]
 struct Recode {
     from: Dtype,
     to: Dtype,
-    /// As messages name the output.
+    /// The output in messages.
     file: String,
     wide: Vec<i64>,
     ids: Vec<u32>,
@@ -253,7 +255,7 @@ impl Recode {
     }
 }
 
-/// The type that a format is written in.
+/// The token type in which a format is written.
 fn dtype_for(format: Format, from: Dtype, asked: Option<Dtype>) -> Result<Dtype> {
     let has: &[Dtype] = match format {
         Format::Mmididx => &[
@@ -281,10 +283,10 @@ fn dtype_for(format: Format, from: Dtype, asked: Option<Dtype>) -> Result<Dtype>
         return Ok(dtype);
     }
     let names: Vec<String> = has.iter().map(Dtype::to_string).collect();
-    Err(unfit("dtype", dtype.to_string(), format!("{} for {format}", names.join(" or "))))
+    Err(unsupported("dtype", dtype.to_string(), format!("{} for {format}", names.join(" or "))))
 }
 
-/// An array whose header says at the start how many tokens will come.
+/// An array. Its header has the token count before the tokens.
 fn npy_stream(mut stream: Stream, source: &TokenSource, dtype: Dtype) -> Result<(Stream, u64)> {
     let tokens = match source.token_count() {
         Some(tokens) => tokens,
@@ -295,25 +297,25 @@ fn npy_stream(mut stream: Stream, source: &TokenSource, dtype: Dtype) -> Result<
     Ok((stream, tokens))
 }
 
-fn check_due(file: &str, expected: Option<u64>, found: u64) -> Result<()> {
+fn check_token_count(file: &str, expected: Option<u64>, found: u64) -> Result<()> {
     match expected {
         Some(expected) if expected != found => {
             let expected = format!("{expected} as in the files of {file}");
-            Err(unfit("token count", found.to_string(), expected))
+            Err(unsupported("token count", found.to_string(), expected))
         }
         _ => Ok(()),
     }
 }
 
-fn write_paddle_index(index: &mut Stream, outline: &mut LengthLog) -> Result<()> {
-    let counts = outline.counts();
+fn write_paddle_index(index: &mut Stream, length_log: &mut LengthLog) -> Result<()> {
+    let counts = length_log.counts();
     let (lens, docs) = (counts.sequences, counts.documents + 1);
     let mut zip = ZipWriter::default();
     let lens_npy = npy::header(Descr::I32, &[lens]);
     let docs_npy = npy::header(Descr::I64, &[docs]);
     zip.member(index, "lens.npy", lens_npy.len() as u64 + 4 * lens, |out| {
         out.write(&lens_npy)?;
-        let mut reader = outline.reader()?;
+        let mut reader = length_log.reader()?;
         while let Some(event) = reader.next()? {
             if let Event::Sequence(tokens, _) = event {
                 out.write(&(tokens as u32).to_le_bytes())?; // fits: an i32, as was checked
@@ -324,7 +326,7 @@ fn write_paddle_index(index: &mut Stream, outline: &mut LengthLog) -> Result<()>
     zip.member(index, "docs.npy", docs_npy.len() as u64 + 8 * docs, |out| {
         out.write(&docs_npy)?;
         out.write(&0_u64.to_le_bytes())?;
-        let mut reader = outline.reader()?;
+        let mut reader = length_log.reader()?;
         let mut sentences = 0_u64;
         while let Some(event) = reader.next()? {
             sentences += u64::from(matches!(event, Event::Sequence(..)));
@@ -337,12 +339,12 @@ fn write_paddle_index(index: &mut Stream, outline: &mut LengthLog) -> Result<()>
     zip.end(index)
 }
 
-/// Where bytes go.
+/// A destination of bytes.
 pub(super) trait Write {
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 }
 
-/// An upload with a buffer before it.
+/// A buffered upload.
 #[derive(Debug)]
 pub(super) struct Stream {
     key: Key,
@@ -376,7 +378,7 @@ impl Write for Stream {
     }
 }
 
-/// Finishes all, or takes back those that were finished before the one that failed.
+/// Finishes all uploads; if one fails, deletes those that were finished before it.
 pub(crate) fn finish_all(
     store: &dyn Storage,
     uploads: Vec<(Key, Box<dyn Upload>)>,

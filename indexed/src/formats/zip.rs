@@ -1,4 +1,4 @@
-//! The members of a ZIP file that are stored and not compressed, as `numpy.savez` writes them.
+//! ZIP files with uncompressed members, as `numpy.savez` writes them.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use super::writer::Write;
 use crate::mmididx::idx::malformed;
 use crate::{Error, FormatRule, Result};
 
-/// An `.npz` of ours has two members; a directory far larger is no such file.
+/// The `.npz` files here have two members; a far larger directory is refused.
 const DIRECTORY_BYTES_MAX: u64 = 1 << 20;
-/// The end record, and the longest comment after it.
+/// The end record with the longest comment.
 const END_BYTES_MAX: u64 = END_BYTES + 0xffff;
 const END_BYTES: u64 = 22;
 const LOCATOR_BYTES: u64 = 20;
-/// Members are read in steps of this to be summed.
+/// Bytes of one read of a member.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// A member: a stretch of the file.
+/// A member: a range of the file.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub name: String,
@@ -26,7 +26,7 @@ pub(super) struct Member {
     crc32: u32,
 }
 
-/// Lists the members. Every place is held against the length of the file.
+/// Lists the members. Every offset is checked against the length of the file.
 pub(super) fn members(object: &Arc<dyn Object>) -> Result<Vec<Member>> {
     let zip = Zip { object: object.as_ref(), file: object.display() };
     let (offset, bytes) = zip.directory()?;
@@ -35,7 +35,7 @@ pub(super) fn members(object: &Arc<dyn Object>) -> Result<Vec<Member>> {
     let mut at = 0;
     while at < directory.len() {
         let place = offset + at as u64;
-        let bad = |got: &str| zip.bad(place, got, "an entry of the central directory");
+        let bad = |found: &str| zip.bad(place, found, "an entry of the central directory");
         let entry = directory.get(at..at + 46).ok_or_else(|| bad("a truncated entry"))?;
         if entry[..4] != *b"PK\x01\x02" {
             return Err(bad("other bytes"));
@@ -50,7 +50,7 @@ pub(super) fn members(object: &Arc<dyn Object>) -> Result<Vec<Member>> {
     Ok(members)
 }
 
-/// Reads a member, and compares it with its sum.
+/// Reads a member and compares it with its checksum.
 pub(super) fn verify(object: &Arc<dyn Object>, member: &Member) -> Result<()> {
     let zip = Zip { object: object.as_ref(), file: object.display() };
     let mut sum = Crc32::new();
@@ -63,9 +63,9 @@ pub(super) fn verify(object: &Arc<dyn Object>, member: &Member) -> Result<()> {
     if sum.value() == member.crc32 {
         return Ok(());
     }
-    let got = format!("CRC-32 {:08x} of member {}", sum.value(), member.name);
-    let due = format!("CRC-32 {:08x} as in the directory", member.crc32);
-    Err(zip.bad(member.offset, &got, &due))
+    let found = format!("CRC-32 {:08x} of member {}", sum.value(), member.name);
+    let expected = format!("CRC-32 {:08x} as in the directory", member.crc32);
+    Err(zip.bad(member.offset, &found, &expected))
 }
 
 struct Zip<'a> {
@@ -100,14 +100,14 @@ impl Zip<'_> {
             (offset, bytes, limit) = self.directory_64(limit)?;
         }
         if bytes > DIRECTORY_BYTES_MAX || offset.checked_add(bytes).is_none_or(|end| end > limit) {
-            let got = format!("{bytes} bytes from byte {offset} and the end record");
-            let due = "a central directory of at most 1 MiB before its end record";
-            return Err(self.bad(limit, &got, due));
+            let found = format!("{bytes} bytes from byte {offset} and the end record");
+            let expected = "a central directory of at most 1 MiB before its end record";
+            return Err(self.bad(limit, &found, expected));
         }
         Ok((offset, bytes))
     }
 
-    /// The same in a file of more than 4 GiB: a locator stands before the end record.
+    /// The same in a file of more than 4 GiB: a locator precedes the end record.
     fn directory_64(&self, end_at: u64) -> Result<(u64, u64, u64)> {
         let bad = || self.bad(end_at, "the end record alone", "a ZIP64 end record");
         let locator_at = end_at.checked_sub(LOCATOR_BYTES).ok_or_else(bad)?;
@@ -135,14 +135,14 @@ impl Zip<'_> {
             return Err(self.bad(place, "none", "64-bit sizes"));
         };
         if u16_at(entry, 10) != 0 || bytes != stored {
-            let got = format!("compressed member {name}");
-            let due = "a stored member, as of numpy.savez and not of savez_compressed";
-            return Err(self.bad(place, &got, due));
+            let found = format!("compressed member {name}");
+            let expected = "a stored member, as of numpy.savez and not of savez_compressed";
+            return Err(self.bad(place, &found, expected));
         }
-        let due = "a local header and its data before the directory";
-        let torn = || self.bad(header_at, &format!("truncated member {name}"), due);
+        let expected = "a local header and its data before the directory";
+        let truncated = || self.bad(header_at, &format!("truncated member {name}"), expected);
         if header_at.checked_add(30).is_none_or(|end| end > place) {
-            return Err(torn());
+            return Err(truncated());
         }
         let header = self.read(header_at, 30)?;
         if !header.starts_with(b"PK\x03\x04") {
@@ -151,7 +151,7 @@ impl Zip<'_> {
         let before = 30 + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
         let offset = header_at + before;
         if offset.checked_add(bytes).is_none_or(|end| end > place) {
-            return Err(torn());
+            return Err(truncated());
         }
         Ok(Member { name, offset, bytes, crc32: u32_at(entry, 16) })
     }
@@ -162,12 +162,12 @@ impl Zip<'_> {
         Ok(buf)
     }
 
-    fn bad(&self, at: u64, got: &str, due: &str) -> Error {
-        malformed(&self.file, at as usize, FormatRule::Zip, got, due)
+    fn bad(&self, at: u64, found: &str, expected: &str) -> Error {
+        malformed(&self.file, at as usize, FormatRule::Zip, found, expected)
     }
 }
 
-/// Sizes that do not fit 32 bits stand, in order, in an extra field of their own.
+/// Sizes that do not fit 32 bits are in an extra field, in order.
 struct Wide<'a> {
     extra: &'a [u8],
 }
@@ -195,11 +195,11 @@ fn wide_fields(mut extra: &[u8]) -> &[u8] {
     &[]
 }
 
-/// Beyond this, sizes and places are written in 64 bits, as Python does.
+/// Above this, sizes and offsets are written in 64 bits, as in Python.
 const WIDE_MIN: u64 = 1 << 31;
 
-/// A ZIP file being written, to the byte as `numpy.savez` does: members are stored, every local
-/// header has room for sizes of 64 bits, and all is of 1980-01-01.
+/// A ZIP file being written, byte for byte as `numpy.savez` does: members are not compressed, every
+/// local header has room for sizes of 64 bits, and all dates are 1980-01-01.
 #[derive(Debug, Default)]
 pub(super) struct ZipWriter {
     directory: Vec<u8>,
@@ -208,7 +208,7 @@ pub(super) struct ZipWriter {
     offset: u64,
 }
 
-/// Sums what a member will be.
+/// Computes the CRC-32 of a member.
 struct Summing(Crc32);
 
 impl Write for Summing {
@@ -219,7 +219,8 @@ impl Write for Summing {
 }
 
 impl ZipWriter {
-    /// Writes a member of so many bytes, which `content` gives twice: its sum stands before it.
+    /// Writes a member of this size. `content` is called twice, because the checksum precedes the
+    /// data.
     pub(super) fn member(
         &mut self,
         to: &mut dyn Write,
@@ -235,7 +236,7 @@ impl ZipWriter {
         header.extend_from_slice(&FIXED);
         header.extend_from_slice(&crc32.to_le_bytes());
         header.extend_from_slice(&[0xff; 8]);
-        header.extend_from_slice(&(name.len() as u16).to_le_bytes()); // fits: names of ours
+        header.extend_from_slice(&(name.len() as u16).to_le_bytes()); // fits: names of this crate
         header.extend_from_slice(&20_u16.to_le_bytes());
         header.extend_from_slice(name.as_bytes());
         header.extend_from_slice(&wide(&[bytes, bytes]));
@@ -264,7 +265,7 @@ impl ZipWriter {
         out.extend_from_slice(&crc32.to_le_bytes());
         out.extend_from_slice(&size.to_le_bytes());
         out.extend_from_slice(&size.to_le_bytes());
-        out.extend_from_slice(&(name.len() as u16).to_le_bytes()); // fits: names of ours
+        out.extend_from_slice(&(name.len() as u16).to_le_bytes()); // fits: names of this crate
         out.extend_from_slice(&(extra.len() as u16).to_le_bytes()); // fits: 28 at most
         out.extend_from_slice(&[0; 6]); // comment, disk, internal attributes
         out.extend_from_slice(&0x0180_0000_u32.to_le_bytes()); // rw------- on Unix
@@ -274,7 +275,7 @@ impl ZipWriter {
         self.members += 1;
     }
 
-    /// Writes the directory and the end.
+    /// Writes the directory and the end record.
     pub(super) fn end(self, to: &mut dyn Write) -> Result<()> {
         let bytes = self.directory.len() as u64;
         let mut end = self.directory;
@@ -302,7 +303,7 @@ impl ZipWriter {
     }
 }
 
-/// Version 4.5, no flags, stored, and the first moment that the format knows.
+/// Version 4.5, no flags, uncompressed, and the first date of the format.
 const FIXED: [u8; 10] = [45, 0, 0, 0, 0, 0, 0, 0, 0x21, 0];
 
 /// The extra field of number 1.

@@ -1,5 +1,5 @@
-//! Writing a pair of `.bin` and `.idx`, byte for byte as Megatron's writer does. `drafts` is about
-//! builders whose process may be killed.
+//! Writes a pair of `.bin` and `.idx`, byte for byte as Megatron's writer does. `drafts` has the
+//! builders that survive a kill of their process.
 
 use std::sync::Arc;
 
@@ -14,33 +14,34 @@ use crate::mmididx::idx;
 use crate::mmididx::length_log::{Counts, Event, LengthLog};
 use crate::{Dtype, Error, IndexedDataset, Result};
 
-/// Small documents are gathered to writes of this size.
+/// Size of the writes.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// The name of what the `.idx` is made from, after the prefix.
+/// The suffix of the length log from which the `.idx` is made.
 pub(super) const OUTLINE: &str = ".outline";
 
 /// A dataset being written.
 ///
-/// Tokens stream into the `.bin`; of each sequence two or three bytes are put by until the `.idx`
+/// Tokens stream into the `.bin`. Two or three bytes of each sequence are retained until the `.idx`
 /// is written at the end, in memory while they are few. Neither file is visible before
-/// [`Builder::finish`]. A builder that is dropped leaves nothing behind, unless it is one of
-/// drafts: then what was synced can be gone on with.
+/// [`Builder::finish`]. A dropped builder leaves no file, unless it has drafts: these can be
+/// resumed from the last sync.
 #[derive(Debug)]
 pub struct Builder {
     pub(super) store: Arc<dyn Storage>,
     pub(super) prefix: Key,
     pub(super) bin: Bin,
-    /// Begun at once, or at the end if it is a builder of drafts.
+    /// Created at the start, or at the end if the builder has drafts.
     pub(super) idx: Option<Box<dyn Upload>>,
-    /// Checksums of the blocks. A resumed builder has none: it reads its `.bin` at the end.
+    /// Checksums of the blocks. `None` in a resumed builder, which reads its `.bin` at the end.
     pub(super) checksums: Option<ChecksumWriter>,
     pub(super) dtype: Dtype,
-    /// Encoded tokens that wait for a write worth its while.
+    /// Encoded tokens that are not written yet.
     pub(super) pending: Vec<u8>,
-    /// Bytes of the `.bin`, after those that sequences were told of, that are there already.
+    /// Bytes at the end of the `.bin` that an earlier process wrote and that belong to no sequence
+    /// yet.
     pub(super) present_bytes: u64,
-    pub(super) outline: LengthLog,
+    pub(super) length_log: LengthLog,
     /// The mode of each sequence, if the set has modes.
     pub(super) modes: Option<Vec<i8>>,
 }
@@ -49,7 +50,7 @@ pub struct Builder {
 pub(super) enum Bin {
     Upload(Box<dyn Upload>),
     Draft(Box<dyn ResumableUpload>),
-    /// An earlier process had finished it.
+    /// A `.bin` that an earlier process has finished.
     Finished(FileEntry),
 }
 
@@ -62,11 +63,11 @@ pub struct Built {
     pub idx: FileEntry,
     /// The `.crc`: checksums of both by block.
     pub crc: FileEntry,
-    /// How many sequences they hold.
+    /// Number of sequences.
     pub sequences: u64,
-    /// How many documents.
+    /// Number of documents.
     pub documents: u64,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: u64,
 }
 
@@ -79,22 +80,22 @@ impl Built {
 }
 
 impl Builder {
-    /// Begins `prefix.bin`, `prefix.idx` and `prefix.crc`.
+    /// Creates `prefix.bin`, `prefix.idx` and `prefix.crc`.
     ///
     /// # Errors
-    /// [`Error::Storage`] if one of them exists or cannot be begun; [`Error::Orphan`] if it is a
+    /// [`Error::Storage`] if one of them exists or cannot be created; [`Error::Orphan`] if it is a
     /// `.bin` without its `.idx`.
     pub fn create(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
-        // All are begun now, so that a name that is taken shows before the work, not after it.
+        // All are created now, so that an existing name is refused before the work, not after it.
         let idx = store.create(&idx_key, 0)?;
         let bin = store.create(&bin_key, 0).map_err(|error| match error {
             storage::Error::Exists { object } => Error::Orphan { file: object },
             other => Error::Storage(other),
         })?;
         let checksums = ChecksumWriter::begin(store.as_ref(), prefix)?;
-        let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
-        let builder = Builder::new(store, prefix, dtype, Bin::Upload(bin), outline);
+        let length_log = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
+        let builder = Builder::new(store, prefix, dtype, Bin::Upload(bin), length_log);
         Ok(Builder { idx: Some(idx), checksums: Some(checksums), ..builder })
     }
 
@@ -104,10 +105,10 @@ impl Builder {
         self.dtype
     }
 
-    /// Tokens so far, those of earlier processes among them.
+    /// Tokens so far, including those of earlier processes.
     #[must_use]
     pub fn token_count(&self) -> u64 {
-        self.outline.counts().tokens
+        self.length_log.counts().tokens
     }
 
     pub(super) fn new(
@@ -115,7 +116,7 @@ impl Builder {
         prefix: &Key,
         dtype: Dtype,
         bin: Bin,
-        outline: LengthLog,
+        length_log: LengthLog,
     ) -> Self {
         let (store, prefix) = (Arc::clone(store), prefix.clone());
         Builder {
@@ -127,12 +128,12 @@ impl Builder {
             dtype,
             pending: Vec::new(),
             present_bytes: 0,
-            outline,
+            length_log,
             modes: None,
         }
     }
 
-    /// Begins a multimodal dataset, in which each sequence has a mode.
+    /// Creates a multimodal dataset, in which each sequence has a mode.
     ///
     /// # Errors
     /// As [`Builder::create`].
@@ -172,14 +173,14 @@ impl Builder {
         Ok(())
     }
 
-    /// Appends sequences to the current document, tokens encoded already: little-endian, in the
-    /// builder's type, back to back. `sequence_lens` are in tokens.
+    /// Appends sequences of encoded tokens to the current document: little-endian, in the builder's
+    /// type, back to back. `sequence_lens` are in tokens.
     ///
     /// # Errors
     /// [`Error::SequenceTooLong`], [`Error::Storage`].
     ///
     /// # Panics
-    /// If the bytes are not as many as the lengths say.
+    /// If the number of bytes does not match the lengths.
     pub fn add_encoded(&mut self, bytes: &[u8], sequence_lens: &[u32]) -> Result<()> {
         let tokens: u64 = sequence_lens.iter().map(|&len| u64::from(len)).sum();
         assert_eq!(bytes.len() as u64, tokens * self.dtype.item_bytes(), "bytes of the sequences");
@@ -193,24 +194,23 @@ impl Builder {
         Ok(())
     }
 
-    /// Appends some tokens of a sequence, encoded already, so that a long one need not be in
-    /// memory.
+    /// Appends encoded tokens of a part of a sequence, so that a long one need not be in memory.
     pub(crate) fn add_part(&mut self, bytes: &[u8]) -> Result<()> {
         self.write_bytes(bytes)
     }
 
-    /// Ends a sequence that came in parts; its mode is dropped if the set has none.
+    /// Ends a sequence that was added in parts; its mode is ignored if the set has no modes.
     pub(crate) fn end_parts(&mut self, tokens: u64, mode: i8) -> Result<()> {
         self.check_len(tokens)?;
         self.push_sequence(tokens, mode)
     }
 
-    /// Ends the current document. One without a sequence is an entry too, as Megatron's are.
+    /// Ends the current document. A document without a sequence is an entry too, as in Megatron.
     ///
     /// # Errors
-    /// None today; it is fallible as its sisters are.
+    /// None today; it is fallible like the other methods.
     pub fn end_document(&mut self) -> Result<()> {
-        self.outline.end_document();
+        self.length_log.end_document();
         Ok(())
     }
 
@@ -226,34 +226,33 @@ impl Builder {
         let tables = dataset.tables();
         for document in 0..dataset.document_count() {
             let sequences = dataset.document(document);
-            // fits: places in tables that are in memory
+            // fits: indexes of tables in memory
             for seq in sequences.start as usize..sequences.end as usize {
                 let len = u64::from(u32::from_le_bytes(tables.lengths[seq]));
                 let mode = tables.modes.get(seq).map_or(0, |&mode| i8::from_le_bytes([mode]));
                 self.push_sequence(len, mode)?;
             }
-            self.outline.end_document();
+            self.length_log.end_document();
         }
         Ok(())
     }
 
-    /// Writes the `.idx` and the `.crc`, then makes all files visible, the `.idx` last. When it has
-    /// returned, all are durable. A builder of drafts leaves the little that another needs to
-    /// resume, until [`Builder::discard_drafts`].
+    /// Writes the `.idx` and the `.crc`, then makes all files visible, the `.idx` last. When it
+    /// returns, all are durable. A builder with drafts leaves what a resume needs until
+    /// [`Builder::discard_drafts`].
     ///
     /// # Errors
     /// [`Error::UnendedDocument`], [`Error::Storage`]: no file exists then, unless it is
-    /// [`Error::LeftBehind`], which names the one that does. Only a crash between them can leave
-    /// a `.bin` alone, which [`Builder::create`] then refuses by that name. What a builder of
-    /// drafts was synced with is never taken back: its `.bin` stays, and [`Builder::resume`] takes
-    /// it up.
+    /// [`Error::LeftBehind`], which names the file that does. Only a crash between them can leave a
+    /// `.bin` alone, which [`Builder::create`] then refuses by name. Synced data of a builder with
+    /// drafts is never rolled back: its `.bin` remains, and [`Builder::resume`] continues it.
     pub fn finish(self) -> Result<Built> {
         self.check_ended()?;
         self.finish_with(Documents::AsEnded)
     }
 
-    /// The same for sequences that are in no document, as the writers of CPM-2 and Yuan leave them:
-    /// the document index is a single 0.
+    /// The same for sequences in no document, as in the files of CPM-2 and Yuan: the document index
+    /// is a single 0.
     ///
     /// # Errors
     /// As [`Builder::finish`].
@@ -261,7 +260,7 @@ impl Builder {
     /// # Panics
     /// If a document was ended.
     pub fn finish_without_documents(self) -> Result<Built> {
-        assert_eq!(self.outline.counts().documents, 0, "no document was ended");
+        assert_eq!(self.length_log.counts().documents, 0, "no document was ended");
         self.finish_with(Documents::None)
     }
 
@@ -275,12 +274,12 @@ impl Builder {
             None => begin(&*store, &idx_key, is_finished, || Ok(store.create(&idx_key, 0)?))?,
         };
         let idx_sums = self.write_idx(idx.as_mut(), documents)?;
-        let Counts { sequences, documents, tokens, .. } = self.outline.counts();
+        let Counts { sequences, documents, tokens, .. } = self.length_log.counts();
         let crc = match self.checksums.take() {
             Some(checksums) => Ok(checksums.end(idx_sums)?),
             None => Err(idx_sums),
         };
-        // All are whole by now: what can still fail is to make them durable and visible.
+        // All are complete now; only making them durable and visible can still fail.
         let (bin, can_resume) = match self.bin {
             Bin::Upload(upload) => (upload.finish()?, false),
             Bin::Draft(draft) => (draft.finish()?, true),
@@ -301,17 +300,17 @@ impl Builder {
     }
 
     fn write_idx(&mut self, upload: &mut dyn Upload, documents: Documents) -> Result<IdxSums> {
-        let counts = self.outline.counts();
+        let counts = self.length_log.counts();
         let item_bytes = self.dtype.item_bytes();
         let mut table = idx::Table::default();
         table.push(idx::header(self.dtype, counts.sequences, counts.documents + 1), upload)?;
-        let mut reader = self.outline.reader()?;
+        let mut reader = self.length_log.reader()?;
         while let Some(event) = reader.next()? {
             if let Event::Sequence(tokens, _) = event {
-                table.push((tokens as u32).to_le_bytes(), upload)?; // fits: checked when it came
+                table.push((tokens as u32).to_le_bytes(), upload)?; // fits: checked on add
             }
         }
-        let mut reader = self.outline.reader()?;
+        let mut reader = self.length_log.reader()?;
         let mut pointer = 0;
         while let Some(event) = reader.next()? {
             if let Event::Sequence(tokens, _) = event {
@@ -321,7 +320,7 @@ impl Builder {
         }
         table.push(0_u64.to_le_bytes(), upload)?;
         if documents == Documents::AsEnded {
-            let mut reader = self.outline.reader()?;
+            let mut reader = self.length_log.reader()?;
             let mut sequences = 0_u64;
             while let Some(event) = reader.next()? {
                 if let Event::Sequence(..) = event {
@@ -343,7 +342,7 @@ impl Builder {
         if let Some(modes) = &mut self.modes {
             modes.push(mode);
         }
-        self.outline.push_sequence(tokens)
+        self.length_log.push_sequence(tokens)
     }
 
     fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
@@ -365,7 +364,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Writes what is not there already.
+    /// Writes the bytes that an earlier process has not written.
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let there = self.present_bytes.min(bytes.len() as u64);
         self.present_bytes -= there;
@@ -385,7 +384,7 @@ impl Builder {
     }
 
     fn check_ended(&self) -> Result<()> {
-        let counts = self.outline.counts();
+        let counts = self.length_log.counts();
         match counts.sequences - counts.sequences_ended {
             0 => Ok(()),
             sequences => Err(Error::UnendedDocument { file: self.file(), sequences }),
@@ -398,7 +397,7 @@ impl Builder {
         };
         let found = words(dataset.dtype(), dataset.has_modes());
         let expected = words(self.dtype, self.modes.is_some());
-        // A dataset without sequences looks the same with modes and without.
+        // A dataset without sequences has the same bytes with and without modes.
         let same_modes = dataset.has_modes() == self.modes.is_some();
         if dataset.dtype() == self.dtype && (same_modes || dataset.sequence_count() == 0) {
             return Ok(());
@@ -416,7 +415,7 @@ impl Bin {
         match self {
             Bin::Upload(upload) => Ok(upload.write(bytes)?),
             Bin::Draft(draft) => Ok(draft.write(bytes)?),
-            Bin::Finished(entry) => panic!("{} is finished, so that nothing may come", entry.path),
+            Bin::Finished(entry) => panic!("{} is finished and takes no more data", entry.path),
         }
     }
 }
@@ -432,8 +431,8 @@ fn take_back(store: &dyn Storage, bin_key: &Key, error: Error) -> Error {
     Error::LeftBehind { file: store.display(bin_key), source, cleanup: Box::new(cleanup) }
 }
 
-/// Begins a file beside a `.bin`. If an earlier process had finished the `.bin`, it may have
-/// finished this file too before it was killed: it is then made again.
+/// Creates a file beside a `.bin`. An earlier process that finished the `.bin` may have finished
+/// this file too before it was killed; the file is then deleted and written again.
 fn begin<T>(
     store: &dyn Storage,
     key: &Key,
@@ -449,8 +448,8 @@ fn begin<T>(
     }
 }
 
-/// The checksums of a finished `.bin` that several processes have written, from its bytes. They
-/// must be the bytes that were written: a draft may have been damaged since.
+/// The checksums of a finished `.bin` that several processes have written, from its bytes. These
+/// must be the bytes that were written, because a draft may have been damaged since.
 fn sum_again(store: &dyn Storage, prefix: &Key, bin: &FileEntry) -> Result<ChecksumWriter> {
     let mut checksums = ChecksumWriter::begin(store, prefix)?;
     let object = store.open(&prefix.with_suffix(".bin")?)?;
@@ -474,7 +473,7 @@ fn sum_again(store: &dyn Storage, prefix: &Key, bin: &FileEntry) -> Result<Check
     Ok(checksums)
 }
 
-/// What the document index says.
+/// The content of the document index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Documents {
     AsEnded,

@@ -1,4 +1,4 @@
-//! Reading a pair of `.bin` and `.idx`.
+//! Reads a pair of `.bin` and `.idx`.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -16,11 +16,11 @@ use crate::{Dtype, Error, FormatRule, Result};
 /// 8 MiB reads keep every device busy and cost one buffer.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
 
-/// A dataset of Megatron: sequences of tokens in a `.bin`, and where they and the documents begin
-/// in an `.idx`.
+/// A dataset of Megatron: sequences of tokens in a `.bin`, and in an `.idx` where they and the
+/// documents start.
 ///
-/// The index is mapped, so it costs no memory that the page cache does not share; the tokens are
-/// read through [`Object::read_many`], never mapped.
+/// The index is mapped, so it takes no memory beyond the page cache; the tokens are read through
+/// [`Object::read_many`], never mapped.
 #[derive(Debug)]
 pub struct IndexedDataset {
     store: Arc<dyn Storage>,
@@ -34,11 +34,11 @@ pub struct IndexedDataset {
     sparse: Sparse,
     layout: Layout,
     bin_bytes: u64,
-    /// Set once every entry of the index is known to be good.
+    /// Set once every entry of the index was checked.
     checked: OnceLock<()>,
 }
 
-/// What [`IndexedDataset::check`] read and found good.
+/// Counts and checksums of a dataset that [`IndexedDataset::check`] has read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckReport {
     /// Sequences.
@@ -70,19 +70,18 @@ impl IndexedDataset {
     /// that no later call can reach outside the files.
     ///
     /// # Errors
-    /// [`Error::NoDataset`] with similar prefixes that have one; [`Error::Malformed`] with the
-    /// [`FormatRule`], the file and the byte; [`Error::Storage`].
+    /// [`Error::NoDataset`] with similar prefixes that have a dataset; [`Error::Malformed`] with
+    /// the [`FormatRule`], the file and the byte; [`Error::Storage`].
     pub fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
         let dataset = Self::open_files(store, prefix)?;
         let bin_bytes = dataset.check_all_tables()?;
         Ok(IndexedDataset { bin_bytes, checked: OnceLock::from(()), ..dataset })
     }
 
-    /// Opens both files, and reads no more of the index than its header and where its tables end:
-    /// a hundred million documents are open in a millisecond. Its other entries are checked whole
-    /// by [`Self::check_tables`], which the indexes of this crate call unless their cache
-    /// vouches for this very file; until then, what this type says of single sequences is what the
-    /// file says, right or wrong.
+    /// Opens both files and reads only the header of the index and the ends of its tables: a
+    /// hundred million documents are open in a millisecond. [`Self::check_tables`] checks the other
+    /// entries. The indexes of this crate call it unless the seal of their cache matches this file.
+    /// Until then, what this type returns for single sequences is unchecked.
     ///
     /// # Errors
     /// As [`Self::open`], for what is read.
@@ -103,7 +102,7 @@ impl IndexedDataset {
             opened => Ok(opened?),
         };
         let (idx_object, bin) = (open(".idx")?, open(".bin")?);
-        // An empty file cannot be mapped, and is too short for a header anyway.
+        // An empty file cannot be mapped, and is too short for a header.
         let is_empty = idx_object.len_bytes() == 0;
         let idx = if is_empty { Map::owned(Vec::new()) } else { idx_object.map()? };
         idx.expect_random_reads();
@@ -132,7 +131,7 @@ impl IndexedDataset {
     pub fn check_tables(&self) -> Result<()> {
         if self.checked.get().is_none() {
             self.check_all_tables()?;
-            // Whoever was quicker has found the same.
+            // Another thread that was faster has the same result.
             _ = self.checked.set(());
         }
         Ok(())
@@ -143,7 +142,7 @@ impl IndexedDataset {
         self.idx.expect_sequential_reads();
         self.sparse.set(false);
         let item_bytes = self.dtype().item_bytes();
-        // A broken rule says more than a checksum, so a wrong checksum is reported last.
+        // A broken rule is a better message than a checksum, so a wrong checksum is reported last.
         let damage = RefCell::new(Ok(()));
         let bin_bytes = self.tables().check(item_bytes, &file, |bytes| {
             let mut damage = damage.borrow_mut();
@@ -213,8 +212,8 @@ impl IndexedDataset {
         u32::from_le_bytes(self.tables().lengths[seq as usize]) // fits: 64 bits
     }
 
-    /// Where a sequence begins in the `.bin`, and its tokens, from the pointers alone. What is said
-    /// lies in the `.bin`, or is an error, which it cannot be once the tables are checked.
+    /// Where a sequence starts in the `.bin`, and its tokens, from the pointers alone. A range
+    /// outside the `.bin` is an error, which cannot happen once the tables are checked.
     ///
     /// # Errors
     /// [`Error::BadPlace`]; [`Error::Storage`] if the table cannot be read.
@@ -247,7 +246,7 @@ impl IndexedDataset {
         Ok((start, (end - start) / item_bytes))
     }
 
-    /// Where a sequence begins in the `.bin`.
+    /// Where a sequence starts in the `.bin`.
     ///
     /// # Panics
     /// If there is no such sequence.
@@ -291,7 +290,7 @@ impl IndexedDataset {
         &self.prefix
     }
 
-    /// How a message names this dataset: the full path or URL of its prefix.
+    /// The name of this dataset in messages: the full path or URL of its prefix.
     #[must_use]
     pub fn display(&self) -> String {
         self.display.clone()
@@ -334,8 +333,8 @@ impl IndexedDataset {
         Ok(tokens)
     }
 
-    /// Reads everything: sums both files, and finds the range of the ids. What [`Self::open`]
-    /// checks is known to be good by then.
+    /// Reads everything: computes the checksums of both files and the range of the ids. Everything
+    /// that [`Self::open`] checks is checked first.
     ///
     /// # Errors
     /// [`Error::Storage`] if a byte cannot be read.
@@ -386,8 +385,8 @@ impl IndexedDataset {
         self.layout.tables(&self.idx)
     }
 
-    /// Calls `visit` with the lengths of consecutive sequences, so many at a time, all of them in
-    /// turn, and holds no more than those in memory.
+    /// Calls `visit` with the lengths of all sequences in order, this many at a time, and holds
+    /// only those in memory.
     pub(crate) fn for_lengths(&self, at_once: usize, mut visit: impl FnMut(&[I32Le])) {
         let mut at = HEADER_BYTES as usize;
         for lengths in self.tables().lengths.chunks(at_once) {
@@ -406,7 +405,7 @@ impl IndexedDataset {
                 self.sequence_offset_bytes(seq)
             }
         };
-        // Without a check of the tables, they may fall.
+        // Before the tables are checked, pointers may decrease.
         offset(sequences.end).saturating_sub(offset(sequences.start)) / self.dtype().item_bytes()
     }
 }
@@ -428,7 +427,7 @@ pub(crate) fn for_each_chunk(
     Ok(())
 }
 
-/// Holds the length of a `.bin` against what its `.idx` says.
+/// Checks the length of a `.bin` against its `.idx`.
 pub(crate) fn check_bin_len(bin: &dyn Object, expected: u64, idx_file: &str) -> Result<()> {
     let found = bin.len_bytes();
     let fault = match found.cmp(&expected) {
@@ -437,6 +436,6 @@ pub(crate) fn check_bin_len(bin: &dyn Object, expected: u64, idx_file: &str) -> 
         std::cmp::Ordering::Greater => FormatRule::BinTooLong,
     };
     let expected_text = format!("{expected} bytes as in {idx_file}");
-    let at = found.min(expected) as usize; // a place in a message
+    let at = found.min(expected) as usize; // an offset in a message
     Err(malformed(&bin.display(), at, fault, end_at(found.into(), expected.into()), expected_text))
 }

@@ -1,6 +1,6 @@
-//! Builders that outlive their process: of drafts, which another one goes on with from where they
-//! were synced. Either both files are drafts, or the tokens alone and whoever goes on can tell the
-//! sequences again.
+//! Builders that survive their process. They write drafts, and another process resumes them from
+//! the last sync. Either both files are drafts, or only the tokens, if the resuming process can add
+//! the sequences again.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::mmididx::idx::END_OF_FILE;
 use crate::mmididx::length_log::{Counts, LengthLog};
 use crate::{Dtype, Error, Result};
 
-/// Where a builder of drafts was synced.
+/// The sync point of a builder with drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderMark {
     bin: SyncPoint,
@@ -30,25 +30,24 @@ impl BuilderMark {
 }
 
 impl Builder {
-    /// Begins a pair of which a process that is killed loses no more than was written since
-    /// [`Builder::sync`].
+    /// Creates a pair. A killed process loses only what was written since [`Builder::sync`].
     ///
     /// # Errors
     /// As [`Builder::create`]; [`storage::Error::Exists`] too if there are drafts already.
     pub fn create_draft(store: &Arc<dyn Storage>, prefix: &Key, dtype: Dtype) -> Result<Self> {
         let (bin_key, idx_key) = (prefix.with_suffix(".bin")?, prefix.with_suffix(".idx")?);
         drop(store.create(&idx_key, 0)?);
-        let outline_key = prefix.with_suffix(OUTLINE)?;
+        let length_log_key = prefix.with_suffix(OUTLINE)?;
         let bin = store.create_resumable(&bin_key)?;
-        // An outline without its tokens is what a run left that was killed when it was done.
-        let cleared = store.discard(&outline_key).map_err(Error::from);
-        let begun = cleared.and_then(|()| {
+        // A length log without its tokens is left by a run that was killed after it had finished.
+        let cleared = store.discard(&length_log_key).map_err(Error::from);
+        let created = cleared.and_then(|()| {
             let checksums = Some(ChecksumWriter::begin(store.as_ref(), prefix)?);
-            Ok((LengthLog::create(store, outline_key)?, checksums))
+            Ok((LengthLog::create(store, length_log_key)?, checksums))
         });
-        match begun {
-            Ok((outline, checksums)) => {
-                let builder = Builder::new(store, prefix, dtype, Bin::Draft(bin), outline);
+        match created {
+            Ok((length_log, checksums)) => {
+                let builder = Builder::new(store, prefix, dtype, Bin::Draft(bin), length_log);
                 Ok(Builder { checksums, ..builder })
             }
             Err(error) => {
@@ -59,10 +58,10 @@ impl Builder {
         }
     }
 
-    /// Goes on from where a builder of drafts was synced.
+    /// Resumes a builder with drafts from a sync point.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the drafts are not there, or are shorter than they were, or if another
+    /// [`Error::Storage`] if the drafts are missing, or shorter than at the sync, or if another
     /// process writes them.
     pub fn resume(
         store: &Arc<dyn Storage>,
@@ -72,12 +71,12 @@ impl Builder {
     ) -> Result<Self> {
         let BuilderMark { bin, outline, counts } = *from;
         let bin = resume_bin(store, prefix, bin)?;
-        let outline = LengthLog::resume(store, prefix.with_suffix(OUTLINE)?, outline, counts)?;
-        Ok(Builder::new(store, prefix, dtype, bin, outline))
+        let length_log = LengthLog::resume(store, prefix.with_suffix(OUTLINE)?, outline, counts)?;
+        Ok(Builder::new(store, prefix, dtype, bin, length_log))
     }
 
-    /// Begins a pair of which only the tokens are kept when its process is killed: who goes on by
-    /// [`Builder::resume_tokens`] can tell the sequences again. It works too where drafts cannot be
+    /// Creates a pair of which only the tokens survive a kill of the process: the caller of
+    /// [`Builder::resume_tokens`] adds the sequences again. This also works where drafts cannot be
     /// read, as on object stores.
     ///
     /// # Errors
@@ -86,14 +85,14 @@ impl Builder {
         drop(store.create(&prefix.with_suffix(".idx")?, 0)?);
         let checksums = Some(ChecksumWriter::begin(store.as_ref(), prefix)?);
         let bin = Bin::Draft(store.create_resumable(&prefix.with_suffix(".bin")?)?);
-        let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
-        let builder = Builder::new(store, prefix, dtype, bin, outline);
+        let length_log = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
+        let builder = Builder::new(store, prefix, dtype, bin, length_log);
         Ok(Builder { checksums, ..builder })
     }
 
-    /// Goes on from where [`Builder::sync_tokens`] was. What is added from then on is what was
-    /// added before: of that, sequences are told by [`Builder::add_present`], and tokens that are
-    /// there are passed over.
+    /// Resumes from the sync point of [`Builder::sync_tokens`]. The caller adds the same data
+    /// again: sequences with [`Builder::add_present`], and tokens that were already written are
+    /// skipped.
     ///
     /// # Errors
     /// As [`Builder::resume`].
@@ -104,19 +103,19 @@ impl Builder {
         from: SyncPoint,
     ) -> Result<Self> {
         let bin = resume_bin(store, prefix, from)?;
-        let outline = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
-        let builder = Builder::new(store, prefix, dtype, bin, outline);
+        let length_log = LengthLog::new(store, prefix.with_suffix(OUTLINE)?);
+        let builder = Builder::new(store, prefix, dtype, bin, length_log);
         Ok(Builder { present_bytes: from.bytes, ..builder })
     }
 
-    /// Removes what builders of drafts have left of this prefix: after an end without success, and
-    /// after one with success when nobody needs to resume any more.
+    /// Removes the drafts of this prefix: after a failure, or after a success when no process needs
+    /// to resume any more.
     ///
     /// # Errors
     /// [`Error::Storage`]; [`storage::Error::Locked`] if another process writes them.
     pub fn discard_drafts(store: &dyn Storage, prefix: &Key) -> Result<()> {
         let bin_key = prefix.with_suffix(".bin")?;
-        // Held until both are gone.
+        // Locked until both are deleted.
         let _bin = match store.resume(&bin_key, SyncPoint::default()) {
             Err(storage::Error::NotFound { .. }) => None,
             outcome => Some(outcome?),
@@ -125,7 +124,7 @@ impl Builder {
         Ok(store.discard(&prefix.with_suffix(OUTLINE)?)?)
     }
 
-    /// Whether an earlier process had finished its `.bin`, so that nothing may be added.
+    /// Whether an earlier process has finished its `.bin`, so that nothing may be added.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         matches!(self.bin, Bin::Finished(_))
@@ -137,29 +136,30 @@ impl Builder {
     /// [`Error::Storage`].
     ///
     /// # Panics
-    /// If it is not a builder of drafts.
+    /// If the builder has no drafts.
     pub fn sync(&mut self) -> Result<BuilderMark> {
         let bin = self.sync_tokens()?;
-        Ok(BuilderMark { bin, outline: self.outline.sync()?, counts: self.outline.counts() })
+        Ok(BuilderMark { bin, outline: self.length_log.sync()?, counts: self.length_log.counts() })
     }
 
-    /// Makes tokens so far durable, and says up to where: on object stores that are whole parts.
+    /// Makes the tokens so far durable and returns the sync point: on object stores at a multiple
+    /// of the part size.
     ///
     /// # Errors
     /// [`Error::Storage`].
     ///
     /// # Panics
-    /// If it is not a builder of drafts.
+    /// If the builder has no drafts.
     pub fn sync_tokens(&mut self) -> Result<SyncPoint> {
         self.flush_at(1)?;
         match &mut self.bin {
             Bin::Draft(draft) => Ok(draft.sync()?),
             Bin::Finished(entry) => Ok(SyncPoint { bytes: entry.bytes, crc64: entry.crc64 }),
-            Bin::Upload(_) => panic!("a builder that is synced is one of drafts"),
+            Bin::Upload(_) => panic!("only a builder with drafts is synced"),
         }
     }
 
-    /// Makes all tokens durable, after the last of them.
+    /// Makes all tokens durable, after the last was added.
     ///
     /// # Errors
     /// As [`Builder::sync_tokens`].
@@ -174,19 +174,19 @@ impl Builder {
         self.sync_tokens()
     }
 
-    /// Bytes of the `.bin` that are there and not told of yet.
+    /// Bytes of the `.bin` that exist and belong to no sequence yet.
     #[must_use]
     pub fn present_bytes(&self) -> u64 {
         self.present_bytes
     }
 
-    /// Tells of a sequence whose tokens are all there.
+    /// Adds a sequence whose tokens are all in the `.bin`.
     ///
     /// # Errors
     /// [`Error::SequenceTooLong`].
     ///
     /// # Panics
-    /// If they are not.
+    /// If the tokens are not there.
     pub fn add_present(&mut self, tokens: u64) -> Result<()> {
         self.check_len(tokens)?;
         let bytes = tokens * self.dtype.item_bytes();
@@ -196,12 +196,12 @@ impl Builder {
     }
 }
 
-/// The `.bin` of a builder of drafts, from where it was synced.
+/// The `.bin` of a builder with drafts, from its sync point.
 fn resume_bin(store: &Arc<dyn Storage>, prefix: &Key, from: SyncPoint) -> Result<Bin> {
     let key = prefix.with_suffix(".bin")?;
     match store.resume(&key, from) {
         Ok(draft) => return Ok(Bin::Draft(draft)),
-        // A process that was about to finish has come that far.
+        // A process that was killed in `finish` may have published it.
         Err(storage::Error::NotFound { .. }) => {}
         Err(error) => return Err(error.into()),
     }

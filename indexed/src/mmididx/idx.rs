@@ -1,6 +1,6 @@
 //! The layout of an `.idx`: one header, then tables without padding.
 //!
-//! `FORMAT.md` has the table. All integers are little-endian. The tables begin at byte 34, so they
+//! `FORMAT.md` has the table. All integers are little-endian. The tables start at byte 34, so they
 //! have no alignment: they are read as arrays of bytes and decoded one by one, which costs nothing.
 
 use std::ops::Range;
@@ -13,15 +13,15 @@ use crate::{Dtype, Error, FormatRule, Result};
 /// "MMIDIDX" and two NULs.
 const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
-/// Where the tables begin.
+/// Where the tables start.
 pub(crate) const HEADER_BYTES: u64 = 34;
 
-/// Four bytes of a table, as they lie in the file.
+/// Four bytes of a table, as in the file.
 pub(crate) type I32Le = [u8; 4];
-/// Eight bytes of a table, as they lie in the file.
+/// Eight bytes of a table, as in the file.
 pub(crate) type I64Le = [u8; 8];
 
-/// What the header says, checked against the length of the file.
+/// The header, checked against the length of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub dtype: Dtype,
@@ -42,12 +42,12 @@ pub(crate) struct Tables<'a> {
 }
 
 impl Layout {
-    /// Reads the header. Every count is held against the length of the file before it is used.
+    /// Reads the header. Every count is checked against the length of the file before it is used.
     pub(crate) fn parse(bytes: &[u8], file: &str) -> Result<Self> {
         let layout = Self::parse_any(bytes, bytes.len() as u64, file)?;
         if !layout.dtype.is_megatron() {
-            let got = format!("dtype code {}", layout.dtype.code());
-            return Err(malformed(file, 17, FormatRule::Dtype, got, "dtype code 1 to 8"));
+            let found = format!("dtype code {}", layout.dtype.code());
+            return Err(malformed(file, 17, FormatRule::Dtype, found, "dtype code 1 to 8"));
         }
         Ok(layout)
     }
@@ -57,9 +57,9 @@ impl Layout {
         let len = file_bytes as usize; // fits: 64 bits
         let (dtype, sequences, documents) = header_fields(bytes, file)?;
         if documents == 0 {
-            let due = "a document index of at least 1 entry";
-            let got = "a document index of length 0";
-            return Err(malformed(file, 26, FormatRule::DocumentStart, got, due));
+            let expected = "a document index of at least 1 entry";
+            let found = "a document index of length 0";
+            return Err(malformed(file, 26, FormatRule::DocumentStart, found, expected));
         }
         let expected =
             u128::from(HEADER_BYTES) + 12 * u128::from(sequences) + 8 * u128::from(documents);
@@ -78,7 +78,7 @@ impl Layout {
         Ok(Layout { dtype, sequences, document_index_len, has_modes })
     }
 
-    /// Where the table of pointers begins.
+    /// Where the table of pointers starts.
     pub(crate) fn pointers_at(&self) -> u64 {
         HEADER_BYTES + 4 * self.sequences as u64
     }
@@ -97,17 +97,17 @@ impl Layout {
     }
 }
 
-/// Entries of a table that are checked before they are let go: 64 MiB of pointers.
+/// Entries of a table that are checked before their pages are released: 64 MiB of pointers.
 const ENTRIES_AT_ONCE: usize = 8 << 20;
 
 impl Tables<'_> {
-    /// Where the table of pointers begins.
+    /// Where the table of pointers starts.
     fn pointers_at(&self) -> usize {
         HEADER_BYTES as usize + 4 * self.lengths.len()
     }
 
-    /// Checks no more than the first and the last entries, and gives the bytes that the `.bin` must
-    /// have if all others are good.
+    /// Checks only the first and the last entries, and returns the bytes that the `.bin` must have
+    /// if all others are right.
     pub(crate) fn check_ends(&self, item_bytes: u64, file: &str) -> Result<u64> {
         let value = |entry: usize| i64::from_le_bytes(self.documents[entry]) as u64;
         let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
@@ -124,8 +124,8 @@ impl Tables<'_> {
         Ok(pointer + u64::from(length.unsigned_abs()) * item_bytes)
     }
 
-    /// Checks every entry of every table in one pass, and gives the bytes that the `.bin` must
-    /// have. `seen` is told what bytes of the file will not be looked at again.
+    /// Checks every entry of every table in one pass, and returns the bytes that the `.bin` must
+    /// have. `seen` is called with the bytes of the file that will not be read again.
     pub(crate) fn check(
         &self,
         item_bytes: u64,
@@ -143,15 +143,15 @@ impl Tables<'_> {
         file: &str,
         seen: &dyn Fn(Range<usize>),
     ) -> Result<u64> {
-        // All faults of the whole table are gathered in one word, so that the loop has no exits;
-        // a second pass finds the place, if there is one to be found.
+        // All faults of the table are collected in one word, so that the loop has no exits; if
+        // there is a fault, a second pass finds its position.
         let (mut sum, mut bad) = (0_u64, 0_u64);
         let (mut lengths_at, mut pointers_at) = (HEADER_BYTES as usize, self.pointers_at());
         let chunks = self.lengths.chunks(ENTRIES_AT_ONCE);
         for (lengths, pointers) in chunks.zip(self.pointers.chunks(ENTRIES_AT_ONCE)) {
             for (len, pointer) in lengths.iter().zip(pointers) {
                 let len = i64::from(i32::from_le_bytes(*len)) as u64; // negative: above 2^63
-                // A sum grows by at most 2^34 at a time, so it meets bit 62 before it wraps.
+                // A sum grows by at most 2^34 at a time, so it reaches bit 62 before it wraps.
                 bad |= (u64::from_le_bytes(*pointer) ^ sum) | (len >> 63) | (sum >> 62);
                 sum = sum.wrapping_add(len.wrapping_mul(item_bytes));
             }
@@ -170,15 +170,15 @@ impl Tables<'_> {
             let (len, pointer) = (i32::from_le_bytes(*len), i64::from_le_bytes(*pointer));
             if len < 0 {
                 let offset = HEADER_BYTES as usize + 4 * seq;
-                let got = format!("length {len} of sequence {seq}");
-                let due = "a length of 0 or more";
-                return malformed(file, offset, FormatRule::SequenceLength, got, due);
+                let found = format!("length {len} of sequence {seq}");
+                let expected = "a length of 0 or more";
+                return malformed(file, offset, FormatRule::SequenceLength, found, expected);
             }
             if pointer as u64 != sum || sum >> 62 != 0 {
                 let offset = HEADER_BYTES as usize + 4 * self.lengths.len() + 8 * seq;
-                let got = format!("pointer {pointer} of sequence {seq}");
-                let due = format!("pointer {sum}, the byte count of the sequences before it");
-                return malformed(file, offset, FormatRule::Pointer, got, due);
+                let found = format!("pointer {pointer} of sequence {seq}");
+                let expected = format!("pointer {sum}, the byte count of the sequences before it");
+                return malformed(file, offset, FormatRule::Pointer, found, expected);
             }
             sum += len as u64 * item_bytes;
         }
@@ -190,55 +190,64 @@ impl Tables<'_> {
         let value = |entry: usize| i64::from_le_bytes(self.documents[entry]);
         let (sequences, last) = (self.lengths.len(), self.documents.len() - 1);
         if value(0) != 0 {
-            let (got, due) = (format!("sequence {}", value(0)), "first document at sequence 0");
-            return Err(malformed(file, at(0), FormatRule::DocumentStart, got, due));
+            let (found, expected) =
+                (format!("sequence {}", value(0)), "first document at sequence 0");
+            return Err(malformed(file, at(0), FormatRule::DocumentStart, found, expected));
         }
         if last == 0 && sequences > 0 {
-            let got = format!("the single entry 0 for {sequences} sequences");
-            let due = format!("a document index that ends with {sequences}");
-            return Err(malformed(file, at(0), FormatRule::NoDocumentEnds, got, due));
+            let found = format!("the single entry 0 for {sequences} sequences");
+            let expected = format!("a document index that ends with {sequences}");
+            return Err(malformed(file, at(0), FormatRule::NoDocumentEnds, found, expected));
         }
-        let (mut before, mut rises, mut entry) = (0, true, 0);
+        let (mut before, mut ascends, mut entry) = (0, true, 0);
         for documents in self.documents.chunks(ENTRIES_AT_ONCE) {
             for document in documents {
                 let document = i64::from_le_bytes(*document);
-                rises &= before <= document;
+                ascends &= before <= document;
                 before = document;
             }
             seen(at(entry)..at(entry + documents.len()));
             entry += documents.len();
         }
-        if !rises {
-            let falls = |&entry: &usize| value(entry) < value(entry - 1);
-            let entry = (1..=last).find(falls).expect("one entry falls, as was seen above");
-            let got = format!("{} in entry {entry} of the document index", value(entry));
-            let due = format!("{} or more, the value of the entry before it", value(entry - 1));
-            return Err(malformed(file, at(entry), FormatRule::DocumentOrder, got, due));
+        if !ascends {
+            let decreases = |&entry: &usize| value(entry) < value(entry - 1);
+            let entry = (1..=last).find(decreases).expect("an entry decreases, as checked above");
+            let found = format!("{} in entry {entry} of the document index", value(entry));
+            let expected =
+                format!("{} or more, the value of the entry before it", value(entry - 1));
+            return Err(malformed(file, at(entry), FormatRule::DocumentOrder, found, expected));
         }
         if value(last) as u64 != sequences as u64 {
-            let got = format!("{} in its last entry", value(last));
-            let due = format!("a document index that ends with {sequences}, the sequence count");
-            return Err(malformed(file, at(last), FormatRule::DocumentEnd, got, due));
+            let found = format!("{} in its last entry", value(last));
+            let expected =
+                format!("a document index that ends with {sequences}, the sequence count");
+            return Err(malformed(file, at(last), FormatRule::DocumentEnd, found, expected));
         }
         Ok(())
     }
 }
 
-/// Type and counts of a header of which nothing is believed yet, from the first bytes of a file.
+/// Type and counts of an unchecked header, from the first bytes of a file.
 pub(crate) fn header_fields(bytes: &[u8], file: &str) -> Result<(Dtype, u64, u64)> {
     let len = bytes.len();
     let Some(header) = bytes.first_chunk::<{ HEADER_BYTES as usize }>() else {
-        // Of a short file, say first that it is no index at all, if so it begins.
+        // For a short file with another magic, the magic is the better message.
         let start = len.min(MAGIC.len());
         check_magic(&bytes[..start], &MAGIC[..start], file)?;
-        let due = format!("a header of {HEADER_BYTES} bytes");
-        return Err(malformed(file, len, FormatRule::TooShort, END_OF_FILE, due));
+        let expected = format!("a header of {HEADER_BYTES} bytes");
+        return Err(malformed(file, len, FormatRule::TooShort, END_OF_FILE, expected));
     };
     check_magic(&header[..9], &MAGIC, file)?;
     let version = u64_at(header, 9);
     if version != VERSION {
-        let due = format!("version {VERSION}");
-        return Err(malformed(file, 9, FormatRule::Version, format!("version {version}"), due));
+        let expected = format!("version {VERSION}");
+        return Err(malformed(
+            file,
+            9,
+            FormatRule::Version,
+            format!("version {version}"),
+            expected,
+        ));
     }
     let code = header[17];
     let dtype = Dtype::from_code_of_any(code).ok_or_else(|| {
@@ -258,17 +267,16 @@ pub(crate) fn header(dtype: Dtype, sequences: u64, document_index_len: u64) -> [
     bytes
 }
 
-/// Gathers the header and the items of tables to writes worth their while, and makes the
-/// checksums of what is written.
+/// Buffers the header and the items of tables, and computes the checksums of what is written.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     pending: Vec<u8>,
-    /// Of the whole file.
+    /// CRC of the whole file.
     pub(crate) sums: IdxSums,
 }
 
 impl Table {
-    /// Large enough that the call costs nothing.
+    /// Large enough that the cost of the call is negligible.
     const CHUNK_BYTES: usize = 1 << 16;
 
     pub(crate) fn push<const N: usize>(
@@ -299,19 +307,20 @@ pub(crate) fn malformed(
     Error::Malformed { file, offset, fault, found: found.into(), expected: expected.into() }
 }
 
-fn check_magic(got: &[u8], due: &[u8], file: &str) -> Result<()> {
-    if got == due {
+fn check_magic(found: &[u8], expected: &[u8], file: &str) -> Result<()> {
+    if found == expected {
         return Ok(());
     }
-    let (got, due) = (format!("\"{}\"", got.escape_ascii()), format!("\"{}\"", due.escape_ascii()));
-    Err(malformed(file, 0, FormatRule::Magic, got, due))
+    let (found, expected) =
+        (format!("\"{}\"", found.escape_ascii()), format!("\"{}\"", expected.escape_ascii()));
+    Err(malformed(file, 0, FormatRule::Magic, found, expected))
 }
 
-/// What a message says it found where a file ends too soon.
+/// The found text of a message for a truncated file.
 pub(crate) const END_OF_FILE: &str = "end of file";
 
-/// What a message says it found at the first byte where a file of `len` bytes and one of
-/// `expected` bytes differ.
+/// The found text of a message at the first byte where a file of `len` bytes and one of `expected`
+/// bytes differ.
 pub(crate) fn end_at(len: u128, expected: u128) -> String {
     match len.checked_sub(expected) {
         None | Some(0) => END_OF_FILE.to_owned(),

@@ -1,6 +1,6 @@
-//! What an `.idx` is made from: the length of every sequence and where documents end, as one stream
-//! of small numbers. It is kept in memory while it is small and in a draft beside the outputs from
-//! then on, so that the memory of a writer does not grow with what it writes.
+//! The log from which an `.idx` is made: the length of every sequence and where documents end, as
+//! one stream of small numbers. It is in memory while it is small and then in a draft beside the
+//! outputs, so that the memory of a writer does not grow with its output.
 
 use std::sync::Arc;
 
@@ -8,50 +8,50 @@ use storage::{Key, Object, RangeRead, ResumableUpload, Storage, SyncPoint};
 
 use crate::{Error, Result};
 
-/// At two or three bytes a sequence this is some six million sequences.
+/// About six million sequences of two or three bytes each.
 const SPILL_BYTES: usize = 16 << 20;
 
-/// Read back in pieces of this size.
+/// Bytes of one read.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// One entry of the outline.
+/// One entry of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A sequence of so many tokens; true if its document ends with it.
+    /// A sequence with this many tokens; true if its document ends with it.
     Sequence(u64, bool),
     /// A document ends here.
     DocumentEnd,
 }
 
-/// The stream, and what is known of it without reading it.
+/// The stream, and its counts.
 #[derive(Debug)]
 pub(crate) struct LengthLog {
     /// Numbers at seven bits a byte (LEB128): 0 is [`Event::DocumentEnd`], a sequence of `n` tokens
     /// is `2 n + 1`, or `2 n + 2` with the end of its document.
     pending: Vec<u8>,
-    /// The last sequence, as long as its document may still end with it.
+    /// The last sequence, while its document may still end with it.
     last: Option<u64>,
     side: LengthSpill,
     counts: Counts,
 }
 
-/// How much an outline holds.
+/// The counts of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Counts {
     pub(crate) sequences: u64,
     pub(crate) documents: u64,
-    /// Sequences that ended documents hold.
+    /// Sequences in ended documents.
     pub(crate) sequences_ended: u64,
     pub(crate) tokens: u64,
 }
 
-/// Where the stream goes when it is too long for memory.
+/// Where the stream is written when it is too long for memory.
 #[derive(Debug)]
 enum LengthSpill {
     /// Not needed so far.
     Memory(Arc<dyn Storage>, Key),
-    /// The store keeps no drafts that can be read.
-    MemoryForGood,
+    /// The store has no drafts that can be read.
+    MemoryOnly,
     Draft {
         store: Arc<dyn Storage>,
         key: Key,
@@ -61,19 +61,19 @@ enum LengthSpill {
 }
 
 impl LengthLog {
-    /// An empty one that leaves nothing behind. `key` names its draft, should it need one.
+    /// An empty log that is deleted when it is dropped. `key` names its draft, if it needs one.
     pub(crate) fn new(store: &Arc<dyn Storage>, key: Key) -> Self {
         LengthLog::on(LengthSpill::Memory(Arc::clone(store), key), Counts::default())
     }
 
-    /// An empty one that stays when it is dropped.
+    /// An empty log whose draft survives a drop.
     pub(crate) fn create(store: &Arc<dyn Storage>, key: Key) -> Result<Self> {
         let draft = store.create_resumable(&key)?;
         let side = LengthSpill::Draft { store: Arc::clone(store), key, draft, keep: true };
         Ok(LengthLog::on(side, Counts::default()))
     }
 
-    /// One that another process synced.
+    /// A log that another process synced.
     pub(crate) fn resume(
         store: &Arc<dyn Storage>,
         key: Key,
@@ -108,20 +108,20 @@ impl LengthLog {
         self.counts.sequences_ended = self.counts.sequences;
     }
 
-    /// Makes all so far durable.
+    /// Makes everything so far durable.
     ///
     /// # Panics
-    /// If it is not one that stays.
+    /// If its draft does not survive a drop.
     pub(crate) fn sync(&mut self) -> Result<SyncPoint> {
         self.flush_last();
         self.spill()?;
         let LengthSpill::Draft { draft, .. } = &mut self.side else {
-            unreachable!("an outline that is synced was made to stay");
+            unreachable!("only a draft that survives a drop is synced");
         };
         Ok(draft.sync()?)
     }
 
-    /// Everything, from the begin. Afterwards all is where it can be read.
+    /// Returns all events from the start, after flushing them to where they can be read.
     pub(crate) fn reader(&mut self) -> Result<Reader<'_>> {
         self.flush_last();
         let (mut object, mut end) = (None, 0);
@@ -146,12 +146,12 @@ impl LengthLog {
         if let LengthSpill::Memory(store, key) = &self.side {
             let (store, key) = (Arc::clone(store), key.clone());
             if matches!(store.open_partial(&key), Err(storage::Error::Unsupported { .. })) {
-                self.side = LengthSpill::MemoryForGood;
+                self.side = LengthSpill::MemoryOnly;
                 return Ok(());
             }
             self.side = match store.create_resumable(&key) {
                 Ok(draft) => LengthSpill::Draft { store, key, draft, keep: false },
-                // Of a writer that was killed; one that is at work holds it.
+                // Left by a killed writer; an active writer locks its draft.
                 Err(storage::Error::Exists { .. }) => {
                     let draft = store.resume(&key, SyncPoint::default())?;
                     LengthSpill::Draft { store, key, draft, keep: false }
@@ -169,7 +169,7 @@ impl LengthLog {
 
 impl Drop for LengthLog {
     fn drop(&mut self) {
-        let side = std::mem::replace(&mut self.side, LengthSpill::MemoryForGood);
+        let side = std::mem::replace(&mut self.side, LengthSpill::MemoryOnly);
         let LengthSpill::Draft { store, key, draft, keep: false } = side else { return };
         drop(draft);
         if let Err(error) = store.discard(&key) {
@@ -178,12 +178,12 @@ impl Drop for LengthLog {
     }
 }
 
-/// Gives the events of an outline, one after another.
+/// Iterates over the events of a log.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     object: Option<Arc<dyn Object>>,
     offset: u64,
-    /// How far the object is ours: a draft may have some blocks of anything at its end.
+    /// End of the valid bytes: a draft may have blocks of other data at its end.
     end: u64,
     chunk: Vec<u8>,
     pending: &'a [u8],
@@ -195,10 +195,10 @@ impl Reader<'_> {
         let (mut code, mut shift) = (0_u64, 0);
         loop {
             let Some(byte) = self.byte()? else {
-                return if shift == 0 { Ok(None) } else { Err(self.torn()) };
+                return if shift == 0 { Ok(None) } else { Err(self.corrupt()) };
             };
             if shift > 63 {
-                return Err(self.torn());
+                return Err(self.corrupt());
             }
             code |= u64::from(byte & 0x7f) << shift;
             if byte < 0x80 {
@@ -221,7 +221,7 @@ impl Reader<'_> {
         Ok(Some(self.chunk[self.at - 1]))
     }
 
-    /// The next chunk of the draft, and after the last of them what is in memory.
+    /// The next chunk of the draft; after the last, the part in memory.
     fn refill(&mut self) -> Result<bool> {
         self.at = 0;
         self.chunk.clear();
@@ -240,8 +240,8 @@ impl Reader<'_> {
         Ok(!self.chunk.is_empty())
     }
 
-    /// The draft is ours, so only a disk that lies comes here.
-    fn torn(&self) -> Error {
+    /// This process wrote the draft, so only a disk that corrupts data gets here.
+    fn corrupt(&self) -> Error {
         let what = self.object.as_ref().map_or_else(String::new, |object| object.display());
         let (found, expected) = ("a truncated number".to_owned(), "a length".to_owned());
         Error::Storage(storage::Error::Corrupt {
@@ -265,8 +265,8 @@ fn push(bytes: &mut Vec<u8>, mut value: u64) {
 mod tests {
     use super::*;
 
-    fn events(outline: &mut LengthLog) -> Vec<Event> {
-        let mut reader = outline.reader().unwrap();
+    fn events(log: &mut LengthLog) -> Vec<Event> {
+        let mut reader = log.reader().unwrap();
         let mut events = Vec::new();
         while let Some(event) = reader.next().unwrap() {
             events.push(event);
@@ -275,27 +275,27 @@ mod tests {
     }
 
     #[test]
-    fn all_comes_back_from_memory_and_from_a_draft() {
+    fn events_round_trip_through_memory_and_a_draft() {
         let folder = tempfile::tempdir().unwrap();
         let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
         let key = Key::new("a.outline").unwrap();
-        let fill = |outline: &mut LengthLog| {
-            outline.end_document();
+        let fill = |log: &mut LengthLog| {
+            log.end_document();
             for bit in 0..31 {
-                outline.push_sequence((1 << bit) - 1).unwrap();
-                outline.push_sequence(1 << bit).unwrap();
-                outline.end_document();
+                log.push_sequence((1 << bit) - 1).unwrap();
+                log.push_sequence(1 << bit).unwrap();
+                log.end_document();
             }
         };
         let mut memory = LengthLog::new(&store, key.clone());
         fill(&mut memory);
-        let due = events(&mut memory);
-        assert_eq!(due.len(), 63);
+        let expected = events(&mut memory);
+        assert_eq!(expected.len(), 63);
         assert_eq!(
-            due[..3],
+            expected[..3],
             [Event::DocumentEnd, Event::Sequence(0, false), Event::Sequence(1, true)]
         );
-        assert_eq!(due[62], Event::Sequence(1 << 30, true));
+        assert_eq!(expected[62], Event::Sequence(1 << 30, true));
 
         let mut kept = LengthLog::create(&store, key.clone()).unwrap();
         fill(&mut kept);
@@ -309,13 +309,13 @@ mod tests {
         kept.sync().unwrap();
         kept.end_document();
         let tail = [Event::Sequence(9, false), Event::DocumentEnd];
-        assert_eq!(events(&mut kept), [&due[..], &tail].concat());
+        assert_eq!(events(&mut kept), [&expected[..], &tail].concat());
         drop(kept);
         store.discard(&key).unwrap();
     }
 
     #[test]
-    fn a_long_one_leaves_memory_and_nothing_behind() {
+    fn a_long_log_is_spilled_and_deleted_when_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
         let key = Key::new("a.outline").unwrap();

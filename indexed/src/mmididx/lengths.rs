@@ -4,21 +4,21 @@ use storage::Zeros;
 
 use crate::{Error, IndexedDataset, Result};
 
-/// Sequences that share a width and a running sum. One long document then costs the width of its
-/// 255 neighbours and no more; the sum costs half a bit a sequence; and finding where a sequence
-/// begins adds up 128 lengths on average, a tenth of a microsecond.
+/// Sequences that share a width and a running sum. One long document then only widens its 255
+/// neighbours; the sum costs half a bit a sequence; and finding the start of a sequence adds up 128
+/// lengths on average, a tenth of a microsecond.
 const GROUP: u64 = 256;
 
-/// Lengths that are packed at a time, some groups.
+/// Lengths that are packed at a time: several groups.
 const AT_ONCE: usize = 8 << 20;
 
 const _: () = assert!((AT_ONCE as u64).is_multiple_of(GROUP));
 
-/// How many tokens each sequence of a dataset has, and where it begins, in memory.
+/// The length and start of each sequence of a dataset, in memory.
 ///
-/// An `.idx` has 12 bytes a sequence for that, and lookups in it touch two pages each. Documents of
-/// up to 1,000 tokens take 10 bits here, so that a hundred million are 132 MB: an index is built
-/// from that, in the order of its shuffle, and the file is read once, from front to back.
+/// An `.idx` has 12 bytes a sequence for that, and each lookup touches two pages. Documents of up
+/// to 1,000 tokens take 10 bits here, so that a hundred million take 132 MB. An index is built from
+/// this copy in the order of its shuffle, while the file is read once, sequentially.
 #[derive(Debug)]
 pub struct Lengths {
     groups: Vec<Group>,
@@ -31,12 +31,12 @@ pub struct Lengths {
 struct Group {
     /// Tokens before its first sequence.
     start_tokens: u64,
-    /// Its first word times 64, and the bits of a length, at most 31.
+    /// Index of its first word times 64, plus the bits of a length, at most 31.
     place_and_width: u64,
 }
 
 impl Lengths {
-    /// Packs the lengths of a dataset, after holding them against its pointers.
+    /// Packs the lengths of a dataset, after checking them against its pointers.
     ///
     /// # Errors
     /// As [`IndexedDataset::check_tables`]; [`Error::OutOfMemory`].
@@ -52,12 +52,12 @@ impl Lengths {
                 }
                 let width = u64::from(u64::BITS - u64::leading_zeros(all));
                 let packed = Group { start_tokens, place_and_width: words << 6 | width };
-                // 256 numbers are a whole number of words for every width.
+                // For every width 256 numbers fill a whole number of words.
                 (start_tokens, words) = (start_tokens + sum, words + GROUP / 64 * width);
                 packed
             }));
         });
-        // An empty table cannot be had.
+        // An empty table cannot be allocated.
         let bytes = words.max(1) * 8;
         let words = usize::try_from(bytes).ok().and_then(|bytes| Zeros::try_new(bytes).ok());
         let no_memory = Error::OutOfMemory { object: "packed lengths", bytes: bytes.into() };
@@ -87,7 +87,7 @@ impl Lengths {
         self.unpack(self.groups[(seq / GROUP) as usize], seq % GROUP)
     }
 
-    /// Tokens of all sequences before this one: where it begins in the `.bin`, in tokens.
+    /// Tokens of all sequences before this one: its start in the `.bin`, in tokens.
     ///
     /// # Panics
     /// If there is no such sequence.
@@ -99,7 +99,7 @@ impl Lengths {
         group.start_tokens + before.sum::<u64>()
     }
 
-    /// The memory that it takes.
+    /// The memory of the table in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         (self.groups.len() * size_of::<Group>() + self.words.len()) as u64
@@ -123,7 +123,7 @@ impl Lengths {
 
 impl Group {
     fn place(self) -> usize {
-        (self.place_and_width >> 6) as usize // fits: a place in memory
+        (self.place_and_width >> 6) as usize // fits: an index in memory
     }
 
     fn width(self) -> u64 {

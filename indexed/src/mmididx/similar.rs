@@ -1,15 +1,15 @@
-//! Which dataset a prefix without one may have meant.
+//! Finds datasets with names similar to a prefix that has none.
 
 use storage::{Key, Storage};
 
 use crate::Error;
 
-/// Prefixes in a message: more would hide what it says.
+/// Prefixes in a message, at most: more would make it unreadable.
 const SIMILAR_MAX: usize = 5;
 
-/// Prefixes of datasets (`.bin` and `.idx`) that a prefix without one may have meant: without a
-/// suffix that is given by mistake, with the ending that `preprocess` adds, such as
-/// `_text_document`, or in the folder of that name. At most five. What cannot be listed has none.
+/// Prefixes of datasets (`.bin` and `.idx`) similar to a prefix without a dataset: without a suffix
+/// that was given by mistake, with the ending that `preprocess` adds, such as `_text_document`, or
+/// in the folder of that name. At most five. Empty if the folder cannot be listed.
 #[must_use]
 pub fn similar_prefixes(store: &dyn Storage, prefix: &Key) -> Vec<String> {
     let name = prefix.name();
@@ -32,7 +32,7 @@ fn datasets_in(store: &dyn Storage, folder: &Key) -> Vec<Key> {
     pairs.filter_map(|stem| folder.join(stem).ok()).collect()
 }
 
-/// The error for a prefix of which a file is absent.
+/// The error for a prefix of which a file is missing.
 pub(crate) fn no_dataset(store: &dyn Storage, prefix: &Key) -> Error {
     let is_there = |suffix| prefix.with_suffix(suffix).is_ok_and(|key| store.open(&key).is_ok());
     let found = match (is_there(".idx"), is_there(".bin")) {

@@ -1,5 +1,5 @@
-//! Mixing several datasets into one order: Megatron's `build_blending_indices` and its exhaustive
-//! sister, and their cache.
+//! Mixes several datasets into one order: Megatron's `build_blending_indices` and its exhaustive
+//! variant, and their cache.
 
 use serde_json::{Value, json};
 use storage::{Key, Storage};
@@ -15,14 +15,14 @@ const SURPLUS: f64 = 0.005;
 /// Datasets are numbered with 16 bits and a sign, and Megatron keeps the last number unused.
 const DATASETS_MAX: usize = 32_766;
 
-/// How much of each dataset there is in a blend.
+/// The share of each dataset in a blend.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BlendWeights {
-    /// So many samples in all, in these proportions.
+    /// A total number of samples in these proportions.
     Weighted {
         /// One for each dataset; they sum to 1, as [`normalize_weights`] gives them.
         weights: Vec<f64>,
-        /// Samples in all.
+        /// Total number of samples.
         size: u64,
     },
     /// Every sample of every dataset once, spread evenly.
@@ -37,20 +37,20 @@ pub enum BlendWeights {
 pub struct BlendConfig {
     /// The [description](crate::GptIndexConfig::description) of each dataset's index.
     pub datasets: Vec<Value>,
-    /// The part that they are of.
+    /// The part of the datasets.
     pub which: Split,
-    /// How much of each there is.
+    /// The share of each dataset.
     pub weights: BlendWeights,
-    /// How many samples the index of each dataset has, of which the blend may ask no more.
+    /// How many samples the index of each dataset has. The blend must not use more.
     pub available: Vec<u64>,
 }
 
 /// The order of the samples of a blend.
 #[derive(Debug)]
 pub struct BlendIndex {
-    /// Which dataset each sample is of.
+    /// The dataset of each sample.
     dataset: Npy,
-    /// Which of that dataset's samples it is.
+    /// The index of the sample in its dataset.
     dataset_sample: Npy,
 }
 
@@ -83,8 +83,8 @@ pub fn blend_sizes(weights: &[f64], samples: u64) -> (Vec<u64>, u64) {
 }
 
 impl BlendIndex {
-    /// Builds the order: each next sample is of the dataset that is furthest behind its weight, the
-    /// first of several.
+    /// Builds the order: each next sample is of the dataset that is furthest behind its weight; of
+    /// several the first.
     ///
     /// # Errors
     /// [`Error::TooBig`] for too many datasets, [`Error::OutOfMemory`].
@@ -99,9 +99,9 @@ impl BlendIndex {
         }
     }
 
-    /// Maps the order from the files of Megatron or ours, or builds it and leaves them there. As
-    /// with [`GptIndex::load_or_build`](crate::GptIndex::load_or_build), files that are not what
-    /// they must be are rebuilt with a warning.
+    /// Maps the order from cached files, written by Megatron or by this crate, or builds and saves
+    /// it. As with [`GptIndex::load_or_build`](crate::GptIndex::load_or_build), wrong files are
+    /// rebuilt with a warning.
     ///
     /// # Errors
     /// As [`BlendIndex::build_checked`], and [`Error::Storage`] if a file that exists cannot be
@@ -129,7 +129,7 @@ impl BlendIndex {
         index_cache::verify(&BlendSpec(config), store, &names)
     }
 
-    /// Builds the order of a blend whose settings make sense, of datasets that have the samples.
+    /// Builds the order after checking the settings and that the datasets have enough samples.
     ///
     /// # Errors
     /// As [`BlendIndex::build`]; [`Error::BadSetting`] for a weight that is not above 0 or a
@@ -141,20 +141,20 @@ impl BlendIndex {
         Ok(index)
     }
 
-    /// How many samples there are of each dataset.
+    /// Number of samples of each dataset.
     fn counts(&self, datasets: usize) -> Vec<u64> {
         let mut counts = vec![0; datasets];
         (0..self.sample_count()).for_each(|place| counts[self.sample(place).0] += 1);
         counts
     }
 
-    /// How many samples there are.
+    /// Number of samples.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
         self.dataset.shape()[0]
     }
 
-    /// The dataset of a sample, and which of its samples it is.
+    /// The dataset of a sample, and its index in that dataset.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -163,13 +163,13 @@ impl BlendIndex {
         (self.dataset.at(sample) as usize, self.dataset_sample.at(sample) as u64) // fits: counts
     }
 
-    /// Which dataset each sample is of, int16, shape `[samples]`.
+    /// The dataset of each sample, int16, shape `[samples]`.
     #[must_use]
     pub fn dataset_index(&self) -> &Npy {
         &self.dataset
     }
 
-    /// Which of its dataset's samples each is, int64, shape `[samples]`.
+    /// The index of each sample in its dataset, int64, shape `[samples]`.
     #[must_use]
     pub fn dataset_sample_index(&self) -> &Npy {
         &self.dataset_sample
@@ -179,7 +179,7 @@ impl BlendIndex {
 /// One blend.
 struct BlendSpec<'a>(&'a BlendConfig);
 
-/// The names of the files of a blend whose settings make sense.
+/// The names of the files of a blend, after checking its settings.
 fn names_of(config: &BlendConfig, folder: &Key) -> Result<Names> {
     config.check()?;
     Ok(Names::new(&config.description(), folder, &format!("BlendedDataset-{}", config.which)))
@@ -249,7 +249,7 @@ impl BlendWeights {
         }
     }
 
-    /// How many samples the blend has.
+    /// Number of samples of the blend.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
         match self {
@@ -260,7 +260,7 @@ impl BlendWeights {
 }
 
 impl BlendConfig {
-    /// What names the cache of the blend, as Megatron says it.
+    /// The description that names the cache of the blend, as in Megatron.
     #[must_use]
     pub fn description(&self) -> Value {
         let (weights, size) = match &self.weights {
@@ -321,7 +321,7 @@ fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
     let mut dataset = NpyBuilder::<i16>::new("dataset index", &[total])?;
     let mut dataset_sample = NpyBuilder::<i64>::new("dataset sample index", &[total])?;
     let mut left = RemainingDatasets {
-        numbers: (0..weights.len() as i16).collect(), // fits: seen above
+        numbers: (0..weights.len() as i16).collect(), // fits: checked above
         weights: weights.to_vec(),
         counts: vec![0.0; weights.len()],
     };
@@ -342,7 +342,7 @@ fn blend(weights: &[f64], sizes: &[u64], total: u64) -> Result<BlendIndex> {
 struct RemainingDatasets {
     numbers: Vec<i16>,
     weights: Vec<f64>,
-    /// Samples drawn of each.
+    /// Samples drawn from each.
     counts: Vec<f64>,
 }
 
@@ -357,7 +357,7 @@ impl RemainingDatasets {
     }
 }
 
-/// The first place with the largest `weight * drawn - count`, in doubles as Megatron's.
+/// The first index with the largest `weight * drawn - count`, in doubles as in Megatron.
 fn furthest_behind(weights: &[f64], counts: &[f64], drawn: f64) -> usize {
     let (mut chosen, mut most) = (0, f64::NEG_INFINITY);
     for (place, (weight, count)) in weights.iter().zip(counts).enumerate() {

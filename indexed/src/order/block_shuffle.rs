@@ -1,16 +1,17 @@
-//! An order for stores that are paid by the request: near samples stay together until they are
-//! read, and are mixed after.
+//! An order for stores with a cost per request: adjacent samples are read together and shuffled
+//! afterwards.
 //!
-//! It is not Megatron's order, and a run must declare it. Samples are numbered as their tokens lie
-//! in the file. Runs of `block_samples` of them are a block, which is read in one request; the
-//! blocks are permuted; and of each `window_blocks` blocks in the new order, the samples are
-//! permuted together. No table is stored: each place is computed from the seed, the epoch and the
-//! position alone, in either direction. `FORMAT.md` has the definition, for other programs.
+//! It is not Megatron's order, and a run must declare it. Samples are numbered in the order of
+//! their tokens in the file. Each `block_samples` consecutive samples are a block, which is read in
+//! one request. The blocks are permuted; then the samples of each `window_blocks` blocks in the new
+//! order are permuted together. No table is stored: the sample at a position and the position of a
+//! sample are computed from the seed and the epoch alone. `FORMAT.md` has the definition, for other
+//! programs.
 
 use crate::order::feistel::{Permutation, derive, mix};
 use crate::{Error, Result};
 
-/// A block shuffle of so many samples.
+/// A block shuffle of a number of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockShuffle {
     samples: u64,
@@ -23,32 +24,31 @@ pub struct BlockShuffle {
 #[derive(Clone, Copy, Debug)]
 pub struct BlockEpoch {
     shuffle: BlockShuffle,
-    /// Of which the keys of the windows are made.
+    /// The key from which those of the windows are derived.
     key: u64,
     blocks: Permutation,
     block_count: u64,
     /// Samples that the last block lacks.
     lacking: u64,
-    /// Where the last block, which may be short, stands in the order of the blocks.
+    /// Rank of the last block, which may be short, in the order of the blocks.
     short_rank: u64,
-    /// The first position behind the window in which it is.
+    /// The first position after the window of the last block.
     short_window_end: u64,
 }
 
 impl BlockShuffle {
-    /// 64 samples of 2,048 tokens of 16 bits are 256 KiB: one request that keeps a disk or a
-    /// connection busy for longer than it takes to ask.
+    /// 64 samples of 2,048 tokens of 16 bits are 256 KiB: one request whose transfer takes longer
+    /// than its latency.
     pub const BLOCK_SAMPLES: u64 = 64;
 
-    /// Of 512 blocks or more, mixing is as good as a full shuffle for training, as others measured;
-    /// of 256 KiB each, they are 128 MiB, of which two or three are held at a time.
+    /// With 512 blocks or more, training is as good as with a full shuffle, as others measured. 512
+    /// blocks of 256 KiB are 128 MiB, and two or three windows are in memory at a time.
     pub const WINDOW_BLOCKS: u64 = 512;
 
-    /// Settles the order of every epoch.
+    /// Defines the order of every epoch.
     ///
     /// # Errors
-    /// [`Error::BadSetting`] for a block or window of nothing, or a window of more than 2^48
-    /// samples.
+    /// [`Error::BadSetting`] for an empty block or window, or a window of more than 2^48 samples.
     pub fn new(samples: u64, block_samples: u64, window_blocks: u64, seed: u64) -> Result<Self> {
         const MOST: u64 = 1 << 48;
         for (name, found) in [("block samples", block_samples), ("window blocks", window_blocks)] {
@@ -105,8 +105,8 @@ impl BlockEpoch {
         self.blocks.forward(rank) * block_samples + within
     }
 
-    /// One past the last position of the window that a position is in: until there the samples
-    /// are those of a few whole blocks, in another order.
+    /// One past the last position of the window of a position: until there the samples are those of
+    /// a few whole blocks, in another order.
     ///
     /// # Panics
     /// If there is no such position.
@@ -133,19 +133,20 @@ impl BlockEpoch {
     }
 
     fn window_of(&self, position: u64) -> u64 {
-        // Behind the short block, all positions are too low by what it lacks.
+        // After the short block, all positions are too low by the samples that it lacks.
         let is_behind = position >= self.short_window_end;
         let lacking = if is_behind { self.lacking } else { 0 };
         (position + lacking) / (self.shuffle.block_samples * self.shuffle.window_blocks)
     }
 
-    /// The place of the first sample of a block in the order of the blocks, by its rank there.
+    /// The position of the first sample of the block with this rank in the order of the blocks.
     fn rank_start(&self, rank: u64) -> u64 {
         let lacking = if rank > self.short_rank { self.lacking } else { 0 };
         rank * self.shuffle.block_samples - lacking
     }
 
-    /// The block that a place in the order of the blocks is in, by its rank, and the place in it.
+    /// The rank of the block of a position in the order of the blocks, and the position in the
+    /// block.
     fn rank_of(&self, place: u64) -> (u64, u64) {
         let block_samples = self.shuffle.block_samples;
         let is_behind = place >= self.rank_start(self.short_rank + 1);
@@ -153,7 +154,7 @@ impl BlockEpoch {
         (place / block_samples, place % block_samples)
     }
 
-    /// The permutation of the samples of a window that begins at `start`.
+    /// The permutation of the samples of the window that starts at `start`.
     fn window(&self, window: u64, start: u64) -> Permutation {
         let end_rank = ((window + 1) * self.shuffle.window_blocks).min(self.block_count);
         Permutation::new(derive(self.key, 1 + window), self.rank_start(end_rank) - start)
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_is_a_permutation_of_whole_windows() {
+    fn every_size_is_permuted_within_whole_windows() {
         for samples in (0..40).chain([97, 100, 101, 255, 256, 257, 1000]) {
             for (block, window) in [(1, 1), (1, 7), (3, 1), (4, 3), (5, 8), (64, 2), (1 << 20, 5)] {
                 let shuffle = shuffle(samples, block, window);
@@ -183,7 +184,7 @@ mod tests {
     fn check(order: &BlockEpoch, samples: u64, block: u64, window: u64) {
         let what = format!("{samples} samples, blocks of {block}, windows of {window}");
         let mut seen = vec![false; samples as usize];
-        // Window after window has its number of whole blocks and nothing of another.
+        // Each window has the samples of its number of whole blocks and no others.
         let mut blocks_now = std::collections::BTreeMap::new();
         let mut windows = 0;
         for position in 0..samples {
@@ -205,7 +206,7 @@ mod tests {
         assert!(blocks_now.is_empty(), "{what}");
     }
 
-    /// Numbers that another implementation of the definition must give; `tests/readers` has one.
+    /// Numbers that another implementation of the definition must return; `tests/readers` has one.
     #[test]
     fn known_answers() {
         let take = |order: BlockEpoch| (0..12).map(|at| order.sample(at)).collect::<Vec<_>>();
@@ -236,7 +237,7 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_is_refused_by_name() {
+    fn empty_blocks_and_windows_are_refused_by_name() {
         for (samples, block, window) in
             [(1, 0, 1), (1, 1, 0), (1, 1 << 40, 1 << 40), (1 << 60, 1, 1)]
         {

@@ -1,15 +1,15 @@
 //! A permutation of `0..n` that is computed and not stored: a Feistel network over the next power
-//! of two, walked until it comes back into the range.
+//! of two, applied until the result is in the range (cycle walking).
 
 /// 2^64 divided by the golden ratio, odd: the step of SplitMix64.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Two more than a balanced network of random functions needs to look random. Even, so that both
-/// halves are changed equally often.
+/// Two rounds more than a balanced network of random functions needs to look random. Even, so that
+/// both halves change equally often.
 const ROUND_PAIRS: u64 = 3;
 
-/// Halves of a few bits need more: with six rounds, places of 5 are 12 % off their due. The test
-/// below fails without it.
+/// Halves of a few bits need more: with six rounds, positions of 5 items are 12 % off their
+/// expected frequency. The test below fails without it.
 const ROUND_PAIRS_SMALL: u64 = 12;
 const SMALL_BITS_MAX: u32 = 9;
 
@@ -21,7 +21,7 @@ pub(crate) fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A key that follows from another and a number.
+/// Derives a key from another key and a number.
 pub(crate) fn derive(key: u64, number: u64) -> u64 {
     mix(key.wrapping_add(number).wrapping_add(STEP))
 }
@@ -48,7 +48,7 @@ impl Permutation {
         Permutation { key, len, low_bits, low_mask, high_mask, round_pairs }
     }
 
-    /// Where a number goes.
+    /// The image of a number.
     pub(crate) fn forward(&self, number: u64) -> u64 {
         debug_assert!(number < self.len, "{number} of {}", self.len);
         let mut at = number;
@@ -65,7 +65,7 @@ impl Permutation {
         }
     }
 
-    /// Which number goes there.
+    /// The number with this image.
     pub(crate) fn backward(&self, number: u64) -> u64 {
         debug_assert!(number < self.len, "{number} of {}", self.len);
         let mut at = number;
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_a_permutation_and_comes_back() {
+    fn it_is_a_permutation_with_an_inverse() {
         for len in (0..70).chain([255, 256, 257, 1000, 4095, 65_537]) {
             for key in [0, 1, u64::MAX] {
                 let permutation = Permutation::new(key, len);
@@ -113,10 +113,10 @@ mod tests {
         }
     }
 
-    /// Over many keys, each number goes to each place about equally often: Pearson's test, at a
+    /// Over many keys, each number maps to each position about equally often: Pearson's test, at a
     /// level that a random permutation fails once in a million times.
     #[test]
-    fn every_place_is_as_likely() {
+    fn every_position_is_equally_likely() {
         const KEYS: u64 = 20_000;
         for len in [2, 3, 5, 8, 13, 130, 513] {
             let mut counts = vec![0_u64; (len * len) as usize];
@@ -126,8 +126,9 @@ mod tests {
                     counts[(number * len + permutation.forward(number)) as usize] += 1;
                 }
             }
-            let due = KEYS as f64 / len as f64;
-            let chi2: f64 = counts.iter().map(|&got| (got as f64 - due).powi(2) / due).sum();
+            let expected = KEYS as f64 / len as f64;
+            let chi2: f64 =
+                counts.iter().map(|&found| (found as f64 - expected).powi(2) / expected).sum();
             let freedom = ((len - 1) * (len - 1)) as f64;
             // Wilson and Hilferty's approximation of the quantile at 1 - 1e-6.
             let spread = 2.0 / (9.0 * freedom);

@@ -1,4 +1,4 @@
-//! How many epochs, documents and samples a GPT index has: all that is known before it is built.
+//! Computes how many epochs, documents and samples a GPT index has, before it is built.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use crate::{Error, GptIndexConfig, IndexedDataset, Result, SampleRule, Split};
 /// The counts of a GPT index: a pure function of the dataset's lengths and the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The sequences of the part; each is a document to this index.
+    /// The sequences of the part; this index treats each as a document.
     pub sequences: Range<u32>,
     pub epochs: u64,
     pub rule: SampleRule,
     pub sample_count: u64,
-    /// If the last epoch is shuffled on its own, the samples of those before it.
+    /// If the last epoch is shuffled separately, the samples of the epochs before it.
     pub samples_before_last_epoch: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Plan {
         let sequences = part_of(config.split.as_deref(), which, dataset.sequence_count())?;
         check_max("sequences (numbered in 32 bits)", sequences.end.into())?;
         let tokens = dataset.tokens_in(&sequences);
-        let sequences = sequences.start as u32..sequences.end as u32; // fits: seen above
+        let sequences = sequences.start as u32..sequences.end as u32; // fits: checked above
         let epochs = match config.num_samples {
             None => 1,
             Some(samples) => epochs_for(samples, tokens, &rule).ok_or_else(|| Error::NoTokens {
@@ -47,7 +47,7 @@ impl Plan {
         let tokens_all = epochs * u128::from(tokens);
         let fits = |_| Error::TooBig { object: "tokens", found: tokens_all, most: u64::MAX.into() };
         let sample_count = rule.sample_count(u64::try_from(tokens_all).map_err(fits)?)?;
-        let epochs = epochs as u64; // fits: seen above
+        let epochs = epochs as u64; // fits: checked above
         let samples_before_last_epoch = match config.num_samples {
             Some(samples) if epochs > 1 => separate_last_epoch(samples, epochs, tokens, &rule),
             _ => None,
@@ -83,18 +83,18 @@ fn sample_rule(which: Split, config: &GptIndexConfig) -> Result<SampleRule> {
     })
 }
 
-/// The fewest epochs that have so many samples, at least 1; `None` if no number of them has.
+/// The fewest epochs with this many samples, at least 1; `None` if no number of epochs suffices.
 fn epochs_for(samples: u64, tokens: u64, rule: &SampleRule) -> Option<u128> {
-    let due = u128::from(samples) * u128::from(rule.seq_len) + u128::from(rule.extra_tokens());
-    match (due, tokens) {
+    let needed = u128::from(samples) * u128::from(rule.seq_len) + u128::from(rule.extra_tokens());
+    match (needed, tokens) {
         (0, _) => Some(1),
         (_, 0) => None,
-        _ => Some(due.div_ceil(tokens.into())),
+        _ => Some(needed.div_ceil(tokens.into())),
     }
 }
 
-/// The samples before the last epoch, if less than 80 % of the last epoch is used. It is shuffled
-/// on its own then, so that the tokens used once more come last.
+/// The samples before the last epoch, if less than 80 % of the last epoch is used. It is then
+/// shuffled separately, so that the tokens used once more are last.
 fn separate_last_epoch(samples: u64, epochs: u64, tokens: u64, rule: &SampleRule) -> Option<u64> {
     let extra = rule.extra_tokens();
     let before = ((epochs - 1) * tokens - extra) / rule.seq_len; // fits: all epochs' tokens do
@@ -115,25 +115,25 @@ fn check_max(object: &'static str, found: u128) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The threshold is `int(0.80 * per_epoch)` in doubles, and is itself not below it.
+    /// The threshold is `int(0.80 * per_epoch)` in doubles, exclusive.
     #[test]
-    fn the_last_epoch_is_apart_below_80_percent() {
+    fn the_last_epoch_is_separate_below_80_percent() {
         let rule = SampleRule { seq_len: 4, add_extra_token: true, keep_last_partial: false };
         // 401 tokens are 100 samples, and so 80 in the last epoch are too many.
-        for (in_last, due) in [(1, Some(100)), (79, Some(100)), (80, None), (100, None)] {
-            assert_eq!(separate_last_epoch(100 + in_last, 2, 401, &rule), due, "{in_last}");
+        for (in_last, expected) in [(1, Some(100)), (79, Some(100)), (80, None), (100, None)] {
+            assert_eq!(separate_last_epoch(100 + in_last, 2, 401, &rule), expected, "{in_last}");
         }
-        // Of 9 samples an epoch 7.2 are 80 %, which is cut to 7; of 1 it is none at all.
-        for (in_last, due) in [(6, Some(18)), (7, None)] {
-            assert_eq!(separate_last_epoch(18 + in_last, 3, 37, &rule), due, "{in_last}");
+        // 80 % of 9 samples an epoch are 7.2, which is truncated to 7; of 1 sample, to 0.
+        for (in_last, expected) in [(6, Some(18)), (7, None)] {
+            assert_eq!(separate_last_epoch(18 + in_last, 3, 37, &rule), expected, "{in_last}");
         }
         assert_eq!(separate_last_epoch(2, 2, 5, &rule), None);
     }
 
     #[test]
-    fn as_few_epochs_as_will_do() {
+    fn epochs_are_the_fewest_that_suffice() {
         let rule = SampleRule { seq_len: 4, add_extra_token: true, keep_last_partial: false };
-        for (samples, tokens, due) in [
+        for (samples, tokens, expected) in [
             (0, 9, Some(1)),
             (2, 9, Some(1)),
             (3, 9, Some(2)),
@@ -143,7 +143,7 @@ mod tests {
             (0, 0, None),
             (u64::MAX, 1, Some(4 * u128::from(u64::MAX) + 1)),
         ] {
-            assert_eq!(epochs_for(samples, tokens, &rule), due, "{samples} of {tokens}");
+            assert_eq!(epochs_for(samples, tokens, &rule), expected, "{samples} of {tokens}");
         }
         let rule = SampleRule { add_extra_token: false, ..rule };
         assert_eq!(epochs_for(2, 8, &rule), Some(1));

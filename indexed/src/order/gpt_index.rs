@@ -2,8 +2,8 @@
 //!
 //! The sequences of a part, once for each epoch, are shuffled into one stream of tokens (the
 //! document index). The stream is cut into samples of equal length (the sample index), and those
-//! are shuffled again (the shuffle index). All three follow from the sequences' lengths and the
-//! settings, to the byte.
+//! are shuffled again (the shuffle index). The sequence lengths and the settings determine all
+//! three, byte for byte.
 
 use serde_json::Value;
 use storage::{Key, Storage};
@@ -19,36 +19,36 @@ use crate::rng::RandomState;
 use crate::split::SplitMatrix;
 use crate::{Error, IndexedDataset, Lengths, Result, Split};
 
-/// The settings that decide the order. Those marked * are part of a cache's name.
+/// The settings that decide the order. Those marked * are part of the name of a cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptIndexConfig {
     /// * The dataset's prefix, as it was given to the training run.
     pub dataset_path: String,
-    /// * The shares of train, valid and test, such as `949,50,1`. `None`: each part has a dataset
-    ///   of its own, all of which it is, as with Megatron's `--train-data-path`.
+    /// * The shares of train, valid and test, such as `949,50,1`. `None`: each part is a whole
+    ///   dataset, as with Megatron's `--train-data-path`.
     pub split: Option<String>,
     /// * Tokens of a sample, without the extra one.
     pub seq_len: u64,
     /// * The seed of both shuffles.
     pub seed: u32,
-    /// * Samples that are needed, which decides the number of epochs. `None`: one epoch.
+    /// * Required samples, which determine the number of epochs. `None`: one epoch.
     pub num_samples: Option<u64>,
     /// Whether a sample has one token more than `seq_len`, the label of its last.
     pub add_extra_token: bool,
-    /// Whether the validation part drops the tokens that fill no sample, as the others do.
+    /// Whether the validation part drops the tokens after its last full sample, as the others do.
     pub drop_last_partial_valid: bool,
-    /// * What the tokenizer says of itself.
+    /// * The description of the tokenizer.
     pub tokenizer: Value,
 }
 
 /// The order of the samples of one part of a dataset.
 #[derive(Debug)]
 pub struct GptIndex {
-    /// The sequences in their order, one after the other in the stream of tokens.
+    /// The sequences in the order of the stream of tokens.
     document: Npy,
-    /// Where in the stream each sample begins, and where the last one ends.
+    /// Where in the stream each sample starts, and where the last one ends.
     sample: Npy,
-    /// The samples in their order.
+    /// The order of the samples.
     shuffle: Npy,
     extra_tokens: u64,
 }
@@ -60,13 +60,13 @@ pub struct TokenSpan {
     pub sequence: u64,
     /// The first of the tokens, counted from the start of the sequence.
     pub token_offset: u64,
-    /// How many they are, at least 1.
+    /// Number of tokens, at least 1.
     pub token_count: u64,
 }
 
 impl GptIndexConfig {
-    /// What names the cache of an index, as Megatron says it. The settings without a star are not
-    /// in it, and neither is anything of the data.
+    /// The description that names the cache of an index, as in Megatron. It has neither the
+    /// settings without a star nor anything that depends on the data.
     ///
     /// # Errors
     /// [`Error::BadSetting`](crate::Error::BadSetting) for the split.
@@ -88,24 +88,23 @@ impl GptIndexConfig {
 }
 
 impl GptIndex {
-    /// Builds the index of a part. Same lengths and settings, same bytes.
+    /// Builds the index of a part. The same lengths and settings give the same bytes.
     ///
     /// # Errors
-    /// [`Error::NoTokens`](crate::Error::NoTokens) if samples are asked of a part that has no
+    /// [`Error::NoTokens`](crate::Error::NoTokens) if samples are requested of a part without
     /// tokens, [`Error::EmptySplit`](crate::Error::EmptySplit) if the split gives it no share,
-    /// [`Error::BadSetting`](crate::Error::BadSetting), and
-    /// [`Error::TooBig`](crate::Error::TooBig) and
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if it would have too many samples.
+    /// [`Error::BadSetting`](crate::Error::BadSetting), and [`Error::TooBig`](crate::Error::TooBig)
+    /// and [`Error::OutOfMemory`](crate::Error::OutOfMemory) if it would have too many samples.
     pub fn build(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig) -> Result<Self> {
         dataset.check_tables()?;
         build_planned(dataset, &Plan::new(dataset, which, config)?, config.seed)
     }
 
-    /// Maps the index from the files that Megatron or we have left in a folder, or builds it and
-    /// leaves them there. Files are used only if every number in them is what it must be: a cache's
-    /// name says nothing of the data, and a killed writer leaves short files. What was checked is
-    /// sealed, and not read again as long as neither the data nor the cache changes. Files that are
-    /// wrong are rebuilt with a warning; so is going without a cache if it cannot be written.
+    /// Maps the index from cached files in a folder, written by Megatron or by this crate, or
+    /// builds and saves it. Files are used only if every number in them is right: the name of a
+    /// cache does not depend on the data, and a killed writer leaves short files. Checked files are
+    /// sealed, and not read again as long as neither the data nor the cache changes. Wrong files
+    /// are rebuilt with a warning. A cache that cannot be written is also only a warning.
     ///
     /// # Errors
     /// As [`GptIndex::build`], and [`Error::Storage`](crate::Error::Storage) if a file that exists
@@ -121,8 +120,7 @@ impl GptIndex {
         index_cache::load_or_build(&spec, store, &names, IfNotKept::Warn)
     }
 
-    /// As [`GptIndex::load_or_build`], where the files are the purpose: that they cannot be written
-    /// is an error.
+    /// As [`GptIndex::load_or_build`], but files that cannot be written are an error.
     ///
     /// # Errors
     /// [`Error::NotKept`](crate::Error::NotKept), else as [`GptIndex::load_or_build`].
@@ -138,7 +136,7 @@ impl GptIndex {
     }
 
     /// Checks every number of the files that [`GptIndex::load_or_build`] uses, whatever their seal
-    /// says. It reads all of them, so it is for a thread beside the run.
+    /// says. It reads all of them, so call it on a background thread.
     ///
     /// # Errors
     /// [`Error::BadCache`](crate::Error::BadCache) and [`Error::NoCache`](crate::Error::NoCache);
@@ -154,14 +152,14 @@ impl GptIndex {
         index_cache::verify(&spec, store, &names)
     }
 
-    /// How many samples there are: at least those asked for, up to the end of the last epoch.
+    /// Number of samples: at least those requested, up to the end of the last epoch.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
         self.shuffle.shape()[0]
     }
 
     /// The tokens of a sample: `seq_len` of them and the extra one, if there is one; fewer only in
-    /// a last partial sample. `sample` is the place in the shuffled order; `parts` is emptied
+    /// a last partial sample. `sample` is the position in the shuffled order; `parts` is cleared
     /// first.
     ///
     /// # Panics
@@ -172,14 +170,14 @@ impl GptIndex {
         outcome.expect("an index of this dataset");
     }
 
-    /// Calls `visit` with the parts of a sample in their order, as [`Self::parts`] gives them, and
-    /// with where each begins in the `.bin`.
+    /// Calls `visit` with the parts of a sample in order, as [`Self::parts`] returns them, and with
+    /// the start of each in the `.bin`.
     ///
     /// # Errors
-    /// [`Error::BadPlace`](crate::Error::BadPlace) if a table names what is not there, which can be
-    /// if the files are damaged after they were sealed, or the index is of another dataset;
-    /// [`Error::Storage`](crate::Error::Storage) if a table cannot be read. What was visited by
-    /// then is of no use.
+    /// [`Error::BadPlace`](crate::Error::BadPlace) if an entry of a table is out of range: the
+    /// files were damaged after they were sealed, or the index is of another dataset;
+    /// [`Error::Storage`](crate::Error::Storage) if a table cannot be read. Discard the parts
+    /// visited before an error.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -202,10 +200,10 @@ impl GptIndex {
         if !(0..self.sample.shape()[0] as i64 - 1).contains(&number) {
             return Err(bad("shuffle index", sample, number));
         }
-        let row = 2 * number as u64; // fits: not negative, as was seen
+        let row = 2 * number as u64; // fits: checked to be positive
         self.sample.numbers(row, &mut rows)?;
         let [first, start, last, end] = rows;
-        let documents = self.document.shape()[0] as i64; // fits: so many are in the file
+        let documents = self.document.shape()[0] as i64; // fits: as many are in the file
         if first < 0 || start < 0 || !(first..documents).contains(&last) {
             return Err(bad("sample index", row, first));
         }
@@ -221,7 +219,7 @@ impl GptIndex {
             if !(0..dataset.sequence_count() as i64).contains(&sequence) {
                 return Err(bad("document index", place as u64, sequence));
             }
-            let sequence = sequence as u64; // fits: seen above, as are those below
+            let sequence = sequence as u64; // fits: checked above, as are those below
             let (start_bytes, len) = dataset.span(sequence)?;
             let len = len as i64;
             let token_offset = if place == first { start } else { 0 };
@@ -229,7 +227,7 @@ impl GptIndex {
             if end > len {
                 return Err(bad("sample index", row + 3, end));
             }
-            // Where samples touch at the end of a document, one of its parts has no tokens.
+            // If samples meet at the end of a document, one of the parts has no tokens.
             if end > token_offset {
                 let (token_offset, end) = (token_offset as u64, end as u64);
                 let part = TokenSpan { sequence, token_offset, token_count: end - token_offset };
@@ -239,13 +237,13 @@ impl GptIndex {
         Ok(())
     }
 
-    /// The sequences in their order, int32, shape `[sequences * epochs]`.
+    /// The document index, int32, shape `[sequences * epochs]`.
     #[must_use]
     pub fn document_index(&self) -> &Npy {
         &self.document
     }
 
-    /// Where samples begin, shape `[samples + 1, 2]`: place in the document index, and token.
+    /// Where samples start, shape `[samples + 1, 2]`: position in the document index, and token.
     #[must_use]
     pub fn sample_index(&self) -> &Npy {
         &self.sample
@@ -258,7 +256,7 @@ impl GptIndex {
     }
 }
 
-/// One index of one dataset.
+/// The inputs of an index.
 struct GptIndexSpec<'a> {
     dataset: &'a IndexedDataset,
     plan: Plan,
@@ -275,7 +273,7 @@ impl<'a> GptIndexSpec<'a> {
         folder: &Key,
     ) -> Result<(Self, Names)> {
         let plan = Plan::new(dataset, which, config).or_else(|error| {
-            // The settings may look wrong because the file is: that is the error to report.
+            // A wrong file can make the settings look wrong; the fault of the file is reported.
             dataset.check_tables()?;
             Err(error)
         })?;
@@ -331,7 +329,7 @@ fn build_planned(dataset: &IndexedDataset, plan: &Plan, seed: u32) -> Result<Gpt
         Descr::I64 => shuffle_index::<i64, 8>(plan, &mut rng),
         _ => shuffle_index::<u32, 4>(plan, &mut rng),
     };
-    // How many samples there are is known before where they begin, so both are made at once.
+    // The number of samples is known before their starts, so both tables are built concurrently.
     let (sample, shuffle) = std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("index".to_owned());
         match builder.spawn_scoped(scope, &mut order) {
@@ -369,7 +367,7 @@ fn shuffle_index<T: Element, const N: usize>(plan: &Plan, rng: &mut RandomState)
     Ok(samples.finish())
 }
 
-/// Shuffles what is before a place, then the rest.
+/// Shuffles the items before an index, then the rest.
 fn shuffle_in_two<T>(items: &mut [T], place: usize, rng: &mut RandomState) {
     let (before, rest) = items.split_at_mut(place);
     rng.shuffle(before);

@@ -1,16 +1,16 @@
-//! Whether the files of a cached index are the index of this dataset.
+//! Checks whether the files of a cached index are the index of this dataset.
 //!
-//! A cache's name says nothing of the data, nor of all settings, so old files may lie under the
+//! The name of a cache depends neither on the data nor on all settings, so old files may have the
 //! right name. The counts, the types, and every row of the sample index are known from the
 //! dataset's lengths and the document index; the two shuffled tables must be permutations, which is
-//! seen by their range and sum. All of it is about half the work of building.
+//! checked by their range and sum. The check is about half the work of building.
 
 use crate::cache::npy::{Descr, Npy};
 use crate::order::gpt_counts::Plan;
 use crate::order::sample_index::walk;
 use crate::{GptIndex, Lengths};
 
-/// What is wrong with it, in words, if something is; its shapes fit.
+/// The fault of an index with the right shapes, if it has one.
 pub(crate) fn verify(index: &GptIndex, lengths: &Lengths, plan: &Plan) -> Result<(), String> {
     let samples = plan.sample_count;
     let (start, end) = (plan.sequences.start.into(), plan.sequences.end.into());
@@ -20,7 +20,7 @@ pub(crate) fn verify(index: &GptIndex, lengths: &Lengths, plan: &Plan) -> Result
     rows_match(index, lengths, plan)
 }
 
-/// What is wrong with the types and shapes of its arrays.
+/// The fault in the types and shapes of the arrays, if there is one.
 pub(crate) fn shapes_fit(index: &GptIndex, plan: &Plan) -> Result<(), String> {
     let (samples, documents) = (plan.sample_count, plan.document_index_len());
     shape_is("document_index", index.document_index(), Descr::I32, &[documents])?;
@@ -39,23 +39,25 @@ pub(crate) fn shape_is(name: &str, array: &Npy, descr: Descr, shape: &[u64]) -> 
 
 fn is_permutation(name: &str, array: &Npy, start: i64, end: i64, times: u64) -> Result<(), String> {
     let (mut low, mut high, mut sum) = (start, end - 1, 0_i64);
-    let mut see = |value: i64| {
+    let mut observe = |value: i64| {
         (low, high) = (low.min(value), high.max(value));
         sum = sum.wrapping_add(value);
     };
     let data = array.data();
     match array.descr() {
         Descr::I32 => {
-            data.as_chunks().0.iter().for_each(|item| see(i32::from_le_bytes(*item).into()));
+            data.as_chunks().0.iter().for_each(|item| observe(i32::from_le_bytes(*item).into()));
         }
         Descr::U32 => {
-            data.as_chunks().0.iter().for_each(|item| see(u32::from_le_bytes(*item).into()));
+            data.as_chunks().0.iter().for_each(|item| observe(u32::from_le_bytes(*item).into()));
         }
-        _ => data.as_chunks().0.iter().for_each(|item| see(i64::from_le_bytes(*item))),
+        _ => data.as_chunks().0.iter().for_each(|item| observe(i64::from_le_bytes(*item))),
     }
     if low < start || high >= end {
         let outside = |&place: &u64| !(start..end).contains(&array.at(place));
-        let place = (0..array.shape()[0]).find(outside).expect("one is outside, as was seen");
+        let place = (0..array.shape()[0])
+            .find(outside)
+            .expect("an entry is out of range, as checked above");
         let found = array.at(place);
         let expected = format!("numbers in {start}..{end} in {name}");
         return Err(format!("expected {expected}, found {found} in entry {place}"));

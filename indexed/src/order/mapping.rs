@@ -5,39 +5,39 @@ use crate::cache::npy::{Element, Npy, NpyBuilder};
 use crate::mmididx::idx::{I32Le, I64Le};
 use crate::rng::{Mt19937, Mt19937x64};
 
-/// A document with a sentence longer than this is passed over.
+/// A document with a sentence longer than this is skipped.
 const SENTENCE_TOKENS_MAX: u32 = 512;
 
 /// The settings of [`build_mapping`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MappingConfig {
-    /// At most so many epochs.
+    /// Maximum of epochs.
     pub num_epochs: u64,
-    /// No epoch is begun once there are so many samples; one that is begun is not cut.
+    /// No epoch is started after this many samples; a started epoch is not truncated.
     pub max_num_samples: u64,
     /// Tokens that a sample should fill, at least 2.
     pub max_seq_length: u32,
     /// The share of samples that get a shorter target at random.
     pub short_seq_prob: f64,
-    /// The seed of the targets; that of the shuffle is one more.
+    /// The seed of the targets; the seed of the shuffle is one larger.
     pub seed: u32,
-    /// Sentences that a sample has at least, unless its document has ended.
+    /// Minimum of sentences in a sample, unless its document has ended.
     pub min_num_sent: u32,
 }
 
 /// The settings of [`build_blocks_mapping`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlocksConfig {
-    /// At most so many epochs.
+    /// Maximum of epochs.
     pub num_epochs: u64,
-    /// No epoch is begun once there are so many samples; one that is begun is not cut.
+    /// No epoch is started after this many samples; a started epoch is not truncated.
     pub max_num_samples: u64,
     /// Tokens that a block and the title of its document should fill.
     pub max_seq_length: u32,
-    /// The shuffle's is one more.
+    /// The seed; that of the shuffle is one larger.
     pub seed: u32,
-    /// Sentences that a block has at least, unless its document has ended: 2, or 1 if blocks of
-    /// one sentence are wanted.
+    /// Minimum of sentences in a block, unless its document has ended: 2, or 1 to allow blocks of
+    /// one sentence.
     pub min_num_sent: u32,
 }
 
@@ -51,13 +51,13 @@ pub struct BlocksConfig {
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
 ///
 /// # Panics
-/// If `documents` fall or reach beyond `sizes`.
+/// If `documents` decrease or exceed the length of `sizes`.
 pub fn build_mapping<T: Element>(
     documents: &[I64Le],
     sizes: &[I32Le],
     config: &MappingConfig,
 ) -> Result<Npy> {
-    // Twice, as counting is cheap and a table that grows needs twice its memory.
+    // In two passes: counting is cheap, and a growing table needs twice its memory.
     let mut count = 0;
     mapping_rows(documents, sizes, config, |_| count += 1);
     let mut rows = NpyBuilder::<T>::new("mapping", &[count, 3])?;
@@ -113,7 +113,7 @@ pub(crate) fn mapping_rows(
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
 ///
 /// # Panics
-/// If `documents` fall or reach beyond `sizes`, or a document has no title size.
+/// If `documents` decrease or exceed the length of `sizes`, or a document has no title size.
 pub fn build_blocks_mapping<T: Element>(
     documents: &[I64Le],
     sizes: &[I32Le],
@@ -166,8 +166,9 @@ fn blocks_rows(
     }
 }
 
-/// Offers runs of sentences, growing, to `take`, which begins the next run by taking one: those of
-/// at least `min` sentences with more than `left_min` behind them, and the last of the document.
+/// Offers growing runs of sentences to `take`: those of at least `min` sentences with more than
+/// `left_min` sentences after them, and the last of the document. The next run starts when `take`
+/// accepts one.
 fn cut(
     sentences: &[I32Le],
     min: u32,
@@ -213,10 +214,10 @@ fn shuffle_rows(data: &mut [u8], row_bytes: usize, seed: u32) {
     }
 }
 
-/// The target length of each sample: the most, but for one in so many a random shorter one.
+/// The target length of each sample: the maximum, or for one in `ratio` a random shorter one.
 struct Targets {
     rng: Mt19937,
-    /// One in so many; 0 for none.
+    /// One in this many samples is shorter; 0: none.
     ratio: u32,
     max: u32,
 }
@@ -225,7 +226,7 @@ impl Targets {
     fn new(config: &MappingConfig) -> Self {
         let prob = config.short_seq_prob;
         assert!(config.max_seq_length >= 2, "a target of 2 or more");
-        // fits: probabilities small enough to be cut are none at all
+        // fits: probabilities this small count as none
         let ratio = if prob == 0.0 { 0 } else { (1.0 / prob).round() as u32 };
         Targets { rng: Mt19937::new(config.seed), ratio, max: config.max_seq_length }
     }

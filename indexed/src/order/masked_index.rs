@@ -1,9 +1,8 @@
 //! The samples of BERT and T5: runs of whole sentences, in Megatron's order and its cache files.
 //!
 //! Each sequence of the dataset is a sentence. Samples are runs of sentences of one document that
-//! fill a target length, which for some is shorter at random; see [`crate::build_mapping`]. What is
-//! done to the tokens of a sample, such as masking, is decided when it is read, from its place in
-//! this order.
+//! fill a target length, which is shorter for a random part of them; see [`crate::build_mapping`].
+//! The tokens of a sample are masked when it is read, depending on its position in this order.
 
 use std::ops::Range;
 
@@ -19,13 +18,13 @@ use crate::order::mapping::{MappingConfig, build_mapping, mapping_rows};
 use crate::split::{SplitMatrix, part_of};
 use crate::{Error, IndexedDataset, Result, Split};
 
-/// Megatron's limit on epochs where samples are asked for.
+/// Megatron's limit on epochs if a number of samples is requested.
 const EPOCHS_MAX: u64 = i32::MAX as u64 - 1;
 
-/// Documents are counted with 32 bits and a sign, and so is the seed, to which one is added.
+/// Documents are counted with signed 32 bits. The seed is too, and one is added to it.
 const COUNT_MAX: u64 = i32::MAX as u64;
 
-/// A table of 2^36 rows would be 800 GB, and is asked for by mistake.
+/// A table of 2^36 rows would be 800 GB; such a request is a mistake.
 const SAMPLES_MAX: u64 = 1 << 36;
 
 /// Which model the samples are for.
@@ -33,7 +32,8 @@ const SAMPLES_MAX: u64 = 1 << 36;
 pub enum MaskedKind {
     /// BERT, whose samples may be pairs.
     Bert {
-        /// Whether it is told the order of two halves, so that a sample has two sentences or more.
+        /// Whether the order of two halves is an objective, so that a sample has at least two
+        /// sentences.
         classification_head: bool,
     },
     /// T5 with its spans hidden behind sentinels.
@@ -44,7 +44,7 @@ pub enum MaskedKind {
 }
 
 /// The settings of the samples, all of which are part of a cache's name. Those marked * decide the
-/// order; the others say what is done to a sample when it is read.
+/// order; the others control how a sample is masked when it is read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MaskedConfig {
     /// * The model.
@@ -53,14 +53,14 @@ pub struct MaskedConfig {
     pub dataset_path: String,
     /// * The shares of train, valid and test, of documents. `None`: each part has its own dataset.
     pub split: Option<String>,
-    /// * Tokens of a sample, the special ones among them.
+    /// * Tokens of a sample, including special tokens.
     pub seq_len: u64,
     /// * The seed of target lengths and shuffle. At most 2^31 - 2, as Megatron adds one to it.
     pub seed: u32,
-    /// * No epoch is begun once there are so many samples. `None`: one epoch, which Megatron cannot
-    ///   build, but reads.
+    /// * No epoch is started after this many samples. `None`: one epoch, which Megatron cannot
+    ///   build, but can read.
     pub num_samples: Option<u64>,
-    /// What the tokenizer says of itself.
+    /// The description of the tokenizer.
     pub tokenizer: Value,
     /// The share of tokens to mask.
     pub masking_probability: f64,
@@ -70,11 +70,11 @@ pub struct MaskedConfig {
     pub masking_max_ngram: u32,
     /// Whether the pieces of a word are masked together.
     pub masking_do_full_word: bool,
-    /// Whether some runs are permuted as well.
+    /// Whether some runs are also permuted.
     pub masking_do_permutation: bool,
-    /// Whether longer runs are favoured.
+    /// Whether longer runs are more likely.
     pub masking_use_longer_ngrams: bool,
-    /// Whether the length of a run is of a geometric distribution.
+    /// Whether the length of a run has a geometric distribution.
     pub masking_use_geometric_distribution: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct MaskedIndex {
 pub struct MaskedSample {
     /// Its sentences: sequences of the dataset.
     pub sentences: Range<u64>,
-    /// Tokens that it is cut to, without the special ones.
+    /// Tokens to which it is truncated, without special tokens.
     pub target_len: u32,
 }
 
@@ -104,7 +104,7 @@ impl MaskedKind {
         }
     }
 
-    /// Tokens of a sample that are not of the text: CLS and two SEP, or BOS and EOS.
+    /// Special tokens of a sample: CLS and two SEP, or BOS and EOS.
     fn special_tokens(self) -> u64 {
         match self {
             MaskedKind::Bert { .. } => 3,
@@ -121,7 +121,7 @@ impl MaskedKind {
 }
 
 impl MaskedConfig {
-    /// What names the cache, as Megatron says it. Nothing of the data is in it.
+    /// The description that names the cache, as in Megatron. It does not depend on the data.
     ///
     /// # Errors
     /// [`Error::BadSetting`] for the split.
@@ -166,7 +166,7 @@ impl MaskedConfig {
             return refuse("seq_len", self.seq_len.to_string(), expected);
         }
         let prob = self.short_sequence_probability;
-        // One in more than 2^31 is no number to Megatron.
+        // Megatron cannot represent one in more than 2^31.
         if !(0.0..=1.0).contains(&prob) || prob > 0.0 && 1.0 / prob > COUNT_MAX as f64 {
             return refuse("short_sequence_probability", prob.to_string(), "0 to 1".to_owned());
         }
@@ -183,7 +183,7 @@ impl MaskedConfig {
         Ok(MappingConfig {
             num_epochs: if self.num_samples.is_some() { EPOCHS_MAX } else { 1 },
             max_num_samples: self.num_samples.unwrap_or(u64::MAX),
-            max_seq_length: (self.seq_len - special) as u32, // fits: seen above
+            max_seq_length: (self.seq_len - special) as u32, // fits: checked above
             short_seq_prob: prob,
             seed: self.seed,
             min_num_sent: self.kind.sentences_min(),
@@ -195,7 +195,7 @@ impl MaskedIndex {
     /// Builds the order of a part.
     ///
     /// # Errors
-    /// [`Error::NoSamples`] if samples are asked of documents that give none,
+    /// [`Error::NoSamples`] if samples are requested of documents that yield none,
     /// [`Error::EmptySplit`] if the split gives the part no share, [`Error::BadSetting`],
     /// [`Error::TooBig`], [`Error::OutOfMemory`]; [`Error::Malformed`] for the dataset.
     pub fn build(dataset: &IndexedDataset, which: Split, config: &MaskedConfig) -> Result<Self> {
@@ -203,8 +203,8 @@ impl MaskedIndex {
         index_cache::CachedIndex::build(&recipe)
     }
 
-    /// Maps the order from the files of Megatron or ours, or builds it and leaves them there, as
-    /// [`GptIndex::load_or_build`](crate::GptIndex::load_or_build) does.
+    /// Maps the order from cached files, written by Megatron or by this crate, or builds and saves
+    /// it, as [`GptIndex::load_or_build`](crate::GptIndex::load_or_build) does.
     ///
     /// # Errors
     /// As [`MaskedIndex::build`], and [`Error::Storage`] if a file that exists cannot be read.
@@ -252,13 +252,13 @@ impl MaskedIndex {
         index_cache::verify(&recipe, store, &names)
     }
 
-    /// How many samples there are: whole epochs of them.
+    /// Number of samples, in whole epochs.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
         self.rows.shape()[0]
     }
 
-    /// A sample, by its place in the shuffled order.
+    /// A sample, by its position in the shuffled order.
     ///
     /// # Panics
     /// If there is no such sample.
@@ -276,7 +276,7 @@ impl MaskedIndex {
     }
 }
 
-/// One index of one dataset.
+/// The inputs of an index.
 struct MaskedIndexSpec<'a> {
     dataset: &'a IndexedDataset,
     which: Split,
@@ -346,20 +346,23 @@ impl index_cache::CachedIndex<1> for MaskedIndexSpec<'_> {
         Ok(MaskedIndex { rows })
     }
 
-    /// The rows must be those that would be built; their order is not looked at.
+    /// The rows must be those that would be built; their order is not checked.
     fn check(&self, index: &MaskedIndex) -> Result<Option<String>> {
         self.dataset.check_tables()?;
         let (documents, sizes) = self.tables();
-        let (mut due, mut got) = (RowMultisetHash::default(), RowMultisetHash::default());
-        mapping_rows(documents, sizes, &self.mapping, |row| due.add(row));
-        self.refuse_none(due.count)?;
+        let (mut expected, mut found) = (RowMultisetHash::default(), RowMultisetHash::default());
+        mapping_rows(documents, sizes, &self.mapping, |row| expected.add(row));
+        self.refuse_none(expected.count)?;
         for sample in 0..index.sample_count() {
-            got.add([0, 1, 2].map(|column| index.rows.at(3 * sample + column)));
+            found.add([0, 1, 2].map(|column| index.rows.at(3 * sample + column)));
         }
-        let (samples, samples_due) = (got.count, due.count);
-        let wrong =
-            || format!("expected the {samples_due} samples of the dataset, found {samples} others");
-        Ok((got != due).then(wrong))
+        let (samples, samples_expected) = (found.count, expected.count);
+        let wrong = || {
+            format!(
+                "expected the {samples_expected} samples of the dataset, found {samples} others"
+            )
+        };
+        Ok((found != expected).then(wrong))
     }
 
     fn build(&self) -> Result<MaskedIndex> {
@@ -378,8 +381,8 @@ impl index_cache::CachedIndex<1> for MaskedIndexSpec<'_> {
     }
 }
 
-/// A sum over rows that does not depend on their order, and is another for other rows but for one
-/// case in 2^64.
+/// A hash of rows that does not depend on their order. Other rows have the same hash with a
+/// probability of 2^-64.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct RowMultisetHash {
     count: u64,

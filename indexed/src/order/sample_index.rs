@@ -1,20 +1,21 @@
-//! Cutting a stream of documents into samples of equal length.
+//! Divides a stream of documents into samples of equal length.
 
 use std::ops::ControlFlow;
 
-use crate::block_prefetch::{BLOCK, in_blocks};
+use crate::block_prefetch::{BLOCK, generate_in_blocks};
 use crate::cache::npy::{Element, Npy, NpyBuilder};
 use crate::mmididx::idx::I32Le;
 use crate::{Error, Lengths, Result};
 
-/// How a stream of tokens is cut into samples.
+/// How a stream of tokens is divided into samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleRule {
-    /// Tokens by which one sample begins after the one before it.
+    /// Tokens between the starts of two consecutive samples.
     pub seq_len: u64,
-    /// Whether a sample has one token more, the label of its last; it is the next sample's first.
+    /// Whether a sample has an extra token, the label of its last; it is also the first of the next
+    /// sample.
     pub add_extra_token: bool,
-    /// Whether tokens that fill no sample are a last, short one.
+    /// Whether the tokens after the last full sample are a short sample.
     pub keep_last_partial: bool,
 }
 
@@ -25,12 +26,12 @@ impl SampleRule {
         u64::from(self.add_extra_token)
     }
 
-    /// How many samples there are in so many tokens.
+    /// The number of samples in this many tokens.
     ///
-    /// To keep the last, Megatron divides in single precision: 100,000,001 tokens in samples of 7
-    /// are 14,285,714 samples to it, and not 14,285,715. Its files are law, so it is done here too
-    /// and said aloud; but where that would make samples without tokens, it is an error, as
-    /// Megatron's own assertion is.
+    /// If the last short sample is kept, Megatron divides in single precision: it counts 14,285,714
+    /// samples of 7 in 100,000,001 tokens, and not 14,285,715. Compatible files need the same
+    /// count, so this function does the same. If that would count samples without tokens, it is an
+    /// error, as is Megatron's assertion.
     ///
     /// # Errors
     /// [`Error::TooBig`].
@@ -57,8 +58,8 @@ impl SampleRule {
     }
 }
 
-/// Megatron's `build_sample_idx`: rows of (place in the document index, token in that document), at
-/// which samples begin; the last is where the last one ends. Row 0 is (0, 0).
+/// Megatron's `build_sample_idx`: rows of (position in the document index, token in that document)
+/// at which samples start; the last row is the end of the last sample. Row 0 is (0, 0).
 ///
 /// `lengths` are the tokens of each sequence and `document_index` the order of the sequences, both
 /// 32 bits, little-endian; `tokens` is how many there are in that order.
@@ -77,7 +78,7 @@ pub fn build_sample_index<T: Element>(
     build_rows::<T>(lengths, document_index, rule, rule.sample_count(tokens)?)
 }
 
-/// Tells how many tokens a sequence has.
+/// Looks up the length of a sequence in tokens.
 pub(crate) trait LengthOf: Sync {
     fn length_of(&self, seq: u32) -> u32;
 }
@@ -94,7 +95,7 @@ impl LengthOf for Lengths {
     }
 }
 
-/// [`build_sample_index`] of a count that is known.
+/// [`build_sample_index`] with a known number of samples.
 pub(crate) fn build_rows<T: Element>(
     lengths: &(impl LengthOf + ?Sized),
     document_index: &[I32Le],
@@ -110,9 +111,9 @@ pub(crate) fn build_rows<T: Element>(
     Ok(rows.finish())
 }
 
-/// Calls `row` with each row in turn, and says for how many samples there were no tokens. The work
-/// is linear in documents and samples. Lengths lie all over the table: fetched in a loop of its
-/// own, their cache misses overlap.
+/// Calls `row` with each row in order, and returns for how many samples there were no tokens. The
+/// work is linear in documents and samples. Lengths are read at random positions of the table: in a
+/// separate loop, their cache misses overlap.
 pub(crate) fn walk(
     lengths: &(impl LengthOf + ?Sized),
     document_index: &[I32Le],
@@ -129,7 +130,7 @@ pub(crate) fn walk(
         let documents = document_index[block * BLOCK..].iter().take(BLOCK);
         fetched.extend(documents.map(|seq| lengths.length_of(u32::from_le_bytes(*seq))));
     };
-    in_blocks(document_index.len().div_ceil(BLOCK), fetch, |block, fetched| {
+    generate_in_blocks(document_index.len().div_ceil(BLOCK), fetch, |block, fetched| {
         for (&length, place) in fetched.iter().zip((block * BLOCK) as i64..) {
             let document_start = document_end;
             document_end += u64::from(length);

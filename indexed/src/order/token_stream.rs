@@ -1,14 +1,13 @@
-//! Samples of the tokens as they lie in the file: no shuffle, no tables.
+//! Samples of the tokens in the order of the file: no shuffle, no tables.
 
 use crate::split::part_of;
 use crate::{Error, IndexedDataset, Result, Split};
 
 /// The tokens of one part of a dataset in the order of the file, cut into samples of equal length.
 ///
-/// Sample k begins at token `k * seq_len` of the part, whatever documents it falls into: it is one
-/// run of bytes of the `.bin`. These are the samples that a
-/// [`BlockShuffle`](crate::BlockShuffle) puts in order. Tokens at the end that fill no sample are
-/// left out, as Megatron does in training.
+/// Sample k starts at token `k * seq_len` of the part, regardless of documents: it is one byte
+/// range of the `.bin`. A [`BlockShuffle`](crate::BlockShuffle) orders these samples. Tokens after
+/// the last full sample are dropped, as in Megatron in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenStream {
     first_byte: u64,
@@ -23,8 +22,7 @@ impl TokenStream {
     /// [`GptIndexConfig::split`](crate::GptIndexConfig::split) has it.
     ///
     /// # Errors
-    /// [`Error::BadSetting`], [`Error::EmptySplit`]; [`Error::NoTokens`] if there is not one
-    /// sample.
+    /// [`Error::BadSetting`], [`Error::EmptySplit`]; [`Error::NoTokens`] if there is no sample.
     pub fn new(
         dataset: &IndexedDataset,
         which: Split,
@@ -49,13 +47,13 @@ impl TokenStream {
         Ok(TokenStream { first_byte, item_bytes, seq_len, extra_tokens, samples })
     }
 
-    /// How many samples there are, at least 1.
+    /// Number of samples, at least 1.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
         self.samples
     }
 
-    /// The bytes of a sample in the `.bin`: the first of them, and how many.
+    /// The bytes of a sample in the `.bin`: offset and length.
     ///
     /// # Panics
     /// If there is no such sample.

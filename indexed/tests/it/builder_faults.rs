@@ -18,7 +18,7 @@ fn build(store: &Arc<dyn Storage>) -> Result<Built> {
     builder.finish()
 }
 
-/// The calls of a build that succeeds, in their order.
+/// The calls of a successful build, in order.
 fn calls() -> Vec<String> {
     let (_guard, store) = temp_store();
     let (store, calls) = failing(&store, 0..0);
@@ -28,7 +28,7 @@ fn calls() -> Vec<String> {
 }
 
 #[test]
-fn both_files_are_whole_before_either_is_visible() {
+fn files_are_complete_before_any_is_visible() {
     let calls = calls();
     let (work, finish) = calls.split_at(calls.len() - 3);
     assert_eq!(finish, ["finish folder/a.bin", "finish folder/a.crc", "finish folder/a.idx"]);
@@ -37,20 +37,20 @@ fn both_files_are_whole_before_either_is_visible() {
 }
 
 #[test]
-fn no_failure_leaves_a_file() {
+fn a_failed_build_leaves_no_file() {
     for fail in 0..calls().len() {
         let (_guard, store) = temp_store();
         let (failing, _) = failing(&store, fail..fail + 1);
         let error = build(&failing).unwrap_err();
         assert!(error.to_string().contains("as the test wants it"), "call {fail}: {error}");
         assert_eq!(store.list(&Key::root()).unwrap(), [], "call {fail}");
-        // The names are free: the next run succeeds.
+        // No file is left, so the next run succeeds.
         build(&store).unwrap();
     }
 }
 
 #[test]
-fn what_cannot_be_taken_back_is_named() {
+fn a_failed_rollback_names_the_file() {
     let last = calls().len() - 1;
     let (_guard, store) = temp_store();
     let (failing, _) = failing(&store, last..usize::MAX);
@@ -59,14 +59,14 @@ fn what_cannot_be_taken_back_is_named() {
     let text = error.to_string();
     assert!(text.contains("cannot roll back "), "{text}");
     assert!(text.contains("folder/a.bin of the same dataset: "), "{text}");
-    // The next run says what stands in its way.
+    // The next run names the file that exists.
     let error = build(&store).unwrap_err();
     assert!(matches!(error, Error::Orphan { .. }), "{error}");
     assert!(error.to_string().contains("folder/a.bin: it exists without its .idx"));
 }
 
 #[test]
-fn nothing_is_overwritten() {
+fn existing_files_are_not_overwritten() {
     let (_guard, store) = temp_store();
     build(&store).unwrap();
     let error = build(&store).unwrap_err();
@@ -75,7 +75,7 @@ fn nothing_is_overwritten() {
 }
 
 #[test]
-fn a_dropped_builder_leaves_nothing() {
+fn a_dropped_builder_leaves_no_file() {
     let (guard, store) = temp_store();
     let mut builder = Builder::create(&store, &key("a"), Dtype::U16).unwrap();
     builder.add_encoded(&vec![0; 4 << 20], &[2 << 20]).unwrap();
@@ -84,7 +84,7 @@ fn a_dropped_builder_leaves_nothing() {
 }
 
 #[test]
-fn a_long_dataset_comes_back() {
+fn a_long_dataset_round_trips() {
     let (_guard, store) = temp_store();
     let built = build(&store).unwrap();
     let dataset = IndexedDataset::open(&store, &key("folder/a")).unwrap();

@@ -1,4 +1,4 @@
-//! A builder of drafts that is interrupted anywhere, and goes on, makes the same bytes.
+//! A builder with drafts that is interrupted at any point and resumed writes the same bytes.
 
 use std::sync::Arc;
 
@@ -37,13 +37,13 @@ fn expected(prefix: &Key) -> [Vec<u8>; 3] {
 }
 
 #[test]
-fn a_crash_anywhere_changes_no_byte() {
+fn a_resume_after_any_crash_gives_the_same_bytes() {
     let prefix = Key::new("a").unwrap();
-    let due = expected(&prefix);
+    let expected_files = expected(&prefix);
     let sim = FaultStore::new(1, FaultPlan::default());
     let store: Arc<dyn Storage> = Arc::new(sim.clone());
     let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
-    // As a writer's journal would have them: the operations, and what was certain after them.
+    // As in the journal of a writer: the number of operations, and the sync point after them.
     let mut marks: Vec<(usize, u32, BuilderMark)> = Vec::new();
     for (from, to) in [(0, 20), (20, 21), (21, 40), (40, 60)] {
         add(&mut builder, from..to);
@@ -51,7 +51,7 @@ fn a_crash_anywhere_changes_no_byte() {
         marks.push((sim.op_count(), to, mark));
     }
     builder.finish().unwrap();
-    assert_eq!(files(&*store, &prefix), due);
+    assert_eq!(files(&*store, &prefix), expected_files);
     for ops in marks[0].0..=sim.op_count() {
         for seed in 0..5 {
             let after: Arc<dyn Storage> = Arc::new(sim.crash_at(ops, seed));
@@ -61,7 +61,7 @@ fn a_crash_anywhere_changes_no_byte() {
                 .unwrap_or_else(|error| panic!("{ops} operations, seed {seed}: {error}"));
             add(&mut builder, *documents..60);
             let built = builder.finish().unwrap();
-            assert_eq!(files(&*after, &prefix), due, "{ops} operations, seed {seed}");
+            assert_eq!(files(&*after, &prefix), expected_files, "{ops} operations, seed {seed}");
             for file in built.files() {
                 file.verify(&*after, &Key::root()).unwrap();
             }
@@ -71,9 +71,9 @@ fn a_crash_anywhere_changes_no_byte() {
     }
 }
 
-/// What was written before the interruption is read again for its checksums: damage shows then.
+/// The bytes before the interruption are read again for their checksums, which detects damage.
 #[test]
-fn a_draft_that_was_damaged_meanwhile_is_refused() {
+fn a_draft_damaged_before_the_resume_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
     let prefix = Key::new("a").unwrap();
@@ -93,11 +93,11 @@ fn a_draft_that_was_damaged_meanwhile_is_refused() {
     assert!(store.open(&prefix.with_suffix(".idx").unwrap()).is_err());
 }
 
-/// What was synced outlives every failure of the end: the `.bin` too, if the `.idx` fails.
+/// Synced data survives every failure in `finish`: the `.bin` too, if the `.idx` fails.
 #[test]
-fn a_failure_of_the_end_loses_nothing() {
+fn a_failed_finish_can_be_resumed() {
     let prefix = Key::new("a").unwrap();
-    let due = expected(&prefix);
+    let expected_files = expected(&prefix);
     let begin = |sim: &FaultStore| {
         let store: Arc<dyn Storage> = Arc::new(sim.clone());
         let mut builder = Builder::create_draft(&store, &prefix, Dtype::U16).unwrap();
@@ -120,12 +120,13 @@ fn a_failure_of_the_end_loses_nothing() {
             let builder = Builder::resume(&store, &prefix, Dtype::U16, &mark)
                 .unwrap_or_else(|error| panic!("{how:?} at operation {op}: {error}"));
             builder.finish().unwrap();
-            assert_eq!(files(&*store, &prefix), due, "{how:?} at operation {op}");
+            assert_eq!(files(&*store, &prefix), expected_files, "{how:?} at operation {op}");
         }
     }
 }
 
-/// CPM-2's writers end no document: its files are golden elsewhere, here is the shape.
+/// CPM-2's writers end no document. Other tests compare its files with goldens; this one checks the
+/// shape.
 #[test]
 fn sequences_may_be_in_no_document() {
     let prefix = Key::new("a").unwrap();

@@ -1,4 +1,4 @@
-//! Checksums of blocks: what is written, and that every bit that flips is found, whatever reads it.
+//! Block checksums: their format, and that every reader finds every flipped bit.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn sums(bytes: &[u8]) -> Vec<u8> {
     bytes.chunks(BLOCK).flat_map(|block| crc32c(block).to_le_bytes()).collect()
 }
 
-/// The file as `FORMAT.md` has it, for a `.bin` whose segments begin there.
+/// The file as defined by `FORMAT.md`, for a `.bin` whose segments start at `starts`.
 fn layout(bin: &[u8], idx: &[u8], starts: &[usize]) -> Vec<u8> {
     let ends = starts.iter().skip(1).copied().chain([bin.len()]);
     let segments = starts.iter().zip(ends).map(|(&start, end)| &bin[start..end]);
@@ -48,13 +48,13 @@ fn layout(bin: &[u8], idx: &[u8], starts: &[usize]) -> Vec<u8> {
     file
 }
 
-/// Documents of up to three sequences, `tokens` in all.
-fn pair(store: &Arc<dyn Storage>, name: &str, mut tokens: u64, dice: &mut Dice) {
+/// Documents of up to three sequences, with `tokens` tokens in total.
+fn pair(store: &Arc<dyn Storage>, name: &str, mut tokens: u64, rng: &mut Dice) {
     let mut builder = Builder::create(store, &key(name), Dtype::U16).unwrap();
     while tokens > 0 {
-        for _ in 0..dice.below(4) {
-            let len = (1 + dice.below(900)).min(tokens);
-            let ids: Vec<u32> = (0..len).map(|_| dice.below(60_000) as u32).collect();
+        for _ in 0..rng.below(4) {
+            let len = (1 + rng.below(900)).min(tokens);
+            let ids: Vec<u32> = (0..len).map(|_| rng.below(60_000) as u32).collect();
             builder.add_sequence(&ids).unwrap();
             tokens -= len;
         }
@@ -69,7 +69,7 @@ fn part(store: &Arc<dyn Storage>, name: &str, trusted: bool) -> DocumentRange {
     DocumentRange { store: Arc::clone(store), prefix: key(name), documents: None, bin_crc64 }
 }
 
-/// Reads every sequence by itself.
+/// Reads every sequence separately.
 fn read_all(store: &Arc<dyn Storage>, name: &str) -> indexed::Result<()> {
     let dataset = IndexedDataset::open(store, &key(name))?;
     for sequence in 0..dataset.sequence_count() {
@@ -87,7 +87,7 @@ fn place(error: &Error) -> (String, u64) {
 }
 
 #[test]
-fn the_file_is_as_the_format_says() {
+fn the_crc_file_matches_its_format() {
     let (_guard, store) = temp_store();
     for tokens in [0, 1, 255, 256, 257, 600_000] {
         let name = format!("of_{tokens}");
@@ -98,7 +98,8 @@ fn the_file_is_as_the_format_says() {
         assert_eq!(crc, layout(&bin, &idx, starts), "{tokens} tokens");
         read_all(&store, &name).unwrap();
     }
-    // A merge takes over the checksums of its parts, copied or read; empty ones are no segment.
+    // A merge copies the checksums of its parts, whether tokens are copied or read; empty parts are
+    // no segment.
     let names = ["of_257", "of_0", "of_1", "of_600000", "of_256", "of_0"];
     for trusted in [true, false] {
         let out = format!("merged_{trusted}");
@@ -117,11 +118,11 @@ fn the_file_is_as_the_format_says() {
 }
 
 #[test]
-fn every_flipped_bit_is_found_where_it_is() {
+fn every_flipped_bit_is_reported_at_its_offset() {
     let (guard, store) = temp_store();
-    let mut dice = Dice(7);
-    pair(&store, "one", 300_000, &mut dice);
-    pair(&store, "two", 12_345, &mut dice);
+    let mut rng = Dice(7);
+    pair(&store, "one", 300_000, &mut rng);
+    pair(&store, "two", 12_345, &mut rng);
     let parts = ["two", "one", "two"].map(|name| part(&store, name, true));
     splice(&store, &key("a"), &parts).unwrap();
     let mut found = 0;
@@ -129,13 +130,13 @@ fn every_flipped_bit_is_found_where_it_is() {
         let name = if round % 2 == 0 { "a.bin" } else { "a.idx" };
         let path = guard.path().join(name);
         let good = std::fs::read(&path).unwrap();
-        let (at, bit) = (dice.below(good.len() as u64), dice.below(8));
+        let (at, bit) = (rng.below(good.len() as u64), rng.below(8));
         let mut bad = good.clone();
         bad[at as usize] ^= 1 << bit;
         std::fs::write(&path, &bad).unwrap();
         let errors = [
             read_all(&store, "a").unwrap_err(),
-            // What convert and check read by.
+            // The readers of convert and check.
             (TokenSource::open(&store, &key("a"), Format::Mmididx, &ReadOptions::default()))
                 .and_then(|source| Census::take(&source, None))
                 .unwrap_err(),
@@ -143,7 +144,7 @@ fn every_flipped_bit_is_found_where_it_is() {
         ];
         for error in &errors {
             let (file, offset) = place(error);
-            // A rule of the format may tell of an entry that follows from the one that is wrong.
+            // A rule of the format may report an entry that depends on the wrong one.
             let rule = matches!(error, Error::Malformed { .. });
             assert!(rule || file.ends_with(name), "round {round}: {error}");
             let near = offset <= at && at < offset + BLOCK as u64;
@@ -158,17 +159,17 @@ fn every_flipped_bit_is_found_where_it_is() {
 }
 
 #[test]
-fn reads_of_any_ranges_are_verified_and_right() {
+fn reads_of_any_range_are_verified() {
     let (guard, store) = temp_store();
-    let mut dice = Dice(3);
-    pair(&store, "a", 20_000, &mut dice);
+    let mut rng = Dice(3);
+    pair(&store, "a", 20_000, &mut rng);
     let bin = read(store.as_ref(), "a.bin");
     let dataset = IndexedDataset::open(&store, &key("a")).unwrap();
     for _ in 0..200 {
-        let ranges: Vec<_> = (0..dice.below(5))
+        let ranges: Vec<_> = (0..rng.below(5))
             .map(|_| {
-                let start = dice.below(bin.len() as u64) as usize;
-                let len = dice.below(3 * BLOCK as u64) as usize;
+                let start = rng.below(bin.len() as u64) as usize;
+                let len = rng.below(3 * BLOCK as u64) as usize;
                 start..(start + len).min(bin.len())
             })
             .collect();
@@ -186,9 +187,9 @@ fn reads_of_any_ranges_are_verified_and_right() {
     drop(guard);
 }
 
-/// A dataset of another program is as it is on the day on which it gets checksums.
+/// Checksums that are added to a dataset of another program cover its current bytes.
 #[test]
-fn a_pair_without_checksums_gets_the_same() {
+fn checksums_added_later_are_the_same() {
     let (guard, store) = temp_store();
     pair(&store, "a", 50_000, &mut Dice(5));
     let path = guard.path().join("a.crc");
@@ -204,27 +205,28 @@ fn a_pair_without_checksums_gets_the_same() {
     assert!(matches!(again, Error::Storage(storage::Error::Exists { .. })), "{again}");
 }
 
-/// A `.crc` that is damaged, cut or of other files refuses good data, and says which file it is.
+/// With a `.crc` that is damaged, truncated or of other files, good data is refused, and the
+/// message names the `.crc`.
 #[test]
-fn damaged_checksums_pass_nothing() {
+fn damaged_checksum_files_are_refused() {
     let (guard, store) = temp_store();
     pair(&store, "a", 50_000, &mut Dice(5));
     pair(&store, "b", 50_001, &mut Dice(6));
     let path = guard.path().join("a.crc");
     let good = std::fs::read(&path).unwrap();
-    let mut dice = Dice(9);
+    let mut rng = Dice(9);
     for round in 0..100 {
         let mut bad = good.clone();
         match round % 3 {
-            0 => bad[dice.below(good.len() as u64) as usize] ^= 1 << dice.below(8),
-            1 => bad.truncate(dice.below(good.len() as u64) as usize),
-            _ => bad.extend(vec![0; 1 + dice.below(99) as usize]),
+            0 => bad[rng.below(good.len() as u64) as usize] ^= 1 << rng.below(8),
+            1 => bad.truncate(rng.below(good.len() as u64) as usize),
+            _ => bad.extend(vec![0; 1 + rng.below(99) as usize]),
         }
         std::fs::write(&path, &bad).unwrap();
         let error = read_all(&store, "a").unwrap_err().to_string();
         assert!(error.contains("a.crc"), "round {round}: {error}");
     }
-    // Whole, but of another block size: its blocks are not ours.
+    // Complete, but with another block size.
     let mut other = good.clone();
     let footer = other.len() - 56;
     other[footer + 12..footer + 16].copy_from_slice(&8192_u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Token files of others: read, written, refused.
+//! Token files of other programs: read, written, refused.
 
 use crate::common;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use storage::{Key, Storage};
 /// Documents of sequences of ids.
 pub type Documents = Vec<Vec<Vec<i64>>>;
 
-/// Keeps everything.
+/// A sink that retains everything.
 #[derive(Debug)]
 struct Collect {
     dtype: Dtype,
@@ -50,7 +50,7 @@ pub fn collect(source: &TokenSource) -> Result<Documents> {
     Ok(sink.documents)
 }
 
-/// Finds out what is there and reads it.
+/// Detects the format and reads the files.
 pub fn read_any(store: &Arc<dyn Storage>, name: &str, options: &ReadOptions) -> Result<Documents> {
     let (format, prefix) = Format::detect(store, &key(name))?.expect("a format");
     collect(&TokenSource::open(store, &prefix, format, options)?)
@@ -92,33 +92,33 @@ fn legacy_documents() -> Documents {
 }
 
 #[test]
-fn the_older_index_is_read_in_all_its_shapes() {
+fn tntidx_is_read_in_all_layouts() {
     let store = golden("legacy");
     for name in ["tntidx_i32", "tntidx_i32_paddle_int32sizes", "tntidx_i32.bin"] {
-        let got = read_any(&store, name, &ReadOptions::default()).unwrap();
-        assert_eq!(got, legacy_documents(), "{name}");
+        let found = read_any(&store, name, &ReadOptions::default()).unwrap();
+        assert_eq!(found, legacy_documents(), "{name}");
     }
-    // fairseq's own has no document index and no field for it.
+    // The layout of fairseq has no document index and no field for it.
     let (_guard, here) = temp_store();
     let idx = read(store.as_ref(), "tntidx_i32.idx");
     let fairseq = [&idx[..48], &idx[56..56 + 64 + 24]].concat();
     storage::write_all(here.as_ref(), &key("f.idx"), &fairseq).unwrap();
     let bin = read(store.as_ref(), "tntidx_i32.bin");
     storage::write_all(here.as_ref(), &key("f.bin"), &bin).unwrap();
-    let due = legacy_documents().into_iter().flatten().map(|sequence| vec![sequence]);
-    let got = read_any(&here, "f", &ReadOptions::default()).unwrap();
-    assert_eq!(got, due.collect::<Documents>());
+    let expected = legacy_documents().into_iter().flatten().map(|sequence| vec![sequence]);
+    let found = read_any(&here, "f", &ReadOptions::default()).unwrap();
+    assert_eq!(found, expected.collect::<Documents>());
 }
 
 #[test]
-fn paddle_is_read_and_written_to_the_byte() {
+fn paddle_is_read_and_written_byte_for_byte() {
     let store = golden("legacy");
     for name in ["paddle", "paddle_ids.npy", "paddle_idx.npz"] {
-        let got = read_any(&store, name, &ReadOptions::default()).unwrap();
-        assert_eq!(got, legacy_documents(), "{name}");
+        let found = read_any(&store, name, &ReadOptions::default()).unwrap();
+        assert_eq!(found, legacy_documents(), "{name}");
     }
     let (_guard, here) = temp_store();
-    // An empty document and an empty sentence have no place in it.
+    // The format cannot represent an empty document or an empty sentence.
     let mut documents = legacy_documents();
     documents.insert(1, vec![]);
     documents[2].push(vec![]);
@@ -131,14 +131,14 @@ fn paddle_is_read_and_written_to_the_byte() {
 }
 
 #[test]
-fn cpm2s_three_files_make_the_document() {
+fn cpm2_documents_are_read_from_three_files() {
     let store = golden("cpm2");
-    let due: Vec<i64> = common::numbers(&manifest("cpm2", "manifest.json")["document"]);
+    let expected: Vec<i64> = common::numbers(&manifest("cpm2", "manifest.json")["document"]);
     let (format, prefix) = Format::detect(&store, &key("demo_document")).unwrap().unwrap();
     assert_eq!(format, Format::Cpm2);
     let source = TokenSource::open(&store, &prefix, format, &ReadOptions::default()).unwrap();
     assert_eq!(source.cpm2_vocab_size().unwrap(), Some(26_240));
-    assert_eq!(collect(&source).unwrap(), [[due.clone()]]);
+    assert_eq!(collect(&source).unwrap(), [[expected.clone()]]);
     // One of them alone has no document ends.
     let part = key("demo_document_context");
     let refused =
@@ -149,11 +149,11 @@ fn cpm2s_three_files_make_the_document() {
         ReadOptions { unended: MissingDocumentEnds::EachSequence, ..ReadOptions::default() };
     let context = TokenSource::open(&store, &part, Format::Mmididx, &options).unwrap();
     assert_eq!(collect(&context).unwrap()[0][0].len(), 9);
-    // And together they convert to what any reader takes.
+    // Together they convert to a pair.
     let (_guard, here) = temp_store();
     write(&here, "plain", Format::Mmididx, &source).unwrap();
     let dataset = IndexedDataset::open(&here, &key("plain")).unwrap();
-    assert_eq!((dataset.document_count(), dataset.read_sequence(0).unwrap()), (1, due));
+    assert_eq!((dataset.document_count(), dataset.read_sequence(0).unwrap()), (1, expected));
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn cpm2_files_that_disagree_are_refused() {
     let names = ["context", "target", "target_offset"];
     let changes: [(&str, usize, u8); 8] = [
         ("context.bin", 6, 0x81),    // the first marker is the second
-        ("context.bin", 0, 0x80),    // with its second byte, no marker any more
+        ("context.bin", 0, 0x80),    // no longer a marker
         ("target.bin", 0, 0x81),     // another vocabulary
         ("target.bin", 6, 0x82),     // the second marker is a third
-        ("target_offset.bin", 0, 1), // begins late
+        ("target_offset.bin", 0, 1), // starts late
         ("target_offset.bin", 2, 2), // a gap
         ("target_offset.bin", 6, 4), // past the end
         ("target_offset.bin", 6, 0), // no room for its marker
@@ -184,7 +184,7 @@ fn cpm2_files_that_disagree_are_refused() {
             }
         }
         let outcome = read_any(&store, "demo_document", &ReadOptions::default());
-        // An id of the text is not a marker: such a change is another text, and no contradiction.
+        // A changed id of the text is another text, not a contradiction.
         if (file, at) == ("context.bin", 0) {
             assert!(outcome.is_ok());
             continue;
@@ -199,19 +199,19 @@ fn cpm2_files_that_disagree_are_refused() {
 
 /// Documents of every shape, by a seed.
 fn random_documents(seed: u64, sequences_max: u64, token_max: u64) -> Documents {
-    let mut dice = Dice(seed);
-    let sequence = |dice: &mut Dice| -> Vec<i64> {
-        let len = dice.below(40) * dice.below(2) + dice.below(3);
-        (0..len).map(|_| 1 + dice.below(token_max) as i64).collect()
+    let mut rng = Dice(seed);
+    let sequence = |rng: &mut Dice| -> Vec<i64> {
+        let len = rng.below(40) * rng.below(2) + rng.below(3);
+        (0..len).map(|_| 1 + rng.below(token_max) as i64).collect()
     };
-    let document = |dice: &mut Dice| {
-        (0..dice.below(sequences_max + 1)).map(|_| sequence(dice)).collect::<Vec<_>>()
+    let document = |rng: &mut Dice| {
+        (0..rng.below(sequences_max + 1)).map(|_| sequence(rng)).collect::<Vec<_>>()
     };
-    (0..dice.below(60)).map(|_| document(&mut dice)).collect()
+    (0..rng.below(60)).map(|_| document(&mut rng)).collect()
 }
 
 #[test]
-fn what_is_written_comes_back() {
+fn written_formats_round_trip() {
     for seed in 0..40 {
         let documents = random_documents(seed, 3, 65_534);
         let (_guard, store) = temp_store();
@@ -231,14 +231,14 @@ fn what_is_written_comes_back() {
             let options = ReadOptions::default();
             let back = TokenSource::open(&store, &key(name), format, &options).unwrap();
             assert_eq!(back.dtype(), Dtype::U16, "seed {seed}, {format}");
-            let got = collect(&back).unwrap();
-            let due: Documents = match format {
+            let found = collect(&back).unwrap();
+            let expected: Documents = match format {
                 Format::Paddle => without_empty(&documents),
                 Format::Datatrove => documents.iter().map(|d| vec![d.concat()]).collect(),
                 _ if flat.is_empty() => vec![],
                 _ => vec![vec![flat.clone()]],
             };
-            assert_eq!(got, due, "seed {seed}, {format}");
+            assert_eq!(found, expected, "seed {seed}, {format}");
         }
     }
 }
@@ -251,7 +251,7 @@ fn without_empty(documents: &Documents) -> Documents {
 }
 
 #[test]
-fn a_token_ends_documents_where_no_table_does() {
+fn the_eod_token_ends_documents_without_a_table() {
     let (_guard, store) = temp_store();
     let tokens: Vec<u8> = [5_u16, 6, 0, 0, 7, 8].iter().flat_map(|id| id.to_le_bytes()).collect();
     storage::write_all(store.as_ref(), &key("train.bin"), &tokens).unwrap();
@@ -259,7 +259,7 @@ fn a_token_ends_documents_where_no_table_does() {
     let documents = read_any(&store, "train.bin", &eod(Some(0))).unwrap();
     assert_eq!(documents, [[vec![5, 6, 0]], [vec![0]], [vec![7, 8]]]);
     assert_eq!(read_any(&store, "train.bin", &eod(None)).unwrap(), [[[5, 6, 0, 0, 7, 8]]]);
-    // An id that the type cannot hold ends nothing.
+    // An id that the type cannot hold ends no document.
     let whole = read_any(&store, "train.bin", &eod(Some(65_536))).unwrap();
     assert_eq!(whole.len(), 1);
     let wide = ReadOptions { dtype: Some(Dtype::I32), ..ReadOptions::default() };
@@ -268,7 +268,7 @@ fn a_token_ends_documents_where_no_table_does() {
 }
 
 #[test]
-fn types_are_changed_without_loss_or_refused() {
+fn types_are_converted_without_loss_or_refused() {
     let (_guard, store) = temp_store();
     let documents = vec![vec![vec![1, 70_000]], vec![vec![3]]];
     let wide = pair(&store, "wide", Dtype::I32, &documents);
@@ -296,7 +296,7 @@ fn types_are_changed_without_loss_or_refused() {
 }
 
 #[test]
-fn dolmas_parts_are_read_in_order() {
+fn dolma_parts_are_read_in_order() {
     let (_guard, store) = temp_store();
     let gz = |text: &str| {
         let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
@@ -308,7 +308,7 @@ fn dolmas_parts_are_read_in_order() {
         ("tok/part-0-00000.npy", bytes(&[1, 2, 3])),
         ("tok/part-0-00000.csv.gz", gz("0,2,a,s,1\r\n2,3,\"b,\n1,9\",s,2\r\n")),
         ("tok/part-0-00001.npy", bytes(&[4, 5])),
-        // Zeros behind a member are padding, also between two.
+        // Zeros after a member are padding, also between two members.
         (
             "tok/part-0-00001.csv.gz",
             [gz("0,0,c,s,1\n"), vec![0; 600], gz("0,2,d,s,1\n"), vec![0; 3]].concat(),
@@ -317,8 +317,8 @@ fn dolmas_parts_are_read_in_order() {
         ("gap.csv.gz", gz("0,1,a,s,1\n2,3,b,s,1\n")),
         ("short.npy", bytes(&[1])),
         ("short.csv.gz", gz("0,3,a,s,1\n")),
-        ("torn.npy", bytes(&[1, 2])),
-        ("torn.csv.gz", gz("0,2,a,s,1\n")[..20].to_vec()),
+        ("truncated.npy", bytes(&[1, 2])),
+        ("truncated.csv.gz", gz("0,2,a,s,1\n")[..20].to_vec()),
         ("zeros.npy", bytes(&[])),
         ("zeros.csv.gz", vec![0; 512]),
         ("garbage.npy", bytes(&[1])),
@@ -329,17 +329,17 @@ fn dolmas_parts_are_read_in_order() {
         storage::write_all(store.as_ref(), &key(name), &content).unwrap();
     }
     let options = ReadOptions::default();
-    let got = read_any(&store, "tok", &options).unwrap();
-    assert_eq!(got, [[vec![1, 2]], [vec![3]], [vec![]], [vec![4, 5]]]);
+    let found = read_any(&store, "tok", &options).unwrap();
+    assert_eq!(found, [[vec![1, 2]], [vec![3]], [vec![]], [vec![4, 5]]]);
     assert_eq!(read_any(&store, "tok/part-0-00001.npy", &options).unwrap().len(), 2);
-    for name in ["gap", "short", "torn", "zeros", "garbage", "text"] {
+    for name in ["gap", "short", "truncated", "zeros", "garbage", "text"] {
         let error = read_any(&store, &format!("{name}.npy"), &options).unwrap_err();
         assert!(matches!(error, Error::Malformed { .. }), "{name}: {error}");
     }
 }
 
 #[test]
-fn a_census_counts() {
+fn census_counts_documents_and_tokens() {
     let (_guard, store) = temp_store();
     let documents =
         vec![vec![vec![5, 9]], vec![], vec![vec![9, 7], vec![], vec![9]], vec![vec![8]]];
@@ -354,14 +354,15 @@ fn a_census_counts() {
     assert!(report.check_vocab(10).is_ok() && report.check_vocab(9).is_err());
 }
 
-/// Cut at every byte, and with every byte changed, a file is read or refused; nothing panics, and
-/// nothing is allocated that the file has no bytes for.
+/// A file that is truncated at any byte, or has any byte changed, is read or refused. Nothing
+/// panics, and no allocation exceeds the size of the file.
 #[test]
-fn hostile_files_are_errors() {
+fn truncated_and_changed_files_never_panic() {
     let legacy = golden("legacy");
     let cpm2 = golden("cpm2");
     let (_guard, made) = temp_store();
-    // No document ends at half of the tokens: their size, too, would then fit the index cut there.
+    // No document ends at half of the tokens: else their width would also match the index truncated
+    // there.
     let documents = vec![vec![vec![1, 2]], vec![vec![3, 4, 5], vec![6]]];
     let source = pair(&made, "a", Dtype::U16, &documents);
     write(&made, "d", Format::Datatrove, &source).unwrap();
@@ -388,7 +389,7 @@ fn hostile_files_are_errors() {
     for (from, name, files) in cases {
         let (victim, others) = files.split_first().unwrap();
         let bytes = read(from.as_ref(), victim);
-        // In memory: thousands of files are made.
+        // In memory, because there are thousands of files.
         let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         for file in others {
             copy(from.as_ref(), file, store.as_ref());

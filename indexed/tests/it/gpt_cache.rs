@@ -1,4 +1,4 @@
-//! The whole cache folders that Megatron's GPTDataset and BlendedDataset left, by name and byte.
+//! Cache folders of Megatron's GPTDataset and BlendedDataset, compared by name and byte.
 
 use crate::common;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ fn corpus(name: &str) -> IndexedDataset {
     IndexedDataset::open(&golden("gpt_cache"), &key(name)).unwrap()
 }
 
-/// All but the seals, which are ours.
+/// All files except the seals, which Megatron does not write.
 fn files_of(store: &dyn Storage, folder: &Key) -> Files {
     let mut entries = store.list(folder).unwrap();
     entries.retain(|entry| !entry.key.name().ends_with("feedline.json"));
@@ -48,11 +48,11 @@ fn config(run: &Value, dataset: &str, num_samples: Option<u64>) -> GptIndexConfi
     }
 }
 
-/// Does what one run did, for one part: `None` if the run did not have it.
+/// Repeats a run for one part: `None` if the run did not have that part.
 fn replay(run: &Value, which: Split, store: &dyn Storage) -> Option<Built> {
     let part = which as usize;
-    let due = &run["splits"][part];
-    if due.is_null() {
+    let expected = &run["splits"][part];
+    if expected.is_null() {
         return None;
     }
     let names: Vec<&str> =
@@ -61,7 +61,7 @@ fn replay(run: &Value, which: Split, store: &dyn Storage) -> Option<Built> {
     let build = |name: &str, config: &GptIndexConfig| {
         GptIndex::load_or_build(&corpus(name), which, config, store, &Key::root()).unwrap()
     };
-    if due["class"] == "GPTDataset" {
+    if expected["class"] == "GPTDataset" {
         let config = config(run, names[0], samples);
         return Some(Built::Gpt(build(names[0], &config)));
     }
@@ -107,85 +107,85 @@ fn tokens(index: &GptIndex, dataset: &IndexedDataset, sample: u64) -> Vec<i64> {
 }
 
 #[test]
-fn whole_folders_are_equal() {
+fn cache_folders_equal_megatrons() {
     for (name, run) in runs().as_object().unwrap() {
         let (_guard, store) = common::temp_store();
         for which in Split::ALL {
-            let due = &run["splits"][which as usize];
+            let expected = &run["splits"][which as usize];
             match replay(run, which, store.as_ref()) {
-                None => assert!(due.is_null(), "{name} {which}"),
+                None => assert!(expected.is_null(), "{name} {which}"),
                 Some(Built::Gpt(index)) => {
                     assert_eq!(
                         index.sample_count(),
-                        due["len"].as_u64().unwrap(),
+                        expected["len"].as_u64().unwrap(),
                         "{name} {which}"
                     );
                 }
                 Some(Built::Blend(index)) => {
                     assert_eq!(
                         index.sample_count(),
-                        due["len"].as_u64().unwrap(),
+                        expected["len"].as_u64().unwrap(),
                         "{name} {which}"
                     );
                 }
             }
         }
-        let due = files_of(golden("gpt_cache").as_ref(), &key(name));
-        let got = files_of(store.as_ref(), &Key::root());
-        assert!(got.keys().eq(due.keys()), "{name}: {:?}", got.keys());
-        for (file, bytes) in &got {
-            assert!(*bytes == due[file], "{name}/{file}");
+        let expected = files_of(golden("gpt_cache").as_ref(), &key(name));
+        let found = files_of(store.as_ref(), &Key::root());
+        assert!(found.keys().eq(expected.keys()), "{name}: {:?}", found.keys());
+        for (file, bytes) in &found {
+            assert!(*bytes == expected[file], "{name}/{file}");
         }
     }
 }
 
 #[test]
-fn megatrons_folders_are_used_as_they_are() {
+fn megatrons_caches_are_used_without_a_rebuild() {
     for (name, run) in runs().as_object().unwrap() {
         let folder = golden(&format!("gpt_cache/{name}"));
         let (store, calls) = failing(&folder, 0..usize::MAX);
         for which in Split::ALL {
             let Some(Built::Gpt(index)) = replay(run, which, store.as_ref()) else { continue };
-            let due = &run["splits"][which as usize];
-            if due["len"] == 0 {
+            let expected = &run["splits"][which as usize];
+            if expected["len"] == 0 {
                 continue;
             }
             let dataset = corpus(run["blend"][0][0].as_str().unwrap());
             let (first, last) = (0, index.sample_count() - 1);
-            // Megatron gives samples padded, with 0 in place of what is not there.
+            // Megatron pads samples with 0.
             let padded = |sample| {
                 let mut tokens = tokens(&index, &dataset, sample);
-                let len = due["first_sample_tokens"].as_array().unwrap().len();
+                let len = expected["first_sample_tokens"].as_array().unwrap().len();
                 assert!(tokens.len() == len || which == Split::Valid);
                 tokens.resize(len.max(tokens.len()), 0);
                 tokens
             };
-            let due_tokens = |at: &str| numbers::<i64>(&due[at]);
+            let expected_tokens = |at: &str| numbers::<i64>(&expected[at]);
             assert_eq!(
                 tokens(&index, &dataset, first),
-                due_tokens("first_sample_tokens"),
+                expected_tokens("first_sample_tokens"),
                 "{name} {which}"
             );
-            let (last, due_last) = (padded(last), due_tokens("last_sample_tokens"));
-            assert_eq!(last[..due_last.len()], due_last, "{name} {which}");
+            let (last, expected_last) = (padded(last), expected_tokens("last_sample_tokens"));
+            assert_eq!(last[..expected_last.len()], expected_last, "{name} {which}");
             let mut parts = Vec::new();
             index.parts(&dataset, first, &mut parts);
             let documents: Vec<i64> = parts.iter().map(|part| part.sequence as i64).collect();
-            assert_eq!(documents, due_tokens("first_sample_docs"), "{name} {which}");
+            assert_eq!(documents, expected_tokens("first_sample_docs"), "{name} {which}");
         }
         let calls = calls.lock().unwrap();
-        // They would be sealed, and nothing else.
+        // Only seals would be written.
         assert!(calls.iter().all(|call| call.ends_with("feedline.json")), "{name}: {calls:?}");
     }
 }
 
-/// What a cache may have suffered, and a word of the warning that must follow.
+/// Damages of a cache, each with a part of the expected warning.
 type Harm = (&'static str, fn(&mut Files), &'static str);
 
-const HARMS: [Harm; 14] = [
+const DAMAGES: [Harm; 14] = [
     ("a short array", |files| cut(files, "sample_index.npy", 1), "found end of file"),
     (
-        "an array cut to its header",
+        "an array truncated to its header",
         |files| cut(files, "document_index.npy", 400),
         "found end of file",
     ),
@@ -204,25 +204,25 @@ const HARMS: [Harm; 14] = [
 ];
 
 #[test]
-fn harmed_caches_are_rebuilt_with_a_warning() {
+fn damaged_caches_are_rebuilt_with_a_warning() {
     let runs = runs();
     let run = &runs["multi_epoch_sep"];
     let folder = key("multi_epoch_sep");
     let mut good = files_of(golden("gpt_cache").as_ref(), &folder);
     good.retain(|name, _| name.contains("-train-"));
-    for (harm, apply, due_warning) in HARMS {
+    for (damage, apply, expected_warning) in DAMAGES {
         let mut files = good.clone();
         apply(&mut files);
-        assert!(files != good, "{harm}");
-        let (guard, store) = heard_store();
+        assert!(files != good, "{damage}");
+        let (guard, store) = store_with_logged_warnings();
         for (name, bytes) in &files {
             storage::write_all(store.as_ref(), &key(name), bytes).unwrap();
         }
         replay(run, Split::Train, store.as_ref());
-        assert!(files_of(store.as_ref(), &Key::root()) == good, "{harm}");
+        assert!(files_of(store.as_ref(), &Key::root()) == good, "{damage}");
         let warnings = warnings_of(&guard);
-        assert_eq!(warnings.len(), 1, "{harm}: {warnings:?}");
-        assert!(warnings[0].contains(due_warning), "{harm}: {warnings:?}");
+        assert_eq!(warnings.len(), 1, "{damage}: {warnings:?}");
+        assert!(warnings[0].contains(expected_warning), "{damage}: {warnings:?}");
     }
 }
 
@@ -254,7 +254,7 @@ fn zero_tail(files: &mut Files, name: &str) {
     file[from..].fill(0);
 }
 
-/// Two documents of different lengths change places.
+/// Swaps two documents of different lengths.
 fn swap(files: &mut Files, name: &str) {
     let file = bytes_of(files, name);
     let lengths = numbers::<u32>(&manifest("gpt_cache", "manifest.json")["lengths"]["corpus_a"]);
@@ -263,15 +263,15 @@ fn swap(files: &mut Files, name: &str) {
     file.swap(128, 128 + 4 * other.unwrap());
 }
 
-/// The names say nothing of the extra token. Where it changes no count, rows may differ all the
-/// same, and a cache of the other setting must not be used.
+/// The names do not depend on the extra token. Even if it changes no count, rows may differ, and a
+/// cache of the other setting must not be used.
 #[test]
-fn a_cache_of_the_other_extra_token_is_rebuilt() {
+fn a_cache_with_another_extra_token_setting_is_rebuilt() {
     let runs = runs();
     let mut rebuilt = 0;
     for seq_len in [1, 2, 3, 7, 16] {
         for which in Split::ALL {
-            let (guard, store) = heard_store();
+            let (guard, store) = store_with_logged_warnings();
             let with =
                 GptIndexConfig { seq_len, ..config(&runs["multi_epoch_sep"], "corpus_a", Some(9)) };
             let without = GptIndexConfig { add_extra_token: false, ..with.clone() };
@@ -292,11 +292,12 @@ fn a_cache_of_the_other_extra_token_is_rebuilt() {
     assert!(rebuilt >= 20, "{rebuilt} of 30 differed");
 }
 
-/// Nor of the data: a corpus that has grown, or has other lengths, is another one.
+/// Nor do they depend on the data: a corpus that has grown, or has other lengths, is another
+/// corpus.
 #[test]
 fn a_cache_of_other_data_is_rebuilt() {
     let runs = runs();
-    let (guard, store) = heard_store();
+    let (guard, store) = store_with_logged_warnings();
     let config = config(&runs["multi_epoch_sep"], "the same path", Some(9));
     for (count, name) in ["corpus_a", "corpus_b", "corpus_a"].into_iter().enumerate() {
         let dataset = corpus(name);
@@ -313,7 +314,7 @@ fn a_cache_of_other_data_is_rebuilt() {
 fn a_cache_that_cannot_be_written_is_a_warning() {
     let runs = runs();
     for fail_from in 0..12 {
-        let (guard, store) = heard_store();
+        let (guard, store) = store_with_logged_warnings();
         let (failing, _) = failing(&store, fail_from..usize::MAX);
         let built = replay(&runs["multi_epoch_sep"], Split::Train, failing.as_ref());
         let Some(Built::Gpt(index)) = built else { panic!("no index") };
@@ -322,14 +323,14 @@ fn a_cache_that_cannot_be_written_is_a_warning() {
         assert!(warnings.iter().any(|text| text.contains("not saved")), "{warnings:?}");
         let names = store.list_names(&Key::root()).unwrap();
         assert!(names.iter().all(|name| !name.ends_with("description.txt")), "{names:?}");
-        // And the next run makes it whole.
+        // The next run completes it.
         replay(&runs["multi_epoch_sep"], Split::Train, store.as_ref());
         assert_eq!(files_of(store.as_ref(), &Key::root()).len(), 4);
     }
 }
 
 #[test]
-fn two_builders_at_once_leave_one_cache() {
+fn two_concurrent_builders_leave_one_cache() {
     let (_guard, store) = common::temp_store();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -337,14 +338,14 @@ fn two_builders_at_once_leave_one_cache() {
         }
     });
     replay(&runs()["multi_epoch_sep"], Split::Train, store.as_ref());
-    let mut due = files_of(golden("gpt_cache").as_ref(), &key("multi_epoch_sep"));
-    due.retain(|name, _| name.contains("-train-"));
-    assert!(files_of(store.as_ref(), &Key::root()) == due);
+    let mut expected = files_of(golden("gpt_cache").as_ref(), &key("multi_epoch_sep"));
+    expected.retain(|name, _| name.contains("-train-"));
+    assert!(files_of(store.as_ref(), &Key::root()) == expected);
 }
 
-/// Megatron's own loop for the epochs never ends here.
+/// The loop of Megatron over epochs does not terminate here.
 #[test]
-fn samples_of_no_tokens_are_an_error() {
+fn samples_of_a_part_without_tokens_are_an_error() {
     let runs = runs();
     let dataset = corpus("corpus_a");
     let config = GptIndexConfig {
@@ -356,7 +357,7 @@ fn samples_of_no_tokens_are_an_error() {
         panic!("{error}")
     };
     assert!(error.to_string().contains("hint: "), "{error}");
-    // One epoch of nothing is nothing, as Megatron has it too.
+    // One epoch of an empty part is empty, as in Megatron.
     let config = GptIndexConfig { num_samples: None, ..config };
     assert_eq!(GptIndex::build(&dataset, Split::Test, &config).unwrap().sample_count(), 0);
 }
@@ -368,7 +369,7 @@ fn bad_settings_are_refused_by_name() {
     let refused = |which, config: GptIndexConfig| {
         GptIndex::build(&corpus("corpus_a"), which, &config).unwrap_err().to_string()
     };
-    let check = |got: String, due: &str| assert!(got.contains(due), "{got}");
+    let check = |found: String, expected: &str| assert!(found.contains(expected), "{found}");
     check(
         refused(Split::Train, GptIndexConfig { seq_len: 0, ..good.clone() }),
         "seq_len: expected 1 to 2147483647, found 0",
@@ -386,8 +387,8 @@ fn bad_settings_are_refused_by_name() {
     check(refused(Split::Train, many), "epochs, found ");
 }
 
-/// A store whose warnings are kept.
-fn heard_store() -> (tempfile::TempDir, Arc<dyn Storage>) {
+/// A store, with a logger that records warnings.
+fn store_with_logged_warnings() -> (tempfile::TempDir, Arc<dyn Storage>) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         log::set_logger(&WARNINGS).unwrap();
@@ -396,7 +397,7 @@ fn heard_store() -> (tempfile::TempDir, Arc<dyn Storage>) {
     common::temp_store()
 }
 
-/// Every warning so far that names a folder.
+/// Every recorded warning that names a folder.
 fn warnings_of(folder: &tempfile::TempDir) -> Vec<String> {
     let folder = folder.path().to_str().unwrap();
     let all = WARNINGS.0.lock().unwrap();

@@ -1,5 +1,4 @@
-//! Samples of random datasets against the plainest reading of what they are: slices of one long
-//! stream of tokens.
+//! Samples of random datasets, compared with their definition: slices of one long stream of tokens.
 
 use std::sync::Arc;
 
@@ -9,13 +8,13 @@ use serde_json::Value;
 use storage::Storage;
 
 /// A dataset whose tokens are all different, with many empty sequences.
-fn dataset(dice: &mut Dice, store: &Arc<dyn Storage>) -> IndexedDataset {
+fn dataset(rng: &mut Dice, store: &Arc<dyn Storage>) -> IndexedDataset {
     let mut builder = Builder::create(store, &key("a"), Dtype::I32).unwrap();
     let mut next = 0;
-    let len_end = [2, 5, 30, 200][dice.below(4) as usize];
-    for _ in 0..dice.below(60) {
-        for _ in 0..dice.below(4) {
-            let len = dice.below(len_end) as u32;
+    let len_end = [2, 5, 30, 200][rng.below(4) as usize];
+    for _ in 0..rng.below(60) {
+        for _ in 0..rng.below(4) {
+            let len = rng.below(len_end) as u32;
             builder.add_sequence(&(next..next + len).collect::<Vec<_>>()).unwrap();
             next += len;
         }
@@ -25,26 +24,26 @@ fn dataset(dice: &mut Dice, store: &Arc<dyn Storage>) -> IndexedDataset {
     IndexedDataset::open(store, &key("a")).unwrap()
 }
 
-fn config(dice: &mut Dice) -> GptIndexConfig {
+fn config(rng: &mut Dice) -> GptIndexConfig {
     GptIndexConfig {
         dataset_path: "a".to_owned(),
-        split: Some(["1", "949,50,1", "3,2,1", "1,1,0"][dice.below(4) as usize].to_owned()),
-        seq_len: 1 + dice.below(40),
-        seed: dice.below(1 << 32) as u32,
-        num_samples: (dice.below(3) > 0).then(|| dice.below(300)),
-        add_extra_token: dice.below(2) == 0,
-        drop_last_partial_valid: dice.below(2) == 0,
+        split: Some(["1", "949,50,1", "3,2,1", "1,1,0"][rng.below(4) as usize].to_owned()),
+        seq_len: 1 + rng.below(40),
+        seed: rng.below(1 << 32) as u32,
+        num_samples: (rng.below(3) > 0).then(|| rng.below(300)),
+        add_extra_token: rng.below(2) == 0,
+        drop_last_partial_valid: rng.below(2) == 0,
         tokenizer: Value::Null,
     }
 }
 
 #[test]
 fn samples_are_slices_of_the_stream() {
-    let (mut dice, mut samples) = (Dice(20_260_101), 0);
+    let (mut rng, mut samples) = (Dice(20_260_101), 0);
     for round in 0..100 {
         let (_guard, store) = temp_store();
-        let dataset = dataset(&mut dice, &store);
-        let config = config(&mut dice);
+        let dataset = dataset(&mut rng, &store);
+        let config = config(&mut rng);
         for which in Split::ALL {
             println!("round {round} of seed 20260101: {which} {config:?}");
             samples += check(&dataset, which, &config);
@@ -93,13 +92,13 @@ fn check(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig) -> u64
     count as u64
 }
 
-/// Every sequence of the part comes once an epoch.
+/// Every sequence of the part occurs once per epoch.
 fn check_order(dataset: &IndexedDataset, which: Split, config: &GptIndexConfig, order: &[i64]) {
     let matrix = SplitMatrix::parse(config.split.as_deref().unwrap()).unwrap();
     let range = matrix.range(which, dataset.sequence_count()).unwrap();
     let epochs = order.len().checked_div((range.end - range.start) as usize).unwrap_or(0);
     let mut sorted = order.to_vec();
     sorted.sort_unstable();
-    let due = range.flat_map(|seq| std::iter::repeat_n(seq as i64, epochs));
-    assert!(due.eq(sorted));
+    let expected = range.flat_map(|seq| std::iter::repeat_n(seq as i64, epochs));
+    assert!(expected.eq(sorted));
 }

@@ -1,4 +1,4 @@
-//! The index helpers of Megatron's C++ module, whole files compared.
+//! The index helpers of Megatron's C++ module, compared by whole files.
 
 use crate::common::{golden, manifest, numbers, read};
 use indexed::{
@@ -7,17 +7,17 @@ use indexed::{
 };
 use serde_json::Value;
 
-/// Runs `build` on every entry whose name begins so, and compares the file.
-fn check(prefix: &str, due_count: usize, build: impl Fn(&str, &Value) -> Npy) {
+/// Runs `build` on every entry with this prefix, and compares the file.
+fn check(prefix: &str, expected_count: usize, build: impl Fn(&str, &Value) -> Npy) {
     let all = manifest("helpers", "manifest.json");
     let entries = all.as_object().unwrap().iter().filter(|(name, _)| name.starts_with(prefix));
     let mut count = 0;
     for (name, entry) in entries {
-        let due = read(golden("helpers").as_ref(), &format!("{name}.npy"));
-        assert!(build(name, entry).file() == due, "{name}");
+        let expected = read(golden("helpers").as_ref(), &format!("{name}.npy"));
+        assert!(build(name, entry).file() == expected, "{name}");
         count += 1;
     }
-    assert_eq!(count, due_count, "goldens of {prefix}");
+    assert_eq!(count, expected_count, "goldens of {prefix}");
 }
 
 fn le(value: &Value) -> Vec<[u8; 4]> {
@@ -46,18 +46,18 @@ fn sample_indexes() {
 }
 
 #[test]
-fn single_precision_counts_as_megatron_does() {
+fn sample_counts_in_single_precision_equal_megatrons() {
     for example in manifest("helpers", "manifest.json")["float32_ceil_examples"].as_array().unwrap()
     {
-        let [tokens, seq_len, due, exact] =
+        let [tokens, seq_len, expected, exact] =
             ["tokens", "seq_length", "cpp_num_samples", "exact"].map(|name| u64_of(example, name));
         let rule = SampleRule { seq_len, add_extra_token: true, keep_last_partial: true };
-        assert_eq!(rule.sample_count(tokens).unwrap(), due, "{example}");
+        assert_eq!(rule.sample_count(tokens).unwrap(), expected, "{example}");
         let rule = SampleRule { keep_last_partial: false, ..rule };
         assert_eq!(rule.sample_count(tokens).unwrap(), (tokens - 1) / seq_len, "{example}");
         assert_eq!(exact, (tokens - 1).div_ceil(seq_len), "{example}");
     }
-    // 16,777,219 is 16,777,220 in single precision: a sample for which there is no token.
+    // 16,777,219 is 16,777,220 in single precision: a sample without tokens.
     let rule = SampleRule { seq_len: 1, add_extra_token: false, keep_last_partial: true };
     let error = rule.sample_count(16_777_219).unwrap_err();
     assert!(matches!(error, Error::TooBig { found: 16_777_220, most: 16_777_219, .. }), "{error}");
@@ -95,10 +95,10 @@ fn blocks_mappings() {
     });
 }
 
-/// Documents with a sentence of more than 512 tokens are passed over, but not a lone sentence; as
-/// the compiled module of megatron-core 0.16.1 answers.
+/// Documents with a sentence of more than 512 tokens are skipped, but not a single sentence; as in
+/// the compiled module of megatron-core 0.16.1.
 #[test]
-fn long_sentences() {
+fn documents_with_long_sentences_are_skipped() {
     let config = MappingConfig {
         num_epochs: 1,
         max_num_samples: 10,
@@ -124,9 +124,9 @@ fn long_sentences() {
     assert_eq!((blocks(&[513]).shape(), blocks(&[512]).shape()), (&[0, 4][..], &[1, 4][..]));
 }
 
-/// Without documents every epoch is as empty as the first: two thousand million end at once.
+/// Without documents every epoch is empty, so two billion epochs end at once.
 #[test]
-fn a_mapping_of_nothing_ends() {
+fn a_mapping_without_documents_terminates() {
     let config = MappingConfig {
         num_epochs: (1 << 31) - 2,
         max_num_samples: 10,
@@ -148,8 +148,8 @@ fn blends() {
     };
     let compare = |name: &str, weights: &BlendWeights| {
         let index = BlendIndex::build(weights).unwrap();
-        let due = read(golden("helpers").as_ref(), &format!("{name}.npy"));
-        assert!(array(name, &index) == due, "{name}");
+        let expected = read(golden("helpers").as_ref(), &format!("{name}.npy"));
+        assert!(array(name, &index) == expected, "{name}");
     };
     let mut count = 0;
     for (name, entry) in manifest("helpers", "manifest.json").as_object().unwrap() {
@@ -167,7 +167,7 @@ fn blends() {
 }
 
 #[test]
-fn a_blend_passes_over_empty_datasets() {
+fn a_blend_skips_empty_datasets() {
     let weights = BlendWeights::Exhaustive { sizes: vec![0, 2, 0, 1] };
     let index = BlendIndex::build(&weights).unwrap();
     let samples: Vec<_> = (0..3).map(|sample| index.sample(sample)).collect();

@@ -1,11 +1,11 @@
-//! Every `.bin`/`.idx` pair that Megatron's own writer made, read and written again.
+//! Every `.bin`/`.idx` pair of Megatron's writer, read and written again.
 
 use crate::common;
 use crate::common::{golden, key, manifest, read, temp_store};
 use indexed::{Builder, Dtype, Error, FormatRule, IndexedDataset};
 use serde_json::Value;
 
-/// Refused by Megatron too.
+/// Megatron refuses this file too.
 const NO_DOCUMENT_ENDS: &str = "cpm2_style_no_end_document_u16";
 
 fn documents(entry: &Value) -> Vec<Vec<Vec<i64>>> {
@@ -13,7 +13,7 @@ fn documents(entry: &Value) -> Vec<Vec<Vec<i64>>> {
     entry["documents"].as_array().unwrap().iter().map(inner).collect()
 }
 
-/// All of a dataset through the reader.
+/// The whole dataset, read with the reader.
 fn contents(dataset: &IndexedDataset) -> Vec<Vec<Vec<i64>>> {
     let item_bytes = dataset.dtype().item_bytes() as usize;
     let sequence = |seq: u64| {
@@ -35,14 +35,14 @@ fn contents(dataset: &IndexedDataset) -> Vec<Vec<Vec<i64>>> {
 }
 
 #[test]
-fn reads_what_megatron_wrote() {
+fn reads_megatrons_files() {
     for (name, entry) in manifest("idx", "manifest.json").as_object().unwrap() {
         if name == NO_DOCUMENT_ENDS {
             continue;
         }
         let dataset = IndexedDataset::open(&golden("idx"), &key(name)).unwrap();
         assert_eq!(dataset.dtype().to_string(), entry["dtype"].as_str().unwrap(), "{name}");
-        let due: Vec<Vec<Vec<i64>>> = match entry.get("merge_of") {
+        let expected: Vec<Vec<Vec<i64>>> = match entry.get("merge_of") {
             None => documents(entry),
             Some(merged) => {
                 let all = manifest("idx", "manifest.json");
@@ -50,15 +50,15 @@ fn reads_what_megatron_wrote() {
                 merged.as_array().unwrap().iter().flat_map(of).collect()
             }
         };
-        assert_eq!(contents(&dataset), due, "{name}");
+        assert_eq!(contents(&dataset), expected, "{name}");
         let modes: Vec<i8> =
             (0..dataset.sequence_count()).filter_map(|seq| dataset.sequence_mode(seq)).collect();
-        let due_modes: Vec<i8> = entry["modes"]
+        let expected_modes: Vec<i8> = entry["modes"]
             .as_array()
             .map(|rows| rows.iter().flat_map(common::numbers::<i8>).collect())
             .unwrap_or_default();
-        assert_eq!(modes, due_modes, "{name}");
-        assert_eq!(dataset.has_modes(), !due_modes.is_empty(), "{name}");
+        assert_eq!(modes, expected_modes, "{name}");
+        assert_eq!(dataset.has_modes(), !expected_modes.is_empty(), "{name}");
     }
 }
 
@@ -134,7 +134,7 @@ fn merges_of_multimodal_sets_keep_their_modes() {
 }
 
 #[test]
-fn refuses_to_merge_what_differs() {
+fn refuses_to_merge_incompatible_datasets() {
     let (_guard, store) = temp_store();
     let open = |name| IndexedDataset::open(&golden("idx"), &key(name)).unwrap();
     for (name, dtype) in [("docs_i32", Dtype::U16), ("multimodal_i32", Dtype::I32)] {
@@ -176,7 +176,7 @@ fn ids_that_do_not_fit_are_refused() {
 fn assert_same_pair(store: &std::sync::Arc<dyn storage::Storage>, name: &str) {
     for suffix in [".bin", ".idx"] {
         let file = format!("{name}{suffix}");
-        let due = read(golden("idx").as_ref(), &file);
-        assert_eq!(read(store.as_ref(), &file), due, "{file}");
+        let expected = read(golden("idx").as_ref(), &file);
+        assert_eq!(read(store.as_ref(), &file), expected, "{file}");
     }
 }

@@ -1,6 +1,6 @@
 //! Token files and sample orders, against golden files and other readers.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each binary is linked with all dependencies of the crate.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

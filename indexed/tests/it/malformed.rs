@@ -1,4 +1,4 @@
-//! Files that must be refused, each with its own error that names the byte.
+//! Files that must be refused, each with its error and the byte.
 
 use crate::common;
 use crate::common::{golden, key};
@@ -99,17 +99,17 @@ const CASES: [(&str, FormatRule, u64, &str); 35] = [
 ];
 
 #[test]
-fn each_is_refused_by_its_own_error() {
-    for (name, due_fault, due_offset, due_text) in CASES {
+fn each_file_is_refused_with_its_error() {
+    for (name, expected_fault, expected_offset, expected_text) in CASES {
         let error = IndexedDataset::open(&golden("bad"), &key(name)).unwrap_err();
         let text = error.to_string();
         let Error::Malformed { file, offset, fault, .. } = error else { panic!("{name}: {text}") };
-        assert_eq!((fault, offset), (due_fault, due_offset), "{name}: {text}");
+        assert_eq!((fault, offset), (expected_fault, expected_offset), "{name}: {text}");
         let is_bin = matches!(fault, FormatRule::BinTooShort | FormatRule::BinTooLong);
-        let due_file = format!("bad/{name}.{}", if is_bin { "bin" } else { "idx" });
-        assert!(file.ends_with(&due_file), "{name}: {text}");
-        assert!(text.contains(&due_file), "{name}: {text}");
-        let mut parts = due_text.split(" ... ");
+        let expected_file = format!("bad/{name}.{}", if is_bin { "bin" } else { "idx" });
+        assert!(file.ends_with(&expected_file), "{name}: {text}");
+        assert!(text.contains(&expected_file), "{name}: {text}");
+        let mut parts = expected_text.split(" ... ");
         assert!(parts.all(|part| text.contains(part)), "{name}: {text}");
     }
 }
@@ -118,13 +118,13 @@ fn each_is_refused_by_its_own_error() {
 fn every_file_of_the_folder_is_a_case() {
     let names = golden("bad").list_names(&storage::Key::root()).unwrap();
     let idx = names.iter().filter_map(|name| name.strip_suffix(".idx"));
-    let mut due: Vec<&str> = CASES.iter().map(|case| case.0).collect();
-    due.sort_unstable();
-    assert!(idx.eq(due));
+    let mut expected: Vec<&str> = CASES.iter().map(|case| case.0).collect();
+    expected.sort_unstable();
+    assert!(idx.eq(expected));
 }
 
 #[test]
-fn an_absent_file_is_named() {
+fn a_missing_file_is_named() {
     for (name, found) in [("absent", "neither"), ("only_idx", "the .idx alone")] {
         let (_guard, store) = common::temp_store();
         let idx = common::read(golden("idx").as_ref(), "docs_u16.idx");
@@ -135,7 +135,7 @@ fn an_absent_file_is_named() {
     }
 }
 
-/// No single changed byte of an index may do worse than an error: what opens, reads.
+/// Any single changed byte of an index is an error, or the dataset can be read.
 #[test]
 fn a_changed_byte_is_refused_or_harmless() {
     let (idx, bin) = (
@@ -143,7 +143,7 @@ fn a_changed_byte_is_refused_or_harmless() {
         common::read(golden("idx").as_ref(), "sentences_u16.bin"),
     );
     let (folder, store) = common::temp_store();
-    // Past the store, which would wait for the disk a thousand times.
+    // Without the store, which would sync a thousand times.
     let write = |name, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     write("a.bin", &bin);
     let mut opened = Vec::new();
@@ -160,8 +160,8 @@ fn a_changed_byte_is_refused_or_harmless() {
             }
         }
     }
-    // Two bytes of one document index entry may move a document's end between its neighbours, and
-    // no checker can know; nor that the tokens are signed, code 3 for 8.
+    // Two bytes of one document index entry may move the end of a document between its neighbours,
+    // which cannot be detected; nor can a signed type, code 3 for 8.
     let documents = idx.len() - 4 * 8;
     let may_open = |&(place, _): &(usize, u32)| place == 17 || place >= documents;
     assert!(opened.iter().all(may_open), "{opened:?}");

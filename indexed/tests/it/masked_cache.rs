@@ -1,4 +1,4 @@
-//! The cache folders that Megatron's masked datasets left, by name and byte.
+//! Cache folders of Megatron's masked datasets, compared by name and byte.
 
 use crate::common;
 use crate::common::{failing, golden, key, manifest, numbers};
@@ -47,7 +47,7 @@ fn cases() -> Value {
 }
 
 #[test]
-fn whole_folders_are_equal() {
+fn cache_folders_equal_megatrons() {
     for name in CASES {
         let case = &cases()[name];
         let (_guard, store) = common::temp_store();
@@ -65,16 +65,16 @@ fn whole_folders_are_equal() {
                 case["sample_index"].as_array().unwrap().iter().flat_map(numbers::<i64>).collect();
             assert_eq!(Vec::from(index.sample_index()), rows, "{name}");
             let first = index.sample(0);
-            let got = [first.sentences.start, first.sentences.end, first.target_len.into()];
-            assert_eq!(got.map(|number| number as i64), rows[..3], "{name}");
+            let found = [first.sentences.start, first.sentences.end, first.target_len.into()];
+            assert_eq!(found.map(|number| number as i64), rows[..3], "{name}");
         }
         let folder = golden(&format!("masked/cache_{name}"));
         let mut names = store.list_names(&Key::root()).unwrap();
         names.retain(|name| !name.ends_with("feedline.json"));
-        let mut due = folder.list_names(&Key::root()).unwrap();
+        let mut expected = folder.list_names(&Key::root()).unwrap();
         names.sort();
-        due.sort();
-        assert_eq!(names, due, "{name}");
+        expected.sort();
+        assert_eq!(names, expected, "{name}");
         for file in names {
             assert!(
                 common::read(store.as_ref(), &file) == common::read(folder.as_ref(), &file),
@@ -85,7 +85,7 @@ fn whole_folders_are_equal() {
 }
 
 #[test]
-fn megatrons_folders_are_used_as_they_are() {
+fn megatrons_caches_are_used_without_a_rebuild() {
     for name in CASES {
         let (store, calls) = failing(&golden(&format!("masked/cache_{name}")), 0..usize::MAX);
         let config = config(&cases()[name]);
@@ -98,7 +98,7 @@ fn megatrons_folders_are_used_as_they_are() {
         )
         .unwrap();
         let calls = calls.lock().unwrap();
-        // It would be sealed, and nothing else.
+        // Only a seal would be written.
         assert!(calls.iter().all(|call| call.ends_with("feedline.json")), "{name}: {calls:?}");
     }
 }
@@ -121,15 +121,15 @@ fn wrong_rows_are_rebuilt() {
     let names = store.list_names(&Key::root()).unwrap();
     let array = key(names.iter().find(|name| name.ends_with("sample_index.npy")).unwrap());
     let good = storage::read_all(store.as_ref(), &array).unwrap();
-    let harms: [fn(&mut Vec<u8>); 4] = [
+    let damages: [fn(&mut Vec<u8>); 4] = [
         |file| file[128] ^= 1,
         |file| file.copy_within(128..140, 140),
         |file| file.truncate(200),
         |file| file.fill(0),
     ];
-    for harm in harms {
+    for damage in damages {
         let mut bad = good.clone();
-        harm(&mut bad);
+        damage(&mut bad);
         assert!(bad != good);
         store.delete(&array).unwrap();
         storage::write_all(store.as_ref(), &array, &bad).unwrap();
@@ -139,12 +139,12 @@ fn wrong_rows_are_rebuilt() {
 }
 
 #[test]
-fn what_gives_no_sample_is_refused() {
+fn configs_without_samples_are_refused() {
     let good = config(&cases()["bert_nsp"]);
     let refused = |which, config: &MaskedConfig| {
         MaskedIndex::build(&sentences(), which, config).unwrap_err().to_string()
     };
-    let check = |got: String, due: &str| assert!(got.contains(due), "{got}");
+    let check = |found: String, expected: &str| assert!(found.contains(expected), "{found}");
     check(
         refused(Split::Valid, &good),
         "valid part: expected a share above 0 in split '100,0,0', found 0",
@@ -165,7 +165,7 @@ fn what_gives_no_sample_is_refused() {
     let many = MaskedConfig { num_samples: Some(u64::MAX), ..good.clone() };
     let error = MaskedIndex::build(&sentences(), Split::Train, &many).unwrap_err();
     assert!(matches!(error, Error::TooBig { .. }), "{error}");
-    // One epoch, which Megatron cannot build but reads.
+    // One epoch, which Megatron cannot build, but can read.
     let once = MaskedConfig { num_samples: None, ..good };
     let once = MaskedIndex::build(&sentences(), Split::Train, &once).unwrap().sample_count();
     assert!((1..30).contains(&once), "{once}");

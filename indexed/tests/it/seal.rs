@@ -1,4 +1,4 @@
-//! A cache that was checked is sealed, and a seal fits no other data.
+//! A checked cache is sealed, and the seal matches no other data.
 
 use crate::common;
 use std::fs::File;
@@ -46,7 +46,7 @@ fn seal(store: &Arc<dyn Storage>) -> String {
     String::from_utf8(common::read(store.as_ref(), &format!("cache/{name}"))).unwrap()
 }
 
-/// Writes bytes into a file and leaves its time as it was.
+/// Writes bytes into a file and preserves its modification time.
 fn patch(path: &Path, offset: u64, bytes: &[u8]) {
     let file = File::options().write(true).open(path).unwrap();
     let modified = file.metadata().unwrap().modified().unwrap();
@@ -54,9 +54,10 @@ fn patch(path: &Path, offset: u64, bytes: &[u8]) {
     file.set_modified(modified).unwrap();
 }
 
-/// A seal of version 0.1 is taken: its text is the same, but for what is of this machine.
+/// A seal of version 0.1 is accepted: its text is the same, except the parts that depend on this
+/// machine.
 #[test]
-fn a_seal_keeps_its_form() {
+fn seals_of_version_0_1_are_accepted() {
     let (guard, store) = common::temp_store();
     write(&store, &[30; 100]);
     load(&store).1.unwrap();
@@ -69,10 +70,10 @@ fn a_seal_keeps_its_form() {
     assert_eq!(text.replace(folder, "FOLDER"), include_str!("../golden/seal.json"));
 }
 
-/// The same number of documents and tokens under the same name, even at the same time: the
-/// description is the same, and so are the shapes.
+/// The same number of documents and tokens, the same name, even the same time: the description and
+/// the shapes are the same.
 #[test]
-fn other_data_of_the_same_size_is_seen() {
+fn other_data_of_the_same_size_invalidates_the_seal() {
     let (guard, store) = common::temp_store();
     let mut lengths: Vec<u32> = (0..300).map(|nth| 1 + nth % 50).collect();
     write(&store, &lengths);
@@ -91,7 +92,7 @@ fn other_data_of_the_same_size_is_seen() {
     assert!(index.unwrap().sample_index().file() == fresh.sample_index().file());
 }
 
-/// The same files at another time are read again, found good and sealed again.
+/// The same files with another time are checked and sealed again.
 #[test]
 fn a_copy_is_checked_and_sealed_again() {
     let (guard, store) = common::temp_store();
@@ -107,9 +108,9 @@ fn a_copy_is_checked_and_sealed_again() {
     assert!(after != before && after.contains("\"modified_ns\": \"0\""), "{after}");
 }
 
-/// A cache is checked against the data that the other run had sealed it for.
+/// A cache is checked against the data for which another run sealed it.
 #[test]
-fn a_harmed_array_is_seen_behind_its_seal() {
+fn verify_finds_a_damaged_array_with_a_valid_seal() {
     let (guard, store) = common::temp_store();
     write(&store, &[30; 100]);
     let good = load(&store).1.unwrap().shuffle_index().file().to_vec();
@@ -120,23 +121,23 @@ fn a_harmed_array_is_seen_behind_its_seal() {
     assert!(common::read(store.as_ref(), &format!("cache/{name}")) == good);
 }
 
-/// What a seal does not see, a number changed in the middle of a large file with its time kept,
-/// ends in an error or in what the file says, never in a panic.
+/// A seal misses a number that was changed in the middle of a large file with its time preserved.
+/// The result is an error or the changed number, never a panic.
 #[test]
-fn damage_that_no_seal_sees_is_no_panic() {
+fn damage_that_a_seal_misses_does_not_panic() {
     let (guard, store) = common::temp_store();
     write(&store, &vec![3; 60_000]);
     let samples = load(&store).1.unwrap().sample_count();
-    let mut dice = Dice(1);
+    let mut rng = Dice(1);
     let (mut refused, mut sealed) = (0, 0);
     for _ in 0..30 {
-        // A length, which is not looked at again, or a pointer.
-        let number = dice.below(60_000);
-        let (place, good) = match dice.below(2) {
+        // A length, which is not checked again, or a pointer.
+        let number = rng.below(60_000);
+        let (place, good) = match rng.below(2) {
             0 => (34 + 4 * number, 3_u32.to_le_bytes()),
             _ => (34 + 4 * 60_000 + 8 * number, (3 * number as u32).to_le_bytes()),
         };
-        let wrong = [0, 1, 200, u32::MAX][dice.below(4) as usize];
+        let wrong = [0, 1, 200, u32::MAX][rng.below(4) as usize];
         patch(&guard.path().join("a.idx"), place, &wrong.to_le_bytes());
         let (dataset, index) = load(&store);
         match index {
@@ -154,7 +155,7 @@ fn damage_that_no_seal_sees_is_no_panic() {
 }
 
 #[test]
-fn a_ready_dataset_is_checked_before_it_is_built_on() {
+fn a_dataset_is_checked_before_an_index_is_built() {
     let (guard, store) = common::temp_store();
     write(&store, &[3; 1000]);
     patch(&guard.path().join("a.idx"), 34 + 4 * 500, &4_u32.to_le_bytes());
@@ -165,9 +166,9 @@ fn a_ready_dataset_is_checked_before_it_is_built_on() {
     assert!(store.list_names(&Key::root()).unwrap().iter().all(|name| name != "cache"));
 }
 
-/// A run continues without a cache; a caller that asked for the cache alone gets an error.
+/// A run continues without a cache; a caller that needs the cache gets an error.
 #[test]
-fn an_order_that_cannot_be_kept() {
+fn an_order_that_cannot_be_saved() {
     let (_guard, inner) = common::temp_store();
     write(&inner, &[30; 100]);
     let full = HookLayer::new(Arc::clone(&inner), |_, call, key| {
@@ -186,7 +187,7 @@ fn an_order_that_cannot_be_kept() {
     let text = refused.to_string();
     assert!(text.contains("cannot save") && text.contains("no space left"), "{text}");
     assert!(inner.list_names(&key("cache")).unwrap().is_empty());
-    // What is there is used, whether or not it could be written now.
+    // An existing cache is used even if it could not be written now.
     keep(&inner).unwrap();
     keep(&full).unwrap();
 }

@@ -11,7 +11,7 @@ fn part(store: &Arc<dyn Storage>, name: &str, documents: Option<Range<u64>>) -> 
     DocumentRange { store: Arc::clone(store), prefix: key(name), documents, bin_crc64: None }
 }
 
-/// With the sum of its `.bin`, as a manifest has it.
+/// A part with the checksum of its `.bin`, as from a manifest.
 fn trusted(store: &Arc<dyn Storage>, name: &str) -> DocumentRange {
     let bin_crc64 = Some(storage::crc64(&read(store.as_ref(), &format!("{name}.bin"))));
     DocumentRange { bin_crc64, ..part(store, name, None) }
@@ -25,7 +25,7 @@ fn same_pair(a: (&dyn Storage, &str), b: (&dyn Storage, &str), what: &str) {
 }
 
 #[test]
-fn megatrons_merge_is_ours_to_the_byte() {
+fn merge_equals_megatrons_byte_for_byte() {
     let from = golden("idx");
     let (_guard, store) = temp_store();
     let names = ["docs_u16", "sentences_u16", "with_empty_doc_u16"];
@@ -45,12 +45,12 @@ fn megatrons_merge_is_ours_to_the_byte() {
     }
 }
 
-fn random_pair(store: &Arc<dyn Storage>, name: &str, dice: &mut Dice) -> u64 {
+fn random_pair(store: &Arc<dyn Storage>, name: &str, rng: &mut Dice) -> u64 {
     let mut builder = Builder::create(store, &key(name), Dtype::U16).unwrap();
-    let documents = dice.below(30);
+    let documents = rng.below(30);
     for _ in 0..documents {
-        for _ in 0..dice.below(4) {
-            let ids: Vec<u32> = (0..dice.below(50)).map(|_| dice.below(65_536) as u32).collect();
+        for _ in 0..rng.below(4) {
+            let ids: Vec<u32> = (0..rng.below(50)).map(|_| rng.below(65_536) as u32).collect();
             builder.add_sequence(&ids).unwrap();
         }
         builder.end_document().unwrap();
@@ -60,12 +60,12 @@ fn random_pair(store: &Arc<dyn Storage>, name: &str, dice: &mut Dice) -> u64 {
 }
 
 #[test]
-fn what_is_cut_apart_and_joined_again_is_the_same() {
+fn split_and_merge_round_trips() {
     for seed in 0..30 {
         let (_guard, store) = temp_store();
-        let mut dice = Dice(seed);
-        let documents = random_pair(&store, "a", &mut dice);
-        let mut cuts = [0, dice.below(documents + 1), dice.below(documents + 1), documents];
+        let mut rng = Dice(seed);
+        let documents = random_pair(&store, "a", &mut rng);
+        let mut cuts = [0, rng.below(documents + 1), rng.below(documents + 1), documents];
         cuts.sort_unstable();
         for (nth, cut) in cuts.windows(2).enumerate() {
             let of_a = part(&store, "a", Some(cut[0]..cut[1]));
@@ -80,11 +80,11 @@ fn what_is_cut_apart_and_joined_again_is_the_same() {
 }
 
 #[test]
-fn what_cannot_be_joined_is_refused_and_leaves_nothing() {
+fn incompatible_parts_are_refused_and_leave_no_files() {
     let (from, bad) = (golden("idx"), golden("bad"));
     let (_guard, store) = temp_store();
     let docs = || part(&from, "docs_u16", None);
-    for (other, due) in [
+    for (other, expected) in [
         (part(&from, "docs_i32", None), "found int32"),
         (part(&from, "multimodal_i32", None), "found int32 with modes"),
         (part(&from, "docs_u16", Some(2..9)), "a range within 0..3"),
@@ -96,7 +96,7 @@ fn what_cannot_be_joined_is_refused_and_leaves_nothing() {
         (part(&bad, "document_falls", None), "document index"),
     ] {
         let error = splice(&store, &key("out"), &[docs(), other]).unwrap_err().to_string();
-        assert!(error.contains(due), "{error}, due {due}");
+        assert!(error.contains(expected), "{error}, expected {expected}");
         assert_eq!(store.list_names(&Key::root()).unwrap(), Vec::<String>::new());
     }
     splice(&store, &key("out"), &[docs()]).unwrap();
@@ -105,7 +105,7 @@ fn what_cannot_be_joined_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn documents_that_were_never_ended_are_ended() {
+fn repair_makes_each_sequence_a_document_if_none_was_ended() {
     let from = golden("idx");
     let name = "cpm2_style_no_end_document_u16";
     let repair = Repair::examine(&from, &key(name)).unwrap();
@@ -119,7 +119,7 @@ fn documents_that_were_never_ended_are_ended() {
 }
 
 #[test]
-fn what_is_whole_stays_as_it_is() {
+fn repair_of_a_valid_pair_changes_nothing() {
     let from = golden("idx");
     let (_guard, store) = temp_store();
     for name in ["docs_u16", "sentences_u16", "with_empty_doc_u16", "no_docs_u16", "multimodal_i32"]
@@ -131,10 +131,10 @@ fn what_is_whole_stays_as_it_is() {
     }
 }
 
-/// Whatever byte a file is cut at, what comes out is a dataset whose documents are the first of the
-/// whole one, and no document that is whole is lost.
+/// A file truncated at any byte is repaired to a dataset with the first documents of the original,
+/// and no complete document is lost.
 #[test]
-fn of_a_cut_file_the_whole_documents_stay() {
+fn repair_of_a_truncated_file_retains_complete_documents() {
     let (_guard, store) = temp_store();
     let mut builder = Builder::create(&store, &key("a"), Dtype::U16).unwrap();
     let documents: [&[&[u32]]; 4] = [&[&[1, 2], &[3]], &[], &[&[4, 5, 6]], &[&[7], &[8, 9]]];
@@ -147,8 +147,8 @@ fn of_a_cut_file_the_whole_documents_stay() {
     for len in 0..bin.len() {
         let (out, report) = repair_of(&bin[..len], &idx).unwrap();
         let tokens = len as u64 / 2;
-        let due = [(9, 4), (6, 3), (3, 2), (0, 0)].into_iter().find(|(end, _)| *end <= tokens);
-        assert_eq!((out.token_count(), out.document_count()), due.unwrap(), "cut to {len}");
+        let expected = [(9, 4), (6, 3), (3, 2), (0, 0)].into_iter().find(|(end, _)| *end <= tokens);
+        assert_eq!((out.token_count(), out.document_count()), expected.unwrap(), "cut to {len}");
         assert_eq!(report.bytes_lost, len as u64 - 2 * out.token_count(), "cut to {len}");
     }
     for len in 34..idx.len() {
@@ -164,7 +164,7 @@ fn of_a_cut_file_the_whole_documents_stay() {
             "{len}: {error}"
         );
     }
-    // And whatever byte of the index is changed, it is refused or what is written is whole.
+    // For any changed byte of the index, the repair is refused or writes a valid dataset.
     for at in 0..idx.len() {
         for flip in [0x01, 0x80, 0xff] {
             let mut bad = idx.clone();
@@ -182,7 +182,7 @@ fn repair_of(bin: &[u8], idx: &[u8]) -> indexed::Result<(IndexedDataset, indexed
     let repair = Repair::examine(&store, &key("a"))?;
     let built = repair.write(&store, &key("b")).unwrap();
     let dataset = IndexedDataset::open(&store, &key("b"));
-    // Types that Megatron does not know stay what they are.
+    // Types that Megatron does not support do not change.
     if matches!(dataset, Err(Error::Malformed { fault: FormatRule::Dtype, .. })) {
         return Err(dataset.unwrap_err());
     }

@@ -1,4 +1,4 @@
-//! TFRecord files of BERT: those of other writers, and those that must be refused.
+//! TFRecord files of BERT: files of other writers, and files that must be refused.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn masked(bytes: &[u8]) -> [u8; 4] {
     crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
-/// A record of data.
+/// A record with this data.
 fn record(data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u64).to_le_bytes();
     [&len[..], &masked(&len), data, &masked(data)].concat()
@@ -41,7 +41,7 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-/// A field of bytes.
+/// A field with these bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2][..], &varint(bytes.len() as u64), bytes].concat()
 }
@@ -98,7 +98,7 @@ impl Lists {
     }
 }
 
-/// Reads one file of these bytes.
+/// Reads a file with these bytes.
 fn read_file(bytes: &[u8]) -> indexed::Result<Documents> {
     let (_guard, store) = temp_store();
     storage::write_all(&*store, &key("a.tfrecord"), bytes).unwrap();
@@ -107,11 +107,14 @@ fn read_file(bytes: &[u8]) -> indexed::Result<Documents> {
 }
 
 #[track_caller]
-fn refused(bytes: &[u8], due: &str) {
+fn refused(bytes: &[u8], expected: &str) {
     let error = read_file(bytes).unwrap_err();
     assert!(matches!(error, Error::Malformed { fault: FormatRule::Record, .. }), "{error}");
     let text = error.to_string();
-    assert!(text.contains("a.tfrecord: expected ") && text.contains(due), "{text}\nexpected {due}");
+    assert!(
+        text.contains("a.tfrecord: expected ") && text.contains(expected),
+        "{text}\nexpected {expected}"
+    );
 }
 
 fn documents(manifest: &Value) -> Documents {
@@ -121,16 +124,16 @@ fn documents(manifest: &Value) -> Documents {
 }
 
 #[test]
-fn files_of_two_other_writers_give_the_text() {
+fn files_of_two_other_writers_are_read() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283, "the check value of the CRC catalogue");
     let store = golden("tfrecord");
-    let due = documents(&manifest("tfrecord", "manifest.json"));
-    assert_eq!((due.len(), due[0].len(), due[1].len()), (7, 2, 1));
+    let expected = documents(&manifest("tfrecord", "manifest.json"));
+    assert_eq!((expected.len(), expected[0].len(), expected[1].len()), (7, 2, 1));
     for name in ["bert.tfrecord", "unpacked.tfrecord"] {
         let (format, prefix) = Format::detect(&store, &key(name)).unwrap().unwrap();
         assert_eq!((format, &prefix), (Format::TfRecord, &key(name)));
         let source = TokenSource::open(&store, &prefix, format, &ReadOptions::default()).unwrap();
-        assert_eq!(collect(&source).unwrap(), due, "{name}");
+        assert_eq!(collect(&source).unwrap(), expected, "{name}");
         assert_eq!((source.dtype(), source.token_count()), (Dtype::I32, None));
     }
     assert_eq!(read_file(&lists().record()).unwrap(), [[vec![7, 8], vec![9]]]);
@@ -138,9 +141,9 @@ fn files_of_two_other_writers_give_the_text() {
 }
 
 #[test]
-fn they_are_compressed_or_in_parts() {
+fn compressed_files_and_parts_are_read() {
     let bytes = read(&*golden("tfrecord"), "unpacked.tfrecord");
-    let due = documents(&manifest("tfrecord", "manifest.json"));
+    let expected = documents(&manifest("tfrecord", "manifest.json"));
     let (_guard, store) = temp_store();
     let put = |name: &str, bytes: &[u8]| storage::write_all(&*store, &key(name), bytes).unwrap();
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
@@ -153,7 +156,7 @@ fn they_are_compressed_or_in_parts() {
     put("plain", &bytes);
     let read = |name: &str| read_any(&store, name, &ReadOptions::default());
     for name in ["a.tfrecord.gz", "b.tfrecord", "plain"] {
-        assert_eq!(read(name).unwrap(), due, "{name}");
+        assert_eq!(read(name).unwrap(), expected, "{name}");
     }
     put("cut.tfrecord.gz", &gzip[..gzip.len() - 9]);
     assert!(read("cut.tfrecord.gz").unwrap_err().to_string().contains("a complete"));
@@ -166,14 +169,14 @@ fn they_are_compressed_or_in_parts() {
     put("folder/2.tfrecord", &bytes);
     put("folder/1.tfrecord", &first);
     put("folder/vocab.txt", b"other");
-    let all = [vec![vec![vec![7, 8], vec![9]]], due].concat();
+    let all = [vec![vec![vec![7, 8], vec![9]]], expected].concat();
     for name in ["p.tfrecord", "folder"] {
         assert_eq!(read(name).unwrap(), all, "{name}");
     }
 }
 
 #[test]
-fn it_converts_to_a_pair() {
+fn tfrecord_converts_to_a_pair() {
     let store = golden("tfrecord");
     let (_guard, here) = temp_store();
     let source =
@@ -184,8 +187,8 @@ fn it_converts_to_a_pair() {
     source.read_into(&mut writer).unwrap();
     let report = writer.finish().unwrap();
     assert_eq!((report.documents, report.sequences, report.tokens), (7, 10, 81));
-    let due = documents(&manifest("tfrecord", "manifest.json"));
-    assert_eq!(read_any(&here, "pair", &ReadOptions::default()).unwrap(), due);
+    let expected = documents(&manifest("tfrecord", "manifest.json"));
+    assert_eq!(read_any(&here, "pair", &ReadOptions::default()).unwrap(), expected);
     let unwritten = Writer::create(&here, &key("x"), Format::TfRecord, &source, &options);
     assert!(matches!(unwritten, Err(Error::BadSetting { .. })));
 }
@@ -218,7 +221,7 @@ fn damaged_records_are_refused() {
             refused(&good[..len], "found end of file in record 0");
         }
     }
-    // A length that its checksum confirms allocates nothing.
+    // A wrong length with a valid checksum causes no allocation.
     for len in [(64 << 20) + 1, 1 << 60, u64::MAX] {
         let header = len.to_le_bytes();
         let bytes = [&header[..], &masked(&header), &[0; 100]].concat();
@@ -234,7 +237,8 @@ fn hex(bytes: &[u8]) -> String {
 #[test]
 fn contradicting_features_are_refused() {
     let with = |name: &str, values: &[i64]| lists().with(name, values).record();
-    let check = |bytes: &[u8], due: &str| refused(bytes, &format!("{due} in record 0 at byte "));
+    let check =
+        |bytes: &[u8], expected: &str| refused(bytes, &format!("{expected} in record 0 at byte "));
     check(&lists().without("input_mask").record(), "masked_lm_weights");
     refused(&lists().without("input_ids").record(), "a feature 'input_ids' of integers");
     check(
@@ -260,7 +264,7 @@ fn contradicting_features_are_refused() {
     check(&weights(&[1.0]), "found 1 values");
     check(&weights(&[-1.0, 0.0]), "found masked_lm_weights of -1");
     check(&weights(&[f32::NAN, 0.0]), "found masked_lm_weights of NaN");
-    // The first record decides which ids are the ends.
+    // The first record determines the ids of `[CLS]` and `[SEP]`.
     let other = with("input_ids", &[5, 7, 3, 2, 9, 2, 0]);
     refused(
         &[lists().record(), other].concat(),
@@ -271,7 +275,7 @@ fn contradicting_features_are_refused() {
     assert_eq!(read_file(&random_next).unwrap(), [[vec![7, 8]], [vec![9]]]);
 }
 
-/// Messages that are cut or changed anywhere end in an error or in other ids, never in a panic.
+/// Messages that are truncated or changed anywhere give an error or other ids, never a panic.
 #[test]
 fn malformed_messages_are_refused() {
     refused(&record(b"no message"), "in record 0");
@@ -300,9 +304,9 @@ fn malformed_messages_are_refused() {
     assert!(accepted > 0, "another id of the text is another text");
 }
 
-/// A store that fails makes no malformed file.
+/// An error of the store is not reported as a malformed file.
 #[test]
-fn errors_of_the_store_are_kept() {
+fn store_errors_are_not_reported_as_malformed() {
     let (_guard, store) = temp_store();
     storage::write_all(&*store, &key("a.tfrecord"), &lists().record()).unwrap();
     for at in [0, 200] {

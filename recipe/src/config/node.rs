@@ -62,8 +62,8 @@ impl de::Error for KeyError {
     fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
         let nearest = nearest(key, known);
         let hint = match key_of_other_programs(key) {
-            Some(ours) if !nearest.starts_with("did you mean") => {
-                format!("'{key}' of other programs is called {ours} here")
+            Some(config_key) if !nearest.starts_with("did you mean") => {
+                format!("'{key}' of other programs is called {config_key} here")
             }
             _ => nearest,
         };

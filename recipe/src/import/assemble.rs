@@ -1,4 +1,4 @@
-//! Our keys that several of theirs make together.
+//! Assembles config keys from several input keys.
 
 use toml::{Table, Value};
 
@@ -6,11 +6,11 @@ use super::read::Input;
 use super::{Build, ConfigFormat, Imported, KeyReport, KeyStatus, float, get, set, shown};
 use crate::config::{Config, ConfigError};
 
-/// `torch.amp.GradScaler`. It has no smallest scale, and ours is at least 2^-24.
+/// `torch.amp.GradScaler`. It has no smallest scale; the smallest here is 2^-24.
 const TORCH: &[(&str, f64)] =
     &[("init", 65_536.0), ("window", 2000.0), ("hysteresis", 1.0), ("min", 1.0 / 16_777_216.0)];
 
-/// Facts of programs that name more than they use.
+/// Facts of programs that name keys without using them.
 const BENIGN: [&str; 12] = [
     "vocab_file",
     "merge_file",
@@ -26,7 +26,7 @@ const BENIGN: [&str; 12] = [
     "fused_gelu",
 ];
 
-/// Our keys without a default.
+/// Config keys without a default.
 const REQUIRED: [&str; 10] = [
     "run.budget",
     "model.layers",
@@ -79,7 +79,7 @@ impl Build {
         self.fact(name).and_then(float)
     }
 
-    /// A count; what is no whole number is none.
+    /// A count; `None` for other values.
     pub(super) fn count(&self, name: &str) -> Option<i64> {
         self.number(name).filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map(|n| n as i64)
     }
@@ -88,7 +88,7 @@ impl Build {
         self.fact(name).and_then(Value::as_bool) == Some(true)
     }
 
-    pub(super) fn ours(&self, key: &str) -> Option<i64> {
+    pub(super) fn config_integer(&self, key: &str) -> Option<i64> {
         get(&self.config, key).and_then(Value::as_integer)
     }
 
@@ -106,12 +106,12 @@ impl Build {
         self.set(key, Table::from_iter([(unit.to_owned(), value.into())]));
     }
 
-    /// A refusal that belongs to no single key.
-    pub(super) fn refuse(&mut self, ours: &str, text: String) {
+    /// Adds a refusal that belongs to no single key.
+    pub(super) fn refuse(&mut self, target: &str, text: String) {
         let (file, value) = ("combined".to_owned(), String::new());
         self.fates.push(KeyReport {
             file,
-            key: ours.to_owned(),
+            key: target.to_owned(),
             value,
             fate: KeyStatus::Refused,
             text,
@@ -123,7 +123,7 @@ impl Build {
         if let Some((_, family)) = family.iter().find(|(part, _)| program.contains(part)) {
             self.set_if_absent("model.family", *family);
         }
-        if source == ConfigFormat::Hf && self.ours("model.dec_len").is_some() {
+        if source == ConfigFormat::Hf && self.config_integer("model.dec_len").is_some() {
             self.set_if_absent("model.family", "t5");
         }
         let family = get(&self.config, "model.family").map_or("gpt".to_owned(), shown);
@@ -139,7 +139,7 @@ impl Build {
             self.encoders_of_megatron(source, &family);
         }
         if family == "llama" || self.facts.contains_key("kv_heads") {
-            let (heads, shared) = (self.ours("model.heads"), self.count("kv_heads"));
+            let (heads, shared) = (self.config_integer("model.heads"), self.count("kv_heads"));
             if shared.is_some_and(|shared| Some(shared) != heads) {
                 self.refuse("model.heads", "grouped-query attention is not supported".to_owned());
             }
@@ -169,7 +169,9 @@ impl Build {
                 self.refuse("model.dropout", text);
             }
         }
-        if let (Some(ratio), Some(hidden)) = (self.number("mlp_ratio"), self.ours("model.hidden")) {
+        if let (Some(ratio), Some(hidden)) =
+            (self.number("mlp_ratio"), self.config_integer("model.hidden"))
+        {
             self.set_if_absent("model.ffn", (ratio * hidden as f64) as i64);
         }
         self.builder();
@@ -179,29 +181,32 @@ impl Build {
         if source == ConfigFormat::Cpm && family == "t5" {
             self.set("data.objective", "encdec");
         }
-        // The tokenizer of its GPT programs if no flag names one.
+        // The default tokenizer of its GPT programs.
         if of_megatron && source != ConfigFormat::Cpm && program.contains("pretrain_gpt") {
             self.tokenizer_of_gpt();
         }
         self.tokenizer();
     }
 
-    /// What its two programs make of its flags.
+    /// The effect of the flags in its two programs.
     fn cpm1(&mut self, family: &str) {
         if !self.on("fused_gelu") {
             self.set_if_absent("model.activation", "gelu");
         }
         if family != "gpt" {
-            // No biases without a flag.
+            // Without a flag it has no biases.
             self.set_if_absent("model.bias", false);
             return;
         }
-        let Some(hidden) = self.ours("model.hidden") else { return };
-        let width = self.ours("model.heads").filter(|heads| *heads > 0).map(|heads| hidden / heads);
+        let Some(hidden) = self.config_integer("model.hidden") else { return };
+        let width = self
+            .config_integer("model.heads")
+            .filter(|heads| *heads > 0)
+            .map(|heads| hidden / heads);
         let made = [("ffn", "ff", Some(4 * hidden)), ("head_dim", "kv", width)];
         for (key, flag, value) in made {
             let (key, Some(value)) = (format!("model.{key}"), value) else { continue };
-            if self.ours(&key).is_some_and(|given| given != value) {
+            if self.config_integer(&key).is_some_and(|given| given != value) {
                 self.set(&key, value);
                 self.notes.push(format!(
                     "the GPT-2 of CPM-1 ignores --{flag}-hidden-size: {key} is {value}"
@@ -211,7 +216,7 @@ impl Build {
         self.set("model.bias", true);
     }
 
-    /// Megatron's T5 is its GPT with an encoder, and its BERT has the norms of that.
+    /// The T5 of Megatron is its GPT with an encoder, and its BERT has the norms of that GPT.
     fn encoders_of_megatron(&mut self, source: ConfigFormat, family: &str) {
         if family == "bert" {
             let text = "Megatron's BERT has norms before its blocks; here they come after the \
@@ -242,26 +247,27 @@ impl Build {
         }
     }
 
-    /// Megatron's SwiGLU is as wide as makes its three matrices as large as the two of others.
+    /// The width of SwiGLU in Megatron makes its three matrices as large as the two of other
+    /// activations.
     fn width_of_swiglu(&mut self) {
         let activation = get(&self.config, "model.activation").map(shown);
-        if activation.as_deref() != Some("swiglu") || self.ours("model.ffn").is_some() {
+        if activation.as_deref() != Some("swiglu") || self.config_integer("model.ffn").is_some() {
             return;
         }
-        if let Some(hidden) = self.ours("model.hidden") {
+        if let Some(hidden) = self.config_integer("model.hidden") {
             let width = (4.0 * hidden as f64 * 2.0 / 3.0 / 64.0) as i64 * 64;
             self.set("model.ffn", width);
             self.default_of("ffn-hidden-size", &width.to_string(), "model.ffn");
         }
     }
 
-    /// What the scalers of others are where their keys are absent.
+    /// The defaults of the loss scalers of other systems.
     fn loss_scale(&mut self, source: ConfigFormat, sections: &[&str]) {
         if get(&self.config, "precision.dtype").map(shown).as_deref() != Some("fp16") {
             return;
         }
         let by_deepspeed = self.fates.iter().any(|key| key.key.starts_with("fp16."));
-        let (theirs, defaults): (_, &[(&str, f64)]) = match source {
+        let (source_key, defaults): (_, &[(&str, f64)]) = match source {
             ConfigFormat::Colossal if self.is_scaled_by_torch() => ("GradScaler", TORCH),
             ConfigFormat::Paddle | ConfigFormat::Colossal => ("", &[]),
             _ if by_deepspeed => ("DynamicLossScaler", &[("window_delay", 1.0)]),
@@ -271,16 +277,16 @@ impl Build {
             }
             _ => ("", &[]),
         };
-        let is_fixed = self.ours("precision.loss_scale.window") == Some(0);
+        let is_fixed = self.config_integer("precision.loss_scale.window") == Some(0);
         for (key, value) in defaults.iter().filter(|_| !is_fixed) {
-            let ours = format!("precision.loss_scale.{key}");
-            if get(&self.config, &ours).is_some() {
+            let target = format!("precision.loss_scale.{key}");
+            if get(&self.config, &target).is_some() {
                 continue;
             }
             let whole = value.fract() == 0.0;
             let value = if whole { Value::Integer(*value as i64) } else { Value::Float(*value) };
-            self.default_of(theirs, &value.to_string(), &ours);
-            self.set(&ours, value);
+            self.default_of(source_key, &value.to_string(), &target);
+            self.set(&target, value);
         }
         if source == ConfigFormat::Paddle {
             let text = "Paddle halves the loss scale after decr_every_n_nan_or_inf consecutive \
@@ -295,7 +301,7 @@ impl Build {
         modes.any(|key| key.value.ends_with("TORCH") || key.value.ends_with("APEX"))
     }
 
-    /// What optimizers of others do without a key.
+    /// The defaults of the optimizers of other systems.
     fn optimizer(&mut self, source: ConfigFormat) {
         if source == ConfigFormat::Paddle && get(&self.config, "optim.clip").is_none() {
             self.set("optim.clip", 0.0);
@@ -316,8 +322,8 @@ impl Build {
     fn precision(&mut self) {
         if self.on("amp") {
             let name = self.fact("amp_dtype").map_or("float16".to_owned(), shown);
-            let ours = if name == "bfloat16" { "bf16" } else { "fp16" };
-            self.set_if_absent("precision.dtype", ours);
+            let dtype = if name == "bfloat16" { "bf16" } else { "fp16" };
+            self.set_if_absent("precision.dtype", dtype);
         }
         let power = self.count("scale_power").filter(|power| (0..63).contains(power));
         match self.number("loss_scale") {
@@ -339,9 +345,9 @@ impl Build {
         }
         if let (Some(a), Some(b)) = (self.number("beta1"), self.number("beta2")) {
             let other = get(&self.config, "optim.betas").and_then(Value::as_array).cloned();
-            let ours = [a, b];
+            let betas = [a, b];
             let differs = other.is_some_and(|other| {
-                other.iter().zip(ours).any(|(other, own)| float(other) != Some(own))
+                other.iter().zip(betas).any(|(other, own)| float(other) != Some(own))
             });
             if differs && self.training {
                 let text = format!("expected [{a}, {b}] as in the training arguments");
@@ -356,7 +362,7 @@ impl Build {
         self.set("parallel.pp", pp);
         let by_layers =
             self.count("layers_per_virtual").filter(|layers| *layers > 0).and_then(|n| {
-                let stages = self.ours("model.layers")? / pp / n;
+                let stages = self.config_integer("model.layers")? / pp / n;
                 Some(stages)
             });
         let stages = self.count("virtual_stages").or(by_layers).filter(|stages| *stages > 1);
@@ -368,7 +374,8 @@ impl Build {
             self.set("parallel.zero", self.count("sharding_stage").unwrap_or(1));
         }
         let by_width = self.fact("bucket_elements").and_then(Value::as_str) == Some("auto");
-        let width = self.ours("model.hidden").filter(|_| by_width).map(|n| (n * n) as f64);
+        let width =
+            self.config_integer("model.hidden").filter(|_| by_width).map(|n| (n * n) as f64);
         if let Some(elements) =
             width.or_else(|| self.number("bucket_elements")).filter(|elements| *elements > 0.0)
         {
@@ -391,12 +398,12 @@ impl Build {
                 self.refuse("parallel.recompute", format!("unknown granularity '{other}'"));
             }
         }
-        if self.ours("parallel.tp").unwrap_or(1) == 1
+        if self.config_integer("parallel.tp").unwrap_or(1) == 1
             && get(&self.config, "parallel.sequence_parallel").is_some()
         {
             self.remove("parallel.sequence_parallel");
             let text = "off, because no matrix is divided (parallel.tp = 1)";
-            self.correct_ours("parallel.sequence_parallel", KeyStatus::Implied, text);
+            self.correct_target("parallel.sequence_parallel", KeyStatus::Implied, text);
         }
         let seconds = self.count("timeout_minutes").map(|minutes| 60 * minutes);
         if let Some(seconds) = seconds.or_else(|| self.count("timeout_seconds")) {
@@ -404,13 +411,13 @@ impl Build {
         }
     }
 
-    /// What two programs of one run say each for itself, and what two flags say together.
+    /// Settings that two programs of a run give separately, and that two flags give together.
     fn refuse_conflicting_keys(&mut self) {
         if let Some(steps) = self.count("print_steps") {
             self.set_if_absent("log.every", steps);
-            if self.ours("log.every") != Some(steps) {
-                let theirs = self.fates.iter_mut().filter(|key| key.key == "steps_per_print");
-                for key in theirs {
+            if self.config_integer("log.every") != Some(steps) {
+                let reports = self.fates.iter_mut().filter(|key| key.key == "steps_per_print");
+                for key in reports {
                     key.fate = KeyStatus::Implied;
                     "the log interval of the program is used".clone_into(&mut key.text);
                 }
@@ -427,7 +434,7 @@ impl Build {
         }
     }
 
-    /// No key is mapped that nothing uses.
+    /// A key that nothing uses is not reported as mapped.
     fn unused(&mut self) {
         let used = self.used.borrow().clone();
         let idle: Vec<_> = self.keys.keys().copied().filter(|name| !used.contains(*name)).collect();
@@ -469,8 +476,8 @@ impl Build {
 }
 
 impl Build {
-    /// Tells what our own rules would refuse. What is missing is taken for something that fits
-    /// most; where that is not known, and for what is missing itself, nothing is said.
+    /// Reports what the checks of the config would refuse. A missing key gets a value that fits
+    /// most configs; without such a value, and for the missing key itself, nothing is reported.
     fn check(&mut self, missing: &[&str]) {
         let of_model =
             |key: &&&str| ["layers", "hidden", "heads"].iter().any(|it| key.ends_with(it));
@@ -501,7 +508,7 @@ impl Build {
         }
     }
 
-    /// How to find what is missing.
+    /// How to find the value of a missing key.
     fn hints(&mut self, missing: &[&str]) {
         let tokenizer = get(&self.config, "data.tokenizer").map(shown);
         if missing.contains(&"model.vocab") {

@@ -1,4 +1,4 @@
-//! The batch of a step, and the ranks that share it.
+//! The batch of a step, and its ranks.
 
 use toml::{Table, Value};
 
@@ -7,8 +7,10 @@ use super::{Build, KeyStatus};
 impl Build {
     /// `global = micro x accumulation x dp`, with `dp = ranks / (tp x pp)`.
     pub(super) fn batch(&mut self) {
-        let (tp, pp) =
-            (self.ours("parallel.tp").unwrap_or(1), self.ours("parallel.pp").unwrap_or(1));
+        let (tp, pp) = (
+            self.config_integer("parallel.tp").unwrap_or(1),
+            self.config_integer("parallel.pp").unwrap_or(1),
+        );
         let world = self
             .count("world")
             .or_else(|| Some(self.count("gpus")? * self.count("nodes").unwrap_or(1)));
@@ -16,7 +18,7 @@ impl Build {
         let named = self.count("dp").map(|dp| dp * sharding);
         let dp = named.or_else(|| world.map(|world| world / (tp * pp).max(1)));
         let local = self.count("local");
-        // The program's own loader takes the flag.
+        // The loader of the program uses the flag.
         if let (Some(engine), Some(flag)) = (self.count("micro"), self.count("micro_v1"))
             && engine != flag
         {
@@ -34,7 +36,7 @@ impl Build {
             }
             _ => self.count("accumulation"),
         };
-        // Paddle's accumulation is the local batch in micro-batches, said again.
+        // The accumulation of Paddle repeats the local batch, in micro-batches.
         let passes = if self.facts.contains_key("sharding") && local.is_some() {
             local.zip(micro).map(|(local, micro)| local / micro.max(1))
         } else {
@@ -82,8 +84,10 @@ impl Build {
 
     /// `is_of_one` if the global batch is known for one replica only.
     fn check_ranks(&mut self, ranks: Option<i64>, sharding: i64, is_of_one: bool) {
-        let (tp, pp) =
-            (self.ours("parallel.tp").unwrap_or(1), self.ours("parallel.pp").unwrap_or(1));
+        let (tp, pp) = (
+            self.config_integer("parallel.tp").unwrap_or(1),
+            self.config_integer("parallel.pp").unwrap_or(1),
+        );
         let divided = (tp * pp).max(1);
         match ranks {
             Some(ranks) if ranks % divided != 0 => {
@@ -110,11 +114,11 @@ impl Build {
         }
     }
 
-    /// Sums over replicas that no tree of powers of two takes.
+    /// Selects the ring for gradient sums that are not over powers of two.
     fn reduce(&mut self, batch: Option<(i64, i64)>, dp: Option<i64>) {
         let powers = |count: i64| u64::try_from(count).is_ok_and(u64::is_power_of_two);
         let shares = batch.zip(dp).map(|((micro, global), dp)| global / (micro * dp).max(1));
-        // Of batches that grow, some are of no power of two.
+        // In a batch size ramp some sizes are not powers of two.
         let grows = self.fact("rampup").is_some() && dp.is_some_and(|dp| dp > 1);
         if grows
             || dp.is_some_and(|dp| dp > 1 && !powers(dp))

@@ -1,10 +1,10 @@
-//! What a run reads and writes: corpora, checkpoints and evaluations.
+//! Input and output of a run: corpora, checkpoints and evaluations.
 
 use toml::{Table, Value};
 
 use super::{Build, ConfigFormat, KeyStatus, float, get, shown};
 
-/// What Megatron had in 2019 and not since.
+/// Flags of Megatron in 2019 that it has dropped since.
 const ARGUMENTS_OF_2019: [&str; 9] = [
     "train-data",
     "lazy-loader",
@@ -18,8 +18,8 @@ const ARGUMENTS_OF_2019: [&str; 9] = [
 ];
 
 impl Build {
-    /// Megatron evaluates nothing if the number of iterations is below 1, transformers if no
-    /// strategy is given.
+    /// Megatron does not evaluate if the number of iterations is below 1, transformers if no
+    /// strategy is set.
     pub(super) fn evaluation(&mut self) {
         let strategy = self.fact("eval_strategy").map(shown);
         if let Some(steps) = self.count("eval_steps") {
@@ -30,8 +30,8 @@ impl Build {
                 self.set("eval.every", 0);
                 self.correct("eval_steps", KeyStatus::Implied, "eval_strategy is no");
             }
-            Some("steps") if self.ours("eval.every").is_none_or(|steps| steps == 0) => {
-                let every = self.ours("log.every").unwrap_or(500);
+            Some("steps") if self.config_integer("eval.every").is_none_or(|steps| steps == 0) => {
+                let every = self.config_integer("log.every").unwrap_or(500);
                 self.set("eval.every", every);
                 self.default_of("eval_steps", &every.to_string(), "eval.every");
             }
@@ -41,7 +41,7 @@ impl Build {
                 self.correct("eval_strategy", KeyStatus::Refused, &text);
             }
         }
-        let none = |key: &str| self.ours(key).is_some_and(|count| count < 1);
+        let none = |key: &str| self.config_integer(key).is_some_and(|count| count < 1);
         if none("eval.iters") || none("eval.every") {
             self.set("eval", Table::from_iter([("every".to_owned(), Value::Integer(0))]));
         }
@@ -61,11 +61,11 @@ impl Build {
                 self.correct("save_strategy", KeyStatus::Refused, &text);
             }
         }
-        if self.ours(KEY).is_none() && source == ConfigFormat::Paddle {
+        if self.config_integer(KEY).is_none() && source == ConfigFormat::Paddle {
             self.set(KEY, 0);
             self.default_of("Engine.save_load.save_steps", "none", KEY);
         }
-        if self.ours(KEY).is_some() || !sections.contains(&"megatron") {
+        if self.config_integer(KEY).is_some() || !sections.contains(&"megatron") {
             return;
         }
         let is_of_2019 = ARGUMENTS_OF_2019.iter().any(|key| self.is_given(key));
@@ -80,7 +80,7 @@ impl Build {
         }
     }
 
-    /// Datasets that cannot be read as they are, or that are not a share of one.
+    /// Datasets that must be converted first, or that are not a share of one dataset.
     pub(super) fn corpus(&mut self, source: ConfigFormat) {
         let data = self.fact("data").map(shown);
         for (eval, train, what) in [
@@ -140,7 +140,7 @@ impl Build {
     }
 }
 
-/// A prefix, prefixes, or weights and prefixes in turn.
+/// A prefix, prefixes, or alternating weights and prefixes.
 fn corpora(data: &Value) -> Value {
     let Value::Array(items) = data else { return data.clone() };
     let weighted =

@@ -1,4 +1,4 @@
-//! JSON in which no key may be there twice: DeepSpeed refuses that, and others take the last.
+//! JSON without duplicate keys: DeepSpeed refuses them, other programs use the last.
 
 use std::fmt;
 

@@ -1,17 +1,17 @@
-//! What becomes of each key of the others: tables, as text.
+//! The fate of each key of other systems: tables, as text.
 //!
-//! A line has the key, its default there (`-` if it has none), and its fate. A key that ends in `*`
-//! stands for all that start so and have no line of their own.
+//! A line has the key, its default in that system (`-` if it has none), and its fate. A key that
+//! ends in `*` covers all keys with that prefix that have no line.
 //!
 //! | | |
 //! |---|---|
-//! | `to OURS [theirs=ours ...]` | the value goes to our key, by the words if there are any |
-//! | `as NAME OURS` | the value is one of several that make our key |
-//! | `on OURS=VALUE` | it is a boolean; if it is on, our key gets this value |
-//! | `if OURS=VALUE` | if it has a value, our key gets this value |
-//! | `is VALUE reason` | no other value can be followed |
-//! | `ok reason` | it is so anyway |
-//! | `no reason` | it cannot be followed, unless it is off |
+//! | `to TARGET [word=value ...]` | the config key gets the value, translated by the words if any |
+//! | `as NAME TARGET` | the value is one of several that together set a config key |
+//! | `on TARGET=VALUE` | it is a boolean; if it is true, the config key gets this value |
+//! | `if TARGET=VALUE` | if it has a value, the config key gets this value |
+//! | `is VALUE reason` | other values are not supported |
+//! | `ok reason` | it is implied |
+//! | `no reason` | it is not supported, unless it is off |
 
 use std::collections::HashMap;
 
@@ -24,31 +24,31 @@ const TABLES: [&str; 6] = [
     include_str!("keys/hf.txt"),
 ];
 
-/// What becomes of a key.
+/// The fate of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyRule {
-    To { ours: &'static str, words: &'static str },
-    As { name: &'static str, ours: &'static str },
-    On { ours: &'static str, value: &'static str },
-    If { ours: &'static str, value: &'static str },
+    To { target: &'static str, words: &'static str },
+    As { name: &'static str, target: &'static str },
+    On { target: &'static str, value: &'static str },
+    If { target: &'static str, value: &'static str },
     Is { value: &'static str, reason: &'static str },
     Ok(&'static str),
     No(&'static str),
 }
 
 impl KeyRule {
-    /// Our key, or the part of one.
-    pub(super) fn ours(self) -> Option<&'static str> {
+    /// The config key, or a part of one.
+    pub(super) fn target(self) -> Option<&'static str> {
         match self {
-            KeyRule::To { ours, .. }
-            | KeyRule::As { ours, .. }
-            | KeyRule::On { ours, .. }
-            | KeyRule::If { ours, .. } => Some(ours),
+            KeyRule::To { target, .. }
+            | KeyRule::As { target, .. }
+            | KeyRule::On { target, .. }
+            | KeyRule::If { target, .. } => Some(target),
             _ => None,
         }
     }
 
-    /// Whether the value is the name of a file with more keys.
+    /// Whether the value is the path of a file with more keys.
     pub(super) fn is_file(self) -> bool {
         matches!(self, KeyRule::As { name: "file" | "model_file", .. })
     }
@@ -66,7 +66,7 @@ pub(super) struct KeyRow {
 pub(super) struct Keys {
     pub(super) rows: Vec<KeyRow>,
     places: HashMap<&'static str, usize>,
-    /// Rows of many keys: what is before the `*`.
+    /// Rows of many keys: the text before the `*`.
     prefixes: Vec<(&'static str, usize)>,
 }
 
@@ -85,7 +85,7 @@ impl Keys {
         Keys { rows, places, prefixes }
     }
 
-    /// The row of a key, or of a section above it that is followed or refused whole.
+    /// The row of a key, or of a section above it with one fate.
     pub(super) fn find(&self, key: &str) -> Option<&KeyRow> {
         let whole =
             |place: &usize| matches!(self.rows[*place].rule, KeyRule::Ok(_) | KeyRule::No(_));
@@ -104,17 +104,17 @@ impl Keys {
     }
 }
 
-/// Our key for what other programs call `name`, written with hyphens or underscores, whatever
-/// section it is in there.
+/// The config key for the key `name` of other programs, written with hyphens or underscores, in any
+/// section.
 pub(crate) fn key_of_other_programs(name: &str) -> Option<&'static str> {
     let plain = |key: &str| key.rsplit('.').next().unwrap_or(key).replace('_', "-");
     let name = plain(&name.to_lowercase());
     let rows = TABLES.iter().flat_map(|table| table.lines()).filter_map(row);
-    let ours = |row: KeyRow| match row.rule {
-        KeyRule::To { ours, .. } | KeyRule::As { ours, .. } => Some(ours),
+    let target = |row: KeyRow| match row.rule {
+        KeyRule::To { target, .. } | KeyRule::As { target, .. } => Some(target),
         _ => None,
     };
-    rows.filter(|row| plain(&row.key.to_lowercase()) == name).find_map(ours)
+    rows.filter(|row| plain(&row.key.to_lowercase()) == name).find_map(target)
 }
 
 fn section_rows(section: &str) -> impl Iterator<Item = KeyRow> {
@@ -131,11 +131,11 @@ fn row(line: &'static str) -> Option<KeyRow> {
     let (verb, rest) = word(rest)?;
     let (first, after) = rest.split_once(' ').unwrap_or((rest, ""));
     let rule = match verb {
-        "to" => KeyRule::To { ours: first, words: after },
-        "as" => KeyRule::As { name: first, ours: after },
+        "to" => KeyRule::To { target: first, words: after },
+        "as" => KeyRule::As { name: first, target: after },
         "on" | "if" => {
-            let (ours, value) = first.split_once('=')?;
-            if verb == "on" { KeyRule::On { ours, value } } else { KeyRule::If { ours, value } }
+            let (target, value) = first.split_once('=')?;
+            if verb == "on" { KeyRule::On { target, value } } else { KeyRule::If { target, value } }
         }
         "is" => KeyRule::Is { value: first, reason: after },
         "ok" => KeyRule::Ok(rest),
@@ -154,7 +154,7 @@ fn word(text: &'static str) -> Option<(&'static str, &'static str)> {
 mod tests {
     use super::*;
 
-    /// A line that cannot be read would be a key that nobody knows.
+    /// A line that cannot be parsed would be an unknown key.
     #[test]
     fn every_line_of_the_tables_is_a_row() {
         for line in TABLES.iter().flat_map(|table| table.lines()) {

@@ -1,24 +1,24 @@
-//! What a value must be, and how each format writes it.
+//! The kind of each value, and how each format writes it.
 //!
-//! The programs refuse a value that is no number or no boolean to them, and so does the import. The
-//! words for a boolean differ: `"no"` is false to the parser of transformers and to PyYAML, a text
-//! to JSON, and true to Python.
+//! The programs refuse a value that is not the number or the boolean that they expect, and so does
+//! the import. The words for a boolean differ: `"no"` is false to the parser of transformers and to
+//! PyYAML, a text to JSON, and true to Python.
 
 use toml::Value;
 
 use super::keys::KeyRule;
 use super::{float, shown};
 
-/// How a file writes its values.
+/// The notation of values in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notation {
-    /// Flags of argparse: a flag that is a boolean has no value.
+    /// Flags of argparse: a boolean flag has no value.
     Argparse,
     /// Flags of transformers' `HfArgumentParser`.
     Transformers,
     /// JSON that pydantic checks, as DeepSpeed's.
     Pydantic,
-    /// JSON that goes into Python as it is.
+    /// JSON that Python uses unchecked.
     Json,
     /// YAML of version 1.1, as PyYAML reads it.
     Yaml,
@@ -26,20 +26,20 @@ pub(super) enum Notation {
     Python,
 }
 
-/// What a value must be.
+/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// An integer, written as one where the program asks for that.
+    /// An integer, written as one if the program requires it.
     Integer,
     /// A whole number, also as `1e3` in files.
     Count,
     Number,
     Flag,
-    /// A number of a scale or a list, a text, or whatever a table of words has.
+    /// A number, a list, a text, or one of the words of a table.
     Any,
 }
 
-/// Facts that are no texts or lists.
+/// Facts that are neither texts nor lists.
 const FACTS: [(Kind, &[&str]); 4] = [
     (Kind::Integer, &["ds_warmup", "ds_test_size"]),
     (
@@ -123,8 +123,8 @@ const FACTS: [(Kind, &[&str]); 4] = [
     ),
 ];
 
-/// Our keys that are numbers or booleans, by the end of their name.
-const OURS: [(Kind, &[&str]); 3] = [
+/// Config keys that are numbers or booleans, by the end of their name.
+const CONFIG_KEYS: [(Kind, &[&str]); 3] = [
     (
         Kind::Count,
         &[
@@ -179,20 +179,22 @@ const OURS: [(Kind, &[&str]); 3] = [
 ];
 
 impl Kind {
-    /// What the value of a row must be.
+    /// The kind of the value of a row.
     pub(super) fn of(rule: KeyRule) -> Kind {
         let find = |table: &[(Kind, &[&str])], name: &str| {
             table.iter().find(|(_, names)| names.contains(&name)).map_or(Kind::Any, |row| row.0)
         };
         match rule {
             KeyRule::As { name, .. } => find(&FACTS, name),
-            KeyRule::To { ours, words: "" } => find(&OURS, ours.rsplit('.').next().unwrap_or(ours)),
+            KeyRule::To { target, words: "" } => {
+                find(&CONFIG_KEYS, target.rsplit('.').next().unwrap_or(target))
+            }
             KeyRule::On { .. } => Kind::Flag,
             _ => Kind::Any,
         }
     }
 
-    /// The value as this kind, or what is expected in its place.
+    /// The value as this kind, or what was expected.
     pub(super) fn read(self, value: &Value, notation: Notation) -> Result<Value, &'static str> {
         match self {
             Kind::Any => Ok(value.clone()),
@@ -211,7 +213,7 @@ impl Kind {
         }
     }
 
-    /// `int("1e3")` is an error of argparse; numbers of files are used as they are.
+    /// `int("1e3")` is an error in argparse; numbers in files are used unchanged.
     fn takes_float(self, notation: Notation) -> bool {
         let is_flag = matches!(notation, Notation::Argparse | Notation::Transformers);
         self == Kind::Count && !is_flag
@@ -222,7 +224,7 @@ fn is_whole(number: f64) -> bool {
     number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0
 }
 
-/// Python's `int` and `float` take a sign in front.
+/// `int` and `float` of Python accept a leading sign.
 fn number(value: &Value, notation: Notation) -> Option<Value> {
     let is_flag = matches!(notation, Notation::Argparse | Notation::Transformers);
     match value {
@@ -237,7 +239,7 @@ fn number(value: &Value, notation: Notation) -> Option<Value> {
     }
 }
 
-/// The boolean that a value is to its program.
+/// The value as a boolean of its program.
 pub(super) fn boolean(value: &Value, notation: Notation) -> Result<bool, &'static str> {
     let words = |on: &[&str], off: &[&str], expected| {
         let text = shown(value).to_lowercase();
@@ -264,7 +266,7 @@ pub(super) fn boolean(value: &Value, notation: Notation) -> Result<bool, &'stati
     }
 }
 
-/// Whether a value of a feature that is not supported leaves it off.
+/// Whether a value disables an unsupported feature.
 pub(super) fn is_off(value: &Value, notation: Notation) -> bool {
     match value {
         Value::Boolean(truth) => !truth,
@@ -273,7 +275,7 @@ pub(super) fn is_off(value: &Value, notation: Notation) -> bool {
         Value::String(text) if notation == Notation::Transformers => {
             boolean(value, notation) == Ok(false) || text == "None"
         }
-        // DeepSpeed's word for no device.
+        // DeepSpeed's value for no device.
         Value::String(text) => notation == Notation::Pydantic && text == "none",
         other => float(other) == Some(0.0),
     }
@@ -283,12 +285,13 @@ pub(super) fn is_off(value: &Value, notation: Notation) -> bool {
 mod tests {
     use super::*;
 
-    /// A name in two rows would be of two kinds, and a name that no row has would be misspelt.
+    /// A name in two tables would have two kinds, and a name without a row would be misspelt.
     #[test]
     fn every_name_is_of_one_kind() {
         let facts: Vec<&str> = FACTS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
-        let ours: Vec<&str> = OURS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
-        for names in [facts, ours] {
+        let config_keys: Vec<&str> =
+            CONFIG_KEYS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        for names in [facts, config_keys] {
             let alone = |name: &str| names.iter().filter(|other| **other == name).count() == 1;
             assert!(names.iter().all(|name| alone(name)), "{names:?}");
         }

@@ -1,7 +1,8 @@
-//! How many ranks a run had, by its launchers, its lines for Slurm and its variables.
+//! Finds the number of ranks of a run from its launchers, its `#SBATCH` lines and its variables.
 //!
-//! Launchers start each other: `srun torchrun train.py`. The innermost that counts ranks decides;
-//! the others say where it runs. Every flag becomes a key, so that none is lost.
+//! Launchers start each other: `srun torchrun train.py`. The innermost launcher with a number of
+//! ranks counts; the others determine where it runs. Every flag becomes a key, so that none is
+//! lost.
 
 use std::path::Path;
 
@@ -78,7 +79,7 @@ struct Launch {
     flags: Vec<(String, String)>,
 }
 
-/// The keys of all that says something about ranks. `file` is the script, `path` where it is.
+/// The keys of everything about ranks. `file` is the script, `path` its path.
 pub(super) fn keys(script: &Script, words: &[String], file: &str, path: &str) -> Vec<SourceKey> {
     let launches = split(words);
     let mut keys = Keys { file: file.to_owned(), all: Vec::new() };
@@ -103,7 +104,7 @@ pub(super) fn keys(script: &Script, words: &[String], file: &str, path: &str) ->
     keys.all
 }
 
-/// What no file says is not asked for where the caller says it.
+/// The number of ranks is not missing if the caller gives it.
 pub(super) fn take_given(keys: &mut [SourceKey], world: Option<u64>) {
     for key in keys.iter_mut().filter(|key| ["unfixed", "unread"].contains(&key.name.as_str())) {
         if world.is_some() {
@@ -112,7 +113,7 @@ pub(super) fn take_given(keys: &mut [SourceKey], world: Option<u64>) {
     }
 }
 
-/// The launchers of a command, each with the flags behind it.
+/// The launchers of a command, each with its flags.
 fn split(words: &[String]) -> Vec<Launch> {
     let mut launches: Vec<Launch> = Vec::new();
     let mut at = 0;
@@ -163,7 +164,7 @@ fn is_other(name: &str) -> bool {
     names.contains(&name) || name.starts_with("python")
 }
 
-/// Reads a flag of the last launcher, and gives how many words it has.
+/// Reads a flag of the last launcher and returns its number of words.
 fn flag(words: &[String], at: usize, launches: &mut [Launch]) -> usize {
     let Some(launch) = launches.last_mut() else { return 1 };
     let word = &words[at];
@@ -193,7 +194,7 @@ fn normal(flag: &str) -> String {
     flag.trim_start_matches('-').replace('_', "-").to_ascii_lowercase()
 }
 
-/// What a flag of a launcher counts: GPUs of a node, nodes, or all ranks.
+/// The unit that a flag of a launcher counts: GPUs of a node, nodes, or all ranks.
 fn counted(kind: Launcher, flag: &str) -> Option<&'static str> {
     match (kind, normal(flag).as_str()) {
         // `-N` are nodes, `-n` are tasks.
@@ -222,7 +223,7 @@ impl Keys {
         self.all.push(SourceKey { file, key, name, value: plain(value) });
     }
 
-    /// A count, or what is no number: a range of nodes, all GPUs of a node.
+    /// A count, or another value: a range of nodes, all GPUs of a node.
     fn count(&mut self, key: String, name: &str, value: &str) {
         let is_count = value.parse::<u32>().is_ok_and(|count| count > 0) || is_unknown(value);
         // `1:1` is 1.
@@ -240,7 +241,7 @@ impl Keys {
         }
     }
 
-    /// The flags of the launcher that decides. Whether they say how many ranks there are.
+    /// Applies the flags of the launcher that counts. Returns whether they give a number of ranks.
     fn launch(&mut self, launch: &Launch, path: &str) -> bool {
         let before = self.all.len();
         for (flag, value) in &launch.flags {
@@ -264,7 +265,7 @@ impl Keys {
         self.settle(before, launch.kind)
     }
 
-    /// Whether what the launcher says is a number of ranks. A total decides over its factors.
+    /// Whether the launcher gives a number of ranks. A total overrides its factors.
     fn settle(&mut self, from: usize, kind: Launcher) -> bool {
         let has = |keys: &[SourceKey], name: &str| keys.iter().any(|key| key.name == name);
         if has(&self.all[from..], "world") {
@@ -275,7 +276,7 @@ impl Keys {
             }
             return true;
         }
-        // One node, unless more are named.
+        // One node, unless more are given.
         has(&self.all[from..], "gpus")
             && (kind != Launcher::Srun || has(&self.all[from..], "nodes"))
     }
@@ -290,7 +291,7 @@ impl Keys {
             Some(slots) if slots.iter().sum::<usize>() > 0 && !is_unknown(value) => {
                 self.world(&key, value, slots.iter().sum());
             }
-            // Whole nodes have the slots of the hostfile.
+            // A node without a list of GPUs has the slots of the hostfile.
             _ => {
                 let hosts = launch
                     .flags
@@ -334,7 +335,7 @@ impl Keys {
         }
     }
 
-    /// `#SBATCH`: where `srun` says less, or nothing counts ranks.
+    /// `#SBATCH` lines: used if `srun` gives less, or nothing else counts ranks.
     fn batch(&mut self, batch: &[(String, String)], counts: bool, has_launcher: bool) -> bool {
         let get = |name: &str| batch.iter().find(|(flag, _)| flag == name).map(|(_, value)| value);
         let has_total = get("ntasks").is_some();
@@ -348,12 +349,12 @@ impl Keys {
                 "ntasks" if has_launcher => "world",
                 "nodes" if !has_total && has_launcher => "nodes",
                 "ntasks-per-node" if !has_total && has_launcher => "gpus",
-                // Without tasks, a task for each GPU is what the ranks are taken for.
+                // Without a number of tasks, one rank per GPU is assumed.
                 _ if gpus && !has_tasks && !has_launcher => "unused",
                 _ => "place",
             };
             is_counted |= ["world", "gpus"].contains(&name);
-            // A flag of `srun` itself is stronger.
+            // A flag of `srun` overrides it.
             let given = self.all.iter().any(|key| key.name == name);
             match name {
                 "world" | "nodes" | "gpus" if !given => self.count(key, name, value),

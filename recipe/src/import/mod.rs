@@ -3,14 +3,14 @@
 //! A user who moves a run must know the effect of every key. So each key of the input has a fate:
 //! it is mapped to a key of this config, it is implied, or it is refused with the reason. Unknown
 //! keys are refused by name, with the nearest known key: DeepSpeed ignored them for a long time,
-//! and its own examples have such keys. If a key is absent, the default of *its* system is written
+//! and its own examples have such keys. If a key is missing, the default of *its* system is written
 //! out.
 //!
 //! In reading order: `keys` holds the tables, `read` turns files into keys and values with `shell`,
 //! `launch`, `json`, `yaml` and `python`, and `kind` checks that a value is what its program
-//! expects. `assemble` makes our keys of those that belong together: `batch` the batch identity,
-//! `schedule` the learning rate with the `schedulers` of DeepSpeed and transformers, `data` what
-//! is read and written, and `names` what files only name. `report` writes it all down.
+//! expects. `assemble` combines keys that belong together: `batch` the batch identity, `schedule`
+//! the learning rate with the `schedulers` of DeepSpeed and transformers, `data` input and output,
+//! and `names` tokenizers and models that files only name. `report` formats the result.
 
 mod assemble;
 mod batch;
@@ -39,12 +39,12 @@ use keys::{KeyRow, KeyRule, Keys};
 use kind::{Kind, Notation, boolean, is_off};
 pub use shell::{ScriptCommand, command_of_script};
 
-/// Whose config it is.
+/// The system of a config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigFormat {
     /// Megatron-LM's flags, in a launch script or alone.
     Megatron,
-    /// CPM-1's or CPM-2's script, with its JSON files.
+    /// The script of CPM-1 or CPM-2, with its JSON files.
     Cpm,
     /// `ds_config.json`.
     Deepspeed,
@@ -57,7 +57,7 @@ pub enum ConfigFormat {
 }
 
 impl ConfigFormat {
-    /// All of them, by name.
+    /// All formats, by name.
     pub const NAMES: [(&str, ConfigFormat); 6] = [
         ("megatron", ConfigFormat::Megatron),
         ("cpm", ConfigFormat::Cpm),
@@ -79,59 +79,59 @@ impl FromStr for ConfigFormat {
     }
 }
 
-/// What became of a key.
+/// The fate of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeyStatus {
-    /// It is one of our keys, or a part of one.
+    /// It sets a config key, or a part of one.
     Mapped,
-    /// It is absent, and its system's default is not ours.
+    /// It is missing, and the default of its system differs from the default here.
     Default,
-    /// It is so anyway.
+    /// The run behaves this way in any case.
     Implied,
-    /// It cannot be followed.
+    /// It is not supported.
     Refused,
 }
 
 /// A key of the input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyReport {
-    /// The file, or what stands for one.
+    /// The file, or the name of another source.
     pub file: String,
-    /// The key, as it is written there.
+    /// The key, as written there.
     pub key: String,
     /// Its value.
     pub value: String,
-    /// What became of it.
+    /// Its fate.
     pub fate: KeyStatus,
-    /// Our key, or the reason.
+    /// The config key, or the reason.
     pub text: String,
 }
 
-/// A run of others as ours. Shown as TOML, with the fate of every key in comments.
+/// An imported run. Displayed as TOML, with the fate of every key in comments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
-    /// Our keys.
+    /// The config.
     pub config: Table,
-    /// The keys of the input, in the order of their reading.
+    /// The keys of the input, in the order in which they were read.
     pub fates: Vec<KeyReport>,
-    /// Our keys that the input does not say and that have no default.
+    /// Config keys that the input lacks and that have no default.
     pub missing: Vec<&'static str>,
-    /// What a reader should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl Imported {
-    /// Whether every key was followed and nothing is missing.
+    /// Whether every key was mapped or implied and nothing is missing.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.missing.is_empty() && self.fates.iter().all(|key| key.fate != KeyStatus::Refused)
     }
 }
 
-/// Reads the files of one run. `world` is how many ranks it ran on, where no file says it.
+/// Reads the files of one run. `world` is the world size, if no file gives it.
 ///
 /// # Errors
-/// [`ConfigError`] for a file that cannot be read as what it should be.
+/// [`ConfigError`] for a file that cannot be parsed in its format.
 pub fn import(
     source: ConfigFormat,
     files: &[String],
@@ -140,8 +140,7 @@ pub fn import(
     import_script(source, files, world, &[])
 }
 
-/// As [`import`], where the files' launch script runs with these arguments. Without one, its
-/// arguments are not known.
+/// As [`import`], with these arguments of the launch script. Without arguments they are unknown.
 ///
 /// # Errors
 /// As [`import`].
@@ -188,12 +187,12 @@ fn notation_of(source: ConfigFormat, json: Option<&str>) -> Notation {
     }
 }
 
-/// A key and its value, and where they stand.
+/// A key, its value and its position.
 #[derive(Clone, Debug)]
 struct SourceKey {
     file: String,
     key: String,
-    /// How the tables write it.
+    /// The key as in the tables.
     name: String,
     value: Value,
 }
@@ -201,11 +200,11 @@ struct SourceKey {
 #[derive(Debug, Default)]
 struct Build {
     config: Table,
-    /// Values that make our keys together, by the names of the tables.
+    /// Values that are combined into config keys, by their names in the tables.
     facts: BTreeMap<&'static str, Value>,
-    /// The reports of the keys that they are from.
+    /// The reports of their keys.
     keys: BTreeMap<&'static str, Vec<usize>>,
-    /// Those that were used.
+    /// The values that were used.
     used: RefCell<BTreeSet<String>>,
     /// Whether there are training arguments of transformers.
     training: bool,
@@ -214,7 +213,7 @@ struct Build {
 }
 
 impl Build {
-    /// What code of a Python file sets is not known.
+    /// Values that code of a Python file sets are unknown.
     fn unexecuted(&mut self, blocks: &[(String, usize, String)]) {
         for (file, line, code) in blocks {
             self.fates.push(KeyReport {
@@ -245,11 +244,11 @@ impl Build {
         if let KeyRule::Ok(reason) = row.rule {
             return implied(reason);
         }
-        if let (true, Some(ours)) = (value.to_string().contains("${"), row.rule.ours())
+        if let (true, Some(target)) = (value.to_string().contains("${"), row.rule.target())
             && !row.rule.is_file()
         {
             let reason = "comes from outside the script (hint: set it)";
-            return refused(format!("{ours}: {} {reason}", shown(value)));
+            return refused(format!("{target}: {} {reason}", shown(value)));
         }
         if value.as_str() == Some("auto") && notation == Notation::Pydantic {
             return self.auto(row);
@@ -261,30 +260,30 @@ impl Build {
         }
         let kind = Kind::of(row.rule);
         let read = kind.read(value, notation);
-        let expected = |ours: &str, expected: &str| {
-            refused(format!("{ours}: expected {expected}, found {}", found(value)))
+        let expected = |target: &str, expected: &str| {
+            refused(format!("{target}: expected {expected}, found {}", found(value)))
         };
         match row.rule {
-            // A file is known by the last part of its name.
-            KeyRule::As { name, ours } if row.rule.is_file() => {
+            // A file is identified by the last part of its path.
+            KeyRule::As { name, target } if row.rule.is_file() => {
                 self.facts.insert(name, Value::String(shown(value)));
-                (KeyStatus::Mapped, ours.to_owned())
+                (KeyStatus::Mapped, target.to_owned())
             }
-            KeyRule::To { ours, words } => match read.map(|value| translate(words, &value)) {
-                Ok(Ok(value)) => self.put(ours, value),
-                Ok(Err(words)) => expected(ours, &words),
-                Err(kind) => expected(ours, kind),
+            KeyRule::To { target, words } => match read.map(|value| translate(words, &value)) {
+                Ok(Ok(value)) => self.put(target, value),
+                Ok(Err(words)) => expected(target, &words),
+                Err(kind) => expected(target, kind),
             },
-            KeyRule::As { name, ours } => match read {
-                Ok(value) => self.learn(name, ours, value),
-                Err(kind) => expected(ours, kind),
+            KeyRule::As { name, target } => match read {
+                Ok(value) => self.learn(name, target, value),
+                Err(kind) => expected(target, kind),
             },
-            KeyRule::On { ours, value } => match read {
+            KeyRule::On { target, value } => match read {
                 Ok(Value::Boolean(false)) => implied("off"),
-                Ok(_) => self.put(ours, plain(value)),
-                Err(kind) => expected(ours, kind),
+                Ok(_) => self.put(target, plain(value)),
+                Err(kind) => expected(target, kind),
             },
-            KeyRule::If { ours, value } => self.put(ours, plain(value)),
+            KeyRule::If { target, value } => self.put(target, plain(value)),
             KeyRule::Is { value: only, .. } if is_same_as(only, value, notation) => {
                 implied("always so")
             }
@@ -295,38 +294,38 @@ impl Build {
         }
     }
 
-    /// A value of several that make our key.
-    fn learn(&mut self, name: &'static str, ours: &str, value: Value) -> (KeyStatus, String) {
+    /// One of several values that are combined into a config key.
+    fn learn(&mut self, name: &'static str, target: &str, value: Value) -> (KeyStatus, String) {
         if let Some(other) = self.facts.get(name).filter(|other| !is_same(other, &value)) {
-            let text = format!("{ours}: another key sets {}", shown(other));
+            let text = format!("{target}: another key sets {}", shown(other));
             return (KeyStatus::Refused, text);
         }
         self.facts.insert(name, value);
-        // The report follows.
+        // The report is updated too.
         self.keys.entry(name).or_default().push(self.fates.len());
-        (KeyStatus::Mapped, ours.to_owned())
+        (KeyStatus::Mapped, target.to_owned())
     }
 
-    fn put(&mut self, ours: &str, value: Value) -> (KeyStatus, String) {
-        let other = get(&self.config, ours).cloned();
+    fn put(&mut self, target: &str, value: Value) -> (KeyStatus, String) {
+        let other = get(&self.config, target).cloned();
         match other.filter(|other| !is_same(other, &value)) {
             Some(other) => {
-                (KeyStatus::Refused, format!("{ours}: another key sets {}", shown(&other)))
+                (KeyStatus::Refused, format!("{target}: another key sets {}", shown(&other)))
             }
             None => {
-                set(&mut self.config, ours, value);
-                (KeyStatus::Mapped, ours.to_owned())
+                set(&mut self.config, target, value);
+                (KeyStatus::Mapped, target.to_owned())
             }
         }
     }
 
-    /// What absent keys mean to their system, where anything of their section is there.
+    /// The defaults of missing keys in their system, if their section has any key.
     fn defaults(&mut self, keys: &Keys, given: &[SourceKey]) {
         let sections: Vec<&str> = given.iter().map(|given| section_of(&given.name)).collect();
         for row in &keys.rows {
             let Some(default) = row.default else { continue };
             let known = match row.rule {
-                KeyRule::To { ours, .. } => get(&self.config, ours).is_some(),
+                KeyRule::To { target, .. } => get(&self.config, target).is_some(),
                 KeyRule::As { name, .. } => self.facts.contains_key(name),
                 _ => true,
             };
@@ -359,7 +358,7 @@ fn section_of(key: &str) -> &str {
 }
 
 fn unknown_key(keys: &Keys, name: &str) -> String {
-    // Of dotted keys the last part is what is misspelt.
+    // In dotted keys the last part is compared.
     let (section, last) = name.rsplit_once('.').map_or((None, name), |(a, b)| (Some(a), b));
     let beside = keys.names().into_iter().filter(|key| {
         section.is_none_or(|section| section_of(key) == section) || !key.contains('.')
@@ -374,18 +373,18 @@ fn unknown_key(keys: &Keys, name: &str) -> String {
     }
 }
 
-/// By the words of a table, or as it is if there are none.
+/// Translates by the words of a table, if there are any.
 fn translate(words: &'static str, value: &Value) -> Result<Value, String> {
     if words.is_empty() {
         return Ok(value.clone());
     }
     let pairs = || words.split_whitespace().filter_map(|pair| pair.split_once('='));
     let text = shown(value);
-    let found = pairs().find(|(theirs, _)| *theirs == text).map(|(_, ours)| plain(ours));
-    found.ok_or_else(|| pairs().map(|(theirs, _)| theirs).collect::<Vec<_>>().join(" or "))
+    let found = pairs().find(|(word, _)| *word == text).map(|(_, target)| plain(target));
+    found.ok_or_else(|| pairs().map(|(word, _)| word).collect::<Vec<_>>().join(" or "))
 }
 
-/// A value as a number, a truth or a text, whichever it looks like.
+/// Parses a value as a number, a boolean or else a text.
 fn plain(text: &str) -> Value {
     let number = text.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
     match text {
@@ -408,7 +407,7 @@ fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// Without the quotes of TOML.
+/// The text of a value without the quotes of TOML.
 fn shown(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -426,7 +425,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
     float(a).zip(float(b)).map_or_else(|| shown(a) == shown(b), |(a, b)| a == b)
 }
 
-/// Whether a value is the only one that can be followed.
+/// Whether a value is the only supported one.
 fn is_same_as(only: &str, value: &Value, notation: Notation) -> bool {
     let only = plain(only);
     match only {
@@ -435,7 +434,7 @@ fn is_same_as(only: &str, value: &Value, notation: Notation) -> bool {
     }
 }
 
-/// What readers make of an empty value.
+/// How programs read an empty value.
 fn is_null(value: &Value) -> bool {
     value.as_str() == Some("null")
 }

@@ -1,9 +1,9 @@
-//! What files name and do not spell out: tokenizers, and the models of builders.
+//! Resolves tokenizers and models that files only name.
 
 use super::{Build, KeyReport, KeyStatus, get, shown};
 
 impl Build {
-    /// Its kind and its file, which special tokens are known by.
+    /// Its kind and its file, which determine the special tokens.
     pub(super) fn tokenizer(&mut self) {
         if let Some(path) = self.fact("tokenizer_path").map(shown) {
             let known = [("bpe_cn", 26_240), ("bpe_cn_en", 51_968)];
@@ -31,7 +31,7 @@ impl Build {
         }
     }
 
-    /// The tokenizer that Megatron's programs of GPT have by default.
+    /// The default tokenizer of Megatron's GPT programs.
     pub(super) fn tokenizer_of_gpt(&mut self) {
         if get(&self.config, "data.tokenizer").is_some() {
             return;
@@ -42,7 +42,7 @@ impl Build {
         self.fates.push(KeyReport { file, key, value, fate: KeyStatus::Default, text });
     }
 
-    /// GPT-2's own vocabulary is built in; another is known by its two files.
+    /// The vocabulary of GPT-2 is built in; another is given by its two files.
     fn gpt2_files(&mut self) -> Option<String> {
         let files = self.fact("vocab_file").zip(self.fact("merge_file"));
         let files = files.map(|(vocab, merges)| (shown(vocab), shown(merges)));
@@ -56,7 +56,7 @@ impl Build {
         }
     }
 
-    /// The tokenizer that Megatron of 2019 takes from the network, by the name of its vocabulary.
+    /// The tokenizer that Megatron of 2019 downloads, by the name of its vocabulary.
     fn bert_of_2019(&mut self) -> String {
         let name = self.fact("tokenizer_model_type").map(shown);
         let name = name.unwrap_or_else(|| "bert-large-uncased".to_owned());
@@ -92,7 +92,7 @@ impl Build {
         kind.to_owned()
     }
 
-    /// The name of a tokenizer of Hugging Face, of which only GPT-2's is built in.
+    /// The name of a tokenizer of Hugging Face; only that of GPT-2 is built in.
     pub(super) fn transformers_tokenizer(&mut self) {
         let Some(name) = self.fact("tokenizer_name").map(shown) else { return };
         if name.rsplit('/').next().is_some_and(|last| last.starts_with("gpt2")) {
@@ -103,7 +103,7 @@ impl Build {
         }
     }
 
-    /// A tokenizer or a model whose name says how many tokens there are.
+    /// The vocabulary size of a tokenizer or a model, by its name.
     fn known_vocabulary(&mut self) {
         let name = self.fact("tokenizer_name").or_else(|| self.fact("tokenizer_model")).map(shown);
         let Some(name) = name else { return };
@@ -123,13 +123,13 @@ impl Build {
         }
     }
 
-    /// The sizes behind the names of Colossal-AI's builders.
+    /// The sizes of the models of Colossal-AI's builders.
     pub(super) fn builder(&mut self) {
         let Some(builder) = self.fact("builder").map(|name| shown(name).to_ascii_lowercase())
         else {
             return;
         };
-        // Of titans, whose sizes are not those of the published models but for the first.
+        // The sizes of `titans`. Only the first is that of the published model.
         let sizes = [
             ("gpt2_small", [12, 768, 12]),
             ("gpt2_medium", [24, 1024, 8]),
@@ -139,7 +139,7 @@ impl Build {
             ("gpt2_8b", [72, 3072, 24]),
             ("gpt3", [96, 12_288, 96]),
         ];
-        // With what divides them behind, as in GPT2_small_pipeline_hybrid.
+        // A suffix names the parallelism, as in GPT2_small_pipeline_hybrid.
         match sizes.iter().find(|(name, _)| builder.contains(name)) {
             Some((_, size)) => {
                 for (key, value) in ["layers", "hidden", "heads"].iter().zip(size) {
@@ -147,7 +147,7 @@ impl Build {
                 }
                 self.set_if_absent("model.vocab", 50_257);
                 self.set_if_absent("model.activation", "gelu");
-                // Models of a pipeline have no dropout without an argument.
+                // Models of a pipeline have no dropout by default.
                 let dropped = if builder.contains("pipeline") { 0.0 } else { 0.1 };
                 self.set_if_absent("model.dropout", dropped);
                 self.set_if_absent("model.attention_dropout", dropped);

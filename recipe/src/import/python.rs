@@ -1,12 +1,12 @@
 //! Configs that are Python files, read as data: assignments of literals, `dict(...)`, names that
-//! were assigned above, and `+ - * / **` of numbers. Nothing is executed. What a call or an import
-//! would give stays as its text, and is a value only where a table of words knows it.
+//! were assigned above, and `+ - * / **` of numbers. Nothing is executed. The value of a call or an
+//! import stays as its text, and is only used if a table of words has it.
 
 use toml::{Table, Value};
 
 const DEPTH_MAX: usize = 32;
 
-/// What starts a block of code.
+/// Keywords that start a block of code.
 const BLOCKS: [&str; 9] = ["def", "class", "if", "else", "for", "while", "with", "try", "async"];
 
 /// The names of a file, and the first lines of blocks of code, which are not executed.
@@ -45,7 +45,7 @@ pub(super) fn read(text: &str) -> Result<Assignments, String> {
         }
         let refuse = |problem: String| format!("line {first_line}: {problem}");
         let statement = std::mem::take(&mut pending);
-        // What is imported stands as a name where it is used.
+        // An imported value stays a name.
         if statement.starts_with("import ") || statement.starts_with("from ") {
             continue;
         }
@@ -91,7 +91,7 @@ impl<'a> Parser<'a> {
         self.operators(&["*", "//", "/"], Self::power)
     }
 
-    /// As in `2**16`; of several the left one binds first, unlike in Python, and none are written.
+    /// As in `2**16`. Several associate to the left, unlike in Python, but configs have none.
     fn power(&mut self) -> Result<Value, String> {
         self.operators(&["**"], Self::one)
     }
@@ -198,7 +198,7 @@ impl<'a> Parser<'a> {
             let key = if between == ":" {
                 self.one()?.as_str().ok_or("expected a string as key")?.to_owned()
             } else {
-                // A keyword of `dict`, which may also be a name that was assigned above.
+                // A keyword of `dict`. It may also be a name that was assigned above.
                 let end = self.rest.find('=').ok_or("expected name=value in 'dict'")?;
                 let (key, rest) = self.rest.split_at(end);
                 self.rest = rest;
@@ -214,7 +214,7 @@ impl<'a> Parser<'a> {
         Ok(Value::Table(table))
     }
 
-    /// Whether there is a comma; there must be, or the end.
+    /// Whether there is a comma; else the list must end.
     fn comma(&mut self, close: &str) -> Result<bool, String> {
         let comma = self.take(",");
         if comma || self.rest.trim_start().starts_with(close) {
@@ -255,7 +255,7 @@ fn compute(operator: &str, left: &Value, right: &Value) -> Option<Value> {
     }))
 }
 
-/// How many brackets are open.
+/// Number of open brackets.
 fn balance(text: &str) -> i32 {
     let mut quote = None;
     text.chars().fold(0, |open, c| {

@@ -1,4 +1,4 @@
-//! Files of the others, as keys and values.
+//! Reads the files of other systems as keys and values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,29 +10,29 @@ use super::{
 };
 use crate::config::{ConfigError, read_text};
 
-/// A base, a size, an experiment: more is a cycle in disguise.
+/// A base, a size and an experiment are common; more is probably a cycle.
 const BASES_MAX: usize = 16;
 
-/// What the files say.
+/// The content of the files.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     pub(super) given: Vec<SourceKey>,
-    /// What says how many ranks there were.
+    /// The keys that give the number of ranks.
     pub(super) launch: Vec<SourceKey>,
-    /// The sections of the tables that know the keys.
+    /// The sections of the tables with the keys.
     pub(super) sections: Vec<&'static str>,
     /// The arguments of a script.
     arguments: Vec<String>,
     /// The program that a script starts.
     pub(super) program: Option<String>,
-    /// The last parts of the files' names.
+    /// The last parts of the paths of the files.
     pub(super) names: Vec<String>,
-    /// Those of JSON files, with the section of the tables that knows their keys.
+    /// Those of JSON files, with the section of the tables with their keys.
     pub(super) json: BTreeMap<String, &'static str>,
     /// Blocks of code that are not executed: file, line and first line.
     pub(super) blocks: Vec<(String, usize, String)>,
     pub(super) notes: Vec<String>,
-    /// What keeps the import from being sure.
+    /// Reasons why the result is uncertain.
     pub(super) doubts: Vec<KeyReport>,
 }
 
@@ -50,7 +50,8 @@ pub(super) fn read(
             Failure::Syntax(message) => ConfigError::Syntax { file: file.clone(), message },
         })?;
     }
-    // A section that is named first wins, and a program's own is before what it has from others.
+    // The first section with a key wins, and the section of a program precedes those that it
+    // shares.
     let order = ["cpm", "cpm2-model", "megatron"];
     input.sections.sort_by_key(|section| order.iter().position(|name| name == section));
     input.sections.dedup();
@@ -133,7 +134,7 @@ impl Input {
         self.sections.push(if source == ConfigFormat::Hf { "training" } else { "megatron" });
         self.notes.extend(script.notes.iter().map(|note| format!("{file}: {note}")));
         for (key, text) in &script.doubts {
-            self.doubt(file, key, text);
+            self.add_uncertainty(file, key, text);
         }
         let program = shell::program::program_at(&script.command);
         self.program = program.map(|at| script.command[at].clone());
@@ -142,21 +143,21 @@ impl Input {
         let arguments = &script.command[program.map_or(0, |at| at + 1)..];
         for (key, name, value) in flags(&self.known(file, arguments)) {
             let name = if source == ConfigFormat::Hf { name.replace('-', "_") } else { name };
-            // Of a flag that is there twice the last counts, as argparse has it.
+            // Of duplicate flags the last counts, as in argparse.
             self.given.retain(|given| given.file != file || given.name != name);
             self.push(file, &key, &name, value);
         }
         Ok(())
     }
 
-    fn doubt(&mut self, file: &str, key: &str, text: &str) {
+    fn add_uncertainty(&mut self, file: &str, key: &str, text: &str) {
         let (file, key, text) = (file.to_owned(), key.to_owned(), text.to_owned());
         let (value, fate) = (String::new(), KeyStatus::Refused);
         self.doubts.push(KeyReport { file, key, value, fate, text });
     }
 
-    /// Arguments without those that are not known and belong to no flag: they may be several, or
-    /// flags themselves.
+    /// Arguments, without unknown ones that belong to no flag: an unknown one may be several
+    /// arguments, or a flag.
     fn known(&mut self, file: &str, arguments: &[String]) -> Vec<String> {
         let mut known: Vec<String> = Vec::new();
         for argument in arguments {
@@ -167,7 +168,11 @@ impl Input {
             let is_value = is_list || is_next;
             let is_alone = argument.starts_with("${") && argument.ends_with('}');
             if is_alone && !is_value && argument.matches('}').count() == 1 {
-                self.doubt(file, argument, "arguments from outside of the script are not known");
+                self.add_uncertainty(
+                    file,
+                    argument,
+                    "arguments from outside of the script are not known",
+                );
             } else {
                 known.push(argument.clone());
             }
@@ -176,8 +181,8 @@ impl Input {
     }
 }
 
-/// `--key value...`, `--key=value` and `--key` alone: as written, as the tables have it, and the
-/// value.
+/// `--key value...`, `--key=value` and `--key` alone: the key as written, the key as in the tables,
+/// and the value.
 fn flags(words: &[String]) -> Vec<(String, String, Value)> {
     let mut flags: Vec<(String, String, Vec<Value>)> = Vec::new();
     for word in words {
@@ -202,7 +207,7 @@ fn flags(words: &[String]) -> Vec<(String, String, Value)> {
     flags.into_iter().map(|(key, name, values)| (key, name, one(values))).collect()
 }
 
-/// A number or a text: whether a text is a boolean depends on the program.
+/// Parses a number or a text. Whether a text is a boolean depends on the program.
 fn argument(word: &str) -> Value {
     match plain(word) {
         Value::Boolean(_) => Value::String(word.to_owned()),
@@ -228,7 +233,7 @@ fn json_sections(source: ConfigFormat, table: &Table) -> Vec<&'static str> {
     }
 }
 
-/// A YAML file over its `_base_`.
+/// A YAML file merged over its `_base_`.
 fn with_bases(file: &str, text: &str, depth: usize) -> Result<Table, Failure> {
     let mut table = yaml::read(text)?;
     let Some(base) = table.remove("_base_") else { return Ok(table) };

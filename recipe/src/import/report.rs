@@ -5,7 +5,7 @@ use toml::{Table, Value};
 
 use super::{Imported, KeyStatus, get, shown};
 
-/// Our sections, in the order of the documentation.
+/// Sections of the config, in the order of the documentation.
 const SECTIONS: [&str; 10] = [
     "run",
     "model",
@@ -20,7 +20,7 @@ const SECTIONS: [&str; 10] = [
 ];
 
 impl Imported {
-    /// Our keys as TOML, without the fates.
+    /// The config as TOML, without the fates.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let sections = SECTIONS.iter().filter_map(|name| {
@@ -36,7 +36,7 @@ impl Imported {
 }
 
 impl Imported {
-    /// What keeps the config from being that of the run, in a line: refused and missing keys.
+    /// The refused and missing keys, in one line.
     #[must_use]
     pub fn problems(&self) -> Option<String> {
         let refused = self.fates.iter().filter(|key| key.fate == KeyStatus::Refused);
@@ -90,7 +90,7 @@ impl fmt::Display for Imported {
 }
 
 impl Imported {
-    /// What a key became: our key with its value, or the reason.
+    /// The fate of a key: the config key with its value, or the reason.
     fn right(&self, fate: KeyStatus, text: &str) -> String {
         let mapped = matches!(fate, KeyStatus::Mapped | KeyStatus::Default);
         match get(&self.config, text).filter(|_| mapped) {

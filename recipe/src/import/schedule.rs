@@ -1,9 +1,9 @@
-//! The length of a run, and the course of its learning rate.
+//! The length of a run, and its learning rate schedule.
 
 use super::{Build, ConfigFormat, KeyStatus, get, shown};
 
 impl Build {
-    /// `scripted` if flags of a program say most of it.
+    /// `scripted`: flags of a program give most of it.
     pub(super) fn schedule(&mut self, source: ConfigFormat, scripted: bool) {
         self.budget();
         self.decay_length();
@@ -70,7 +70,7 @@ impl Build {
         }
     }
 
-    /// Megatron refuses two lengths of one warm-up.
+    /// Megatron refuses two lengths of a warm-up.
     fn warmup_length(&mut self) {
         let is_first = self.facts.contains_key("micro_v1");
         let lengths = ["warmup_samples", "warmup_steps"]
@@ -160,10 +160,11 @@ impl Build {
         }
     }
 
-    /// `AnnealingLR` of the first Megatron, and what CPM-2 made of it.
+    /// `AnnealingLR` of the first Megatron, and its variant in CPM-2.
     fn first_schedule(&mut self, is_cpm2: bool) {
         match self.warmup_and_decay().filter(|_| is_cpm2) {
-            // The whole way from the end of the warm-up, of which the end is never seen.
+            // The decay has the full length from the end of the warm-up, so the run ends before it
+            // does.
             Some((warmup, decay)) => {
                 self.one("optim.lr.warmup", "steps", warmup as i64);
                 self.one("optim.lr.decay", "steps", (decay + warmup) as i64);
@@ -176,14 +177,14 @@ impl Build {
         }
     }
 
-    /// Steps of both, as the first Megatron counts them.
+    /// Steps of warm-up and decay, as the first Megatron counts them.
     fn warmup_and_decay(&self) -> Option<(f64, f64)> {
         let decay = self.number("decay_steps").or_else(|| self.number("steps"))?;
         let by_part = || Some((decay * self.number("warmup_fraction")?).floor());
         Some((self.number("warmup_steps").or_else(by_part)?, decay))
     }
 
-    /// `lr / sqrt(step)`, whose peak is where the warm-up ends.
+    /// `lr / sqrt(step)`, with the peak at the end of the warm-up.
     fn noam(&mut self, lr: Option<f64>) {
         let warm = self.warmup_and_decay().map(|(warm, _)| warm).filter(|steps| *steps > 0.0);
         match (lr, warm) {
@@ -205,11 +206,11 @@ impl Build {
     }
 
     /// Records a default of the other system that is in our config.
-    pub(super) fn default_of(&mut self, key: &str, value: &str, ours: &str) {
+    pub(super) fn default_of(&mut self, key: &str, value: &str, target: &str) {
         if self.is_given(key) {
             return;
         }
-        let [file, key, value, text] = ["default", key, value, ours].map(str::to_owned);
+        let [file, key, value, text] = ["default", key, value, target].map(str::to_owned);
         self.fates.push(super::KeyReport { file, key, value, fate: KeyStatus::Default, text });
     }
 
@@ -219,7 +220,7 @@ impl Build {
         self.fates.iter().any(|given| given.file != "default" && is_it(&given.key))
     }
 
-    /// Corrects what became of the keys behind a fact.
+    /// Corrects the fates of the keys of a fact.
     pub(super) fn correct(&mut self, fact: &str, fate: KeyStatus, text: &str) {
         for at in self.keys.get(fact).into_iter().flatten() {
             self.fates[*at].fate = fate;
@@ -227,10 +228,10 @@ impl Build {
         }
     }
 
-    /// Corrects the reports of the keys that are mapped to the config key `ours`.
-    pub(super) fn correct_ours(&mut self, ours: &str, fate: KeyStatus, text: &str) {
+    /// Corrects the reports of the keys that are mapped to the config key `target`.
+    pub(super) fn correct_target(&mut self, target: &str, fate: KeyStatus, text: &str) {
         let is_it = |key: &&mut super::KeyReport| {
-            key.text == ours && matches!(key.fate, KeyStatus::Mapped | KeyStatus::Default)
+            key.text == target && matches!(key.fate, KeyStatus::Mapped | KeyStatus::Default)
         };
         for key in self.fates.iter_mut().filter(is_it) {
             key.fate = fate;
@@ -238,7 +239,7 @@ impl Build {
         }
     }
 
-    /// Removes one of our keys.
+    /// Removes a config key.
     pub(super) fn remove(&mut self, key: &str) {
         let Some((sections, last)) = key.rsplit_once('.') else { return };
         let mut table = Some(&mut self.config);

@@ -2,7 +2,7 @@
 
 use super::{Build, KeyStatus, float, found, get, shown};
 
-/// Parameters of DeepSpeed's schedulers, by the names of the tables.
+/// Parameters of the schedulers of DeepSpeed, by their names in the tables.
 const SCHEDULERS: [(&str, &str, &[&str]); 4] = [
     ("WarmupLR", "constant", &["ds_min", "ds_max", "ds_warmup", "ds_shape"]),
     ("WarmupDecayLR", "linear", &["ds_min", "ds_max", "ds_warmup", "ds_shape", "ds_total"]),
@@ -109,8 +109,8 @@ impl Build {
         }
     }
 
-    /// `WarmupLR` and `WarmupDecayLR`. The engine computes a rate after each step, so that all are
-    /// one step late.
+    /// `WarmupLR` and `WarmupDecayLR`. The engine computes a rate after each step, so that all
+    /// rates are one step late.
     fn warmup(&mut self, style: &str) {
         let total = self.parameter("ds_total");
         let warmup = self.warmup_steps();
@@ -173,7 +173,7 @@ impl Build {
         if given.is_none() {
             self.default_of("scheduler.params.warmup_num_steps", "1000", "optim.lr.warmup");
         }
-        // It has two steps at least.
+        // It has at least two steps.
         let steps = given.unwrap_or(1000.0).max(2.0) as i64;
         if given.is_some() || !self.is_given("scheduler.params.warmup_num_steps") {
             self.one("optim.lr.warmup", "steps", steps);
@@ -207,7 +207,7 @@ impl Build {
         }
     }
 
-    /// Its warm-up is one step late, and its cosine counts one step more.
+    /// The warm-up is one step late, and the cosine counts one step more.
     fn warmup_cosine(&mut self) {
         let total = self.parameter("ds_total");
         self.warmup_steps();
@@ -223,16 +223,17 @@ impl Build {
             ("ds_min_ratio", "scheduler.params.warmup_min_ratio", "start", 0.0),
             ("ds_cos_ratio", "scheduler.params.cos_min_ratio", "floor", 1e-4),
         ];
-        for (fact, key, ours, default) in ratios {
-            let ours = format!("optim.lr.{ours}");
+        for (fact, key, target, default) in ratios {
+            let target = format!("optim.lr.{target}");
             if self.number(fact).is_none() && default > 0.0 {
-                self.default_of(key, &default.to_string(), &ours);
+                self.default_of(key, &default.to_string(), &target);
             }
-            self.set(&ours, self.number(fact).unwrap_or(default) * peak);
+            self.set(&target, self.number(fact).unwrap_or(default) * peak);
         }
     }
 
-    /// DeepSpeed's rises for ever, ours over its decay: to where it is at the end of the run.
+    /// The rate of DeepSpeed rises without end. Here it rises over the decay, to the rate of
+    /// DeepSpeed at the end of the run.
     fn range_test(&mut self) {
         let floor = self.number("ds_test_min").unwrap_or(1e-3);
         let size = self.number("ds_test_size").unwrap_or(2000.0);
@@ -295,7 +296,7 @@ impl Build {
         }
     }
 
-    /// A value below 1 is a part of all steps, rounded up.
+    /// A value below 1 is a fraction of all steps, rounded up.
     fn transformers_warmup(&mut self, style: &str) {
         let (steps, part) = (self.number("hf_warmup"), self.number("warmup_fraction"));
         let steps = steps.filter(|steps| *steps != 0.0);
@@ -352,14 +353,14 @@ impl Build {
             ("scheduler.params.warmup_max_lr", "learning_rate", "5e-5"),
         ];
         let value = |name: &str| given.iter().find(|given| given.name == name);
-        for (theirs, argument, default) in pairs {
-            let Some(key) = value(theirs) else { continue };
+        for (deepspeed_key, argument, default) in pairs {
+            let Some(key) = value(deepspeed_key) else { continue };
             let own = value(argument).map_or(super::plain(default), |given| given.value.clone());
-            if let (Some(theirs), Some(own)) = (float(&key.value), float(&own))
-                && theirs != own
+            if let (Some(found), Some(own)) = (float(&key.value), float(&own))
+                && found != own
             {
                 let text = format!(
-                    "expected {own} as in the training arguments ({argument}), found {theirs} \
+                    "expected {own} as in the training arguments ({argument}), found {found} \
                      (hint: \"auto\" takes the argument)"
                 );
                 self.refuse(&key.key, text);
@@ -372,30 +373,30 @@ impl Build {
         {
             self.set("optim.clip", 0.0);
             let text = "DeepSpeed clips, and its config has no gradient_clipping";
-            self.correct_ours("optim.clip", KeyStatus::Implied, text);
+            self.correct_target("optim.clip", KeyStatus::Implied, text);
             self.default_of("gradient_clipping", "0.0", "optim.clip");
         }
     }
 
     fn agree_on_dtype(&mut self, given: &[super::SourceKey]) {
-        for (theirs, argument) in [("fp16.enabled", "fp16"), ("bf16.enabled", "bf16")] {
+        for (deepspeed_key, argument) in [("fp16.enabled", "fp16"), ("bf16.enabled", "bf16")] {
             let on = |name: &str, notation| {
                 let key = given.iter().find(|given| given.name == name)?;
                 super::boolean(&key.value, notation).ok()
             };
             let own = on(argument, super::Notation::Transformers).unwrap_or(false);
-            if let Some(is_on) = on(theirs, super::Notation::Pydantic)
+            if let Some(is_on) = on(deepspeed_key, super::Notation::Pydantic)
                 && is_on != own
             {
                 let text = format!(
                     "expected {own} as in the training arguments ({argument}), found {is_on}"
                 );
-                self.refuse(theirs, text);
+                self.refuse(deepspeed_key, text);
             }
         }
     }
 
-    /// `"auto"` takes the training argument, if there are any.
+    /// `"auto"` takes the training argument, if there are training arguments.
     pub(super) fn auto(&mut self, row: &super::KeyRow) -> (KeyStatus, String) {
         use super::KeyRule;
         if !self.training {

@@ -1,7 +1,7 @@
 //! The part of YAML that configs of training are written in: mappings by indentation, lists of
-//! scalars, scalars. What else YAML has (anchors, tags, several documents, folded texts) is refused
-//! by its line, so a file is read as it is meant or not at all. A whole YAML library would be a
-//! dependency for a hundred lines, and the usual one is maintained no more.
+//! scalars, scalars. Other YAML (anchors, tags, several documents, folded texts) is refused with
+//! its line, so that a file is read correctly or not at all. A YAML library would be a dependency
+//! for a hundred lines, and the usual one is no longer maintained.
 
 use toml::{Table, Value};
 
@@ -125,7 +125,7 @@ fn octal(text: &str) -> Option<Value> {
     i64::from_str_radix(&digits, 8).ok().map(Value::Integer)
 }
 
-/// Texts pass through Python's `literal_eval` in PaddleFleetX: `"True"` and `5e2` are no texts.
+/// PaddleFleetX applies Python's `literal_eval` to texts: `"True"` and `5e2` are not texts.
 fn literal(text: &str) -> Value {
     match text {
         "True" => Value::Boolean(true),
@@ -136,7 +136,7 @@ fn literal(text: &str) -> Value {
     }
 }
 
-/// The line up to a `#` that stands outside quotes, at its begin or after a space.
+/// The line up to a `#` outside quotes, at the start or after a space.
 fn without_comment(line: &str) -> &str {
     let mut quote = None;
     let mut before = ' ';

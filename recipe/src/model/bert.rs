@@ -7,46 +7,46 @@ use super::spec::{Builder, Init, UseId};
 use super::vocab_split;
 use crate::config::{Activation, ModelConfig};
 
-/// The encoder of BERT: learned positions, kinds of tokens, norm after each block, and two tasks:
-/// to say what is hidden, and whether the second part of a row follows the first.
+/// The encoder of BERT: learned positions, token types, norm after each block, and two objectives:
+/// to predict the masked tokens, and whether the second segment follows the first.
 ///
 /// Names, shapes and orientation are those of Hugging Face's `BertForPreTraining`.
 #[derive(Clone, Debug)]
 pub struct Bert {
     /// The word embedding.
     pub words: UseId,
-    /// That of positions.
+    /// The position embedding.
     pub positions: UseId,
-    /// That of kinds of tokens.
+    /// The token type embedding.
     pub types: UseId,
-    /// Of their sum.
+    /// The norm of their sum.
     pub norm: Norm,
-    /// One a unit.
+    /// One per unit.
     pub layers: Vec<BertLayer>,
-    /// Of the first token of a row, before it is told whether the parts are in order.
+    /// The pooler: a projection of the first token, the input of the sentence-order head.
     pub pooler: Linear,
-    /// Tells that.
+    /// The sentence-order head.
     pub order: Linear,
-    /// Of a hidden token, before the head.
+    /// The transform of a masked token before the head.
     pub transform: Linear,
-    /// After that.
+    /// The norm after the transform.
     pub transform_norm: Norm,
-    /// Says what is hidden.
+    /// The head for masked tokens.
     pub head: Head,
-    /// What stands after the transform.
+    /// The activation function of the transform.
     pub activation: Activation,
 }
 
 /// A layer of [`Bert`].
 #[derive(Clone, Debug)]
 pub struct BertLayer {
-    /// The first block.
+    /// Attention.
     pub attention: Attention,
-    /// After it.
+    /// The norm after it.
     pub norm_1: Norm,
-    /// The second block.
+    /// The feed-forward block.
     pub feed_forward: FeedForward,
-    /// After it.
+    /// The norm after it.
     pub norm_2: Norm,
 }
 

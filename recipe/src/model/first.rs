@@ -5,12 +5,11 @@ use super::{Init, ParamSpec};
 use crate::rng::Stream;
 
 impl ParamSpec {
-    /// The first values of what one of `tp` ranks has of it, in its [`ParamSpec::local_shape`];
-    /// padding is 0. They are a function of the seed, the name and the place in the whole tensor,
-    /// and of nothing else.
+    /// The initial values of the part of one of `tp` ranks, in its [`ParamSpec::local_shape`];
+    /// padding is 0. They depend only on the seed, the name and the index in the whole tensor.
     ///
     /// # Errors
-    /// That it cannot be cut so.
+    /// If the tensor cannot be divided this way.
     pub fn first_values(&self, rank: usize, tp: usize, seed: u64) -> ckpt::Result<Vec<f32>> {
         // fits: memory.
         let count = self.local_shape(tp).iter().product::<i64>() as usize;
@@ -33,9 +32,9 @@ impl ParamSpec {
     }
 }
 
-/// Draws the elements of a box, row after row.
+/// Draws the elements of a region, row by row.
 fn fill(region: &Region, shape: &[u64], stream: Stream, std: f64, out: &mut [f32]) {
-    // Along the last axis elements lie side by side; so do whole rows of what is not cut.
+    // Elements are contiguous along the last axis, and whole rows are if the axis is not divided.
     let (mut run, mut inner, mut axes) = (1, 1, shape.len());
     while axes > 0 && run == inner {
         axes -= 1;

@@ -5,42 +5,42 @@ use super::spec::{Builder, Init, UseId};
 use super::vocab_split;
 use crate::config::{ModelConfig, Positions};
 
-/// Decoders: GPT-2, and with other settings what came after it. Norm before each block.
+/// Decoders: GPT-2 and, with other settings, its successors. Norm before each block.
 ///
 /// Names, shapes and orientation are those of Hugging Face's `GPT2LMHeadModel`, so that a
-/// checkpoint is exported by copying: matrices are stored `[in, out]`, as its `Conv1D` has them.
-/// The output axis of `c_attn` is `[3, heads, head_dim]`: all queries, all keys, all values; that
-/// of a gated `c_fc` is the gate, then what it gates.
+/// checkpoint is exported by copying: matrices are stored `[in, out]`, as in its `Conv1D`. The
+/// output axis of `c_attn` is `[3, heads, head_dim]`: all queries, all keys, all values; that of a
+/// gated `c_fc` is the gate, then the gated part.
 #[derive(Clone, Debug)]
 pub struct Gpt {
     /// The word embedding.
     pub wte: UseId,
-    /// That of positions, if they are learned.
+    /// The position embedding, if positions are learned.
     pub wpe: Option<UseId>,
-    /// One a unit.
+    /// One per unit.
     pub layers: Vec<GptLayer>,
-    /// Before the head.
+    /// The norm before the head.
     pub last_norm: Norm,
     /// The head.
     pub head: Head,
-    /// Width of a head of attention.
+    /// Width of an attention head.
     pub head_dim: i64,
-    /// Base of the angles of rotary positions.
+    /// Base of the rotation angles.
     pub rope_theta: Option<f64>,
 }
 
 /// A layer of [`Gpt`].
 #[derive(Clone, Debug)]
 pub struct GptLayer {
-    /// Before attention.
+    /// The norm before attention.
     pub norm_1: Norm,
-    /// Makes queries, keys and values.
+    /// Projection to queries, keys and values.
     pub qkv: Linear,
-    /// Takes what was mixed of them.
+    /// Output projection of attention.
     pub proj: Linear,
-    /// Before the feed-forward block.
+    /// The norm before the feed-forward block.
     pub norm_2: Norm,
-    /// The block.
+    /// The feed-forward block.
     pub feed_forward: FeedForward,
 }
 

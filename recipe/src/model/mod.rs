@@ -1,12 +1,13 @@
-//! The networks as they are written down: GPT, T5 and BERT, without a number in them.
+//! The networks without values: GPT, T5 and BERT.
 //!
-//! A [`Blueprint`] says what parameters there are, how each is cut among tensor parallel ranks, who
-//! uses it, and where each part of a network finds its own. A plan counts from it, a trainer
-//! computes by it. Names and shapes are those of Hugging Face's models, so that a checkpoint is
-//! exported by copying, and of the model without parallelism; padding is in a rank's memory only.
+//! A [`Blueprint`] lists the parameters, how each is divided among tensor parallel ranks, which
+//! units use it, and which parameters each part of a network has. A plan counts with it, a trainer
+//! computes with it. Names and shapes are those of Hugging Face's models, so that a checkpoint is
+//! exported by copying, and those of the model without parallelism; padding exists only in the
+//! memory of a rank.
 //!
-//! In reading order: `spec` names parameters and their uses, `parts` is what layers are made of,
-//! `gpt`, `t5` and `bert` are the families, `first` the values that parameters begin with.
+//! In reading order: `spec` has parameters and their uses, `parts` the building blocks of layers,
+//! `gpt`, `t5` and `bert` the families, `first` the initial values.
 
 mod bert;
 mod first;
@@ -26,16 +27,17 @@ pub use t5::{Buckets, T5, T5Layer, T5Stack};
 use crate::config::{Family, ModelConfig};
 use spec::Builder;
 
-/// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. Fewer make the products thin.
+/// Rows of logits that exist at once: 512 x 50,304 f32 are 98 MiB. With fewer rows the matrix
+/// products are less efficient.
 pub const HEAD_CHUNK_ROWS: u64 = 512;
 
-/// The same where a GPU computes, which is idle in thin products.
+/// The same on a GPU, which is less utilized by small products.
 #[must_use]
 pub fn head_chunk_rows(on_gpu: bool) -> u64 {
     if on_gpu { 8 * HEAD_CHUNK_ROWS } else { HEAD_CHUNK_ROWS }
 }
 
-/// What parameters a model has, and how they are used.
+/// The parameters of a model and their uses.
 #[derive(Clone, Debug)]
 pub struct Blueprint {
     config: ModelConfig,
@@ -56,7 +58,7 @@ pub enum Network {
 }
 
 impl Blueprint {
-    /// From a checked config, to be cut among so many tensor parallel ranks.
+    /// From a checked config, divided among `tp` tensor parallel ranks.
     #[must_use]
     pub fn new(config: &ModelConfig, tp: u64) -> Self {
         let mut build = Builder::new();
@@ -69,42 +71,42 @@ impl Blueprint {
         Blueprint { config: config.clone(), network, params, uses }
     }
 
-    /// What it was made from.
+    /// The config of the model.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Where each part of the network finds its parameters.
+    /// The parts of the network with their parameters.
     #[must_use]
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// How many units there are: layers; of an encoder and a decoder first those of the encoder.
-    /// The first embeds the tokens, the last has the head.
+    /// Number of units: layers; of an encoder and a decoder first those of the encoder. The first
+    /// embeds the tokens, the last has the head.
     #[must_use]
     pub fn units(&self) -> usize {
         self.config.units() as usize // fits: the config bounds it
     }
 
-    /// Every parameter, in the order in which the trainer keeps them: first those that decay, then
-    /// the rest. Within each in the order of their first use.
+    /// Every parameter, in the order of the trainer: first those with weight decay, then the rest,
+    /// each group in the order of first use.
     #[must_use]
     pub fn params(&self) -> &[ParamSpec] {
         &self.params
     }
 
-    /// Every use of a parameter, in the order of computing.
+    /// Every use of a parameter, in the order of computation.
     #[must_use]
     pub fn uses(&self) -> &[Use] {
         &self.uses
     }
 
-    /// The parameters as checkpoints count them, if `stages` has the stage of each unit.
+    /// The parameters as in checkpoints, if `stages` has the stage of each unit.
     ///
     /// # Panics
-    /// If there are not as many stages as units.
+    /// If `stages` does not have one entry per unit.
     #[must_use]
     pub fn layout(&self, stages: &[u64]) -> Vec<Param> {
         assert_eq!(stages.len(), self.units(), "every unit has a stage");
@@ -117,7 +119,7 @@ impl Blueprint {
         self.params().iter().map(param).collect()
     }
 
-    /// Tokens of a row of each tensor that comes to a unit from the one before.
+    /// Tokens in a row of each tensor that a unit receives from the one before.
     #[must_use]
     pub fn carried_lens(&self, unit: usize) -> Vec<i64> {
         let config = &self.config;
@@ -132,7 +134,7 @@ impl Blueprint {
     }
 }
 
-/// How the vocabulary is cut: padded for all ranks alike.
+/// How the vocabulary is divided: padded to the same size on all ranks.
 fn vocab_split(config: &ModelConfig, tp: u64) -> TensorSplit {
     TensorSplit::Padded { rows: config.vocab_rows(tp) * tp }
 }

@@ -1,23 +1,23 @@
-//! What the families are made of: each part knows which parameters are its own.
+//! The building blocks of the families, each with its parameters.
 
 use ckpt::layout::TensorSplit;
 
 use super::spec::{Builder, Init, UseId};
 use crate::config::{Activation, ModelConfig, Norm as NormKind, Positions};
 
-/// How a matrix lies in memory.
+/// The orientation of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// `[in, out]`, as GPT-2's `Conv1D` has it.
+    /// `[in, out]`, as in the `Conv1D` of GPT-2.
     InOut,
-    /// `[out, in]`, as a `Linear`.
+    /// `[out, in]`, as in a `Linear`.
     OutIn,
 }
 
-/// How tensor parallelism cuts a matrix.
+/// How tensor parallelism divides a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MatrixSplit {
-    /// By its outputs, of which there are so many matrices side by side.
+    /// By its outputs. The number of matrices that are fused along that axis.
     Outputs(i64),
     /// By its inputs.
     Inputs,
@@ -25,18 +25,18 @@ pub(super) enum MatrixSplit {
     Whole,
 }
 
-/// A matrix, and perhaps a bias.
+/// A matrix with an optional bias.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
     /// The matrix.
     pub weight: UseId,
-    /// What is added to its products.
+    /// The bias.
     pub bias: Option<UseId>,
-    /// How it lies in memory.
+    /// Its orientation in memory.
     pub stored: Stored,
 }
 
-/// What a matrix is to be.
+/// Settings of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix {
     pub(super) inputs: i64,
@@ -71,17 +71,17 @@ impl Linear {
     }
 }
 
-/// How the matrices of a stack of layers are made.
+/// Settings for the matrices of a stack of layers.
 #[derive(Clone, Copy)]
 pub(super) struct Style<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) stored: Stored,
-    /// How many layers write into the residual stream.
+    /// Number of layers that write into the residual stream.
     pub(super) layers: u64,
 }
 
 impl Style<'_> {
-    /// So many matrices side by side that read the residual stream, of so many outputs in all.
+    /// `of` fused matrices that read the residual stream, with `outputs` outputs in total.
     pub(super) fn reads(&self, build: &mut Builder, name: &str, outputs: i64, of: i64) -> Linear {
         let (inputs, cut) = (self.config.hidden as i64, MatrixSplit::Outputs(of)); // fits: bounded
         let (stored, std, bias) = (self.stored, self.config.init.std, self.config.bias());
@@ -101,11 +101,11 @@ impl Style<'_> {
 /// A norm over the width: with a bias a layer norm, without one an RMS norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
-    /// What each number is multiplied with.
+    /// The gain.
     pub gain: UseId,
-    /// What is added to it.
+    /// The bias.
     pub bias: Option<UseId>,
-    /// What keeps it finite.
+    /// The term that is added to the variance.
     pub eps: f64,
 }
 
@@ -121,16 +121,16 @@ impl Norm {
     }
 }
 
-/// Attention with a matrix each for queries, keys and values.
+/// Attention with separate matrices for queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
-    /// Makes queries.
+    /// Projection to queries.
     pub q: Linear,
-    /// Makes keys.
+    /// Projection to keys.
     pub k: Linear,
-    /// Makes values.
+    /// Projection to values.
     pub v: Linear,
-    /// Takes what was mixed of them.
+    /// Output projection.
     pub out: Linear,
     /// Width of a head.
     pub head_dim: i64,
@@ -147,23 +147,23 @@ impl Attention {
     }
 }
 
-/// The block that widens, bends and narrows each token by itself.
+/// The feed-forward block: two matrices with an activation function between them.
 #[derive(Clone, Copy, Debug)]
 pub struct FeedForward {
-    /// Widens.
+    /// The first matrix.
     pub up: Linear,
-    /// Its own matrix, if the two of a gated unit are not one.
+    /// The matrix of the gate, if it is not fused with the first.
     pub gate: Option<Linear>,
-    /// Narrows.
+    /// The second matrix.
     pub down: Linear,
-    /// What stands between.
+    /// The activation function.
     pub activation: Activation,
-    /// Whether something is dropped between the matrices as well.
+    /// Whether dropout is also applied between the matrices.
     pub drops_inner: bool,
 }
 
 impl FeedForward {
-    /// Without a name the gate is one matrix with what it gates, and stands first.
+    /// Without a name the gate is fused with the first matrix and comes before it.
     pub(super) fn new(
         build: &mut Builder,
         style: Style<'_>,
@@ -181,7 +181,7 @@ impl FeedForward {
     }
 }
 
-/// What says the tokens.
+/// The output head.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     /// `[vocab, hidden]`.

@@ -1,6 +1,6 @@
 use ckpt::layout::TensorSplit;
 
-/// How a parameter begins.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Normal, with this standard deviation.
@@ -11,16 +11,16 @@ pub enum Init {
     Ones,
 }
 
-/// One parameter of the whole model, before it has values.
+/// One parameter of the whole model, without values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
-    /// Its name, as Hugging Face's model of the family has it.
+    /// Its name in the model of the family by Hugging Face.
     pub name: String,
     /// Its shape in the model without parallelism and without padding, row-major.
     pub shape: Vec<i64>,
-    /// Its first values.
+    /// Its initial values.
     pub init: Init,
-    /// How tensor parallelism cuts it.
+    /// How tensor parallelism divides it.
     pub split: TensorSplit,
     /// The units that use it, ascending. The first of them owns it.
     pub units: Vec<usize>,
@@ -40,13 +40,13 @@ impl ParamSpec {
         self.shape.len() >= 2
     }
 
-    /// [`ParamSpec::shape`], as checkpoints count.
+    /// [`ParamSpec::shape`], as in checkpoints.
     #[must_use]
     pub fn shape_u64(&self) -> Vec<u64> {
         self.shape.iter().map(|len| *len as u64).collect() // fits: lengths are not negative
     }
 
-    /// The shape of what one of `tp` ranks has of it, padding included.
+    /// The shape of the part of one of `tp` ranks, padding included.
     #[must_use]
     pub fn local_shape(&self, tp: usize) -> Vec<i64> {
         let tp = tp as i64; // fits: a number of ranks
@@ -57,7 +57,7 @@ impl ParamSpec {
             TensorSplit::Padded { rows } => shape[0] = *rows as i64 / tp, // fits: rows of memory
             TensorSplit::Fused { axis: 0, .. } => shape[0] /= tp,
             TensorSplit::Fused { .. } if tp == 1 => {}
-            // Each of the fused matrices is a matrix of its own in the memory of a rank.
+            // The fused matrices are separate matrices in the memory of a rank.
             TensorSplit::Fused { axis, blocks, .. } => {
                 let count = blocks.len() as i64; // fits: a few
                 shape[*axis] /= count * tp;
@@ -68,23 +68,23 @@ impl ParamSpec {
     }
 }
 
-/// One place where a parameter works. The gradient of each use is summed over the micro-batches by
-/// itself, and those of one parameter are joined last, in the order of
-/// [`super::Blueprint::uses`]: so the bits of the sum do not depend on which uses are together on
-/// one rank.
+/// One use of a parameter. The gradient of each use is summed over the micro-batches separately,
+/// and the gradients of the uses of one parameter are added last, in the order of
+/// [`super::Blueprint::uses`]. So the bits of the sum do not depend on which uses are on the same
+/// rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// Place of the parameter in [`super::Blueprint::params`].
+    /// Index of the parameter in [`super::Blueprint::params`].
     pub param: usize,
     /// The unit that uses it.
     pub unit: usize,
-    /// When the gradient of one tensor parallel rank is a part of the whole.
+    /// When the gradient of one tensor parallel rank is a partial sum.
     partial: Partial,
 }
 
 impl Use {
-    /// Whether one of `tp` ranks computes a part of the gradient only. With `sequence` each of them
-    /// sees its own tokens only between the matrices.
+    /// Whether each of `tp` ranks computes only a partial sum of the gradient. With `sequence` each
+    /// rank has only its own tokens between the matrices.
     #[must_use]
     pub fn is_partial(&self, tp: usize, sequence: bool) -> bool {
         match self.partial {
@@ -95,18 +95,18 @@ impl Use {
     }
 }
 
-/// When a tensor parallel rank computes a part of a gradient that is to be summed over the ranks.
+/// When a tensor parallel rank computes a partial gradient, which is summed over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Partial {
-    /// Never: it is the rank's own part of the parameter.
+    /// Never: the parameter is divided, and the gradient of each part is complete.
     Never,
-    /// If each rank sees its own tokens only.
+    /// If each rank has only its own tokens.
     UnderSequence,
-    /// Always: the gradients that come from above are partial there.
+    /// Always: the incoming gradients are partial there.
     Always,
 }
 
-/// A place in [`super::Blueprint::uses`].
+/// An index in [`super::Blueprint::uses`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UseId(pub usize);
 
@@ -115,9 +115,9 @@ pub struct UseId(pub usize);
 pub(super) struct Builder {
     params: Vec<ParamSpec>,
     uses: Vec<Use>,
-    /// The unit that is being described.
+    /// The current unit.
     pub(super) unit: usize,
-    /// Whether what is described comes after the tensor parallel ranks have joined their tokens.
+    /// Whether the tensor parallel ranks have gathered their tokens before the current part.
     pub(super) is_joined: bool,
 }
 
@@ -126,7 +126,7 @@ impl Builder {
         Builder { params: Vec::new(), uses: Vec::new(), unit: 0, is_joined: false }
     }
 
-    /// A new parameter, and its use by the unit at hand.
+    /// Adds a parameter and its use by the current unit.
     pub(super) fn param(
         &mut self,
         name: impl Into<String>,
@@ -145,7 +145,7 @@ impl Builder {
         UseId(self.uses.len() - 1)
     }
 
-    /// Another use of a parameter, by the unit at hand.
+    /// Adds another use of a parameter by the current unit.
     pub(super) fn again(&mut self, of: UseId) -> UseId {
         let Use { param, partial, .. } = self.uses[of.0];
         self.uses.push(Use { param, unit: self.unit, partial });
@@ -156,8 +156,8 @@ impl Builder {
         UseId(self.uses.len() - 1)
     }
 
-    /// The parameters, those that decay first, so that the optimizer's two groups are two slices;
-    /// and the uses of them, as they were described.
+    /// The parameters, those with weight decay first, so that the two groups of the optimizer are
+    /// two slices; and their uses, in the order in which they were added.
     pub(super) fn finish(self) -> (Vec<ParamSpec>, Vec<Use>) {
         let mut order: Vec<usize> = (0..self.params.len()).collect();
         order.sort_by_key(|at| !self.params[*at].decays());

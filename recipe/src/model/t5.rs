@@ -12,60 +12,61 @@ use crate::config::{ModelConfig, Positions};
 ///
 /// Names, shapes and orientation are those of Hugging Face's `T5ForConditionalGeneration`. A
 /// learned number for each head and bucket of distances is added to the logits of self-attention,
-/// which are not scaled; the table is of the first layer of each stack, and the others use it. In
-/// Megatron's both stacks add the same learned vectors of positions to the words instead, and a
-/// tied head has a bias.
+/// which are not scaled. The table belongs to the first layer of each stack, and the other layers
+/// use it. In the T5 of Megatron both stacks add the same learned position embedding to the word
+/// embedding instead, and a tied head has a bias.
 #[derive(Clone, Debug)]
 pub struct T5 {
-    /// Reads.
+    /// The encoder.
     pub encoder: T5Stack,
-    /// Answers.
+    /// The decoder.
     pub decoder: T5Stack,
     /// The head.
     pub head: Head,
-    /// What the hidden states are multiplied with before the head.
+    /// Factor of the hidden states before the head.
     pub scale: Option<f64>,
-    /// How distances are told apart, if they are.
+    /// The distance buckets of relative positions, if there are any.
     pub buckets: Option<Buckets>,
 }
 
-/// One of the two sides of [`T5`].
+/// One of the two stacks of [`T5`].
 #[derive(Clone, Debug)]
 pub struct T5Stack {
     /// Its use of the word embedding.
     pub words: UseId,
-    /// And of that of positions, if they are learned.
+    /// Its use of the position embedding, if positions are learned.
     pub positions: Option<UseId>,
-    /// One a unit.
+    /// One per unit.
     pub layers: Vec<T5Layer>,
-    /// After the last of them.
+    /// The norm after the last unit.
     pub last_norm: Norm,
 }
 
 /// A layer of [`T5`].
 #[derive(Clone, Debug)]
 pub struct T5Layer {
-    /// Its use of its stack's table of relative positions, `[buckets, heads]`, if there is one.
+    /// Its use of the table of relative positions of its stack, `[buckets, heads]`, if there is
+    /// one.
     pub relative: Option<UseId>,
-    /// Before `own`.
+    /// The norm before `own`.
     pub own_norm: Norm,
-    /// To its own side.
+    /// Self-attention.
     pub own: Attention,
-    /// To what the encoder gave, and the norm before it.
+    /// Cross-attention to the encoder output, and the norm before it.
     pub across: Option<(Norm, Attention)>,
-    /// Before `feed_forward`.
+    /// The norm before `feed_forward`.
     pub norm: Norm,
-    /// The last block.
+    /// The feed-forward block.
     pub feed_forward: FeedForward,
 }
 
-/// Distances in so many buckets: half of them one distance each, half ranges that grow, up to a
-/// maximum. Where both directions are seen each has half of all.
+/// Distance buckets: half of them have one distance each, the others growing ranges, up to a
+/// maximum. If both directions are visible, each direction has half of the buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct Buckets {
-    /// How many there are.
+    /// Number of buckets.
     pub count: i64,
-    /// From here on all distances share a bucket.
+    /// Distance from which all distances share a bucket.
     pub distance_max: i64,
 }
 

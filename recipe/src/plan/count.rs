@@ -8,9 +8,9 @@ use crate::model::{Blueprint, ParamSpec};
 /// Parameters by component, without padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Parameters {
-    /// A row for every token of the vocabulary.
+    /// The word embedding.
     pub word_embedding: u64,
-    /// A row for every position, a number for every distance, a row for every kind of token.
+    /// Embeddings of positions, of relative distances and of token types.
     pub position_embedding: u64,
     /// Attention of all layers.
     pub attention: u64,
@@ -18,7 +18,7 @@ pub struct Parameters {
     pub feed_forward: u64,
     /// Gains and biases of all norms.
     pub norms: u64,
-    /// What the head has of its own: nothing where it is the word embedding.
+    /// The head; 0 if it is tied to the word embedding.
     pub head: u64,
     /// The sum.
     pub total: u64,
@@ -34,7 +34,7 @@ enum ParamComponent {
     Head,
 }
 
-/// What tells the part of a parameter from its name; the first that is in it counts.
+/// Maps parts of parameter names to components; the first match counts.
 const PARTS: [(&str, ParamComponent); 13] = [
     ("cls.", ParamComponent::Head),
     ("pooler", ParamComponent::Head),
@@ -63,7 +63,7 @@ impl ParamComponent {
 }
 
 impl Parameters {
-    /// Counts a model as it is published: without padding.
+    /// Counts a model as published: without padding.
     #[must_use]
     pub fn of(model: &Blueprint) -> Self {
         let mut all = Parameters::default();
@@ -83,17 +83,17 @@ impl Parameters {
     }
 }
 
-/// Floating-point operations of training: forward and backward, a multiply and an add as two.
-/// Recomputation is not among them. `N` is what is multiplied: all parameters but positions and an
-/// embedding that is no head.
+/// Floating-point operations of training: forward and backward, a multiply and an add count as two.
+/// Recomputation is not counted. `N` is the number of multiplied parameters: all except positions
+/// and an embedding that is not tied to the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Flop {
-    /// `6 N + 12 L h s` (PaLM, nanoGPT). Of an encoder and a decoder the mean over both their
-    /// tokens, each through its own layers.
+    /// `6 N + 12 L h s` (PaLM, nanoGPT). For an encoder and a decoder the mean over the tokens of
+    /// both, each through its own layers.
     pub per_token_6n_12lhs: u64,
-    /// `6 N + 6 L h s` (llm.c): a decoder looks back only, so half of it is never needed.
+    /// `6 N + 6 L h s` (llm.c): the attention of a decoder is causal, so half of it is not needed.
     pub per_token_6n_6lhs: u64,
-    /// Of one step, by the first formula.
+    /// Operations of one step, by the first formula.
     pub per_step: u64,
 }
 
@@ -113,14 +113,14 @@ impl Flop {
     }
 }
 
-/// Elements of matrices times the tokens of a sample that go through them.
+/// Elements of matrices times the tokens of a sample that are multiplied by them.
 #[expect(clippy::match_same_arms, reason = "the order of the arms says when each applies")]
 fn products(config: &Config, model: &Blueprint) -> u128 {
     let shape = &config.model;
     let out_tokens = match shape.family {
         Family::Gpt => shape.seq_len,
         Family::T5 => shape.dec_len.unwrap_or(0),
-        // Logits are made of the masked tokens alone.
+        // Logits are computed only for masked tokens.
         Family::Bert => (shape.seq_len as f64 * config.data.mask_prob).ceil() as u64,
     };
     let tokens = |spec: &ParamSpec| match ParamComponent::of(spec) {
@@ -134,7 +134,7 @@ fn products(config: &Config, model: &Blueprint) -> u128 {
     model.params().iter().map(|spec| spec.numel() as u128 * u128::from(tokens(spec))).sum()
 }
 
-/// Attention of a sample: all of it, and without what a decoder never looks at.
+/// Attention of a sample: all of it, and without the masked half of a decoder.
 fn attention(shape: &ModelConfig) -> (u128, u128) {
     let width = u128::from(shape.attention_width());
     let (text, answer) = (u128::from(shape.seq_len), u128::from(shape.dec_len.unwrap_or(0)));

@@ -1,4 +1,4 @@
-//! Inputs of layers that wait for the backward pass elsewhere.
+//! Inputs of layers that are spilled until the backward pass.
 
 use std::ops::Range;
 
@@ -8,26 +8,26 @@ use super::memory::{number_bytes, recomputes};
 use super::{PlanInputs, StagePlan};
 use crate::config::{Config, Division, Offload};
 
-/// What moves, of the rank that moves the most.
+/// The bytes that are spilled, of the rank that spills the most.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ActivationOffloadPlan {
-    /// As the config has it: `cpu` or `nvme:` and folders.
+    /// The value in the config: `cpu`, or `nvme:` and folders.
     pub place: Offload,
-    /// What a step moves away, and as much back; what is needed again before its turn to be
-    /// written has come is not.
+    /// Bytes that a step writes, and reads again. Inputs that are needed again before they are
+    /// written do not count.
     pub bytes_per_step: u64,
-    /// What is away at once, at most.
+    /// Peak of the spilled bytes.
     pub away_bytes: u64,
-    /// What the rank's memory is spared of that, the buffers counted.
+    /// Memory that this saves on the rank, less the buffers.
     pub spared_bytes: u64,
-    /// How long the disks take for both ways, if their speed is known.
+    /// Time of the disks for both directions, if their speed is known.
     pub disk_s_per_step: Option<f64>,
-    /// How long a step takes besides, if the speed of training is known.
+    /// Time of the rest of a step, if the speed of training is known.
     pub compute_s_per_step: Option<f64>,
 }
 
 impl ActivationOffloadPlan {
-    /// `None` where nothing moves. `step_s` is the time of a step without it.
+    /// `None` if nothing is spilled. `step_s` is the time of a step without it.
     pub(super) fn of(
         config: &Config,
         known: &PlanInputs,
@@ -52,14 +52,14 @@ impl ActivationOffloadPlan {
         })
     }
 
-    /// Whether the disk takes longer than the ranks for all else of a step.
+    /// Whether the disk takes longer than the rest of a step.
     pub(super) fn is_behind(&self) -> bool {
         self.disk_s_per_step.zip(self.compute_s_per_step).is_some_and(|(disk, rest)| disk > rest)
     }
 }
 
-/// Bytes between two units of a micro-batch: of a unit's own stack, and of the text that a decoder
-/// carries along.
+/// Bytes between two units of a micro-batch: of the stack of the unit, and of the encoder output
+/// that a decoder passes on.
 pub(super) fn input_bytes(config: &Config, tp: u64, unit: usize) -> (u64, u64) {
     let model = &config.model;
     let is_decoder = unit as u64 >= model.layers;
@@ -73,9 +73,9 @@ pub(super) fn input_bytes(config: &Config, tp: u64, unit: usize) -> (u64, u64) {
     (bytes(own), bytes(carried))
 }
 
-/// What moves of the inputs of a piece's units, a micro-batch. The first unit of a stack has none
-/// of its own, and the text stays, since all layers of a decoder have it; but for the last one, if
-/// it is the first that the piece has.
+/// Bytes per micro-batch that are spilled of the inputs of the units of a piece. The first unit of
+/// a stack has no input of its own. The encoder output stays in memory, because all layers of a
+/// decoder use it; except for the last unit, if it is the first of the piece.
 pub(super) fn moved_bytes(config: &Config, division: &Division, units: &Range<usize>) -> u64 {
     let of_unit = |unit: usize| {
         let (own, carried) = input_bytes(config, division.tp, unit);
@@ -89,8 +89,8 @@ pub(super) fn moved_bytes(config: &Config, division: &Division, units: &Range<us
     units.map(of_unit).fold(0, u64::saturating_add)
 }
 
-/// What stays of them: the text, once.
-pub(super) fn kept_bytes(config: &Config, division: &Division, units: &Range<usize>) -> u64 {
+/// The bytes that stay in memory: the encoder output, once.
+pub(super) fn resident_bytes(config: &Config, division: &Division, units: &Range<usize>) -> u64 {
     let first = units.start.max(config.model.layers as usize); // fits: of a model
     let is_there = first < units.end && first as u64 + 1 < config.model.units();
     if is_there { input_bytes(config, division.tp, first).1 } else { 0 }

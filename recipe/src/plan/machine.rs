@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Memory of this machine in bytes, as the kernel counts it.
+/// Memory of this machine in bytes, as reported by the kernel.
 #[must_use]
 pub fn machine_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
@@ -11,8 +11,8 @@ pub fn machine_memory() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The least of the machine's memory and swap, the limit of the process's cgroup (version 2), and
-/// that of its address space (`ulimit -v`), in bytes.
+/// The minimum of the memory and swap of the machine, the limit of the cgroup (version 2) of this
+/// process, and the limit of its address space (`ulimit -v`), in bytes.
 #[must_use]
 pub fn process_memory() -> Option<u64> {
     let machine = machine_memory().map(|bytes| bytes.saturating_add(swap()));
@@ -30,7 +30,7 @@ fn cgroup_limit() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = Path::new("/sys/fs/cgroup").join(path);
-    // A limit holds for all groups below it.
+    // A limit applies to all groups below it.
     let groups = folder.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));
     let limit = |group: &Path| fs::read_to_string(group.join("memory.max")).ok();
     groups.filter_map(|group| limit(group)?.trim().parse().ok()).min()

@@ -1,9 +1,9 @@
-//! The peak memory of each stage's ranks.
+//! The peak memory of the ranks of each stage.
 
 use ckpt::offload::{OffloadOptions, SpillOptions};
 use serde::Serialize;
 
-use super::inputs::{input_bytes, kept_bytes, moved_bytes};
+use super::inputs::{input_bytes, moved_bytes, resident_bytes};
 use crate::config::{
     ComputeOn, Config, Division, Dtype, Family, ModelConfig, Offload, Positions, Schedule,
 };
@@ -14,37 +14,36 @@ use crate::schedule::{Pass, Pipeline};
 const F32_BYTES: u64 = 4;
 
 /// Peak memory of one rank by component, in bytes. Weights, gradients and moments are exact, the
-/// rest is an estimate that measured runs agree with.
+/// rest is an estimate that agrees with measured runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
-    /// f32 weights: 4 bytes a parameter, of the slice that this replica has. None where they are
-    /// offloaded.
+    /// f32 weights: 4 bytes per parameter in the slice of this replica. 0 if they are offloaded.
     pub weights: u64,
-    /// What computes where that is something else: copies in 16 bits or of offloaded weights, whole
-    /// weights where there are slices, and with ZeRO 3 those of two units.
+    /// Weights for computation, if they are separate: copies in 16 bits or of offloaded weights,
+    /// whole weights if there are slices, and with ZeRO 3 those of two units.
     pub compute_copy: u64,
-    /// Both moments of AdamW: 8 bytes a parameter, of the slice that this replica has. None where
-    /// they are offloaded.
+    /// Both moments of AdamW: 8 bytes per parameter in the slice of this replica. 0 if they are
+    /// offloaded.
     pub moments: u64,
-    /// Weights and moments that are offloaded: 12 bytes a parameter in the host's memory; of those
-    /// on a disk the buffers that they pass through.
+    /// Offloaded weights and moments: 12 bytes per parameter in host memory; on a disk only the
+    /// staging buffers.
     pub offload: u64,
-    /// Sums of gradients that wait in the tree over the micro-batches, `floor(log2(micro-batches))`
-    /// of them: 4 bytes a use of a parameter, for a word embedding that is the head has two.
+    /// Gradient sums held by the tree over the micro-batches, `floor(log2(micro-batches))` of them:
+    /// 4 bytes per use of a parameter, because a word embedding that is tied to the head has two.
     pub gradients: u64,
-    /// What the backward pass keeps of the micro-batches under way: for each layer and token
-    /// `4 hidden + 4 attention width + 2 ffn` numbers (4 ffn if gated), and the matrix of the
-    /// attention where it has a learned bias or dropout; of what is dropped a byte each. A layer
-    /// that is recomputed keeps `hidden`, or nothing if its input waits elsewhere.
+    /// Activations of the micro-batches in flight: for each layer and token `4 hidden + 4 attention
+    /// width + 2 ffn` numbers (4 ffn if gated), and the attention matrix if it has a learned bias
+    /// or dropout; a byte per element of a dropout mask. A recomputed layer keeps `hidden`, or
+    /// nothing if its input is spilled.
     pub activations: u64,
-    /// Buffers that inputs of layers pass on their way to a disk.
+    /// Staging buffers for spilled inputs of layers.
     pub input_buffers: u64,
-    /// The backward pass at work: the logits of 512 tokens, their probabilities and the gradient of
-    /// the head, or the gradients of one micro-batch, whichever is more.
+    /// Temporary memory of the backward pass: the logits of 512 tokens, their probabilities and the
+    /// gradient of the head, or the gradients of one micro-batch, whichever is more.
     pub backward: u64,
-    /// Gradients and weights on their way between replicas.
+    /// Buffers of gradients and weights for communication between replicas.
     pub exchange: u64,
-    /// The copy of the state that a checkpoint is written from while the run goes on.
+    /// The snapshot of the state from which a checkpoint is written while training continues.
     pub staging: u64,
     /// The program: libtorch, its threads, the tokenizer.
     pub program: u64,
@@ -53,8 +52,8 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What a rank holds from its first to its last step, in bytes: weights, their copies and
-    /// moments, here or in the host's memory.
+    /// Memory that a rank holds for the whole run, in bytes: weights, their copies and moments, on
+    /// the device or in host memory.
     #[must_use]
     pub fn state_bytes(&self) -> u64 {
         let parts = [self.weights, self.compute_copy, self.moments, self.offload];
@@ -67,19 +66,19 @@ impl MemoryPlan {
 pub struct StagePlan {
     /// Units of each of its pieces, as ranges `first..end`.
     pub units: Vec<std::ops::Range<usize>>,
-    /// Elements of the weights on one rank of it, padding included.
+    /// Elements of the weights on one rank, padding included.
     pub parameters: u64,
-    /// Micro-batches, or with several pieces parts of them, that are kept at once at most.
+    /// Maximum of micro-batches in flight; with several pieces, of their parts.
     pub in_flight: u64,
-    /// Inputs of layers that one rank of it moves away in a step.
+    /// Inputs of layers that one rank spills in a step.
     pub moved_bytes: u64,
-    /// What of them is away at once, at most.
+    /// Peak of their spilled bytes.
     pub away_bytes: u64,
     /// Peak memory of one rank.
     pub memory_bytes: MemoryPlan,
 }
 
-/// What one rank of a stage has.
+/// Sizes of one rank of a stage.
 struct RankParams {
     pieces: Vec<std::ops::Range<usize>>,
     /// Elements of parameters.
@@ -88,11 +87,11 @@ struct RankParams {
     uses: u64,
     /// Elements of the parameters of the largest unit.
     unit_params: u64,
-    /// Elements of the head's weight, if it is the last stage.
+    /// Elements of the weight of the head, if it is the last stage.
     head: Option<u64>,
 }
 
-/// Every stage of the pipeline, of a checked config that divides so.
+/// Every stage of the pipeline of a checked config with this division.
 pub(super) fn stages(config: &Config, model: &Blueprint, division: &Division) -> Vec<StagePlan> {
     let pieces = config.pieces();
     let of_rank = |rank: usize| {
@@ -126,7 +125,7 @@ impl RankParams {
             of_unit[it.unit] += elements[it.param];
         }
         let last = model.units() - 1;
-        // The head's weight is the last matrix that is used.
+        // The weight of the head is the last matrix that is used.
         let heads =
             model.uses().iter().zip(model.uses().iter().map(|it| &model.params()[it.param]));
         let head = heads.filter(|(it, spec)| it.unit == last && spec.decays());
@@ -137,7 +136,7 @@ impl RankParams {
     }
 }
 
-/// Bytes of a number that is computed with.
+/// Bytes of a number in the compute precision.
 pub(super) fn number_bytes(config: &Config) -> u64 {
     match config.precision.dtype {
         Dtype::Fp32 => F32_BYTES,
@@ -149,7 +148,7 @@ fn memory(
     config: &Config,
     division: &Division,
     held: &RankParams,
-    (activations, away): (u64, u64),
+    (activations, spilled_bytes): (u64, u64),
 ) -> MemoryPlan {
     let (model, parallel) = (&config.model, &config.parallel);
     let number = number_bytes(config);
@@ -169,7 +168,7 @@ fn memory(
     let waiting = F32_BYTES * u64::from(division.micro_batches.max(1).ilog2());
     let gradients = waiting * if zero >= 2 { slice(held.uses) } else { held.uses };
 
-    // Under way, at work: numbers of one micro-batch, in one unit.
+    // Activations, temporary memory: numbers of one micro-batch in one unit.
     let tokens = config.batch.micro.saturating_mul(model.seq_len.max(model.dec_len.unwrap_or(0)));
     let narrow = if number == F32_BYTES { 0 } else { number };
     let unit_work =
@@ -183,8 +182,8 @@ fn memory(
         let logits = rows * model.vocab_rows(division.tp);
         // Matrix products pack the weight twice; measured with full chunks.
         let packed = 2 * F32_BYTES * weight * rows / chunk;
-        // From the second step on the heap has holes into which the next logits do not fit, and
-        // sums that wait make another one; measured, though now and then there is none.
+        // From the second step on the heap is fragmented: the next logits do not fit into its
+        // holes, and held gradient sums make another hole. Measured, although some runs have none.
         let holes = F32_BYTES * logits * if waiting > 0 { 2 } else { 1 };
         logits * (2 * F32_BYTES + narrow) + (F32_BYTES + narrow) * weight + packed + holes
     });
@@ -200,7 +199,7 @@ fn memory(
         offload,
         gradients,
         activations,
-        input_buffers: input_buffers(config, away),
+        input_buffers: input_buffers(config, spilled_bytes),
         backward: body.max(at_head),
         exchange,
         staging: staging(config, division, held),
@@ -225,11 +224,11 @@ fn memory(
     all
 }
 
-/// What a process has before it has a weight: libtorch and its tables, the tokenizer, the loader.
+/// Memory of a process without weights: libtorch and its tables, the tokenizer, the loader.
 /// Measured on x86-64 Linux with one layer of 2 numbers.
 const PROGRAM_BYTES: u64 = 165 << 20;
 
-/// What the host's memory has of so many bytes of weights and moments that are offloaded.
+/// Host memory for this many bytes of offloaded weights and moments.
 fn offloaded(config: &Config, bytes: u64) -> u64 {
     match &config.optim.offload {
         Offload::None => 0,
@@ -238,17 +237,17 @@ fn offloaded(config: &Config, bytes: u64) -> u64 {
     }
 }
 
-/// What inputs pass on their way to a disk, of which so many bytes are away.
-fn input_buffers(config: &Config, away: u64) -> u64 {
+/// Staging buffers for inputs of which this many bytes are spilled.
+fn input_buffers(config: &Config, spilled_bytes: u64) -> u64 {
     match config.parallel.activation_offload {
-        Offload::Nvme(_) => away.min(SpillOptions::default().memory_bytes()),
+        Offload::Nvme(_) => spilled_bytes.min(SpillOptions::default().memory_bytes()),
         _ => 0,
     }
 }
 
-/// A rank's share of the state, while it is written behind the run.
+/// Snapshot of the state of a rank while a checkpoint is written in the background.
 fn staging(config: &Config, division: &Division, held: &RankParams) -> u64 {
-    // What is on a disk is saved as it lies there.
+    // State on a disk is saved from there.
     if !config.checkpoint.background || matches!(config.optim.offload, Offload::Nvme(_)) {
         return 0;
     }
@@ -266,37 +265,39 @@ fn head_tokens(config: &Config) -> u64 {
     config.batch.micro.saturating_mul(tokens)
 }
 
-/// Peak bytes of what the backward pass keeps on a rank of the pipeline, and how many micro-batches
-/// it keeps then.
+/// Peak bytes of the activations on a rank of the pipeline, and the number of micro-batches in
+/// flight at that time.
 fn activations(
     config: &Config,
     division: &Division,
     pieces: &[std::ops::Range<usize>],
     rank: usize,
 ) -> (u64, u64) {
-    let kept = |recomputes: bool, unit: usize| unit_bytes(config, division.tp, unit, recomputes);
+    let unit_activations =
+        |recomputes: bool, unit: usize| unit_bytes(config, division.tp, unit, recomputes);
     let recomputes = |unit: usize| recomputes(config, division, unit);
     let moves = config.parallel.activation_offload != Offload::None;
     let of_piece = |units: &std::ops::Range<usize>| {
         let here = units.clone().filter(|unit| !(moves && recomputes(*unit)));
-        let stays = if moves { kept_bytes(config, division, units) } else { 0 };
-        here.map(|unit| kept(recomputes(unit), unit)).fold(stays, u64::saturating_add)
+        let resident = if moves { resident_bytes(config, division, units) } else { 0 };
+        here.map(|unit| unit_activations(recomputes(unit), unit))
+            .fold(resident, u64::saturating_add)
     };
     let bytes: Vec<u64> = pieces.iter().map(of_piece).collect();
-    // While a layer is computed again it keeps everything.
-    let again = pieces.iter().flat_map(Clone::clone).filter(|unit| recomputes(*unit));
-    let again = again.map(|unit| kept(false, unit)).max().unwrap_or(0);
-    let (peak, count) = under_way(config, division, &bytes, rank);
-    (peak.saturating_add(again), count)
+    // During its recomputation a layer keeps all activations.
+    let recomputed = pieces.iter().flat_map(Clone::clone).filter(|unit| recomputes(*unit));
+    let recomputed = recomputed.map(|unit| unit_activations(false, unit)).max().unwrap_or(0);
+    let (peak, count) = peak_in_flight(config, division, &bytes, rank);
+    (peak.saturating_add(recomputed), count)
 }
 
-/// Whether the backward pass computes a unit again.
+/// Whether the backward pass recomputes a unit.
 pub(super) fn recomputes(config: &Config, division: &Division, unit: usize) -> bool {
     let by_weights = division.dp > 1 && config.parallel.zero == 3;
     by_weights || config.parallel.recomputes(unit as u64)
 }
 
-/// Bytes of inputs that a rank moves away in a step, and those that are away at once.
+/// Bytes of inputs that a rank spills in a step, and their peak.
 fn moved(
     config: &Config,
     division: &Division,
@@ -309,19 +310,19 @@ fn moved(
     let of_piece = |units| moved_bytes(config, division, units);
     let bytes: Vec<u64> = pieces.iter().map(of_piece).collect();
     let all = bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-    (all.saturating_mul(division.micro_batches), under_way(config, division, &bytes, rank).0)
+    (all.saturating_mul(division.micro_batches), peak_in_flight(config, division, &bytes, rank).0)
 }
 
-/// The peak of what a rank has of the micro-batches between their passes, of so many bytes in each
-/// of its pieces, and how many micro-batches that is.
-fn under_way(config: &Config, division: &Division, bytes: &[u64], rank: usize) -> (u64, u64) {
+/// The peak bytes of the micro-batches in flight on a rank, given the bytes in each of its pieces,
+/// and the number of micro-batches.
+fn peak_in_flight(config: &Config, division: &Division, bytes: &[u64], rank: usize) -> (u64, u64) {
     if config.parallel.schedule == Schedule::Gpipe {
         let all = bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
         let count = division.micro_batches;
         return (all.saturating_mul(count), count);
     }
     let shape = Pipeline { ranks: division.pp as usize, chunks: bytes.len() };
-    // A few rounds of the pipeline reach its steady state.
+    // The pipeline reaches its steady state in a few rounds.
     let micro = division.micro_batches.min(4 * division.pp) as usize; // fits: at most 4096
     let (mut now, mut peak, mut count, mut count_max) = (0_u64, 0, 0_u64, 0);
     for action in config.parallel.schedule.actions(shape, rank, micro) {
@@ -335,7 +336,7 @@ fn under_way(config: &Config, division: &Division, bytes: &[u64], rank: usize) -
     (peak, count_max)
 }
 
-/// What one unit keeps of one micro-batch.
+/// Activations of one unit for one micro-batch.
 fn unit_bytes(config: &Config, tp: u64, unit: usize, recomputes: bool) -> u64 {
     let model = &config.model;
     let is_decoder = unit as u64 >= model.layers;
@@ -348,17 +349,17 @@ fn unit_bytes(config: &Config, tp: u64, unit: usize, recomputes: bool) -> u64 {
     if recomputes {
         return inputs;
     }
-    let kept = kept_per_token(model, tp, shared, is_decoder).saturating_mul(number);
-    let kept = kept.saturating_add(drops_per_token(model, tp, shared, is_decoder));
+    let per_token = activations_per_token(model, tp, shared, is_decoder).saturating_mul(number);
+    let per_token = per_token.saturating_add(mask_bytes_per_token(model, tp, shared, is_decoder));
     let matrix = attention_matrix(model, is_decoder, number) / tp;
     inputs
-        .saturating_add(tokens.saturating_mul(kept))
+        .saturating_add(tokens.saturating_mul(per_token))
         .saturating_add(config.batch.micro.saturating_mul(matrix))
 }
 
-/// Numbers that a layer keeps of a token, besides its input: norms' outputs and the residual
-/// stream, queries to the mixed values, and the feed-forward block.
-fn kept_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -> u64 {
+/// Numbers that a layer keeps of a token, besides its input: outputs of norms and the residual
+/// stream, from queries to the attention output, and the feed-forward block.
+fn activations_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -> u64 {
     let blocks = if is_decoder { 2 } else { 1 };
     let stream = model.hidden / shared * blocks + model.hidden * (1 + blocks);
     let attention = 4 * model.attention_width() / tp * blocks;
@@ -366,23 +367,23 @@ fn kept_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -
     stream + attention + widths * model.ffn() / tp
 }
 
-/// Bytes that say what a layer has dropped of a token.
-fn drops_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -> u64 {
+/// Bytes of the dropout masks of a layer for a token.
+fn mask_bytes_per_token(model: &ModelConfig, tp: u64, shared: u64, is_decoder: bool) -> u64 {
     let blocks = if is_decoder { 3 } else { 2 };
     let is_relative = model.positions() == Positions::RelativeBias;
     let inner = if is_relative { model.ffn() / tp } else { 0 };
     if model.dropout > 0.0 { blocks * model.hidden / shared + inner } else { 0 }
 }
 
-/// Bytes of the matrices of the attention of a sample, where a kernel cannot do without: with a
-/// learned bias; or with dropout, f32 before it, a byte of what it drops, and what it leaves.
+/// Bytes of the attention matrices of a sample, if the kernel needs them: with a learned bias; or
+/// with dropout: f32 before it, a byte per element of the mask, and the result.
 fn attention_matrix(model: &ModelConfig, is_decoder: bool, number: u64) -> u64 {
     let bytes = match model.positions() {
         _ if model.attention_dropout() > 0.0 => 4 + 1 + number,
         Positions::RelativeBias => number,
         _ => return 0,
     };
-    let (text, answer) = (model.seq_len, model.dec_len.unwrap_or(0));
-    let cells = if is_decoder { answer * (answer + text) } else { text * text };
+    let (seq_len, dec_len) = (model.seq_len, model.dec_len.unwrap_or(0));
+    let cells = if is_decoder { dec_len * (dec_len + seq_len) } else { seq_len * seq_len };
     cells.saturating_mul(model.heads).saturating_mul(bytes)
 }

@@ -1,9 +1,9 @@
-//! What a run will take, before it takes it: parameters, memory, arithmetic, disk and time.
+//! Estimates the cost of a run before it starts: parameters, memory, arithmetic, disk and time.
 //!
-//! A plan is a pure function of the config and of [`PlanInputs`], what is known about the corpus
-//! and the machine, so it can be made anywhere, for any size. What cannot work is a refusal with
-//! its reason; what will hurt is a warning. Every estimate names its formula, for efficiencies that
-//! come from different formulas cannot be compared.
+//! A plan is a pure function of the config and of [`PlanInputs`], the known facts about the corpus
+//! and the machine, so it can be made anywhere, for any size. A run that cannot work is refused
+//! with the reason; one that will be slow or large has a warning. Every estimate names its formula,
+//! because efficiencies by different formulas cannot be compared.
 
 mod count;
 mod inputs;
@@ -24,69 +24,69 @@ pub use machine::{machine_memory, process_memory};
 pub use memory::{MemoryPlan, StagePlan};
 pub use offload::OffloadPlan;
 
-/// Past so many epochs the same text teaches less than new text would (Muennighoff et al. 2023,
-/// "Scaling data-constrained language models").
+/// Epochs after which repeated text is worth less than new text (Muennighoff et al. 2023, "Scaling
+/// data-constrained language models").
 const EPOCHS_MANY: f64 = 4.0;
 
-/// What is known besides the config. All of it is optional, and what is absent is not estimated.
+/// Known facts besides the config. All are optional; estimates that need a missing one are omitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanInputs {
     /// Tokens of the text of the corpus.
     pub corpus_tokens: Option<u64>,
-    /// Memory that each rank will have: a plan that needs more is refused.
+    /// Memory of each rank: a plan that needs more is refused.
     pub memory_bytes: Option<u64>,
-    /// Memory of the machine that plans, where the run may be meant for another: a plan that needs
+    /// Memory of the machine that plans, if the run may be for another machine: a plan that needs
     /// more has a warning.
     pub planner_memory_bytes: Option<u64>,
-    /// Memory that the process of a rank can have on this machine, where it computes on the CPU: a
-    /// run whose state alone needs more is refused, as it would end in the middle of an allocation.
+    /// Memory that the process of a rank can use on this machine, if it computes on the CPU: a run
+    /// whose state alone needs more is refused, because an allocation would fail.
     pub process_memory_bytes: Option<u64>,
     /// Measured speed of training, of all ranks together.
     pub tokens_per_s: Option<f64>,
-    /// Speed of large matrix products on one rank, in floating-point operations a second: what
-    /// efficiency is measured by, and a lower bound of the time if `tokens_per_s` is not known.
+    /// Rate of large matrix products on one rank, in floating-point operations per second: the
+    /// reference of the efficiency, and a lower bound of the time if `tokens_per_s` is unknown.
     pub flop_per_s: Option<f64>,
-    /// Ranks. Default: as few as `tp` and `pp` ask for.
+    /// World size. Default: the minimum for `tp` and `pp`.
     pub world: Option<u64>,
-    /// What a rank's disks read and write in a second, all together, in bytes: for an optimizer
-    /// that is offloaded there, and inputs of layers that wait there.
+    /// Total rate of the disks of a rank, in bytes per second: for an offloaded optimizer and
+    /// spilled inputs of layers.
     pub disk_bytes_per_s: Option<f64>,
 }
 
-/// What a run will take. Shown as a table for people; serialized with units in the keys.
+/// The cost of a run. Displayed as a table; serialized with units in the keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunPlan {
-    /// The shape of the model, in words.
+    /// The shape of the model, as text.
     pub model: String,
-    /// Numbers that are learned.
+    /// Parameters.
     pub parameters: Parameters,
-    /// How the ranks divide, if they do.
+    /// The division of the ranks, if it is possible.
     pub layout: Option<Division>,
     /// The stages of the pipeline, in order.
     pub stages: Vec<StagePlan>,
     /// Peak memory of the rank that needs the most.
     pub memory_bytes: MemoryPlan,
-    /// The part of a step that a rank of the pipeline waits for others.
+    /// The fraction of a step in which a rank of the pipeline waits for others.
     pub bubble: f64,
     /// Floating-point operations.
     pub flop: Flop,
-    /// How long the run is.
+    /// The length of the run.
     pub run: RunLength,
-    /// What it writes.
+    /// The checkpoints on disk.
     pub checkpoint: Saving,
-    /// What each update moves, where weights and moments are offloaded.
+    /// The traffic of each update, if weights and moments are offloaded.
     pub offload: Option<OffloadPlan>,
-    /// What each step moves, where inputs of layers wait elsewhere for the backward pass.
+    /// The traffic of each step, if inputs of layers are spilled until the backward pass.
     pub inputs: Option<ActivationOffloadPlan>,
-    /// How long it takes, if the speed is known.
+    /// The time of the run, if the speed is known.
     pub time: Option<Time>,
-    /// How much of the ranks' arithmetic is used, if both speeds are known.
+    /// The utilization of the ranks, if both speeds are known.
     pub efficiency: Option<Efficiency>,
-    /// The loss of a model that knows nothing: the logarithm of the vocabulary.
+    /// The loss of uniform predictions: the logarithm of the vocabulary size.
     pub loss_initial_nats: f64,
-    /// Why it cannot run. Empty if it can.
+    /// Why the run cannot start. Empty if it can.
     pub refusals: Vec<String>,
-    /// What will hurt.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 
@@ -95,41 +95,41 @@ pub struct RunPlan {
 pub struct RunLength {
     /// Optimizer steps.
     pub steps: u64,
-    /// Micro-batches of one step that each replica has.
+    /// Micro-batches of one replica in one step.
     pub accumulation: u64,
     /// Tokens of one step.
     pub tokens_per_step: u64,
-    /// Samples in all.
+    /// Total samples.
     pub samples: u64,
-    /// Tokens in all.
+    /// Total tokens.
     pub tokens: u64,
     /// Passes over the training share of the corpus, if its size is known.
     pub epochs: Option<f64>,
 }
 
-/// What the run writes.
+/// The checkpoints of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Saving {
     /// One checkpoint: weights and both moments in f32, 12 bytes a parameter.
     pub checkpoint_bytes: u64,
-    /// Checkpoints in all, the last included.
+    /// Total number of checkpoints, including the last.
     pub count: u64,
-    /// Most that lies on the disk at once: those that are kept, and the one being written.
+    /// Peak bytes on the disk: the retained checkpoints, and the one being written.
     pub disk_bytes_max: u64,
 }
 
-/// How long the run takes.
+/// The time of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Time {
-    /// The speed that this rests on.
+    /// The assumed speed.
     pub tokens_per_s: f64,
     /// The whole run, without saving and evaluation.
     pub run_s: f64,
-    /// Where the speed is from.
+    /// The source of the speed.
     pub basis: String,
 }
 
-/// The part of the ranks' floating-point operations that training uses, recomputation not counted.
+/// The fraction of the peak floating-point rate that training uses, without recomputation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Efficiency {
     /// By `6 N + 12 L h s`.
@@ -150,7 +150,7 @@ impl RunPlan {
             Ok(division) => (Some(division), Vec::new()),
             Err(refusals) => (None, refusals),
         };
-        // What does not divide is still shown, as one replica of it.
+        // A layout that does not divide is shown as one replica.
         let micro_batches = config.batch.micro_batches();
         let one =
             Division { world: ranks_min, dp: 1, tp: parallel.tp, pp: parallel.pp, micro_batches };
@@ -224,7 +224,7 @@ impl RunPlan {
         }
     }
 
-    /// What to say if a rank needs more memory than it has.
+    /// The message for a rank that needs more memory than it has.
     fn lacks_memory(&self, have: u64) -> Option<String> {
         let all = &self.memory_bytes;
         if all.total <= have {
@@ -306,7 +306,7 @@ fn describe(model: &ModelConfig) -> String {
 
 fn run(config: &Config, known: &PlanInputs, division: &Division) -> RunLength {
     let tokens = config.samples_total() * config.model.tokens_per_sample();
-    // What a decoder says is of the same text.
+    // The output of a decoder belongs to the same text.
     let text = config.samples_total() * config.model.seq_len;
     let corpus = known.corpus_tokens.map(|corpus| training_tokens(config, corpus));
     RunLength {
@@ -323,7 +323,7 @@ fn saving(config: &Config, parameters: &Parameters) -> Saving {
     let (steps, every) = (config.steps_total(), config.checkpoint.every.steps);
     let count = if every == 0 { 1 } else { steps.div_ceil(every) };
     let checkpoint_bytes = 3 * 4 * parameters.total;
-    // The oldest goes only when the newest stands.
+    // The oldest is deleted only after the newest is complete.
     let on_disk = count.min(config.checkpoint.keep.last + 1);
     Saving { checkpoint_bytes, count, disk_bytes_max: on_disk * checkpoint_bytes }
 }
@@ -360,7 +360,7 @@ fn training_tokens(config: &Config, corpus_tokens: u64) -> f64 {
     corpus_tokens as f64 * share(config, 0)
 }
 
-/// The part of the documents that a split gets: 0 train, 1 validation, 2 test.
+/// The fraction of the documents of a split: 0 train, 1 validation, 2 test.
 fn share(config: &Config, which: usize) -> f64 {
     let shares = config.data.split.shares().unwrap_or_default();
     shares.get(which).map_or(0.0, |share| share / shares.iter().sum::<f64>())

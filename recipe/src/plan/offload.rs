@@ -3,28 +3,27 @@ use serde::Serialize;
 use super::{PlanInputs, StagePlan};
 use crate::config::{Config, Division, Offload};
 
-/// Where an update's weights and moments lie, of the rank that has the most of them.
+/// Offloaded weights and moments, of the rank that has the most.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OffloadPlan {
-    /// As the config has it: `cpu` or `nvme:` and folders.
+    /// The value in the config: `cpu`, or `nvme:` and folders.
     pub place: Offload,
-    /// f32 weights and both moments: 12 bytes a parameter of the rank's slice.
+    /// f32 weights and both moments: 12 bytes per parameter in the slice of the rank.
     pub state_bytes: u64,
-    /// Two generations of them on all disks together, of which an update reads one and writes the
-    /// other.
+    /// Bytes of two generations on all disks together; an update reads one and writes the other.
     pub disk_bytes: u64,
-    /// What an update reads.
+    /// Bytes that an update reads.
     pub read_bytes_per_step: u64,
-    /// What it writes.
+    /// Bytes that an update writes.
     pub write_bytes_per_step: u64,
-    /// How long the disks take for both, if their speed is known.
+    /// Time of the disks for both, if their speed is known.
     pub disk_s_per_step: Option<f64>,
-    /// How long a step takes besides, if the speed of training is known.
+    /// Time of the rest of a step, if the speed of training is known.
     pub compute_s_per_step: Option<f64>,
 }
 
 impl OffloadPlan {
-    /// `None` where nothing is offloaded. `step_s` is the time of a step without it.
+    /// `None` if nothing is offloaded. `step_s` is the time of a step without it.
     pub(super) fn of(
         config: &Config,
         known: &PlanInputs,
@@ -54,7 +53,7 @@ impl OffloadPlan {
         })
     }
 
-    /// Whether the disk takes longer for an update than the ranks for the rest of a step.
+    /// Whether the disk takes longer for an update than the rest of a step.
     pub(super) fn is_behind(&self) -> bool {
         self.disk_s_per_step.zip(self.compute_s_per_step).is_some_and(|(disk, rest)| disk > rest)
     }

@@ -32,7 +32,7 @@ impl fmt::Display for RunPlan {
     }
 }
 
-/// Stages that people want to read.
+/// Maximum of stages in the table.
 const STAGES_SHOWN_MAX: usize = 16;
 
 type Row = (&'static str, String, String);

@@ -1,12 +1,12 @@
-//! The guides' pages about other systems agree with `trainer import-config`.
+//! The guides about other systems agree with `trainer import-config`.
 
 use std::fs;
 
-use crate::import::{ours, read};
+use crate::import::{config_value, read};
 
 const COMMAND: &str = "trainer import-config --from ";
 
-/// In the pages about other systems: a command, and below it a list of what it maps.
+/// The pages about other systems have a command, and below it a list of the mapped keys.
 #[test]
 fn coming_from_maps_each_launch_script() {
     let import = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
@@ -25,14 +25,14 @@ fn coming_from_maps_each_launch_script() {
             let is_there = |file: &&str| fs::exists(format!("{import}/{file}")).unwrap();
             assert!(files.iter().all(is_there), "{place}: {command}");
             let run = read(source, &files, None);
-            // What an item of the list says of a key is what is printed.
+            // An item of the list equals the printed line of the key.
             for item in below.lines().filter_map(|line| line.strip_prefix("- `")) {
                 let Some((key, expected)) =
                     item.split_once('`').and_then(|(code, _)| code.split_once(" = "))
                 else {
                     continue;
                 };
-                assert_eq!(ours(&run, key), expected, "{place}: {key} of {command}");
+                assert_eq!(config_value(&run, key), expected, "{place}: {key} of {command}");
                 keys += 1;
             }
             commands += 1;

@@ -72,7 +72,7 @@ fn defaults_are_what_the_documentation_says() {
 
 #[test]
 fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
-    for (change, due) in [
+    for (change, expected) in [
         ("model.hiden=8", "model.hiden: unknown key (hint: did you mean 'hidden'?)"),
         (
             "optim.weight-decay=0",
@@ -109,11 +109,11 @@ fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
         ("run.budget={step=5}", "run.budget: expected steps, samples or tokens, found 'step'"),
     ] {
         let refusal = set(&[change]).unwrap_err();
-        assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
+        assert!(refusal.contains(&format!("cannot use --set: {expected}")), "{change}: {refusal}");
     }
 }
 
-/// Changes of a key to a value of another type, and what the error says.
+/// Changes of a key to a value of another type, and the error.
 const WRONG_TYPES: &[(&str, &str)] = &[
     (
         "model.hidden=wide",
@@ -178,13 +178,13 @@ const WRONG_TYPES: &[(&str, &str)] = &[
 
 #[test]
 fn wrong_types_are_refused_by_name() {
-    for (change, due) in WRONG_TYPES {
+    for (change, expected) in WRONG_TYPES {
         let refusal = set(&[change]).unwrap_err();
-        assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
+        assert!(refusal.contains(&format!("cannot use --set: {expected}")), "{change}: {refusal}");
     }
 }
 
-/// Changes of a key to a value out of its range, and what the error says.
+/// Changes of a key to a value out of its range, and the error.
 const OUT_OF_RANGE: &[(&str, &str)] = &[
     ("model.layers=0", "model.layers: expected 1 to 1024, found 0"),
     ("model.heads=5", "model.heads: expected a divisor of hidden 128, found 5"),
@@ -269,14 +269,14 @@ const OUT_OF_RANGE: &[(&str, &str)] = &[
 
 #[test]
 fn values_out_of_range_are_refused_with_the_range() {
-    for (change, due) in OUT_OF_RANGE {
+    for (change, expected) in OUT_OF_RANGE {
         let wsd = if change.contains("anneal") { "wsd" } else { "cosine" };
         let refusal = set(&[&format!("optim.lr.style={wsd}"), change]).unwrap_err();
-        assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
+        assert!(refusal.contains(&format!("cannot use --set: {expected}")), "{change}: {refusal}");
     }
 }
 
-/// Megatron overlooks letters and signs: `1,inf,1` is two shares to it.
+/// Megatron ignores letters and signs: it reads `1,inf,1` as two shares.
 #[test]
 fn letters_and_signs_in_a_split_are_refused() {
     for split in ["'1,inf,1'", "[1,inf,1]", "[1,nan]", "[-1,2]", "'1e3,1'"] {
@@ -288,7 +288,7 @@ fn letters_and_signs_in_a_split_are_refused() {
 
 #[test]
 fn missing_keys_are_refused_by_name() {
-    for (line, due) in [
+    for (line, expected) in [
         ("heads = 4\n", "cannot use config c.toml: model.heads: required key is missing"),
         ("dir = \"runs/small\"\n", "cannot use config c.toml: run.dir: required key is missing"),
         ("peak = 1e-3\n", "cannot use config c.toml: optim.lr.peak: required key is missing"),
@@ -299,7 +299,7 @@ fn missing_keys_are_refused_by_name() {
     ] {
         assert!(SMALL.contains(line));
         let refusal = read(&SMALL.replace(line, "")).unwrap_err();
-        assert!(refusal.contains(due), "{refusal}");
+        assert!(refusal.contains(expected), "{refusal}");
     }
     assert!(
         read("").unwrap_err().contains("cannot use config c.toml: run: required key is missing")
@@ -307,7 +307,7 @@ fn missing_keys_are_refused_by_name() {
 }
 
 #[test]
-fn what_is_no_toml_is_refused_with_its_line() {
+fn invalid_toml_is_refused_with_its_line() {
     let refusal = read("[run]\ndir = \n").unwrap_err();
     assert!(
         refusal.starts_with("cannot read config c.toml: TOML parse error at line 2"),
@@ -346,24 +346,24 @@ fn overrides_win_and_need_no_quotes() {
 
 #[test]
 fn malformed_overrides_are_refused() {
-    for (change, due) in [
+    for (change, expected) in [
         ("model.layers", "--set model.layers: expected key=value, such as optim.lr.peak=1e-3"),
         ("=5", "--set =5: the key has an empty part"),
         ("model..layers=5", "--set model..layers=5: the key has an empty part"),
         ("extends=base.toml", "--set extends=base.toml: only valid in a file"),
-        // A value must not smuggle in a second key.
+        // A value must not inject a second key.
         (
             "model.layers=4\nrun.seed=5",
             "model.layers: expected an integer of at least 0, found the string",
         ),
     ] {
         let refusal = set(&[change]).unwrap_err();
-        assert!(refusal.contains(due), "{change}: {refusal}");
+        assert!(refusal.contains(expected), "{change}: {refusal}");
     }
 }
 
 #[test]
-fn a_file_stands_on_its_base() {
+fn a_file_extends_its_base() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "base/small.toml", SMALL);
     write(folder.path(), "base/mid.toml", "extends = 'small.toml'\n[model]\nlayers = 6\n");
@@ -372,7 +372,7 @@ fn a_file_stands_on_its_base() {
     let top = write(folder.path(), "runs/top.toml", top);
     let config = Config::load(&top, &["model.heads=2".to_owned()]).unwrap();
     assert_eq!((config.model.layers, config.model.heads, config.model.hidden), (6, 2, 128));
-    // The base says `steps`: a child that says `samples` replaces the whole budget.
+    // The base has `steps`: a child with `samples` replaces the whole budget.
     assert_eq!((config.run.budget, config.steps_total()), (Budget::Samples(320), 20));
 }
 
@@ -395,7 +395,7 @@ fn a_corpus_may_be_named() {
     assert_eq!(wiki.resolved().to_toml(), by_prefix.resolved().to_toml());
     assert!(wiki.differences(&by_prefix).is_empty());
 
-    // The file overrides its base; other texts are prefixes, also when they resemble a name.
+    // The file overrides its base; other texts are prefixes, even if they resemble a name.
     let list = "[{ path = 'books', weight = 0.3 }, { path = 'wiki', weight = 0.7 }, './wiki', 'w']";
     let blend = top(list, "[corpora]\nwiki = 'near/wiki'\n").unwrap();
     let read = blend.data.train.iter().map(|of| (of.path.as_str(), of.weight));
@@ -427,7 +427,7 @@ fn a_refusal_names_the_file_that_has_the_key() {
 }
 
 #[test]
-fn extends_that_cannot_be_followed_is_refused() {
+fn unresolvable_extends_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let a = write(folder.path(), "a.toml", "extends = 'sub/b.toml'\n");
     write(folder.path(), "sub/b.toml", "extends = '../a.toml'\n");
@@ -456,7 +456,7 @@ fn extends_that_cannot_be_followed_is_refused() {
 }
 
 #[test]
-fn files_that_are_no_config_are_refused() {
+fn files_that_are_not_a_config_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let huge = folder.path().join("huge.toml");
     fs::write(&huge, vec![b'#'; (1 << 20) + 1]).unwrap();
@@ -494,22 +494,23 @@ fn floats_survive_the_recorded_config_exactly() {
 }
 
 #[test]
-fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
+fn a_resumed_run_is_compared_with_its_checkpoint() {
     let saved = set(&["run.threads=2"]).unwrap().resolved();
-    let check = |changes: &[&str], due: &[(&str, &str, &str, ResumeEffect)]| {
+    let check = |changes: &[&str], expected: &[(&str, &str, &str, ResumeEffect)]| {
         let changes = [&["run.threads=2"], changes].concat();
         let found = set(&changes).unwrap().differences(&saved);
         let found: Vec<_> = found
             .iter()
             .map(|d| (d.key.as_str(), d.there.as_str(), d.here.as_str(), d.effect))
             .collect();
-        assert_eq!(found, due, "{changes:?}");
+        assert_eq!(found, expected, "{changes:?}");
     };
     check(&[], &[]);
     check(&["run.dir=x", "log.every=1", "eval.every=5", "checkpoint.keep.last=1"], &[]);
-    // The same length in other words is no difference.
+    // The same length in another unit is not a difference.
     check(&["run.budget={samples=12800}", "optim.lr.warmup={samples=128}", "model.ffn=512"], &[]);
-    // Nor is another layout, another place of the corpus, or an initial weight long since drawn.
+    // Nor is another layout, another path of the corpus, or another initialization, which is not
+    // used again.
     check(
         &[
             "parallel.pp=2",
@@ -560,7 +561,7 @@ fn a_resumed_run_is_compared_with_the_one_it_goes_on_with() {
     );
 }
 
-/// What an earlier version recorded says what it said then.
+/// A config recorded by an earlier version has the same meaning as then.
 #[test]
 fn a_recorded_config_without_the_newer_keys_is_the_same_run() {
     let text = "[run]\ndir = \"r\"\nseed = 1\nthreads = 1\n[run.budget]\nsteps = 48\n\
@@ -579,10 +580,10 @@ fn a_recorded_config_without_the_newer_keys_is_the_same_run() {
     assert_eq!(again.differences(&config), []);
 }
 
-/// A key of another model would say what is not computed.
+/// A key of another model would have no effect.
 #[test]
 fn keys_of_another_model_are_refused() {
-    for (change, due) in [
+    for (change, expected) in [
         ("model.rope_theta=500000", "model.rope_theta: only valid with positions \"rope\""),
         (
             "model.relative_buckets=64",
@@ -603,12 +604,12 @@ fn keys_of_another_model_are_refused() {
         ),
     ] {
         let refusal = set(&[change]).unwrap_err();
-        assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
+        assert!(refusal.contains(&format!("cannot use --set: {expected}")), "{change}: {refusal}");
     }
     let megatrons = ["model.family=t5", "model.dec_len=32", "model.positions=learned"];
     let refusal = set(&[&megatrons[..], &["model.relative_max=256"]].concat()).unwrap_err();
     assert!(refusal.contains("model.relative_max: only valid with positions"), "{refusal}");
-    // Whoever has the key, or names its default, may.
+    // The key is accepted if the model has it, or if it has its default value.
     for changes in [
         &["model.rope_theta=10000", "model.token_types=2", "data.mask_prob=0.15"][..],
         &["model.positions=rope", "model.rope_theta=500000"],
@@ -617,20 +618,20 @@ fn keys_of_another_model_are_refused() {
     ] {
         assert!(set(changes).is_ok(), "{changes:?}");
     }
-    // What was recorded before keys were refused can still be gone on with.
+    // Configs recorded before such keys were refused can still be resumed.
     let recorded = SMALL.replace("seq_len = 64", "seq_len = 64\nrope_theta = 500000.0");
     assert!(read(&recorded).is_ok());
 }
 
-/// A key that waits for another one is told of, for the other is soon turned for a day.
+/// A key that depends on a switch is only reported, because users turn the switch off and on.
 #[test]
-fn keys_without_effect_are_told() {
+fn keys_without_effect_are_reported() {
     let idle = |changes: &[&str]| set(changes).unwrap().idle();
-    let check = |changes: &[&str], due: &[&str]| {
-        let told = idle(changes);
-        let is_it = |(told, due): (&String, &&str)| told.starts_with(due);
-        let all = told.len() == due.len() && told.iter().zip(due).all(is_it);
-        assert!(all, "{changes:?}: {told:?}, due {due:?}");
+    let check = |changes: &[&str], expected: &[&str]| {
+        let reports = idle(changes);
+        let is_it = |(report, expected): (&String, &&str)| report.starts_with(expected);
+        let all = reports.len() == expected.len() && reports.iter().zip(expected).all(is_it);
+        assert!(all, "{changes:?}: {reports:?}, expected {expected:?}");
     };
     check(&[], &[]);
     let scale = "precision.loss_scale={init=1024}";
@@ -661,18 +662,18 @@ fn keys_without_effect_are_told() {
         &[&test[..], &["optim.lr.warmup={steps=9}"]].concat(),
         &["optim.lr.warmup_shape has no effect: with optim.lr.floor = 0", "optim.lr.warmup has no"],
     );
-    // Of one stage too: all inputs of layers are there at once.
+    // With one stage too: all inputs of layers exist at once.
     check(&["parallel.schedule=gpipe"], &[]);
     check(&["checkpoint.load_parts=['model']"], &["checkpoint.load_parts has no effect"]);
     check(&["checkpoint.load_parts=['model']", "checkpoint.load=a/step-000000000001"], &[]);
-    // What is recorded says nothing that has no effect.
+    // The recorded config has no keys without effect.
     for style in ["cosine", "constant", "wsd", "range-test", "inverse-sqrt", "exponential"] {
         let config = set(&[&format!("optim.lr.style={style}")]).unwrap();
         assert_eq!(config.resolved().idle(), [""; 0], "{style}");
     }
 }
 
-/// Keys and values that are nested deeply are refused, and overflow no stack.
+/// Deeply nested keys and values are refused without a stack overflow.
 #[test]
 fn deep_keys_are_refused() {
     let key = vec!["a"; 20_000].join(".");

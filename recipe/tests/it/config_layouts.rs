@@ -1,4 +1,4 @@
-//! What a config says of layouts, batches and families.
+//! Layouts, batches and families of a config.
 
 use std::fs;
 use std::ops::Range;
@@ -25,19 +25,21 @@ fn set(sets: &[&str]) -> Result<Config, String> {
 /// The batch identity of `CPM-1`'s T5 (4 x 16 on 2 replicas) and of its GPT-2 (4 x 16 on 1), and
 /// the refusals that belong to a layout.
 #[test]
-fn a_world_divides_or_says_why_not() {
-    let check = |sets: &[&str], world: u64, due: Result<[u64; 4], &str>| {
+fn a_world_divides_or_is_refused_with_the_reason() {
+    let check = |sets: &[&str], world: u64, expected: Result<[u64; 4], &str>| {
         let sets = [&["model.layers=8", "model.heads=8"], sets].concat();
-        match (set(&sets).unwrap().divide(world), due) {
-            (Ok(got), Ok(due)) => {
-                let got = [got.dp, got.tp, got.pp, got.micro_batches];
-                assert_eq!(got, due, "{sets:?} on {world}");
+        match (set(&sets).unwrap().divide(world), expected) {
+            (Ok(found), Ok(expected)) => {
+                let found = [found.dp, found.tp, found.pp, found.micro_batches];
+                assert_eq!(found, expected, "{sets:?} on {world}");
             }
-            (Err(got), Err(due)) => {
-                let got = got.join("\n");
-                assert!(got.contains(due), "{sets:?} on {world}: {got}");
+            (Err(found), Err(expected)) => {
+                let found = found.join("\n");
+                assert!(found.contains(expected), "{sets:?} on {world}: {found}");
             }
-            (got, due) => panic!("{sets:?} on {world}: got {got:?}, due {due:?}"),
+            (found, expected) => {
+                panic!("{sets:?} on {world}: found {found:?}, expected {expected:?}")
+            }
         }
     };
     let t5 = ["batch.global=128", "parallel.tp=2", "batch.accumulation=16"];
@@ -60,10 +62,11 @@ fn a_world_divides_or_says_why_not() {
     );
     check(&["batch.global=24", "parallel.reduce=ring"], 3, Ok([3, 1, 1, 2]));
     check(&["batch.global=24"], 1, Ok([1, 1, 1, 6]));
-    let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=4"];
-    check(&woven, 4, Ok([1, 1, 4, 4]));
+    let interleaved =
+        ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=4"];
+    check(&interleaved, 4, Ok([1, 1, 4, 4]));
     check(
-        &[&woven[..], &["batch.micro=8"]].concat(),
+        &[&interleaved[..], &["batch.micro=8"]].concat(),
         4,
         Err("a multiple of pp 4 micro-batches per replica with \"interleaved\", found 2"),
     );
@@ -83,10 +86,11 @@ fn a_world_divides_or_says_why_not() {
 }
 
 #[test]
-fn layouts_that_cannot_be_are_refused() {
+fn impossible_layouts_are_refused() {
     let t5 = ["model.family=t5", "model.dec_len=32"];
-    let woven = ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=2"];
-    for (sets, due) in [
+    let interleaved =
+        ["parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.pp=2"];
+    for (sets, expected) in [
         (vec!["model.family=t5"], "model.dec_len: required with family \"t5\" and missing"),
         (vec!["parallel.tp=3"], "parallel.tp: expected a divisor of model.heads 4, found 3"),
         (
@@ -117,10 +121,10 @@ fn layouts_that_cannot_be_are_refused() {
             "parallel.virtual_stages: expected at least 2 with schedule",
         ),
         (
-            vec![woven[0], woven[1]],
+            vec![interleaved[0], interleaved[1]],
             "parallel.pp: expected at least 2 with schedule \"interleaved\"",
         ),
-        ([&t5[..], &woven[..]].concat(), "\"interleaved\" is only valid with family \"gpt\""),
+        ([&t5[..], &interleaved[..]].concat(), "\"interleaved\" is only valid with family \"gpt\""),
         (vec!["parallel.layers_per_stage=[3]"], "expected a sum of 4 layers, found 3"),
         (
             vec!["parallel.layers_per_stage=[2,2]"],
@@ -148,15 +152,15 @@ fn layouts_that_cannot_be_are_refused() {
         (vec!["parallel.timeout=0s"], "parallel.timeout: expected at least 1s, found 0s"),
     ] {
         let refusal = set(&sets).unwrap_err();
-        assert!(refusal.contains(due), "{sets:?}: {refusal}");
+        assert!(refusal.contains(expected), "{sets:?}: {refusal}");
     }
 }
 
-/// Colossal-AI's rule: what is left over goes to the last stages. And Megatron's thirty layers on
-/// four stages, of which it trained 28.
+/// Colossal-AI's rule: the remainder goes to the last stages. Also thirty layers on four stages, of
+/// which Megatron trained only 28.
 #[test]
-fn layers_are_divided_among_stages_without_a_rest() {
-    for (sets, due) in [
+fn all_layers_are_assigned_to_stages() {
+    for (sets, expected) in [
         (vec!["parallel.pp=4", "model.layers=30"], vec![7, 7, 8, 8]),
         (vec!["parallel.pp=2", "parallel.layers_per_stage=[1,3]"], vec![1, 3]),
         (
@@ -174,12 +178,12 @@ fn layers_are_divided_among_stages_without_a_rest() {
         ),
     ] {
         let pieces = set(&sets).unwrap().pieces();
-        assert_eq!(pieces.iter().map(Range::len).collect::<Vec<_>>(), due, "{sets:?}");
+        assert_eq!(pieces.iter().map(Range::len).collect::<Vec<_>>(), expected, "{sets:?}");
     }
 }
 
 #[test]
-fn what_a_family_has_by_default() {
+fn defaults_of_each_family() {
     use recipe::config::{Activation, MaskLengths, Norm, Objective, Positions};
     let t5 = set(&["model.family=t5", "model.dec_len=32"]).unwrap().resolved();
     let model = &t5.model;
@@ -198,21 +202,21 @@ fn what_a_family_has_by_default() {
     let data = bert.resolved().data;
     assert_eq!((data.mask_ngram_max, data.sentence_order), (Some(3), Some(true)));
     assert_eq!(data.mask_lengths, Some(MaskLengths::ShorterFirst));
-    // Where Megatron has them.
+    // The folder of Megatron.
     let folders = [&t5, &triple, &bert].map(|config| config.resolved().data.cache_dir);
-    let due = ["T5MaskedWordPieceDataset", "GPTDataset", "BERTMaskedWordPieceDataset"];
-    assert_eq!(folders, due.map(|class| Some(format!("d/cache/{class}_indices"))));
+    let expected = ["T5MaskedWordPieceDataset", "GPTDataset", "BERTMaskedWordPieceDataset"];
+    assert_eq!(folders, expected.map(|class| Some(format!("d/cache/{class}_indices"))));
     assert_eq!((bert.model.activation(), bert.model.norm_eps()), (Activation::Gelu, 1e-12));
     assert_eq!((bert.objective(), bert.model.token_types), (Objective::Mlm, 2));
-    // The other name of the encoder's length.
+    // The other name of the length of the encoder.
     let named = read(&SMALL.replace("seq_len = 64", "family='t5'\nenc_len = 48\ndec_len = 16"));
     assert_eq!(named.unwrap().model.tokens_per_sample(), 64);
 }
 
-/// `--rampup-batch-size 448 448 488280` to 2688, Yuan's: the sizes are those that
-/// `RampupBatchsizeNumMicroBatchesCalculator` of megatron-core 0.16.1 gives.
+/// `--rampup-batch-size 448 448 488280` to 2688, as in Yuan: the sizes equal those of
+/// `RampupBatchsizeNumMicroBatchesCalculator` of megatron-core 0.16.1.
 #[test]
-fn batches_grow_as_megatrons_do() {
+fn batch_ramps_equal_megatrons() {
     let config = set(&[
         "batch.global=2688",
         "batch.micro=4",
@@ -221,7 +225,7 @@ fn batches_grow_as_megatrons_do() {
     ])
     .unwrap();
     let batch = &config.batch;
-    for (samples, due) in [
+    for (samples, expected) in [
         (0, 448),
         (97_655, 448),
         (97_656, 896),
@@ -232,9 +236,9 @@ fn batches_grow_as_megatrons_do() {
         (488_280, 2688),
         (9_000_000, 2688),
     ] {
-        assert_eq!(batch.at(samples), due, "at {samples}");
+        assert_eq!(batch.at(samples), expected, "at {samples}");
     }
-    // Step by step, as the loop goes.
+    // Step by step, as in the training loop.
     let (mut samples, mut steps) = (0, 0);
     while samples + batch.at(samples) <= 1_000_000 {
         assert_eq!((batch.steps_in(samples), batch.samples_after(steps)), (steps, samples));
@@ -252,10 +256,10 @@ fn batches_grow_as_megatrons_do() {
 }
 
 #[test]
-fn an_objective_has_its_own_keys() {
+fn keys_of_other_objectives_are_refused() {
     let (t5, bert) = (["model.family=t5", "model.dec_len=32"], ["model.family=bert"]);
     let triple = [&t5[..], &["data.objective=encdec"]].concat();
-    for (sets, due) in [
+    for (sets, expected) in [
         (
             &[][..],
             "data.mask_ngram_max=3: data.mask_ngram_max: only valid with objective \
@@ -292,7 +296,7 @@ fn an_objective_has_its_own_keys() {
             "data.special.sentinels=[9]: data.special.sentinels: expected an array of \
              length 2, found a list of 1",
         ),
-        // Nine of 64 tokens are hidden, in one run at least, behind BOS and a sentinel.
+        // Nine of 64 tokens are masked, in at least one span, after BOS and a sentinel.
         (
             &t5,
             "model.dec_len=10: model.dec_len: expected at least 11, found 10: of 64 tokens \
@@ -300,9 +304,10 @@ fn an_objective_has_its_own_keys() {
         ),
         (&triple, "model.dec_len=1: model.dec_len: expected 2 to 1048576, found 1"),
     ] {
-        let (change, due) = due.split_once(": ").expect("a change and what is due");
+        let (change, expected) =
+            expected.split_once(": ").expect("a change and the expected error");
         let refusal = set(&[sets, &[change]].concat()).unwrap_err();
-        assert!(refusal.contains(&format!("cannot use --set: {due}")), "{change}: {refusal}");
+        assert!(refusal.contains(&format!("cannot use --set: {expected}")), "{change}: {refusal}");
     }
     for sets in [
         [&t5[..], &["model.dec_len=11"]].concat(),

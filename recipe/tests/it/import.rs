@@ -1,4 +1,4 @@
-//! Runs of others, written after the scripts that they publish, and what becomes of every key.
+//! Runs of other systems, modelled on published scripts, and the fate of every key.
 
 use std::fs;
 
@@ -6,14 +6,14 @@ use recipe::config::Config;
 use recipe::import::{ConfigFormat, Imported, KeyStatus, import};
 use toml::Value;
 
-/// What the files of the folder beside this test give.
+/// Imports files of the folder beside this test.
 pub(crate) fn read(source: &str, files: &[&str], world: Option<u64>) -> Imported {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
     let files: Vec<String> = files.iter().map(|file| format!("{folder}/{file}")).collect();
     import(source.parse::<ConfigFormat>().unwrap(), &files, world).unwrap()
 }
 
-/// What some text gives, in a file of this name.
+/// Imports a text as a file of this name.
 pub(crate) fn read_text(source: &str, name: &str, text: &str) -> Result<Imported, String> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(name);
@@ -22,8 +22,8 @@ pub(crate) fn read_text(source: &str, name: &str, text: &str) -> Result<Imported
     import(source.parse::<ConfigFormat>().unwrap(), &files, None).map_err(|error| error.to_string())
 }
 
-/// One of our keys, as TOML.
-pub(crate) fn ours(imported: &Imported, key: &str) -> String {
+/// A config key, as TOML.
+pub(crate) fn config_value(imported: &Imported, key: &str) -> String {
     let mut value = &Value::Table(imported.config.clone());
     for part in key.split('.') {
         let Some(inner) = value.get(part) else { return "absent".to_owned() };
@@ -32,9 +32,9 @@ pub(crate) fn ours(imported: &Imported, key: &str) -> String {
     value.to_string()
 }
 
-pub(crate) fn check(imported: &Imported, due: &[(&str, &str)]) {
-    for (key, due) in due {
-        assert_eq!(ours(imported, key), *due, "{key} in\n{imported}");
+pub(crate) fn check(imported: &Imported, expected: &[(&str, &str)]) {
+    for (key, expected) in expected {
+        assert_eq!(config_value(imported, key), *expected, "{key} in\n{imported}");
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn refused(imported: &Imported) -> Vec<&str> {
     all.map(|key| key.key.as_str()).collect()
 }
 
-/// What the output says is a config of ours that divides the ranks it ran on.
+/// Checks that the output is a valid config that divides the ranks of the run.
 fn check_runs(imported: &Imported, more: &str, world: u64, micro_batches: u64) {
     let text = format!("{}\n{more}", imported.to_toml());
     let config = Config::from_toml("imported", &text).unwrap_or_else(|error| panic!("{error}"));
@@ -57,7 +57,7 @@ fn check_runs(imported: &Imported, more: &str, world: u64, micro_batches: u64) {
     assert_eq!(division.micro_batches, micro_batches);
 }
 
-/// 4 samples x 16 passes x 4 GPUs / 2 that share matrices = 128, which its JSON says too.
+/// 4 samples x 16 passes x 4 GPUs / 2 that share matrices = 128, as in its JSON.
 #[test]
 fn cpm1_t5_is_a_batch_of_128() {
     let run = read("cpm", &["cpm1_t5.sh", "cpm1_ds_t5.json"], None);
@@ -83,16 +83,16 @@ fn cpm1_t5_is_a_batch_of_128() {
     assert_eq!((refused(&run), &run.missing[..]), (doubts, &["model.vocab"][..]));
     assert_eq!(fate(&run, "--vocab-file").0, KeyStatus::Implied);
     assert_eq!(fate(&run, "hidden-dropout"), (KeyStatus::Default, "model.dropout"));
-    // `if ["${recompute}" = ...` lacks a space: the flags behind it never reach the program.
+    // `if ["${recompute}" = ...` lacks a space: the flags after it never reach the program.
     assert!(run.fates.iter().all(|key| !key.key.contains("checkpoint-activations")));
     let notes = run.notes.join("\n");
-    for due in [
+    for expected in [
         "line 36: no space between '[' and '\"${recompute}\"'",
         "line 42: 'chkp =' is a command, not an assignment",
     ] {
-        assert!(notes.contains(due), "'{due}' is not in\n{notes}");
+        assert!(notes.contains(expected), "'{expected}' is not in\n{notes}");
     }
-    // A GPT with an encoder, and two norms of the decoder that are one there.
+    // A GPT with an encoder, in which two norms of the decoder are one.
     check(&run, &[("model.positions", "\"learned\""), ("model.norm", "\"layernorm\"")]);
     assert!(notes.contains("the decoder of CPM-1 has one norm"), "{notes}");
     let whole = run.to_toml().replace("[model]", "[model]\nvocab = 30000");
@@ -114,7 +114,7 @@ fn cpm1_gpt2_is_a_batch_of_64() {
             ("model.bias", "true"),
             ("optim.lr.floor", "1e-5"),
         ]
-        .map(|(key, due)| (key, if due == "1e-5" { "0.00001" } else { due })),
+        .map(|(key, expected)| (key, if expected == "1e-5" { "0.00001" } else { expected })),
     );
     assert_eq!((refused(&run), &run.missing[..]), (vec![], &["model.vocab"][..]));
     assert!(run.notes.iter().any(|note| note.contains("'checkpoint_activations' is a command")));
@@ -143,7 +143,7 @@ fn cpm2_is_a_batch_of_2080() {
             ("optim.lr.style", "\"inverse-sqrt\""),
             // 0.001 / sqrt(0.05 x 200000)
             ("optim.lr.peak", "0.00001"),
-            // There is no --load for --no-load-optim to change.
+            // --no-load-optim has no effect without --load.
             ("checkpoint.load_parts", "absent"),
         ],
     );
@@ -152,7 +152,7 @@ fn cpm2_is_a_batch_of_2080() {
     check_runs(&run, "", 320, 1);
 }
 
-/// `AnnealingLR` of CPM-2 counts from the end of the warm-up on, over all of the decay.
+/// `AnnealingLR` of CPM-2 counts from the end of the warm-up, over the whole decay.
 #[test]
 fn cpm2_decays_as_its_program() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
@@ -171,15 +171,18 @@ fn cpm2_decays_as_its_program() {
         for step in [1, 9_999, 10_000, 10_001, 100_000, 189_999, 195_000, 199_999] {
             let warm = step as f64 / 10_000.0;
             let part = (step as f64 - 10_000.0) / 200_000.0;
-            let due = 1e-3 * if step <= 10_000 { warm } else { height(part) };
-            let got = rate.at(step * config.batch.global);
-            assert!((got - due).abs() < 1e-15, "{style} at {step}: {got}, due {due}");
+            let expected = 1e-3 * if step <= 10_000 { warm } else { height(part) };
+            let found = rate.at(step * config.batch.global);
+            assert!(
+                (found - expected).abs() < 1e-15,
+                "{style} at {step}: {found}, expected {expected}"
+            );
         }
     }
 }
 
 #[test]
-fn megatron_175b_comes_over_whole() {
+fn megatron_175b_is_imported_completely() {
     let run = read("megatron", &["megatron_175b.sh"], None);
     check(
         &run,
@@ -202,16 +205,16 @@ fn megatron_175b_comes_over_whole() {
     check_runs(&run, "", 128, 1536);
 }
 
-/// The threshold that DeepSpeed's own examples misspell in two ways, and that had no effect there.
+/// A threshold that DeepSpeed's examples misspell in two ways, without effect.
 #[test]
-fn keys_that_nobody_knows_are_refused_with_the_nearest() {
+fn unknown_keys_are_refused_with_the_nearest_known_key() {
     let run = read("deepspeed", &["deepspeed_zero3.json"], None);
     let section = "zero_optimization.stage3_param_";
     let names = ["persitance_threshold", "persitence_threshold"].map(|it| format!("{section}{it}"));
     assert_eq!(refused(&run), names);
     for name in names {
-        let due = "unknown key (hint: did you mean 'stage3_param_persistence_threshold'?)";
-        assert_eq!(fate(&run, &name), (KeyStatus::Refused, due));
+        let expected = "unknown key (hint: did you mean 'stage3_param_persistence_threshold'?)";
+        assert_eq!(fate(&run, &name), (KeyStatus::Refused, expected));
     }
     check(
         &run,
@@ -234,7 +237,7 @@ fn keys_that_nobody_knows_are_refused_with_the_nearest() {
 }
 
 #[test]
-fn schedules_of_deepspeed_are_ours() {
+fn deepspeed_schedules_are_imported() {
     let schedule = |scheduler: &str| {
         let text = format!(
             "{{\"train_micro_batch_size_per_gpu\": 4, {scheduler} \"optimizer\": {{\"type\": \
@@ -285,9 +288,9 @@ fn paddle_reads_its_base() {
     check_runs(&run, "", 8, 2);
 }
 
-/// Programs of DeepSpeed and Hugging Face are started by scripts too, with a JSON beside them.
+/// Scripts also start programs of DeepSpeed and Hugging Face, with a JSON file.
 #[test]
-fn scripts_of_all_are_read() {
+fn scripts_of_each_system_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let files = |source: &str, script: &str, json: &str| {
         let write = |name: &str, text: &str| {
@@ -314,7 +317,7 @@ fn scripts_of_all_are_read() {
             ("batch.global", "64"),
             ("parallel.zero", "2"),
             ("eval", "{ every = 0 }"),
-            // The program's own course of the rate, and nothing of DeepSpeed's.
+            // The schedule of the program, not that of DeepSpeed.
             ("optim.lr.style", "\"cosine\""),
             ("optim.lr.floor", "0.0001"),
             ("optim.lr.warmup_shape", "absent"),
@@ -322,7 +325,7 @@ fn scripts_of_all_are_read() {
     );
     assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
     assert!(run.notes.iter().all(|note| !note.contains("add it to the command line")), "{run}");
-    // Our own rules are asked though keys are missing.
+    // The checks of the config run although keys are missing.
     let offloaded = "{\"train_micro_batch_size_per_gpu\": 4, \"zero_optimization\": {\"stage\": 3, \
                      \"offload_optimizer\": {\"device\": \"cpu\"}}}";
     let alone = read_text("deepspeed", "ds.json", offloaded).unwrap();
@@ -350,7 +353,7 @@ fn scripts_of_all_are_read() {
     let odd = gpt.replace("--num-layers 4", "--num-layers 4 --tensor-model-parallel-size 16");
     let odd = files("megatron", &odd, "{}");
     assert_eq!(fate(&odd, "parallel").1, "expected a multiple of tp 16 x pp 1 ranks, found 8");
-    // What Yuan's script has beside Megatron's of its day.
+    // Flags of Yuan's script that Megatron did not have then.
     let flags = "--encoder-attn-mask-type padding --tensorboard-log-interval 1 --num-layers";
     let yuan = files("megatron", &gpt.replace("--num-layers", flags), "{}");
     for key in ["--encoder-attn-mask-type", "--tensorboard-log-interval"] {
@@ -376,11 +379,11 @@ fn colossal_is_read_as_data() {
     );
     assert_eq!((refused(&run), &run.missing[..]), (vec![], &["run.budget", "data.train"][..]));
     assert_eq!(fate(&run, "TENSOR_SHAPE").0, KeyStatus::Implied);
-    // What is imported may take several lines.
+    // An import may span several lines.
     let text = "from a import (B,\n               GPT2_small_pipeline_hybrid)\nimport d\n\
                 SEQ_LEN = 16\nmodel = dict(type=GPT2_small_pipeline_hybrid)\n";
-    let due = [("model.seq_len", "16"), ("model.layers", "12")];
-    check(&read_text("colossal", "a.py", text).unwrap(), &due);
+    let expected = [("model.seq_len", "16"), ("model.layers", "12")];
+    check(&read_text("colossal", "a.py", text).unwrap(), &expected);
     let whole = run.to_toml().replace("[run]", "[run]\nbudget = { steps = 9 }");
     let whole = format!("{whole}\n[data]\ntrain = 'd'\n");
     let config = Config::from_toml("imported", &whole).unwrap();
@@ -388,7 +391,7 @@ fn colossal_is_read_as_data() {
 }
 
 #[test]
-fn hugging_face_has_a_model_and_arguments() {
+fn hugging_face_model_and_arguments_are_read() {
     let run = read("hf", &["hf_t5.json", "hf_training.json"], Some(4));
     check(
         &run,
@@ -420,7 +423,7 @@ fn hugging_face_has_a_model_and_arguments() {
 }
 
 #[test]
-fn flags_of_the_first_megatron_are_told_from_those_of_today() {
+fn flags_of_the_first_megatron_differ_from_current_ones() {
     let flags = |flags: &str| {
         let base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
                     --max-position-embeddings 32 --train-iters 100 --lr 1e-3 --data-path d \
@@ -433,7 +436,7 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     let new = flags("--micro-batch-size=8 --global-batch-size 64 --lr-warmup-samples 320");
     check(&new, &[("optim.lr.floor_mode", "absent"), ("batch.global", "64")]);
     check(&new, &[("optim.lr.warmup", "{ samples = 320 }"), ("optim.weight_decay", "0.01")]);
-    // With an underscore, given twice, unknown, foreign, and from outside.
+    // With an underscore, duplicate, unknown, of another program, and from outside.
     let odd = flags("--micro_batch_size 2 --micro-batch-size 4 --clip_gard 1.0 --num-experts 8");
     check(&odd, &[("batch.micro", "4")]);
     assert!(fate(&odd, "--clip_gard").1.contains("did you mean 'clip-grad'?"));
@@ -461,10 +464,10 @@ fn flags_of_the_first_megatron_are_told_from_those_of_today() {
     assert!(refused(&other).contains(&"model.dropout"), "{other}");
 }
 
-/// What one program of a run says, and another; and two flags that belong together.
+/// Settings that two programs of a run give separately; and two flags that belong together.
 #[test]
-fn what_is_said_twice_is_said_once() {
-    // DeepSpeed's own lines beside the program's: CPM-1's JSON says 10, its script 1.
+fn duplicate_settings_are_merged() {
+    // Progress lines of DeepSpeed besides those of the program: CPM-1's JSON has 10, its script 1.
     let run = read("cpm", &["cpm1_t5.sh", "cpm1_ds_t5.json"], None);
     check(&run, &[("log.every", "1")]);
     assert_eq!(
@@ -491,13 +494,13 @@ fn what_is_said_twice_is_said_once() {
     let micro = "{\"train_micro_batch_size_per_gpu\": 8, \"gradient_clipping\": 1.0}";
     let other = both("--batch-size 4 --clip-grad 1", micro);
     check(&other, &[("batch.micro", "4")]);
-    let due = "expected equal values, found 8 in JSON and --batch-size 4";
-    assert_eq!(fate(&other, "batch.micro"), (KeyStatus::Refused, due));
+    let expected = "expected equal values, found 8 in JSON and --batch-size 4";
+    assert_eq!(fate(&other, "batch.micro"), (KeyStatus::Refused, expected));
     // A whole number is that number.
     assert_eq!(refused(&other), ["batch.micro"], "{other}");
     let same = both("--batch-size 8", micro);
     assert_eq!((refused(&same), same.missing.len()), (vec![], 0), "{same}");
-    // The default of its program, whose vocabulary is known.
+    // The default of its program, which has a known vocabulary.
     check(&same, &[("data.tokenizer", "\"gpt2\""), ("model.vocab", "50257")]);
     assert_eq!(fate(&same, "tokenizer-type").0, KeyStatus::Default);
 
@@ -508,10 +511,10 @@ fn what_is_said_twice_is_said_once() {
     assert_eq!(refused(&half), ["data.reset_at_document"]);
 }
 
-/// What the programs compute where their flags leave it open.
+/// What the programs compute without a flag.
 #[test]
-fn models_are_those_of_their_programs() {
-    // CPM-1: the exact GELU unless it is fused, and a GPT-2 that looks at few of its flags.
+fn models_equal_those_of_their_programs() {
+    // CPM-1: the exact GELU unless it is fused, and a GPT-2 that uses few of its flags.
     let gpt2 = read("cpm", &["cpm1_gpt2.sh"], None);
     check(&gpt2, &[("model.activation", "\"gelu\""), ("model.bias", "true")]);
     let script =
@@ -522,7 +525,7 @@ fn models_are_those_of_their_programs() {
     check(&other, &[("model.activation", "absent"), ("model.bias", "true")]);
     check(&other, &[("model.ffn", "1024")]);
     let note = "the GPT-2 of CPM-1 ignores --ff-hidden-size: model.ffn is 1024";
-    assert!(other.notes.iter().any(|told| told == note), "{other}");
+    assert!(other.notes.iter().any(|text| text == note), "{other}");
 
     let flags = |flags: &str| {
         let base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
@@ -539,17 +542,18 @@ fn models_are_those_of_their_programs() {
         "{turned}"
     );
     let own = flags(&format!("{gpt} --vocab-file a/vocab.json --merge-file a/merges.txt"));
-    let due = [("data.tokenizer", "\"gpt2:a/vocab.json,a/merges.txt\""), ("model.vocab", "absent")];
-    check(&own, &due);
+    let expected =
+        [("data.tokenizer", "\"gpt2:a/vocab.json,a/merges.txt\""), ("model.vocab", "absent")];
+    check(&own, &expected);
     // The first Megatron trained on text.
     let first = flags("--tokenizer-type GPT2BPETokenizer --train-data wikipedia --cache-dir cache");
     assert_eq!((refused(&first), &first.missing[..]), (vec!["--train-data"], &["data.train"][..]));
 
-    // Another place than its own is a checkpoint of another program.
+    // Another path than its own is a checkpoint of another program.
     let other = flags(&format!("{gpt} --save a --load b --finetune"));
     assert!(fate(&other, "checkpoint.load").1.contains("`feedline ckpt import b OUT"), "{other}");
 
-    // titans has sizes of its own, and drops where its pipelines do not.
+    // titans has its own sizes, and dropout except in its pipelines.
     let builder = |name: &str, more: &str| {
         let text = format!("BATCH_SIZE = 1\nSEQ_LEN = 64\n{more}model = dict(type={name})\n");
         read_text("colossal", "config.py", &text).unwrap()
@@ -567,13 +571,13 @@ fn models_are_those_of_their_programs() {
                 aio_config=dict(block_size=1048576))\n";
     let nvme = builder("gpt2_small", nvme);
     check(&nvme, &[("optim.offload", "\"nvme:/n\""), ("optim.clip", "1.0")]);
-    // Weights that lie on a disk, and ZeRO-3 with an optimizer that does.
+    // Weights on a disk, and ZeRO-3 with an optimizer on a disk.
     assert_eq!(refused(&nvme), ["zero.offload_param_config.device", "config"], "{nvme}");
 }
 
 /// Megatron's `examples/bert` and `examples/t5`, shortened, and ERNIE of Paddle.
 #[test]
-fn hidden_tokens_come_over_with_their_settings() {
+fn masking_settings_are_imported() {
     let script = |program: &str, flags: &str| {
         let base = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --train-iters 100 \
                     --micro-batch-size 4 --global-batch-size 16 --lr 1e-4 --vocab-size 30522 \
@@ -593,7 +597,7 @@ fn hidden_tokens_come_over_with_their_settings() {
             ("data.sentence_order", "absent"),
         ],
     );
-    // All but where its norms stand.
+    // All except the position of its norms.
     assert_eq!((refused(&bert), bert.missing.len()), (vec!["model.family"], 0), "{bert}");
     let alone = script("pretrain_bert.py", "--seq-length 512 --bert-no-binary-head");
     check(&alone, &[("data.sentence_order", "false")]);
@@ -606,7 +610,7 @@ fn hidden_tokens_come_over_with_their_settings() {
     let learned = t5("");
     check(&learned, &[("model.family", "\"t5\""), ("model.dec_len", "128")]);
     check(&learned, &[("model.activation", "\"gelu-tanh\""), ("model.tie_embeddings", "true")]);
-    check(&learned, &megatrons.map(|(key, due)| (&*format!("model.{key}").leak(), due)));
+    check(&learned, &megatrons.map(|(key, expected)| (&*format!("model.{key}").leak(), expected)));
     assert_eq!(refused(&learned), Vec::<&str>::new(), "{learned}");
     let relative = t5("--position-embedding-type relative --disable-bias-linear --swiglu");
     check(&relative, &[("model.positions", "\"relative-bias\""), ("model.bias", "false")]);
@@ -642,7 +646,7 @@ fn hidden_tokens_come_over_with_their_settings() {
 }
 
 #[test]
-fn scripts_are_followed_as_bash_would() {
+fn scripts_are_interpreted_as_by_bash() {
     let script = |text: &str| read_text("megatron", "run.sh", text);
     let run = script(
         "N=${1:-3}\nM=$((2*$N))\nodd='--lr 5'\nif [ -n \"$N\" ] && true; then\n  A=--bf16\nelse\n  \
@@ -653,7 +657,7 @@ fn scripts_are_followed_as_bash_would() {
     let run = run.unwrap();
     check(&run, &[("model.layers", "6"), ("optim.lr.peak", "0.001"), ("run.seed", "7")]);
     check(&run, &[("precision.dtype", "\"bf16\"")]);
-    // Its arguments are none, and what commands say is not known.
+    // It has no arguments, and the output of commands is unknown.
     let run = script(
         "D=$(dirname $(realpath $0))\nW=`nvidia-smi -L | wc -l`\nif [[ -z $1 ]]; then\n  L=4\n\
          else\n  L=$1\nfi\nsrun python train.py --num-layers $L --data-path $(cat paths.txt) \
@@ -662,20 +666,20 @@ fn scripts_are_followed_as_bash_would() {
     let run = run.unwrap();
     check(&run, &[("model.layers", "4"), ("data.train", "absent"), ("run.seed", "absent")]);
     let mut outside = vec!["--data-path", "--save", "--seed"];
-    // The one variable of the environment that is looked at.
+    // The only environment variable that is read.
     outside.extend(std::env::var("HOME").is_err().then_some("--vocab-file"));
     assert_eq!(refused(&run), outside, "{run}");
     assert!(fate(&run, "--save").1.contains("${dirname_$(realpath_$0)}/ckpt comes from"), "{run}");
-    for (text, due) in [
+    for (text, expected) in [
         ("select i in 1 2; do python a.py; done\n", "line 1: not a statement of bash"),
         ("echo 'open\n", "unclosed quote or parenthesis"),
         ("N=1\n", "expected JSON, flags, or a script that runs a Python program"),
         ("else\n", "line 1: not a statement of bash"),
     ] {
         let refusal = script(text).unwrap_err();
-        assert!(refusal.contains(due) && refusal.contains("run.sh"), "{text}: {refusal}");
+        assert!(refusal.contains(expected) && refusal.contains("run.sh"), "{text}: {refusal}");
     }
-    // Doubling without end.
+    // Endless doubling.
     let mut bomb = String::from("A=xxxxxxxxxxxxxxxx\n");
     bomb.push_str(&"A=$A$A\n".repeat(64));
     assert!(script(&bomb).unwrap_err().contains("is longer than 1048576 bytes"));
@@ -683,7 +687,7 @@ fn scripts_are_followed_as_bash_would() {
 
 #[test]
 fn files_that_cannot_be_read_are_refused_by_their_line() {
-    for (source, name, text, due) in [
+    for (source, name, text, expected) in [
         ("deepspeed", "a.json", "{\"a\": }", "expected value at line 1 column 7"),
         ("deepspeed", "a.json", "[1]", "expected JSON"),
         ("hf", "a.json", "model_type: gpt2", "expected JSON"),
@@ -711,7 +715,7 @@ fn files_that_cannot_be_read_are_refused_by_their_line() {
         ("colossal", "a.py", "A = 3 if x else 4\n", "unexpected 'if x else 4' after the value"),
     ] {
         let refusal = read_text(source, name, text).unwrap_err();
-        assert!(refusal.contains(due) && refusal.contains(name), "{text}: {refusal}");
+        assert!(refusal.contains(expected) && refusal.contains(name), "{text}: {refusal}");
     }
     let deep = format!("A = {}1{}\n", "[".repeat(100), "]".repeat(100));
     assert!(
@@ -752,7 +756,7 @@ fn files_that_cannot_be_read_are_refused_by_their_line() {
     );
 }
 
-/// The document's examples are those of this folder, and the output can be read again.
+/// The examples of the guides are in this folder, and the output can be parsed.
 #[test]
 fn the_output_is_toml_with_the_fates_as_comments() {
     for (source, files) in [

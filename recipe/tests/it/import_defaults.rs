@@ -1,4 +1,4 @@
-//! Defaults of other systems that are not ours, and keys that took effect in silence.
+//! Defaults of other systems that differ from those here, and keys that took effect silently.
 
 use recipe::import::{Imported, KeyStatus};
 
@@ -16,8 +16,8 @@ const NEW: &str = "--micro-batch-size 2 --global-batch-size 8";
 
 /// `validate_args` and the defaults of argparse.
 #[test]
-fn megatrons_own_defaults_are_written_down() {
-    // int(4 x 192 x 2 / 3 / 64) x 64 = 512, and all others have 4 x 192.
+fn defaults_of_megatron_are_written() {
+    // int(4 x 192 x 2 / 3 / 64) x 64 = 512; all others have 4 x 192.
     check(&megatron(&format!("{NEW} --swiglu")), &[("model.ffn", "512")]);
     check(&megatron(&format!("{NEW} --swiglu --ffn-hidden-size 320")), &[("model.ffn", "320")]);
     check(&megatron(NEW), &[("model.ffn", "absent"), ("precision.loss_scale", "absent")]);
@@ -44,7 +44,7 @@ fn megatrons_own_defaults_are_written_down() {
             ("run.seed", "1234"),
         ],
     );
-    // Sequence parallelism is off without divided matrices.
+    // Sequence parallelism is off without tensor parallelism.
     let alone = megatron(&format!("{NEW} --sequence-parallel"));
     check(&alone, &[("parallel.sequence_parallel", "absent")]);
     assert_eq!(fate(&alone, "--sequence-parallel").0, KeyStatus::Implied, "{alone}");
@@ -52,9 +52,10 @@ fn megatrons_own_defaults_are_written_down() {
     check(&divided, &[("parallel.sequence_parallel", "true")]);
 }
 
-/// Megatron of 2019 saves every 5,000 steps, warms up for a hundredth, and fetches its vocabulary.
+/// Megatron of 2019 saves every 5,000 steps, warms up for a hundredth of the run, and downloads its
+/// vocabulary.
 #[test]
-fn megatron_of_2019_has_defaults_of_its_own() {
+fn defaults_of_megatron_of_2019_are_written() {
     let bert = |flags: &str| {
         let script = format!(
             "python pretrain_bert.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 \
@@ -90,10 +91,10 @@ fn megatron_of_2019_has_defaults_of_its_own() {
 
 /// CPM-2 is built on the arguments of 2019, and CPM-1 on later ones.
 #[test]
-fn cpm_has_defaults_of_its_own() {
+fn defaults_of_cpm_are_written() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
     let text = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
-    // Flags that the imports know nothing of, in the place of those with defaults.
+    // Unknown flags in place of those with defaults.
     let without =
         |name: &str| text(name).replace("--save-interval", "--no-1").replace("--split", "--no-2");
     let one = read_files("cpm", &[("run.sh", &without("cpm1_gpt2.sh"))], None);
@@ -108,7 +109,7 @@ fn cpm_has_defaults_of_its_own() {
 }
 
 #[test]
-fn deepspeeds_own_defaults_are_written_down() {
+fn defaults_of_deepspeed_are_written() {
     let run = |scheduler: &str, lr: &str| {
         let text = format!(
             "{{\"train_batch_size\": 8, \"train_micro_batch_size_per_gpu\": 2, \"fp16\": \
@@ -135,7 +136,7 @@ fn deepspeeds_own_defaults_are_written_down() {
         ],
     );
     assert_eq!(refused(&bare), [""; 0], "{bare}");
-    // Which rate it rises to depends on the version.
+    // The rate at the end of the warm-up depends on the version.
     let other = run("{\"type\": \"WarmupLR\", \"params\": {}}", "\"lr\": 2e-4");
     assert_eq!(refused(&other), ["scheduler.params.warmup_max_lr"], "{other}");
     let decay = "{\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 90}}";
@@ -181,7 +182,7 @@ fn two_schedules_are_not_mixed() {
 }
 
 #[test]
-fn transformers_own_defaults_are_written_down() {
+fn defaults_of_transformers_are_written() {
     let run = |more: &str| {
         let text = format!("{{\"output_dir\": \"o\", \"max_steps\": 1000{more}}}");
         read_text("hf", "args.json", &text).unwrap()
@@ -240,7 +241,7 @@ const PADDLE: &str = "Global:\n  global_batch_size: 16\n  micro_batch_size: 2\nE
     warmup_rate: 0.01\n";
 
 #[test]
-fn paddles_own_defaults_are_written_down() {
+fn defaults_of_paddle_are_written() {
     let paddle = |more: &str| read_text("paddle", "run.yaml", &format!("{PADDLE}{more}")).unwrap();
     let run = paddle("Distributed:\n  dp_degree: 2\n");
     check(
@@ -257,7 +258,7 @@ fn paddles_own_defaults_are_written_down() {
     assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
     let convert = "`feedline convert ./data/NAME ./data/converted`";
     assert!(run.notes.iter().any(|note| note.contains(convert)), "{run}");
-    // More replicas than micro-batches: mapped before, and no run.
+    // More replicas than micro-batches: was mapped to an impossible run.
     let wide = paddle("Distributed:\n  dp_degree: 1\n  sharding:\n    sharding_degree: 16\n");
     check(&wide, &[("parallel.zero", "2")]);
     let text = "expected a multiple of micro 2 x dp 16 = 32, found 16";
@@ -274,18 +275,18 @@ fn paddles_own_defaults_are_written_down() {
     assert_eq!(refused(&eval("./other/")), ["Data.Eval.dataset.input_dir"]);
 }
 
-/// PyYAML takes a document whose first line is indented, as PaddleFleetX publishes one.
+/// PyYAML accepts a document whose first line is indented, such as one of PaddleFleetX.
 #[test]
-fn yaml_may_be_indented_as_a_whole() {
+fn an_indented_yaml_document_is_read() {
     let text = "  Global:\n    seed: 7\n  Model:\n    name: GPT\n";
     check(&read_text("paddle", "run.yaml", text).unwrap(), &[("run.seed", "7")]);
     let odd = read_text("paddle", "run.yaml", "  Global:\n    seed: 7\nModel:\n  name: GPT\n");
     assert!(odd.unwrap_err().contains("line 3: indentation matches no mapping"));
 }
 
-/// What `colossalai.launch` takes, and the code around it.
+/// The argument of `colossalai.launch`, and the code around it.
 #[test]
-fn colossals_config_is_read_inside_a_program() {
+fn a_colossal_config_in_a_program_is_read() {
     let text = "from colossalai.amp import AMP_TYPE\nSEQ_LEN = 64\nBATCH_SIZE = 24\n\
                 CONFIG = dict(NUM_MICRO_BATCHES=6, parallel=dict(pipeline=2, \
                 tensor=dict(mode='1d', size=4)),\n    fp16=dict(mode=AMP_TYPE.TORCH))\n\n\n\

@@ -1,11 +1,11 @@
-//! Every key that another system publishes has a fate.
+//! Every published key of another system has a fate.
 
 use std::fs;
 
 use recipe::import::{ConfigFormat, KeyStatus, import};
 
 /// Lists of keys that `tests/keys/make.py` writes. Each is tried as a number, a flag and a text.
-/// The best of the three is counted, and one that is refused only for its value is mapped.
+/// The best of the three counts, and a key that is refused only for its value counts as mapped.
 #[test]
 fn every_published_key_is_mapped_implied_or_refused() {
     for (list, source, expected) in [
@@ -34,7 +34,7 @@ enum Counted {
     Refused,
 }
 
-/// What becomes of a key with this value, given as JSON.
+/// The fate of a key with this value, given as JSON.
 fn fate_of(source: ConfigFormat, key: &str, value: &str) -> Counted {
     let (name, text) = match (source, value) {
         (ConfigFormat::Megatron, "true") => ("flags.txt", format!("python train.py --{key}\n")),

@@ -1,4 +1,4 @@
-//! The course of the rate and of the loss scale of imported runs, against the programs themselves.
+//! The learning rates and loss scales of imported runs, compared with the original programs.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::import::refused;
 
 const STEPS: u64 = 2000;
 
-/// What `tests/golden/lr/imports.py` writes.
+/// The output of `tests/golden/lr/imports.py`.
 #[derive(Deserialize)]
 struct Case {
     from: String,
@@ -35,7 +35,7 @@ impl Case {
     }
 }
 
-/// The imported config with a model and a corpus, which a schedule does not look at.
+/// The imported config with a model and a corpus, on which a schedule does not depend.
 fn completed(imported: &Imported) -> Config {
     let mut config = imported.config.clone();
     let model = "[run]\nbudget = { steps = 2000 }\n[model]\nlayers = 1\nhidden = 8\nheads = 1\n\
@@ -54,15 +54,15 @@ fn overflows(step: u64) -> bool {
     step % 211 == 210 || (step > 800 && step.is_multiple_of(211))
 }
 
-/// The rate and the loss scale of each step, as the trainer asks for them.
-fn course(config: &Config) -> Vec<(f64, f64)> {
+/// The rate and the loss scale of each step, as computed by the trainer.
+fn schedule(config: &Config) -> Vec<(f64, f64)> {
     let lr = LearningRate::new(config);
     let scale = &config.precision.loss_scale;
     let scales = config.precision.dtype == Dtype::Fp16;
     let mut scaler = Scaler::new(scale);
     let batch = config.batch.global;
     let steps = 0..STEPS;
-    let course = steps.map(|step| {
+    let points = steps.map(|step| {
         let seen = (lr.at(step * batch - scaler.skipped_samples), scaler.scale);
         if scales && overflows(step) {
             assert!(scaler.bad(scale, batch));
@@ -71,7 +71,7 @@ fn course(config: &Config) -> Vec<(f64, f64)> {
         }
         seen
     });
-    course.collect()
+    points.collect()
 }
 
 #[test]
@@ -84,24 +84,24 @@ fn imported_runs_have_the_rates_and_scales_of_their_programs() {
         for case in cases {
             let imported = case.import();
             assert_eq!(refused(&imported), Vec::<&str>::new(), "{imported}");
-            let course = course(&completed(&imported));
+            let points = schedule(&completed(&imported));
             let near = |found: f64, expected: f64, what: &str| {
                 let is_near = (found - expected).abs() <= 1e-12 * expected.abs().max(1e-12);
                 assert!(is_near, "{what}: {found}, expected {expected} in\n{imported}");
             };
             for (step, rate) in case.rates {
-                near(course[step].0, rate, &format!("rate of step {step}"));
+                near(points[step].0, rate, &format!("rate of step {step}"));
             }
             let mut sum = 0.0;
             let mut sums = case.sums.iter();
-            for (step, (rate, _)) in course.iter().enumerate() {
+            for (step, (rate, _)) in points.iter().enumerate() {
                 sum += rate;
                 if step % 200 == 199 {
                     near(sum, *sums.next().unwrap(), &format!("sum of rates up to {step}"));
                 }
             }
             let mut changes: Vec<(usize, f64)> = Vec::new();
-            for (step, (_, scale)) in course.iter().enumerate().filter(|_| !case.scales.is_empty())
+            for (step, (_, scale)) in points.iter().enumerate().filter(|_| !case.scales.is_empty())
             {
                 if changes.last().is_none_or(|(_, last)| last != scale) {
                     changes.push((step, *scale));

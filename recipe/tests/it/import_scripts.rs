@@ -1,14 +1,14 @@
-//! Launch scripts: what bash would pass to the program, what cannot be known, and how many ranks
-//! the launchers start.
+//! Launch scripts: the arguments that bash would pass to the program, unknown values, and the
+//! number of ranks that the launchers start.
 
 use std::fs;
 use std::path::Path;
 
 use recipe::import::{ConfigFormat, Imported, KeyStatus, command_of_script, import, import_script};
 
-use crate::import::ours;
+use crate::import::config_value;
 
-/// A model and a batch of 2 x 4 that need nothing else.
+/// A complete model, and a batch of 2 x 4.
 const MODEL: &str = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
                      --max-position-embeddings 32 --vocab-size 100 --data-path d \
                      --train-iters 50 --lr 1e-3 --micro-batch-size 2 --gas 4";
@@ -47,9 +47,9 @@ fn arithmetic_has_the_precedence_of_c() {
          torchrun pretrain_gpt.py {MODEL} --train-iters $N --lr-warmup-iters $W \
          --lr-decay-iters $(( (D + 1) * 4 ))\n"
     ));
-    assert_eq!(ours(&run, "run.budget"), "{ steps = 100 }");
+    assert_eq!(config_value(&run, "run.budget"), "{ steps = 100 }");
     // 100 % 7 = 2
-    assert_eq!(ours(&run, "optim.lr.decay"), "{ steps = 12 }");
+    assert_eq!(config_value(&run, "optim.lr.decay"), "{ steps = 12 }");
     assert_eq!(refused(&run), [""; 0], "{run}");
 }
 
@@ -69,12 +69,12 @@ fn conditions_hold_in_lists_and_in_brackets() {
         ("optim.clip", "1.5"),
         ("optim.weight_decay", "0.2"),
     ] {
-        assert_eq!(ours(&run, key), expected, "{key} in\n{run}");
+        assert_eq!(config_value(&run, key), expected, "{key} in\n{run}");
     }
     assert_eq!(refused(&run), [""; 0], "{run}");
 }
 
-/// A default that is a variable was taken for text, and `readonly X=1` for nothing.
+/// A default that is a variable was read as text, and `readonly X=1` was ignored.
 #[test]
 fn defaults_and_declarations_have_values() {
     let run = read(&format!(
@@ -89,15 +89,15 @@ fn defaults_and_declarations_have_values() {
         ("optim.weight_decay", "0.3"),
         ("batch.global", "8"),
     ] {
-        assert_eq!(ours(&run, key), expected, "{key} in\n{run}");
+        assert_eq!(config_value(&run, key), expected, "{key} in\n{run}");
     }
     let note = "not set in the script, so that their defaults are used: NO, WD";
     assert!(run.notes.iter().any(|it| it.contains(note)), "{run}");
 }
 
-/// A comment or a space in the middle of a command ends it, and the flags behind it were not named.
+/// A comment or a space in the middle of a command ends it, and the flags after it were not named.
 #[test]
-fn flags_that_a_broken_line_cuts_off_are_named() {
+fn flags_after_a_broken_line_continuation_are_named() {
     let script = |end: &str| {
         format!("torchrun pretrain_gpt.py {MODEL} \\\n  {end}\n  --clip-grad 0.5 \\\n  --bf16\n")
     };
@@ -114,20 +114,20 @@ fn flags_that_a_broken_line_cuts_off_are_named() {
             text.contains("line 3: never reaches the program") && text.contains(cause),
             "{text}"
         );
-        assert_eq!(ours(&run, "precision.dtype"), "absent");
+        assert_eq!(config_value(&run, "precision.dtype"), "absent");
         assert!(!run.is_whole());
     }
     let run = read(&script("--lr-decay-style cosine \\").replace('\n', "\r\n"));
     assert!(fate(&run, "line ends").1.contains("DOS line ends"), "{run}");
     assert_eq!(fate(&run, "--clip-grad 0.5").0, KeyStatus::Refused);
-    // As it should be.
+    // The correct form.
     let whole = read(&script("--lr-decay-style cosine \\"));
     assert_eq!(refused(&whole), [""; 0], "{whole}");
 }
 
-/// What depends on a condition that cannot be known is listed, and the import is not sure.
+/// Flags that depend on an unknown condition are listed, and the result is uncertain.
 #[test]
-fn conditions_that_cannot_be_known_are_listed_with_what_depends_on_them() {
+fn unknown_conditions_are_listed_with_the_affected_flags() {
     let script = |condition: &str, then: &str| {
         format!(
             "X='--seed 1'\nif {condition}; then\n  {then}\nfi\n\
@@ -141,17 +141,17 @@ fn conditions_that_cannot_be_known_are_listed_with_what_depends_on_them() {
         assert_eq!(refused(&run), ["condition in line 2"], "{condition}: {run}");
         let text = fate(&run, "condition in line 2").1;
         assert!(text.contains("on it depend --bf16"), "{text}");
-        // Nothing depends on it.
+        // No flag depends on it.
         let run = read(&script(condition, "echo there; mkdir -p out"));
         assert_eq!(refused(&run), [""; 0], "{condition}: {run}");
         let run = read(&script(condition, "Y=1"));
         assert_eq!(refused(&run), [""; 0], "{condition}: {run}");
     }
-    // The run was there, so that what ends the script did not happen.
+    // The run existed, so the command that ends the script did not run.
     let run = read(&script("[ ! -d corpus ]", "echo no corpus; exit 1"));
     assert_eq!(refused(&run), [""; 0], "{run}");
     assert!(run.notes.iter().any(|it| it.contains("otherwise nothing is trained")), "{run}");
-    // Of a loop that runs as often as a file has lines, nothing is known.
+    // A loop over the lines of a file has an unknown number of rounds.
     let run = read(&format!(
         "N=0\nwhile read -r line; do N=$((N + 1)); done < hosts\n\
          torchrun pretrain_gpt.py {MODEL} --seed $N\n"
@@ -173,9 +173,9 @@ fn values_from_outside_keep_their_names() {
     assert_eq!(value("--data-path"), Some("${*_document}"));
 }
 
-/// The last command that ran Python was taken, whatever it did.
+/// The last command that ran Python was used, whatever it did.
 #[test]
-fn the_program_that_trains_is_found() {
+fn the_training_program_is_found() {
     let train = format!("torchrun pretrain_gpt.py {MODEL}");
     let before = "python tools/preprocess_data.py --input x\ncp train.py old/\n";
     let after = "python tools/convert.py --lr 5\npython eval_model.py --lr 7\necho train.py\n";
@@ -194,7 +194,7 @@ fn the_program_that_trains_is_found() {
         let exec = command.contains("exec torchrun");
         let script = format!("{before}{command}\n{}", if exec { "" } else { after });
         let run = read(&script);
-        assert_eq!(ours(&run, "optim.lr.peak"), "0.001", "{script}\n{run}");
+        assert_eq!(config_value(&run, "optim.lr.peak"), "0.001", "{script}\n{run}");
         assert!(run.notes.iter().all(|it| !it.contains("commands train")), "{run}");
     }
     let two = read(&format!("{train} --lr 5\n{train}\n"));
@@ -208,7 +208,7 @@ fn ranks_are_those_of_the_launcher() {
     let batch = |launcher: &str| {
         let run = read(&format!("{launcher} pretrain_gpt.py {MODEL}\n"));
         assert_eq!(refused(&run), [""; 0], "{launcher}: {run}");
-        ours(&run, "batch.global")
+        config_value(&run, "batch.global")
     };
     for (launcher, ranks) in [
         ("srun --nodes=2 --ntasks-per-node=8 python", 16),
@@ -237,14 +237,18 @@ fn ranks_are_those_of_the_launcher() {
         assert!(fate(&run, refused(&run)[0]).1.contains("not fixed (hint: --ranks N)"), "{run}");
         let folder = tempfile::tempdir().unwrap();
         let run = read_in(folder.path(), ConfigFormat::Megatron, &script, Some(4));
-        assert_eq!((refused(&run), ours(&run, "batch.global")), (vec![], "32".to_owned()), "{run}");
+        assert_eq!(
+            (refused(&run), config_value(&run, "batch.global")),
+            (vec![], "32".to_owned()),
+            "{run}"
+        );
     }
 }
 
 #[test]
 fn ranks_of_hostfiles_and_slurm_headers_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("hosts"), "# ours\nnode1 slots=8\nnode2 slots=4\n").unwrap();
+    fs::write(folder.path().join("hosts"), "# comment\nnode1 slots=8\nnode2 slots=4\n").unwrap();
     let read_here = |launcher: &str| {
         let script = format!("{launcher} pretrain_gpt.py {MODEL}\n");
         read_in(folder.path(), ConfigFormat::Megatron, &script, None)
@@ -256,7 +260,11 @@ fn ranks_of_hostfiles_and_slurm_headers_are_read() {
         ("deepspeed --hostfile hosts --num_nodes 1 --num_gpus 8", 8),
     ] {
         let run = read_here(launcher);
-        assert_eq!(ours(&run, "batch.global"), (8 * ranks).to_string(), "{launcher}: {run}");
+        assert_eq!(
+            config_value(&run, "batch.global"),
+            (8 * ranks).to_string(),
+            "{launcher}: {run}"
+        );
     }
     let run = read_here("deepspeed --hostfile absent");
     assert_eq!(refused(&run), ["--hostfile"], "{run}");
@@ -272,7 +280,7 @@ fn ranks_of_hostfiles_and_slurm_headers_are_read() {
         ("srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 2", 4),
     ] {
         let run = slurm(command);
-        assert_eq!(ours(&run, "batch.global"), (8 * ranks).to_string(), "{command}: {run}");
+        assert_eq!(config_value(&run, "batch.global"), (8 * ranks).to_string(), "{command}: {run}");
         assert_eq!(refused(&run), [""; 0], "{run}");
         assert_eq!(fate(&run, "#SBATCH --J").0, KeyStatus::Implied);
     }
@@ -286,16 +294,16 @@ fn accelerate_sets_the_precision() {
                   --mixed_precision bf16 run_clm.py --max_steps 10 --learning_rate 2e-5 \
                   --per_device_train_batch_size 2 --gradient_accumulation_steps 4\n";
     let run = read_in(folder.path(), ConfigFormat::Hf, script, None);
-    assert_eq!(ours(&run, "precision.dtype"), "\"bf16\"");
-    assert_eq!(ours(&run, "batch.global"), "64");
+    assert_eq!(config_value(&run, "precision.dtype"), "\"bf16\"");
+    assert_eq!(config_value(&run, "batch.global"), "64");
     for key in ["--num_machines", "--machine_rank"] {
         assert_eq!(fate(&run, key).0, KeyStatus::Implied);
     }
 }
 
-/// Texts that are made to take forever, to overflow the stack, or to confuse the parser.
+/// Texts that would take very long, overflow the stack, or confuse the parser.
 #[test]
-fn hostile_scripts_end_in_an_error() {
+fn hostile_scripts_are_errors() {
     let nested = |open: &str, close: &str, count: usize| {
         format!("{}{}\ntorchrun train.py\n", open.repeat(count), close.repeat(count))
     };
@@ -335,7 +343,7 @@ fn hostile_scripts_end_in_an_error() {
         }
     }
     for script in &hostile {
-        // An answer of either kind will do.
+        // Either result is accepted.
         let found = command_of_script(script);
         let cause = found.err().unwrap_or_default();
         assert!(!cause.contains("not a script of bash"), "{script:.60}: {cause}");
@@ -345,10 +353,9 @@ fn hostile_scripts_end_in_an_error() {
     }
 }
 
-/// What the fuzzer and a reading beside it found: panics, overflows of the stack, and work that had
-/// no bound.
+/// Found by the fuzzer and in review: panics, stack overflows, and unbounded work.
 #[test]
-fn long_scripts_end_soon() {
+fn long_scripts_finish_quickly() {
     let names = (0..60).map(|at| format!("v{}=v{at}+v{at}\n", at + 1)).collect::<String>();
     let rounds = |body: &str| {
         let head = "for i in {1..4000}; do for j in {1..45}; do";
@@ -368,7 +375,7 @@ fn long_scripts_end_soon() {
         let is_bound = ["more than", "too long"].iter().any(|part| cause.contains(part));
         assert!(is_bound, "{script:.60}: {cause}");
     }
-    // A value that would take too long to find is unknown.
+    // A value that takes too long to compute is unknown.
     let words_of = words(&format!("{names}torchrun train.py $((v60))\n"));
     assert!(words_of[2].starts_with("${"), "{}", words_of[2]);
     let zeros = "0".repeat(70_000);
@@ -380,7 +387,7 @@ fn long_scripts_end_soon() {
 }
 
 #[test]
-fn a_file_of_flags_is_the_command() {
+fn a_file_of_flags_is_read_as_the_command() {
     let expected = ["--lr", "1e-3", "--name", "a b", "--bf16"];
     assert_eq!(words("# flags\n--lr 1e-3 \\\n  --name 'a b'\n--bf16\n"), expected);
     assert_eq!(words("--lr 1e-3 \\\r\n  --name 'a b'\r\n--bf16\r\n"), expected);
@@ -388,7 +395,7 @@ fn a_file_of_flags_is_the_command() {
 
 /// `--data-path $4` of a script without arguments was a flag without a value, and its value `true`.
 #[test]
-fn arguments_of_the_script_are_given_or_not_known() {
+fn arguments_of_the_script_are_given_or_unknown() {
     let script = format!(
         "SAVE=$1\nWARMUP=${{3:-7}}\nf() {{ echo \"<$1>\"; }}\n\
          torchrun pretrain_gpt.py {MODEL} --data-path $2 --lr-warmup-iters $WARMUP --save $SAVE \
@@ -399,7 +406,7 @@ fn arguments_of_the_script_are_given_or_not_known() {
     names.sort_unstable();
     assert_eq!(names, ["--data-path", "--save"], "{run}");
     assert!(fate(&run, "--data-path").1.contains("${2}"), "{run}");
-    assert_eq!(ours(&run, "optim.lr.warmup"), "{ steps = 7 }");
+    assert_eq!(config_value(&run, "optim.lr.warmup"), "{ steps = 7 }");
     assert!(run.notes.iter().any(|note| note.contains("defaults are used: 3")), "{run}");
 
     let folder = tempfile::tempdir().unwrap();
@@ -408,10 +415,10 @@ fn arguments_of_the_script_are_given_or_not_known() {
     let given = ["ckpt", "data/a_text_document", "9", "--seed", "5"].map(str::to_owned);
     let files = [path.to_str().unwrap().to_owned()];
     let run = import_script(ConfigFormat::Megatron, &files, None, &given).unwrap();
-    assert_eq!(ours(&run, "data.train"), "\"data/a_text_document\"");
-    assert_eq!(ours(&run, "optim.lr.warmup"), "{ steps = 9 }");
-    // All of them are behind `"$@"`, and argparse refuses words that belong to no flag.
-    assert_eq!(ours(&run, "run.seed"), "5");
+    assert_eq!(config_value(&run, "data.train"), "\"data/a_text_document\"");
+    assert_eq!(config_value(&run, "optim.lr.warmup"), "{ steps = 9 }");
+    // They follow `"$@"`, and argparse refuses words that belong to no flag.
+    assert_eq!(config_value(&run, "run.seed"), "5");
 
     let error = command_of_script("[ -z \"$1\" ] && exit 1\npython train.py --lr $1\n");
     assert!(error.unwrap_err().contains("give them after --"));

@@ -1,12 +1,12 @@
-//! Booleans, numbers and `"auto"` of other systems, each read as its own program reads it.
+//! Booleans, numbers and `"auto"` of other systems, each read as by its program.
 
 use std::fs;
 
 use recipe::import::{ConfigFormat, Imported, KeyStatus, import};
 
-use crate::import::{check, fate, ours, read_text, refused};
+use crate::import::{check, config_value, fate, read_text, refused};
 
-/// What files of these names and texts give.
+/// Imports files with these names and texts.
 pub(crate) fn read_files(source: &str, files: &[(&str, &str)], ranks: Option<u64>) -> Imported {
     let folder = tempfile::tempdir().unwrap();
     let paths = files.iter().map(|(name, text)| {
@@ -31,9 +31,9 @@ fn transformers(flags: &str, json: &str) -> Imported {
     read_files("hf", &files[..count], None)
 }
 
-/// Words of transformers' `string_to_bool`.
+/// The words of `string_to_bool` of transformers.
 #[test]
-fn transformers_has_words_for_booleans() {
+fn booleans_of_transformers() {
     for (word, dtype) in [("True", "\"bf16\""), ("y", "\"bf16\""), ("1", "\"bf16\"")] {
         check(&transformers(&format!("--bf16 {word}"), ""), &[("precision.dtype", dtype)]);
     }
@@ -51,9 +51,10 @@ fn transformers_has_words_for_booleans() {
     assert_eq!(refused(&read_text("hf", "args.json", args).unwrap()), ["bf16"]);
 }
 
-/// PyYAML knows `on`, `off`, `yes` and `no` outside quotes, and PaddleFleetX evaluates texts.
+/// PyYAML reads `on`, `off`, `yes` and `no` outside quotes as booleans, and PaddleFleetX evaluates
+/// texts.
 #[test]
-fn yaml_has_words_for_booleans() {
+fn booleans_of_yaml() {
     let run = |amp: &str, recompute: &str, steps: &str| {
         let text = format!(
             "Global:\n  local_batch_size: 4\n  micro_batch_size: 2\nEngine:\n  \
@@ -80,7 +81,7 @@ fn yaml_has_words_for_booleans() {
 }
 
 #[test]
-fn flags_of_argparse_are_read_as_argparse_reads_them() {
+fn flags_are_read_as_by_argparse() {
     let flags = |flags: &str| {
         let base = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
                     --max-position-embeddings 32 --vocab-size 500 --data-path d --lr 1e-3 \
@@ -112,7 +113,7 @@ fn flags_of_argparse_are_read_as_argparse_reads_them() {
 }
 
 #[test]
-fn json_of_deepspeed_has_numbers_and_no_key_twice() {
+fn numbers_and_duplicate_keys_in_deepspeed_json() {
     let json = |text: &str| read_files("deepspeed", &[("ds.json", text)], Some(8));
     let texts = json(
         "{\"train_batch_size\": \"16\", \"train_micro_batch_size_per_gpu\": 2, \"bf16\": \
@@ -131,7 +132,7 @@ fn json_of_deepspeed_has_numbers_and_no_key_twice() {
     let idle = json("{\"fp16\": {\"enabled\": false, \"initial_scale_power\": 20}}");
     let text = "precision.loss_scale.init: no effect with the other keys";
     assert_eq!(fate(&idle, "fp16.initial_scale_power"), (KeyStatus::Implied, text));
-    // Values that a row cannot follow were taken for the one that it can.
+    // Unsupported values were read as the supported one.
     let coupled =
         json("{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"adam_w_mode\": false}}}");
     assert!(refused(&coupled).contains(&"optimizer.params.adam_w_mode"), "{coupled}");
@@ -147,7 +148,7 @@ const AUTO: &str = "{\"fp16\": {\"enabled\": \"auto\", \"loss_scale_window\": 50
     \"gradient_clipping\": \"auto\", \"train_batch_size\": \"auto\", \
     \"train_micro_batch_size_per_gpu\": \"auto\"}";
 
-/// As `HfTrainerDeepSpeedConfig` of transformers fills them in.
+/// As filled in by `HfTrainerDeepSpeedConfig` of transformers.
 #[test]
 fn auto_takes_the_training_argument() {
     let run = transformers("--bf16 --warmup_steps 10 --adam_beta2 0.95 --max_grad_norm 0.5", AUTO);
@@ -170,13 +171,13 @@ fn auto_takes_the_training_argument() {
     );
     let none = transformers("", AUTO);
     check(&none, &[("precision.dtype", "absent"), ("optim.lr.warmup", "{ steps = 2 }")]);
-    // Without training arguments nobody fills them in.
+    // Without training arguments they are not filled in.
     let alone = read_files("deepspeed", &[("ds.json", AUTO)], Some(8));
     check(&alone, &[("precision.dtype", "absent")]);
     for key in ["fp16.enabled", "bf16.enabled", "optimizer.params.lr", "train_batch_size"] {
         assert!(fate(&alone, key).1.contains("(hint: use --from hf"), "{key} in\n{alone}");
     }
-    // Another program's word, as of torchrun.
+    // A value of another program, here torchrun.
     let script = "torchrun --nproc_per_node auto pretrain_gpt.py --num-layers 2\n";
     let ranks = read_text("megatron", "run.sh", script).unwrap();
     let text = "the number of ranks is not fixed (hint: --ranks N)";
@@ -185,7 +186,7 @@ fn auto_takes_the_training_argument() {
     assert!(refused(&transformers("", &odd)).contains(&"zero_optimization.stage"));
 }
 
-/// transformers compares what both files say.
+/// transformers compares the values of both files.
 #[test]
 fn deepspeeds_keys_agree_with_the_training_arguments() {
     let json = "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-4, \"weight_decay\": \
@@ -196,8 +197,8 @@ fn deepspeeds_keys_agree_with_the_training_arguments() {
                 \"auto\" takes the argument)";
     let found = other.fates.iter().filter(|key| key.file == "combined");
     assert!(found.into_iter().any(|key| key.text == text), "{other}");
-    // DeepSpeed clips, and not the trainer.
-    assert_eq!(ours(&other, "optim.clip"), "0.0");
+    // DeepSpeed clips, not the trainer.
+    assert_eq!(config_value(&other, "optim.clip"), "0.0");
     let same = transformers("--weight_decay 0.1 --learning_rate 1e-4 --bf16", json);
     assert_eq!(refused(&same), [""; 0], "{same}");
 }

@@ -1,4 +1,4 @@
-//! Learning rates against those of the programs that our users come from, and closed forms.
+//! Learning rates, compared with those of other programs and with closed forms.
 
 use std::f64::consts::PI;
 use std::fs;
@@ -7,7 +7,7 @@ use recipe::config::{AnnealStyle, FloorMode, Lag, LrStyle, WarmupShape};
 use recipe::lr::LearningRate;
 use serde::Deserialize;
 
-/// What `tests/golden/lr/make.py` writes: lengths in steps of one sample.
+/// The output of `tests/golden/lr/make.py`: lengths in steps of one sample.
 #[derive(Deserialize)]
 struct Case {
     style: LrStyle,
@@ -29,7 +29,7 @@ struct Case {
 }
 
 impl Case {
-    /// The same course in steps of so many samples.
+    /// The same schedule with steps of `batch` samples.
     fn rate(&self, batch: u64) -> LearningRate {
         LearningRate {
             style: self.style,
@@ -49,7 +49,7 @@ impl Case {
 }
 
 #[test]
-fn rates_are_those_of_megatron_transformers_and_deepspeed() {
+fn rates_equal_megatron_transformers_and_deepspeed() {
     for (name, count) in [("megatron", 16), ("transformers", 6), ("deepspeed", 7)] {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/lr");
         let text = fs::read_to_string(format!("{folder}/{name}.json")).unwrap();
@@ -57,9 +57,12 @@ fn rates_are_those_of_megatron_transformers_and_deepspeed() {
         assert_eq!(cases.len(), count, "{name}");
         for (case, batch) in cases.iter().flat_map(|case| [1, 512].map(|batch| (case, batch))) {
             let lr = case.rate(batch);
-            for (step, due) in &case.points {
-                let got = lr.at(step * batch);
-                assert!((got - due).abs() < 1e-18, "{name}: {lr:?} at {step}: {got}, due {due}");
+            for (step, expected) in &case.points {
+                let found = lr.at(step * batch);
+                assert!(
+                    (found - expected).abs() < 1e-18,
+                    "{name}: {lr:?} at {step}: {found}, expected {expected}"
+                );
             }
         }
     }
@@ -67,8 +70,8 @@ fn rates_are_those_of_megatron_transformers_and_deepspeed() {
 
 fn check(lr: LearningRate, expected: &[(u64, f64)]) {
     for (samples, rate) in expected {
-        let got = lr.at(*samples);
-        assert!((got - rate).abs() < 1e-15, "{lr:?} at {samples}: {got}, due {rate}");
+        let found = lr.at(*samples);
+        assert!((found - rate).abs() < 1e-15, "{lr:?} at {samples}: {found}, expected {rate}");
     }
 }
 
@@ -116,7 +119,7 @@ fn follows_the_closed_forms() {
 /// The first Megatron's `AnnealingLR` and CPM-1's: the phase is `m = min(n, end - warm) - warm` of
 /// the whole `end`, so a cosine over 100 steps with 10 of warm-up stops at 0.8 of its half period.
 #[test]
-fn clamped_styles_count_as_the_first_megatron() {
+fn clamped_styles_count_as_in_the_first_megatron() {
     let one = LearningRate {
         floor: 0.05,
         floor_mode: FloorMode::Clamp,
@@ -142,8 +145,8 @@ fn needs_no_warmup_and_no_decay() {
     assert_eq!((all_warmup.at(5), all_warmup.at(10)), (1.5e-4, 3e-5));
 }
 
-/// The values that Megatron-core's `OptimizerParamScheduler` has for GPT-3 125M: peak 6e-4, floor
-/// 6e-5, 183,105 warm-up and 126,953,125 decay samples; worked out in exact arithmetic.
+/// The settings of Megatron-core's `OptimizerParamScheduler` for GPT-3 125M: peak 6e-4, floor 6e-5,
+/// 183,105 warm-up and 126,953,125 decay samples; computed in exact arithmetic.
 #[test]
 fn keeps_its_precision_at_the_scale_of_a_real_run() {
     let lr = LearningRate {
@@ -154,7 +157,7 @@ fn keeps_its_precision_at_the_scale_of_a_real_run() {
         decay_samples: 126_953_125,
         ..ONE
     };
-    // Half the way down: (183105 + 126953125) / 2 = 63568115.
+    // Half of the decay: (183105 + 126953125) / 2 = 63568115.
     assert!((lr.at(63_568_115) - 3.3e-4).abs() < 1e-18);
     assert!((lr.at(36_621) - 1.2e-4).abs() < 1e-18, "a fifth of the warm-up");
 }

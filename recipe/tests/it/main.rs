@@ -1,6 +1,6 @@
 //! Configurations, plans and imports of the configurations of other systems.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each binary is linked with all dependencies of the crate.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

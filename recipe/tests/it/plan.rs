@@ -1,4 +1,4 @@
-//! Plans against published counts, and against arithmetic done by hand.
+//! Plans, compared with published counts and with arithmetic by hand.
 
 use recipe::config::Config;
 use recipe::plan::{PlanInputs, RunPlan};
@@ -17,7 +17,7 @@ fn config(sets: &[&str]) -> Config {
 
 /// Hugging Face's `gpt2`, `gpt2-medium`, `gpt2-large` and `gpt2-xl`.
 #[test]
-fn parameters_are_those_of_the_published_models() {
+fn parameter_counts_equal_the_published_models() {
     for (layers, hidden, heads, published) in [
         (12, 768, 12, 124_439_808),
         (24, 1024, 16, 354_823_168),
@@ -55,11 +55,11 @@ fn components_add_up() {
 
 #[test]
 fn memory_is_counted_by_component() {
-    let check = |dtype: &str, due: [u64; 6]| {
+    let check = |dtype: &str, expected: [u64; 6]| {
         let sets = [&format!("precision.dtype={dtype}"), "checkpoint.async=false"];
         let plan = RunPlan::new(&config(&sets), &PlanInputs::default());
         let all = plan.memory_bytes;
-        let got = [
+        let found = [
             all.weights,
             all.compute_copy,
             all.moments,
@@ -67,22 +67,23 @@ fn memory_is_counted_by_component() {
             all.activations,
             all.backward,
         ];
-        assert_eq!(got, due, "{dtype}");
-        assert_eq!(all.total, due.iter().sum::<u64>() + all.program);
+        assert_eq!(found, expected, "{dtype}");
+        assert_eq!(all.total, expected.iter().sum::<u64>() + all.program);
     };
-    // 7,240,448 parameters, of which 6,438,912 are the head too; 256 tokens a micro-batch; of each
-    // layer and token 8 x 128 + 2 x 512 numbers; a head of 256 rows, for there are no 512. While
-    // the last of 4 micro-batches is computed, (0+1) and 2 wait. At the head there are the logits,
-    // their probabilities and two holes of their size, the gradient of the weight, and it packed.
+    // 7,240,448 parameters, of which 6,438,912 are shared with the head; 256 tokens per
+    // micro-batch; 8 x 128 + 2 x 512 numbers per layer and token; a head of 256 rows, less than
+    // 512. While the last of 4 micro-batches is computed, the sums (0+1) and 2 are held. The head
+    // has the logits, their probabilities and two holes of their size, the gradient of the weight,
+    // and the packed weight.
     let (n, wte, kept) = (7_240_448, 50_304 * 128, 4 * 256 * 2048);
     let logits = 256 * 50_304;
     check("fp32", [4 * n, 0, 8 * n, 2 * 4 * (n + wte), 4 * kept, logits * 16 + 8 * wte]);
     check("bf16", [4 * n, 2 * n, 8 * n, 2 * 4 * (n + wte), 2 * kept, logits * 18 + 10 * wte]);
-    // Two masks of bytes; the weights of attention in f32 before and after theirs.
+    // Two dropout masks of bytes; the attention weights in f32 before and after dropout.
     let (masks, weights) = (4 * 256 * 2 * 128, 4 * 4 * 4 * 64 * 64);
-    for (key, due) in [("dropout", masks + 9 * weights), ("attention_dropout", 9 * weights)] {
+    for (key, expected) in [("dropout", masks + 9 * weights), ("attention_dropout", 9 * weights)] {
         let plan = RunPlan::new(&config(&[&format!("model.{key}=0.1")]), &PlanInputs::default());
-        assert_eq!(plan.memory_bytes.activations, 4 * kept + due, "{key}");
+        assert_eq!(plan.memory_bytes.activations, 4 * kept + expected, "{key}");
     }
 }
 
@@ -120,7 +121,7 @@ fn each_stage_has_its_own_memory() {
     assert_eq!(both.memory_bytes, last.memory_bytes, "the head is the most");
     assert!((both.bubble - 1.0 / 5.0).abs() < 1e-12, "{}", both.bubble);
 
-    // Slices of two replicas; what computes is whole.
+    // Slices of two replicas; the copy for computation is whole.
     let sliced = plan(&["parallel.zero=1"], 4);
     let memory = sliced.stages[0].memory_bytes;
     assert_eq!(memory.weights, 4 * (wte + wpe + 2 * layer) / 2);
@@ -133,7 +134,7 @@ fn each_stage_has_its_own_memory() {
     assert_eq!(cut.stages[1].parameters, 50_432 / 2 * 128 + 2 * half_layer + 256);
 
     let again = plan(&["parallel.recompute.mode=full"], 2);
-    // Two inputs of each micro-batch, and one layer whole while it is computed again.
+    // Two inputs of each micro-batch, and all activations of one layer while it is recomputed.
     let (input, whole) = (4 * 256 * 128, 4 * 256 * 2048);
     assert_eq!(again.stages[0].memory_bytes.activations, 2 * 2 * input + whole);
     let all = plan(&["parallel.schedule=gpipe"], 2);
@@ -141,10 +142,10 @@ fn each_stage_has_its_own_memory() {
 }
 
 /// Peak memory of real runs of `demo/gpt.toml` on its corpus, 2 steps each, by getrusage, in MiB,
-/// on 2 threads of a Xeon at 2.1 GHz, 2026-11-21. The plan is within a tenth of each. (Models
-/// of a few numbers, where logits are all, can stay below it by one block of them.)
+/// on 2 threads of a Xeon at 2.1 GHz, 2026-11-21. The plan is within a tenth of each. (Tiny models,
+/// whose memory is mostly logits, can use one block of logits less.)
 #[test]
-fn memory_is_what_runs_measured() {
+fn memory_estimates_agree_with_measured_runs() {
     let demo = "[run]\ndir = 'r'\nbudget = { steps = 2 }\n[model]\nlayers = 4\nhidden = 128\n\
                 heads = 2\nvocab = 50257\nseq_len = 128\n[data]\ntrain = 'd'\n[batch]\n\
                 global = 16\nmicro = 16\n[optim.lr]\npeak = 1e-3\n";
@@ -173,9 +174,9 @@ fn memory_is_what_runs_measured() {
     }
 }
 
-/// Thousands of ranks, none of which is there: 1 T parameters, as in the paper on PTD-P.
+/// A plan for thousands of ranks: 1 T parameters, as in the paper on PTD-P.
 #[test]
-fn thousands_of_ranks_are_planned_without_them() {
+fn a_run_of_thousands_of_ranks_is_planned() {
     let trillion = config(&[
         "model.layers=128",
         "model.hidden=25600",
@@ -208,7 +209,7 @@ fn thousands_of_ranks_are_planned_without_them() {
     let flop = plan.flop.per_token_6n_12lhs as f64;
     assert!((used.mfu_6n_12lhs - 80e3 * flop / (3072.0 * 312e12)).abs() < 1e-12);
     assert!(used.mfu_6n_6lhs < used.mfu_6n_12lhs && used.mfu_6n_6lhs > 0.5);
-    // 512 micro-batches: nine sums wait.
+    // 512 micro-batches: nine sums are held.
     assert!(plan.memory_bytes.gradients > 60 << 30, "{:?}", plan.memory_bytes);
     assert!(plan.refusals[0].contains("a larger batch.micro holds fewer gradient sums"), "{plan}");
     assert!(plan.to_string().contains("and 48 more (--json lists all)"));
@@ -248,18 +249,18 @@ fn arithmetic_follows_the_named_formulas() {
 }
 
 #[test]
-fn time_comes_from_the_best_that_is_known() {
+fn time_uses_the_best_known_speed() {
     let config = config(&[]);
     assert_eq!(RunPlan::new(&config, &PlanInputs::default()).time, None);
-    // 819,200 tokens in all.
+    // 819,200 tokens in total.
     let known = PlanInputs { tokens_per_s: Some(4096.0), ..PlanInputs::default() };
     let time = RunPlan::new(&config, &known).time.unwrap();
     assert_eq!((time.tokens_per_s, time.run_s), (4096.0, 200.0));
     let known = PlanInputs { flop_per_s: Some(1e11), ..PlanInputs::default() };
     let plan = RunPlan::new(&config, &known);
     let time = plan.time.as_ref().unwrap();
-    let due = plan.flop.per_token_6n_12lhs as f64 * 819_200.0 / 1e11;
-    assert!((time.run_s / due - 1.0).abs() < 1e-12, "{} {due}", time.run_s);
+    let expected = plan.flop.per_token_6n_12lhs as f64 * 819_200.0 / 1e11;
+    assert!((time.run_s / expected - 1.0).abs() < 1e-12, "{} {expected}", time.run_s);
     assert!(time.basis.contains("100.0 GFLOP/s per rank: a lower bound"), "{}", time.basis);
     for odd in [0.0, f64::NAN] {
         let known = PlanInputs { tokens_per_s: Some(odd), ..PlanInputs::default() };
@@ -268,9 +269,9 @@ fn time_comes_from_the_best_that_is_known() {
 }
 
 #[test]
-fn checkpoints_are_counted_with_the_one_being_written() {
+fn peak_disk_bytes_include_the_checkpoint_being_written() {
     let saving = |sets: &[&str]| RunPlan::new(&config(sets), &PlanInputs::default()).checkpoint;
-    // Of the vocabulary without its padding.
+    // The vocabulary without its padding.
     let one = 12 * 7_234_432;
     let eight = saving(&[]);
     assert_eq!((eight.checkpoint_bytes, eight.count, eight.disk_bytes_max), (one, 8, 4 * one));
@@ -281,13 +282,13 @@ fn checkpoints_are_counted_with_the_one_being_written() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_with_the_reason() {
-    let check = |sets: &[&str], corpus_tokens: u64, due: &[&str]| {
+fn impossible_runs_are_refused_with_the_reason() {
+    let check = |sets: &[&str], corpus_tokens: u64, expected: &[&str]| {
         let known = PlanInputs { corpus_tokens: Some(corpus_tokens), ..PlanInputs::default() };
         let refusals = RunPlan::new(&config(sets), &known).refusals;
-        assert_eq!(refusals.len(), due.len(), "{sets:?}: {refusals:?}");
-        for (refusal, due) in refusals.iter().zip(due) {
-            assert!(refusal.contains(due), "{refusal}");
+        assert_eq!(refusals.len(), expected.len(), "{sets:?}: {refusals:?}");
+        for (refusal, expected) in refusals.iter().zip(expected) {
+            assert!(refusal.contains(expected), "{refusal}");
         }
     };
     check(&[], 1_000_000, &[]);
@@ -304,7 +305,7 @@ fn what_cannot_run_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_will_hurt_is_a_warning() {
+fn risky_runs_have_warnings() {
     let known = PlanInputs {
         corpus_tokens: Some(100_000),
         planner_memory_bytes: Some(64 << 20),
@@ -320,12 +321,12 @@ fn what_will_hurt_is_a_warning() {
     let text = plan.to_string();
     assert!(plan.warnings.iter().all(|warning| text.contains(&format!("warning: {warning}"))));
 
-    // Of the ranks themselves it is a refusal.
+    // For the ranks themselves it is a refusal.
     let little = PlanInputs { memory_bytes: Some(64 << 20), ..PlanInputs::default() };
     let [refusal] = &RunPlan::new(&config(&[]), &little).refusals[..] else { panic!("one") };
     assert!(refusal.contains("of memory and has 64 MiB"), "{refusal}");
 
-    // Of the process that is to train, the state alone must fit.
+    // For the process of a rank, at least the state must fit.
     let state = RunPlan::new(&config(&[]), &known).memory_bytes.state_bytes();
     let starts = |process_memory_bytes| {
         let known = PlanInputs { process_memory_bytes, ..PlanInputs::default() };
@@ -374,7 +375,7 @@ fn the_table_and_the_json_have_the_same_numbers() {
     };
     let plan = RunPlan::new(&config(&[]), &known);
     let text = plan.to_string();
-    for due in [
+    for expected in [
         "gpt: 4 layers, hidden 128, 4 heads of 32, ffn 512, vocabulary 50257 in 50304 rows",
         "total                        7,234,432",
         "ranks                                1  dp 1 x pp 1 x tp 1",
@@ -383,7 +384,7 @@ fn the_table_and_the_json_have_the_same_numbers() {
         "initial loss                    10.825  ln(vocabulary)",
         "time                             3m20s  at 4,096 tokens/s, based on measured speed",
     ] {
-        assert!(text.contains(due), "'{due}' is not in\n{text}");
+        assert!(text.contains(expected), "'{expected}' is not in\n{text}");
     }
     assert!(!text.contains("compute copy"), "fp32 has none:\n{text}");
     let json = serde_json::to_value(&plan).unwrap();
@@ -399,7 +400,7 @@ fn the_table_and_the_json_have_the_same_numbers() {
 
 /// 7,240,448 parameters of 12 bytes, read and written by each update.
 #[test]
-fn what_is_offloaded_is_moved_by_each_update() {
+fn each_update_moves_the_offloaded_state() {
     let n = 7_240_448;
     let plan = |sets: &[&str], known: PlanInputs| RunPlan::new(&config(sets), &known);
     assert_eq!(plan(&[], PlanInputs::default()).offload, None);
@@ -410,7 +411,8 @@ fn what_is_offloaded_is_moved_by_each_update() {
     assert_eq!((moved.state_bytes, moved.disk_bytes), (12 * n, 0));
     assert_eq!((moved.read_bytes_per_step, moved.write_bytes_per_step), (12 * n, 12 * n));
 
-    // Half of it each, which is less than the buffers would take; 16 bits are whole, and sliced.
+    // Half of it each, which is less than the buffers would take; copies in 16 bits are whole, and
+    // in slices.
     let sets = ["optim.offload='nvme:/scratch'", "parallel.zero=1", "precision.dtype=bf16"];
     let speeds = PlanInputs { tokens_per_s: Some(1024.0), disk_bytes_per_s: Some(1e8), ..two() };
     let disk = plan(&sets, speeds);
@@ -418,7 +420,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
     assert_eq!((all.compute_copy, all.offload, all.staging), (2 * n + n, 6 * n, 0));
     let moved = disk.offload.as_ref().unwrap();
     assert_eq!((moved.state_bytes, moved.disk_bytes), (6 * n, 12 * n));
-    // A step of 1,024 tokens takes a second, and the disk 0.87.
+    // A step of 1,024 tokens takes a second, and the disk 0.87 s.
     assert_eq!(moved.compute_s_per_step, Some(1.0));
     assert!((moved.disk_s_per_step.unwrap() - 12e-8 * n as f64).abs() < 1e-9);
     assert!(disk.warnings.is_empty(), "{disk}");
@@ -426,7 +428,7 @@ fn what_is_offloaded_is_moved_by_each_update() {
         disk.to_string().contains("in nvme:/scratch, 0.9 s of disk time, 1.0 s of computation"),
         "{disk}"
     );
-    // Of a larger state the buffers are in memory, as many as the engine has for so many disks.
+    // For a larger state, memory holds the buffers that the engine has for this number of disks.
     let wide = ["model.hidden=2048", "optim.offload='nvme:/a,/b'"];
     let buffers = plan(&wide, PlanInputs::default()).memory_bytes.offload;
     assert_eq!(buffers, ckpt::offload::OffloadOptions::default().memory_bytes(2));
@@ -434,10 +436,10 @@ fn what_is_offloaded_is_moved_by_each_update() {
     assert!(slow.warnings[0].contains("the disk needs more time for an update"), "{slow}");
 }
 
-/// Of four layers three take an input, of 4 x 64 x 128 numbers, which a step of four micro-batches
-/// moves; with one stage one micro-batch is away at once.
+/// Three of four layers have an input of 4 x 64 x 128 numbers, which a step of four micro-batches
+/// moves; with one stage, one micro-batch is spilled at a time.
 #[test]
-fn inputs_of_layers_are_moved_by_each_step() {
+fn each_step_moves_the_spilled_inputs() {
     let (input, sets) = (4 * 64 * 128 * 4, ["parallel.recompute.mode=full"]);
     let plan =
         |more: &[&str], known: PlanInputs| RunPlan::new(&config(&[&sets, more].concat()), &known);
@@ -448,14 +450,14 @@ fn inputs_of_layers_are_moved_by_each_step() {
     let away = plan(&[disk], PlanInputs { world: Some(1), ..speeds });
     let moved = away.inputs.as_ref().unwrap();
     assert_eq!((moved.bytes_per_step, moved.away_bytes), (4 * 3 * input, 3 * input));
-    // Less than the buffers have room for.
+    // Less than the size of the buffers.
     assert_eq!((moved.spared_bytes, away.memory_bytes.input_buffers), (0, 3 * input));
     assert_eq!(away.memory_bytes.activations, here.activations - 4 * input);
     assert!(moved.disk_s_per_step.unwrap() > moved.compute_s_per_step.unwrap());
     assert!(away.warnings[0].contains("the disk needs more time for the inputs"), "{away}");
     assert!(away.warnings[1].contains("saves no memory"), "{away}");
 
-    // All micro-batches at once, of a longer text.
+    // All micro-batches at once, with longer samples.
     let long = ["parallel.schedule=gpipe", "model.seq_len=8192", "model.layers=13"];
     let away = plan(&[&long[..], &[disk]].concat(), PlanInputs::default());
     let (all, buffers) = (4 * 12 * 128 * input, ckpt::offload::SpillOptions::default());

@@ -1,5 +1,5 @@
-//! Every schedule of every pipeline that fits on a page: it ends, its order is one that can be, it
-//! keeps as few activations as it promises, and its bubble is the formula's.
+//! Schedules of all small pipelines: they terminate, their order is possible, they hold no more
+//! activations than specified, and their bubble equals the formula.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ fn lists(schedule: Schedule, shape: Pipeline, micro: usize) -> Vec<Vec<Action>> 
     (0..shape.ranks).map(|rank| schedule.actions(shape, rank, micro)).collect()
 }
 
-/// What holds of every schedule; the simulation for what holds of some.
+/// Checks the properties of every schedule, and returns the simulation for others.
 fn check(schedule: Schedule, shape: Pipeline, micro: usize, costs: Costs) -> Simulated {
     let what = format!("{schedule:?} of {shape:?}, {micro} micro-batches");
     let lists = lists(schedule, shape, micro);
@@ -49,14 +49,14 @@ fn gpipe_and_one_forward_one_backward() {
             for costs in COSTS {
                 for schedule in [Schedule::Gpipe, Schedule::OneForwardOneBackward] {
                     let simulated = check(schedule, shape, micro, costs);
-                    let due = schedule.bubble(shape, micro);
-                    assert!(close(simulated.bubble(), due), "{schedule:?} {ranks} {micro}");
+                    let expected = schedule.bubble(shape, micro);
+                    assert!(close(simulated.bubble(), expected), "{schedule:?} {ranks} {micro}");
                     let kept = |rank: usize| match schedule {
                         Schedule::Gpipe => micro,
                         _ => micro.min(ranks - rank),
                     };
-                    let due: Vec<usize> = (0..ranks).map(kept).collect();
-                    assert_eq!(simulated.in_flight_max, due, "{schedule:?} {ranks} {micro}");
+                    let expected: Vec<usize> = (0..ranks).map(kept).collect();
+                    assert_eq!(simulated.in_flight_max, expected, "{schedule:?} {ranks} {micro}");
                 }
             }
         }
@@ -64,16 +64,19 @@ fn gpipe_and_one_forward_one_backward() {
 }
 
 #[test]
-fn interleaved() {
+fn interleaved_schedules() {
     for ranks in 2..=16 {
         for micro in (ranks..=64).step_by(ranks) {
             for chunks in 1..=4 {
                 let shape = Pipeline { ranks, chunks };
                 for costs in COSTS {
                     let simulated = check(Schedule::Interleaved, shape, micro, costs);
-                    let due = Schedule::Interleaved.bubble(shape, micro);
-                    let got = simulated.bubble();
-                    assert!(close(got, due), "{shape:?} {micro}: {got}, due {due}");
+                    let expected = Schedule::Interleaved.bubble(shape, micro);
+                    let found = simulated.bubble();
+                    assert!(
+                        close(found, expected),
+                        "{shape:?} {micro}: {found}, expected {expected}"
+                    );
                     for (rank, kept) in simulated.in_flight_max.iter().enumerate() {
                         let warm = 2 * (ranks - rank - 1) + (chunks - 1) * ranks;
                         assert!(*kept <= (warm + 1).min(micro * chunks), "{shape:?} rank {rank}");
@@ -84,23 +87,23 @@ fn interleaved() {
     }
 }
 
-/// The simulator is itself checked: an order that cannot be must be found.
+/// The simulator must find an impossible order.
 #[test]
-fn a_deadlock_is_found_and_told() {
+fn a_deadlock_is_found_and_described() {
     let shape = Pipeline { ranks: 2, chunks: 1 };
     let mut lists = lists(Schedule::OneForwardOneBackward, shape, 2);
-    // The first rank wants its first gradient before it has sent what the second waits for.
+    // The first rank waits for its first gradient before it sends the input of the second.
     lists[0].swap(1, 2);
     lists[0].swap(0, 1);
     let stuck = simulate(shape, &lists, COSTS[0]).unwrap_err();
-    let due = "rank 0: Backward(micro-batch 0, chunk 0) waits for Backward(micro-batch 0, chunk 0) \
-               of rank 1\nrank 1: Forward(micro-batch 0, chunk 0) waits for Forward(micro-batch 0, \
-               chunk 0) of rank 0";
-    assert_eq!(stuck, due);
+    let expected = "rank 0: Backward(micro-batch 0, chunk 0) waits for Backward(micro-batch 0, \
+                    chunk 0) of rank 1\nrank 1: Forward(micro-batch 0, chunk 0) waits for \
+                    Forward(micro-batch 0, chunk 0) of rank 0";
+    assert_eq!(stuck, expected);
 }
 
 #[test]
-fn results_go_where_they_are_waited_for() {
+fn sends_match_receives() {
     for (ranks, chunks) in [(1, 1), (2, 1), (3, 1), (2, 3), (4, 2)] {
         let shape = Pipeline { ranks, chunks };
         let kind = if chunks == 1 { Schedule::Gpipe } else { Schedule::Interleaved };

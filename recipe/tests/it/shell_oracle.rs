@@ -1,8 +1,8 @@
-//! Launch scripts at random, and what bash itself passes to the program that they start.
+//! Random launch scripts, compared with the arguments that bash passes to their program.
 //!
-//! A generator composes scripts of what launch scripts use. Bash runs each with a stand-in for the
-//! launcher, which writes its arguments down. The reader must find the same arguments, or name what
-//! it does not know; it must never differ in silence.
+//! A generator composes scripts from constructs of launch scripts. Bash runs each with a stand-in
+//! for the launcher, which records its arguments. The import must find the same arguments, or name
+//! the unknown ones; it must never differ silently.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,20 +14,20 @@ use recipe::import::command_of_script;
 
 const SEED: u64 = 20_260_727;
 
-/// More of them by hand: SCRIPTS=5000 cargo test -p recipe shell_oracle
+/// To run more scripts: SCRIPTS=5000 cargo test -p recipe shell_oracle
 fn count() -> u64 {
     std::env::var("SCRIPTS").ok().and_then(|count| count.parse().ok()).unwrap_or(200)
 }
 
 #[test]
-fn random_scripts_are_read_as_bash_runs_them() {
+fn random_scripts_expand_as_in_bash() {
     let folder = tempfile::tempdir().unwrap();
     stand_ins(folder.path());
     let (mut equal, mut named, mut silent) = (0, 0, Vec::new());
     for number in 0..count() {
         let seed = SEED + number;
         let script = Generator::new(seed).script();
-        // Arrays that grow in nested loops take bash hours; 200 scripts have none.
+        // Bash needs hours for arrays that grow in nested loops; 200 scripts have none.
         let Some(expected) = by_bash(folder.path(), &script) else { continue };
         match command_of_script(&script) {
             Ok(found) if found.words == expected => equal += 1,
@@ -45,14 +45,13 @@ fn random_scripts_are_read_as_bash_runs_them() {
         }
     }
     let first = silent.iter().take(3).map(String::as_str).collect::<Vec<_>>().join("\n\n");
-    assert!(silent.is_empty(), "{} differ in silence\n{first}", silent.len());
+    assert!(silent.is_empty(), "{} differ silently\n{first}", silent.len());
     println!("{equal} equal, {named} named as unknown");
-    // Of what the generator makes, a third asks for something outside of the script.
+    // A third of the generated scripts needs values from outside of the script.
     assert!(equal > named, "{equal} equal, {named} named as unknown");
 }
 
-/// A generator whose scripts bash itself refuses would test nothing, and neither would a comparison
-/// that cannot fail.
+/// Scripts that bash refuses would test nothing, and neither would a comparison that cannot fail.
 #[test]
 fn the_oracle_sees_the_arguments_and_a_difference() {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +65,7 @@ fn the_oracle_sees_the_arguments_and_a_difference() {
     assert_eq!(words("exit 0\n"), [""; 0]);
 }
 
-/// Programs that write their name and arguments.
+/// Programs that print their name and arguments.
 fn stand_ins(folder: &Path) {
     let bin = folder.join("bin");
     fs::create_dir(&bin).unwrap();
@@ -80,8 +79,8 @@ fn stand_ins(folder: &Path) {
     }
 }
 
-/// The words of the last program that bash starts; no words if it starts none, and nothing if it
-/// does not end.
+/// The words of the last program that bash starts; empty if it starts none, `None` if it does not
+/// end.
 fn by_bash(folder: &Path, script: &str) -> Option<Vec<String>> {
     let (path, out) = (folder.join("run.sh"), folder.join("arguments"));
     fs::write(&path, script).unwrap();
@@ -117,7 +116,7 @@ impl Generator {
         Generator { state, out: String::new(), depth: 0, loops: 0 }
     }
 
-    /// Fewer than that, by xorshift64*.
+    /// A number below `most`, by xorshift64*.
     fn below(&mut self, most: usize) -> usize {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

@@ -1,4 +1,4 @@
-//! Which rank a process is, by the variables of whoever started it.
+//! The rank of a process, from the variables of its launcher.
 
 use std::collections::HashMap;
 
@@ -6,9 +6,9 @@ use recipe::Incompatible;
 use recipe::world::{StoreHost, World, expand};
 
 #[test]
-fn lists_of_hosts_are_those_of_scontrol() {
-    // As `scontrol show hostnames` writes them.
-    for (list, due) in [
+fn host_lists_expand_as_by_scontrol() {
+    // As printed by `scontrol show hostnames`.
+    for (list, expected) in [
         ("n1", "n1"),
         ("n1,n2", "n1 n2"),
         ("node[1-3,7]", "node1 node2 node3 node7"),
@@ -17,9 +17,9 @@ fn lists_of_hosts_are_those_of_scontrol() {
         ("r[1-2]n[3-4]", "r1n3 r1n4 r2n3 r2n4"),
         ("a[5],b[6-6,8]", "a5 b6 b8"),
     ] {
-        assert_eq!(expand(list).unwrap().join(" "), due, "{list}");
+        assert_eq!(expand(list).unwrap().join(" "), expected, "{list}");
     }
-    for (list, due) in [
+    for (list, expected) in [
         ("", "empty host name"),
         ("a,,b", "empty host name"),
         ("n[1-3", "unclosed bracket"),
@@ -33,7 +33,7 @@ fn lists_of_hosts_are_those_of_scontrol() {
         ("n[18446744073709551615-18446744073709551616]", "expected a range of numbers"),
     ] {
         let text = expand(list).unwrap_err().to_string();
-        assert!(text.contains(due), "{list}: {text}");
+        assert!(text.contains(expected), "{list}: {text}");
     }
 }
 
@@ -61,13 +61,13 @@ const SRUN: [(&str, &str); 7] = [
 ];
 
 #[test]
-fn a_rank_is_what_its_starter_says() {
+fn ranks_are_read_from_the_launcher() {
     assert_eq!(find(&[]).unwrap(), None);
     let world = find(&TORCHRUN).unwrap().unwrap();
     assert_eq!(world.to_string(), "rank 3 of 4, store on a.example:29500");
     assert_eq!((world.local_rank, world.keeper, world.restart), (1, StoreHost::FirstRank, 0));
 
-    // torchrun's agent keeps the store, and says how often it has started the ranks.
+    // The agent of torchrun hosts the store, and gives the number of restarts.
     let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "2")];
     let world = find(&[&TORCHRUN[..], &agent].concat()).unwrap().unwrap();
     assert_eq!((world.keeper, world.restart), (StoreHost::Launcher, 2));
@@ -81,7 +81,7 @@ fn a_rank_is_what_its_starter_says() {
     assert_eq!(find(&one_node).unwrap().unwrap().host, "127.0.0.1");
     // torchrun inside of an srun.
     assert_eq!(find(&[&SRUN[..], &TORCHRUN].concat()).unwrap().unwrap().rank, 3);
-    // A batch script has a job with tasks, but is none of them.
+    // A batch script has a job with tasks, but is not a task.
     let batch = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "12")];
     assert_eq!(find(&batch).unwrap(), None);
     let single = [&SRUN[..], &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")]].concat();
@@ -89,7 +89,7 @@ fn a_rank_is_what_its_starter_says() {
 }
 
 #[test]
-fn variables_that_do_not_go_together_are_named() {
+fn contradicting_variables_are_named() {
     let with = |name: &'static str, value: &'static str| {
         let mut variables = TORCHRUN.to_vec();
         variables.retain(|(of, _)| *of != name);
@@ -98,7 +98,7 @@ fn variables_that_do_not_go_together_are_named() {
         }
         find(&variables).unwrap_err().to_string()
     };
-    for (text, due) in [
+    for (text, expected) in [
         (with("RANK", ""), "RANK is not set"),
         (with("MASTER_PORT", ""), "MASTER_PORT is not set"),
         (with("MASTER_PORT", "70000"), "expected a number in MASTER_PORT, found \"70000\""),
@@ -106,7 +106,7 @@ fn variables_that_do_not_go_together_are_named() {
         (with("RANK", "4"), "found rank 4 of 4, from RANK and WORLD_SIZE"),
         (with("WORLD_SIZE", "0"), "found rank 3 of 0"),
     ] {
-        assert!(text.contains(due), "{text}");
+        assert!(text.contains(expected), "{text}");
         assert!(text.contains("cannot determine the rank of this process"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! What `clean` keeps and drops, as a script in Python that knows nothing of ours finds it.
+//! The documents that `clean` keeps and drops, compared with an independent script in Python.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -6,13 +6,13 @@ use std::process::{Command, Output};
 use preprocess::clean::{CleanOptions, NearOptions, clean};
 use serde_json::json;
 
-/// Any Python will do: the script needs no packages for this.
+/// Any Python: this use of the script needs no packages.
 fn python() -> Command {
     let named = std::env::var_os("FEEDLINE_PYTHON").map(PathBuf::from);
     Command::new(named.unwrap_or_else(|| PathBuf::from("python3")))
 }
 
-/// Sentences in which a few words change, and some that are there twice.
+/// Sentences in which a few words change, and some duplicates.
 fn corpus() -> String {
     let mut lines = String::new();
     for nth in 0_u32..400 {
@@ -53,7 +53,7 @@ fn python_finds_the_same_duplicates() {
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     assert!(said.contains("400 documents") && said.contains("0 faults"), "{said}");
 
-    // A checker that finds nothing would agree with anything: a line that was lost must be seen.
+    // The checker must detect a lost line.
     let kept = std::fs::read_to_string(path("out.jsonl")).unwrap();
     let (_, rest) = kept.split_once('\n').unwrap();
     std::fs::write(path("out.jsonl"), rest).unwrap();

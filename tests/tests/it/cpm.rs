@@ -1,9 +1,9 @@
-//! CPM's own vocabularies, which are not part of this repository: ids of the published tokenizers.
+//! Ids of the published CPM tokenizers, whose vocabularies are not in this repository.
 
 use preprocess::{TokenizerSpec, open_tokenizer};
 use serde_json::Value;
 
-/// Checks the cases of a golden file with the vocabulary that an environment variable names.
+/// Checks the cases of a golden file with the vocabulary in an environment variable.
 fn check(test: &str, variable: &str, kind: &str, golden: &str) {
     let Ok(file) = std::env::var(variable) else {
         return tests::skip(test, &format!("{variable} does not name the vocabulary"));

@@ -1,7 +1,7 @@
-//! The pages of `docs/guides` and README.md: their commands run as they are written, and their
-//! sentences are short.
+//! The pages of `docs/guides` and README.md: their commands run unchanged, and their sentences are
+//! short.
 //!
-//! A comment stands above every block of commands, which a reader of the page does not see:
+//! Every block of commands has a comment above it, which is invisible on the page:
 //!
 //! ```text
 //! <!-- run -->                  this test runs the block
@@ -9,10 +9,10 @@
 //! <!-- output -->               lines that the block before it prints; `...` is any text
 //! ```
 //!
-//! The blocks of a page run in their order, in one shell that ends at the first command that fails.
-//! Each page has a folder of its own with `demo` and `recipe` of the checkout, in which the blocks
-//! of `docs/guides/README.md` have run first: they make `my.jsonl` and the dataset of
-//! `demo/try.toml`. The programs are those that Cargo has built beside this test.
+//! The blocks of a page run in order, in one shell that exits at the first failed command. Each
+//! page has its own folder with `demo` and `recipe` of the checkout, in which the blocks of
+//! `docs/guides/README.md` run first: they make `my.jsonl` and the dataset of `demo/try.toml`. The
+//! programs are those that Cargo has built with this test.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,16 +20,16 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What every page begins with.
+/// The start of every page.
 const SETUP: &str = "docs/guides/README.md";
-/// Columns of a line of a page, tables apart.
+/// Maximum columns of a line of a page, except tables.
 const COLUMNS_MAX: usize = 120;
 const LINES_MAX: usize = 150;
 const WORDS_MAX: usize = 30;
 /// Far more than a page takes on busy cores.
 const PAGE_SECONDS_MAX: &str = "150";
 
-/// A test for each page with commands to run, and the list of them.
+/// A test for each page with commands to run, and a list of these pages.
 macro_rules! pages {
     ($($name:ident: $page:literal),* $(,)?) => {
         $(#[test]
@@ -124,7 +124,7 @@ fn links_lead_to_files() {
     assert_eq!(links("[a](b.md#c), [d](https://e) and [f](#g)"), ["b.md"]);
 }
 
-/// An excerpt is compared with what was printed, line by line.
+/// An excerpt is compared with the output, line by line.
 #[test]
 fn excerpts_are_compared() {
     let printed = "documents   400\nread 3 MB in 0.2 s\nwhole\n";
@@ -139,14 +139,14 @@ enum BlockMark {
     Run,
     NotRun,
     Output,
-    /// Of a block that is no commands, such as a config.
+    /// A block without commands, such as a config.
     Shown,
 }
 
 #[derive(Debug)]
 struct GuideBlock {
     mark: BlockMark,
-    /// Of its first line in the page.
+    /// Line number of its first line in the page.
     line: usize,
     text: String,
 }
@@ -203,7 +203,7 @@ fn mark(language: &str, comment: Option<&str>) -> Result<BlockMark, String> {
     }
 }
 
-/// Where the programs are that Cargo built with this test.
+/// The folder of the programs that Cargo built with this test.
 fn programs() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     // target/debug/deps/it-0123456789abcdef
@@ -219,7 +219,7 @@ fn programs() -> PathBuf {
     folder
 }
 
-/// Runs the commands of a page, and compares what they print with its excerpts.
+/// Runs the commands of a page, and compares their output with its excerpts.
 fn run_page(page: &str) {
     let read = |page: &str| fs::read_to_string(tests::root().join(page)).unwrap();
     let setup = blocks(&read(SETUP)).unwrap();
@@ -258,12 +258,12 @@ fn run_page(page: &str) {
     assert!(differences.is_empty(), "{differences}");
 }
 
-/// What is printed before the output of a block.
+/// The header before the output of a block.
 fn header(page: &str, block: &GuideBlock) -> String {
     format!("== of {page}:{}", block.line)
 }
 
-/// Runs a script in a fresh folder that has what the pages expect.
+/// Runs a script in a new folder with the files that the pages expect.
 fn run_script(page: &str, script: &str) -> String {
     let programs = programs();
     let folder = tempfile::tempdir().unwrap();
@@ -288,8 +288,8 @@ fn run_script(page: &str, script: &str) -> String {
     printed
 }
 
-/// The first line of an excerpt that was not printed after those before it. Runs of spaces are one,
-/// and `...` is any text.
+/// The first line of an excerpt that is missing in the output after those before it. Several spaces
+/// count as one, and `...` is any text.
 fn missing_line<'a>(excerpt: &'a str, printed: &str) -> Option<&'a str> {
     let squeeze = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let printed: Vec<String> = printed.lines().map(squeeze).collect();
@@ -302,7 +302,7 @@ fn missing_line<'a>(excerpt: &'a str, printed: &str) -> Option<&'a str> {
     excerpt.lines().filter(|line| *line != "...").find(|line| !is_printed(line))
 }
 
-/// Whether a line is one of an excerpt, in which `...` is any text.
+/// Whether a line matches a line of an excerpt, in which `...` is any text.
 fn is_like(line: &str, pattern: &str) -> bool {
     let parts: Vec<&str> = pattern.split("...").collect();
     let (first, last) = (parts[0], parts[parts.len() - 1]);
@@ -333,7 +333,7 @@ fn all_pages() -> Vec<(String, String)> {
     pages.iter().map(|path| (name(path), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// What is over the limits of a page.
+/// The lines and sentences that exceed the limits of a page.
 fn too_long(page: &str) -> Vec<String> {
     let mut broken = Vec::new();
     let lines = page.lines().count();
@@ -364,7 +364,7 @@ fn too_long(page: &str) -> Vec<String> {
     broken
 }
 
-/// Code in a line is one word.
+/// Inline code counts as one word.
 fn long_sentences(paragraph: &str, line: usize) -> Vec<String> {
     let mut text = String::new();
     for (index, part) in paragraph.split('`').enumerate() {
@@ -384,7 +384,7 @@ fn long_sentences(paragraph: &str, line: usize) -> Vec<String> {
     broken.iter().map(|words| format!("{line}: a sentence of {words} words")).collect()
 }
 
-/// The files that a page links to.
+/// The link targets of a page that are files.
 fn links(page: &str) -> Vec<&str> {
     let targets = page.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let files = targets.map(|target| target.split('#').next().unwrap_or_default());

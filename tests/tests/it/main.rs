@@ -1,6 +1,7 @@
-//! The whole: tidy rules, commands of the guides, readers of others, real services.
+//! Tests of the whole project: tidy rules, commands of the guides, readers of other programs, real
+//! services.
 //!
-//! One binary, because each is linked with all that the crate needs.
+//! One binary, because each binary is linked with all dependencies of the crate.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -1,9 +1,9 @@
-//! The names that files and programs hold: what serde reads and writes, the keys of JSON that is
-//! made by hand, counters, and flags. `tests/golden/names` has them, a file for each crate, without
-//! the names of our types: a renamed type or a moved module changes nothing, a renamed field does.
+//! The persisted and public names: serde fields, keys of handwritten JSON, counters, and flags.
+//! `tests/golden/names` lists them, a file for each crate, without the names of types: a renamed
+//! type or a moved module changes nothing, a renamed field does.
 //!
-//! A line may be added, and a name to a line; one that goes breaks what users keep or call.
-//! `FEEDLINE_BLESS=1 cargo test -p tests names::` rewrites them, to be read in the diff.
+//! Lines and names may be added; a removed one breaks files or commands of users. `FEEDLINE_BLESS=1
+//! cargo test -p tests names::` updates the files; review the diff.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ const CRATES: [&str; 11] = [
 ];
 
 #[test]
-fn no_name_that_is_kept_or_called_changes() {
+fn persisted_and_public_names_do_not_change() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let is_blessed = std::env::var_os("FEEDLINE_BLESS").is_some();
     let mut differences = String::new();
@@ -68,7 +68,7 @@ fn difference(name: &str, expected: &str, found: &str) -> String {
     only('-', expected, found) + &only('+', found, expected)
 }
 
-/// The files of a folder in any depth, but for those of tests.
+/// The files below a folder, except those of tests.
 fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -83,7 +83,7 @@ fn rust_files(folder: &Path) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// What was found: a line for each type, object or group of flags.
+/// The names in the code: a line for each type, object or group of flags.
 #[derive(Default)]
 struct Names {
     lines: Vec<String>,
@@ -143,7 +143,7 @@ impl<'ast> Visit<'ast> for Names {
                 json_keys(item.tokens.clone(), &mut keys);
                 self.push("json", None, &keys);
             }
-            // Enums of `recipe`, by a macro of its own.
+            // Enums of `recipe`, which a macro defines.
             Some("words") => {
                 let words = variants_of_words(item.tokens.clone());
                 self.push("serde", None, &words);
@@ -203,7 +203,7 @@ impl Texts {
     }
 }
 
-/// The attributes of serde of a type, a variant or a field.
+/// The serde attributes of a type, a variant or a field.
 #[derive(Default)]
 struct Serde {
     rename: Option<String>,
@@ -239,7 +239,7 @@ impl Serde {
     }
 }
 
-/// The names of fields, as they are written.
+/// The names of fields, as serialized.
 fn fields(fields: &Fields, container: &Serde) -> Vec<String> {
     let name = |field: &Field| {
         let own = Serde::of(&field.attrs);
@@ -258,7 +258,7 @@ fn fields(fields: &Fields, container: &Serde) -> Vec<String> {
     fields.iter().filter_map(name).collect()
 }
 
-/// The flags of a struct of clap; positional arguments have no name.
+/// The flags of a clap struct; positional arguments have no name.
 fn flags(fields: &Fields) -> Vec<String> {
     let flag = |field: &Field| {
         let ident = field.ident.as_ref()?.to_string();
@@ -273,14 +273,14 @@ fn flags(fields: &Fields) -> Vec<String> {
     fields.iter().filter_map(flag).collect()
 }
 
-/// What an attribute sets, such as `#[arg(long = "text")]`: not there, there, or to a text.
+/// The setting of an attribute such as `#[arg(long = "text")]`: missing, present, or a text.
 fn argument(attributes: &[Attribute], of: &str, name: &str) -> Option<Option<String>> {
     let mut all = attributes.iter().flat_map(|attribute| settings(attribute, of));
     all.find(|(found, _)| found == name).map(|(_, value)| value)
 }
 
-/// The settings of an attribute of this name, and their texts; of a list, its texts with spaces
-/// between them.
+/// The settings of an attribute with this name, and their texts; the texts of a list are joined
+/// with spaces.
 fn settings(attribute: &Attribute, of: &str) -> Vec<(String, Option<String>)> {
     if !attribute.path().is_ident(of) {
         return Vec::new();
@@ -322,7 +322,7 @@ fn derives(attributes: &[Attribute], any: &[&str]) -> bool {
     })
 }
 
-/// Whether an item is compiled for tests alone.
+/// Whether an item is compiled only for tests.
 pub(crate) fn is_test(item: &Item) -> bool {
     let attributes = match item {
         Item::Mod(item) => &item.attrs,
@@ -340,7 +340,7 @@ fn is_for_tests(attribute: &Attribute) -> bool {
     is_cfg && attribute.parse_args::<syn::Ident>().is_ok_and(|ident| ident == "test")
 }
 
-/// Texts before a colon, in any depth.
+/// Texts before a colon, at any depth.
 fn json_keys(tokens: TokenStream, keys: &mut Vec<String>) {
     let mut tokens = tokens.into_iter().peekable();
     while let Some(token) = tokens.next() {
@@ -367,7 +367,7 @@ fn variants_of_words(tokens: TokenStream) -> Vec<String> {
     braces.flatten().filter(is_word).map(|word| cased(&word.to_string(), "kebab-case")).collect()
 }
 
-/// A name of Rust in one of serde's styles.
+/// A Rust name in one of the styles of serde.
 fn cased(name: &str, style: &str) -> String {
     let separator = match style {
         "lowercase" => return name.to_lowercase(),

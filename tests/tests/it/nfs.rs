@@ -1,7 +1,7 @@
-//! What only several clients of one NFS meet: caches that are apart, files that are gone while they
-//! are open, a server that is away in the midst of a save.
+//! Behaviour with several clients of an NFS server: separate caches, files that are deleted while
+//! they are open, and a server that is unreachable during a save.
 //!
-//! `scripts/services/nfs-test` makes the NFS; without it a test says so and ends.
+//! `scripts/services/nfs-test` sets up the NFS; without it the tests are skipped.
 
 use std::fs;
 use std::path::Path;
@@ -25,53 +25,53 @@ fn key(name: &str) -> Key {
     Key::new(name).unwrap()
 }
 
-/// A client remembers for half a minute what it did not find. Whoever waits for another machine's
-/// sign, as the writers of a checkpoint do, must not wait for that.
+/// A client caches for half a minute that a file does not exist. The writers of a checkpoint wait
+/// for files of other machines, and must see them sooner.
 #[test]
-fn services_nfs_what_another_machine_writes_is_there_at_once() {
-    let Some(nfs) = nfs("services_nfs_what_another_machine_writes_is_there_at_once") else {
+fn services_nfs_writes_of_another_machine_are_visible_at_once() {
+    let Some(nfs) = nfs("services_nfs_writes_of_another_machine_are_visible_at_once") else {
         return;
     };
     for mount in [nfs.hard(), nfs.three()] {
         let folder = nfs.folder_on(&mount);
-        let ours = open(folder.path());
-        let theirs = open(&nfs.seen_on(&nfs.other(), folder.path()));
+        let local = open(folder.path());
+        let remote = open(&nfs.seen_on(&nfs.other(), folder.path()));
         for name in ["a", "folder/b", "folder/deep/c"] {
             let name = key(name);
             let parent = key(name.as_str().rsplit_once('/').map_or("folder", |(parent, _)| parent));
-            let absent = ours.open(&name);
-            assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
-            let before = ours.list_names(&parent).unwrap();
-            write_all(&*theirs, &name, name.as_str().as_bytes()).unwrap();
-            assert_eq!(read_all(&*ours, &name).unwrap(), name.as_str().as_bytes());
-            let listed = ours.list_names(&parent).unwrap();
+            let missing = local.open(&name);
+            assert!(matches!(missing, Err(Error::NotFound { .. })), "{missing:?}");
+            let before = local.list_names(&parent).unwrap();
+            write_all(&*remote, &name, name.as_str().as_bytes()).unwrap();
+            assert_eq!(read_all(&*local, &name).unwrap(), name.as_str().as_bytes());
+            let listed = local.list_names(&parent).unwrap();
             assert!(name.as_str() == "a" || listed.len() > before.len(), "{before:?} {listed:?}");
-            // Taken is taken, also where the name seemed free.
-            let taken = write_all(&*ours, &name, b"ours").unwrap_err();
+            // An existing name is refused even if the cache has it as missing.
+            let taken = write_all(&*local, &name, b"local").unwrap_err();
             assert!(matches!(taken, Error::Exists { .. }), "{taken}");
         }
-        theirs.replace(&key("a"), b"another").unwrap();
-        assert_eq!(read_all(&*ours, &key("a")).unwrap(), b"another");
-        theirs.delete_folder(&key("folder")).unwrap();
-        assert_eq!(ours.list_names(&Key::root()).unwrap(), ["a"]);
-        let gone = ours.open(&key("folder/deep/c"));
-        assert!(matches!(gone, Err(Error::NotFound { .. })), "{gone:?}");
+        remote.replace(&key("a"), b"another").unwrap();
+        assert_eq!(read_all(&*local, &key("a")).unwrap(), b"another");
+        remote.delete_folder(&key("folder")).unwrap();
+        assert_eq!(local.list_names(&Key::root()).unwrap(), ["a"]);
+        let deleted = local.open(&key("folder/deep/c"));
+        assert!(matches!(deleted, Err(Error::NotFound { .. })), "{deleted:?}");
     }
 }
 
-/// Names come without their kinds, which are asked for one by one: of a file that went meanwhile,
-/// as signs of life do, the rest of the listing must not suffer.
+/// Listed names have no file type, so each needs a query. A file that is deleted in between, such
+/// as a heartbeat, must not affect the rest of the listing.
 #[test]
-fn services_nfs_a_listing_beside_renames_is_whole() {
-    let Some(nfs) = nfs("services_nfs_a_listing_beside_renames_is_whole") else { return };
+fn services_nfs_a_listing_during_renames_is_complete() {
+    let Some(nfs) = nfs("services_nfs_a_listing_during_renames_is_complete") else { return };
     let folder = nfs.folder_on(&nfs.hard());
-    let ours = open(folder.path());
-    write_all(&*ours, &key("stays"), b"").unwrap();
-    let theirs = nfs.seen_on(&nfs.other(), folder.path());
+    let local = open(folder.path());
+    write_all(&*local, &key("stays"), b"").unwrap();
+    let remote = nfs.seen_on(&nfs.other(), folder.path());
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let name = |number: u32| theirs.join(format!("sign-{number}"));
+            let name = |number: u32| remote.join(format!("sign-{number}"));
             fs::write(name(0), "").unwrap();
             let mut number = 0;
             while !is_over.load(Ordering::Relaxed) {
@@ -80,22 +80,22 @@ fn services_nfs_a_listing_beside_renames_is_whole() {
             }
         });
         for _ in 0..300 {
-            let names = ours.list_names(&Key::root());
-            let is_whole = names.as_ref().is_ok_and(|names| names.contains(&"stays".to_owned()));
-            if !is_whole {
+            let names = local.list_names(&Key::root());
+            let is_complete = names.as_ref().is_ok_and(|names| names.contains(&"stays".to_owned()));
+            if !is_complete {
                 is_over.store(true, Ordering::Relaxed);
-                panic!("a listing of what is there has {names:?}");
+                panic!("a listing without the existing file: {names:?}");
             }
         }
         is_over.store(true, Ordering::Relaxed);
     });
 }
 
-/// What is deleted while it is open stays on this client under another name, and in the way of
-/// whoever removes its folder.
+/// A file that is deleted while it is open remains on this client under another name, and prevents
+/// the removal of its folder.
 #[test]
-fn services_nfs_what_is_open_is_deleted_later() {
-    let Some(nfs) = nfs("services_nfs_what_is_open_is_deleted_later") else { return };
+fn services_nfs_open_files_are_deleted_later() {
+    let Some(nfs) = nfs("services_nfs_open_files_are_deleted_later") else { return };
     let folder = nfs.folder_on(&nfs.hard());
     let store = open(folder.path());
     let bytes = vec![7; 3_000_000];
@@ -107,7 +107,7 @@ fn services_nfs_what_is_open_is_deleted_later() {
     reader.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut read }]).unwrap();
     assert!(read == bytes, "an open file changed");
 
-    // As if its process were dead: its mark is of one that never was.
+    // As if its process were dead: its name has a process that never existed.
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path()).collect();
     let [left] = left.as_slice() else { panic!("{left:?}") };
     let name = left.file_name().unwrap().to_str().unwrap().to_owned();
@@ -133,31 +133,33 @@ fn with_other_start(name: &str) -> String {
 fn services_nfs_a_draft_has_one_writer_on_all_machines() {
     let Some(nfs) = nfs("services_nfs_a_draft_has_one_writer_on_all_machines") else { return };
     let folder = nfs.folder_on(&nfs.hard());
-    let ours = open(folder.path());
-    let theirs = open(&nfs.seen_on(&nfs.other(), folder.path()));
-    let mut draft = ours.create_resumable(&key("a")).unwrap();
-    draft.write(b"ours").unwrap();
+    let local = open(folder.path());
+    let remote = open(&nfs.seen_on(&nfs.other(), folder.path()));
+    let mut draft = local.create_resumable(&key("a")).unwrap();
+    draft.write(b"local").unwrap();
     let mark = draft.sync().unwrap();
-    let second = theirs.resume(&key("a"), SyncPoint::default()).unwrap_err();
+    let second = remote.resume(&key("a"), SyncPoint::default()).unwrap_err();
     assert!(matches!(second, Error::Locked { .. }), "{second}");
     drop(draft);
-    let mut draft = theirs.resume(&key("a"), mark).unwrap();
-    draft.write(b" and theirs").unwrap();
+    let mut draft = remote.resume(&key("a"), mark).unwrap();
+    draft.write(b" and remote").unwrap();
     draft.finish().unwrap();
-    assert_eq!(read_all(&*ours, &key("a")).unwrap(), b"ours and theirs");
-    let late = ours.resume(&key("a"), mark).unwrap_err();
+    assert_eq!(read_all(&*local, &key("a")).unwrap(), b"local and remote");
+    let late = local.resume(&key("a"), mark).unwrap_err();
     assert!(matches!(late, Error::NotFound { .. }), "{late}");
 }
 
-/// The server is cut off for some seconds in the midst of a save, and starts anew in the midst of
-/// another: what was not yet on its disk is sent again.
+/// The server is unreachable for some seconds during a save, and restarts during another: the
+/// client sends data again that was not on the disk of the server.
 #[test]
-fn services_nfs_a_save_goes_on_when_the_server_does() {
-    let Some(nfs) = nfs("services_nfs_a_save_goes_on_when_the_server_does") else { return };
+fn services_nfs_a_save_survives_an_interruption_of_the_server() {
+    let Some(nfs) = nfs("services_nfs_a_save_survives_an_interruption_of_the_server") else {
+        return;
+    };
     const BYTES: usize = 16 << 20;
     let folder = nfs.folder_on(&nfs.other());
     let steps = Checkpoints::open(open(folder.path()), key("run"));
-    for (step, harm, mend) in [(1, "hang", "answer"), (2, "stop", "start")] {
+    for (step, interrupt, restore) in [(1, "hang", "answer"), (2, "stop", "start")] {
         let bytes: Vec<u8> = (0..BYTES).map(|i| (i as u64 * step % 251) as u8).collect();
         let tensor = TensorData {
             name: "w",
@@ -166,14 +168,14 @@ fn services_nfs_a_save_goes_on_when_the_server_does() {
             shape: &[BYTES as u64],
             bytes: &bytes,
         };
-        let mut server = nfs.server_soon(harm, mend);
+        let mut server = nfs.server_soon(interrupt, restore);
         steps.save(step, &[tensor], &[], serde_json::json!({})).unwrap();
-        assert!(server.wait().unwrap().success(), "{harm}, then {mend}");
+        assert!(server.wait().unwrap().success(), "{interrupt}, then {restore}");
         let newest = steps.newest().unwrap().unwrap();
         assert_eq!(newest.step(), step);
         newest.verify().unwrap();
         let mut read = vec![0; bytes.len()];
         newest.read_tensor("w", Group::Model, &mut read).unwrap();
-        assert!(read == bytes, "step {step} came back changed");
+        assert!(read == bytes, "step {step} was read with other bytes");
     }
 }

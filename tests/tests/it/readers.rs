@@ -1,4 +1,5 @@
-//! The demo corpus, tokenized here, as others read it: Megatron's own reader and numpy.
+//! Output of this project, read by other programs: Megatron's reader, numpy, safetensors and
+//! tokenizers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use storage::Key;
 
-/// The Python that has the readers' packages; without it this says so and the tests that need it
-/// end.
+/// The Python with the packages of the readers; without it the tests are skipped.
 fn python(test: &str) -> Option<PathBuf> {
     let named = std::env::var_os("FEEDLINE_PYTHON").map(PathBuf::from);
     let python = named.unwrap_or_else(|| tests::root().join(".venv/bin/python"));
@@ -31,8 +31,8 @@ fn tokenize(folder: &Path) -> String {
     format!("{prefix}_text_document")
 }
 
-/// What our own reader finds, in the form of the scripts.
-fn ours(prefix: &str) -> Value {
+/// The result of the reader of this project, in the form of the scripts.
+fn read_here(prefix: &str) -> Value {
     let (store, key) = storage::locate(prefix).unwrap();
     let dataset = IndexedDataset::open(&store, &key).unwrap();
     let mut sum = Sha256::new();
@@ -62,45 +62,45 @@ fn read_with(python: &Path, script: &str, prefix: &str) -> Value {
 }
 
 #[test]
-fn megatron_and_numpy_read_the_demo_corpus_as_we_do() {
-    let Some(python) = python("megatron_and_numpy_read_the_demo_corpus_as_we_do") else { return };
+fn megatron_and_numpy_read_the_demo_corpus() {
+    let Some(python) = python("megatron_and_numpy_read_the_demo_corpus") else { return };
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokenize(folder.path());
-    let ours = ours(&prefix);
-    assert_eq!(ours["tokens"], 884_768, "{ours}");
+    let expected = read_here(&prefix);
+    assert_eq!(expected["tokens"], 884_768, "{expected}");
     for script in ["megatron_read.py", "numpy_read.py"] {
-        assert_eq!(read_with(&python, script, &prefix), ours, "{script}");
+        assert_eq!(read_with(&python, script, &prefix), expected, "{script}");
     }
 }
 
-/// A reader that reads nothing would agree with anything: a changed token must be seen by each.
+/// Each reader must detect a changed token.
 #[test]
-fn the_readers_see_a_changed_token() {
-    let Some(python) = python("the_readers_see_a_changed_token") else { return };
+fn the_readers_detect_a_changed_token() {
+    let Some(python) = python("the_readers_detect_a_changed_token") else { return };
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokenize(folder.path());
-    let due = ours(&prefix);
+    let expected = read_here(&prefix);
     let bin = format!("{prefix}.bin");
     let mut bytes = std::fs::read(&bin).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&bin, bytes).unwrap();
     for script in ["megatron_read.py", "numpy_read.py"] {
-        assert_ne!(read_with(&python, script, &prefix)["sha256"], due["sha256"], "{script}");
+        assert_ne!(read_with(&python, script, &prefix)["sha256"], expected["sha256"], "{script}");
     }
 }
 
-/// The manifest beside the files says the same, and verifies; a changed byte is found by it.
+/// The manifest matches the files and verifies them; it detects a changed byte.
 #[test]
-fn the_manifest_agrees() {
+fn the_manifest_matches_and_verifies() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = tokenize(folder.path());
     let (store, key) = storage::locate(&prefix).unwrap();
     let manifest = key.with_suffix(".manifest.json").unwrap();
     let manifest = storage::Manifest::read(&*store, &manifest).unwrap();
-    let ours = ours(&prefix);
+    let expected = read_here(&prefix);
     for name in ["sequences", "documents", "tokens"] {
-        assert_eq!(manifest.meta[name], ours[name], "{name}");
+        assert_eq!(manifest.meta[name], expected[name], "{name}");
     }
     assert_eq!(manifest.verify(&*store, &Key::root()).unwrap().files, 3);
     let bin = format!("{prefix}.bin");
@@ -111,12 +111,12 @@ fn the_manifest_agrees() {
     assert!(error.contains("corpus_text_document.bin"), "{error}");
 }
 
-/// Both files of a trained tokenizer, by the packages that they are for: the same ids, and the text
-/// again.
+/// Both files of a trained tokenizer, in the packages for their formats: the same ids, and a round
+/// trip of the text.
 #[test]
-fn trained_tokenizers_are_read_by_both_packages() {
+fn trained_tokenizers_load_in_both_packages() {
     use preprocess::train::{ModelType, TrainOptions, train};
-    let Some(python) = python("trained_tokenizers_are_read_by_both_packages") else { return };
+    let Some(python) = python("trained_tokenizers_load_in_both_packages") else { return };
     let folder = tempfile::tempdir().unwrap();
     let corpus = std::fs::read(tests::root().join("demo/data/corpus.jsonl.zst")).unwrap();
     let jsonl = folder.path().join("corpus.jsonl").to_str().unwrap().to_owned();
@@ -137,7 +137,7 @@ fn trained_tokenizers_are_read_by_both_packages() {
     }
 }
 
-/// A state of weights of several types, and of moments with gaps between them.
+/// A state with weights of several types, and moments with gaps between them.
 fn save_step(folder: &Path) -> ckpt::Checkpoint {
     use ckpt::{Checkpoints, Dtype, Group, TensorData};
     let bytes: Vec<u8> = (0..(3_u32 << 20) + 24).map(|place| (place % 251) as u8).collect();
@@ -161,8 +161,8 @@ fn save_step(folder: &Path) -> ckpt::Checkpoint {
 
 /// The reference reader of safetensors finds every tensor of a step, with its bytes.
 #[test]
-fn safetensors_reads_a_step_as_we_do() {
-    let Some(python) = python("safetensors_reads_a_step_as_we_do") else { return };
+fn safetensors_reads_a_step() {
+    let Some(python) = python("safetensors_reads_a_step") else { return };
     let folder = tempfile::tempdir().unwrap();
     let step = save_step(folder.path());
     let files = folder.path().join("step-000000000007");
@@ -176,8 +176,8 @@ fn safetensors_reads_a_step_as_we_do() {
             ckpt::Group::Model => String::new(),
             group => format!("{group}/"),
         };
-        let due = json!([tensor.dtype.name(), tensor.shape, sum]);
-        assert_eq!(found[format!("{prefix}{}", tensor.name)], due, "{tensor:?}");
+        let expected = json!([tensor.dtype.name(), tensor.shape, sum]);
+        assert_eq!(found[format!("{prefix}{}", tensor.name)], expected, "{tensor:?}");
     }
     assert_eq!(found.as_object().unwrap().len(), step.tensors().len());
 
@@ -188,7 +188,7 @@ fn safetensors_reads_a_step_as_we_do() {
     assert_ne!(read(), found, "a changed byte is seen");
 }
 
-/// A GPT-2 of two layers, in the layout of the hub, each tensor with values of its own.
+/// A GPT-2 of two layers, in the layout of the hub, each tensor with different values.
 fn save_gpt2(folder: &Path) -> ckpt::Checkpoint {
     use ckpt::{Checkpoints, Dtype, Group, TensorData};
     let mut shapes: Vec<(String, Vec<u64>)> = vec![
@@ -234,12 +234,12 @@ fn save_gpt2(folder: &Path) -> ckpt::Checkpoint {
     steps.open_step(7).unwrap()
 }
 
-/// What is exported is a model to `transformers`, in one file and in several: no weight is missing,
-/// and each has our bytes.
+/// `transformers` loads an exported model, from one file and from several: no weight is missing,
+/// and each has the original bytes.
 #[test]
-fn transformers_opens_an_export() {
+fn transformers_loads_an_export() {
     use ckpt::convert::{ConvertLimits, Family, Import, export};
-    let test = "transformers_opens_an_export";
+    let test = "transformers_loads_an_export";
     let Some(python) = python(test) else { return };
     let folder = tempfile::tempdir().unwrap();
     let step = save_gpt2(folder.path());

@@ -1,5 +1,5 @@
 //! `docs/reference` agrees with the code. The page of config keys is generated from doc comments.
-//! The pages that are written by hand must name every environment variable and every exit code.
+//! The handwritten pages must name every environment variable and every exit code.
 //!
 //! `FEEDLINE_BLESS=1 cargo nextest run -p tests reference` updates the generated page.
 
@@ -129,7 +129,7 @@ impl Structs {
         keys + &alone + &inner
     }
 
-    /// The struct that a field holds, also in an `Option`.
+    /// The struct in a field, also in an `Option`.
     fn section_of(&self, of: &Type) -> Option<String> {
         let Type::Path(path) = of else { return None };
         let last = path.path.segments.last()?;
@@ -144,12 +144,12 @@ impl Structs {
     }
 }
 
-/// The name of a field as serde writes it.
+/// The name of a field in serde.
 fn key_of(field: &Field) -> String {
     let renamed = field.attrs.iter().filter(|attribute| attribute.path().is_ident("serde"));
     let mut name = field.ident.as_ref().unwrap().to_string();
     for attribute in renamed {
-        // Settings of other names are of no interest, whatever they hold.
+        // Other settings are ignored.
         let _ = attribute.parse_nested_meta(|meta| {
             if meta.path.is_ident("rename") {
                 name = meta.value()?.parse::<syn::LitStr>()?.value();
@@ -176,7 +176,7 @@ fn doc_of(attributes: &[Attribute]) -> String {
     attributes.iter().filter_map(line).collect::<Vec<_>>().join(" ")
 }
 
-/// Names of environment variables in the code of programs that a page does not have.
+/// Names of environment variables in the code of programs that are missing on a page.
 fn undocumented(code: &[Source], page: &str) -> Vec<String> {
     let known = ["FEEDLINE_", "SLURM_", "AWS_", "TORCH", "OMP_", "GOMP_", "GLOO_", "MASTER_"];
     let alone =
@@ -201,7 +201,7 @@ fn undocumented(code: &[Source], page: &str) -> Vec<String> {
     broken.into_iter().collect()
 }
 
-/// Exit codes that a page has no row for.
+/// Exit codes without a row on a page.
 fn undocumented_codes(code: &str, page: &str) -> Vec<String> {
     let codes = code.lines().filter_map(|line| {
         let (_, value) = line.strip_prefix("pub const ")?.split_once(": u8 = ")?;

@@ -1,10 +1,10 @@
-//! Real services: what every store must keep, the stream of batches, and checkpoints of several
-//! writers, on CephFS, S3, XFS and NFS.
+//! Real services: the conformance suite, the stream of batches, and joint saves, on CephFS, S3, XFS
+//! and NFS.
 //!
-//! `scripts/services/ceph-test` brings up a Ceph, `scripts/services/xfs-test` mounts an XFS and
-//! `scripts/services/nfs-test` makes an NFS, and they run these. Elsewhere `FEEDLINE_TEST_CEPHFS`
-//! and `FEEDLINE_TEST_XFS` are folders on mounts, `FEEDLINE_TEST_S3_URL` a place in a bucket; a
-//! test without its variable says so and ends.
+//! `scripts/services/ceph-test` starts a Ceph, `scripts/services/xfs-test` mounts an XFS and
+//! `scripts/services/nfs-test` sets up an NFS, and they run these tests. To use other services, set
+//! `FEEDLINE_TEST_CEPHFS` and `FEEDLINE_TEST_XFS` to folders on mounts and `FEEDLINE_TEST_S3_URL`
+//! to a URL in a bucket; a test without its variable is skipped.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -29,21 +29,21 @@ const CEPHFS: &str = "FEEDLINE_TEST_CEPHFS";
 const S3: &str = "FEEDLINE_TEST_S3_URL";
 const XFS: &str = "FEEDLINE_TEST_XFS";
 
-/// What a variable says; without it the test is left out, loudly.
+/// The value of a variable; without it the test is skipped with a message.
 fn service(test: &str, variable: &str) -> Option<String> {
-    let place = std::env::var(variable).ok().filter(|place| !place.is_empty());
-    if place.is_none() {
+    let value = std::env::var(variable).ok().filter(|value| !value.is_empty());
+    if value.is_none() {
         let script = if variable == XFS { "xfs-test" } else { "ceph-test" };
         tests::skip(test, &format!("{variable} is not set; `scripts/services/{script}` sets it"));
     }
-    place
+    value
 }
 
 fn nfs(test: &str) -> Option<Nfs> {
     Nfs::here().inspect_err(|why| tests::skip(test, why)).ok()
 }
 
-fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
+fn run_conformance(url_of: &dyn Fn(u32) -> String) {
     let count = Cell::new(0);
     conformance::run(&|| -> Arc<dyn Storage> {
         count.set(count.get() + 1);
@@ -54,25 +54,25 @@ fn keeps_the_contract(url_of: &dyn Fn(u32) -> String) {
 #[test]
 fn services_cephfs_conformance() {
     let Some(mount) = service("services_cephfs_conformance", CEPHFS) else { return };
-    keeps_the_contract_in(mount.as_ref());
+    run_conformance_in(mount.as_ref());
 }
 
 #[test]
 fn services_xfs_conformance() {
     let Some(mount) = service("services_xfs_conformance", XFS) else { return };
-    keeps_the_contract_in(mount.as_ref());
+    run_conformance_in(mount.as_ref());
 }
 
-fn keeps_the_contract_in(mount: &Path) {
+fn run_conformance_in(mount: &Path) {
     for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
         let folder = tempfile::tempdir_in(mount).unwrap();
         let root = folder.path().display();
-        keeps_the_contract(&|nth| format!("file:{root}/{nth}?{options}"));
+        run_conformance(&|nth| format!("file:{root}/{nth}?{options}"));
     }
 }
 
-/// The first source takes no room in what `feedline merge` makes, and neither does another that
-/// happens to begin at a block.
+/// The first source shares its blocks with the output of `feedline merge`, and so does another that
+/// starts at a block boundary.
 #[test]
 fn services_xfs_merge_shares_blocks() {
     let Some(mount) = service("services_xfs_merge_shares_blocks", XFS) else { return };
@@ -85,7 +85,8 @@ fn services_xfs_merge_shares_blocks() {
         let bin_crc64 = Some(builder.finish().unwrap().bin.crc64);
         DocumentRange { store: store.clone(), prefix: key(name), documents: None, bin_crc64 }
     };
-    // 64 MiB each, all blocks of 4096 bytes; then a little that begins at a block and ends in one.
+    // 64 MiB each, whole blocks of 4096 bytes; then a short one that starts at a block boundary and
+    // ends within a block.
     let parts = [write("a", 1 << 24), write("b", 1 << 24), write("c", 1001), write("d", 7)];
     let free = || store.free_bytes().unwrap().unwrap();
     let before = free();
@@ -94,42 +95,41 @@ fn services_xfs_merge_shares_blocks() {
     assert!(taken < 8 << 20, "took {taken} bytes: nothing is shared");
 
     let read = |name: &str| storage::read_all(&*store, &key(name)).unwrap();
-    let due = [read("a.bin"), read("b.bin"), read("c.bin"), read("d.bin")].concat();
-    assert!(read("all.bin") == due, "the tokens differ");
-    assert_eq!(merged.bin.crc64, storage::crc64(&due));
+    let expected = [read("a.bin"), read("b.bin"), read("c.bin"), read("d.bin")].concat();
+    assert!(read("all.bin") == expected, "the tokens differ");
+    assert_eq!(merged.bin.crc64, storage::crc64(&expected));
 }
 
 #[test]
 fn services_cephfs_stream() {
     let Some(mount) = service("services_cephfs_stream", CEPHFS) else { return };
-    streams_alike_on(mount.as_ref());
+    check_stream_on(mount.as_ref());
 }
 
 #[test]
 fn services_nfs_stream() {
     let Some(nfs) = nfs("services_nfs_stream") else { return };
-    streams_alike_on(&nfs.hard());
+    check_stream_on(&nfs.hard());
 }
 
-fn streams_alike_on(mount: &Path) {
+fn check_stream_on(mount: &Path) {
     let corpus = Corpus::new();
     for options in ["engine=auto", "engine=pread&direct=on", "engine=pread&direct=off"] {
         let folder = tempfile::tempdir_in(mount).unwrap();
-        corpus.streams_alike_from(&format!("file:{}?{options}", folder.path().display()));
+        corpus.check_stream_from(&format!("file:{}?{options}", folder.path().display()));
     }
 }
 
-/// Objects of RGW are checked in `storage/tests/it/s3.rs`, beside the server that they are compared
-/// with.
+/// `storage/tests/it/s3.rs` checks objects of RGW, in comparison with the test server.
 #[test]
 fn services_s3_stream() {
     let Some(url) = service("services_s3_stream", S3) else { return };
     let (place, options) = url.split_once('?').unwrap_or((&url, ""));
-    // What failed before may have left objects.
+    // A failed run may have left objects.
     let run = format!("{}/stream-{}", place.trim_end_matches('/'), std::process::id());
     let corpus = Corpus::new();
     for depth in [1, 16] {
-        corpus.streams_alike_from(&format!("{run}-{depth}?{options}&depth={depth}"));
+        corpus.check_stream_from(&format!("{run}-{depth}?{options}&depth={depth}"));
     }
 }
 
@@ -137,17 +137,17 @@ fn services_s3_stream() {
 fn services_cephfs_checkpoint() {
     let Some(mount) = service("services_cephfs_checkpoint", CEPHFS) else { return };
     let folder = tempfile::tempdir_in(&mount).unwrap();
-    // FUSE knows no rename that refuses a name which is taken.
-    saves_together(&[folder.path().to_str().unwrap()], false);
+    // FUSE has no rename that refuses an existing name.
+    save_jointly(&[folder.path().to_str().unwrap()], false);
 }
 
-/// Writers on two machines, whose caches of what is there are apart.
+/// Writers on two machines with separate caches.
 #[test]
 fn services_nfs_checkpoint() {
     let Some(nfs) = nfs("services_nfs_checkpoint") else { return };
     let folder = nfs.folder_on(&nfs.hard());
     let other = nfs.seen_on(&nfs.other(), folder.path());
-    saves_together(&[folder.path().to_str().unwrap(), other.to_str().unwrap()], false);
+    save_jointly(&[folder.path().to_str().unwrap(), other.to_str().unwrap()], false);
 }
 
 #[test]
@@ -155,18 +155,18 @@ fn services_s3_checkpoint() {
     let Some(url) = service("services_s3_checkpoint", S3) else { return };
     let (place, options) = url.split_once('?').unwrap_or((&url, ""));
     let run = format!("{}/ckpt-{}", place.trim_end_matches('/'), std::process::id());
-    saves_together(&[&format!("{run}?{options}")], false);
+    save_jointly(&[&format!("{run}?{options}")], false);
 }
 
 #[test]
 fn services_xfs_checkpoint() {
     let Some(mount) = service("services_xfs_checkpoint", XFS) else { return };
     let folder = tempfile::tempdir_in(&mount).unwrap();
-    saves_together(&[folder.path().to_str().unwrap()], true);
+    save_jointly(&[folder.path().to_str().unwrap()], true);
 }
 
-/// Files of a state on a disk become a step's by sharing their blocks, and by a second name:
-/// neither takes room, and the state goes on without touching the step.
+/// A step gets the files of an offloaded state as reflinks and as hard links: neither takes space,
+/// and further updates of the state do not change the step.
 #[test]
 fn services_xfs_offload() {
     let Some(mount) = service("services_xfs_offload", XFS) else { return };
@@ -208,9 +208,9 @@ fn services_xfs_offload() {
     }
 }
 
-/// Three writers save two steps together, each with a store of its own, and one step goes. They
-/// come by these ways to the place in turn.
-fn saves_together(urls: &[&str], can_publish: bool) {
+/// Three writers, each with its own store, save two steps jointly, and one step is deleted. `urls`
+/// are assigned to them in turn.
+fn save_jointly(urls: &[&str], can_publish: bool) {
     const WRITERS: usize = 3;
     const ROWS: usize = 3000;
     let spec = |name: &str, group| TensorSpec {
@@ -255,7 +255,7 @@ fn saves_together(urls: &[&str], can_publish: bool) {
         newest.verify().unwrap();
         let mut read = vec![0; bytes.len()];
         newest.read_tensor("w", Group::ExpAvg, &mut read).unwrap();
-        assert!(read == bytes, "step {step} came back changed");
+        assert!(read == bytes, "step {step} was read with other bytes");
         assert_eq!(newest.blob("rng-2").unwrap(), [2]);
     }
     let store = open_url(urls[0]).unwrap();
@@ -273,7 +273,7 @@ struct Corpus {
     _folder: tempfile::TempDir,
     local: Arc<dyn Storage>,
     index: Arc<GptIndex>,
-    due: String,
+    expected: String,
 }
 
 const SEQ_LEN: usize = 64;
@@ -306,23 +306,27 @@ impl Corpus {
             tokenizer: serde_json::json!({}),
         };
         let index = Arc::new(GptIndex::build(&dataset, Split::Train, &config).unwrap());
-        let due = stream(dataset.clone(), index.clone(), 0);
-        assert_ne!(stream(dataset, index.clone(), 1), due, "another start is another stream");
-        Corpus { _folder: folder, local, index, due }
+        let expected = stream(dataset.clone(), index.clone(), 0);
+        assert_ne!(
+            stream(dataset, index.clone(), 1),
+            expected,
+            "another start gives another stream"
+        );
+        Corpus { _folder: folder, local, index, expected }
     }
 
-    fn streams_alike_from(&self, url: &str) {
+    fn check_stream_from(&self, url: &str) {
         let store = open_url(url).unwrap();
         for name in ["corpus.bin", "corpus.idx"] {
             let bytes = storage::read_all(&*self.local, &key(name)).unwrap();
             storage::write_all(&*store, &key(name), &bytes).unwrap();
         }
         let dataset = Arc::new(IndexedDataset::open(&store, &key("corpus")).unwrap());
-        assert_eq!(stream(dataset, self.index.clone(), 0), self.due, "from {url}");
+        assert_eq!(stream(dataset, self.index.clone(), 0), self.expected, "from {url}");
     }
 }
 
-/// All batches from a sample on, summed up.
+/// The hash of all batches from a sample on.
 fn stream(dataset: Arc<IndexedDataset>, index: Arc<GptIndex>, samples_consumed: u64) -> String {
     let samples_end = index.sample_count();
     let options = GptLoaderOptions {

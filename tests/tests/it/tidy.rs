@@ -1,5 +1,5 @@
-//! The rules of the house, as tests. Each rule is a function from named texts to what breaks it;
-//! each is run on the tree, and on a canary that it must catch.
+//! The tidy rules, as tests. Each rule is a function from named texts to violations; each is run on
+//! the tree, and on a canary that it must catch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use syn::visit::{self, Visit};
 /// A file of the tree: its path below the root, and its text.
 pub(crate) type Source = (String, String);
 
-/// What each crate of ours may import of ours.
+/// The crates of the workspace that each crate may import.
 const ARROWS: [(&str, &[&str]); 15] = [
     ("storage", &[]),
     ("indexed", &["storage"]),
@@ -42,7 +42,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("fuzz", &["ckpt", "indexed", "preprocess", "recipe", "storage"]),
 ];
 
-/// External crates that several of ours may use; every other has one owner.
+/// External crates that several crates may use; every other has one owner.
 const SHARED: [&str; 10] = [
     "anyhow",
     "clap",
@@ -56,10 +56,10 @@ const SHARED: [&str; 10] = [
     "zstd",
 ];
 
-/// External crates of tests and benchmarks, which may stand anywhere.
+/// External crates of tests and benchmarks, which every crate may use.
 const FOR_TESTS: [&str; 1] = ["tempfile"];
 
-/// Where `unsafe` may stand.
+/// Files with `unsafe`.
 const UNSAFE: [&str; 12] = [
     "storage/src/reader/uring_backend.rs",
     "storage/src/sys/buffer_pool.rs",
@@ -98,7 +98,7 @@ fn every_dependency_says_what_it_saves() {
 }
 
 #[test]
-fn unsafe_stands_in_named_files() {
+fn unsafe_is_only_in_named_files() {
     let rust = sources(&["rs"]);
     assert_none(&unsafe_elsewhere(&rust));
     let canary = ("ckpt/src/plan/mod.rs".to_owned(), "    unsafe { go() }\n".to_owned());
@@ -113,7 +113,7 @@ fn unsafe_stands_in_named_files() {
 }
 
 #[test]
-fn async_stands_where_s3_does() {
+fn async_is_only_in_s3() {
     assert_none(&async_elsewhere(&sources(&["rs"])));
     let canary = ("loader/src/plan/round.rs".to_owned(), "    async fn go() {}\n".to_owned());
     assert_caught(&async_elsewhere(&[canary]));
@@ -126,7 +126,7 @@ fn lines_and_files_are_short() {
     assert_caught(&sizes(&[("a.rs".into(), "x\n".repeat(801))]));
 }
 
-/// Folders that become several crates, or are of such a crate, and what they may hold until then.
+/// Folders that will be divided into several crates, and their limit until then.
 const LARGE_FOLDERS: [(&str, usize); 3] =
     [("ckpt/src", 25), ("ckpt/tests/it", 30), ("preprocess/src/tokenizer", 31)];
 
@@ -160,7 +160,7 @@ fn the_trainer_is_small() {
 }
 
 #[test]
-fn nothing_is_left_unfinished() {
+fn there_are_no_unfinished_marks() {
     let all = sources(&["rs", "toml", "md", "sh", "py", "cpp", "h", "Makefile", "run"]);
     assert_none(&leftovers(&all));
     for canary in [format!("// {}ME", "FIX"), format!("#[{}]", "ignore"), format!("{}!()", "todo")]
@@ -193,10 +193,10 @@ fn arrows(manifests: &[Source]) -> Vec<String> {
             continue;
         };
         for (table, dependency) in dependencies(text) {
-            let ours = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
-            // Oneself with a feature on, for one's own tests.
+            let is_internal = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
+            // The crate itself with a feature, for its tests.
             let oneself = table == "dev-dependencies" && name.ends_with(&dependency);
-            if ours && !oneself && !allowed.contains(&dependency.as_str()) {
+            if is_internal && !oneself && !allowed.contains(&dependency.as_str()) {
                 broken.push(format!("{path}: imports {dependency}"));
             }
         }
@@ -208,15 +208,15 @@ fn owners(manifests: &[Source]) -> Vec<String> {
     let mut seen = BTreeMap::<String, Vec<&str>>::new();
     for (path, text) in manifests {
         for (table, dependency) in dependencies(text) {
-            let ours = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
+            let is_internal = ARROWS.iter().any(|(of, _)| of.ends_with(&dependency));
             let shared =
                 SHARED.contains(&dependency.as_str()) || FOR_TESTS.contains(&dependency.as_str());
-            if table == "dependencies" && !ours && !shared {
+            if table == "dependencies" && !is_internal && !shared {
                 seen.entry(dependency).or_default().push(path);
             }
         }
     }
-    // tch stands in the bridge, which wraps its tensors, and in the trainer, which computes.
+    // tch is in the bridge, which wraps its tensors, and in the trainer, which computes.
     seen.remove("tch");
     seen.retain(|_, paths| paths.len() > 1);
     seen.iter()
@@ -267,7 +267,7 @@ fn async_elsewhere(rust: &[Source]) -> Vec<String> {
         for (number, line) in text.lines().enumerate() {
             let code = line.split("//").next().unwrap_or("");
             let words = ["async fn ", "async {", "async move"];
-            // A method may have a name that begins so.
+            // A method may have a name with this prefix.
             let awaits = code.split(".await").skip(1).any(|rest| !rest.starts_with('_'));
             if awaits || words.iter().any(|word| code.contains(word)) {
                 broken.push(format!("{path}:{}: async", number + 1));
@@ -313,7 +313,7 @@ fn large_folders(rust: &[Source]) -> Vec<String> {
         .collect()
 }
 
-/// Names that more than three structs, enums, traits and unions of `src` have, `Error` apart.
+/// Names of more than three structs, enums, traits and unions of `src`, except `Error`.
 fn repeated_types(rust: &[Source]) -> Vec<String> {
     let mut files: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (path, text) in rust.iter().filter(|(path, _)| path.contains("/src/")) {
@@ -347,8 +347,8 @@ impl<'a> Visit<'a> for Types {
     }
 }
 
-/// Whether the files below a folder have more lines of code than that: blank lines, comments and
-/// unit tests, which stand last in a file, do not count.
+/// Whether the files below a folder have more lines of code than `lines_max`: blank lines, comments
+/// and unit tests, which are last in a file, do not count.
 fn larger(all: &[Source], folder: &str, lines_max: usize) -> Vec<String> {
     let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
     let code = |text: &str| {
@@ -424,7 +424,7 @@ fn dependencies(manifest: &str) -> Vec<(String, String)> {
     found
 }
 
-/// All files of the tree with one of these extensions, or of this name.
+/// All files of the tree with one of these extensions or names.
 pub(crate) fn sources(kinds: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     walk(&tests::root(), "", kinds, &mut found);
@@ -461,7 +461,7 @@ pub(crate) fn assert_none(broken: &[String]) {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// A checker that catches nothing would pass for ever.
+/// A checker that catches nothing would always pass.
 pub(crate) fn assert_caught(broken: &[String]) {
     assert!(!broken.is_empty(), "the canary went unseen");
 }

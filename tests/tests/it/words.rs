@@ -1,5 +1,5 @@
-//! The rules of what a user reads, as tests: words, the form of messages, the length of sentences.
-//! Each rule is a function from named texts to what breaks it, run on the tree and on a canary.
+//! The rules for texts of users, as tests: words, the form of messages, the length of sentences.
+//! Each rule is a function from named texts to violations, run on the tree and on a canary.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
@@ -8,11 +8,10 @@ use syn::{Attribute, Expr, Item, Lit, Meta};
 use crate::names::is_test;
 use crate::tidy::{Source, assert_caught, assert_none, sources};
 
-/// Words that no message, help text or document may have, a line each. `GLOSSARY` of the style has
-/// the standard word for each.
+/// Words that no message, help text or document may have, one per line.
 const REFUSED: &str = include_str!("../../refused_words.txt");
 
-/// Texts of errors that are no failure of an operation, or a part of a message.
+/// Texts of errors that are not failures of an operation, or are parts of a message.
 const OTHER_FORMS: [&str; 5] = [
     "interrupted",
     "stopped on request",
@@ -115,8 +114,7 @@ fn programs() -> Vec<Source> {
     sources(&["rs"]).into_iter().filter(|(path, _)| is_program(path)).collect()
 }
 
-/// The documents that a user reads. `docs/reference` holds what the code says of itself, to which
-/// the rules of messages apply.
+/// The documents of the tree.
 fn documents() -> Vec<Source> {
     sources(&["md"])
 }
@@ -166,7 +164,7 @@ fn without_form(rust: &[Source]) -> Vec<String> {
     for (path, text) in rust {
         let messages = Messages::of(text);
         for error in &messages.errors {
-            // An error that is passed on, a cause of another one, or a name.
+            // A forwarded error, the cause of another one, or a name.
             let is_forwarded = ["{source}", "{error}", "{0}", "{}"].iter();
             let is_forwarded = is_forwarded.clone().any(|start| error.starts_with(start));
             let is_part = error.starts_with("expected ") || !error.contains(' ');
@@ -185,12 +183,12 @@ fn without_form(rust: &[Source]) -> Vec<String> {
     broken
 }
 
-/// What a file can print.
+/// The texts that a file can print.
 #[derive(Default)]
 struct Messages {
     /// Every string literal, and the help of command lines.
     all: Vec<String>,
-    /// Texts with which an error starts.
+    /// The starts of error texts.
     errors: Vec<String>,
 }
 
@@ -281,7 +279,7 @@ impl<'ast> Visit<'ast> for Messages {
         self.all.push(text.value());
     }
 
-    // Attributes are help, or not for users.
+    // Attributes are help, which is handled above, or not for users.
     fn visit_attribute(&mut self, _: &'ast Attribute) {}
 
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
@@ -291,7 +289,7 @@ impl<'ast> Visit<'ast> for Messages {
                 self.errors.extend(literals(item.tokens.clone()).into_iter().next());
             }
             Some("ensure") => self.errors.extend(second_argument(item.tokens.clone())),
-            // A message of a bug, not of the world.
+            // A message about a bug, not about an error.
             Some(name) if name.starts_with("assert") || name.starts_with("debug_assert") => return,
             Some("unreachable" | "panic") => return,
             _ => {}
@@ -312,7 +310,7 @@ impl<'ast> Visit<'ast> for Arms {
     }
 }
 
-/// The string literals among tokens, in any depth.
+/// The string literals in tokens, at any depth.
 fn literals(tokens: TokenStream) -> Vec<String> {
     let mut found = Vec::new();
     for token in tokens {
@@ -360,8 +358,8 @@ fn long_sentences(documents: &[Source]) -> Vec<String> {
     broken
 }
 
-/// Links to files that do not exist, relative to the document or, of the site's table of contents,
-/// to the root.
+/// Links to files that do not exist, relative to the document or, in the table of contents of the
+/// site, to the root.
 fn dead_links(documents: &[Source], exists: impl Fn(&str) -> bool) -> Vec<String> {
     let mut broken = Vec::new();
     for (path, text) in documents {
@@ -390,8 +388,8 @@ fn dead_links(documents: &[Source], exists: impl Fn(&str) -> bool) -> Vec<String
     broken
 }
 
-/// The sentences of a document: of its paragraphs, list items, headings and cells of tables. A span
-/// of code is one word, `` `code` ``; blocks of code are left out.
+/// The sentences of a document: of its paragraphs, list items, headings and cells of tables. Inline
+/// code is one word, `` `code` ``; code blocks are skipped.
 fn sentences(markdown: &str) -> Vec<String> {
     let mut blocks = vec![String::new()];
     let mut is_code = false;
@@ -419,7 +417,7 @@ fn sentences(markdown: &str) -> Vec<String> {
     blocks.iter().flat_map(|block| split_sentences(&without_code(block))).collect()
 }
 
-/// A text with each span of code as one word.
+/// A text with inline code as one word each.
 fn without_code(text: &str) -> String {
     let mut plain = String::new();
     for (at, part) in text.split('`').enumerate() {

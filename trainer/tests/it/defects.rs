@@ -10,7 +10,7 @@
 //!   work, no two runs hide the same spans. `preprocess/tests/it/spans.rs`:
 //!   `what_does_not_fit_is_refused`, `what_is_dropped`, `spans_depend_on_seed_and_document_alone`.
 //! - CPM-2: ranks build one index at once. `indexed/tests/it/gpt_cache.rs`:
-//!   `two_builders_at_once_leave_one_cache`.
+//!   `two_concurrent_builders_leave_one_cache`.
 //! - CPM-2: an index is not named after split and tokenizer.
 //!   `an_index_is_named_after_what_it_depends_on`.
 //! - CPM-2: the norm counts once what tensor parallel ranks have parts of.
@@ -19,9 +19,9 @@
 //!   `unknown_keys_are_refused_by_name_with_the_nearest_known_one`.
 //! - CPM-1, CPM-2: flags lost behind a bracket of the script, or dropped for an underscore.
 //!   `recipe/tests/it/import.rs`: `cpm1_t5_is_a_batch_of_128`,
-//!   `flags_of_the_first_megatron_are_told_from_those_of_today`.
+//!   `flags_of_the_first_megatron_differ_from_current_ones`.
 //! - DeepSpeed's examples: keys of ZeRO-3 that are misspelt and ignored. The same:
-//!   `keys_that_nobody_knows_are_refused_with_the_nearest`.
+//!   `unknown_keys_are_refused_with_the_nearest_known_key`.
 //! - Megatron of 2019: a resumed run validates on other samples. `any_step_goes_on_as_it_went_on`.
 //! - Megatron of 2019: what is saved is padded for a number of ranks.
 //!   `shapes_in_checkpoints_know_no_ranks`.

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers of the tests of this crate.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub fn read(store: &dyn Storage, name: &str) -> Vec<u8> {
     storage::read_all(store, &key(name)).unwrap()
 }
 
-/// A store in a folder that is gone with the guard.
+/// A store in a folder that is deleted with the guard.
 pub fn temp_store() -> (tempfile::TempDir, Arc<dyn Storage>) {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -55,10 +55,11 @@ impl Dice {
     }
 }
 
-/// The calls that changed a store, in their order, as `finish a.bin`.
+/// The calls that changed a store, in order, such as `finish a.bin`.
 pub type Calls = Arc<Mutex<Vec<String>>>;
 
-/// A store that notes the calls that change it, and fails those of these numbers, counted from 0.
+/// A store that records the calls that change it, and fails those with these numbers, counted from
+/// 0.
 pub fn failing(inner: &Arc<dyn Storage>, fail: Range<usize>) -> (Arc<dyn Storage>, Calls) {
     let calls = Calls::default();
     let heard = Arc::clone(&calls);

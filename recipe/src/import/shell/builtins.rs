@@ -1,4 +1,4 @@
-//! Commands: assignments, what is built into bash, functions, and programs that are started.
+//! Commands: assignments, builtins of bash, functions, and started programs.
 
 use super::program::{base, program_at};
 use super::run::{ABANDONED, Flow, Shell, Started, Status};
@@ -6,7 +6,7 @@ use super::test::Truth;
 use super::tree::{Argument, Assign, AssignValue, Redirect};
 use super::{Outcome, is_name};
 
-/// Commands that change nothing about the run, and words that stand before others.
+/// Commands without an effect on the run, and words that precede commands.
 const HARMLESS: [&str; 30] = [
     "cat",
     "cd",
@@ -40,7 +40,7 @@ const HARMLESS: [&str; 30] = [
     "which",
 ];
 
-/// A launch script has some hundred flags; each is compared with the others.
+/// A launch script has about a hundred flags; each is compared with the others.
 const WORDS_MAX: usize = 1 << 14;
 
 /// Shells that read a script from an argument.
@@ -68,7 +68,7 @@ impl Shell {
         }
         let mut words = Vec::new();
         for argument in arguments {
-            // Nothing is named like an expression, so that bash finds no file of that name.
+            // No file has the name of an expression, so that bash matches none.
             if first == "let" {
                 words.push(self.text(written(argument))?);
             } else {
@@ -111,7 +111,7 @@ impl Shell {
         flow
     }
 
-    /// Whether it was made: a read-only variable keeps its value.
+    /// Whether the assignment was made: a read-only variable keeps its value.
     fn assign(&mut self, assign: &Assign) -> Outcome<bool> {
         let done = self.assigned(assign)?;
         if self.exports_all {
@@ -252,7 +252,7 @@ impl Shell {
             let locals = self.locals.last_mut().filter(|_| has_locals);
             if let Some(locals) = locals.filter(|it| it.iter().all(|(other, _)| other != name)) {
                 locals.push((name.to_owned(), old));
-                // What it is until it gets a value: nothing, whatever it was outside.
+                // Unset until it gets a value, whatever the outer variable is.
                 if !self.variables.is_read_only(name) {
                     self.variables.own.insert(name.to_owned());
                     self.variables.restore(name, None);
@@ -333,7 +333,7 @@ impl Shell {
             }
             "return" => {
                 self.status = ended_with(arguments.first(), before);
-                // Outside of a function bash does not obey.
+                // Outside of a function bash ignores it.
                 return Ok(if self.locals.is_empty() { Flow::Next } else { Flow::Return });
             }
             "read" => self.read_line(arguments)?,
@@ -356,7 +356,7 @@ impl Shell {
         if name == "break" { Flow::Break(levels) } else { Flow::Continue(levels) }
     }
 
-    /// All of them.
+    /// Sets all positional parameters.
     pub(super) fn set_arguments(&mut self, arguments: &[String]) {
         self.arguments = arguments.to_vec();
         self.has_all_arguments = true;
@@ -438,11 +438,11 @@ impl Shell {
         self.write_unknown("source");
     }
 
-    /// A command that is no part of bash.
+    /// A command that is not a builtin.
     fn start(&mut self, words: Vec<String>) -> Outcome<Flow> {
         let name = words[0].clone();
         let line = self.line;
-        // They are compared with each other.
+        // Commands are compared with each other.
         self.limits.spend(16 * (self.started.len() + self.cut.len()))?;
         if name.starts_with('-') {
             self.cut.push(Started { line, words });
@@ -491,7 +491,7 @@ impl Shell {
         Ok(Flow::Next)
     }
 
-    /// `bash -c '...' name arguments`, behind a launcher or alone; or a script that it reads.
+    /// `bash -c '...' name arguments`, after a launcher or alone; or a script that it reads.
     fn start_shell(&mut self, words: &[String], at: usize) -> Outcome<Flow> {
         let flags = words[at + 1..].iter().take_while(|it| it.starts_with('-')).count();
         let has_text = words[at + 1..=at + flags].iter().any(|it| is_command_flag(it));
@@ -525,7 +525,7 @@ impl Shell {
     }
 }
 
-/// Of `exit` and `return`: the code that is given, or that of the command before.
+/// The code of `exit` and `return`: the argument, or the code of the command before.
 fn ended_with(code: Option<&String>, before: Status) -> Status {
     match code.map(|code| code.parse()) {
         None => before,
@@ -538,7 +538,7 @@ fn is_command_flag(flag: &str) -> bool {
     flag.starts_with('-') && !flag.starts_with("--") && flag.contains('c')
 }
 
-/// Which word is a shell that reads a script, if all before it starts programs.
+/// The index of a shell that reads a script, if all words before it start programs.
 fn inner_script(words: &[String]) -> Option<usize> {
     let at = words.iter().position(|word| SHELLS.contains(&base(word)))?;
     if words[..at].iter().any(|word| word.ends_with(".py")) {

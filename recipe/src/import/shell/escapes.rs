@@ -1,4 +1,4 @@
-//! Escapes: those of `$'...'`, of `echo -e` and `printf`, and of backquotes.
+//! Escapes of `$'...'`, of `echo -e` and `printf`, and of backquotes.
 
 /// `$'...'`
 pub(super) fn ansi(chars: &[char]) -> String {

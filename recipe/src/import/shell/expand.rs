@@ -1,4 +1,4 @@
-//! Words as a command gets them: quotes removed, variables and commands replaced, split at `IFS`.
+//! Word expansion: removes quotes, replaces variables and commands, and splits at `IFS`.
 
 use super::math::NoNumber;
 use super::param::Value;
@@ -7,40 +7,40 @@ use super::scan::{brace_end, braces, double_end, escaped_end, paren_end};
 use super::vars::TEXT_BYTES_MAX;
 use super::{Outcome, Shell, is_name_char, is_unknown, marker, marker_len};
 
-/// Expansions in each other.
+/// Maximum depth of nested expansions.
 const NESTED_MAX: usize = 64;
 
-/// What a word becomes.
+/// The context of an expansion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// Words of a command: split, and looked up as names of files.
+    /// Words of a command: split, and matched with names of files.
     Words,
-    /// One text, as of an assignment.
+    /// One text, as in an assignment.
     Text,
-    /// A pattern, in which what was quoted has a `\`.
+    /// A pattern, in which quoted characters have a `\`.
     Pattern,
 }
 
-/// In which quotes a text is read.
+/// The quotes around a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quotes {
     None,
     /// Inside of `"..."`.
     Double,
-    /// What follows `:-` inside of `"..."`, where quotes vanish.
+    /// The text after `:-` inside of `"..."`, where quotes are removed.
     Operand,
-    /// A here-document, where quotes are text.
+    /// A here-document, in which quotes are text.
     Document,
 }
 
-/// The words that are made of one.
+/// The words that one word expands to.
 #[derive(Debug)]
 pub(super) struct Fields {
     goal: Goal,
     separators: String,
     done: Vec<String>,
     text: String,
-    /// Whether there is a word yet, which may be empty.
+    /// Whether there is a current word, which may be empty.
     exists: bool,
     /// Whether it has an unquoted `*`, `?` or `[`.
     globs: bool,
@@ -152,7 +152,7 @@ impl Fields {
         }
     }
 
-    /// Of a goal that is one text.
+    /// The result in a context of one text.
     pub(super) fn into_text(self) -> String {
         self.text
     }
@@ -163,7 +163,7 @@ impl Fields {
     }
 }
 
-/// Whether bash would compare it with the names of files.
+/// Whether bash would match a text with the names of files.
 fn looks_up_files(text: &str) -> bool {
     let mut bare = String::new();
     let mut rest = text;
@@ -179,7 +179,7 @@ fn looks_up_files(text: &str) -> bool {
 }
 
 impl Shell {
-    /// The words that a word of a command becomes.
+    /// The words that a word of a command expands to.
     pub(super) fn words(&mut self, word: &str) -> Outcome<Vec<String>> {
         let Some(parts) = braces(word) else { return Ok(vec![marker(word)]) };
         let mut all = Vec::new();
@@ -201,7 +201,7 @@ impl Shell {
         self.goal(word, Goal::Pattern, Quotes::None)
     }
 
-    /// What is between `<<EOF` and `EOF`, or in `$(( ))`.
+    /// The text between `<<EOF` and `EOF`, or in `$(( ))`.
     pub(super) fn document(&mut self, text: &str) -> Outcome<String> {
         self.goal(text, Goal::Text, Quotes::Document)
     }
@@ -222,7 +222,7 @@ impl Shell {
         given.unwrap_or_else(|| " \t\n".to_owned())
     }
 
-    /// Adds what a text becomes.
+    /// Appends the expansion of a text.
     pub(super) fn expand(
         &mut self,
         chars: &[char],
@@ -302,7 +302,7 @@ impl Shell {
     fn expand_double(&mut self, chars: &[char], at: usize, fields: &mut Fields) -> Outcome<usize> {
         let end = double_end(chars, at).ok_or("unclosed quote or parenthesis")?;
         let inner = &chars[at + 1..end - 1];
-        // `"$@"` of nothing is no word, but `""` is one.
+        // `"$@"` without arguments is no word, but `""` is one.
         fields.exists |= inner.is_empty();
         self.expand(inner, fields, Quotes::Double)?;
         Ok(end)
@@ -338,7 +338,7 @@ impl Shell {
         }
     }
 
-    /// What begins with `$` or a backquote.
+    /// An expansion that starts with `$` or a backquote.
     fn expand_sign(
         &mut self,
         chars: &[char],
@@ -419,7 +419,7 @@ impl Shell {
         }
     }
 
-    /// The value of what an expression expands to.
+    /// The value of the expansion of an expression.
     fn evaluated(&mut self, text: &str, expanded: &str) -> Outcome<Option<i64>> {
         let (value, bytes) = super::math::evaluate(&expanded.replace('"', ""), &mut self.variables);
         self.limits.spend(16 * bytes)?;

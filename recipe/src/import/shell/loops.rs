@@ -1,14 +1,14 @@
-//! Loops, in bounded rounds.
+//! Loops, with a bounded number of rounds.
 
 use super::run::{Flow, Shell, Status};
 use super::tree::List;
 use super::{Outcome, is_unknown};
 
-/// Rounds of one loop. A launch script counts layers or nodes.
+/// Maximum of rounds of a loop. Launch scripts count layers or nodes.
 const ROUNDS_MAX: usize = 10_000;
 
 impl Shell {
-    /// What a loop makes of the end of its body: whether it ends, and with what.
+    /// Handles the end of the body of a loop: whether the loop ends, and with which result.
     fn after_round(&mut self, flow: Flow) -> Option<Flow> {
         match flow {
             Flow::Next | Flow::Continue(0 | 1) => None,
@@ -26,7 +26,8 @@ impl Shell {
         Ok(self.after_round(flow))
     }
 
-    /// A loop of which it is not known how often it runs: once, and what it changes is not known.
+    /// A loop with an unknown number of rounds: it is run once, and variables that it changes
+    /// become unknown.
     fn round_unknown(&mut self, body: &List) -> Outcome<Flow> {
         let line = self.line;
         self.limits.spend(self.variables.bytes())?;

@@ -5,38 +5,38 @@
 
 use super::vars::{TEXT_BYTES_MAX, Variables};
 
-/// Parentheses and operators in each other, and variables that name variables.
+/// Maximum depth of parentheses, operators, and variables that name variables.
 const NESTED_MAX: usize = 64;
 
-/// Signs, numbers and names of expressions in each other: a frame of the stack for each.
+/// Maximum of signs, numbers and names in nested expressions: a stack frame for each.
 const TOKENS_MAX: usize = 4096;
 
 /// Why an expression has no value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoNumber {
-    /// It depends on this, which is not known.
+    /// It depends on this unknown value.
     Unknown(String),
-    /// Bash stops at it too.
+    /// It is an error in bash too.
     Wrong(String),
-    /// It is longer than what is read here.
+    /// It exceeds a limit of this parser.
     TooLong,
 }
 
-/// Its value, and how many bytes were read for it. Assignments in it are made.
+/// The value of an expression, and how many bytes were read for it. Assignments in it are made.
 pub(super) fn evaluate(text: &str, variables: &mut Variables) -> (Result<i64, NoNumber>, usize) {
     let mut scope = Scope { variables, depth: 0, tokens: 0, bytes: 0 };
     let value = scope.evaluate(text);
     (value, scope.bytes)
 }
 
-/// Where an expression is computed, and how much of it there is.
+/// The state of an evaluation, with its limits.
 struct Scope<'a> {
     variables: &'a mut Variables,
-    /// Variables that name variables.
+    /// Depth of variables that name variables.
     depth: usize,
-    /// Those of the expressions that are open.
+    /// Tokens of the open expressions.
     tokens: usize,
-    /// All that was read: a variable is an expression, and is read as often as it is named.
+    /// Bytes read in total: a variable is an expression, which is read every time it is named.
     bytes: usize,
 }
 
@@ -77,7 +77,7 @@ impl Scope<'_> {
         self.evaluate(index).map(|index| index.to_string())
     }
 
-    /// The value of a variable, which is an expression itself.
+    /// The value of a variable, which is evaluated as an expression.
     fn read(&mut self, name: &str, index: Option<&str>) -> Result<i64, NoNumber> {
         let text = match index {
             Some(index) => {
@@ -104,7 +104,7 @@ enum MathToken {
     Number(i64),
     /// A variable, and the text of its index.
     Name(String, Option<String>),
-    /// What is not known.
+    /// The name of an unknown value.
     Unknown(String),
     Sign(&'static str),
 }
@@ -138,7 +138,7 @@ fn tokens(text: &str) -> Option<Vec<MathToken>> {
             tokens.push(MathToken::Sign(if c == '(' { "(" } else { ")" }));
         } else {
             let sign = SIGNS.into_iter().find(|sign| rest.starts_with(sign))?;
-            // `--` and `++` of what is no variable are two signs.
+            // `--` and `++` before other than a variable are two signs.
             let is_pair = matches!(sign, "++" | "--") && !beside_name(&tokens, &rest[2..]);
             len = if is_pair { 1 } else { sign.len() };
             tokens.push(MathToken::Sign(match (is_pair, sign) {
@@ -201,7 +201,7 @@ enum Math {
     Choice(Box<Math>, Box<Math>, Box<Math>),
     /// A variable, `=` or the operator before it, and the value.
     Assign(String, Option<String>, &'static str, Box<Math>),
-    /// A variable, the difference, and whether the old value counts.
+    /// A variable, the increment, and whether the result is the old value.
     Step(String, Option<String>, i64, bool),
 }
 
@@ -211,7 +211,7 @@ struct Parser<'a> {
     depth: usize,
 }
 
-/// Operators of two sides, from those that bind least.
+/// Binary operators, from the lowest precedence.
 const LEVELS: [&[&str]; 10] = [
     &["||"],
     &["&&"],
@@ -293,7 +293,7 @@ impl Parser<'_> {
         Some(left)
     }
 
-    /// Of the right side first.
+    /// The right side first.
     fn power(&mut self) -> Option<Math> {
         let left = self.unary()?;
         if self.take("**").is_none() {
@@ -404,7 +404,7 @@ impl Math {
 }
 
 impl Math {
-    /// What it would assign is not known either.
+    /// The variable that it would assign becomes unknown too.
     fn forget(&self, variables: &mut Variables) {
         match self {
             Math::Number(_) | Math::Unknown(_) | Math::Name(..) => {}

@@ -1,14 +1,13 @@
-//! Launch scripts: the command that trains, as bash would start it, without running anything.
+//! Launch scripts: finds the training command, as bash would start it, without running anything.
 //!
-//! In reading order: `tree` has the statements, by the grammar of bash. `run` and `loops` follow
-//! them, with the commands of `builtins` and `streams`. `expand` and `param` make words, with
-//! `scan`, `escapes`, `vars`, `math` and `pattern`; `test` has the conditions. `program` finds the
-//! command that trains.
+//! In reading order: `tree` parses the statements, by the grammar of bash. `run` and `loops`
+//! interpret them, with the commands of `builtins` and `streams`. `expand` and `param` expand
+//! words, with `scan`, `escapes`, `vars`, `math` and `pattern`; `test` has the conditions.
+//! `program` finds the training command.
 //!
-//! What comes from outside of the script, or from a program that would have to run, is not known.
-//! Such a value keeps its name, as `${NAME}`, and is refused where it would become a value of the
-//! config.
-//! A condition that is not known is answered both ways, and what depends on it is listed.
+//! Values from outside of the script, or from a program that would have to run, are unknown. Such a
+//! value keeps its name, as `${NAME}`, and is refused as a value of the config. For an unknown
+//! condition both branches are interpreted, and their differences are listed.
 
 mod builtins;
 mod escapes;
@@ -34,48 +33,47 @@ use vars::Variables;
 /// An error is a sentence that ends the import of a file.
 type Outcome<T> = Result<T, String>;
 
-/// Ways through a script that are looked at: six conditions that are independent.
-const WAYS_MAX: usize = 64;
+/// Maximum of paths through a script: six independent conditions.
+const PATHS_MAX: usize = 64;
 
-/// The parser and the statements in each other are functions in each other: 4,096 expansions of
-/// 4 KiB, twice.
+/// Stack of the parser and the interpreter, which are recursive: 4,096 expansions of 4 KiB, twice.
 const STACK_BYTES: usize = 64 << 20;
 
-/// What a script says.
+/// The result of a script.
 #[derive(Debug, Default)]
 pub(super) struct Script {
-    /// The words of the command that trains, expanded.
+    /// The words of the training command, expanded.
     pub(super) command: Vec<String>,
     pub(super) variables: HashMap<String, String>,
-    /// What a reader should know.
+    /// Notes for the user.
     pub(super) notes: Vec<String>,
-    /// What keeps the import from being sure: what it is about, and why.
+    /// Reasons why the result is uncertain: subject and reason.
     pub(super) doubts: Vec<(String, String)>,
     /// `#SBATCH` lines: flags and values.
     pub(super) batch: Vec<(String, String)>,
 }
 
-/// The command that a launch script trains with, as bash would start it.
+/// The training command of a launch script, as bash would start it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScriptCommand {
-    /// Launchers, program and arguments, expanded. What is not known is `${...}`.
+    /// Launchers, program and arguments, expanded. Unknown values are `${...}`.
     pub words: Vec<String>,
-    /// What keeps the import from being sure: what it is about, and why.
+    /// Reasons why the result is uncertain: subject and reason.
     pub doubts: Vec<(String, String)>,
-    /// What a reader should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 /// Reads a launch script, or a file of flags. Nothing is executed.
 ///
 /// # Errors
-/// A sentence, for a text that is no script or that would take too long.
+/// A sentence, if the text is not a script or would take too long.
 pub fn command_of_script(text: &str) -> Result<ScriptCommand, String> {
     let Script { command: words, doubts, notes, .. } = read(text, &[])?;
     Ok(ScriptCommand { words, doubts, notes })
 }
 
-/// `arguments` are those of the script; without one they are not known.
+/// `arguments` are those of the script; if empty, they are unknown.
 pub(super) fn read(text: &str, arguments: &[String]) -> Outcome<Script> {
     let (text, arguments) = (text.to_owned(), arguments.to_owned());
     let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
@@ -93,7 +91,7 @@ fn follow(text: &str, arguments: &[String]) -> Outcome<Script> {
         script.command = flags(&text.replace("\r\n", "\n"))?;
         return Ok(script);
     }
-    // Bash takes the carriage return for a character, so that no line is continued.
+    // To bash a carriage return is a character, so no line is continued.
     let text = text.replace("\\\r\n", "\\ \n").replace("\r\n", "\n");
     if is_dos {
         script.doubts.push((
@@ -105,9 +103,9 @@ fn follow(text: &str, arguments: &[String]) -> Outcome<Script> {
     }
     script.batch = batch(&text);
     let list = tree::parse(&text, 1)?;
-    let ways = ways(&list, &script.batch, arguments)?;
-    let Some(base) = ways.runs.iter().find(|run| run.command.is_some()) else {
-        if let Some(cut) = ways.runs.iter().find_map(|run| run.shell.cut.first()) {
+    let paths = explore_paths(&list, &script.batch, arguments)?;
+    let Some(base) = paths.runs.iter().find(|run| run.command.is_some()) else {
+        if let Some(cut) = paths.runs.iter().find_map(|run| run.shell.cut.first()) {
             return Err(format!("line {}: '{}' is not a command", cut.line, cut.words[0]));
         }
         if arguments.is_empty() && ["$1", "${1", "$#", "$@"].iter().any(|it| text.contains(it)) {
@@ -119,18 +117,18 @@ fn follow(text: &str, arguments: &[String]) -> Outcome<Script> {
     let Some(command) = &base.command else { return Ok(script) };
     script.notes.extend(base.shell.notes.iter().cloned());
     script.notes.extend(base.several());
-    if let Some(question) = base.shell.questions.iter().find(|it| !ways.is_first_answer(it)) {
+    if let Some(question) = base.shell.questions.iter().find(|it| !paths.is_first_answer(it)) {
         script.notes.push(format!(
             "line {}: '{}' is taken as {}, because otherwise nothing is trained",
             question.line, question.text, question.answer
         ));
     }
     script.doubts.extend(cut_off(&base.shell.cut, &text, is_dos));
-    script.doubts.extend(differences(base, &ways.runs));
-    if ways.is_cut {
+    script.doubts.extend(differences(base, &paths.runs));
+    if paths.is_cut {
         script.doubts.push((
             "conditions".to_owned(),
-            format!("more than {WAYS_MAX} ways through the script cannot be known"),
+            format!("more than {PATHS_MAX} ways through the script cannot be known"),
         ));
     }
     let defaulted = &base.shell.variables.defaulted;
@@ -145,7 +143,7 @@ fn follow(text: &str, arguments: &[String]) -> Outcome<Script> {
     Ok(script)
 }
 
-/// The words of a file that has nothing but flags.
+/// The words of a file that has only flags.
 fn flags(text: &str) -> Outcome<Vec<String>> {
     let list = tree::parse(text, 1)?;
     let mut shell = Shell::new(Variables::default(), Limits::default(), Vec::new());
@@ -166,7 +164,7 @@ fn flags(text: &str) -> Outcome<Vec<String>> {
     Ok(all)
 }
 
-/// The command without arguments of nothing but spaces, which a `\` before a space makes.
+/// The command without arguments that are only spaces, which a `\` before a space makes.
 fn words_of(command: &Started, doubts: &mut Vec<(String, String)>) -> Vec<String> {
     let is_blank = |word: &&String| !word.is_empty() && word.trim().is_empty();
     if command.words.iter().any(|word| is_blank(&word)) {
@@ -180,7 +178,7 @@ fn words_of(command: &Started, doubts: &mut Vec<(String, String)>) -> Vec<String
     command.words.iter().filter(|word| !is_blank(word)).cloned().collect()
 }
 
-/// One way through a script.
+/// One path through a script.
 struct Way {
     shell: Shell,
     command: Option<Started>,
@@ -192,7 +190,7 @@ struct Ways {
 }
 
 impl Ways {
-    /// Whether the most likely way has this answer, or another question.
+    /// Whether the most likely path has this answer, or another question.
     fn is_first_answer(&self, question: &Question) -> bool {
         let first = self.runs.first().map(|run| &run.shell.questions[..]).unwrap_or_default();
         let same = first.iter().find(|it| it.line == question.line && it.text == question.text);
@@ -200,15 +198,15 @@ impl Ways {
     }
 }
 
-/// All ways, by the answers to what cannot be known; the first is the most likely.
-fn ways(list: &List, batch: &[(String, String)], arguments: &[String]) -> Outcome<Ways> {
+/// All paths, by the answers to unknown conditions; the first is the most likely.
+fn explore_paths(list: &List, batch: &[(String, String)], arguments: &[String]) -> Outcome<Ways> {
     let mut own = Names::default();
     own.list(list);
     let mut limits = Limits::default();
     let mut open = std::collections::VecDeque::from([Vec::new()]);
     let mut runs: Vec<Way> = Vec::new();
     while let Some(answers) = open.pop_front() {
-        if runs.len() == WAYS_MAX {
+        if runs.len() == PATHS_MAX {
             return Ok(Ways { runs, is_cut: true });
         }
         let from = answers.len();
@@ -219,8 +217,8 @@ fn ways(list: &List, batch: &[(String, String)], arguments: &[String]) -> Outcom
         }
         shell.run_script(list)?;
         limits = shell.limits.clone();
-        // More than those are never looked at, and each has all answers before it.
-        let more = (WAYS_MAX + 1).saturating_sub(runs.len() + open.len());
+        // At most these are interpreted, and each has all answers before it.
+        let more = (PATHS_MAX + 1).saturating_sub(runs.len() + open.len());
         for at in (from..shell.questions.len()).take(more) {
             let mut answers: Vec<bool> =
                 shell.questions[..=at].iter().map(|question| question.answer).collect();
@@ -238,7 +236,7 @@ fn start(own: &HashSet<String>, batch: &[(String, String)]) -> Variables {
     let mut variables = Variables::default();
     variables.own.clone_from(own);
     let mut set = |name: &str, value: String| {
-        // Fails only for what is too long.
+        // Fails only for too long values.
         _ = variables.set(name, None, value);
         variables.exported.insert(name.to_owned());
     };
@@ -259,7 +257,7 @@ fn start(own: &HashSet<String>, batch: &[(String, String)]) -> Variables {
     variables
 }
 
-/// The lines for Slurm at the head of a script, as flags and values.
+/// The `#SBATCH` lines at the head of a script, as flags and values.
 fn batch(text: &str) -> Vec<(String, String)> {
     let mut flags = Vec::new();
     for line in text.lines() {
@@ -289,7 +287,7 @@ fn batch(text: &str) -> Vec<(String, String)> {
     flags
 }
 
-/// The last of those that most surely train.
+/// The last of the commands that most probably train.
 fn choice(started: &[Started]) -> Option<&Started> {
     started.iter().max_by_key(|command| command.trains())
 }
@@ -333,7 +331,7 @@ impl Way {
     }
 }
 
-/// Statements that begin with a flag: the command before them ended too early.
+/// Statements that start with a flag: the command before them ended too early.
 fn cut_off(cut: &[Started], text: &str, is_dos: bool) -> Vec<(String, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let cause = |line: usize| {
@@ -365,7 +363,7 @@ fn cut_off(cut: &[Started], text: &str, is_dos: bool) -> Vec<(String, String)> {
     all
 }
 
-/// What is different on the ways where a condition that is not known goes the other way.
+/// The differences on the paths with the other answer to an unknown condition.
 fn differences(base: &Way, runs: &[Way]) -> Vec<(String, String)> {
     let Some(command) = &base.command else { return Vec::new() };
     let flipped = |run: &Way| -> Vec<Question> {
@@ -406,7 +404,7 @@ fn differences(base: &Way, runs: &[Way]) -> Vec<(String, String)> {
     all
 }
 
-/// The flags that one of two commands has and the other has not, or with another value.
+/// The flags that only one of two commands has, or that have other values.
 fn changes(a: &[String], b: &[String]) -> Vec<String> {
     let groups = |words: &[String]| -> Vec<String> {
         let mut groups: Vec<String> = Vec::new();
@@ -432,7 +430,7 @@ fn changes(a: &[String], b: &[String]) -> Vec<String> {
     all
 }
 
-/// The names that a script gives values to, but for those whose value is made of themselves alone.
+/// The variables that a script assigns, except those whose value depends only on themselves.
 #[derive(Default)]
 struct Names {
     names: HashSet<String>,
@@ -509,13 +507,13 @@ fn mentions(text: &str, name: &str) -> bool {
     is_plain || text.split(&braced).skip(1).any(is_braced)
 }
 
-/// Whether a text is an argument of the script that is not known, and nothing else.
+/// Whether a text is only an unknown argument of the script.
 fn is_argument(text: &str) -> bool {
     let name = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
     name.is_some_and(|name| name.parse::<usize>().is_ok())
 }
 
-/// What is not known keeps its name, in one word, so that it is seen.
+/// The marker of an unknown value: its name, in one word.
 fn marker(name: &str) -> String {
     let name = name.split_whitespace().collect::<Vec<_>>().join("_");
     let name = name.replace("${", "$(").replace('{', "(").replace('}', ")");
@@ -524,13 +522,13 @@ fn marker(name: &str) -> String {
     format!("${{{}}}", &name[..end])
 }
 
-/// The length of the marker that a text begins with.
+/// The length of the marker at the start of a text.
 fn marker_len(text: &str) -> Option<usize> {
     text.strip_prefix("${")?;
     text.find('}').map(|end| end + 1)
 }
 
-/// Whether a text has a part that is not known.
+/// Whether a text has an unknown part.
 pub(super) fn is_unknown(text: &str) -> bool {
     text.contains("${")
 }

@@ -5,10 +5,10 @@ use super::pattern::GlobPattern;
 use super::scan::skip;
 use super::{Outcome, Shell, Status, is_name_char, is_unknown, marker, marker_len};
 
-/// Every part of a text is compared with a pattern; a longer text is not known.
+/// Every part of a text is compared with a pattern; the result for a longer text is unknown.
 const PARTS_MAX: usize = 1024;
 
-/// Set by bash, by the login or by the scheduler, whatever the script does.
+/// Set by bash, by the login or by the scheduler, regardless of the script.
 const ALWAYS_SET: [&str; 24] = [
     "BASH",
     "BASH_SOURCE",
@@ -36,7 +36,7 @@ const ALWAYS_SET: [&str; 24] = [
     "USER",
 ];
 
-/// A text, or several; whether `*` stood for them, which joins them in quotes.
+/// A text, or several; whether they are from `*`, which joins them in quotes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     One(String),
@@ -58,7 +58,7 @@ impl Value {
         }
     }
 
-    /// Whether it is empty; none where that is not known.
+    /// Whether it is empty; `None` if unknown.
     fn is_empty(&self) -> Option<bool> {
         let text = match self {
             Value::One(text) => text.as_str(),
@@ -83,7 +83,7 @@ impl Value {
 }
 
 impl Shell {
-    /// `$@`, `$1`, `$?` and their kin.
+    /// `$@`, `$1`, `$?` and other special parameters.
     pub(super) fn special(&self, name: &str) -> Option<Value> {
         if let Ok(at) = name.parse::<usize>() {
             return match at.checked_sub(1) {
@@ -106,7 +106,7 @@ impl Shell {
         })
     }
 
-    /// What is between `${` and `}`.
+    /// The text between `${` and `}`.
     pub(super) fn expand_braced(
         &mut self,
         inner: &[char],
@@ -167,7 +167,7 @@ impl Shell {
         Ok(())
     }
 
-    /// `${#NAME}`; none where it is not known.
+    /// `${#NAME}`; `None` if unknown.
     fn length(&mut self, inner: &[char]) -> Outcome<Option<usize>> {
         let Some((name, index, _)) = subject(inner).filter(|(.., end)| *end == inner.len()) else {
             return Ok(None);
@@ -185,7 +185,7 @@ impl Shell {
         })
     }
 
-    /// The value of a variable; none if it is not set, a marker if it comes from outside.
+    /// The value of a variable; `None` if unset, a marker if it is from outside.
     fn value(&mut self, name: &str, index: Option<&str>) -> Outcome<Option<Value>> {
         let value = self.looked_up(name, index)?;
         self.limits.spend(value.as_ref().map_or(0, Value::bytes))?;
@@ -206,7 +206,7 @@ impl Shell {
         })
     }
 
-    /// An index as a number, or as the key of a map. None where it is not known.
+    /// An index as a number, or as the key of a map. `None` if unknown.
     pub(super) fn index(&mut self, name: &str, index: &str) -> Outcome<Option<String>> {
         if self.variables.is_map(name) {
             let key = self.text(index)?;
@@ -215,7 +215,7 @@ impl Shell {
         Ok(self.math(index)?.map(|at| at.to_string()))
     }
 
-    /// Whether a variable without a value is to be taken as not set.
+    /// Whether a variable without a value counts as unset.
     fn is_default_used(&mut self, name: &str) -> bool {
         let by_scheduler = name.starts_with("SLURM_") && self.is_batch_job;
         if ALWAYS_SET.contains(&name) || by_scheduler {
@@ -244,7 +244,7 @@ impl Shell {
         let is_outside = is_outside && operator[0] != '?';
         self.limits.spend(16 * self.variables.defaulted.len())?;
         let value = value.filter(|_| !(is_outside && self.is_default_used(name)));
-        // What is set and empty counts as not set behind a colon.
+        // With a colon, set but empty counts as unset.
         let is_missing = match &value {
             None => Some(true),
             Some(Value::Many(items, _)) if items.is_empty() => Some(true),
@@ -281,7 +281,7 @@ impl Shell {
         Ok(())
     }
 
-    /// The value after a `%`, `#`, `/`, `^`, `,`, `:` or `@`. None where it is not known.
+    /// The value after a `%`, `#`, `/`, `^`, `,`, `:` or `@`. `None` if unknown.
     fn changed(&mut self, value: Value, operator: &[char]) -> Outcome<Option<Value>> {
         let twice = operator.get(1) == Some(&operator[0]);
         let rest = &operator[if twice { 2 } else { 1 }..];
@@ -318,7 +318,7 @@ impl Shell {
             return Ok(None);
         }
         let colon = (0..range.len()).find(|at| {
-            // Not that of `a ? b : c`, nor one in parentheses.
+            // Not the colon of `a ? b : c`, nor one in parentheses.
             let before: String = range[..*at].iter().collect();
             let is_open = before.matches('(').count() > before.matches(')').count();
             range[*at] == ':' && !before.contains('?') && !is_open
@@ -356,12 +356,12 @@ impl Shell {
         let with: String = operand.get(at + 1..).unwrap_or_default().iter().collect();
         let Some(pattern) = GlobPattern::new(&self.pattern(&pattern)?) else { return Ok(None) };
         let with = self.text(&with)?;
-        // Since 5.2 `&` is what was found; before, it is itself.
+        // Since bash 5.2 `&` is the matched text; before, it is literal.
         if with.contains('&') || is_unknown(&with) {
             return Ok(None);
         }
         let bytes = value.bytes();
-        // Without a `*` only parts of the length of the pattern match.
+        // Without a `*` only parts with the length of the pattern match.
         let lengths = if pattern.has_star() { bytes.min(PARTS_MAX / 8) } else { 1 };
         let steps = bytes.saturating_mul(lengths).saturating_mul(pattern.len() + 1);
         self.limits.spend(steps / 16)?;
@@ -369,7 +369,7 @@ impl Shell {
     }
 }
 
-/// Of `NAME`, `NAME[index]`, `1` or `@`: the name, the index, and where it ends.
+/// Parses `NAME`, `NAME[index]`, `1` or `@` into the name, the index, and the end.
 fn subject(inner: &[char]) -> Option<(String, Option<String>, usize)> {
     let first = *inner.first()?;
     let len = if first.is_ascii_digit() {
@@ -421,7 +421,7 @@ fn cased(text: &str, is_upper: bool, all: bool) -> String {
     text.chars().enumerate().map(changed).collect()
 }
 
-/// Without the shortest or longest part at the end, or at the start, that matches.
+/// Removes the shortest or longest matching part at the end or at the start.
 fn trimmed(text: &str, pattern: &GlobPattern, at_end: bool, longest: bool) -> Option<String> {
     let chars: Vec<char> = text.chars().collect();
     if chars.len() > PARTS_MAX {
@@ -448,14 +448,14 @@ fn replace(text: &str, pattern: &GlobPattern, with: &str, kind: Option<char>) ->
     if chars.len() > parts_max {
         return None;
     }
-    // Without a `*` it matches parts of its own length alone.
+    // Without a `*` it only matches parts of its own length.
     let len_only = (!pattern.has_star()).then_some(pattern.len());
     let mut out = String::new();
     let mut at = 0;
     let mut done = false;
     while at < chars.len() {
         let is_place = !done && (kind != Some('#') || at == 0);
-        // At the end, the longest part is the one that starts first.
+        // At the end, the longest part starts first.
         let len = (1..=chars.len() - at)
             .rev()
             .filter(|len| is_place && (kind != Some('%') || at + len == chars.len()))

@@ -1,9 +1,9 @@
 //! Patterns of the shell: `*`, `?` and `[...]`, against a text.
 
-/// Comparisons of one match; more is taken as not known.
+/// Maximum of comparisons of one match; beyond, the result is unknown.
 const STEPS_MAX: usize = 1 << 20;
 
-/// A pattern that is read once and used often.
+/// A compiled pattern.
 #[derive(Debug)]
 pub(super) struct GlobPattern(Vec<Piece>);
 
@@ -16,7 +16,7 @@ enum Piece {
 }
 
 impl GlobPattern {
-    /// A `\` makes the next character an ordinary one. None for `?(...)` and its kin.
+    /// A `\` makes the next character literal. `None` for `?(...)` and the other extended patterns.
     pub(super) fn new(text: &str) -> Option<Self> {
         let chars: Vec<char> = text.chars().collect();
         let mut pieces = Vec::new();
@@ -44,17 +44,17 @@ impl GlobPattern {
         Some(GlobPattern(pieces))
     }
 
-    /// Whether it has a `*`, which has to be tried at every length.
+    /// Whether it has a `*`, which must be tried at every length.
     pub(super) fn has_star(&self) -> bool {
         self.0.iter().any(|piece| matches!(piece, Piece::Many))
     }
 
-    /// How many characters and classes it has.
+    /// Number of characters and classes.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether all of the text matches. None where that takes too long to find.
+    /// Whether all of the text matches. `None` if that takes too long.
     pub(super) fn matches(&self, text: &[char]) -> Option<bool> {
         if self.0.len().saturating_mul(text.len()) > STEPS_MAX {
             return None;
@@ -97,7 +97,7 @@ impl Piece {
     }
 }
 
-/// `[a-z[:digit:]]` from behind its `[`, and what is behind its `]`.
+/// `[a-z[:digit:]]` from after its `[`, and the text after its `]`.
 fn class(chars: &[char], start: usize) -> Option<(Piece, usize)> {
     let mut at = start;
     let is_negated = matches!(chars.get(at), Some('!' | '^'));
@@ -159,7 +159,7 @@ pub(super) struct Regex {
 }
 
 impl Regex {
-    /// None for groups, alternatives and counts.
+    /// `None` for groups, alternatives and counts.
     pub(super) fn new(text: &str) -> Option<Self> {
         let chars: Vec<char> = text.chars().collect();
         let at_start = chars.first() == Some(&'^');
@@ -191,14 +191,14 @@ impl Regex {
         Some(Regex { pieces, at_start, at_end })
     }
 
-    /// Whether it is found. None where that takes too long to know.
+    /// Whether it is found. `None` if that takes too long.
     pub(super) fn is_in(&self, text: &[char]) -> Option<bool> {
         let steps = text.len().saturating_mul(text.len()).saturating_mul(self.pieces.len());
         if steps > STEPS_MAX {
             return None;
         }
         let starts = if self.at_start { 0..=0 } else { 0..=text.len() };
-        // All places that the pieces so far can end at.
+        // All positions at which the pieces so far can end.
         let mut places: Vec<bool> = (0..=text.len()).map(|at| starts.contains(&at)).collect();
         for (piece, times) in &self.pieces {
             let mut next = vec![false; text.len() + 1];

@@ -1,4 +1,4 @@
-//! Which word of a command is the program that it starts, and whether that trains.
+//! Finds the program that a command starts, and whether it trains.
 
 /// Commands that take the name of a program and do not run it.
 const FILE_TOOLS: [&str; 36] = [
@@ -36,16 +36,16 @@ const OTHER_WORK: [&str; 20] = [
 const TRAINING: [&str; 9] =
     ["train", "finetune", "fine_tune", "gpt", "bert", "t5", "enc_dec", "llama", "ernie"];
 
-/// How sure it is that a program trains.
+/// How likely it is that a program trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trains {
-    /// A program in Python, of any kind.
+    /// A Python program of any kind.
     Perhaps,
-    /// Its name is that of a program that trains.
+    /// Its name is that of a training program.
     Surely,
 }
 
-/// Which word of a command is its program: a `.py`, a module behind `-m`, or `pretrain_...`.
+/// The index of the program in a command: a `.py`, a module after `-m`, or `pretrain_...`.
 pub(crate) fn program_at(words: &[String]) -> Option<usize> {
     let first = base(words.first()?);
     if FILE_TOOLS.contains(&first) {

@@ -1,5 +1,5 @@
-//! Statements in the order in which bash runs them. Nothing is executed: commands that start a
-//! program are written down.
+//! Interprets statements in the order in which bash runs them. Nothing is executed: commands that
+//! start a program are recorded.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -9,23 +9,23 @@ use super::tree::{AndOr, CaseArm, Command, CommandKind, Link, List, Pipeline, Re
 use super::vars::{Variable, Variables};
 use super::{Outcome, is_unknown, marker};
 
-/// Functions, `eval` and `$(...)` in each other.
+/// Maximum depth of functions, `eval` and `$(...)`.
 const CALLS_MAX: usize = 48;
 
-/// Simple commands of all ways through a script.
+/// Maximum of simple commands on all paths through a script.
 const STEPS_MAX: usize = 200_000;
 
-/// Bytes of all texts that are made, a second of work.
+/// Maximum bytes of all generated texts, about a second of work.
 const BYTES_MAX: usize = 1 << 28;
 
-/// Conditions that cannot be known and are remembered: many more than ways that are looked at.
+/// Maximum of recorded unknown conditions: many more than interpreted paths.
 const QUESTIONS_MAX: usize = 1000;
 
-/// The error of a command that bash abandons, up to the next line of the script: a division by 0,
-/// or a value for a read-only variable.
+/// The error of a command that bash aborts, up to the next line of the script: a division by 0, or
+/// a value for a read-only variable.
 pub(super) const ABANDONED: &str = "abandoned";
 
-/// Work that may still be done.
+/// Remaining budgets.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     steps: usize,
@@ -57,7 +57,7 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub(super) enum Status {
     Known(i64),
-    /// What it most likely is, and the command.
+    /// The most likely result, and the command.
     Unknown {
         guess: bool,
         text: String,
@@ -74,7 +74,7 @@ pub(super) enum Flow {
     Exit,
 }
 
-/// A condition that cannot be known, and how it was answered.
+/// An unknown condition, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) line: usize,
@@ -89,50 +89,51 @@ pub(super) struct Started {
     pub(super) words: Vec<String>,
 }
 
-/// The input of a command, which may not be known, and whether its output is elsewhere.
+/// The input of a command, which may be unknown, and whether its output is redirected.
 pub(super) type Opened = (Option<Option<String>>, bool);
 
-/// What a command substitution has of its output.
+/// The output of a command substitution.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Output {
     pub(super) text: String,
     pub(super) is_unknown: bool,
 }
 
-/// The state of a script that is followed.
+/// The state of an interpreted script.
 #[derive(Debug)]
 pub(super) struct Shell {
     pub(super) variables: Variables,
     pub(super) functions: HashMap<String, Rc<Command>>,
     pub(super) arguments: Vec<String>,
-    /// Whether these are all. Those of the script come from outside, unless they were given.
+    /// Whether these are all arguments. Those of the script are from outside, unless they were
+    /// given.
     pub(super) has_all_arguments: bool,
     pub(super) status: Status,
     pub(super) limits: Limits,
-    /// Expansions that are open.
+    /// Depth of open expansions.
     pub(super) depth: usize,
     calls: usize,
     pub(super) loops: usize,
-    /// Conditions that are open: `set -e` does not end a script in them.
+    /// Depth of open conditions, in which `set -e` does not end a script.
     conditions: usize,
     pub(super) ends_on_error: bool,
     pub(super) exports_all: bool,
     pub(super) is_batch_job: bool,
     pub(super) line: usize,
-    /// What is written, if something reads it.
+    /// The output, if something reads it.
     pub(super) output: Option<Output>,
-    /// What the commands read, if it is known.
+    /// The input, if it is known.
     pub(super) input: Option<String>,
-    /// How the last `$(...)` of the command ended.
+    /// The status of the last `$(...)` of the command.
     pub(super) substituted: Option<Status>,
-    /// The first word of the command, as it is written.
+    /// The first word of the command, as written.
     pub(super) written: String,
     /// The words before `bash -c`.
     pub(super) launcher: Vec<String>,
     pub(super) locals: Vec<Vec<(String, Option<Variable>)>>,
     pub(super) notes: Vec<String>,
     pub(super) started: Vec<Started>,
-    /// Statements that begin with a flag.
+    /// Statements that start with a flag.
     pub(super) cut: Vec<Started>,
     pub(super) questions: Vec<Question>,
     /// Answers to the first questions; the others are guessed.
@@ -170,7 +171,7 @@ impl Shell {
         }
     }
 
-    /// A line for the reader, with the place.
+    /// Adds a note for the user, with the line number.
     pub(super) fn note(&mut self, text: &str) {
         let text = format!("line {}: {text}", self.line);
         if !self.notes.contains(&text) && self.notes.len() < 1000 {
@@ -178,7 +179,7 @@ impl Shell {
         }
     }
 
-    /// Runs a script, in which a command that is abandoned ends its line.
+    /// Runs a script. An aborted command ends its line.
     pub(super) fn run_script(&mut self, list: &List) -> Outcome<()> {
         let mut abandoned = None;
         for item in list.iter() {
@@ -242,7 +243,7 @@ impl Shell {
         }
     }
 
-    /// Whether the last command succeeded. What is not known is a question.
+    /// Whether the last command succeeded. An unknown result is a question.
     fn decide(&mut self) -> bool {
         let (guess, text) = match &self.status {
             Status::Known(code) => return *code == 0,
@@ -288,7 +289,7 @@ impl Shell {
                 }
             };
         }
-        // Statements around a command that failed where that is ignored do not fail themselves.
+        // If the failure of a command is ignored, the statements around it do not fail either.
         let counts = match &pipeline.commands[..] {
             [command] => matches!(
                 command.kind,
@@ -305,7 +306,7 @@ impl Shell {
         Ok(if ends { Flow::Exit } else { flow })
     }
 
-    /// Each command of a pipe is a shell of its own, and reads what the one before it writes.
+    /// Each command of a pipe is a subshell, and reads the output of the one before it.
     fn pipe(&mut self, commands: &[Command]) -> Outcome<Flow> {
         let outer = self.input.take();
         let last = commands.len() - 1;
@@ -324,7 +325,7 @@ impl Shell {
         Ok(Flow::Next)
     }
 
-    /// Runs in a shell that changes nothing of this one.
+    /// Runs in a subshell.
     pub(super) fn apart(&mut self, run: impl FnOnce(&mut Self) -> Outcome<Flow>) -> Outcome<()> {
         self.calls += 1;
         if self.calls > CALLS_MAX {
@@ -353,7 +354,7 @@ impl Shell {
         Ok(())
     }
 
-    /// What a `$(...)` writes, or a marker.
+    /// The output of a `$(...)`, or a marker.
     pub(super) fn capture(&mut self, text: &str) -> Outcome<String> {
         self.limits.spend(64 * text.len())?;
         let Ok(list) = parse(text, self.line) else { return Ok(marker(text)) };
@@ -374,7 +375,7 @@ impl Shell {
         Ok(output.text.trim_end_matches('\n').to_owned())
     }
 
-    /// Statements in a text: `eval`, or what `bash -c` has.
+    /// Statements in a text, of `eval` or `bash -c`.
     pub(super) fn run_text(&mut self, text: &str) -> Outcome<Flow> {
         self.limits.spend(64 * text.len())?;
         let list = match parse(text, self.line) {
@@ -424,7 +425,7 @@ impl Shell {
         self.redirected(&command.redirects, |shell| shell.compound(&command.kind))
     }
 
-    /// Runs with its input and output where they are redirected to.
+    /// Runs with redirected input and output.
     pub(super) fn redirected(
         &mut self,
         redirects: &[Redirect],
@@ -591,7 +592,7 @@ impl Shell {
     }
 }
 
-/// Commands that change nothing that flags depend on.
+/// Commands without an effect on flags.
 const INERT: [&str; 32] = [
     ":",
     "cat",
@@ -646,7 +647,7 @@ fn is_inert_pipeline(pipeline: &Pipeline) -> bool {
     })
 }
 
-/// A condition as it is written.
+/// A condition as written.
 fn shown(tree: &super::tree::TestTree) -> String {
     use super::tree::TestTree as Of;
     match tree {

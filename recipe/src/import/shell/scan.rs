@@ -1,12 +1,12 @@
 //! Where the constructs of a word end, and its braces.
 
-/// A word may become so many.
+/// Maximum of words that one word expands to.
 const BRACES_MAX: usize = 4096;
 
-/// Bytes of all words that one becomes: 256 of each of the most.
+/// Maximum bytes of the words that one word expands to: 256 per word.
 const BRACES_BYTES_MAX: usize = 256 * BRACES_MAX;
 
-/// Behind the construct that begins here: a quote, an expansion, an escape, or one character.
+/// The end of the construct that starts here: a quote, an expansion, an escape, or one character.
 pub(super) fn skip(chars: &[char], at: usize, in_double: bool) -> Option<usize> {
     match (chars.get(at)?, chars.get(at + 1)) {
         ('\\', _) => Some((at + 2).min(chars.len())),
@@ -25,7 +25,7 @@ fn position(chars: &[char], c: char) -> Option<usize> {
     chars.iter().position(|other| *other == c)
 }
 
-/// Behind the closing quote.
+/// The end after the closing quote.
 pub(super) fn escaped_end(chars: &[char], mut at: usize, quote: char) -> Option<usize> {
     loop {
         match *chars.get(at)? {
@@ -36,7 +36,7 @@ pub(super) fn escaped_end(chars: &[char], mut at: usize, quote: char) -> Option<
     }
 }
 
-/// Behind a `"..."`.
+/// The end of a `"..."`.
 pub(super) fn double_end(chars: &[char], start: usize) -> Option<usize> {
     let mut at = start + 1;
     while *chars.get(at)? != '"' {
@@ -45,7 +45,7 @@ pub(super) fn double_end(chars: &[char], start: usize) -> Option<usize> {
     Some(at + 1)
 }
 
-/// Behind a `(...)`.
+/// The end of a `(...)`.
 pub(super) fn paren_end(chars: &[char], start: usize) -> Option<usize> {
     let mut at = start + 1;
     loop {
@@ -57,7 +57,7 @@ pub(super) fn paren_end(chars: &[char], start: usize) -> Option<usize> {
     }
 }
 
-/// Behind a `{...}`.
+/// The end of a `{...}`.
 pub(super) fn brace_end(chars: &[char], start: usize, in_double: bool) -> Option<usize> {
     let mut at = start + 1;
     while *chars.get(at)? != '}' {
@@ -69,7 +69,8 @@ pub(super) fn brace_end(chars: &[char], start: usize, in_double: bool) -> Option
     Some(at + 1)
 }
 
-/// `a{b,c}` and `{1..3}`, which bash expands before all else. None where it would be too much.
+/// `a{b,c}` and `{1..3}`, which bash expands before all else. `None` if the result exceeds the
+/// limits.
 pub(super) fn braces(word: &str) -> Option<Vec<String>> {
     if !word.contains('{') {
         return Some(vec![word.to_owned()]);
@@ -110,10 +111,10 @@ fn expand(chars: &[char], budget: &mut usize, depth: usize) -> Option<Vec<String
     Some(vec![chars.iter().collect()])
 }
 
-/// The alternatives of a brace. None where they are too many.
+/// The alternatives of a brace. `None` if there are too many.
 type Parts = Option<Vec<Vec<char>>>;
 
-/// The alternatives of the brace that opens here, and what is behind it.
+/// The alternatives of the brace that opens here, and the text after it.
 fn parts(chars: &[char], open: usize) -> Option<(Parts, usize)> {
     let (mut parts, mut at, mut from, mut depth) = (Vec::new(), open + 1, open + 1, 0_usize);
     loop {

@@ -1,4 +1,4 @@
-//! What commands read and write: `echo`, `printf`, `read`, `cat` and their kin.
+//! Commands that read and write: `echo`, `printf`, `read`, `cat` and others.
 
 use super::builtins::unknown_status;
 use super::program::base;
@@ -165,7 +165,7 @@ impl Shell {
         Ok(())
     }
 
-    /// `cat` of what it reads.
+    /// `cat` of its input.
     pub(super) fn copy(&mut self, name: &str) {
         match self.input.take() {
             Some(text) => self.write(&text),
@@ -213,7 +213,7 @@ impl Shell {
     }
 }
 
-/// The fields of a line, and where each begins.
+/// The fields of a line, and the start of each.
 fn fields(line: &str, separators: &str) -> Vec<(String, usize)> {
     let is_space = |c: char| separators.contains(c) && [' ', '\t', '\n'].contains(&c);
     let mut fields = Vec::new();
@@ -232,7 +232,7 @@ fn fields(line: &str, separators: &str) -> Vec<(String, usize)> {
     fields
 }
 
-/// What `printf` makes of its format. None for what is not known here.
+/// The output of `printf`. `None` for unsupported formats.
 fn formatted(format: &str, arguments: &[String]) -> Option<String> {
     if arguments.iter().any(|it| is_unknown(it)) && format.contains(['d', 'i', 'x']) {
         return Some(marker("printf"));

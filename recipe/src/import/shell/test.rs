@@ -1,11 +1,11 @@
-//! Conditions: `[ ]`, `test` and `[[ ]]`, as far as they can be known.
+//! Conditions: `[ ]`, `test` and `[[ ]]`, as far as their values are known.
 
 use super::pattern::{GlobPattern, Regex};
 use super::tree::{TestTree, Word};
 use super::{Outcome, Shell, Status, is_argument, is_unknown, marker_len};
 
-/// What a condition is. One that is not known is what it would be if nothing outside of the script
-/// were set and no file existed.
+/// The value of a condition. The guess for an unknown one assumes that nothing outside of the
+/// script is set and no file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truth {
     Known(bool),
@@ -47,7 +47,7 @@ fn truth(is: bool, operands: &[&str]) -> Truth {
     if unknown { Truth::Guess(is) } else { Truth::Known(is) }
 }
 
-/// A text as it would be if nothing outside of the script were set.
+/// A text as if nothing outside of the script were set.
 fn bare(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -62,7 +62,7 @@ fn bare(text: &str) -> String {
 }
 
 impl Shell {
-    /// The words between `[` and `]`. An error is what bash takes for false.
+    /// The words between `[` and `]`. An error counts as false in bash.
     pub(super) fn test(&self, words: &[String]) -> Truth {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.test_words(&words).unwrap_or(Truth::Known(false))
@@ -133,8 +133,8 @@ impl Shell {
     fn one(&self, kind: &str, text: &str) -> Option<Truth> {
         Some(match kind {
             "-n" | "-z" => {
-                // Some text beside what is not known is some text. A script that looks whether it
-                // has an argument is read as if it had none.
+                // Text next to an unknown part is not empty. A script that checks whether it has an
+                // argument is interpreted as if it had none.
                 let is_empty = match bare(text) {
                     _ if is_argument(text) => Truth::Known(true),
                     bare if bare.is_empty() => truth(true, &[text]),
@@ -222,7 +222,7 @@ impl Shell {
         let chars: Vec<char> = bare(&left).chars().collect();
         let pattern = self.pattern(&right.text)?;
         self.limits.spend(chars.len().saturating_mul(pattern.len()) / 16)?;
-        // Both are cut short where they are not known, and then guessed.
+        // Both are truncated at unknown parts, and then guessed.
         let found = match kind {
             "=~" => {
                 self.variables.forget("BASH_REMATCH");

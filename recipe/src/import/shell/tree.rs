@@ -1,26 +1,26 @@
-//! A script as a tree: what the grammar of bash makes of it, in the shapes that are run here.
+//! A script as a tree: converts the parse tree of bash to the statements that are interpreted here.
 //!
-//! `brush-parser` has the grammar. Its words are kept as they are written; `expand` reads them when
-//! they are used, because a quote means something else in every place.
+//! `brush-parser` has the grammar. Its words are kept as written. `expand` reads them when they are
+//! used, because the meaning of a quote depends on the context.
 
 use std::rc::Rc;
 
 use brush_parser::ast::{self, CommandPrefixOrSuffixItem as Item, SourceLocation as _};
 use brush_parser::{ParserOptions, SourceSpan, Token, TokenizerOptions};
 
-/// A launch script has some hundred; each can be one frame of the tokenizer's stack.
+/// A launch script has about a hundred; each can be a stack frame of the tokenizer.
 const EXPANSIONS_MAX: usize = 4096;
 
-/// `!`, `&&` and `||` of one `[[ ]]`: each is a frame of the parser's stack.
+/// `!`, `&&` and `||` of one `[[ ]]`: each is a stack frame of the parser.
 const CONDITIONS_MAX: usize = 256;
 
-/// The grammar looks at an unclosed parenthesis in up to three ways: 3^12 is half a million.
+/// The grammar tries up to three parses of an unclosed parenthesis: 3^12 is half a million.
 const NESTED_MAX: usize = 12;
 
-/// Commands in their order.
+/// Commands in order.
 pub(super) type List = Vec<AndOr>;
 
-/// A word as it is written, and its line.
+/// A word as written, and its line.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Word {
     pub(super) text: String,
@@ -33,7 +33,7 @@ pub(super) struct AndOr {
     pub(super) first: Pipeline,
     pub(super) rest: Vec<(Link, Pipeline)>,
     pub(super) in_background: bool,
-    /// Which line of the script it is in: those of one line are read together.
+    /// Line in the script: statements of one line are read together.
     pub(super) unit: usize,
 }
 
@@ -75,11 +75,11 @@ pub(super) enum CommandKind {
 pub(super) struct CaseArm {
     pub(super) patterns: Vec<Word>,
     pub(super) body: List,
-    /// Whether the next arm is run without (`;&`) or with a test (`;;&`).
+    /// Whether the next arm runs without (`;&`) or with a test (`;;&`).
     pub(super) falls: Option<Link>,
 }
 
-/// A word of a command; those of `declare` and its kin can be assignments.
+/// A word of a command; those of `declare` and similar builtins can be assignments.
 #[derive(Clone, Debug)]
 pub(super) enum Argument {
     Word(Word),
@@ -100,11 +100,11 @@ pub(super) enum AssignValue {
     Items(Vec<(Option<Word>, Word)>),
 }
 
-/// What a command reads, or that its output is elsewhere.
+/// The input of a command, or the redirection of its output.
 #[derive(Clone, Debug)]
 pub(super) enum Redirect {
     Output,
-    /// Those of standard error, which is not looked at.
+    /// Redirections of standard error, which are ignored.
     Errors,
     Input,
     HereString(Word),
@@ -124,7 +124,7 @@ pub(super) enum TestTree {
     Two(String, Word, Word),
 }
 
-/// Reads a script, of which the first line has this number.
+/// Parses a script whose first line has this number.
 pub(super) fn parse(text: &str, line: usize) -> Result<List, String> {
     let openings = text.matches(['`', '$']).count();
     if openings > EXPANSIONS_MAX {
@@ -159,7 +159,7 @@ pub(super) fn parse(text: &str, line: usize) -> Result<List, String> {
     Ok(all)
 }
 
-/// `for ((;;))` has two ends of statements, which the tokenizer reads as that of a `case`.
+/// `for ((;;))` has two semicolons, which the tokenizer reads as the end of a `case` arm.
 fn split_double_semicolons(tokens: Vec<Token>) -> Vec<Token> {
     let mut out: Vec<Token> = Vec::with_capacity(tokens.len());
     let mut depth = 0_usize;
@@ -183,7 +183,7 @@ fn split_double_semicolons(tokens: Vec<Token>) -> Vec<Token> {
     out
 }
 
-/// Refuses what the parser cannot read in bounded time or would panic on.
+/// Refuses text that the parser cannot read in bounded time or would panic on.
 fn check(tokens: &[Token], line: usize) -> Result<(), String> {
     let (mut parens, mut blocks) = (0_usize, 0_usize);
     let mut conditions = None;
@@ -226,7 +226,7 @@ fn check(tokens: &[Token], line: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a command can begin behind this.
+/// Whether a command can start after this.
 fn begins_command(token: &Token) -> bool {
     match token {
         Token::Operator(text, _) => !text.contains(['<', '>']),
@@ -237,7 +237,7 @@ fn begins_command(token: &Token) -> bool {
     }
 }
 
-/// An index in an index is read once for each thing that it could be.
+/// A nested index is parsed once for each possible meaning.
 fn check_index(word: &str, line: usize) -> Result<(), String> {
     let Some((name, rest)) = word.split_once('[') else { return Ok(()) };
     if !super::is_name(name) {
@@ -261,7 +261,7 @@ impl TreeBuilder {
         self.line + place.map_or(1, |place| place.start.line).saturating_sub(1)
     }
 
-    /// A word with the spaces it is written with, which tokens of `${...}` lack.
+    /// A word with its original spaces, which tokens of `${...}` lack.
     fn word(&self, word: &ast::Word) -> Word {
         let line = self.at(word.loc.as_ref());
         let text = word.loc.as_ref().filter(|_| word.value.contains("${"));
@@ -271,7 +271,7 @@ impl TreeBuilder {
 
     fn written(&self, value: &str, place: &SourceSpan) -> Option<String> {
         let text: String = self.chars.get(place.start.index..place.end.index)?.iter().collect();
-        // A place begins at the `\` of the lines before.
+        // A position starts at the `\` of the lines before.
         let text = text.replace("\\\n", "");
         let text = text.trim_matches([' ', '\t', '\n']);
         let bare = |text: &str| text.split([' ', '\t', '\n']).collect::<String>();
@@ -341,7 +341,7 @@ impl TreeBuilder {
                     words.push(Argument::Assign(self.assign(assign, word)?, self.word(word)));
                 }
                 Item::ProcessSubstitution(..) => {
-                    // A path that the shell makes up.
+                    // A path that the shell generates.
                     let text = "${process_substitution}".to_owned();
                     words.push(Argument::Word(Word { text, line }));
                 }
@@ -384,7 +384,7 @@ impl TreeBuilder {
         Ok(Assign { name, index, value, appends: assign.append })
     }
 
-    /// The items of `NAME=(...)` with the spaces they are written with.
+    /// The items of `NAME=(...)` with their original spaces.
     fn items(&self, assign: &ast::Assignment, count: usize) -> Option<Vec<String>> {
         let place = &assign.loc;
         let text: String = self.chars.get(place.start.index..place.end.index)?.iter().collect();
@@ -443,7 +443,7 @@ impl TreeBuilder {
             Of::Subshell(shell) => CommandKind::Subshell(self.list(&shell.list)?),
             Of::ForClause(looped) => {
                 let words = looped.values.as_ref();
-                // `in` without words is a list of none.
+                // `in` without words is an empty list.
                 let is_in = words.is_some() || self.has_in(&looped.loc);
                 let words = words.map(|words| words.iter().map(|word| self.word(word)).collect());
                 CommandKind::For {

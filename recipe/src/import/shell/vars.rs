@@ -1,36 +1,36 @@
-//! Variables of a script: texts, arrays and maps, what is exported and what is read-only.
+//! Variables of a script: texts, arrays and maps, exported and read-only.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// No text of a script may be longer, and no array may have more items.
+/// Maximum length of a text of a script, and of items of an array.
 pub(super) const TEXT_BYTES_MAX: usize = 1 << 20;
 
-/// Bash has no such limit; a script of flags is far from it.
+/// Bash has no such limit; scripts of flags are far below it.
 const ITEMS_MAX: usize = 1 << 14;
 
 /// Every character of a text is compared with every one of `IFS`.
 const SEPARATORS_BYTES_MAX: usize = 64;
 
-/// What a name is.
+/// The value of a name.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Variable {
     Text(String),
     Items(BTreeMap<usize, String>),
-    /// `declare -A`: bash lists its items in an order of its own.
+    /// `declare -A`: bash lists its items in an unspecified order.
     Map(BTreeMap<String, String>),
 }
 
-/// Variables, and what is known of those that have no value.
+/// Variables, and facts about those without a value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Variables {
     values: HashMap<String, Variable>,
-    /// Those that the script assigns somewhere: without a value they are empty. All others come
+    /// Variables that the script assigns somewhere: without a value they are empty. All others are
     /// from outside.
     pub(super) own: HashSet<String>,
     pub(super) exported: HashSet<String>,
     read_only: HashSet<String>,
     numbers: HashSet<String>,
-    /// Variables from outside that were taken as not set, because the script has a default.
+    /// Variables from outside that were treated as unset, because the script has a default.
     pub(super) defaulted: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl Variables {
         self.values.get(name)
     }
 
-    /// Whether nothing in the script gives it a value.
+    /// Whether the script never assigns it.
     pub(super) fn is_outside(&self, name: &str) -> bool {
         !self.values.contains_key(name) && !self.own.contains(name)
     }
@@ -48,7 +48,7 @@ impl Variables {
         matches!(self.values.get(name), Some(Variable::Map(_)))
     }
 
-    /// `$NAME`; a marker for what comes from outside, none for what is not set.
+    /// `$NAME`; a marker for a variable from outside, `None` for an unset one.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         match self.values.get(name) {
             Some(Variable::Text(text)) => Some(text.clone()),
@@ -58,7 +58,7 @@ impl Variables {
         }
     }
 
-    /// `${NAME[index]}`, where an array's index is a number and may count from the end.
+    /// `${NAME[index]}`. The index of an array is a number and may count from the end.
     pub(super) fn element(&self, name: &str, index: &str) -> Option<String> {
         match self.values.get(name) {
             Some(Variable::Map(items)) => items.get(index).cloned(),
@@ -142,7 +142,7 @@ impl Variables {
         Ok(())
     }
 
-    /// `NAME=(...)`: the items behind those that there are, or alone.
+    /// `NAME=(...)`: appends the items, or replaces the array.
     pub(super) fn set_items(
         &mut self,
         name: &str,
@@ -236,7 +236,7 @@ impl Variables {
         }
     }
 
-    /// What it was before, `local` or for one command.
+    /// Restores the value before `local` or before one command.
     pub(super) fn restore(&mut self, name: &str, old: Option<Variable>) {
         match old {
             Some(old) => _ = self.values.insert(name.to_owned(), old),
@@ -244,13 +244,13 @@ impl Variables {
         }
     }
 
-    /// Something that is not known may have changed it.
+    /// Marks a variable as unknown: an unknown command may have changed it.
     pub(super) fn forget(&mut self, name: &str) {
         self.own.insert(name.to_owned());
         self.values.insert(name.to_owned(), Variable::Text(super::marker(name)));
     }
 
-    /// Of a loop whose rounds cannot be counted: what it changes is not known.
+    /// Marks the variables that a loop with an unknown number of rounds changes as unknown.
     pub(super) fn forget_changes(&mut self, before: &Variables) {
         let names: HashSet<String> =
             self.values.keys().chain(before.values.keys()).cloned().collect();
@@ -261,7 +261,7 @@ impl Variables {
         }
     }
 
-    /// What a program that is started has of them.
+    /// The variables that a started program gets.
     pub(super) fn keep_exported(&mut self) {
         let exported = &self.exported;
         self.values.retain(|name, _| exported.contains(name));
@@ -276,7 +276,7 @@ impl Variables {
         64 * self.values.len() + texts.sum::<usize>()
     }
 
-    /// Texts, as the names of counts of ranks are looked up.
+    /// The variables that are texts, for the lookup of numbers of ranks.
     pub(super) fn texts(&self) -> HashMap<String, String> {
         let texts = self.values.keys().filter_map(|name| Some((name.clone(), self.text(name)?)));
         texts.collect()

@@ -1,4 +1,4 @@
-//! Many texts at once, on several threads.
+//! Encodes many texts on several threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -45,12 +45,12 @@ pub fn encode_batch(
             let nth = next.fetch_add(1, Ordering::Relaxed);
             let Some(run) = runs.get(nth) else { return Ok(done) };
             let mut encoded = EncodedRun::default();
-            for (place, text) in run.clone().zip(&texts[run.clone()]) {
+            for (index, text) in run.clone().zip(&texts[run.clone()]) {
                 if stop.load(Ordering::Relaxed) {
                     return Err(Error::Stopped);
                 }
                 if let Some(refused) = tokenizer.refused(text) {
-                    return Err(Error::BadText { text: place, refused: Box::new(refused) });
+                    return Err(Error::BadText { text: index, refused: Box::new(refused) });
                 }
                 let before = encoded.ids.len();
                 encoder.encode(text, &mut encoded.ids);
@@ -77,11 +77,11 @@ pub fn encode_batch(
 /// Cuts texts into runs of about [`RUN_BYTES`].
 fn runs(texts: &[&str]) -> Vec<Range<usize>> {
     let (mut runs, mut first, mut bytes) = (Vec::new(), 0, 0);
-    for (place, text) in texts.iter().enumerate() {
+    for (index, text) in texts.iter().enumerate() {
         bytes += text.len();
-        if bytes >= RUN_BYTES || place + 1 == texts.len() {
-            runs.push(first..place + 1);
-            (first, bytes) = (place + 1, 0);
+        if bytes >= RUN_BYTES || index + 1 == texts.len() {
+            runs.push(first..index + 1);
+            (first, bytes) = (index + 1, 0);
         }
     }
     runs
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_named_and_a_stop_ends_it() {
+    fn refused_text_is_reported_and_stop_is_obeyed() {
         let tokenizer = open("null");
         let stop = AtomicBool::new(false);
         let error = encode_batch(&*tokenizer, &["1", "2 3", "four"], 2, &stop).expect_err("a word");

@@ -49,7 +49,7 @@ pub enum Error {
     },
     /// A text cannot be encoded.
     BadText {
-        /// Its place among those that were given.
+        /// Its index in the batch, from 0.
         text: usize,
         /// Why.
         refused: Box<EncodeError>,
@@ -65,7 +65,7 @@ pub enum Error {
     Stream {
         /// The input.
         input: String,
-        /// Bytes that came before, decompressed.
+        /// Decompressed bytes read before it.
         offset: u64,
         /// Offset of the decoder in the stored input, if there is one.
         stored: Option<u64>,
@@ -76,7 +76,7 @@ pub enum Error {
     NoMemory {
         /// The input.
         input: String,
-        /// Bytes that came before, decompressed.
+        /// Decompressed bytes read before it.
         offset: u64,
         /// Bytes requested in one allocation.
         bytes: u64,
@@ -104,7 +104,7 @@ pub enum Error {
         /// Its value in this run.
         here: String,
     },
-    /// An input or a draft of a resumed run is not what the journal recorded.
+    /// An input or a draft of a resumed run differs from its record in the journal.
     Changed {
         /// The input, or a part of a draft.
         object: String,
@@ -125,7 +125,7 @@ pub enum Error {
     },
     /// The run was asked to stop, and can be resumed.
     Stopped,
-    /// The run failed, but can be resumed from what it had committed.
+    /// The run failed, but can be resumed from its last commit.
     CanResume {
         /// The error.
         source: Box<Error>,
@@ -158,7 +158,7 @@ pub struct BadLine {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// The system starts no more threads.
+    /// The system cannot start a thread.
     pub(crate) fn no_thread(source: io::Error) -> Self {
         storage::Error::from_io("start", "a thread", source).into()
     }

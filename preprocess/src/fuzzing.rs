@@ -1,4 +1,4 @@
-//! Doors for the fuzz targets to what is private. No part of the interface.
+//! Access to private code for the fuzz targets. Not part of the public interface.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,13 +37,13 @@ pub fn find_list(key: &str, line: &str) -> Option<std::result::Result<Vec<String
     Some(Ok(all))
 }
 
-/// Opens the journal of any run and commits the last record that it has once more.
+/// Opens the journal of any run and commits its last record again.
 ///
 /// # Errors
-/// As of a run.
+/// Those of a run.
 pub fn resume_journal(store: &Arc<dyn Storage>, key: &Key) -> Result<Option<Value>> {
-    let Some(left) = Journal::resume(store, key, &json!({}))? else { return Ok(None) };
-    let ResumeState { mut journal, record: Some(record), .. } = left else { return Ok(None) };
+    let Some(state) = Journal::resume(store, key, &json!({}))? else { return Ok(None) };
+    let ResumeState { mut journal, record: Some(record), .. } = state else { return Ok(None) };
     journal.commit(&record)?;
     Ok(Some(serde_json::to_value(record).expect("our own types, whose keys are text")))
 }

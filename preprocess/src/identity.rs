@@ -84,7 +84,7 @@ mod tests {
 
     /// Journals of earlier versions hold these texts.
     #[test]
-    fn no_text_changes() {
+    fn option_texts_are_stable() {
         use EmptyDocuments::{Megatron, Sequence, Skip};
         assert_eq!(
             [Megatron, Sequence, Skip].map(empty_documents),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_of_an_objective_changes() {
+    fn objective_texts_are_stable() {
         assert_eq!(objective(&Objective::Documents), "Documents");
         assert_eq!(
             objective(&Objective::Sentences(SentenceSpec::default())),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_of_plain_text_changes() {
+    fn text_rule_texts_are_stable() {
         assert_eq!(
             text_rules(&TextRules::default()),
             "TextRules { separator: Line, newline: None, trim: false }"

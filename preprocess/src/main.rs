@@ -17,26 +17,26 @@ use crate::cli::args::Cli;
 use crate::cli::compat::translate;
 use crate::cli::progress::Reporter;
 
-/// What `sysexits.h` calls a failure that a later try may not meet, and batch systems requeue.
+/// `EX_TEMPFAIL` of `sysexits.h`: a temporary failure, after which batch systems requeue the job.
 const EXIT_STOPPED: u8 = 75;
 
 fn main() -> ExitCode {
     let translated = match translate(std::env::args_os()) {
         Ok(translated) => translated,
-        Err(why) => {
-            let _ = writeln!(io::stderr(), "error: {}", printable_message(&why));
+        Err(reason) => {
+            let _ = writeln!(io::stderr(), "error: {}", printable_message(&reason));
             return ExitCode::from(2);
         }
     };
     for note in &translated.notes {
         let _ = writeln!(io::stderr(), "note: {}", printable_message(note));
     }
-    match go(&Cli::parse_from(translated.arguments)) {
+    match run_command(&Cli::parse_from(translated.arguments)) {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has closed it.
+        // The reader of stdout has closed the pipe.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => match error.downcast_ref() {
-            // A job that is put into the queue again after it was done has nothing left to do.
+            // A requeued job whose outputs are complete succeeds.
             Some(Error::Complete { .. }) => {
                 let _ = writeln!(io::stderr(), "{}", storage::one_line(&*error));
                 ExitCode::SUCCESS
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn go(cli: &Cli) -> Result<()> {
+fn run_command(cli: &Cli) -> Result<()> {
     if let Some(shell) = cli.completions {
         clap_complete::generate(shell, &mut Cli::command(), "preprocess", &mut io::stdout());
         return Ok(());
@@ -67,7 +67,7 @@ fn go(cli: &Cli) -> Result<()> {
     if cli.dry_run {
         return dry_run(cli);
     }
-    // A run that resumes may have nothing left to do; then its report is there already.
+    // With --resume, the run and its report may be complete already, so an error is returned later.
     let mut report_to = cli.report.as_deref().map(free_name);
     if !cli.resume {
         report_to = report_to.map(|place| place.map(Ok)).transpose()?;
@@ -75,7 +75,7 @@ fn go(cli: &Cli) -> Result<()> {
     let mut reporter = Reporter::new(cli.log_interval, cli.quiet);
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // A second one ends the process as it would have without us.
+        // A second signal has its default effect: it ends the process.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
@@ -101,7 +101,7 @@ fn dry_run(cli: &Cli) -> Result<()> {
     Ok(())
 }
 
-/// The place of a file that does not exist yet.
+/// The store and key of a file, which must not exist yet.
 fn free_name(url: &str) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
     let (store, key) = storage::locate(url)?;
     match store.open(&key) {

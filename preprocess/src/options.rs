@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_read() {
+    fn shards_are_parsed() {
         assert_eq!("0/4".parse(), Ok(Shard { index: 0, count: 4 }));
         assert_eq!("3/4".parse(), Ok(Shard { index: 3, count: 4 }));
         for bad in ["4/4", "0/0", "1", "a/b", "-1/4", "1/4/5", ""] {

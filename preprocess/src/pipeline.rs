@@ -1,6 +1,6 @@
-//! Threads: one reads and cuts at newlines, workers do the work, and the calling thread takes the
-//! results in the order of the input. [`PipelineItem`]s circulate between them; their number is
-//! fixed, which bounds memory and applies backpressure.
+//! The threads of a run: one reads and splits the inputs, workers process the batches, and the
+//! calling thread takes the results in input order. [`PipelineItem`]s circulate between them; their
+//! number is fixed, which bounds memory and applies backpressure.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,24 +18,24 @@ use crate::{Error, Result};
 /// 64 workers 194 batches of at most 768 KiB, so 150 MiB; on plain text, at four bytes a token,
 /// half. A batch to clean holds its lines, and for near duplicates their texts and 8 bytes per
 /// band: at 1 MiB about 3 MiB.
-const LOADS_PER_WORKER: usize = 3;
+const ITEMS_PER_WORKER: usize = 3;
 
 /// Additional items: one being read and one being written.
-const LOADS_BESIDE: usize = 2;
+const ITEMS_EXTRA: usize = 2;
 
 /// Interval between checks of `stop`: an input may send nothing for hours.
-const ASK_EVERY: Duration = Duration::from_millis(100);
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The unit that circulates: a batch and its results.
 pub(crate) trait PipelineItem: Default + Send + 'static {
-    fn parcel(&mut self) -> &mut DocumentBatch;
+    fn document_batch(&mut self) -> &mut DocumentBatch;
 
     /// Clears it for reuse.
     fn reset(&mut self);
 }
 
 impl PipelineItem for DocumentBatch {
-    fn parcel(&mut self) -> &mut DocumentBatch {
+    fn document_batch(&mut self) -> &mut DocumentBatch {
         self
     }
 
@@ -46,14 +46,14 @@ impl PipelineItem for DocumentBatch {
 
 /// Message to a worker.
 enum WorkerMessage<L> {
-    Load(Box<L>),
+    Item(Box<L>),
     /// There are no more items.
     End,
 }
 
 /// Message to the calling thread.
 enum ResultMessage<L> {
-    Load(Box<L>),
+    Item(Box<L>),
     /// All inputs have been read; the number of items.
     Read(u64),
     /// A thread panicked; its item will not arrive.
@@ -96,32 +96,33 @@ impl<L> Drop for WorkerShutdown<'_, L> {
 /// # Errors
 /// The error of `take`; [`Error::Stopped`]; [`Error::Storage`] if the system starts no thread.
 pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
-    cutter: InputChunker,
+    chunker: InputChunker,
     workers: usize,
     stop: &AtomicBool,
     worker: impl Fn() -> W + Sync,
     take: &mut dyn FnMut(&mut L) -> Result<()>,
 ) -> Result<()> {
-    let (free, frees) = mpsc::channel();
+    let (free, free_items) = mpsc::channel();
     let (job, jobs) = mpsc::channel();
     let (done, dones) = mpsc::channel();
-    for _ in 0..workers * LOADS_PER_WORKER + LOADS_BESIDE {
+    for _ in 0..workers * ITEMS_PER_WORKER + ITEMS_EXTRA {
         free.send(Box::default()).expect("its receiver is here");
     }
     let jobs = Mutex::new(jobs);
     let closed = AtomicBool::new(false);
-    let (to_workers, alarm) = (job.clone(), PanicNotifier(done.clone()));
+    let (to_workers, results) = (job.clone(), PanicNotifier(done.clone()));
     // Not scoped: it may wait forever for an input.
     let reader = thread::Builder::new().name("read".to_owned());
-    let reader = reader.spawn(move || read(cutter, &frees, &to_workers, &alarm));
+    let reader = reader.spawn(move || read(chunker, &free_items, &to_workers, &results));
     reader.map_err(Error::no_thread)?;
     thread::scope(|scope| {
         let _closing = WorkerShutdown { job, workers, closed: &closed };
         for nth in 0..workers {
-            let (jobs, closed, worker, alarm) =
+            let (jobs, closed, worker, results) =
                 (&jobs, &closed, &worker, PanicNotifier(done.clone()));
             let thread = thread::Builder::new().name(format!("worker-{nth}"));
-            let spawned = thread.spawn_scoped(scope, move || work(worker(), jobs, closed, &alarm));
+            let spawned =
+                thread.spawn_scoped(scope, move || work(worker(), jobs, closed, &results));
             match spawned {
                 Ok(_) => {}
                 Err(error) if nth == 0 => return Err(Error::no_thread(error)),
@@ -135,47 +136,47 @@ pub(crate) fn pump<L: PipelineItem, W: FnMut(&mut L)>(
     })
 }
 
-/// The reader. It ends at the end of the inputs, or when the caller is gone.
+/// The reader. It ends at the end of the inputs, or when the caller has returned.
 fn read<L: PipelineItem>(
-    mut cutter: InputChunker,
-    frees: &Receiver<Box<L>>,
+    mut chunker: InputChunker,
+    free_items: &Receiver<Box<L>>,
     job: &Sender<WorkerMessage<L>>,
-    alarm: &PanicNotifier<L>,
+    results: &PanicNotifier<L>,
 ) {
     let mut count = 0;
-    while let Ok(mut load) = frees.recv() {
-        load.reset();
-        if !cutter.fill(load.parcel()) {
+    while let Ok(mut item) = free_items.recv() {
+        item.reset();
+        if !chunker.fill(item.document_batch()) {
             break;
         }
         count += 1;
-        if load.parcel().stop.is_some() {
-            let _ = alarm.0.send(ResultMessage::Load(load));
+        if item.document_batch().stop.is_some() {
+            let _ = results.0.send(ResultMessage::Item(item));
             break;
         }
-        if job.send(WorkerMessage::Load(load)).is_err() {
+        if job.send(WorkerMessage::Item(item)).is_err() {
             return;
         }
     }
-    let _ = alarm.0.send(ResultMessage::Read(count));
+    let _ = results.0.send(ResultMessage::Read(count));
 }
 
-/// A worker. It ends on [`WorkerMessage::End`], or when the caller is gone.
+/// A worker. It ends on [`WorkerMessage::End`], or when the caller has returned.
 fn work<L: PipelineItem>(
     mut worker: impl FnMut(&mut L),
     jobs: &Mutex<Receiver<WorkerMessage<L>>>,
     closed: &AtomicBool,
-    alarm: &PanicNotifier<L>,
+    results: &PanicNotifier<L>,
 ) {
     loop {
         // A worker that panicked held no lock: it was processing an item.
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(WorkerMessage::Load(mut load)) = job else { return };
+        let Ok(WorkerMessage::Item(mut item)) = job else { return };
         if closed.load(Ordering::Relaxed) {
             return;
         }
-        worker(&mut load);
-        if alarm.0.send(ResultMessage::Load(load)).is_err() {
+        worker(&mut item);
+        if results.0.send(ResultMessage::Item(item)).is_err() {
             return;
         }
     }
@@ -190,9 +191,9 @@ fn take_in_order<L: PipelineItem>(
     let mut early = BTreeMap::new();
     let (mut next_seq, mut all) = (0, None);
     while all != Some(next_seq) {
-        match dones.recv_timeout(ASK_EVERY) {
-            Ok(ResultMessage::Load(mut load)) => {
-                early.insert(load.parcel().seq, load);
+        match dones.recv_timeout(STOP_CHECK_INTERVAL) {
+            Ok(ResultMessage::Item(mut item)) => {
+                early.insert(item.document_batch().seq, item);
             }
             Ok(ResultMessage::Read(count)) => all = Some(count),
             Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
@@ -203,11 +204,11 @@ fn take_in_order<L: PipelineItem>(
                 panic!("a thread of the pipeline panicked")
             }
         }
-        while let Some(mut load) = early.remove(&next_seq) {
+        while let Some(mut item) = early.remove(&next_seq) {
             next_seq += 1;
-            take(&mut load)?;
-            // The reader is gone once it has read everything.
-            let _ = free.send(load);
+            take(&mut item)?;
+            // Fails if the reader has ended: it has read everything.
+            let _ = free.send(item);
         }
     }
     Ok(())

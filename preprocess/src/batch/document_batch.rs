@@ -45,7 +45,7 @@ pub(crate) enum BatchEnd {
     Input(Error),
 }
 
-/// Buffer capacity retained between batches, twice what a block needs at worst; more was for an
+/// Buffer capacity retained between batches, twice the maximum of a block; more was for an
 /// unusually long line.
 pub(crate) const BUFFER_BYTES_KEPT_MAX: usize = 8 << 20;
 

@@ -54,8 +54,8 @@ pub struct Report {
     pub text_bytes: u64,
     /// Whether an earlier process had done a part of it.
     pub resumed: bool,
-    /// Inputs of earlier processes that could not be compared with what was read of them: streams,
-    /// and inputs whose identity the journal lacks.
+    /// Inputs of earlier processes that could not be verified to be unchanged: streams, and inputs
+    /// whose identity is not in the journal.
     pub inputs_unverified: usize,
     /// Wall-clock time from the first check to the last file, of all processes.
     pub elapsed_s: f64,
@@ -90,7 +90,7 @@ pub struct Stages {
     pub write_ns: u64,
 }
 
-/// What one input held.
+/// The contents of one input.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct InputReport {
@@ -113,7 +113,7 @@ pub struct InputReport {
 }
 
 impl InputReport {
-    /// That of an input of which nothing has been read.
+    /// The report of an unread input.
     pub(crate) fn new(input: &Input) -> Self {
         InputReport {
             name: input.name.clone(),

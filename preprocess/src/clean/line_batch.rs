@@ -4,20 +4,20 @@ use super::worker::FilteredBatch;
 use crate::batch::document_batch::DocumentBatch;
 use crate::pipeline::PipelineItem;
 
-/// Whole lines of one input, and what is known about them.
+/// Whole lines of one input, and the results of filtering them.
 #[derive(Debug, Default)]
 pub(super) struct LineBatch {
-    pub(super) parcel: DocumentBatch,
-    pub(super) judged: FilteredBatch,
+    pub(super) document_batch: DocumentBatch,
+    pub(super) filtered: FilteredBatch,
 }
 
 impl PipelineItem for LineBatch {
-    fn parcel(&mut self) -> &mut DocumentBatch {
-        &mut self.parcel
+    fn document_batch(&mut self) -> &mut DocumentBatch {
+        &mut self.document_batch
     }
 
     fn reset(&mut self) {
-        self.parcel.reset();
-        self.judged.reset();
+        self.document_batch.reset();
+        self.filtered.reset();
     }
 }

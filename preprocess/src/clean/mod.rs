@@ -77,57 +77,57 @@ pub fn clean_until(
     let start = Instant::now();
     options.check()?;
     let rules = FilterRules::new(&options.filters)?;
-    // It writes the lines that it keeps.
+    // Retained lines are copied, so that all inputs must be JSON lines.
     let lines = InputOptions { format: Format::JsonLines, ..InputOptions::default() };
     let inputs = expand(&options.inputs, &lines, "")?;
     let work = CleanSettings { options, rules: &rules };
     // fits: checked to be at most 1 GiB
     let line_bytes_max = options.line_bytes_max as usize;
-    let cutter = || {
+    let chunker = || {
         InputChunker::new(inputs.clone(), options.block_bytes, line_bytes_max)
             .ahead(options.workers)
     };
     let two_passes = options.near.as_ref().filter(|near| near.two_passes);
     let passes = if two_passes.is_some() { 2 } else { 1 };
     // Created before the first pass, so that an existing name is detected before the work.
-    let mut keeper = CleanWriter::create(options, Tally::new(&inputs, passes, passes))?;
+    let mut writer = CleanWriter::create(options, Tally::new(&inputs, passes, passes))?;
     let mut scratch_bytes = 0;
     let mut twice = None;
     if let Some(near) = two_passes {
-        let mut gatherer = BandCollector::new(options, near, Tally::new(&inputs, 1, passes))?;
-        judge(cutter(), &work, stop, &mut |block| {
-            gatherer.take(block)?;
-            progress(&gatherer.tally.progress());
+        let mut collector = BandCollector::new(options, near, Tally::new(&inputs, 1, passes))?;
+        filter_batches(chunker(), &work, stop, &mut |block| {
+            collector.take(block)?;
+            progress(&collector.tally.progress());
             Ok(())
         })?;
         let found;
-        (found, scratch_bytes) = gatherer.finish()?;
+        (found, scratch_bytes) = collector.finish()?;
         twice = Some(found);
     }
     if let Some(near) = &options.near {
-        keeper.look_for_near(near, twice)?;
+        writer.find_near_duplicates(near, twice)?;
     }
-    judge(cutter(), &work, stop, &mut |block| {
-        keeper.take(block)?;
-        progress(&keeper.tally.progress());
+    filter_batches(chunker(), &work, stop, &mut |block| {
+        writer.take(block)?;
+        progress(&writer.tally.progress());
         Ok(())
     })?;
-    keeper.finish(start, scratch_bytes)
+    writer.finish(start, scratch_bytes)
 }
 
 /// Filters the batches on all workers and passes them to `take`, in order.
-fn judge(
-    cutter: InputChunker,
+fn filter_batches(
+    chunker: InputChunker,
     work: &CleanSettings<'_>,
     stop: &AtomicBool,
     take: &mut dyn FnMut(&mut LineBatch) -> Result<()>,
 ) -> Result<()> {
     let worker = || {
         let mut worker = CleanWorker::new(work);
-        move |block: &mut LineBatch| worker.judge(&mut block.parcel, &mut block.judged)
+        move |block: &mut LineBatch| worker.filter(&mut block.document_batch, &mut block.filtered)
     };
     let mut take = |block: &mut LineBatch| {
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { take(block) }
     };
-    pump(cutter, work.options.workers, stop, worker, &mut take)
+    pump(chunker, work.options.workers, stop, worker, &mut take)
 }

@@ -93,8 +93,8 @@ pub struct Reject {
 
 /// A list of URLs, and the key of a document's URL.
 ///
-/// A line of the list is a domain (`example.com`, which stands for `www.example.com` too), a name
-/// without a dot (`example`, which stands for `example.com` and `www.example.co.uk`), an ending
+/// A line of the list is a domain (`example.com`, which matches `www.example.com` too), a name
+/// without a dot (`example`, which matches `example.com` and `www.example.co.uk`), an ending
 /// (`.jpg`), or an address with a path (`example.com/a`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlOptions {
@@ -252,9 +252,9 @@ impl NearOptions {
 
 impl SplitOptions {
     fn check(&self) -> Result<()> {
-        let sound = self.weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0);
+        let is_valid = self.weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0);
         let sum: f64 = self.weights.iter().sum();
-        if sound && sum > 0.0 && sum.is_finite() {
+        if is_valid && sum > 0.0 && sum.is_finite() {
             return Ok(());
         }
         bad("split", &format!("{:?}", self.weights), "three weights, at least one above 0")
@@ -281,15 +281,15 @@ fn share(name: &'static str, share: Option<f64>) -> Result<()> {
 
 fn within<N: PartialOrd + ToString + Copy>(
     name: &'static str,
-    got: N,
+    found: N,
     least: N,
     most: N,
 ) -> Result<()> {
-    if (&least..=&most).contains(&&got) {
+    if (&least..=&most).contains(&&found) {
         return Ok(());
     }
-    let due = format!("at least {} and at most {}", least.to_string(), most.to_string());
-    bad(name, &got.to_string(), &due)
+    let expected = format!("at least {} and at most {}", least.to_string(), most.to_string());
+    bad(name, &found.to_string(), &expected)
 }
 
 /// Result of parsing an option; clap shows the error text.

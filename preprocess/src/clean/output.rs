@@ -39,11 +39,11 @@ impl LineWriter {
         let upload = store.create(&key, 0)?;
         let form = if key.name().ends_with(".zst") {
             let encoder = zstd::Encoder::new(Writer(upload), ZSTD_LEVEL);
-            let with_sum = encoder.and_then(|mut encoder| {
+            let with_checksum = encoder.and_then(|mut encoder| {
                 encoder.include_checksum(true)?;
                 Ok(encoder)
             });
-            LineEncoding::Zstd(with_sum.map_err(|error| failed(&store.display(&key), error))?)
+            LineEncoding::Zstd(with_checksum.map_err(|error| failed(&store.display(&key), error))?)
         } else {
             LineEncoding::Plain(upload)
         };
@@ -99,13 +99,13 @@ pub(super) fn finish(sinks: Vec<LineWriter>) -> Result<Vec<Output>> {
     for sink in sinks {
         match sink.finish() {
             Ok(file) => done.push(file),
-            Err(error) => return Err(take_back(&done, error)),
+            Err(error) => return Err(roll_back(&done, error)),
         }
     }
     Ok(done.iter().map(|(store, key, entry)| Output::new(store.display(key), entry)).collect())
 }
 
-fn take_back(done: &[(Arc<dyn Storage>, Key, FileEntry)], error: Error) -> Error {
+fn roll_back(done: &[(Arc<dyn Storage>, Key, FileEntry)], error: Error) -> Error {
     for (store, key, _) in done {
         if let Err(failed) = store.delete(key) {
             log::warn!("{}: not rolled back: {failed}", store.display(key));
@@ -129,10 +129,10 @@ impl io::Write for Writer {
     }
 }
 
-fn failed(what: &str, error: io::Error) -> Error {
+fn failed(object: &str, error: io::Error) -> Error {
     match error.downcast::<storage::Error>() {
         Ok(error) => error.into(),
-        Err(error) => storage::Error::from_io("compress", what, error).into(),
+        Err(error) => storage::Error::from_io("compress", object, error).into(),
     }
 }
 
@@ -184,13 +184,13 @@ fn bounds_of(split: &SplitOptions) -> [u128; 3] {
         // fits: at most 2^64; rounding shifts a bound by a part in 2^52
         (sum / whole * 2_f64.powi(64)) as u128
     });
-    // Whatever the rounding, the last file that has a weight ends where the draws do.
+    // Whatever the rounding, the last file that has a weight ends at the last draw.
     let last = split.weights.iter().rposition(|weight| *weight > 0.0).unwrap_or(0);
     bounds[last..].fill(1 << 64);
     bounds
 }
 
-/// `a/b.jsonl.zst` is `a/b` and `.jsonl.zst`; without an ending of ours it is `.jsonl`.
+/// `a/b.jsonl.zst` is `a/b` and `.jsonl.zst`; the default ending is `.jsonl`.
 fn stem_and_ending(out: &str) -> (&str, String) {
     let (plain, zst) = out.strip_suffix(".zst").map_or((out, ""), |plain| (plain, ".zst"));
     for ending in [".jsonl", ".json"] {
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_their_form() {
+    fn endings_are_split_from_names() {
         for (out, stem, ending) in [
             ("a/b", "a/b", ".jsonl"),
             ("a/b.jsonl", "a/b", ".jsonl"),

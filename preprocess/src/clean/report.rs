@@ -123,7 +123,7 @@ pub struct Clusters {
 }
 
 impl Clusters {
-    /// From how many were dropped of each.
+    /// From the number of documents dropped in each cluster.
     pub(super) fn new(dropped: impl Iterator<Item = u64>) -> Self {
         let mut clusters = Clusters::default();
         for size in dropped.map(|dropped| dropped + 1) {

@@ -69,7 +69,7 @@ impl FilteredBatch {
 #[derive(Debug)]
 pub(super) struct CleanWorker<'a> {
     work: &'a CleanSettings<'a>,
-    judge: FilterWorker<'a>,
+    filter_worker: FilterWorker<'a>,
     sketcher: Option<MinHasher>,
     finder: TextFinder,
     url_finder: Option<TextFinder>,
@@ -86,7 +86,7 @@ impl<'a> CleanWorker<'a> {
         });
         CleanWorker {
             work,
-            judge: work.rules.judge(),
+            filter_worker: work.rules.worker(),
             sketcher,
             finder: TextFinder::new(&options.key),
             url_finder: options.filters.urls.as_ref().map(|urls| TextFinder::new(&urls.key)),
@@ -96,16 +96,16 @@ impl<'a> CleanWorker<'a> {
     }
 
     /// Filters the lines of a batch, up to the first bad one.
-    pub(super) fn judge(&mut self, parcel: &mut DocumentBatch, judged: &mut FilteredBatch) {
+    pub(super) fn filter(&mut self, batch: &mut DocumentBatch, filtered: &mut FilteredBatch) {
         let mut offset = 0;
-        while offset < parcel.bytes.len() {
-            let rest = &parcel.bytes[offset..];
+        while offset < batch.bytes.len() {
+            let rest = &batch.bytes[offset..];
             let (line, next) = split_line(rest);
-            if let Err(fault) = self.judge_line(line, offset, judged) {
-                parcel.stop = Some(BatchEnd::Line { offset, fault });
+            if let Err(fault) = self.filter_line(line, offset, filtered) {
+                batch.stop = Some(BatchEnd::Line { offset, fault });
                 return;
             }
-            judged.line_count += 1;
+            filtered.line_count += 1;
             offset += next;
         }
         self.finder.shrink_to(BUFFER_BYTES_KEPT_MAX);
@@ -115,18 +115,18 @@ impl<'a> CleanWorker<'a> {
         }
     }
 
-    fn judge_line(
+    fn filter_line(
         &mut self,
         line: &[u8],
         offset: usize,
-        judged: &mut FilteredBatch,
+        filtered: &mut FilteredBatch,
     ) -> Result<(), LineFault> {
         let options = self.work.options;
         if line.len() as u64 > options.line_bytes_max {
             return Err(too_long(options.line_bytes_max as usize)); // fits: at most 1 GiB
         }
         if is_blank(line) {
-            judged.blank_lines += 1;
+            filtered.blank_lines += 1;
             return Ok(());
         }
         let bytes = offset..offset + line.len();
@@ -137,21 +137,21 @@ impl<'a> CleanWorker<'a> {
             None => None,
             Some(finder) => {
                 let url = finder.find(line).ok();
-                judged.without_url += u64::from(url.is_none());
+                filtered.without_url += u64::from(url.is_none());
                 url
             }
         };
         let mut rewritten = None;
         if options.fix_spaces && fix::spaces(text, &mut self.fixed) {
-            let start = judged.rewritten.len();
-            fix::rewrite(line, span, &self.fixed, &mut judged.rewritten);
-            rewritten = Some(start..judged.rewritten.len());
+            let start = filtered.rewritten.len();
+            fix::rewrite(line, span, &self.fixed, &mut filtered.rewritten);
+            rewritten = Some(start..filtered.rewritten.len());
             text = &self.fixed;
         }
-        let cause = self.judge.cause(text, url);
+        let cause = self.filter_worker.cause(text, url);
         let mut found = FilteredDocument {
             bytes,
-            nth: judged.line_count,
+            nth: filtered.line_count,
             rewritten,
             text: 0..0,
             cause,
@@ -167,13 +167,13 @@ impl<'a> CleanWorker<'a> {
                 found.hash = hash::of_text(text);
             }
             if let Some(sketcher) = &mut self.sketcher {
-                found.has_bands = sketcher.bands(text, &mut judged.bands);
-                let start = judged.texts.len();
-                judged.texts.push_str(text);
-                found.text = start..judged.texts.len();
+                found.has_bands = sketcher.bands(text, &mut filtered.bands);
+                let start = filtered.texts.len();
+                filtered.texts.push_str(text);
+                found.text = start..filtered.texts.len();
             }
         }
-        judged.lines.push(found);
+        filtered.lines.push(found);
         Ok(())
     }
 }

@@ -82,26 +82,30 @@ impl Tally {
     }
 
     /// Counts a batch whose documents were processed, or returns its error.
-    fn end_block(&mut self, parcel: &mut DocumentBatch, judged: &FilteredBatch) -> Result<()> {
-        let input = &mut self.inputs[parcel.input_idx];
-        input.lines += judged.line_count;
-        input.documents += judged.lines.len() as u64;
-        input.json_bytes += parcel.bytes.len() as u64;
-        input.stored_bytes = parcel.stored_bytes;
-        match parcel.stop.take() {
+    fn end_block(
+        &mut self,
+        document_batch: &mut DocumentBatch,
+        filtered: &FilteredBatch,
+    ) -> Result<()> {
+        let input = &mut self.inputs[document_batch.input_idx];
+        input.lines += filtered.line_count;
+        input.documents += filtered.lines.len() as u64;
+        input.json_bytes += document_batch.bytes.len() as u64;
+        input.stored_bytes = document_batch.stored_bytes;
+        match document_batch.stop.take() {
             None => Ok(()),
             Some(BatchEnd::Input(error)) => Err(error),
             Some(BatchEnd::Line { offset, fault }) => {
                 let line = Some(input.lines + 1);
-                let bad_line = parcel.bad_line(&input.name, line, offset, fault);
+                let bad_line = document_batch.bad_line(&input.name, line, offset, fault);
                 Err(Error::BadLine(Box::new(bad_line)))
             }
         }
     }
 }
 
-/// A document's number in the tables of duplicates.
-fn short(document: u64, input: &str) -> Result<u32> {
+/// The index of a document in the tables of duplicates.
+fn document_index(document: u64, input: &str) -> Result<u32> {
     u32::try_from(document).map_err(|_| Error::BadInput {
         input: input.to_owned(),
         found: "more".to_owned(),
@@ -126,11 +130,14 @@ impl BandCollector {
     }
 
     pub(super) fn take(&mut self, block: &mut LineBatch) -> Result<()> {
-        let LineBatch { parcel, judged } = block;
-        let mut bands = judged.bands.chunks_exact(self.band_count);
-        for line in &judged.lines {
+        let LineBatch { document_batch, filtered } = block;
+        let mut bands = filtered.bands.chunks_exact(self.band_count);
+        for line in &filtered.lines {
             let hashes = line.has_bands.then(|| bands.next()).flatten();
-            let document = short(self.tally.documents, &self.tally.inputs[parcel.input_idx].name)?;
+            let document = document_index(
+                self.tally.documents,
+                &self.tally.inputs[document_batch.input_idx].name,
+            )?;
             self.tally.documents += 1;
             let passed = line.cause.is_none();
             let first = |exact: &mut ExactDuplicateIndex| {
@@ -143,7 +150,7 @@ impl BandCollector {
                 self.bands.add(hashes)?;
             }
         }
-        self.tally.end_block(parcel, judged)
+        self.tally.end_block(document_batch, filtered)
     }
 
     pub(super) fn finish(self) -> Result<(DuplicateBands, u64)> {
@@ -162,12 +169,12 @@ pub(super) struct CleanWriter {
     dropped: Option<LineWriter>,
     report: CleanReport,
     /// Near-duplicates, with the documents retained instead.
-    place_of: HashMap<u32, u32>,
+    retained_of: HashMap<u32, u32>,
     /// How many were dropped per retained document.
     dropped_for: HashMap<u32, u64>,
     rows: u64,
     sum: u64,
-    /// What the first pass read.
+    /// The number and hash of the documents of the first pass.
     seen: Option<(u64, u64)>,
 }
 
@@ -181,7 +188,7 @@ impl CleanWriter {
             kept: KeptOutputs::create(options)?,
             dropped: options.dropped.as_deref().map(LineWriter::create_named).transpose()?,
             report: CleanReport { workers: options.workers, ..CleanReport::default() },
-            place_of: HashMap::new(),
+            retained_of: HashMap::new(),
             dropped_for: HashMap::new(),
             rows: 0,
             sum: 0,
@@ -189,8 +196,9 @@ impl CleanWriter {
         })
     }
 
-    /// Looks for near-duplicates, among the candidates of an earlier pass if there was one.
-    pub(super) fn look_for_near(
+    /// Enables the search for near-duplicates, among the candidates of an earlier pass if there was
+    /// one.
+    pub(super) fn find_near_duplicates(
         &mut self,
         options: &NearOptions,
         twice: Option<DuplicateBands>,
@@ -201,28 +209,28 @@ impl CleanWriter {
     }
 
     pub(super) fn take(&mut self, block: &mut LineBatch) -> Result<()> {
-        let LineBatch { parcel, judged } = block;
-        let mut bands = judged.bands.chunks_exact(self.band_count);
-        for line in &judged.lines {
+        let LineBatch { document_batch, filtered } = block;
+        let mut bands = filtered.bands.chunks_exact(self.band_count);
+        for line in &filtered.lines {
             let hashes = line.has_bands.then(|| bands.next()).flatten();
-            let verdict = self.judge(line, hashes, judged, parcel.input_idx)?;
-            let bytes = &parcel.bytes[line.bytes.clone()];
-            match verdict {
-                None => self.keep(line, bytes, judged, parcel.input_idx)?,
-                Some(verdict) => self.drop(verdict, line, bytes, parcel.input_idx)?,
+            let decision = self.decide(line, hashes, filtered, document_batch.input_idx)?;
+            let bytes = &document_batch.bytes[line.bytes.clone()];
+            match decision {
+                None => self.keep(line, bytes, filtered, document_batch.input_idx)?,
+                Some(decision) => self.drop(decision, line, bytes, document_batch.input_idx)?,
             }
             self.tally.documents += 1;
         }
-        self.report.blank_lines += judged.blank_lines;
-        self.report.without_url += judged.without_url;
-        self.tally.end_block(parcel, judged)
+        self.report.blank_lines += filtered.blank_lines;
+        self.report.without_url += filtered.without_url;
+        self.tally.end_block(document_batch, filtered)
     }
 
-    fn judge(
+    fn decide(
         &mut self,
         line: &FilteredDocument,
         hashes: Option<&[u64]>,
-        judged: &FilteredBatch,
+        filtered: &FilteredBatch,
         input_idx: usize,
     ) -> Result<Option<DropDecision>> {
         if let Some(cause) = line.cause {
@@ -231,21 +239,21 @@ impl CleanWriter {
         if self.exact.is_none() && self.near.is_none() {
             return Ok(None);
         }
-        let document = short(self.tally.documents, &self.tally.inputs[input_idx].name)?;
+        let document = document_index(self.tally.documents, &self.tally.inputs[input_idx].name)?;
         let first = self.exact.as_mut().and_then(|all| all.find_or_insert(line.hash, document));
         if let Some(first) = first {
-            let kept = self.place_of.get(&first).copied().unwrap_or(first);
+            let kept = self.retained_of.get(&first).copied().unwrap_or(first);
             *self.dropped_for.entry(kept).or_default() += 1;
             let cause = DropReason::ExactDuplicate;
             return Ok(Some(DropDecision { cause, of: Some(first), jaccard: None }));
         }
         let (Some(near), Some(hashes)) = (&mut self.near, hashes) else { return Ok(None) };
-        let text = &judged.texts[line.text.clone()];
+        let text = &filtered.texts[line.text.clone()];
         let alike = near.find_or_insert(document, self.rows, text, hashes)?;
         self.rows += 1;
         self.sum = fold(self.sum, hashes[0]);
         Ok(alike.map(|alike| {
-            self.place_of.insert(document, alike.document);
+            self.retained_of.insert(document, alike.document);
             *self.dropped_for.entry(alike.document).or_default() += 1;
             let (of, jaccard) = (Some(alike.document), Some(alike.jaccard));
             DropDecision { cause: DropReason::NearDuplicate, of, jaccard }
@@ -256,25 +264,25 @@ impl CleanWriter {
         &mut self,
         line: &FilteredDocument,
         bytes: &[u8],
-        judged: &FilteredBatch,
+        filtered: &FilteredBatch,
         input_idx: usize,
     ) -> Result<()> {
         self.tally.kept += 1;
         self.tally.inputs[input_idx].kept += 1;
         self.report.kept_bytes += bytes.len() as u64;
-        let rewritten = line.rewritten.clone().map(|span| &judged.rewritten[span]);
+        let rewritten = line.rewritten.clone().map(|span| &filtered.rewritten[span]);
         self.report.rewritten += u64::from(rewritten.is_some());
         self.kept.sink_of(line.hash).write_line(rewritten.unwrap_or(bytes))
     }
 
     fn drop(
         &mut self,
-        verdict: DropDecision,
+        decision: DropDecision,
         line: &FilteredDocument,
         bytes: &[u8],
         input_idx: usize,
     ) -> Result<()> {
-        let DropDecision { cause, of, jaccard } = verdict;
+        let DropDecision { cause, of, jaccard } = decision;
         let input = &mut self.tally.inputs[input_idx];
         *input.dropped.entry(cause).or_default() += 1;
         let dropped = self.report.dropped.entry(cause).or_default();

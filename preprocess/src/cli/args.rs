@@ -358,7 +358,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How often to tell.
+/// Time or documents between progress lines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Interval {
     Time(Duration),

@@ -1,18 +1,17 @@
 //! The command lines of other programs: Megatron's, CPM-2's, Yuan's, Paddle's and GPT-NeoX's.
 //!
-//! Where one of their flags means what one of ours does, it is an alias. The rest are in
-//! [`crate::cli::foreign`]: left out with a word about why they are not needed, or refused with the
-//! reason.
+//! A flag with the meaning of one of this program's is an alias. The others are in
+//! [`crate::cli::foreign`]: ignored with a note that says why, or refused with the reason.
 
 use std::ffi::OsString;
 
 use crate::cli::foreign::{FOREIGN, FlagMapping, Values};
 
-/// What was read into a command line of ours.
+/// A command line in our flags, and notes for the user.
 #[derive(Debug, Default)]
 pub(crate) struct Translated {
     pub(crate) arguments: Vec<OsString>,
-    /// What became of flags that are gone.
+    /// How flags of other programs were handled.
     pub(crate) notes: Vec<String>,
 }
 
@@ -41,8 +40,8 @@ const PROGRAMS: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
-/// What other programs read in another way than Megatron's, which ours follows: options that read
-/// inputs as they do, and a word about them.
+/// Programs that read inputs differently from Megatron and from this program: the options that read
+/// inputs as they do, and a note for the user.
 const READERS: [(ForeignReader, &[FlagValue], &str); 2] = [
     (
         ForeignReader::NeoX,
@@ -60,7 +59,7 @@ const READERS: [(ForeignReader, &[FlagValue], &str); 2] = [
 /// A flag, and the value that it is given.
 type FlagValue = (&'static str, &'static str);
 
-/// Whose program reads the inputs.
+/// The program whose way of reading inputs is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ForeignReader {
     NeoX,
@@ -68,7 +67,7 @@ enum ForeignReader {
 }
 
 impl ForeignReader {
-    /// By flags that only one program has, and by names of tokenizers that only GPT-NeoX gives.
+    /// Detected by flags that only one program has, and by tokenizer names that only GPT-NeoX has.
     fn of(arguments: &[OsString]) -> Option<ForeignReader> {
         let flags: Vec<(String, &str)> = arguments
             .iter()
@@ -93,7 +92,7 @@ impl ForeignReader {
     }
 }
 
-/// What Paddle and GPT-NeoX call the tokenizers that we have.
+/// Translates the names of tokenizers in Paddle and GPT-NeoX.
 pub(crate) fn tokenizer_kind(name: &str) -> &str {
     match name {
         "GPTTokenizer" => "gpt2",
@@ -102,11 +101,11 @@ pub(crate) fn tokenizer_kind(name: &str) -> &str {
         "HFTokenizer" | "PretrainedFromHF" => "hf",
         "SPMTokenizer" => "sentencepiece",
         "TiktokenTokenizer" => "tiktoken",
-        ours => ours,
+        other => other,
     }
 }
 
-/// Takes out the flags of others, and writes `--like_this` as `--like-this`.
+/// Removes the flags of other programs, and writes `--like_this` as `--like-this`.
 ///
 /// # Errors
 /// The flag that cannot be followed, and why.
@@ -143,8 +142,8 @@ pub(crate) fn translate(
             continue;
         };
         match verdict {
-            FlagMapping::Refused(why) => return Err(format!("cannot use {name}: {why}")),
-            FlagMapping::Implied(why) => out.notes.push(format!("{name}: ignored; {why}")),
+            FlagMapping::Refused(reason) => return Err(format!("cannot use {name}: {reason}")),
+            FlagMapping::Implied(reason) => out.notes.push(format!("{name}: ignored; {reason}")),
         }
         let most = match values {
             _ if value.is_some() => 0,
@@ -162,10 +161,10 @@ pub(crate) fn translate(
         let is_it = |word: &str| word.split('=').next() == Some(name);
         out.arguments.iter().any(|word| word.to_str().is_some_and(is_it))
     };
-    for (flag, meant, note) in PROGRAMS {
+    for (flag, implied, note) in PROGRAMS {
         let tokenizers = ["--tokenizer", "--tokenizer-type", "--tokenizer-name"];
         if has(&out, flag) && !tokenizers.iter().any(|name| has(&out, name)) {
-            out.arguments.extend(meant.iter().map(OsString::from));
+            out.arguments.extend(implied.iter().map(OsString::from));
             out.notes.push(format!("{flag} without --tokenizer: {note}"));
         }
     }
@@ -192,32 +191,32 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_others_are_followed_or_refused() {
+    fn foreign_flags_are_translated_or_refused() {
         let megatron = "preprocess --input a.jsonl --partitions 4 --keep-sequential-samples \
                         --workers-to-check 16 32 --output-prefix b --use-gigatoken";
-        let due = "preprocess --input a.jsonl --output-prefix b";
-        assert_eq!(translated(megatron), Ok((due.to_owned(), 4)));
+        let expected = "preprocess --input a.jsonl --output-prefix b";
+        assert_eq!(translated(megatron), Ok((expected.to_owned(), 4)));
         let trials = "preprocess --find-optimal-num-workers --performance-dir out/perf --workers 2";
         assert_eq!(translated(trials), Ok(("preprocess --workers 2".to_owned(), 2)));
         let yuan = "preprocess --vocab_path src";
-        let due = "preprocess --vocab-path src --tokenizer yuan --dtype int32 --txt-newline <n> \
-                   --txt-trim --append-eod";
-        assert_eq!(translated(yuan), Ok((due.to_owned(), 1)));
+        let expected = "preprocess --vocab-path src --tokenizer yuan --dtype int32 \
+                        --txt-newline <n> --txt-trim --append-eod";
+        assert_eq!(translated(yuan), Ok((expected.to_owned(), 1)));
         let cpm = "preprocess --tokenizer_path bpe_cn --dataset_impl mmap --noisy_density=0.15";
-        let due = "preprocess --tokenizer-path bpe_cn --noisy-density=0.15 --tokenizer encdec \
-                   --objective cpm2 --cpm-compat";
-        assert_eq!(translated(cpm), Ok((due.to_owned(), 2)));
+        let expected = "preprocess --tokenizer-path bpe_cn --noisy-density=0.15 --tokenizer encdec \
+                        --objective cpm2 --cpm-compat";
+        assert_eq!(translated(cpm), Ok((expected.to_owned(), 2)));
         let neox = "preprocess --input a.jsonl --tokenizer-type=HFTokenizer --dataset-impl mmap";
-        let due = "preprocess --input a.jsonl --tokenizer-type=HFTokenizer --lists joined \
-                   --empty-docs skip --txt-separator file";
-        assert_eq!(translated(neox), Ok((due.to_owned(), 2)));
+        let expected = "preprocess --input a.jsonl --tokenizer-type=HFTokenizer --lists joined \
+                        --empty-docs skip --txt-separator file";
+        assert_eq!(translated(neox), Ok((expected.to_owned(), 2)));
         let neox = "preprocess --input a --jsonl-keys text --empty-docs=sequence --lists sequences";
-        let due = format!("{neox} --txt-separator file");
-        assert_eq!(translated(neox), Ok((due, 1)));
+        let expected = format!("{neox} --txt-separator file");
+        assert_eq!(translated(neox), Ok((expected, 1)));
         let paddle = "preprocess --input_path a --model_name gpt2-en --data_format JSON";
-        let due = "preprocess --input-path a --empty-docs skip";
-        assert_eq!(translated(paddle), Ok((due.to_owned(), 3)));
-        // Our own flags, and names of tokenizers that others have too, are read as Megatron's.
+        let expected = "preprocess --input-path a --empty-docs skip";
+        assert_eq!(translated(paddle), Ok((expected.to_owned(), 3)));
+        // Our own flags, and tokenizer names that several programs have, are read as Megatron's.
         for ours in [
             "preprocess --json-in a --tokenizer-type HFTokenizer",
             "preprocess --input a --tokenizer-type GPT2BPETokenizer",
@@ -225,7 +224,7 @@ mod tests {
             assert_eq!(translated(ours), Ok((ours.to_owned(), 0)));
         }
         assert!(translated("preprocess --ftfy").unwrap_err().contains("--ftfy: texts"));
-        // Values that look like flags of others are values.
+        // Values that look like flags of other programs are values.
         assert_eq!(translated("preprocess - a_b"), Ok(("preprocess - a_b".to_owned(), 0)));
     }
 }

@@ -1,11 +1,11 @@
-//! The flags of other programs that none of ours stands for.
+//! The flags of other programs that have no equivalent here.
 
-/// What becomes of such a flag.
+/// How such a flag is handled.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FlagMapping {
-    /// What it asks for is so anyway.
+    /// Ignored: its effect is the default, or it has none here.
     Implied(&'static str),
-    /// It would change the result in a way that we cannot follow.
+    /// It would change the output in a way that is not supported.
     Refused(&'static str),
 }
 
@@ -124,7 +124,7 @@ mod tests {
     use super::FOREIGN;
     use crate::cli::args::Cli;
 
-    /// All that the programs take, by their own sources or by their help.
+    /// All flags of the programs, from their sources or their help.
     const PROGRAMS: &[(&str, &str)] = &[
         (
             "Megatron's preprocess_data.py and preprocess_data_fast.py",
@@ -193,9 +193,9 @@ mod tests {
         }
     }
 
-    /// A flag that is ours would never be reached in our parser.
+    /// `translate` would remove a flag of this program before its parser reads it.
     #[test]
-    fn no_flag_is_foreign_twice_or_ours() {
+    fn foreign_flags_are_unique_and_not_ours() {
         let command = Cli::command();
         let mut seen = BTreeSet::new();
         for (name, ..) in FOREIGN {

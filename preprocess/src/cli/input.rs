@@ -35,7 +35,7 @@ pub(crate) struct InputArgs {
 }
 
 impl InputArgs {
-    /// `newline` stands for one in plain text unless another is given.
+    /// `newline` replaces newlines in plain text unless --txt-newline is set.
     pub(crate) fn options(&self, newline: Option<&str>) -> InputOptions {
         let newline = self.txt_newline.as_deref().or(newline);
         InputOptions {

@@ -1,4 +1,4 @@
-//! Where the warnings of the libraries go: standard error, a line each.
+//! Writes the warnings of the libraries to standard error, one per line.
 
 use std::io::{self, Write as _};
 
@@ -23,7 +23,7 @@ impl log::Log for Stderr {
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
             let text = storage::printable_message(&record.args().to_string());
-            // A terminal that is gone is no reason to stop.
+            // A closed terminal must not end the run.
             let _ = writeln!(io::stderr(), "warning: {text}");
         }
     }

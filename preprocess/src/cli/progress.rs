@@ -6,8 +6,8 @@ use storage::{ByteSize, rate_text};
 
 use crate::cli::args::Interval;
 
-/// Tells on standard error how far a run is: on one line that is written again and again if that is
-/// a terminal, else a line at a time.
+/// Prints progress to standard error: on a terminal one line that is overwritten, else a new line
+/// each time.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     interval: Interval,
@@ -17,7 +17,7 @@ pub(crate) struct Reporter {
     shown: Instant,
     documents_shown: u64,
     line_open: bool,
-    /// What there was at the start: much, if the run is one that goes on.
+    /// Progress at the start: not zero if the run was resumed.
     first: Option<PreprocessProgress>,
 }
 
@@ -41,11 +41,11 @@ impl Reporter {
     /// Shows progress, if it is time.
     pub(crate) fn show(&mut self, progress: &PreprocessProgress) {
         let first = *self.first.get_or_insert(*progress);
-        let due = match self.interval {
+        let is_due = match self.interval {
             Interval::Time(time) => self.shown.elapsed() >= time,
             Interval::Documents(count) => progress.documents - self.documents_shown >= count,
         };
-        if self.quiet || !due {
+        if self.quiet || !is_due {
             return;
         }
         self.shown = Instant::now();
@@ -61,7 +61,7 @@ impl Reporter {
         };
     }
 
-    /// Takes the line away that is written again and again.
+    /// Erases the progress line of a terminal.
     pub(crate) fn clear(&mut self) {
         if self.line_open {
             let _ = write!(io::stderr(), "\r\x1b[K");
@@ -69,7 +69,7 @@ impl Reporter {
     }
 }
 
-/// How many signs wide it is.
+/// Its width in characters.
 const BAR_WIDTH: u64 = 20;
 
 fn bar(progress: &PreprocessProgress) -> String {

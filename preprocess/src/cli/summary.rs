@@ -72,7 +72,7 @@ fn rows(report: &Report) -> Vec<(&'static str, String, String)> {
     rows
 }
 
-/// A number with its thousands told apart.
+/// A number with thousands separators.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -90,9 +90,11 @@ mod tests {
     use super::grouped;
 
     #[test]
-    fn thousands_are_told_apart() {
-        for (number, due) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), due);
+    fn thousands_are_separated() {
+        for (number, expected) in
+            [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")]
+        {
+            assert_eq!(grouped(number), expected);
         }
     }
 }

@@ -93,11 +93,11 @@ impl InputChunker {
 
     /// Fills an empty batch. False if there is no more input. A batch returned with
     /// [`DocumentBatch::stop`] set is the last.
-    pub(crate) fn fill(&mut self, parcel: &mut DocumentBatch) -> bool {
+    pub(crate) fn fill(&mut self, batch: &mut DocumentBatch) -> bool {
         while self.input_idx < self.inputs.len() {
-            parcel.input_idx = self.input_idx;
-            parcel.offset = self.offset;
-            let filled = self.fill_from_input(parcel);
+            batch.input_idx = self.input_idx;
+            batch.offset = self.offset;
+            let filled = self.fill_from_input(batch);
             if matches!(filled, Ok(Filled::Last | Filled::Nothing)) {
                 self.input_idx += 1;
                 self.offset = 0;
@@ -107,32 +107,32 @@ impl InputChunker {
             match filled {
                 Ok(Filled::Nothing) => continue,
                 Ok(Filled::Some | Filled::Last) => {}
-                Err(error) => parcel.stop = Some(BatchEnd::Input(error)),
+                Err(error) => batch.stop = Some(BatchEnd::Input(error)),
             }
-            if let Some(BatchEnd::Line { offset, .. }) = parcel.stop {
-                // No worker will get it.
-                let before = offset.min(parcel.bytes.len());
-                parcel.documents.lines = count_line_ends(&parcel.bytes, before);
+            if let Some(BatchEnd::Line { offset, .. }) = batch.stop {
+                // No worker gets this batch, so its lines are counted here.
+                let before = offset.min(batch.bytes.len());
+                batch.documents.lines = count_line_ends(&batch.bytes, before);
             }
-            parcel.next = Position { input_idx: self.input_idx, offset: self.offset };
-            parcel.seq = self.seq;
+            batch.next = Position { input_idx: self.input_idx, offset: self.offset };
+            batch.seq = self.seq;
             self.seq += 1;
             return true;
         }
         false
     }
 
-    fn fill_from_input(&mut self, parcel: &mut DocumentBatch) -> Result<Filled> {
+    fn fill_from_input(&mut self, batch: &mut DocumentBatch) -> Result<Filled> {
         if self.open.is_none() && !self.open_input()? {
             return Ok(Filled::Nothing);
         }
         let input = &self.inputs[self.input_idx];
-        parcel.offset = self.offset;
-        parcel.shape = input.shape.clone();
-        parcel.numbered = input.part.start == 0;
+        batch.offset = self.offset;
+        batch.shape = input.shape.clone();
+        batch.numbered = input.part.start == 0;
         match self.open.as_mut().expect("opened above") {
             Open::Bytes { source, scan } => {
-                parcel.bytes.append(&mut self.rest);
+                batch.bytes.append(&mut self.rest);
                 let mut block = ChunkBuffer {
                     source,
                     scan,
@@ -142,10 +142,10 @@ impl InputChunker {
                     block_bytes: self.block_bytes,
                     line_bytes_max: self.line_bytes_max,
                 };
-                let filled = block.fill(parcel)?;
-                self.offset += parcel.bytes.len() as u64;
-                parcel.decompressed = source.decompressed;
-                parcel.stored_bytes = match source.decompressed {
+                let filled = block.fill(batch)?;
+                self.offset += batch.bytes.len() as u64;
+                batch.decompressed = source.decompressed;
+                batch.stored_bytes = match source.decompressed {
                     true => source.stored_bytes(),
                     false => self.offset - input.part.start.min(self.offset),
                 };
@@ -153,7 +153,7 @@ impl InputChunker {
             }
             #[cfg(feature = "parquet")]
             Open::Rows(reader) => {
-                let filled = reader.fill(parcel, self.block_bytes)?;
+                let filled = reader.fill(batch, self.block_bytes)?;
                 self.offset = reader.row();
                 Ok(filled)
             }
@@ -181,7 +181,8 @@ impl InputChunker {
             let ahead = self.ahead.as_ref().expect("started above");
             InputStream::ahead(input, self.input_idx, ahead, self.offset)
         } else if part.start > 0 && self.offset == 0 {
-            // A line is ours if its first byte is: if there is a line end before it.
+            // A line belongs to the part that has its first byte. A line end before it shows where
+            // that is.
             self.offset = part.start - 1;
             InputStream::open(input, self.offset)?
         } else {
@@ -233,47 +234,47 @@ struct ChunkBuffer<'a> {
 }
 
 impl ChunkBuffer<'_> {
-    fn fill(&mut self, parcel: &mut DocumentBatch) -> Result<Filled> {
+    fn fill(&mut self, batch: &mut DocumentBatch) -> Result<Filled> {
         if self.limit == 0 {
-            parcel.bytes.clear();
+            batch.bytes.clear();
             return Ok(Filled::Nothing);
         }
         let mut searched = 0;
         loop {
-            let more = self.source.read(&mut parcel.bytes, self.block_bytes)?.is_some();
-            if let Some(end) = self.end_of_part(&parcel.bytes) {
-                parcel.bytes.truncate(end);
+            let more = self.source.read(&mut batch.bytes, self.block_bytes)?.is_some();
+            if let Some(end) = self.end_of_part(&batch.bytes) {
+                batch.bytes.truncate(end);
                 return Ok(Filled::Last);
             }
             if !more {
-                return Ok(self.end_of_input(parcel));
+                return Ok(self.end_of_input(batch));
             }
-            if let Some(end) = self.last_end(parcel, searched) {
-                self.rest.extend_from_slice(&parcel.bytes[end..]);
-                parcel.bytes.truncate(end);
+            if let Some(end) = self.last_end(batch, searched) {
+                self.rest.extend_from_slice(&batch.bytes[end..]);
+                batch.bytes.truncate(end);
                 return Ok(Filled::Some);
             }
-            if parcel.stop.is_some() {
+            if batch.stop.is_some() {
                 return Ok(Filled::Some);
             }
-            if parcel.bytes.len() > self.line_bytes_max {
+            if batch.bytes.len() > self.line_bytes_max {
                 let fault = too_long(self.line_bytes_max);
-                parcel.stop = Some(BatchEnd::Line { offset: 0, fault });
+                batch.stop = Some(BatchEnd::Line { offset: 0, fault });
                 return Ok(Filled::Some);
             }
-            searched = parcel.bytes.len();
+            searched = batch.bytes.len();
         }
     }
 
-    /// End of the lines that begin in our part, if that has been read.
+    /// End of the lines that begin in this part, if that has been read.
     fn end_of_part(&self, bytes: &[u8]) -> Option<usize> {
         let last = usize::try_from(self.limit).ok()?.checked_sub(1)?;
         Some(last + line_end_known(bytes.get(last..)?)?.next)
     }
 
     /// End of the last complete document.
-    fn last_end(&mut self, parcel: &mut DocumentBatch, searched: usize) -> Option<usize> {
-        let DocumentBatch { shape, bytes, spans, stop, .. } = parcel;
+    fn last_end(&mut self, batch: &mut DocumentBatch, searched: usize) -> Option<usize> {
+        let DocumentBatch { shape, bytes, spans, stop, .. } = batch;
         match shape {
             RecordFormat::JsonLines => Separator::Line.last_end(bytes, searched),
             RecordFormat::Text(rules) => rules.separator.last_end(bytes, searched),
@@ -296,17 +297,17 @@ impl ChunkBuffer<'_> {
     }
 
     /// The rest is the last document, or the end of a list.
-    fn end_of_input(&mut self, parcel: &mut DocumentBatch) -> Filled {
-        if matches!(parcel.shape, RecordFormat::JsonArray) {
-            let ended = self.scan.scan(&parcel.bytes, &mut parcel.spans);
-            parcel.stop = ended.and_then(|()| self.scan.end()).err().map(stop_at);
+    fn end_of_input(&mut self, batch: &mut DocumentBatch) -> Filled {
+        if matches!(batch.shape, RecordFormat::JsonArray) {
+            let ended = self.scan.scan(&batch.bytes, &mut batch.spans);
+            batch.stop = ended.and_then(|()| self.scan.end()).err().map(stop_at);
         }
-        if matches!(parcel.shape, RecordFormat::TfRecord) && !parcel.bytes.is_empty() {
-            let scanned = tfrecord::scan(&parcel.bytes, &mut parcel.spans);
-            let fault = scanned.err().unwrap_or_else(|| tfrecord::truncated(&parcel.bytes));
-            parcel.stop = Some(BatchEnd::Line { offset: 0, fault });
+        if matches!(batch.shape, RecordFormat::TfRecord) && !batch.bytes.is_empty() {
+            let scanned = tfrecord::scan(&batch.bytes, &mut batch.spans);
+            let fault = scanned.err().unwrap_or_else(|| tfrecord::truncated(&batch.bytes));
+            batch.stop = Some(BatchEnd::Line { offset: 0, fault });
         }
-        match parcel.bytes.is_empty() && parcel.stop.is_none() {
+        match batch.bytes.is_empty() && batch.stop.is_none() {
             true => Filled::Nothing,
             false => Filled::Last,
         }

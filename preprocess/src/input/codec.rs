@@ -1,4 +1,4 @@
-//! What is in a file, by its first bytes.
+//! Detects the format of a file by its first bytes.
 
 use std::io::{self, BufRead};
 
@@ -16,7 +16,7 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 31;
 /// the file says.
 const XZ_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
-/// Bytes that are enough to tell.
+/// First bytes that suffice for detection.
 pub(super) const HEAD_BYTES: usize = 8;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -24,7 +24,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const XZ_MAGIC: [u8; 6] = *b"\xfd7zXZ\0";
 const PARQUET_MAGIC: [u8; 4] = *b"PAR1";
 
-/// What files begin with that are none of ours.
+/// First bytes, names and hints for formats that are not read.
 const FOREIGN: [(&[u8], &str, &str); 5] = [
     (b"PK\x03\x04", "zip", "unpack it first"),
     (
@@ -37,7 +37,7 @@ const FOREIGN: [(&[u8], &str, &str); 5] = [
     (&[0xfe, 0xff], "UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE"),
 ];
 
-/// What compressed files are called.
+/// Name endings of compressed files.
 const ENDINGS: [(&str, Codec); 6] = [
     (".zst", Codec::Zstd),
     (".zstd", Codec::Zstd),
@@ -56,7 +56,7 @@ const ENDINGS_UNREAD: [&str; 12] =
 pub(super) const DOCUMENT_ENDINGS: [&str; 6] =
     [".jsonl", ".ndjson", ".json", ".txt", ".parquet", ".tfrecord"];
 
-/// What is read, for messages.
+/// The formats that are read, for messages.
 pub(super) const READABLE: &str = "JSON lines, plain or compressed as .zst, .gz, .bz2 or .xz";
 
 /// How an input is stored.
@@ -71,8 +71,8 @@ pub(super) enum Codec {
 }
 
 impl Codec {
-    /// Content decides, for names lie; but a `.zst` that is none is refused, because what was meant
-    /// to be compressed and is not has likely been cut or overwritten.
+    /// Content decides, because names can be wrong. But a `.zst` file that is not Zstandard is
+    /// refused, because it was probably truncated or overwritten.
     pub(super) fn detect(name: &str, head: &[u8]) -> Result<Codec> {
         if is_zstd(head) {
             return Ok(Codec::Zstd);
@@ -105,14 +105,14 @@ impl Codec {
         Err(bad_input(name, found, format!("{expected} data (by file name)")))
     }
 
-    /// What is inside, from one end to the other, however many frames or members there are.
+    /// A reader of the decompressed data of all frames or members.
     pub(super) fn decoder<'a>(
         self,
         compressed: impl BufRead + Send + 'a,
     ) -> io::Result<Box<dyn io::Read + Send + 'a>> {
         Ok(match self {
             Codec::Plain | Codec::Parquet => Box::new(compressed),
-            // The head has been looked at, and a group of bgzip's members may end in padding.
+            // The magic has been checked, and a group of bgzip's members may end in padding.
             Codec::Gzip => Box::new(GzipReader::between_members(compressed)),
             Codec::Bzip2 => Box::new(MemberReader::<Bzip2Stream<_>>::between_members(compressed)),
             Codec::Xz => {
@@ -144,8 +144,8 @@ fn is_bzip2(head: &[u8]) -> bool {
     matches!(head, [b'B', b'Z', b'h', b'1'..=b'9', rest @ ..] if is_block(rest))
 }
 
-/// The dictionary that the first block of a file of xz needs ("The .xz file format", 3.1), or
-/// `u64::MAX` if the header says it in another way than `xz` does without further filters.
+/// The dictionary size of the first block of an xz file ("The .xz file format", 3.1), or
+/// `u64::MAX` if the header is not as `xz` writes it without further filters.
 pub(super) fn xz_dictionary(head: &[u8]) -> u64 {
     let dictionary = || {
         let (&flags, mut rest) = head.get(XZ_HEADER_BYTES + 1..)?.split_first()?;
@@ -169,7 +169,7 @@ const XZ_HEADER_BYTES: usize = 12;
 /// Bytes that hold the headers of a stream of xz and of its first block, with one filter.
 pub(super) const XZ_HEAD_BYTES: usize = 64;
 
-/// A name without the ending that says how it is compressed, in lower or upper case.
+/// A name without the ending of its compression, in lower or upper case.
 pub(super) fn split_ending(name: &str) -> (&str, Codec) {
     for (ending, codec) in ENDINGS {
         if let Some(stem) = strip_ending(name, ending) {
@@ -179,16 +179,16 @@ pub(super) fn split_ending(name: &str) -> (&str, Codec) {
     (name, Codec::Plain)
 }
 
-/// Whether a file is called like one with documents, compressed or not.
+/// Whether a file is named like one with documents, compressed or not.
 pub(super) fn is_document_name(name: &str) -> bool {
     let stem = split_ending(name).0;
     is_record_name(stem) || DOCUMENT_ENDINGS.iter().any(|ending| has_ending(stem, ending))
 }
 
-/// What the name of a TFRecord file contains: `a.tfrecord`, `a.tfrecords-00000-of-00010`.
+/// Part of the names of TFRecord files: `a.tfrecord`, `a.tfrecords-00000-of-00010`.
 const RECORD_NAME: &str = ".tfrecord";
 
-/// Whether a file is called like one with records, compressed or not.
+/// Whether a file is named like one with records, compressed or not.
 pub(super) fn is_record_name(name: &str) -> bool {
     let stem = split_ending(name).0;
     let last = stem.rsplit('/').next().unwrap_or(stem);

@@ -21,7 +21,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub(super) const THREADS_MAX: usize = 16;
 
 /// Average read-ahead of a thread: 8 MiB, and 128 MiB for all. Shorter files are decompressed in
-/// parallel; of longer ones, the next is this far when its turn comes.
+/// parallel; of longer ones, the next is decompressed this far when the reader reaches it.
 const CHUNKS_PER_THREAD: usize = 8;
 
 /// Chunks of the unit being read if the queue is full: one is taken while the next is produced.
@@ -36,11 +36,11 @@ pub(super) struct Decompressor {
 #[derive(Debug)]
 struct DecodeShared {
     plan: Mutex<DecodePlan>,
-    board: Mutex<DecodeQueue>,
+    queue: Mutex<DecodeQueue>,
     /// The queue has room, or another unit has become the first.
     room: Condvar,
     /// A chunk or the end of a unit was added.
-    news: Condvar,
+    added: Condvar,
     chunks_max: usize,
 }
 
@@ -48,7 +48,7 @@ struct DecodeShared {
 struct DecodeQueue {
     lanes: VecDeque<DecodeLane>,
     /// Lanes removed at the front: the number of the first that remains.
-    gone: u64,
+    removed: u64,
     /// Chunks in all lanes.
     chunks: usize,
     /// Bytes of the current input still to be skipped.
@@ -103,17 +103,17 @@ impl Decompressor {
         let threads = threads.clamp(1, THREADS_MAX);
         let shared = Arc::new(DecodeShared {
             plan: Mutex::new(plan),
-            board: Mutex::default(),
+            queue: Mutex::default(),
             room: Condvar::new(),
-            news: Condvar::new(),
+            added: Condvar::new(),
             chunks_max: threads * CHUNKS_PER_THREAD,
         });
         for nth in 0..threads {
             let shared = Arc::clone(&shared);
             // They are not joined: one may be waiting for a disk.
             let spawned = thread::Builder::new().name("decompress".to_owned()).spawn(move || {
-                let alarm = PanicNotifier(shared);
-                while alarm.0.work() {}
+                let notifier = PanicNotifier(shared);
+                while notifier.0.work() {}
             });
             match spawned {
                 Err(error) if nth == 0 => return Err(error),
@@ -131,13 +131,13 @@ impl Decompressor {
         input_idx: usize,
         last: DecodedChunk,
     ) -> Result<Option<DecodedChunk>, DecodeError> {
-        let mut board = self.shared.board();
+        let mut queue = self.shared.queue();
         if last.bytes.capacity() > 0 {
-            board.spare.push(last.bytes);
+            queue.spare.push(last.bytes);
         }
         loop {
-            assert!(!board.panicked, "a thread that decompresses panicked");
-            match board.step(input_idx) {
+            assert!(!queue.panicked, "a thread that decompresses panicked");
+            match queue.step(input_idx) {
                 DecodeEvent::Chunk(chunk) => {
                     self.shared.room.notify_all();
                     return Ok(Some(chunk));
@@ -146,8 +146,8 @@ impl Decompressor {
                 DecodeEvent::Failed(failed) => return Err(failed),
                 DecodeEvent::End => return Ok(None),
                 DecodeEvent::Wait => {
-                    let news = self.shared.news.wait(board);
-                    board = news.unwrap_or_else(PoisonError::into_inner);
+                    let added = self.shared.added.wait(queue);
+                    queue = added.unwrap_or_else(PoisonError::into_inner);
                 }
             }
         }
@@ -185,36 +185,36 @@ impl DecodeQueue {
         }
         let Some(end) = lane.end.take() else { return DecodeEvent::Wait };
         self.lanes.pop_front();
-        self.gone += 1;
+        self.removed += 1;
         end.map_or_else(DecodeEvent::Failed, |()| DecodeEvent::Again)
     }
 
     fn lane(&mut self, lane: u64) -> &mut DecodeLane {
-        // fits: a lane is here until its end has come and was taken.
-        &mut self.lanes[(lane - self.gone) as usize]
+        // fits: a lane stays in the queue until its end was taken.
+        &mut self.lanes[(lane - self.removed) as usize]
     }
 }
 
 /// The error of an input that has become shorter since it was last read.
 pub(super) fn too_short(missing: u64) -> DecodeError {
-    let told = format!("decompressed data is now {missing} bytes shorter than before");
-    DecodeError { stored: None, source: io::Error::new(io::ErrorKind::UnexpectedEof, told) }
+    let message = format!("decompressed data is now {missing} bytes shorter than before");
+    DecodeError { stored: None, source: io::Error::new(io::ErrorKind::UnexpectedEof, message) }
 }
 
 impl Drop for Decompressor {
     fn drop(&mut self) {
-        self.shared.board().closed = true;
+        self.shared.queue().closed = true;
         self.shared.room.notify_all();
     }
 }
 
 impl DecodeShared {
-    fn board(&self) -> MutexGuard<'_, DecodeQueue> {
+    fn queue(&self) -> MutexGuard<'_, DecodeQueue> {
         // A panic is recorded in the queue, whose contents are always consistent.
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decompresses the next unit. False if there are no more, or the reader is gone.
+    /// Decompresses the next unit. False if there are no more, or the reader has closed the queue.
     fn work(&self) -> bool {
         let Some((lane, unit)) = self.claim() else { return false };
         let end = match unit {
@@ -224,8 +224,8 @@ impl DecodeShared {
                 None => return false,
             },
         };
-        self.board().lane(lane).end = Some(end);
-        self.news.notify_all();
+        self.queue().lane(lane).end = Some(end);
+        self.added.notify_all();
         true
     }
 
@@ -233,24 +233,24 @@ impl DecodeShared {
     fn claim(&self) -> Option<(u64, Result<Unit, DecodeError>)> {
         // Held while the lane is added, so that lanes are in the order of the units.
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
-        let unit = if self.board().closed { None } else { plan.next() };
-        let mut board = self.board();
+        let unit = if self.queue().closed { None } else { plan.next() };
+        let mut queue = self.queue();
         let Some((input_idx, unit)) = unit else {
-            board.planned = true;
-            self.news.notify_all();
+            queue.planned = true;
+            self.added.notify_all();
             return None;
         };
         let skip = unit.as_ref().map_or(0, |unit| unit.skip);
-        board.lanes.push_back(DecodeLane { input_idx, skip, chunks: VecDeque::new(), end: None });
+        queue.lanes.push_back(DecodeLane { input_idx, skip, chunks: VecDeque::new(), end: None });
         // Its input may have ended, or just started.
-        self.news.notify_all();
-        Some((board.gone + board.lanes.len() as u64 - 1, unit))
+        self.added.notify_all();
+        Some((queue.removed + queue.lanes.len() as u64 - 1, unit))
     }
 
-    /// Appends a unit to the queue, chunk by chunk. `None`: the reader is gone.
+    /// Appends a unit to the queue, chunk by chunk. `None`: the reader has closed the queue.
     fn decompress(&self, lane: u64, unit: Unit) -> Option<Result<(), DecodeError>> {
         if unit.is_big {
-            drop(self.wait(|board| board.gone == lane)?);
+            drop(self.wait(|queue| queue.removed == lane)?);
         }
         let count = unit.bytes.count();
         let failed = |source| DecodeError { stored: Some(count.get()), source };
@@ -259,7 +259,7 @@ impl DecodeShared {
             Err(source) => return Some(Err(failed(source))),
         };
         loop {
-            let mut bytes = self.board().spare.pop().unwrap_or_default();
+            let mut bytes = self.queue().spare.pop().unwrap_or_default();
             bytes.resize(CHUNK_BYTES, 0);
             let (len, error) = read_stream(decoder.as_mut(), &mut bytes);
             bytes.truncate(len);
@@ -274,25 +274,25 @@ impl DecodeShared {
         }
     }
 
-    /// Appends a chunk when there is room. `None`: the reader is gone.
+    /// Appends a chunk when there is room. `None`: the reader has closed the queue.
     fn put(&self, lane: u64, chunk: DecodedChunk) -> Option<()> {
-        let mut board = self.wait(|board| {
-            let first = board.gone == lane && board.lanes[0].chunks.len() < CHUNKS_FIRST;
-            first || board.chunks < self.chunks_max
+        let mut queue = self.wait(|queue| {
+            let first = queue.removed == lane && queue.lanes[0].chunks.len() < CHUNKS_FIRST;
+            first || queue.chunks < self.chunks_max
         })?;
-        board.chunks += 1;
-        board.lane(lane).chunks.push_back(chunk);
-        self.news.notify_all();
+        queue.chunks += 1;
+        queue.lane(lane).chunks.push_back(chunk);
+        self.added.notify_all();
         Some(())
     }
 
-    /// Waits until there is room. `None`: the reader is gone.
+    /// Waits until there is room. `None`: the reader has closed the queue.
     fn wait(&self, is_room: impl Fn(&DecodeQueue) -> bool) -> Option<MutexGuard<'_, DecodeQueue>> {
-        let mut board = self.board();
-        while !board.closed && !is_room(&board) {
-            board = self.room.wait(board).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue();
+        while !queue.closed && !is_room(&queue) {
+            queue = self.room.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        (!board.closed).then_some(board)
+        (!queue.closed).then_some(queue)
     }
 }
 
@@ -302,8 +302,8 @@ struct PanicNotifier(Arc<DecodeShared>);
 impl Drop for PanicNotifier {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.board().panicked = true;
-            self.0.news.notify_all();
+            self.0.queue().panicked = true;
+            self.0.added.notify_all();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds the files that command line names stand for.
+//! Finds the files that names on the command line refer to.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -155,10 +155,10 @@ enum Look {
 
 impl Finder<'_> {
     fn add(&mut self, name: &str) -> Result<()> {
-        let nothing = match self.look(name)? {
+        let nothing = match self.look_up(name)? {
             Look::Stream(place) => return self.add_stream(name, place),
             Look::File(store, key, object) => {
-                // Without the options of a URL, since the ending must be the last.
+                // Without the options of a URL, so that the name ends in its file ending.
                 let name = if is_s3(name) { store.display(&key) } else { name.to_owned() };
                 return self.add_file(name, store, key, object.as_ref());
             }
@@ -166,7 +166,7 @@ impl Finder<'_> {
             Look::Nothing(error) => error,
         };
         if is_s3(name) && has_options(name) {
-            return Err(nothing); // a question mark is no pattern there
+            return Err(nothing); // a question mark before options is no pattern
         }
         let parts = glob::split_outside_braces(name);
         if parts.len() > 1 {
@@ -175,7 +175,7 @@ impl Finder<'_> {
         if glob::is_pattern(name) { self.add_pattern(name) } else { Err(nothing) }
     }
 
-    fn look(&mut self, name: &str) -> Result<Look> {
+    fn look_up(&mut self, name: &str) -> Result<Look> {
         if name == STDIN {
             return Ok(Look::Stream(InputLocation::Stdin));
         }
@@ -186,7 +186,7 @@ impl Finder<'_> {
             return Ok(Look::Stream(InputLocation::Pipe(name.into())));
         }
         let located = match self.locate(name) {
-            // A list or a pattern of objects may be no name of one.
+            // A list or a pattern of objects may be no valid name of one.
             Err(error) if is_s3(name) && !has_options(name) => return Ok(Look::Nothing(error)),
             located => located?,
         };
@@ -194,7 +194,7 @@ impl Finder<'_> {
         Ok(match store.open(&key) {
             Ok(object) => Look::File(store, key, object),
             Err(error) if is_folder(&error) => Look::Folder,
-            // A store without folders has what is below them.
+            // A store without folders has only the objects below them.
             Err(storage::Error::NotFound { .. }) if !store.list_names(&key)?.is_empty() => {
                 Look::Folder
             }
@@ -239,33 +239,34 @@ impl Finder<'_> {
     fn add_folder(&mut self, name: &str) -> Result<()> {
         let store = self.store(name)?;
         let entries = store.list(&Key::root())?;
-        let mut ours = 0;
+        let mut taken = 0;
         for entry in &entries {
             let key = entry.key.as_str();
             if key.split('/').any(glob::is_hidden) || !is_document_name(key) {
                 continue;
             }
-            ours += 1;
+            taken += 1;
             let shown = if is_s3(name) { store.display(&entry.key) } else { join(name, key) };
             self.add_key(&store, &entry.key, shown)?;
         }
-        log::info!("{name}: {ours} of {} files are inputs", entries.len());
-        if ours > 0 {
+        log::info!("{name}: {taken} of {} files are inputs", entries.len());
+        if taken > 0 {
             return LeftOut::of_folder(name)?.check(name);
         }
         let endings = DOCUMENT_ENDINGS.join(", ");
-        let got = match entries.len() {
+        let found = match entries.len() {
             0 => "a folder without files".to_owned(),
             count => format!("a folder of {count} files with other names"),
         };
-        let due = format!("files that end in {endings}, optionally with .zst, .gz, .bz2 or .xz");
-        Err(bad_input(name, got, due))
+        let expected =
+            format!("files that end in {endings}, optionally with .zst, .gz, .bz2 or .xz");
+        Err(bad_input(name, found, expected))
     }
 
     fn add_pattern(&mut self, name: &str) -> Result<()> {
         let before = self.found.len();
         let alternatives = glob::alternatives(name);
-        for pattern in alternatives.map_err(|got| bad_input(name, got, "fewer alternatives"))? {
+        for pattern in alternatives.map_err(|found| bad_input(name, found, "fewer alternatives"))? {
             let (base, rest) = split_base(&pattern);
             let folder = if base.is_empty() { "." } else { base };
             let store = self.store(folder)?;
@@ -273,7 +274,7 @@ impl Finder<'_> {
             LeftOut::of_pattern(folder, &components)?.check(name)?;
             for key in glob::find(store.as_ref(), &Key::root(), &components)? {
                 match self.add_key(&store, &key, join(base, key.as_str())) {
-                    // Its last component was no pattern, and need not be in every folder.
+                    // The last component was no pattern, and need not exist in every folder.
                     Err(Error::Storage(storage::Error::NotFound { .. })) => {}
                     Err(Error::Storage(storage::Error::Io { source, .. }))
                         if source.kind() == io::ErrorKind::NotADirectory => {}
@@ -286,7 +287,7 @@ impl Finder<'_> {
         if count == 0 { Err(bad_input(name, "none", "at least one matching file")) } else { Ok(()) }
     }
 
-    /// Adds what a name stands for: a file, or a folder of files.
+    /// Adds the file, or the folder of files, that a key refers to.
     fn add_key(&mut self, store: &Arc<dyn Storage>, key: &Key, name: String) -> Result<()> {
         match store.open(key) {
             Ok(object) => self.add_file(name, Arc::clone(store), key.clone(), object.as_ref()),
@@ -379,7 +380,7 @@ impl Finder<'_> {
     }
 
     #[cfg(not(feature = "parquet"))]
-    #[expect(clippy::unused_self, reason = "it has a twin that looks at the column")]
+    #[expect(clippy::unused_self, reason = "the variant with Parquet uses it")]
     fn rows(&self, input: &Input) -> Result<RecordFormat> {
         let hint = "build with the feature parquet, or convert the file to JSON lines";
         Err(bad_input(&input.name, "Parquet", super::codec::READABLE).with_hint(hint))
@@ -393,10 +394,10 @@ impl Finder<'_> {
 }
 
 /// Whether a file begins with some bytes, after white space and a byte order mark.
-fn starts_with(input: &Input, due: &[u8]) -> Result<bool> {
+fn starts_with(input: &Input, prefix: &[u8]) -> Result<bool> {
     let head = decompressed_head(input, PEEK_BYTES)?;
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
-    Ok(head.trim_ascii_start().starts_with(due))
+    Ok(head.trim_ascii_start().starts_with(prefix))
 }
 
 fn is_folder(error: &storage::Error) -> bool {

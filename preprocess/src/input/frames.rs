@@ -1,11 +1,10 @@
-//! Compressed files in units that can be decompressed side by side.
+//! Splits compressed files into units that can be decompressed in parallel.
 //!
-//! A file of Zstandard is a row of frames, and one made by several threads, or in a seekable form,
-//! has many. Their lengths are found by walking over the headers of their blocks, which is nothing
-//! beside decompressing them. gzip's members do not tell their length, unless they are those of
-//! bgzip; files of bzip2 and xz are not split. Whatever does not look as it should, or is too long
-//! for the memory, is left to the decoder, from there to the end of the file: it knows best what is
-//! wrong.
+//! A Zstandard file is a sequence of frames: many, if several threads wrote it or it is seekable.
+//! Their lengths are found by walking over the headers of their blocks, which costs little compared
+//! with decompressing them. gzip members do not store their length, except those of bgzip; bzip2
+//! and xz files are not split. From a frame that looks invalid or is too long for the memory, the
+//! rest of the file is one unit: the decoder has the best error message.
 
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
@@ -19,25 +18,25 @@ use super::decompress::too_short;
 use super::stream::{DecodeError, read_object};
 use crate::Error;
 
-/// Frames are put together up to this: some milliseconds of work.
+/// Frames are grouped up to this size: some milliseconds of work.
 const UNIT_BYTES: usize = 1 << 20;
 
-/// A frame that is longer is not taken whole into memory. With 16 threads that is 128 MiB.
+/// A longer frame is not read into memory at once. With 16 threads that is 128 MiB.
 const FRAME_BYTES_MAX: usize = 8 << 20;
 
-/// What is read at a time.
+/// Bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// A decoder's window, from which on only one at a time is made: 16 MiB for each of 16 threads is
-/// what we can spare. Only `zstd -20` and more, and `--long`, have larger ones.
+/// Units with a larger decoder window are decompressed one at a time: 16 MiB for each of 16 threads
+/// is the limit. Only `zstd -20` and more, and `--long`, have larger ones.
 const WINDOW_BYTES_MAX: u64 = 16 << 20;
 
-/// What one thread decompresses.
+/// Compressed bytes that one thread decompresses.
 #[derive(Debug)]
 pub(super) struct Unit {
     pub(super) codec: Codec,
     pub(super) bytes: Compressed,
-    /// Decompressed bytes to leave out, of this unit and if need be of the next.
+    /// Decompressed bytes to skip, in this unit and then in the next ones.
     pub(super) skip: u64,
     /// It takes more memory than several threads may.
     pub(super) is_big: bool,
@@ -46,22 +45,22 @@ pub(super) struct Unit {
 /// The units of all compressed inputs, in order.
 #[derive(Debug)]
 pub(super) struct DecodePlan {
-    /// Those that are still to come, the next one last.
+    /// The remaining inputs, the next one last.
     inputs: Vec<(usize, Input)>,
     current: Option<Walk>,
-    /// Where in the next input to begin, decompressed.
+    /// Offset at which the next input starts, decompressed.
     start: u64,
 }
 
 impl DecodePlan {
-    /// The compressed inputs, each with its place among all, and where in the first of them to
-    /// begin.
+    /// The compressed inputs, each with its index among all inputs, and the decompressed offset at
+    /// which the first of them starts.
     pub(super) fn new(mut inputs: Vec<(usize, Input)>, start: u64) -> Self {
         inputs.reverse();
         DecodePlan { inputs, current: None, start }
     }
 
-    /// The next unit, and the input that it is of. After an error there is nothing more.
+    /// The next unit, and the index of its input. There are none after an error.
     pub(super) fn next(&mut self) -> Option<(usize, Result<Unit, DecodeError>)> {
         loop {
             if self.current.is_none() {
@@ -80,7 +79,7 @@ impl DecodePlan {
                     }
                     return Some((input_idx, Ok(unit)));
                 }
-                Ok(None) if walk.skip > 0 && !walk.begun => {
+                Ok(None) if walk.skip > 0 && !walk.started => {
                     let failed = too_short(walk.skip);
                     self.inputs.clear();
                     return Some((input_idx, Err(failed)));
@@ -107,15 +106,15 @@ impl DecodePlan {
 struct Walk {
     input_idx: usize,
     codec: Codec,
-    tape: FileWindow,
-    /// Decompressed bytes that are not wanted.
+    file: FileWindow,
+    /// Decompressed bytes to skip.
     skip: u64,
-    /// A unit has been given.
-    begun: bool,
+    /// A unit has been returned.
+    started: bool,
     ended: bool,
 }
 
-/// What stands at one place of the tape.
+/// The content at one offset of the file.
 enum Next {
     Frame(Frame),
     /// The file has ended.
@@ -137,9 +136,9 @@ struct Frame {
 
 impl Walk {
     fn new(input_idx: usize, input: &Input, start: u64) -> crate::Result<Self> {
-        let tape = FileWindow { object: input.object()?, start: 0, buf: Vec::new() };
+        let file = FileWindow { object: input.object()?, start: 0, buf: Vec::new() };
         let codec = input.codec;
-        Ok(Walk { input_idx, codec, tape, skip: start, begun: false, ended: false })
+        Ok(Walk { input_idx, codec, file, skip: start, started: false, ended: false })
     }
 
     fn next(&mut self) -> storage::Result<Option<Unit>> {
@@ -150,22 +149,22 @@ impl Walk {
                     self.ended = true;
                 }
                 Next::Frame(frame) => {
-                    let before = !self.begun && len == 0;
-                    // What ends where we begin is read again: a wrong checksum shows behind the
-                    // last byte, when all of them may have been taken already.
+                    let before = !self.started && len == 0;
+                    // A frame that ends where reading starts is read again: the decoder reports a
+                    // wrong checksum after the last byte, when all of them may have been consumed.
                     if before && let Some(content) = frame.content.filter(|&c| c < self.skip) {
                         self.skip -= content;
-                        self.tape.forget(frame.len);
+                        self.file.forget(frame.len);
                         continue;
                     }
-                    // A group decompresses side by side with others, so a big frame goes alone.
+                    // Groups are decompressed in parallel, unless one of their frames is big.
                     is_big |= frame.is_big;
                     len += frame.len;
                 }
                 Next::Unknown { .. } if len > 0 => break,
                 Next::Unknown { is_big } => {
                     self.ended = true;
-                    let bytes = self.tape.rest();
+                    let bytes = self.file.rest();
                     return Ok(Some(self.unit(bytes, is_big)));
                 }
             }
@@ -173,28 +172,28 @@ impl Walk {
         if len == 0 {
             return Ok(None);
         }
-        let bytes = self.tape.take(len);
+        let bytes = self.file.take(len);
         Ok(Some(self.unit(bytes, is_big)))
     }
 
     fn unit(&mut self, bytes: Compressed, is_big: bool) -> Unit {
-        // The first unit takes the skip along.
-        let skip = if self.begun { 0 } else { self.skip };
-        self.begun = true;
+        // The first unit carries the skip.
+        let skip = if self.started { 0 } else { self.skip };
+        self.started = true;
         Unit { codec: self.codec, bytes, skip, is_big }
     }
 
     fn frame_at(&mut self, at: usize) -> storage::Result<Next> {
-        if !self.tape.reach(at + 1)? {
+        if !self.file.reach(at + 1)? {
             return Ok(Next::End);
         }
         let frame = match self.codec {
-            Codec::Zstd => zstd_frame(&mut self.tape, at)?,
-            Codec::Gzip => bgzip_member(&mut self.tape, at)?,
+            Codec::Zstd => zstd_frame(&mut self.file, at)?,
+            Codec::Gzip => bgzip_member(&mut self.file, at)?,
             _ => None,
         };
         Ok(match frame {
-            Some(frame) if self.tape.reach(at + frame.len)? => Next::Frame(frame),
+            Some(frame) if self.file.reach(at + frame.len)? => Next::Frame(frame),
             Some(frame) => Next::Unknown { is_big: frame.is_big },
             None => Next::Unknown { is_big: self.window_bytes(at)? > WINDOW_BYTES_MAX },
         })
@@ -202,40 +201,40 @@ impl Walk {
 }
 
 impl Walk {
-    /// The memory that the decoder of a frame needs for what it has decompressed.
+    /// The memory that the decoder of a frame needs for its decompressed window.
     fn window_bytes(&mut self, at: usize) -> storage::Result<u64> {
         match self.codec {
             Codec::Xz => {
-                self.tape.reach(at + XZ_HEAD_BYTES)?;
-                Ok(xz_dictionary(&self.tape.buf[at..]))
+                self.file.reach(at + XZ_HEAD_BYTES)?;
+                Ok(xz_dictionary(&self.file.buf[at..]))
             }
-            _ => Ok(zstd_window(&self.tape.buf[at..])),
+            _ => Ok(zstd_window(&self.file.buf[at..])),
         }
     }
 }
 
 /// A frame of Zstandard (RFC 8878, 3.1), if all of it is there and it is not too long.
-fn zstd_frame(tape: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>> {
-    if !tape.reach(at + 8)? || !is_zstd(&tape.buf[at..]) {
+fn zstd_frame(file: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>> {
+    if !file.reach(at + 8)? || !is_zstd(&file.buf[at..]) {
         return Ok(None);
     }
-    if tape.buf[at] != 0x28 {
-        let len = le(&tape.buf[at + 4..at + 8]) + 8;
+    if file.buf[at] != 0x28 {
+        let len = le(&file.buf[at + 4..at + 8]) + 8;
         let frame = |len| Frame { len, content: Some(0), is_big: false };
         return Ok(usize::try_from(len).ok().filter(|&len| len <= FRAME_BYTES_MAX).map(frame));
     }
-    let descriptor = tape.buf[at + 4];
+    let descriptor = file.buf[at + 4];
     let has_checksum = descriptor & 4 != 0;
     // The longest header is of 18 bytes, and the shortest frame of 9: more may not be there.
-    tape.reach(at + 18)?;
-    let Some((header_len, content)) = zstd_header(&tape.buf[at..]) else { return Ok(None) };
-    let is_big = zstd_window(&tape.buf[at..]) > WINDOW_BYTES_MAX;
+    file.reach(at + 18)?;
+    let Some((header_len, content)) = zstd_header(&file.buf[at..]) else { return Ok(None) };
+    let is_big = zstd_window(&file.buf[at..]) > WINDOW_BYTES_MAX;
     let mut len = header_len;
     loop {
-        if len > FRAME_BYTES_MAX || !tape.reach(at + len + 3)? {
+        if len > FRAME_BYTES_MAX || !file.reach(at + len + 3)? {
             return Ok(None);
         }
-        let block = le(&tape.buf[at + len..at + len + 3]);
+        let block = le(&file.buf[at + len..at + len + 3]);
         let (is_last, kind, size) = (block & 1 == 1, block >> 1 & 3, (block >> 3) as usize);
         len += 3 + if kind == 1 { 1 } else { size };
         if kind == 3 {
@@ -248,7 +247,7 @@ fn zstd_frame(tape: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>
     }
 }
 
-/// How long the header of a frame is, and its content if it says. None: it has been cut.
+/// The length of a frame's header, and of its content if it is stored. None: it is truncated.
 fn zstd_header(frame: &[u8]) -> Option<(usize, Option<u64>)> {
     let descriptor = *frame.get(4)?;
     let single = descriptor & 0x20 != 0;
@@ -268,7 +267,7 @@ fn zstd_header(frame: &[u8]) -> Option<(usize, Option<u64>)> {
     Some((start + content, content_len))
 }
 
-/// What a frame asks its decoder to remember. Zero if there is no telling.
+/// The window that the decoder of a frame needs. Zero if it is unknown.
 fn zstd_window(frame: &[u8]) -> u64 {
     if !frame.starts_with(&[0x28]) {
         return 0;
@@ -282,29 +281,29 @@ fn zstd_window(frame: &[u8]) -> u64 {
     }
 }
 
-/// A member as bgzip makes it: its length stands in an extra field of its header ("The BGZF
-/// compression format", SAM specification 4.1). None: it is another.
-fn bgzip_member(tape: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>> {
-    if !tape.reach(at + 18)? {
+/// A member as bgzip writes it: its length is in an extra field of its header ("The BGZF
+/// compression format", SAM specification 4.1). None for another.
+fn bgzip_member(file: &mut FileWindow, at: usize) -> storage::Result<Option<Frame>> {
+    if !file.reach(at + 18)? {
         return Ok(None);
     }
-    let header = &tape.buf[at..at + 18];
+    let header = &file.buf[at..at + 18];
     // Magic, deflate, an extra field and no other; in it one subfield "BC" of two bytes.
     let is_bgzip = header[..4] == [0x1f, 0x8b, 8, 4] && header[10..16] == *b"\x06\0BC\x02\0";
     let len = le(&header[16..18]) as usize + 1;
-    if !is_bgzip || len < 28 || !tape.reach(at + len)? {
+    if !is_bgzip || len < 28 || !file.reach(at + len)? {
         return Ok(None);
     }
-    let content = le(&tape.buf[at + len - 4..at + len]);
+    let content = le(&file.buf[at + len - 4..at + len]);
     Ok(Some(Frame { len, content: Some(content), is_big: false }))
 }
 
-/// At most eight bytes, least first.
+/// At most eight little-endian bytes.
 fn le(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// A file, read as far as it was looked at.
+/// A file, read as far as it was needed.
 #[derive(Debug)]
 struct FileWindow {
     object: Arc<dyn Object>,
@@ -314,7 +313,7 @@ struct FileWindow {
 }
 
 impl FileWindow {
-    /// Reads until there are so many bytes. False: the file ends before.
+    /// Reads until the buffer has `len` bytes. False: the file ends before.
     fn reach(&mut self, len: usize) -> storage::Result<bool> {
         while self.buf.len() < len {
             let had = self.buf.len();
@@ -351,7 +350,7 @@ impl FileWindow {
     }
 }
 
-/// How far in a file a decoder is.
+/// The position of a decoder in its file.
 #[derive(Clone, Debug)]
 pub(super) struct Count(Arc<AtomicU64>);
 
@@ -365,12 +364,12 @@ impl Count {
     }
 }
 
-/// What a decoder reads: bytes in memory, and perhaps more from a file.
+/// The source of a decoder: bytes in memory, and perhaps more from a file.
 #[derive(Debug)]
 pub(super) struct Compressed {
     buf: Vec<u8>,
     at: usize,
-    /// Where in the file to read on.
+    /// Offset of the next read in the file.
     next: u64,
     object: Option<Arc<dyn Object>>,
     count: Count,

@@ -1,23 +1,23 @@
-//! Patterns for names, as a shell has them: `*`, `?`, `[a-z]`, `[!a-z]` within one component, `**`
-//! for any number of folders, `{a,b}` for either. Names that begin with a dot are matched by a
-//! pattern that does. What is found is in the order of its bytes.
+//! Patterns for names, as in a shell: `*`, `?`, `[a-z]`, `[!a-z]` within one component, `**` for
+//! any number of folders, `{a,b}` for either. Names that begin with a dot are matched only by
+//! patterns that do. Matches are in byte order.
 
 use std::io;
 
 use storage::{Key, Storage};
 
-/// Braces may multiply; nobody means more.
+/// Several braces multiply; more alternatives are probably a mistake.
 const ALTERNATIVES_MAX: usize = 1024;
 
-/// Whether a name has anything to match in it.
+/// Whether a name has wildcards or braces.
 pub(super) fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?', '[', '{'])
 }
 
-/// The pattern without braces: one for each choice, in the order in which they are written.
+/// Expands braces: one pattern for each choice, in the order in which they are written.
 pub(super) fn alternatives(pattern: &str) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
-    // The next one last. Each has its first braces opened, until there are none.
+    // The next one last. The first braces of each are expanded until there are none.
     let mut open = vec![pattern.to_owned()];
     while let Some(next) = open.pop() {
         let Some((start, end)) = braces(&next) else {
@@ -51,7 +51,7 @@ fn braces(pattern: &str) -> Option<(usize, usize)> {
     None
 }
 
-/// Parts between commas, but for those within braces.
+/// Splits at commas outside braces.
 pub(super) fn split_outside_braces(text: &str) -> Vec<&str> {
     let mut depth = 0_i32;
     text.split(|char| {
@@ -100,7 +100,7 @@ pub(super) fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
     match (pattern.split_first(), path.split_first()) {
         (None, None) => true,
         (Some((&"**", rest)), Some((name, below))) => {
-            // At its end it takes the file too.
+            // At the end of the pattern, `**` matches the file too.
             let here = if rest.is_empty() { below.is_empty() } else { matches_path(rest, path) };
             !is_hidden(name) && (here || matches_path(pattern, below)) || matches_path(rest, path)
         }
@@ -111,12 +111,12 @@ pub(super) fn matches_path(pattern: &[&str], path: &[&str]) -> bool {
     }
 }
 
-/// Whether listings of a folder leave it out.
+/// Whether listings of a folder omit a name.
 pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with('.')
 }
 
-/// Whether a name is what a pattern without slashes says.
+/// Whether a name matches a pattern without slashes.
 pub(super) fn matches(pattern: &str, name: &str) -> bool {
     if is_hidden(name) && !is_hidden(pattern) {
         return false;
@@ -124,7 +124,7 @@ pub(super) fn matches(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
     let (mut p, mut n) = (0, 0);
-    // Where to go on if it turns out that the last star took too little.
+    // Where to continue if the last star must match more.
     let mut star = None;
     loop {
         if pattern.get(p) == Some(&'*') {
@@ -159,7 +159,7 @@ fn match_one(pattern: &[char], char: char) -> Option<usize> {
 fn match_set(pattern: &[char], char: char) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some('!' | '^'));
     let start = 1 + usize::from(negated);
-    // A bracket that comes first is one of the set.
+    // A closing bracket in first position is a member of the set.
     let Some(len) = pattern.iter().skip(start + 1).position(|&c| c == ']') else {
         return (char == '[').then_some(1);
     };
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn patterns_match_as_in_a_shell() {
-        for (pattern, name, due) in [
+        for (pattern, name, expected) in [
             ("*.jsonl", "a.jsonl", true),
             ("*.jsonl", ".jsonl", false),
             ("*.jsonl", "a.jsonl.gz", false),
@@ -204,7 +204,7 @@ mod tests {
             ("[a", "[a", true),
             ("*a", "aaab", false),
         ] {
-            assert_eq!(matches(pattern, name), due, "{pattern} {name}");
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
         }
     }
 
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn paths_match_with_any_number_of_folders() {
-        for (pattern, path, due) in [
+        for (pattern, path, expected) in [
             ("**/*.jsonl", "a.jsonl", true),
             ("**/*.jsonl", "x/y/a.jsonl", true),
             ("**/y/*.jsonl", "x/y/a.jsonl", true),
@@ -229,14 +229,14 @@ mod tests {
         ] {
             let pattern: Vec<&str> = pattern.split('/').collect();
             let path: Vec<&str> = path.split('/').collect();
-            assert_eq!(matches_path(&pattern, &path), due, "{pattern:?} {path:?}");
+            assert_eq!(matches_path(&pattern, &path), expected, "{pattern:?} {path:?}");
         }
     }
 
     #[test]
     fn braces_are_alternatives() {
-        let check = |pattern: &str, due: &[&str]| {
-            assert_eq!(alternatives(pattern).unwrap(), due, "{pattern}");
+        let check = |pattern: &str, expected: &[&str]| {
+            assert_eq!(alternatives(pattern).unwrap(), expected, "{pattern}");
         };
         check("a", &["a"]);
         check("{b,a}.x", &["b.x", "a.x"]);

@@ -7,8 +7,8 @@ use crate::checksum::Checksum;
 /// in any case, so this costs no further request.
 const END_BYTES: u64 = 64 << 10;
 
-/// What tells an input from another of the same name. Two files of equal length and ends can still
-/// differ between them; only an equal version, or a checksum of the content, excludes that.
+/// Distinguishes an input from another of the same name. Two files of equal length and ends can
+/// still differ between them; only an equal version, or a checksum of the content, excludes that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InputIdentity {
     /// Its length as stored.

@@ -19,18 +19,18 @@ pub(super) struct ArrayScan {
 enum ScanState {
     /// Nothing has been seen yet.
     Start,
-    /// Behind the bracket that opens the list.
+    /// After the bracket that opens the list.
     Opened,
-    /// Behind an element.
-    Behind,
-    /// Behind a comma.
-    Comma,
+    /// After an element.
+    AfterElement,
+    /// After a comma.
+    AfterComma,
     Element {
         start: usize,
         depth: u32,
         in_string: bool,
     },
-    /// Behind the bracket that closes the list.
+    /// After the bracket that closes the list.
     Closed,
 }
 
@@ -38,9 +38,12 @@ enum ScanState {
 pub(super) type ArrayFault = (usize, LineFault);
 
 impl ArrayScan {
-    /// Begins at the first byte of a file, or behind an element.
+    /// Starts at the first byte of a file, or after an element.
     pub(super) fn new(offset: u64) -> Self {
-        ArrayScan { at: 0, state: if offset == 0 { ScanState::Start } else { ScanState::Behind } }
+        ArrayScan {
+            at: 0,
+            state: if offset == 0 { ScanState::Start } else { ScanState::AfterElement },
+        }
     }
 
     /// Continues to the end of the bytes, and appends the elements that ended.
@@ -51,7 +54,7 @@ impl ArrayScan {
     ) -> Result<(), ArrayFault> {
         while self.at < bytes.len() {
             if let ScanState::Element { .. } = self.state {
-                self.go_on(bytes, spans);
+                self.scan_element(bytes, spans);
                 continue;
             }
             let byte = bytes[self.at];
@@ -61,24 +64,24 @@ impl ArrayScan {
             }
             self.state = match (self.state, byte) {
                 (ScanState::Start, b'[') => ScanState::Opened,
-                (ScanState::Behind, b',') => ScanState::Comma,
-                (ScanState::Opened | ScanState::Behind, b']') => ScanState::Closed,
-                (ScanState::Opened | ScanState::Comma, _)
+                (ScanState::AfterElement, b',') => ScanState::AfterComma,
+                (ScanState::Opened | ScanState::AfterElement, b']') => ScanState::Closed,
+                (ScanState::Opened | ScanState::AfterComma, _)
                     if !matches!(byte, b',' | b']' | b'}') =>
                 {
                     self.state = ScanState::Element { start: self.at, depth: 0, in_string: false };
                     continue;
                 }
-                _ => return Err((self.at, self.stumble(char_of(bytes, self.at)))),
+                _ => return Err((self.at, self.syntax_fault(char_of(bytes, self.at)))),
             };
             self.at += 1;
         }
         Ok(())
     }
 
-    /// The bytes up to the end of the last element are gone; what is behind it is looked at again.
+    /// The caller removes the bytes up to the end of the last element; the rest is scanned again.
     pub(super) fn cut(&mut self) {
-        *self = ArrayScan { at: 0, state: ScanState::Behind };
+        *self = ArrayScan { at: 0, state: ScanState::AfterElement };
     }
 
     /// Whether the list has been closed; if not, what is wrong with a file that ends here.
@@ -86,13 +89,13 @@ impl ArrayScan {
         if self.state == ScanState::Closed {
             return Ok(());
         }
-        let mut fault = self.stumble("the end of the file".to_owned());
+        let mut fault = self.syntax_fault("the end of the file".to_owned());
         fault.hint = Some("the file may be truncated");
         Err((self.at, fault))
     }
 
-    /// To the end of the element, if it is there.
-    fn go_on(&mut self, bytes: &[u8], spans: &mut Vec<ByteSpan>) {
+    /// Scans to the end of the element, or of the bytes.
+    fn scan_element(&mut self, bytes: &[u8], spans: &mut Vec<ByteSpan>) {
         let ScanState::Element { start, mut depth, mut in_string } = self.state else { return };
         while self.at < bytes.len() {
             let rest = &bytes[self.at..];
@@ -102,7 +105,7 @@ impl ArrayScan {
                     break;
                 };
                 if rest[at] == b'\\' {
-                    // What is escaped may come with the next bytes, and is then stepped over.
+                    // The escaped character may be in the next bytes, and is then skipped.
                     self.at += at + 2;
                     continue;
                 }
@@ -113,7 +116,7 @@ impl ArrayScan {
                     b'"' => in_string = true,
                     b'{' | b'[' => depth += 1,
                     b'}' | b']' if depth > 0 => depth -= 1,
-                    // Behind a bare number or word.
+                    // The end of a bare number or word.
                     b',' | b']' | b'}' if depth == 0 => {
                         return self.end_element(start, spans);
                     }
@@ -136,15 +139,15 @@ impl ArrayScan {
 
     fn end_element(&mut self, start: usize, spans: &mut Vec<ByteSpan>) {
         spans.push(start..self.at);
-        self.state = ScanState::Behind;
+        self.state = ScanState::AfterElement;
     }
 
-    fn stumble(&self, found: String) -> LineFault {
+    fn syntax_fault(&self, found: String) -> LineFault {
         let expected = match self.state {
             ScanState::Start => "a list, '['",
             ScanState::Opened => "an object or ']'",
-            ScanState::Behind => "',' or ']'",
-            ScanState::Comma => "an object",
+            ScanState::AfterElement => "',' or ']'",
+            ScanState::AfterComma => "an object",
             ScanState::Element { .. } => "the end of the element, and ']'",
             ScanState::Closed => "the end of the file after the list",
         };

@@ -1,4 +1,4 @@
-//! Entries of a folder, or of what a pattern matches, that are not read. A store lists regular
+//! Entries of a folder, or matches of a pattern, that are not read. A store lists regular
 //! files whose names are UTF-8, and does not follow links to folders. So a walk of the folder
 //! itself finds the other entries.
 //!
@@ -19,18 +19,18 @@ use crate::Result;
 /// Names in a message; the others are counted.
 const NAMES_MAX: usize = 5;
 
-/// Entries below a link that are looked at for documents. A folder with more is taken to have some.
+/// Entries below a link that are searched for documents. A folder with more is taken to have some.
 const LINKED_ENTRIES_MAX: usize = 100_000;
 
 /// Entries that were not taken, in the order in which they were found.
 #[derive(Debug)]
 pub(super) struct LeftOut {
-    /// What is behind a link into this folder, whose links are resolved, is taken without the link.
+    /// The folder, with links resolved. The target of a link into it is read without the link.
     root: PathBuf,
-    /// All was meant to be read, whatever it is called.
+    /// Every entry should be read, whatever its name.
     is_strict: bool,
     /// Those that look like documents, and why they are not read.
-    meant: Vec<(String, &'static str)>,
+    refused: Vec<(String, &'static str)>,
     others: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ impl LeftOut {
         LeftOut::collect(name, false, |found, root| found.walk(root, "", &|_: &str| true))
     }
 
-    /// Walks the folder of a pattern, given as its components, for what the pattern matches.
+    /// Walks the folder of a pattern, given as its components, for matches of the pattern.
     ///
     /// # Errors
     /// Those of the system.
@@ -63,12 +63,12 @@ impl LeftOut {
         walk: impl FnOnce(&mut LeftOut, &Path) -> io::Result<()>,
     ) -> Result<LeftOut> {
         let mut found =
-            LeftOut { root: PathBuf::new(), is_strict, meant: Vec::new(), others: Vec::new() };
+            LeftOut { root: PathBuf::new(), is_strict, refused: Vec::new(), others: Vec::new() };
         let Some(path) = local_path(name) else { return Ok(found) };
         found.root = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let due = "a folder that can be listed";
+        let expected = "a folder that can be listed";
         walk(&mut found, path)
-            .map_err(|error| bad_input(name, format!("an error: {error}"), due))?;
+            .map_err(|error| bad_input(name, format!("an error: {error}"), expected))?;
         Ok(found)
     }
 
@@ -91,17 +91,17 @@ impl LeftOut {
             }
             let path = join(below, &shown);
             if name.to_str().is_none() {
-                self.meant.push((path, NOT_UTF8));
+                self.refused.push((path, NOT_UTF8));
             } else if !rest.is_empty() && entry.path().is_dir() {
                 self.match_below(&entry.path(), &path, rest)?;
             } else if rest.is_empty() && is_dangling(&entry)? {
-                self.meant.push((path, DANGLING));
+                self.refused.push((path, DANGLING));
             }
         }
         Ok(())
     }
 
-    /// Looks at all below a folder. Files that `takes` rejects are passed over in silence.
+    /// Visits everything below a folder. Files that `takes` rejects are ignored.
     fn walk(&mut self, folder: &Path, below: &str, takes: &dyn Fn(&str) -> bool) -> io::Result<()> {
         for entry in entries(folder)? {
             let name = entry.file_name();
@@ -124,10 +124,12 @@ impl LeftOut {
 
     fn add_file(&mut self, path: String, why: Option<&'static str>) {
         match why {
-            Some(why) if self.is_strict || is_document_name(&path) => self.meant.push((path, why)),
+            Some(why) if self.is_strict || is_document_name(&path) => {
+                self.refused.push((path, why));
+            }
             None if is_document_name(&path) => {}
             None if strip_unread(&path).is_some_and(is_document_name) => {
-                self.meant.push((path, UNREAD));
+                self.refused.push((path, UNREAD));
             }
             None if self.is_strict => {}
             _ => self.others.push(path),
@@ -139,20 +141,20 @@ impl LeftOut {
         let is_taken = why == Some(LINKED_FOLDER)
             && fs::canonicalize(at).is_ok_and(|target| target.starts_with(&self.root));
         match !is_taken && has_documents(at)? {
-            true => self.meant.push((path, why.unwrap_or(NOT_UTF8))),
+            true => self.refused.push((path, why.unwrap_or(NOT_UTF8))),
             false => self.others.push(path),
         }
         Ok(())
     }
 
-    /// Refuses what was meant to be read and is not; names the rest in the log.
+    /// Fails if an entry should be read and cannot be; logs the others.
     ///
     /// # Errors
     /// [`crate::Error::BadInput`].
     pub(super) fn check(mut self, name: &str) -> Result<()> {
-        self.meant.sort();
+        self.refused.sort();
         self.others.sort();
-        if self.meant.is_empty() {
+        if self.refused.is_empty() {
             if !self.others.is_empty() {
                 let shown = first_of(&self.others, |path| storage::printable(path));
                 log::warn!(
@@ -163,15 +165,15 @@ impl LeftOut {
             return Ok(());
         }
         let shown =
-            first_of(&self.meant, |(path, why)| format!("{} ({why})", storage::printable(path)));
-        let found = format!("unreadable entries ({}): {shown}", self.meant.len());
+            first_of(&self.refused, |(path, why)| format!("{} ({why})", storage::printable(path)));
+        let found = format!("unreadable entries ({}): {shown}", self.refused.len());
         let hint = "a pattern such as 'FOLDER/*' follows links to folders; rename, move or \
                     remove the others";
         Err(bad_input(name, found, "regular files with UTF-8 names").with_hint(hint))
     }
 }
 
-/// Why an entry is no file that a store lists.
+/// Why a store does not list an entry as a file.
 fn why_left_out(entry: &fs::DirEntry, kind: fs::FileType) -> io::Result<Option<&'static str>> {
     let kind = match kind.is_symlink() {
         true => match fs::metadata(entry.path()) {
@@ -216,7 +218,7 @@ fn has_documents(folder: &Path) -> io::Result<bool> {
 /// The entries of a folder that are not hidden. None if it is no folder, or has just been removed.
 fn entries(folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
     let entries = match fs::read_dir(folder) {
-        Err(error) if is_gone(&error) => return Ok(Vec::new()),
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
         entries => entries?,
     };
     let is_shown = |name: &OsStr| !name.as_bytes().starts_with(b".");
@@ -230,7 +232,7 @@ fn entries(folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
     Ok(shown)
 }
 
-fn is_gone(error: &io::Error) -> bool {
+fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 

@@ -1,5 +1,5 @@
-//! Where lines end: at `\n`, `\r\n` or `\r`, the universal newlines with which Python's `open`
-//! reads text. Other programs that make token files read their inputs that way.
+//! Finds line ends: `\n`, `\r\n` or `\r`, the universal newlines with which Python's `open` reads
+//! text. Other programs that make token files read their inputs that way.
 
 use memchr::{memchr_iter, memchr2, memrchr2};
 
@@ -13,7 +13,7 @@ pub(super) struct LineEnd {
 }
 
 impl LineEnd {
-    /// The same place in a slice that begins so many bytes earlier.
+    /// The same place in a slice that begins `bytes` bytes earlier.
     pub(super) fn shifted(self, bytes: usize) -> LineEnd {
         LineEnd { end: self.end + bytes, next: self.next + bytes }
     }
@@ -53,7 +53,7 @@ pub(super) fn last_line_end_known(bytes: &[u8]) -> Option<LineEnd> {
     last_line_end(bytes.strip_suffix(b"\r").unwrap_or(bytes))
 }
 
-/// The number of lines that end in `bytes[..len]`. Bytes behind it are looked at, not counted.
+/// The number of lines that end in `bytes[..len]`. Bytes after it are examined, not counted.
 pub(super) fn count_line_ends(bytes: &[u8], len: usize) -> u64 {
     let newlines = memchr_iter(b'\n', &bytes[..len]).count();
     let returns = memchr_iter(b'\r', &bytes[..len]);
@@ -63,7 +63,7 @@ pub(super) fn count_line_ends(bytes: &[u8], len: usize) -> u64 {
 
 /// Whether a line has nothing that could be a document.
 pub(crate) fn is_blank(line: &[u8]) -> bool {
-    // Most lines tell by their first byte.
+    // The first byte decides for most lines.
     line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r'))
 }
 

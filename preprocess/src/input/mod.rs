@@ -1,14 +1,14 @@
-//! Where documents come from.
+//! Inputs: finds them, reads them and splits them into documents.
 //!
 //! [`expand`] turns names of the command line (files, folders, patterns, pipes) into [`Input`]s,
 //! which it checks before any work begins; [`share_out`] retains the part of one shard. An
 //! [`InputChunker`] reads them one after another, whole documents at a time.
 //!
 //! Below it, in reading order: `discover` and `glob` find files, and `left_out` those that are not
-//! read; `input_identity` tells a file from another of its name, `codec` detects their compression,
-//! `stream` reads their bytes, which `decompress` inflates on other threads in the units that
-//! `frames` finds; `lines` finds the ends of lines; `records` finds the ends of documents in lines
-//! and texts, `json_array` in a JSON list, `parquet` in Parquet.
+//! read; `input_identity` distinguishes a file from another of its name, `codec` detects their
+//! compression, `stream` reads their bytes, which `decompress` inflates on other threads in the
+//! units that `frames` finds; `lines` finds the ends of lines; `records` finds the ends of
+//! documents in lines and texts, `json_array` in a JSON list, `parquet` in Parquet.
 
 mod chunker;
 mod codec;
@@ -53,7 +53,7 @@ use crate::checksum::Checksum;
 use crate::{Error, Result};
 use codec::Codec;
 
-/// How an input is named on the command line when it is standard input.
+/// The name of standard input on the command line.
 const STDIN: &str = "-";
 
 /// One input, checked.
@@ -74,7 +74,7 @@ pub(crate) struct Input {
     shape: RecordFormat,
     /// Documents that begin in here are wanted, by bytes as stored.
     part: Range<u64>,
-    /// From here on, decompressed, it may not be more than so many times as long as stored.
+    /// Decompressed length from which on `expand_ratio_max` limits its ratio to the stored length.
     expand_free_bytes: u64,
     expand_ratio_max: Option<u64>,
 }
@@ -135,7 +135,7 @@ impl Input {
         matches!(rules.separator, Separator::Line | Separator::BlankLine)
     }
 
-    /// The file behind an input that is one.
+    /// The object of an input that is not a stream.
     fn object(&self) -> Result<Arc<dyn Object>> {
         match &self.place {
             InputLocation::Object { store, key } => open(store.as_ref(), key, &self.name),
@@ -150,15 +150,15 @@ fn open(store: &dyn Storage, key: &Key, name: &str) -> Result<Arc<dyn Object>> {
     store.open(key).map_err(|error| not_a_file(name, error))
 }
 
-/// An input that is there, but is no file.
+/// The error of an input that exists, but is no file.
 fn not_a_file(name: &str, error: storage::Error) -> Error {
     let storage::Error::Io { source, .. } = &error else { return error.into() };
-    let got = match source.kind() {
+    let found = match source.kind() {
         io::ErrorKind::IsADirectory => "a folder",
         io::ErrorKind::InvalidInput => "a socket, a device, or a pipe matched by a pattern",
         _ => return error.into(),
     };
-    bad_input(name, got, "a file, a folder of files, a pipe, or - for standard input")
+    bad_input(name, found, "a file, a folder of files, a pipe, or - for standard input")
 }
 
 /// Parquet has its index at the end, so that a stream cannot be read.

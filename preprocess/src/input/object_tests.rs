@@ -1,4 +1,4 @@
-//! Inputs that are objects of S3 are the inputs that they would be as files.
+//! S3 objects are read as files are.
 
 use std::io::Write as _;
 
@@ -29,14 +29,14 @@ fn objects_folders_and_buckets_are_inputs() {
     server.inject(FaultRule::every(5, Fault::Truncate).of("GET"));
     server.inject(FaultRule::every(7, Fault::SlowDown));
 
-    let due: Vec<_> = texts.iter().map(|text| text.trim_end().to_owned()).collect();
-    assert_eq!(documents(&[server.url("corpus/a.jsonl")]), due[..1000]);
-    assert_eq!(documents(&[server.url("corpus/deep/b.jsonl.zst")]), due[1000..]);
+    let expected: Vec<_> = texts.iter().map(|text| text.trim_end().to_owned()).collect();
+    assert_eq!(documents(&[server.url("corpus/a.jsonl")]), expected[..1000]);
+    assert_eq!(documents(&[server.url("corpus/deep/b.jsonl.zst")]), expected[1000..]);
     for folder in ["corpus", "corpus/", ""] {
-        assert_eq!(documents(&[server.url(folder)]), due, "{folder:?}");
+        assert_eq!(documents(&[server.url(folder)]), expected, "{folder:?}");
     }
     let two = [server.url("corpus/deep"), server.url("corpus/a.jsonl")];
-    assert_eq!(documents(&two), [&due[1000..], &due[..1000]].concat());
+    assert_eq!(documents(&two), [&expected[1000..], &expected[..1000]].concat());
     assert!(server.fault_count() > 0);
 }
 
@@ -60,7 +60,7 @@ fn the_identity_of_an_object_has_its_etag() {
 }
 
 #[test]
-fn objects_that_are_not_there_are_errors() {
+fn missing_objects_are_errors() {
     let server = S3Server::start().unwrap();
     for (name, word) in [
         (server.url("a.jsonl"), "no such"),

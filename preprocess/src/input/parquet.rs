@@ -1,4 +1,4 @@
-//! One column of a Parquet file, row after row.
+//! Reads one column of a Parquet file, row after row.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,32 +51,32 @@ impl RowReader {
     /// Opens a file at one of its rows.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for what is no Parquet, or has no such column of texts.
+    /// [`Error::BadInput`] if it is not Parquet, or has no such column of texts.
     pub(super) fn open(input: &Input, column: &str, row: u64) -> Result<Self> {
-        guard(&input.name, 0, || RowReader::begin(input, column, row))
+        guard(&input.name, 0, || RowReader::open_file(input, column, row))
     }
 
-    fn begin(input: &Input, column: &str, row: u64) -> Result<Self> {
+    fn open_file(input: &Input, column: &str, row: u64) -> Result<Self> {
         let object = input.object()?;
         let stored_bytes = object.len_bytes();
-        let failed = |error| told(&input.name, 0, error);
+        let failed = |error| read_error(&input.name, 0, error);
         let file = SerializedFileReader::new(Chunks(object)).map_err(failed)?;
         let schema = file.metadata().file_metadata().schema_descr();
         let names: Vec<String> = schema.columns().iter().map(|c| c.path().string()).collect();
         let Some(at) = names.iter().position(|name| name == column) else {
-            let got = format!("only columns {}", names.join(", "));
-            return Err(bad_input(&input.name, got, format!("column '{column}'")));
+            let found = format!("only columns {}", names.join(", "));
+            return Err(bad_input(&input.name, found, format!("column '{column}'")));
         };
-        let found = schema.column(at);
-        if found.physical_type() != Type::BYTE_ARRAY || found.max_rep_level() > 0 {
-            let got = format!("values of {}", found.physical_type());
-            return Err(bad_input(&input.name, got, format!("strings in column '{column}'")));
+        let descriptor = schema.column(at);
+        if descriptor.physical_type() != Type::BYTE_ARRAY || descriptor.max_rep_level() > 0 {
+            let found = format!("values of {}", descriptor.physical_type());
+            return Err(bad_input(&input.name, found, format!("strings in column '{column}'")));
         }
         let groups = file.metadata().row_groups();
         let rows = groups.iter().map(|group| u64::try_from(group.num_rows()).unwrap_or(0)).sum();
         let mut reader = RowReader {
             name: input.name.clone(),
-            max_def_level: found.max_def_level(),
+            max_def_level: descriptor.max_def_level(),
             file,
             column: at,
             group: 0,
@@ -107,7 +107,7 @@ impl RowReader {
         let within = row.saturating_sub(self.row);
         if within > 0 && self.next_group()? {
             let name = &self.name;
-            let failed = |error| told(name, row, error);
+            let failed = |error| read_error(name, row, error);
             let pages = self.pages.as_mut().expect("just opened");
             // fits: a row of a group, of which a usize can count the rows.
             self.row += pages.skip_records(within as usize).map_err(failed)? as u64;
@@ -127,7 +127,7 @@ impl RowReader {
         if self.group == self.file.num_row_groups() {
             return Ok(false);
         }
-        let failed = |error| told(&self.name, self.row, error);
+        let failed = |error| read_error(&self.name, self.row, error);
         let group = self.file.get_row_group(self.group).map_err(failed)?;
         let column = group.get_column_reader(self.column).map_err(failed)?;
         self.pages = Some(get_typed_column_reader(column));
@@ -135,22 +135,18 @@ impl RowReader {
         Ok(true)
     }
 
-    /// Appends rows until they are a block.
+    /// Appends rows until the batch has `block_bytes`.
     ///
     /// # Errors
-    /// [`Error::BadInput`] for what is no Parquet; there is then no more to be read.
-    pub(super) fn fill(
-        &mut self,
-        parcel: &mut DocumentBatch,
-        block_bytes: usize,
-    ) -> Result<Filled> {
+    /// [`Error::BadInput`] for invalid Parquet; nothing more can be read then.
+    pub(super) fn fill(&mut self, batch: &mut DocumentBatch, block_bytes: usize) -> Result<Filled> {
         let (name, row) = (self.name.clone(), self.row);
-        guard(&name, row, || self.fill_block(parcel, block_bytes))
+        guard(&name, row, || self.fill_block(batch, block_bytes))
     }
 
-    fn fill_block(&mut self, parcel: &mut DocumentBatch, block_bytes: usize) -> Result<Filled> {
+    fn fill_block(&mut self, batch: &mut DocumentBatch, block_bytes: usize) -> Result<Filled> {
         let (mut levels, mut values) = (Vec::new(), Vec::new());
-        while parcel.bytes.len() < block_bytes {
+        while batch.bytes.len() < block_bytes {
             if self.pages.is_none() && !self.next_group()? {
                 break;
             }
@@ -159,7 +155,7 @@ impl RowReader {
             let pages = self.pages.as_mut().expect("opened above");
             let nullable = (self.max_def_level > 0).then_some(&mut levels);
             let read = pages.read_records(ROWS, nullable, None, &mut values);
-            let (rows, ..) = read.map_err(|error| told(&self.name, self.row, error))?;
+            let (rows, ..) = read.map_err(|error| read_error(&self.name, self.row, error))?;
             if rows == 0 {
                 self.pages = None;
             }
@@ -167,39 +163,39 @@ impl RowReader {
             for row in 0..rows {
                 let is_null = levels.get(row).is_some_and(|&level| level < self.max_def_level);
                 let text = if is_null { None } else { texts.next() };
-                self.push(parcel, text.map(ByteArray::data))?;
+                self.push(batch, text.map(ByteArray::data))?;
             }
             self.row += rows as u64;
         }
-        parcel.decompressed = true;
-        // As far in the file as in its rows: their pages are not in one piece.
+        batch.decompressed = true;
+        // Estimated by rows: the pages of a row are not contiguous in the file.
         let stored = u128::from(self.stored_bytes) * u128::from(self.row);
-        parcel.stored_bytes = (stored / u128::from(self.rows.max(1))) as u64; // fits: a share of it
-        Ok(if parcel.spans.is_empty() { Filled::Nothing } else { Filled::Some })
+        batch.stored_bytes = (stored / u128::from(self.rows.max(1))) as u64; // fits: a share of it
+        Ok(if batch.spans.is_empty() { Filled::Nothing } else { Filled::Some })
     }
 
-    fn push(&self, parcel: &mut DocumentBatch, text: Option<&[u8]>) -> Result<()> {
+    fn push(&self, batch: &mut DocumentBatch, text: Option<&[u8]>) -> Result<()> {
         let Some(text) = text else {
-            parcel.spans.push(NO_TEXT);
+            batch.spans.push(NO_TEXT);
             return Ok(());
         };
-        let start = parcel.bytes.len();
-        parcel.bytes.try_reserve(text.len()).map_err(|_| Error::NoMemory {
+        let start = batch.bytes.len();
+        batch.bytes.try_reserve(text.len()).map_err(|_| Error::NoMemory {
             input: self.name.clone(),
             offset: self.row,
             bytes: text.len() as u64,
         })?;
-        parcel.bytes.extend_from_slice(text);
-        parcel.spans.push(start..parcel.bytes.len());
+        batch.bytes.extend_from_slice(text);
+        batch.spans.push(start..batch.bytes.len());
         Ok(())
     }
 }
 
-/// Parquet's reader asserts of a file what a file need not keep. What it held when it panicked is
-/// not used again: after an error nothing more is read.
+/// Parquet's reader panics on some invalid files. Its state is not used after a panic, because
+/// nothing is read after an error.
 fn guard<T>(name: &str, row: u64, read: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
-        Err(told(
+        Err(read_error(
             name,
             row,
             ParquetError::General("cannot decode contents that contradict the header".to_owned()),
@@ -207,8 +203,8 @@ fn guard<T>(name: &str, row: u64, read: impl FnOnce() -> Result<T>) -> Result<T>
     })
 }
 
-/// What Parquet's reader said, or what the store said to it.
-fn told(name: &str, row: u64, error: ParquetError) -> Error {
+/// The error of Parquet's reader, or of the store that it reads from.
+fn read_error(name: &str, row: u64, error: ParquetError) -> Error {
     let error = match error {
         ParquetError::External(error) => match error.downcast::<storage::Error>() {
             Ok(error) => return Error::Storage(*error),
@@ -216,11 +212,11 @@ fn told(name: &str, row: u64, error: ParquetError) -> Error {
         },
         other => other,
     };
-    let got = format!("an error after {row} rows: {error}");
-    bad_input(name, got, "valid Parquet").with_hint("the file may be truncated")
+    let found = format!("an error after {row} rows: {error}");
+    bad_input(name, found, "valid Parquet").with_hint("the file may be truncated")
 }
 
-/// A file as Parquet's reader wants it.
+/// An object, adapted to Parquet's reader.
 struct Chunks(Arc<dyn Object>);
 
 impl Length for Chunks {
@@ -238,11 +234,11 @@ impl ChunkReader for Chunks {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
-        // A file may say any length: it is compared with its own before there is memory for it.
+        // A file may contain any length: it is checked before memory is allocated.
         let end = start.checked_add(length as u64).filter(|&end| end <= self.len());
         let Some(_) = end else {
-            let told = format!("{length} bytes requested at byte {start} of {}", self.len());
-            return Err(ParquetError::EOF(told));
+            let message = format!("{length} bytes requested at byte {start} of {}", self.len());
+            return Err(ParquetError::EOF(message));
         };
         let mut buf = vec![0; length];
         let read = self.0.read_many(&mut [storage::RangeRead { offset: start, buf: &mut buf }]);

@@ -13,7 +13,7 @@ use ::parquet::schema::parser::parse_message_type;
 use super::*;
 use crate::batch::document_batch::{BatchEnd, DocumentBatch};
 
-/// Rows in groups; a row may have no text.
+/// Writes rows in groups; a row may have no text.
 fn write(path: &std::path::Path, groups: &[&[Option<&str>]]) {
     let schema = "message m { required int32 id; optional binary text (UTF8); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
@@ -41,22 +41,22 @@ fn write_group(group: &mut SerializedRowGroupWriter<'_, File>, rows: &[Option<&s
 }
 
 /// Texts, and after how many rows each batch continued.
-fn cut(cutter: InputChunker) -> (Vec<String>, Vec<(usize, Position)>, u64) {
-    let mut cutter = cutter;
+fn cut(chunker: InputChunker) -> (Vec<String>, Vec<(usize, Position)>, u64) {
+    let mut chunker = chunker;
     let (mut texts, mut places, mut lines) = (Vec::new(), Vec::new(), 0);
-    let mut parcel = DocumentBatch::default();
+    let mut batch = DocumentBatch::default();
     loop {
-        parcel.reset();
-        if !cutter.fill(&mut parcel) {
+        batch.reset();
+        if !chunker.fill(&mut batch) {
             return (texts, places, lines);
         }
-        assert!(parcel.stop.is_none(), "{:?}", parcel.stop);
-        let mut records = Records::new(&parcel.shape, &parcel.bytes, &parcel.spans, parcel.offset);
+        assert!(batch.stop.is_none(), "{:?}", batch.stop);
+        let mut records = Records::new(&batch.shape, &batch.bytes, &batch.spans, batch.offset);
         for record in records.by_ref().filter(|record| !record.is_blank) {
             texts.push(String::from_utf8(record.bytes.to_vec()).unwrap());
         }
         lines += records.lines_before();
-        places.push((texts.len(), parcel.next));
+        places.push((texts.len(), batch.next));
     }
 }
 
@@ -69,8 +69,8 @@ fn a_column_is_read_from_any_row() {
     let names = [path.display().to_string()];
     let inputs = expand(&names, &InputOptions::default(), "text").unwrap();
     for block_bytes in [1, 64, 1 << 20] {
-        let cutter = || InputChunker::new(inputs.clone(), block_bytes, 1000);
-        let (texts, places, lines) = cut(cutter());
+        let chunker = || InputChunker::new(inputs.clone(), block_bytes, 1000);
+        let (texts, places, lines) = cut(chunker());
         assert_eq!(texts.len(), 304);
         assert_eq!(
             (&texts[..3], texts[303].as_str()),
@@ -78,35 +78,36 @@ fn a_column_is_read_from_any_row() {
         );
         assert_eq!(lines, 305);
         for (before, place) in places {
-            assert_eq!(cut(cutter().start_at(place)).0, texts[before..], "{place:?}");
+            assert_eq!(cut(chunker().start_at(place)).0, texts[before..], "{place:?}");
         }
     }
 }
 
 #[test]
-fn what_is_no_column_of_texts_is_refused() {
+fn missing_or_invalid_columns_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.parquet");
     write(&path, &[&[Some("one")]]);
     let names = [path.display().to_string()];
-    let told = |column| expand(&names, &InputOptions::default(), column).unwrap_err().to_string();
-    assert!(told("body").contains("found only columns id, text"), "{}", told("body"));
-    assert!(told("id").contains("values of INT32"), "{}", told("id"));
-    let whole = std::fs::read(&path).unwrap();
-    for len in 4..whole.len() {
-        std::fs::write(&path, &whole[..len]).unwrap();
-        assert!(told("text").contains("may be truncated"), "{len}: {}", told("text"));
+    let message =
+        |column| expand(&names, &InputOptions::default(), column).unwrap_err().to_string();
+    assert!(message("body").contains("found only columns id, text"), "{}", message("body"));
+    assert!(message("id").contains("values of INT32"), "{}", message("id"));
+    let bytes = std::fs::read(&path).unwrap();
+    for len in 4..bytes.len() {
+        std::fs::write(&path, &bytes[..len]).unwrap();
+        assert!(message("text").contains("may be truncated"), "{len}: {}", message("text"));
     }
-    // A byte that was changed may pass, but nothing may panic or hang.
-    for at in 4..whole.len() {
-        let mut changed = whole.clone();
+    // A changed byte may go unnoticed, but nothing may panic or hang.
+    for at in 4..bytes.len() {
+        let mut changed = bytes.clone();
         changed[at] ^= 0x40;
         std::fs::write(&path, changed).unwrap();
         let Ok(inputs) = expand(&names, &InputOptions::default(), "text") else { continue };
-        let mut cutter = InputChunker::new(inputs, 64, 1000);
-        let mut parcel = DocumentBatch::default();
-        while cutter.fill(&mut parcel) && !matches!(parcel.stop, Some(BatchEnd::Input(_))) {
-            parcel.reset();
+        let mut chunker = InputChunker::new(inputs, 64, 1000);
+        let mut batch = DocumentBatch::default();
+        while chunker.fill(&mut batch) && !matches!(batch.stop, Some(BatchEnd::Input(_))) {
+            batch.reset();
         }
     }
 }

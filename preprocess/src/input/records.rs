@@ -32,7 +32,7 @@ pub(crate) enum RecordFormat {
 }
 
 impl RecordFormat {
-    /// Whether each line is a document, so that reading may start behind any line end.
+    /// Whether each line is a document, so that reading may start after any line end.
     pub(super) fn is_lines(&self) -> bool {
         match self {
             RecordFormat::JsonLines => true,

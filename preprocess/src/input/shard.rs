@@ -1,7 +1,7 @@
 use super::{Codec, Input, InputLocation, WHOLE, bad_input};
 use crate::{Error, Result};
 
-/// The part of one of several machines: shard `i` of `n`, counted from 0.
+/// The part of the inputs for one of several machines: shard `i` of `n`, counted from 0.
 ///
 /// All inputs in their order are cut into `n` shards of equal length, by stored bytes. Together,
 /// the shards contain each document once, and one after another they are in order. A document of a
@@ -32,7 +32,7 @@ impl Share {
         })
     }
 
-    /// Its first byte of so many, and the first of the next share.
+    /// Its first byte among `bytes`, and the first byte of the next shard.
     fn of(self, bytes: u64) -> (u64, u64) {
         let cut = |i| u128::from(bytes) * u128::from(i) / u128::from(self.n);
         // fits: at most `bytes`.
@@ -40,7 +40,7 @@ impl Share {
     }
 }
 
-/// Restricts the inputs to a shard. All of them stay in their places.
+/// Restricts the inputs to a shard. Inputs without a part in it stay in the list.
 ///
 /// # Errors
 /// [`Error::BadInput`] for a stream, whose length is unknown.
@@ -48,8 +48,8 @@ pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
     let mut all = 0_u64;
     for input in &*inputs {
         let (Some(bytes), InputLocation::Object { .. }) = (input.stored_bytes, &input.place) else {
-            let due = "files, because a stream cannot be divided into shards";
-            return Err(bad_input(&input.name, "a pipe", due));
+            let expected = "files, because a stream cannot be divided into shards";
+            return Err(bad_input(&input.name, "a pipe", expected));
         };
         all += bytes;
     }
@@ -58,7 +58,7 @@ pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
     for input in inputs {
         let bytes = input.stored_bytes.unwrap_or(0);
         let here = |at: u64| at.saturating_sub(start).min(bytes);
-        input.part = if input.can_be_entered() {
+        input.part = if input.is_splittable() {
             here(first)..here(end)
         } else if (first..end).contains(&start) {
             WHOLE
@@ -71,8 +71,8 @@ pub(crate) fn share_out(inputs: &mut [Input], share: Share) -> Result<()> {
 }
 
 impl Input {
-    /// Whether reading may start behind any line end.
-    fn can_be_entered(&self) -> bool {
+    /// Whether reading may start after any line end.
+    fn is_splittable(&self) -> bool {
         self.codec == Codec::Plain && self.shape.is_lines()
     }
 }

@@ -65,7 +65,7 @@ enum Bytes {
 #[derive(Debug, Default)]
 struct ObjectChunk {
     bytes: Vec<u8>,
-    given: usize,
+    returned: usize,
 }
 
 impl std::fmt::Debug for Bytes {
@@ -91,9 +91,9 @@ impl InputStream {
             InputLocation::Object { .. } => {
                 let object = input.object()?;
                 if object.len_bytes() < offset {
-                    let got = format!("a file of {} bytes", object.len_bytes());
-                    let due = format!("at least the {offset} bytes read before");
-                    return Err(bad_input(&input.name, got, due));
+                    let found = format!("a file of {} bytes", object.len_bytes());
+                    let expected = format!("at least the {offset} bytes read before");
+                    return Err(bad_input(&input.name, found, expected));
                 }
                 (Bytes::Object { object, at: offset, fetched: ObjectChunk::default() }, false)
             }
@@ -105,7 +105,7 @@ impl InputStream {
         Ok(InputStream::new(input, bytes, decompressed, stored, offset))
     }
 
-    /// Reads what other threads decompress, from a byte of it on.
+    /// Reads what other threads decompress, from byte `offset` on.
     pub(super) fn ahead(
         input: &Input,
         input_idx: usize,
@@ -141,8 +141,8 @@ impl InputStream {
     /// are returned first.
     ///
     /// # Errors
-    /// [`Error::Storage`]; [`Error::Stream`] for streams and what cannot be decompressed;
-    /// [`Error::NoMemory`]; [`Error::BadInput`] for what expands beyond its limit.
+    /// [`Error::Storage`]; [`Error::Stream`] for streams and data that cannot be decompressed;
+    /// [`Error::NoMemory`]; [`Error::BadInput`] for data that expands beyond its limit.
     pub(super) fn read(&mut self, buf: &mut Vec<u8>, bytes_max: usize) -> Result<Option<usize>> {
         if let Some(failed) = self.failed.take() {
             return Err(stream_error(&self.name, self.offset, failed));
@@ -243,21 +243,21 @@ impl ObjectChunk {
     ) -> (usize, Option<storage::Error>) {
         let mut len = 0;
         while len < buf.len() {
-            if self.given == self.bytes.len() {
+            if self.returned == self.bytes.len() {
                 self.bytes.resize(FETCH_BYTES, 0);
                 let read = read_object(object, &mut at.clone(), &mut self.bytes);
                 self.bytes.truncate(*read.as_ref().unwrap_or(&0));
-                self.given = 0;
+                self.returned = 0;
                 match read {
                     Ok(0) => break,
                     Ok(_) => {}
                     Err(error) => return (len, Some(error)),
                 }
             }
-            let count = (self.bytes.len() - self.given).min(buf.len() - len);
-            let fetched = &self.bytes[self.given..self.given + count];
+            let count = (self.bytes.len() - self.returned).min(buf.len() - len);
+            let fetched = &self.bytes[self.returned..self.returned + count];
             buf[len..len + count].copy_from_slice(fetched);
-            (self.given, len, *at) = (self.given + count, len + count, *at + count as u64);
+            (self.returned, len, *at) = (self.returned + count, len + count, *at + count as u64);
         }
         (len, None)
     }
@@ -279,16 +279,18 @@ fn stream(
     if codec == Codec::Parquet {
         return Err(bad_input(name, "a stream of Parquet", super::PARQUET_FILE));
     }
-    let whole = Counted { inner: io::Cursor::new(head).chain(raw), count };
+    let counted = Counted { inner: io::Cursor::new(head).chain(raw), count };
     let mut bytes: Box<dyn io::Read + Send> = match codec.is_compressed() {
-        true => codec.decoder(BufReader::with_capacity(COMPRESSED_BYTES, whole)).map_err(failed)?,
-        false => Box::new(whole),
+        true => {
+            codec.decoder(BufReader::with_capacity(COMPRESSED_BYTES, counted)).map_err(failed)?
+        }
+        false => Box::new(counted),
     };
     let mut crc64 = ChecksumSink::default();
     let skipped = io::copy(&mut bytes.by_ref().take(offset), &mut crc64).map_err(failed)?;
     if skipped < offset {
-        let got = format!("the end after {skipped} bytes");
-        return Err(bad_input(name, got, format!("at least the {offset} bytes read before")));
+        let found = format!("the end after {skipped} bytes");
+        return Err(bad_input(name, found, format!("at least the {offset} bytes read before")));
     }
     let found = Checksum(crc64.0.value());
     if let Some(expected) = input.skipped_crc64.filter(|expected| *expected != found) {
@@ -349,12 +351,12 @@ pub(super) fn stream_error(input: &str, offset: u64, failed: DecodeError) -> Err
     }
 }
 
-/// A stream that could not be opened or read from its first byte on.
+/// The error of a stream that cannot be opened, or read at its start.
 fn at_start(input: &str, source: io::Error) -> Error {
     stream_error(input, 0, DecodeError { stored: None, source })
 }
 
-/// Takes bytes for their checksum.
+/// Computes the checksum of the bytes written to it.
 #[derive(Debug, Default)]
 struct ChecksumSink(Crc64);
 

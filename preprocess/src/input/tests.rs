@@ -1,5 +1,5 @@
-//! Files to documents: the same documents whatever the codec, the blocks, the shares, and the place
-//! at which a run went on.
+//! The documents of files do not depend on the codec, the block size, the shards, and the position
+//! at which a run resumes.
 
 mod compressed;
 mod folders;
@@ -26,20 +26,20 @@ pub(super) struct Cut {
     lines: u64,
 }
 
-pub(super) fn cut(cutter: InputChunker) -> Cut {
-    let mut cutter = cutter;
+pub(super) fn cut(chunker: InputChunker) -> Cut {
+    let mut chunker = chunker;
     let mut cut = Cut { places: vec![(0, Position::default())], ..Cut::default() };
-    let mut parcel = DocumentBatch::default();
+    let mut batch = DocumentBatch::default();
     let mut seq = 0;
     let mut ends = Position::default();
     loop {
-        parcel.reset();
-        if !cutter.fill(&mut parcel) {
+        batch.reset();
+        if !chunker.fill(&mut batch) {
             return cut;
         }
-        assert_eq!(parcel.seq, seq);
+        assert_eq!(batch.seq, seq);
         seq += 1;
-        let DocumentBatch { shape, bytes, spans, offset, input_idx, next, stop, .. } = &mut parcel;
+        let DocumentBatch { shape, bytes, spans, offset, input_idx, next, stop, .. } = &mut batch;
         if let Some(stop) = stop.take() {
             cut.stop = Some(stop);
             return cut;
@@ -78,7 +78,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Members with their length in the header, and an empty one at the end, as bgzip makes.
+/// Members with their length in the header, and an empty one at the end, as bgzip writes them.
 fn bgzip(bytes: &[u8], member_bytes: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for part in bytes.chunks(member_bytes).chain([&b""[..]]) {
@@ -112,7 +112,7 @@ fn zstd_frames(bytes: &[u8], frame_bytes: usize, content: bool) -> Vec<u8> {
     let frames = bytes.chunks(frame_bytes).map(|part| zstd_frame(part, content));
     let mut out = skippable.clone();
     out.extend(frames.flatten());
-    // Frames of nothing, and a seek table that we need not know.
+    // An empty frame, and a seek table, which the decoder skips.
     out.extend(zstd_frame(b"", content));
     out.extend(skippable);
     out
@@ -120,7 +120,7 @@ fn zstd_frames(bytes: &[u8], frame_bytes: usize, content: bool) -> Vec<u8> {
 
 const LINES: &str = "{\"text\":\"a\"}\n\n{\"text\":\"bb\"}\r\n \n{\"text\":\"ccc\"}\n{}\n{\"n\":7}";
 
-/// The same lines under every codec, with the name that each is given.
+/// The same lines in every codec, each with a file name.
 fn codecs(text: &str) -> Vec<(&'static str, Vec<u8>)> {
     let bytes = text.as_bytes();
     let members = bytes.chunks(9).map(gzip).collect::<Vec<_>>();
@@ -136,7 +136,7 @@ fn codecs(text: &str) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn every_codec_gives_the_same() {
+fn codecs_give_equal_documents() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in codecs(LINES) {
         let path = write(&folder, name, bytes);
@@ -144,8 +144,9 @@ fn every_codec_gives_the_same() {
             let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
             let cut = cut(InputChunker::new(inputs, block_bytes, 1 << 20));
             assert!(cut.stop.is_none(), "{name}: {:?}", cut.stop);
-            let due: Vec<_> = LINES.split('\n').filter(|line| !line.trim().is_empty()).collect();
-            assert_eq!(cut.documents, due, "{name}, blocks of {block_bytes}");
+            let expected: Vec<_> =
+                LINES.split('\n').filter(|line| !line.trim().is_empty()).collect();
+            assert_eq!(cut.documents, expected, "{name}, blocks of {block_bytes}");
             assert_eq!(cut.lines, 7);
         }
     }
@@ -158,9 +159,9 @@ fn check_resume(paths: &[PathBuf], options: &InputOptions, block_bytes: usize) -
     let whole = cut(InputChunker::new(inputs.clone(), block_bytes, 1 << 20).ahead(3));
     assert!(whole.stop.is_none(), "{:?}", whole.stop);
     for &(before, place) in &whole.places {
-        let cutter =
+        let chunker =
             InputChunker::new(inputs.clone(), block_bytes, 1 << 20).ahead(2).start_at(place);
-        let rest = cut(cutter);
+        let rest = cut(chunker);
         assert!(rest.stop.is_none(), "{place:?}: {:?}", rest.stop);
         assert_eq!(rest.documents, whole.documents[before..], "from {place:?}");
     }
@@ -168,7 +169,7 @@ fn check_resume(paths: &[PathBuf], options: &InputOptions, block_bytes: usize) -
 }
 
 #[test]
-fn a_run_goes_on_at_any_place() {
+fn runs_resume_at_any_position() {
     let folder = tempfile::tempdir().unwrap();
     let mut paths: Vec<_> =
         codecs(LINES).into_iter().map(|(name, bytes)| write(&folder, name, bytes)).collect();
@@ -187,10 +188,10 @@ fn a_run_goes_on_at_any_place() {
     }
 }
 
-/// Lines of a member with a wrong checksum are read before the error shows, and may have been
-/// committed: a run that resumes behind them must find the error again.
+/// Lines of a member with a wrong checksum are read before the error is found, and may have been
+/// committed: a run that resumes after them must find the error again.
 #[test]
-fn a_fault_is_met_again() {
+fn resumed_runs_find_an_error_again() {
     let folder = tempfile::tempdir().unwrap();
     let line = "{\"text\":\"abcdefgh\"}\n";
     let mut packed = bgzip(line.repeat(4).as_bytes(), line.len());
@@ -211,7 +212,7 @@ fn a_fault_is_met_again() {
 }
 
 #[test]
-fn a_place_behind_the_end_is_refused() {
+fn positions_after_the_end_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in codecs(LINES).into_iter().skip(1) {
         let inputs = find(&[write(&folder, name, bytes)], &InputOptions::default());
@@ -222,10 +223,10 @@ fn a_place_behind_the_end_is_refused() {
     }
 }
 
-/// All shares in their order are the whole, for every number of them up to more than there are
-/// bytes, wherever their borders fall.
+/// All shards in order are the complete inputs, for every number of shards up to more than there
+/// are bytes, wherever their bounds are.
 #[test]
-fn shares_are_a_partition() {
+fn shards_are_a_partition() {
     let folder = tempfile::tempdir().unwrap();
     let paths = [
         write(&folder, "a.jsonl", "1\n22\n\n333\n4"),
@@ -252,13 +253,13 @@ fn shares_are_a_partition() {
                 let share = cut(InputChunker::new(inputs.clone(), block_bytes, 1000));
                 assert!(share.stop.is_none(), "{:?}", share.stop);
                 for &(before, place) in &share.places {
-                    let cutter =
+                    let chunker =
                         InputChunker::new(inputs.clone(), block_bytes, 1000).start_at(place);
-                    assert_eq!(cut(cutter).documents, share.documents[before..], "{i}/{n}");
+                    assert_eq!(cut(chunker).documents, share.documents[before..], "{i}/{n}");
                 }
                 all.extend(share.documents);
             }
-            assert_eq!(all, whole, "{n} shares, blocks of {block_bytes}");
+            assert_eq!(all, whole, "{n} shards, blocks of {block_bytes}");
             assert_eq!(part_bytes, bytes);
         }
     }
@@ -267,10 +268,10 @@ fn shares_are_a_partition() {
     assert!(share_out(&mut stream, Share::new(0, 2).unwrap()).is_err());
 }
 
-/// A file that ends anywhere but behind a member or frame is an error, and what came before it is
-/// what stood there.
+/// A file that ends within a member or frame is an error, and the documents before the error are
+/// those of the complete file.
 #[test]
-fn cut_files_are_told() {
+fn truncated_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = LINES.as_bytes().split_at(20);
     for (name, parts) in [
@@ -288,9 +289,12 @@ fn cut_files_are_told() {
             match &cut.stop {
                 None => assert!(clean, "{name}: {len} of {} bytes pass", whole.len()),
                 Some(BatchEnd::Input(error)) => {
-                    let told = error.to_string();
-                    assert!(!clean && told.contains(name), "{told}");
-                    assert!(told.contains("of the file") && told.contains("truncated"), "{told}");
+                    let message = error.to_string();
+                    assert!(!clean && message.contains(name), "{message}");
+                    assert!(
+                        message.contains("of the file") && message.contains("truncated"),
+                        "{message}"
+                    );
                 }
                 Some(other) => panic!("{other:?}"),
             }
@@ -300,7 +304,7 @@ fn cut_files_are_told() {
     }
 }
 
-/// Whether a file cut there has whole members alone.
+/// Whether a file truncated there has only complete members.
 fn is_frame_end(name: &str, whole: &[u8], len: usize) -> bool {
     match name {
         "b.jsonl.gz" => whole[len..].starts_with(b"\x1f\x8b\x08\x04"),
@@ -317,27 +321,27 @@ fn cut_bytes(folder: &TempDir, name: &str, bytes: &[u8]) -> Cut {
     cut(InputChunker::new(inputs, 64, 1 << 20))
 }
 
-/// A byte changed anywhere is an error, or changes nothing: gzip has a time and a system in its
-/// header that nobody checks, and a skippable frame may hold anything.
+/// A byte changed anywhere is an error, or changes nothing: the decoder ignores the time and the
+/// system in a gzip header, and a skippable frame may hold anything.
 #[test]
-fn changed_files_are_told() {
+fn changed_bytes_are_detected() {
     let folder = tempfile::tempdir().unwrap();
-    let due = cut_bytes(&folder, "due.jsonl", LINES.as_bytes()).documents;
+    let expected = cut_bytes(&folder, "expected.jsonl", LINES.as_bytes()).documents;
     for (name, whole) in codecs(LINES).into_iter().skip(1) {
-        let mut told = 0;
+        let mut detected = 0;
         for at in 4..whole.len() {
             let mut changed = whole.clone();
             changed[at] ^= 0x11;
             let cut = cut_bytes(&folder, name, &changed);
             match cut.stop {
-                None => assert_eq!(cut.documents, due, "{name}: byte {at}"),
-                Some(_) => told += 1,
+                None => assert_eq!(cut.documents, expected, "{name}: byte {at}"),
+                Some(_) => detected += 1,
             }
         }
-        assert!(told > whole.len() / 3, "{name}: {told} of {}", whole.len());
+        assert!(detected > whole.len() / 3, "{name}: {detected} of {}", whole.len());
         let tail = cut_bytes(&folder, name, &[&whole[..], b"more than a header has"].concat());
         assert!(matches!(tail.stop, Some(BatchEnd::Input(_))), "{name}: {:?}", tail.stop);
-        assert_eq!(tail.documents[..4], due[..4], "{name}");
+        assert_eq!(tail.documents[..4], expected[..4], "{name}");
     }
 }
 
@@ -345,7 +349,7 @@ fn changed_files_are_told() {
 #[test]
 fn files_decompressed_ahead_stay_in_order() {
     let folder = tempfile::tempdir().unwrap();
-    let mut due = Vec::new();
+    let mut expected = Vec::new();
     let mut paths = Vec::new();
     for file in 0..12 {
         let lines: Vec<_> = (0..30_000).map(|n| format!("{{\"{file}\":{n}}}")).collect();
@@ -357,20 +361,20 @@ fn files_decompressed_ahead_stay_in_order() {
             _ => (format!("{file}.jsonl.gz"), bgzip(text.as_bytes(), 20_000)),
         };
         paths.push(write(&folder, &name, bytes));
-        due.extend(lines);
+        expected.extend(lines);
     }
     for threads in [1, 2, 5] {
         let inputs = find(&paths, &InputOptions::default());
         let cut = cut(InputChunker::new(inputs.clone(), 100_000, 1000).ahead(threads));
-        assert!(cut.stop.is_none() && cut.documents == due, "{threads} threads");
-        // One that is given up does not hang.
-        let mut cutter = InputChunker::new(inputs, 1000, 1000).ahead(threads);
-        assert!(cutter.fill(&mut DocumentBatch::default()));
+        assert!(cut.stop.is_none() && cut.documents == expected, "{threads} threads");
+        // Dropping one that is not finished does not hang.
+        let mut chunker = InputChunker::new(inputs, 1000, 1000).ahead(threads);
+        assert!(chunker.fill(&mut DocumentBatch::default()));
     }
 }
 
 #[test]
-fn what_expands_too_much_is_refused() {
+fn decompression_bombs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let text = "{}\n".repeat(200_000);
     let bombs = [
@@ -403,14 +407,14 @@ fn text(separator: &str, newline: Option<&str>) -> InputOptions {
 }
 
 #[test]
-fn texts_end_where_they_should() {
+fn texts_end_at_separators() {
     let folder = tempfile::tempdir().unwrap();
-    let check = |separator: &str, bytes: &str, due: &[&str]| {
+    let check = |separator: &str, bytes: &str, expected: &[&str]| {
         let path = write(&folder, "a.txt", bytes);
         for block_bytes in 1..bytes.len() + 2 {
             let inputs = find(std::slice::from_ref(&path), &text(separator, None));
             let cut = cut(InputChunker::new(inputs, block_bytes, 1000));
-            assert_eq!(cut.documents, due, "{separator:?}, blocks of {block_bytes}");
+            assert_eq!(cut.documents, expected, "{separator:?}, blocks of {block_bytes}");
         }
     };
     check("line", "\u{feff}one\r\ntwo\n\n  \nthree\r\n", &["one", "two", "three"]);
@@ -425,7 +429,7 @@ fn texts_end_where_they_should() {
 }
 
 #[test]
-fn a_text_is_unfolded() {
+fn newline_markers_are_replaced() {
     let rules = TextRules { newline: Some("<n>".to_owned()), trim: true, ..TextRules::default() };
     let mut scratch = String::new();
     assert_eq!(rules.text(" a<n>b<n> \u{1f}\u{3000}", &mut scratch), "a\nb\n");
@@ -434,27 +438,27 @@ fn a_text_is_unfolded() {
 }
 
 #[test]
-fn lists_are_taken_apart() {
+fn json_lists_are_split() {
     let folder = tempfile::tempdir().unwrap();
-    let go = |bytes: &str, block_bytes| {
+    let read_list = |bytes: &str, block_bytes| {
         let path = write(&folder, "a.json", bytes);
         let options = InputOptions { format: Format::JsonArray, ..InputOptions::default() };
         cut(InputChunker::new(find(&[path], &options), block_bytes, 1000))
     };
     let good = " [ {\"a\":\"\\\\\"} ,\n[1,[2]],\"]\\\"\",\n\n7\n,{\"b\":{\"c\":[]}}] \n";
-    let due = ["{\"a\":\"\\\\\"}", "[1,[2]]", "\"]\\\"\"", "7", "{\"b\":{\"c\":[]}}"];
+    let expected = ["{\"a\":\"\\\\\"}", "[1,[2]]", "\"]\\\"\"", "7", "{\"b\":{\"c\":[]}}"];
     for block_bytes in 1..good.len() + 2 {
-        let cut = go(good, block_bytes);
+        let cut = read_list(good, block_bytes);
         assert!(cut.stop.is_none(), "{:?}", cut.stop);
-        assert_eq!((cut.documents.as_slice(), cut.lines), (&due.map(str::to_owned)[..], 5));
+        assert_eq!((cut.documents.as_slice(), cut.lines), (&expected.map(str::to_owned)[..], 5));
         for len in 0..good.trim_end().len() {
-            let cut = go(&good[..len], block_bytes);
+            let cut = read_list(&good[..len], block_bytes);
             let Some(BatchEnd::Line { fault, .. }) = cut.stop else { panic!("{len}: {cut:?}") };
             assert!(fault.hint.unwrap().contains("truncated"), "{fault:?}");
         }
     }
-    assert!(go("[]", 1).stop.is_none());
-    for (bad, got, due) in [
+    assert!(read_list("[]", 1).stop.is_none());
+    for (bad, found, expected) in [
         ("{}", "'{'", "a list"),
         ("[,", "','", "an object or ']'"),
         ("[{} {}", "'{'", "',' or ']'"),
@@ -464,14 +468,14 @@ fn lists_are_taken_apart() {
         ("[{\"a\":\"", "the end of the file", "the end of the element"),
     ] {
         for block_bytes in 1..9 {
-            let Some(BatchEnd::Line { fault, .. }) = go(bad, block_bytes).stop else {
+            let Some(BatchEnd::Line { fault, .. }) = read_list(bad, block_bytes).stop else {
                 panic!("{bad}")
             };
-            assert!(fault.found == got && fault.expected.contains(due), "{bad}: {fault:?}");
+            assert!(fault.found == found && fault.expected.contains(expected), "{bad}: {fault:?}");
         }
     }
     let long = format!("[\"{}\"]", "a".repeat(3000));
-    let Some(BatchEnd::Line { fault, .. }) = go(&long, 64).stop else { panic!("too long") };
+    let Some(BatchEnd::Line { fault, .. }) = read_list(&long, 64).stop else { panic!("too long") };
     assert!(fault.expected.contains("at most 1000 B"), "{fault:?}");
 }
 
@@ -485,7 +489,7 @@ fn names(folder: &Path, wanted: &[&str]) -> std::result::Result<Vec<String>, Str
 }
 
 #[test]
-fn names_are_found() {
+fn names_are_expanded() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["b.jsonl", "a.jsonl", "c.txt", "x/10.jsonl.gz", "x/9.jsonl", "x/y/z.json", "r.md"]
     {
@@ -495,8 +499,8 @@ fn names_are_found() {
     write(&folder, ".hidden/a.jsonl", "{}");
     write(&folder, "x/.a.jsonl", "{}");
     write(&folder, "odd,[1].jsonl", "{}");
-    let check = |wanted: &[&str], due: &[&str]| {
-        assert_eq!(names(folder.path(), wanted).unwrap(), due, "{wanted:?}");
+    let check = |wanted: &[&str], expected: &[&str]| {
+        assert_eq!(names(folder.path(), wanted).unwrap(), expected, "{wanted:?}");
     };
     let all = [
         "a.jsonl",
@@ -519,9 +523,9 @@ fn names_are_found() {
     check(&["@/x*"], &["x/10.jsonl.gz", "x/9.jsonl", "x/y/z.json"]);
     check(&["@/*/9.jsonl"], &["x/9.jsonl"]);
     check(&["@/[a-b].jsonl,@/x/y"], &["a.jsonl", "b.jsonl", "x/y/z.json"]);
-    let refuse = |wanted: &[&str], due: &str| {
-        let told = names(folder.path(), wanted).unwrap_err();
-        assert!(told.contains(due), "{wanted:?}: {told}");
+    let refuse = |wanted: &[&str], expected: &str| {
+        let message = names(folder.path(), wanted).unwrap_err();
+        assert!(message.contains(expected), "{wanted:?}: {message}");
     };
     refuse(&["@/none.jsonl"], "no such file");
     refuse(&["@/*.none"], "expected at least one matching file");
@@ -539,15 +543,15 @@ fn names_are_found() {
 }
 
 #[test]
-fn forms_are_told_apart() {
+fn formats_are_detected() {
     let folder = tempfile::tempdir().unwrap();
-    let check = |name: &str, bytes: &[u8], due: &str| {
+    let check = |name: &str, bytes: &[u8], expected: &str| {
         let path = write(&folder, name, bytes).display().to_string();
-        let told = match expand(&[path], &InputOptions::default(), "text") {
+        let message = match expand(&[path], &InputOptions::default(), "text") {
             Ok(found) => format!("{:?}", found[0].shape),
             Err(error) => error.to_string(),
         };
-        assert!(told.contains(due), "{name}: {told}");
+        assert!(message.contains(expected), "{name}: {message}");
     };
     check("a.json", b" \n[{}]", "JsonArray");
     check("a.json.gz", &gzip(b"[{}]"), "JsonArray");
@@ -594,7 +598,7 @@ fn pipes_are_streams() {
     }
     let socket = folder.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let told =
+    let message =
         expand(&[socket.display().to_string()], &InputOptions::default(), "text").unwrap_err();
-    assert!(told.to_string().contains("socket"), "{told}");
+    assert!(message.to_string().contains("socket"), "{message}");
 }

@@ -22,7 +22,7 @@ impl FromStr for Separator {
     type Err = String;
 
     /// `line`, `blank-line`, `file`, or the separator itself, in which `\n`, `\r`, `\t`, `\0` and
-    /// `\\` are what they are in C.
+    /// `\\` are escapes as in C.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "line" | "\\n" => return Ok(Separator::Line),
@@ -58,19 +58,19 @@ fn unescape(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// How documents stand in a file of plain text.
+/// How a file of plain text is read as documents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextRules {
     /// What ends a document.
     pub separator: Separator,
-    /// What stands for a newline within a document: `<n>` in the corpora of CPM-2 and Yuan.
+    /// The text for a newline within a document: `<n>` in the corpora of CPM-2 and Yuan.
     pub newline: Option<String>,
-    /// Take white space, as Python's `str.strip` knows it, from both ends of a document.
+    /// Remove white space, as Python's `str.strip` defines it, from both ends of a document.
     pub trim: bool,
 }
 
 impl TextRules {
-    /// The text of a document as it is tokenized. `scratch` is there to be used again.
+    /// The text of a document as it is tokenized. `scratch` is reused between calls.
     pub(crate) fn text<'a>(&self, record: &'a str, scratch: &'a mut String) -> &'a str {
         let text = if self.trim { record.trim_matches(is_python_space) } else { record };
         let Some(newline) = self.newline.as_deref().filter(|newline| text.contains(newline)) else {
@@ -135,7 +135,7 @@ fn last_blank_line(bytes: &[u8], searched: usize) -> Option<usize> {
         if is_blank(&bytes[before.next..blank.end]) {
             return Some(blank.next);
         }
-        // Blank lines that end earlier were found by an earlier call, and cut off.
+        // Blank lines that end earlier were found and removed by an earlier call.
         if before.next < searched {
             return None;
         }
@@ -143,8 +143,8 @@ fn last_blank_line(bytes: &[u8], searched: usize) -> Option<usize> {
     }
 }
 
-/// The document ends before the end of the line in front of the first blank line; the next begins
-/// behind that blank line.
+/// The document ends before the end of the line before the first blank line; the next begins after
+/// that blank line.
 fn first_blank_line(bytes: &[u8]) -> Option<(usize, usize)> {
     let mut line = line_end(bytes)?;
     if is_blank(&bytes[..line.end]) {

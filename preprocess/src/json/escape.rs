@@ -1,10 +1,10 @@
-//! What a string of JSON stands for: its escapes resolved.
+//! Resolves the escapes of a JSON string.
 
 use wide::u8x16;
 
 use crate::json::scanner::{LineFault, StringSpan, fault};
 
-/// Writes what a string stands for, its escapes resolved. They have been checked.
+/// Writes a string to `text` with its escapes resolved. The scanner has checked them.
 pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result<(), LineFault> {
     text.clear();
     text.reserve(span.end - span.start);
@@ -19,8 +19,8 @@ pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result
         }
         let (char, len) = match bytes[at + 1] {
             b'u' => char_of_escape(&bytes[at..]).map_err(|unit| {
-                let got = format!("\\u{unit:04x}, half of a surrogate pair");
-                let mut fault = fault(at, got, "a complete surrogate pair");
+                let found = format!("\\u{unit:04x}, half of a surrogate pair");
+                let mut fault = fault(at, found, "a complete surrogate pair");
                 fault.hint =
                     Some("the text may have been cut inside a character when it was written");
                 fault
@@ -30,7 +30,7 @@ pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result
             b'n' => ('\n', 2),
             b'r' => ('\r', 2),
             b't' => ('\t', 2),
-            itself => (char::from(itself), 2),
+            literal => (char::from(literal), 2),
         };
         text.push(char);
         at += len;
@@ -38,8 +38,8 @@ pub(super) fn resolve(line: &str, span: StringSpan, text: &mut String) -> Result
     Ok(())
 }
 
-/// Where the part of a string that stands for itself ends: at a quote, a backslash or a control, of
-/// which there is one every few words, too soon for a search that is called.
+/// The end of the part without escapes: a quote, a backslash or a control character. There is one
+/// every few words, too few bytes for the call of a search function to pay off.
 #[inline]
 pub(super) fn plain_end(bytes: &[u8], mut at: usize) -> usize {
     while let Some(block) = bytes[at..].first_chunk() {
@@ -56,8 +56,8 @@ pub(super) fn plain_end(bytes: &[u8], mut at: usize) -> usize {
     at + bytes[at..].iter().take_while(is_plain).count()
 }
 
-/// The character of one `\u` escape, or of two that are a surrogate pair, and how long that was.
-/// Else the half that has no other.
+/// The character of one `\u` escape, or of two that are a surrogate pair, and their length. The
+/// error is a surrogate without its other half.
 #[inline]
 fn char_of_escape(escape: &[u8]) -> Result<(char, usize), u32> {
     let first = unit(escape).expect("checked when it was scanned");
@@ -74,21 +74,21 @@ fn char_of_escape(escape: &[u8]) -> Result<(char, usize), u32> {
     }
 }
 
-/// The number behind `\u`.
+/// The number after `\u`.
 #[inline]
 fn unit(escape: &[u8]) -> Option<u32> {
     hex_of(*escape.get(2..)?.first_chunk()?)
 }
 
-/// The number that four hexadecimal digits are.
+/// The value of four hexadecimal digits.
 #[inline]
 pub(super) fn hex_of(digits: [u8; 4]) -> Option<u32> {
     let [a, b, c, d] = digits.map(|digit| u32::from(HEX[usize::from(digit)]));
-    // What is no digit has a bit that no digit has.
+    // Bytes that are no digits have 16 there, a bit that no digit has.
     (a | b | c | d < 16).then_some((a << 12) | (b << 8) | (c << 4) | d)
 }
 
-/// What a byte is as a hexadecimal digit; 16 for none.
+/// The value of each byte as a hexadecimal digit; 16 if it is none.
 const HEX: [u8; 256] = {
     let mut hex = [16; 256];
     let mut digit = 0;

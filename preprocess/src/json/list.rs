@@ -6,7 +6,7 @@ use crate::json::scanner::{LineFault, Scanner, fault, kind_of};
 pub(crate) struct Texts<'a> {
     line: &'a str,
     start: usize,
-    /// Behind what was given last.
+    /// The end of the string returned last.
     at: usize,
     key: &'a str,
     /// A string in which escapes had to be resolved.
@@ -14,12 +14,12 @@ pub(crate) struct Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
-    /// Of the list that begins at a place of a line that has been found sound.
+    /// The list that begins at `start` of a valid line.
     pub(super) fn new(line: &'a str, start: usize, key: &'a str, text: &'a mut String) -> Self {
         Texts { line, start, at: start + 1, key, text }
     }
 
-    /// The next one; what is no string is a fault.
+    /// The next string; a fault if the element is something else.
     pub(crate) fn next_text(&mut self) -> Option<Result<&str, LineFault>> {
         let Texts { line, at, key, text, .. } = self;
         let (bytes, open) = (line.as_bytes(), &mut Vec::new());
@@ -33,8 +33,8 @@ impl<'a> Texts<'a> {
             b']' => return None,
             b'"' => {}
             first => {
-                let got = format!("{} in the list under the key '{key}'", kind_of(first));
-                return Some(Err(fault(scanner.at, got, "a string")));
+                let found = format!("{} in the list under the key '{key}'", kind_of(first));
+                return Some(Err(fault(scanner.at, found, "a string")));
             }
         }
         let span = match scanner.string() {
@@ -48,9 +48,9 @@ impl<'a> Texts<'a> {
         Some(resolve(line, span, text).map(|()| text.as_str()))
     }
 
-    /// Why it is nothing where one text is due.
+    /// The fault of a list where one text is expected.
     pub(crate) fn refused(&self, hint: &'static str) -> LineFault {
-        let got = format!("a list under the key '{}'", self.key);
-        LineFault { hint: Some(hint), ..fault(self.start, got, "a string") }
+        let found = format!("a list under the key '{}'", self.key);
+        LineFault { hint: Some(hint), ..fault(self.start, found, "a string") }
     }
 }

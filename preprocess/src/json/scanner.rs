@@ -1,10 +1,10 @@
-//! One string out of a line of JSON, as Python's `json.loads(line)[key]` gives it.
+//! Finds one string in a line of JSON, as Python's `json.loads(line)[key]` does.
 //!
 //! The whole line is checked, not only the part before the key: a line that was cut short, or two
-//! objects on one line, must not pass for a document. As in Python `NaN` and `Infinity` are
-//! numbers, control characters may not stand bare in a string, and the last of two equal keys
-//! counts, if they are not refused. Half a surrogate pair is refused in the text alone: Python
-//! fails encoding it.
+//! objects on one line, must not pass for a document. As in Python, `NaN` and `Infinity` are
+//! numbers, control characters in a string must be escaped, and the last of two equal keys counts,
+//! if they are not refused. Half a surrogate pair is refused in the text alone: Python cannot
+//! encode it.
 
 use std::ops::Range;
 
@@ -38,12 +38,12 @@ const LAST: &str = "--last-of-duplicate-keys uses the last one, as Python does";
 /// Keys that a message lists.
 const KEYS_SHOWN_MAX: usize = 8;
 
-/// What stands under a key.
+/// The value of a key.
 #[derive(Debug)]
 pub(crate) enum Value<'a> {
     /// A string, escapes resolved.
     Text(&'a str),
-    /// A list, of strings if it is what it should be.
+    /// A list, of strings if it is valid.
     Texts(Texts<'a>),
 }
 
@@ -67,7 +67,7 @@ impl TextFinder {
         TextFinder { key: key.to_owned(), text: String::new(), open: Vec::new(), once: false }
     }
 
-    /// Whether a key that comes again is refused. A `TextFinder` begins with no.
+    /// Sets whether a repeated key is refused. Default: no.
     pub(crate) fn once(self, once: bool) -> Self {
         TextFinder { once, ..self }
     }
@@ -82,7 +82,7 @@ impl TextFinder {
         &'a mut self,
         line: &'a str,
     ) -> Result<(Range<usize>, &'a str), LineFault> {
-        match self.look(line)? {
+        match self.find_key(line)? {
             KeyMatch::Text(span) => Ok((span.start..span.end, self.text_of(line, span)?)),
             KeyMatch::Other(at) => Err(self.no_text(line, at)),
         }
@@ -90,7 +90,7 @@ impl TextFinder {
 
     /// The string under the key, or the strings of the list there.
     pub(crate) fn value<'a>(&'a mut self, line: &'a str) -> Result<Value<'a>, LineFault> {
-        match self.look(line)? {
+        match self.find_key(line)? {
             KeyMatch::Text(span) => Ok(Value::Text(self.text_of(line, span)?)),
             KeyMatch::Other(at) if line.as_bytes()[at] == b'[' => {
                 Ok(Value::Texts(Texts::new(line, at, &self.key, &mut self.text)))
@@ -99,7 +99,7 @@ impl TextFinder {
         }
     }
 
-    fn look(&mut self, line: &str) -> Result<KeyMatch, LineFault> {
+    fn find_key(&mut self, line: &str) -> Result<KeyMatch, LineFault> {
         let TextFinder { key, text, open, once } = self;
         let mut scanner = Scanner { line, bytes: line.as_bytes(), at: 0, open, once: *once };
         let found = scanner.object(key, text)?;
@@ -115,11 +115,11 @@ impl TextFinder {
     }
 
     fn no_text(&self, line: &str, at: usize) -> LineFault {
-        let got = format!("{} under the key '{}'", kind_of(line.as_bytes()[at]), self.key);
-        fault(at, got, "a string")
+        let found = format!("{} under the key '{}'", kind_of(line.as_bytes()[at]), self.key);
+        fault(at, found, "a string")
     }
 
-    /// Gives memory back that only an uncommonly long line needed.
+    /// Frees memory that only an unusually long line needed.
     pub(crate) fn shrink_to(&mut self, bytes: usize) {
         self.text.clear();
         self.text.shrink_to(bytes);
@@ -192,7 +192,7 @@ impl Scanner<'_> {
         Ok(found)
     }
 
-    /// A key and its colon; what follows is its value.
+    /// A key and its colon, before its value.
     fn member_name(&mut self) -> Result<StringSpan, LineFault> {
         if self.peek() != Some(b'"') {
             return Err(self.unexpected("a key in double quotes"));
@@ -208,11 +208,11 @@ impl Scanner<'_> {
         if !name.escaped {
             return &self.bytes[name.start..name.end] == key.as_bytes();
         }
-        // Half a surrogate pair, refused here, is in no key that can be asked for.
+        // Half a surrogate pair, which `resolve` refuses, cannot be in `key`.
         resolve(self.line, name, scratch).is_ok() && scratch == key
     }
 
-    /// Any value, checked and passed over. Depth costs a byte a bracket, and no stack.
+    /// Checks and skips any value. Nesting takes a byte per bracket, and no stack.
     fn skip_value(&mut self) -> Result<(), LineFault> {
         self.open.clear();
         loop {
@@ -239,7 +239,7 @@ impl Scanner<'_> {
         }
     }
 
-    /// After a value: passes over what closes here, up to the next value. True: all is closed.
+    /// After a value: skips closing brackets, up to the next value. True: all are closed.
     fn close_value(&mut self) -> Result<bool, LineFault> {
         loop {
             let Some(&close) = self.open.last() else { return Ok(true) };
@@ -293,16 +293,16 @@ impl Scanner<'_> {
         Ok(())
     }
 
-    fn digits(&mut self, due: &str) -> Result<(), LineFault> {
+    fn digits(&mut self, expected: &str) -> Result<(), LineFault> {
         let count = self.bytes[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         if count == 0 {
-            return Err(self.unexpected(due));
+            return Err(self.unexpected(expected));
         }
         self.at += count;
         Ok(())
     }
 
-    /// A string, checked and passed over.
+    /// Checks and skips a string.
     pub(super) fn string(&mut self) -> Result<StringSpan, LineFault> {
         self.at += 1;
         let start = self.at;
@@ -313,7 +313,7 @@ impl Scanner<'_> {
                     self.at += 1;
                     return Ok(StringSpan { start, end: self.at - 1, escaped });
                 }
-                // Where one escape is, as of Chinese, another often follows.
+                // Another escape often follows, as in Chinese text.
                 Some(b'\\') => {
                     escaped = true;
                     self.at += 1;
@@ -348,13 +348,13 @@ impl Scanner<'_> {
     }
 
     fn bare_control(&self) -> LineFault {
-        let got = format!("unescaped control character {:#04x} in a string", self.bytes[self.at]);
-        fault(self.at, got, "an escape, such as \\n or \\u0000")
+        let found = format!("unescaped control character {:#04x} in a string", self.bytes[self.at]);
+        fault(self.at, found, "an escape, such as \\n or \\u0000")
     }
 
-    fn expect(&mut self, byte: u8, due: &str) -> Result<(), LineFault> {
+    fn expect(&mut self, byte: u8, expected: &str) -> Result<(), LineFault> {
         if self.peek() != Some(byte) {
-            return Err(self.unexpected(due));
+            return Err(self.unexpected(expected));
         }
         self.at += 1;
         Ok(())
@@ -371,33 +371,33 @@ impl Scanner<'_> {
         self.bytes.get(self.at).copied()
     }
 
-    fn unexpected(&self, due: &str) -> LineFault {
+    fn unexpected(&self, expected: &str) -> LineFault {
         match self.line.get(self.at..).and_then(|rest| rest.chars().next()) {
-            Some(char) => fault(self.at, format!("{char:?}"), due),
+            Some(char) => fault(self.at, format!("{char:?}"), expected),
             None => {
-                let mut fault = fault(self.at, "the end of the line".to_owned(), due);
+                let mut fault = fault(self.at, "the end of the line".to_owned(), expected);
                 fault.hint = Some("the line may be truncated");
                 fault
             }
         }
     }
 
-    /// The object is sound, but the key is not among its own.
+    /// The fault of a valid object that lacks the key.
     fn without_key(&mut self, key: &str) -> LineFault {
-        let due = format!("the key '{key}'");
+        let expected = format!("the key '{key}'");
         let names = self.names();
         if names.is_empty() {
-            return fault(0, "an object without keys".to_owned(), &due);
+            return fault(0, "an object without keys".to_owned(), &expected);
         }
         let more = if names.len() > KEYS_SHOWN_MAX { ", and more" } else { "" };
         let shown: Vec<_> =
             names.iter().take(KEYS_SHOWN_MAX).map(|name| format!("'{name}'")).collect();
-        let mut fault = fault(0, format!("only {}{more}", shown.join(", ")), &due);
+        let mut fault = fault(0, format!("only {}{more}", shown.join(", ")), &expected);
         fault.hint = Some("set --json-key to the key that holds the text");
         fault
     }
 
-    /// The keys of an object that has been found sound, up to one more than are shown.
+    /// The keys of a valid object, up to one more than are shown.
     fn names(&mut self) -> Vec<String> {
         let mut names = Vec::new();
         self.at = 0;
@@ -418,7 +418,7 @@ impl Scanner<'_> {
     }
 }
 
-/// What a value is, by its first byte.
+/// The kind of a value, by its first byte.
 pub(super) fn kind_of(first: u8) -> &'static str {
     match first {
         b'{' => "an object",

@@ -6,9 +6,9 @@
 //!   colon or an enumeration comma follows, for then the quotation is within a sentence;
 //! - at a line feed.
 //!
-//! White space at its ends is of no sentence, and one without anything else is none; unless it is
-//! to be kept: then all of it up to the next sentence is of the sentence before, and before the
-//! first one of that. So `他问：“去吗？！”她说：“好。”，就走了。` is two sentences, cut before `她`.
+//! White space at its ends belongs to no sentence, and white space alone is no sentence. With
+//! [`Newlines::Keep`], it belongs to the sentence before it, and at the start of the text to the
+//! first one. So `他问：“去吗？！”她说：“好。”，就走了。` is two sentences, split before `她`.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ fn sentence_len(text: &str) -> usize {
     text.len()
 }
 
-/// What ends a sentence; of the ellipsis two are needed.
+/// Whether a character ends a sentence. Two ellipses do so, too.
 fn is_end(char: char) -> bool {
     matches!(char, '。' | '！' | '？' | '；' | '｡' | '!' | '?')
 }

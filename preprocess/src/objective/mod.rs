@@ -1,5 +1,5 @@
-//! What a document becomes besides one sequence of ids: `spans` of it hidden, for an encoder and
-//! a decoder; or `sentences`, each of them a sequence.
+//! Objectives other than one sequence of ids per document: `spans` masks spans of it, for an
+//! encoder and a decoder; `sentences` makes each sentence a sequence.
 
 mod chinese;
 mod punkt;

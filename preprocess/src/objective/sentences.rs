@@ -1,4 +1,4 @@
-//! Documents to sentences, each of which becomes a sequence of its own.
+//! Splits documents into sentences, each of which becomes a sequence of its own.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::chinese;
 use super::punkt::{Newlines, Nltk, Punkt, is_python_space};
 use crate::{Error, Result};
 
-/// Megatron gives Punkt so many characters at a time, and so cuts a sentence there.
+/// Megatron passes this many characters at a time to Punkt, and so cuts a sentence there.
 const SLICE_CHARS: usize = 1_000_000;
 
 /// How to split. The default is Megatron's.
@@ -21,9 +21,9 @@ pub struct SentenceSpec {
     pub separator: Option<String>,
     /// Whether white space between sentences is dropped, as by default, or kept.
     pub newlines: Newlines,
-    /// A folder of NLTK's `punkt_tab`, in place of what is built in.
+    /// A folder of NLTK's `punkt_tab`, in place of the built-in parameters.
     pub params: Option<String>,
-    /// Whose rules Punkt goes by.
+    /// The version of NLTK whose rules Punkt follows.
     pub nltk: Nltk,
 }
 
@@ -44,8 +44,8 @@ impl Splitter {
     /// Makes the splitter of a specification.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for a language without parameters, or settings that do not go together;
-    /// [`Error::BadVocab`] for parameters that are none, [`Error::Storage`].
+    /// [`Error::BadOption`] for a language without parameters, or contradictory settings;
+    /// [`Error::BadVocab`] for invalid parameters, [`Error::Storage`].
     pub fn open(spec: &SentenceSpec) -> Result<Self> {
         let SentenceSpec { newlines, nltk, .. } = *spec;
         let lang = spec.lang.as_deref().unwrap_or("english");
@@ -79,8 +79,8 @@ impl Splitter {
             return Err(bad("sentence-splitter", "an empty string".to_owned(), "some text"));
         }
         if spec.newlines == Newlines::Keep {
-            let got = "a separator, which is dropped".to_owned();
-            return Err(bad("keep-newlines", got, "sentences split by a language"));
+            let found = "a separator, which is dropped".to_owned();
+            return Err(bad("keep-newlines", found, "sentences split by a language"));
         }
         Ok(Splitter { rule: SentenceRule::Separator(separator.to_owned()) })
     }
@@ -113,7 +113,7 @@ impl Splitter {
     }
 }
 
-/// A text up to so many characters.
+/// The first `chars` characters of a text.
 fn first_chars(text: &str, chars: usize) -> &str {
     // A text of so few bytes has no more characters.
     if text.len() <= chars {

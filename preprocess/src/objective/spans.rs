@@ -10,9 +10,8 @@
 //! offsets   start and length of each part of the target, the marker included
 //! ```
 //!
-//! Where the cuts are depends on the document's number and the seed alone: not on the order of the
-//! work, not on what came before. [`corrupt`] is all of it; [`choose_spans`] and [`lay_out`] are
-//! its halves.
+//! The cuts depend only on the document's number and the seed, not on the order of the work or on
+//! other documents. [`corrupt`] does all of it; [`choose_spans`] and [`lay_out`] are its halves.
 
 use std::fmt;
 
@@ -31,27 +30,27 @@ pub struct SpanConfig {
     pub vocab_size: u32,
     /// Default: 233, as in the original.
     pub seed: u64,
-    /// What holds the context and the target: with 16 bits a document has at most `65,536 - V`
+    /// The type of the context and the target: with 16 bits a document has at most `65,536 - V`
     /// spans. Default: as Megatron's writer decides for the vocabulary.
     pub ids: Dtype,
-    /// What holds the offsets: with 16 bits a target ends at 65,535 at the latest, that is, at
+    /// The type of the offsets: with 16 bits a target ends at 65,535 at the latest, that is, at
     /// documents of about 330,000 tokens. Default: 32 bits; the original has 16.
     pub offsets: Dtype,
     /// A document with more spans gets this many, and longer ones, so that as much is hidden. It is
     /// for training whose sample is a whole document and whose vocabulary has as many sentinels,
     /// 190 in CPM-2's. Default: no limit, because the original's samples are short cuts of
-    /// documents and count their sentinels anew.
+    /// documents and count their sentinels from 0.
     pub spans_max: u32,
 }
 
 /// A document's three sequences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Triple {
-    /// What is kept, with a marker after each piece.
+    /// The pieces that are kept, with a marker after each.
     pub context: Vec<u32>,
-    /// What is hidden, with its marker before each piece.
+    /// The pieces that are hidden, with their marker before each.
     pub target: Vec<u32>,
-    /// Of each piece in `target` where its marker stands, and how many tokens it has with it.
+    /// For each piece in `target`, the position of its marker, and its length with the marker.
     pub offsets: Vec<u32>,
 }
 
@@ -64,7 +63,7 @@ pub struct Span {
     pub end: u32,
 }
 
-/// Why a document is left out.
+/// Why a document is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dropped {
     /// It has more than 5,000,000 characters. The original means to drop it, and crashes.
@@ -99,7 +98,7 @@ impl SpanConfig {
         }
     }
 
-    /// Refuses what no spans can be chosen by.
+    /// Refuses settings by which no spans can be chosen.
     ///
     /// # Errors
     /// [`Error::BadOption`].
@@ -125,7 +124,7 @@ impl SpanConfig {
 }
 
 impl Dropped {
-    /// Whether the original leaves a document out: `line_chars` are the characters of its line, the
+    /// Whether the original drops a document: `line_chars` are the characters of its line, the
     /// newline included, and `tokens` are counted before the end is appended.
     #[must_use]
     pub fn of(line_chars: u64, tokens: u64) -> Option<Self> {
@@ -144,7 +143,7 @@ impl Dropped {
 ///
 /// # Errors
 /// [`SpanError`] if a marker or an offset does not fit its type, an id is a marker's, or there are
-/// fewer than 2 ids: the triple is then to be thrown away.
+/// fewer than 2 ids: the triple is then invalid.
 pub fn corrupt(
     ids: &[u32],
     document: u64,
@@ -166,10 +165,10 @@ pub fn corrupt(
 /// Chooses the spans of a document of `tokens`, 2 or more, its end among them.
 ///
 /// Their number and sum are the original's, where Python's `round` takes halves to the even side.
-/// Of all ways to cut that many kept and that many hidden tokens into that many pieces, none of
-/// them empty, each is as likely as the other; the original's choice cannot be had again, because
-/// it depends on which process took which document. Ours is drawn from `SplitMix64`, which starts
-/// at the mix of the seed and the mixed document number.
+/// All ways to cut that many kept and that many hidden tokens into that many pieces, none of them
+/// empty, are equally likely. The original's choice cannot be reproduced, because it depends on
+/// which process took which document. This one is drawn from `SplitMix64`, which starts at the mix
+/// of the seed and the mixed document number.
 pub fn choose_spans(tokens: u32, document: u64, config: &SpanConfig, spans: &mut Vec<Span>) {
     let noise = (f64::from(tokens) * config.density).round_ties_even();
     let noise = (noise as u32).clamp(1, tokens - 1);
@@ -181,7 +180,7 @@ pub fn choose_spans(tokens: u32, document: u64, config: &SpanConfig, spans: &mut
     let mut rng = SplitMix64(mix(config.seed ^ mix(document.wrapping_add(GOLDEN))));
     spans.clear();
     spans.extend((0..count).map(|_| Span { start: 0, end: 0 }));
-    // Of each span first its length, then the length of what is kept before it.
+    // For each span first its length, then the number of tokens kept before it.
     each_piece(noise, count, &mut rng, |k, len| spans[k].end = len);
     each_piece(keep, count, &mut rng, |k, len| spans[k].start = len);
     let mut at = 0;
@@ -192,8 +191,8 @@ pub fn choose_spans(tokens: u32, document: u64, config: &SpanConfig, spans: &mut
     }
 }
 
-/// Writes a document's three sequences with the given spans hidden. What comes after the last span
-/// is lost, so it ends with the document.
+/// Writes a document's three sequences with the given spans hidden. Tokens after the last span are
+/// lost, so it should end with the document.
 ///
 /// # Errors
 /// As [`corrupt`].
@@ -266,17 +265,17 @@ fn check_fits(
 
 /// Cuts `tokens` into `count` pieces, none empty, all ways equally likely: of the `tokens - 1`
 /// places between two tokens it chooses `count - 1`. From left to right, each is taken with the
-/// probability of those still due among those still ahead.
+/// probability of those still to be chosen among those still ahead.
 fn each_piece(tokens: u32, count: u32, rng: &mut SplitMix64, mut put: impl FnMut(usize, u32)) {
     let (mut piece, mut start) = (0, 0);
-    let mut due = count - 1;
+    let mut remaining = count - 1;
     for place in 1..tokens {
-        if due == 0 {
+        if remaining == 0 {
             break;
         }
-        if rng.below(tokens - place) < due {
+        if rng.below(tokens - place) < remaining {
             put(piece, place - start);
-            (piece, start, due) = (piece + 1, place, due - 1);
+            (piece, start, remaining) = (piece + 1, place, remaining - 1);
         }
     }
     put(piece, tokens - start);

@@ -1,4 +1,4 @@
-//! Records of TFRecord files: an example with texts as the line of JSON that says the same.
+//! Converts a TFRecord example with texts to an equivalent line of JSON.
 
 use indexed::Example;
 

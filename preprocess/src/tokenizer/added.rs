@@ -1,7 +1,7 @@
-//! Added tokens: cut out of the text before the model sees the rest.
+//! Added tokens, which are cut out of the text before the model encodes the rest.
 //!
-//! Some are looked for in the text as it came, the others in what the normalizer made of the rest.
-//! Of those that match at a place the longest counts, and what a match took is not looked at again.
+//! Some are searched in the original text, the others in the normalized rest. Of several matches at
+//! one position the longest counts, and matches do not overlap.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde::Deserialize;
@@ -20,13 +20,13 @@ pub(super) struct AddedToken {
     /// Takes the white space after it.
     #[serde(default)]
     pub(super) rstrip: bool,
-    /// Looked for in the normalized text.
+    /// Searched in the normalized text.
     #[serde(default)]
     pub(super) normalized: bool,
 }
 
 impl AddedToken {
-    /// A token that is looked for in the text as it comes, wherever it stands.
+    /// A token that is searched anywhere in the original text.
     pub(super) fn special(id: u32, content: &str) -> Self {
         AddedToken {
             id,
@@ -55,7 +55,7 @@ pub(super) struct Added {
     rules: Vec<MatchRule>,
 }
 
-/// What becomes of a match.
+/// How a match is handled.
 #[derive(Clone, Copy, Debug)]
 struct MatchRule {
     id: u32,
@@ -65,7 +65,7 @@ struct MatchRule {
 }
 
 impl Added {
-    /// Of tokens and how they are spelled where they are looked for.
+    /// From tokens and their spellings in the text that is searched.
     pub(super) fn new<'a>(
         tokens: impl IntoIterator<Item = (&'a AddedToken, String)>,
     ) -> Result<Self, aho_corasick::BuildError> {
@@ -87,7 +87,7 @@ impl Added {
         self.rules.is_empty()
     }
 
-    /// Gives the parts of a text in order.
+    /// Calls `each` with the parts of a text, in order.
     #[inline]
     pub(super) fn split<'a>(&self, text: &'a str, mut each: impl FnMut(TextPart<'a>)) {
         let mut done = 0;
@@ -116,7 +116,7 @@ impl Added {
         }
     }
 
-    /// Appends the ids of a text: those of the tokens, and what `encode` gives for all between.
+    /// Appends the ids of a text: those of the tokens, and those of `encode` for the text between.
     #[inline]
     pub(super) fn encode(
         &self,
@@ -130,8 +130,8 @@ impl Added {
         });
     }
 
-    /// Whether the parts of a text are those of its two halves: no token and no white space that a
-    /// token takes lies across.
+    /// Whether the parts of a text are those of its two halves: no token, with the white space that
+    /// it takes, crosses the cut.
     pub(super) fn may_cut(&self, text: &str, at: usize) -> bool {
         let Some(finder) = &self.finder else { return true };
         if self.rules.iter().any(|rule| rule.single_word || rule.lstrip || rule.rstrip) {
@@ -139,7 +139,7 @@ impl Added {
         }
         let reach = finder.max_pattern_len();
         let near = &text.as_bytes()[..at.saturating_add(reach).min(text.len())];
-        // Whatever lies across begins at one of the few places before the cut.
+        // A token that crosses begins at one of the few positions before the cut.
         (at.saturating_sub(reach)..at).all(|start| {
             let found = finder.find(&near[start..]);
             found.is_none_or(|found| found.start() > 0 || start + found.end() <= at)
@@ -147,7 +147,7 @@ impl Added {
     }
 }
 
-/// Whether a letter, digit or the like stands before or after.
+/// Whether there is a word character before or after.
 fn within_word(text: &str, start: usize, end: usize) -> bool {
     let word = |char| {
         regex_syntax::try_is_word_character(char)

@@ -1,7 +1,6 @@
-//! Base64 as vocabularies spell the bytes of their tokens.
+//! Decodes base64, in which vocabularies spell the bytes of their tokens.
 
-/// The bytes that a text stands for: RFC 4648's standard alphabet, padded. None if it is no such
-/// text.
+/// The bytes that a text encodes in RFC 4648's standard alphabet, padded. None if it is invalid.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let (quads, []) = text.as_bytes().as_chunks::<4>() else { return None };
     let mut bytes = Vec::with_capacity(quads.len() * 3);
@@ -43,11 +42,11 @@ mod tests {
 
     /// The vectors of RFC 4648, and texts that are not canonical.
     #[test]
-    fn the_vectors_of_the_standard() {
+    fn standard_vectors_are_decoded() {
         let pairs =
             [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFy", "foobar")];
-        for (text, due) in pairs {
-            assert_eq!(decode(text).as_deref(), Some(due.as_bytes()), "{text}");
+        for (text, expected) in pairs {
+            assert_eq!(decode(text).as_deref(), Some(expected.as_bytes()), "{text}");
         }
         assert_eq!(decode("+/8="), Some(vec![0xfb, 0xff]));
         for bad in ["Z", "Zg", "Zg=", "Zh==", "Zm9=", "Z===", "====", "Zg==Zg==", "Zm 9", "Zm9\n"] {

@@ -50,14 +50,14 @@ impl Bpe {
     /// The id of each byte, and the merges in rank order, the lowest first, no pair twice, at most
     /// [`RANK_LIMIT`](super::merge::RANK_LIMIT), all ids below
     /// [`ID_LIMIT`](super::merge::ID_LIMIT). As in Hugging Face's, a piece that is in the
-    /// vocabulary is no token of it unless merges lead there.
+    /// vocabulary is a token only if merges produce it.
     pub(crate) fn new(byte_ids: [u32; 256], merges: &[Merge], pattern: Pattern) -> Self {
         Bpe::with_merger(Merger::new(byte_ids, merges), pattern, None)
     }
 
-    /// Of tokens, their bytes and ids, where an id is a rank, special tokens not among them: a
-    /// piece that is a token is it, and in others the two neighbours are merged that make the token
-    /// of lowest rank.
+    /// From tokens, their bytes and ids, without special tokens. An id is a rank: a piece that is a
+    /// token becomes that token, and in others the two neighbours are merged that make the token of
+    /// lowest rank.
     ///
     /// # Errors
     /// What is wrong, for a message: a byte without a token, bytes or an id twice, or too long.
@@ -98,7 +98,7 @@ impl Bpe {
         }
     }
 
-    /// Something that encodes many texts, one for each thread.
+    /// An encoder for many texts, one for each thread.
     pub(crate) fn encoder(&self) -> BpeEncoder<'_> {
         BpeEncoder {
             bpe: self,
@@ -155,8 +155,8 @@ impl Encoder for BpeEncoder<'_> {
 }
 
 impl BpeEncoder<'_> {
-    /// Appends the ids of the pieces whose ends are known, the first of which starts at `start`.
-    /// Where the last ends.
+    /// Appends the ids of the pieces whose ends are known, the first of which starts at `start`,
+    /// and returns the end of the last.
     fn encode_pieces(&mut self, bytes: &[u8], mut start: usize, ids: &mut Vec<u32>) -> usize {
         let BpeEncoder { bpe, cache, long_cache, scratch, memory, ends } = self;
         let mut merge = |piece: &[u8], ids: &mut Vec<u32>| {
@@ -165,15 +165,15 @@ impl BpeEncoder<'_> {
         let mut cache = cache.sets();
         let mut len = ids.len();
         for ends in ends.as_slice().chunks(PIECES_AHEAD) {
-            // The memory of all is asked for before that of the first is needed.
+            // All cache lines are prefetched before the first is used.
             let mut places = [CacheSlot::default(); PIECES_AHEAD];
             let mut from = start;
             for (place, &end) in places.iter_mut().zip(ends) {
                 *place = cache.find(Key::at(bytes, from, end));
                 from = end;
             }
-            // Four ids are written for every piece, and as many kept as it has: there is no branch
-            // but for what the cache does not have.
+            // Four ids are written for every piece, and as many kept as it has: the only branch is
+            // for cache misses.
             ids.resize(len + ends.len() * IDS_MAX, 0);
             for (i, (&place, &end)) in places.iter().zip(ends).enumerate() {
                 if let Some((found, count)) = cache.get(place) {

@@ -1,13 +1,13 @@
 //! Merging by characters, for scripts whose pieces are long and rarely the same, as Chinese is.
 //!
-//! Nearly every character begins a token. So its own tokens are read from a table, and what remains
-//! is to ask whether the last token before it and its first may stand side by side: whether the two
-//! alone, merged as a text, remain the two. If every two neighbours of a row of tokens may, and
-//! each is what its bytes are merged into, then the row is what the text is merged into. For
-//! suppose that merging crosses a border of the row, and take the first merge that does. Until then
-//! nothing has crossed any border, so that the two tokens of this one have been merged as they
+//! Nearly every character begins a token. So its own tokens are read from a table, and it remains
+//! to check whether the last token before it and its first may be adjacent: whether the two alone,
+//! merged as a text, remain the two. If every two neighbours of a sequence of tokens may, and each
+//! is the result of merging its bytes, then the sequence is the result of merging the text. For
+//! suppose that merging crosses a border of the sequence, and take the first merge that does. Until
+//! then nothing has crossed any border, so that the two tokens of this one have been merged as they
 //! would be alone, and the next merge would cross their border there as well. In the same way every
-//! two neighbours in a text that has been merged may stand side by side.
+//! two neighbours in a text that has been merged may be adjacent.
 
 use super::merge::{MergeBuffers, Merger, SHORT_BYTES_MAX};
 
@@ -18,25 +18,25 @@ const COUNT: usize = 0x7000;
 /// Ids are below 2^21, and 0 is for none.
 const ID_BITS: u32 = 21;
 
-/// Pairs of tokens whose answer is known: 512 KiB.
+/// Cached pairs of tokens: 512 KiB.
 const PAIRS: usize = 1 << 16;
 
-/// None that is further back than a short piece is looked at again, and each has a byte.
+/// Groups further back than a short piece are never merged again, and each has at least a byte.
 const GROUPS: usize = 4 * SHORT_BYTES_MAX;
 
-/// What a vocabulary makes of single characters.
+/// The tokens of single characters in a vocabulary.
 #[derive(Debug)]
 pub(super) struct CharMerger {
     /// One more than each of the ids of a character, the first at the bottom.
     units: Box<[u64]>,
-    /// Bytes of the tokens, by id; 0 where it is not known.
+    /// Bytes of the tokens, by id; 0 if unknown.
     lens: Vec<u8>,
 }
 
-/// The memory of [`CharMerger::merge`] between calls.
+/// The buffers of [`CharMerger::merge`], reused between calls.
 #[derive(Debug)]
 pub(super) struct CharMergeBuffers {
-    /// Two ids and the answer, or 0.
+    /// Two ids and whether they may be adjacent, or 0.
     pairs: Box<[u64; PAIRS]>,
     /// Where groups of characters start that were merged as one, in bytes and in ids.
     groups: Vec<(usize, usize)>,
@@ -63,14 +63,14 @@ impl CharMerger {
         CharMerger { units: units.collect(), lens: merger.token_lens().to_vec() }
     }
 
-    /// Whether it is for a piece.
+    /// Whether a piece may be merged by characters.
     #[inline]
     pub(super) fn is_for(piece: &[u8]) -> bool {
         piece.len() > 3 && matches!(piece[0], 0xe3..=0xe9)
     }
 
-    /// Appends the ids of a piece. False: nothing, for more characters than make a short piece
-    /// would have to be merged as one.
+    /// Appends the ids of a piece. False, with nothing appended, if more characters than a short
+    /// piece has would have to be merged as one.
     pub(super) fn merge(
         &self,
         merger: &Merger,
@@ -90,7 +90,7 @@ impl CharMerger {
             at = self.push_unit(merger, piece, at, scratch, ids);
             while let Some(&before) = memory.groups.last() {
                 let pair = [ids[group.1 - 1], ids[group.1]];
-                if self.may_part(merger, (piece, group.0), pair, (scratch, memory)) {
+                if self.may_be_adjacent(merger, (piece, group.0), pair, (scratch, memory)) {
                     break;
                 }
                 memory.groups.pop();
@@ -110,8 +110,8 @@ impl CharMerger {
         true
     }
 
-    /// Appends the ids of all characters, as is right for most texts. False: two of them may not
-    /// stand side by side, or one is not of the table.
+    /// Appends the ids of all characters, which is correct for most texts. False: two of them may
+    /// not be adjacent, or one is not in the table.
     fn push_units(
         &self,
         merger: &Merger,
@@ -133,7 +133,12 @@ impl CharMerger {
             let count =
                 1 + usize::from(unit >> ID_BITS != 0) + usize::from(unit >> (2 * ID_BITS) != 0);
             if let Some(last) = last
-                && !self.may_part(merger, (piece, 3 * i), [last, three[0]], (scratch, memory))
+                && !self.may_be_adjacent(
+                    merger,
+                    (piece, 3 * i),
+                    [last, three[0]],
+                    (scratch, memory),
+                )
             {
                 return false;
             }
@@ -154,7 +159,7 @@ impl CharMerger {
         matches!(lead, 0xe3..=0xe9).then(|| self.units[(code - FIRST) as usize])
     }
 
-    /// Appends the ids of the character at `at`. Where it ends.
+    /// Appends the ids of the character at `at`, and returns its end.
     #[inline]
     fn push_unit(
         &self,
@@ -177,9 +182,9 @@ impl CharMerger {
         end
     }
 
-    /// Whether two tokens that meet at a place of a piece may stand side by side.
+    /// Whether two tokens that meet at a position of a piece may be adjacent.
     #[inline]
-    fn may_part(
+    fn may_be_adjacent(
         &self,
         merger: &Merger,
         (piece, at): (&[u8], usize),
@@ -192,15 +197,17 @@ impl CharMerger {
         if known >> 1 == key {
             return known & 1 != 0;
         }
-        self.learn(merger, (piece, at), [left, right], (scratch, memory)).is_some_and(|answer| {
-            memory.pairs[slot as usize % PAIRS] = (key << 1) | u64::from(answer);
-            answer
-        })
+        self.compute_adjacency(merger, (piece, at), [left, right], (scratch, memory)).is_some_and(
+            |answer| {
+                memory.pairs[slot as usize % PAIRS] = (key << 1) | u64::from(answer);
+                answer
+            },
+        )
     }
 
-    /// What merging says; nothing, of a token of unknown length.
+    /// Whether merging keeps the two tokens; `None` for a token of unknown length.
     #[cold]
-    fn learn(
+    fn compute_adjacency(
         &self,
         merger: &Merger,
         (piece, at): (&[u8], usize),

@@ -1,26 +1,26 @@
-//! The pieces seen lately and their ids. Nine pieces of ten are one token, and the same words come
-//! again: a look here is many times cheaper than merging.
+//! A cache of recent pieces and their ids. Nine pieces of ten are one token, and words repeat: a
+//! lookup is many times cheaper than merging.
 
 use storage::Zeros;
 
 /// 524,288 entries of 32 bytes are 16 MiB a worker. The common ones stay in a core's second-level
-/// cache; even from memory a look is a fifth of a merging.
+/// cache; even from memory a lookup takes a fifth of the time of merging.
 const SET_COUNT: usize = 1 << 18;
 
 /// A key is 16 bytes: the piece, and its length in the last.
 pub(super) const KEY_BYTES_MAX: usize = 15;
 
-/// Most pieces of so few bytes are no more ids.
+/// Most pieces of so few bytes have at most this many ids.
 pub(super) const IDS_MAX: usize = 4;
 
 /// An id has 21 bits; above them the first of an entry holds how many there are.
 const COUNT_SHIFT: u32 = 24;
 
-/// A bounded memory of pieces: each set holds the two pieces that were seen in it last.
+/// A bounded cache of pieces: each set holds its two most recent pieces.
 #[derive(Debug)]
 pub(super) struct PieceCache(Zeros);
 
-/// The same, open for looking.
+/// The same, as an array of sets.
 #[derive(Debug)]
 pub(super) struct Sets<'a>(&'a mut [Set; SET_COUNT]);
 
@@ -30,7 +30,7 @@ type Set = [[[u8; 16]; 2]; 2];
 
 const _: () = assert!(size_of::<Set>() == 64, "a set is one cache line");
 
-/// The name of a piece. That of a piece that is too long for the cache is of none in it.
+/// The key of a piece. The key of a piece that is too long for the cache equals none in it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Key {
     low: u64,
@@ -44,7 +44,7 @@ pub(super) struct CacheSlot {
     set: u32,
 }
 
-/// What to keep of 16 bytes for a piece of each length.
+/// The bits of 16 bytes that belong to a piece of each length.
 const MASKS: [[u64; 2]; 32] = {
     let mut masks = [[0; 2]; 32];
     let mut len = 0;
@@ -57,7 +57,7 @@ const MASKS: [[u64; 2]; 32] = {
 };
 
 impl Key {
-    /// Of a piece of `len` bytes, which are the first of these.
+    /// The key of a piece: the first `len` of these bytes.
     #[inline]
     pub(super) fn new(bytes: &[u8; 16], len: usize) -> Self {
         let len = len.min(KEY_BYTES_MAX + 1);
@@ -66,7 +66,7 @@ impl Key {
         Key { low: word as u64 & low, high: ((word >> 64) as u64 & high) | ((len as u64) << 56) }
     }
 
-    /// Of a piece within a text, where 16 bytes may not be left.
+    /// The key of a piece within a text, which may end in fewer than 16 bytes.
     #[inline]
     pub(super) fn at(text: &[u8], start: usize, end: usize) -> Self {
         match text[start..].first_chunk() {
@@ -120,7 +120,7 @@ impl PieceCache {
 }
 
 impl Sets<'_> {
-    /// Where a piece is, if it is here; its memory is asked for.
+    /// The set where a piece would be; prefetches it.
     #[inline]
     pub(super) fn find(&self, key: Key) -> CacheSlot {
         let set = key.set_idx() % SET_COUNT;
@@ -128,7 +128,7 @@ impl Sets<'_> {
         CacheSlot { key, set: set as u32 } // fits: there are fewer sets
     }
 
-    /// The ids of a piece, and how many of them count; none if it is not here.
+    /// The ids of a piece, and how many of them count; none if it is not cached.
     #[inline]
     pub(super) fn get(&self, place: CacheSlot) -> Option<([u32; IDS_MAX], usize)> {
         let set = &self.0[place.set as usize % SET_COUNT];
@@ -140,7 +140,7 @@ impl Sets<'_> {
         Key::of(found).is(place.key).then_some((ids, count as usize))
     }
 
-    /// Remembers a piece, in the place of the older of its set, if it can be.
+    /// Caches a piece in place of the older of its set, if its length and ids fit.
     #[inline]
     pub(super) fn put(&mut self, CacheSlot { key, set }: CacheSlot, piece_ids: &[u32]) {
         let len = key.high >> 56;

@@ -1,15 +1,15 @@
-//! The classes of characters that pre-tokenizers tell apart, as a table of all of Unicode.
+//! The classes of characters that pre-tokenizers distinguish, as a table of all of Unicode.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use regex_syntax::hir::{Class as HirClass, HirKind};
 
-/// What a character is to a pattern. Each has one class.
+/// The class of a character in the patterns. Each has one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(super) enum Class {
-    /// None of the others: controls, formats, what is private or not assigned.
+    /// None of the others: controls, formats, private and unassigned characters.
     #[default]
     Other,
     /// `\p{Lu}` and `\p{Lt}`.
@@ -82,7 +82,7 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// The one table of this process, built when it is first asked for, in about a millisecond.
+    /// The one table of this process, built on first use, in about a millisecond.
     pub(super) fn get() -> &'static Classes {
         static CLASSES: OnceLock<Classes> = OnceLock::new();
         CLASSES.get_or_init(Classes::build)

@@ -10,7 +10,7 @@ use super::spm::{self, SentencePiece};
 use super::{EncodeError, Encoder, Tokenizer};
 use crate::Result;
 
-/// What stands for a space and for a line's end in a text, since spaces divide words.
+/// Represent a space and a line end in a text, because spaces separate words.
 const SPACE: char = '\u{2582}';
 const NEWLINE: char = '\u{2583}';
 

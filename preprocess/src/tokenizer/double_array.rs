@@ -1,6 +1,6 @@
 //! A trie in one array of eight-byte units: a step to a child is one load and one comparison.
 //!
-//! The children of a node stand at its base plus their label, interleaved with those of others; a
+//! The children of a node are at its base plus their label, interleaved with those of others; a
 //! unit keeps its label, and no two nodes share a base, so a unit with the right label is the
 //! child.
 
@@ -10,8 +10,8 @@ pub(super) const UNITS_MAX: usize = 1 << 24;
 /// Values that a unit can carry, none among them.
 pub(super) const VALUES_MAX: usize = 1 << 24;
 
-/// Words of 64 bases each that are tried for a node before all of them are given up for its like.
-/// It bounds the time for keys that were made to fit nowhere.
+/// Words of 64 bases each that are tried for a node before they are skipped for nodes of its
+/// width. It bounds the time for adversarial keys.
 const TRIES_MAX: usize = 512;
 
 /// The array. Labels are 1 to 65,535, values 1 to `VALUES_MAX - 1`.
@@ -21,7 +21,7 @@ pub(super) struct Trie {
     root: Base,
 }
 
-/// Where the children of a node stand. 0: it has none.
+/// The base of a node's children. 0: it has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Base(u32);
 
@@ -49,7 +49,7 @@ impl Unit {
 }
 
 impl Trie {
-    /// Of keys in ascending order without repetition, none empty. None: they take too many units.
+    /// From keys in ascending order without repetition, none empty. None: they take too many units.
     pub(super) fn new<'k>(keys: impl Iterator<Item = (&'k [u16], u32)>) -> Option<Self> {
         let nodes = Nodes::new(keys);
         let mut places = Places::default();
@@ -93,7 +93,7 @@ impl Trie {
     }
 }
 
-/// The trie as a list of nodes in which the children of each stand together. The first is the root.
+/// The trie as a list of nodes in which siblings are contiguous. The first is the root.
 #[derive(Debug)]
 struct Nodes {
     labels: Vec<u16>,
@@ -105,12 +105,12 @@ impl Nodes {
     fn new<'k>(keys: impl Iterator<Item = (&'k [u16], u32)>) -> Self {
         let keys: Vec<_> = keys.collect();
         let mut nodes = Nodes { labels: vec![0], values: vec![0], children: Vec::new() };
-        // The keys below each node, and how long what they share is.
+        // The keys below each node, and the length of their common prefix.
         let mut below = vec![(0..keys.len(), 0)];
         while let Some((range, depth)) = below.get(nodes.children.len()).cloned() {
             let first = below.len();
             let mut at = range.start;
-            // A key that ends here has given its value to this node.
+            // The value of a key that ends here is already in this node.
             at += usize::from(keys.get(at).is_some_and(|(key, _)| key.len() == depth));
             while at < range.end {
                 let label = keys[at].0[depth];
@@ -126,7 +126,7 @@ impl Nodes {
         nodes
     }
 
-    /// Wide nodes find no room between others, narrow ones do.
+    /// Nodes with many children first: they find no room between others, narrow ones do.
     fn widest_first(&self) -> Vec<usize> {
         let inner = (0..self.children.len()).filter(|&node| !self.children[node].is_empty());
         let mut order: Vec<usize> = inner.collect();
@@ -151,13 +151,13 @@ struct Places {
 impl Places {
     /// Takes the units of children with these labels, which ascend.
     fn take(&mut self, labels: impl Iterator<Item = u16> + Clone) -> Option<Base> {
-        // From the begin for each power of two: for every width of its own the search took two
+        // From the start for each power of two: for every width of its own the search took two
         // thirds of the time to open jieba's dictionary, and saved a sixth of the units.
         let width = labels.clone().count().ilog2();
         if width != self.width {
             (self.width, self.cursor) = (width, 0);
         }
-        // Behind all units anything fits.
+        // After the last unit anything fits.
         let base = loop {
             let words = self.cursor..self.cursor + TRIES_MAX;
             let found = words.clone().find_map(|word| self.fit(word, labels.clone()));

@@ -1,7 +1,7 @@
 //! The tokenizer of CPM-2 and those made after it: jieba's words, each cut into the longest tokens
 //! of a vocabulary of Chinese words.
 //!
-//! What models were trained on is kept, mistakes and all: see [`EncDecRules`].
+//! Its mistakes are reproduced, because models were trained with them: see [`EncDecRules`].
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::lexicon::{INNER, Lexicon};
 use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 
-/// What stands for a space and for a line's end in the vocabulary.
+/// Represent a space and a line end in the vocabulary.
 const SPACE: char = '\u{2582}';
 const NEWLINE: char = '\u{2583}';
 
@@ -25,7 +25,7 @@ const WORD_CHARS_MAX: usize = 200;
 /// The id that the original takes for the space in every vocabulary.
 const PUBLISHED_SPACE_ID: u32 = 10;
 
-/// Whose tokenizer.
+/// Which tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncDecKind {
     /// CPM-2's, with `bpe_cn` or `bpe_cn_en`.
@@ -40,13 +40,13 @@ pub enum EncDecKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncDecSpaces {
     /// As published. Id 10 is dropped between two tokens without Han; it is the space of `bpe_cn`,
-    /// but the comma of `bpe_cn_en`. A text of one token gives it twice.
+    /// but the comma of `bpe_cn_en`. The token of a text of one token is repeated.
     Published,
-    /// What was meant: the space of the vocabulary, whatever its id, and one token once.
+    /// As intended: the space of the vocabulary, whatever its id, and a single token once.
     Meant,
 }
 
-/// CPM-2's tokenizer, and its kin.
+/// CPM-2's tokenizer, and related ones.
 #[derive(Debug)]
 pub struct EncDec {
     jieba: Arc<Jieba>,
@@ -60,16 +60,16 @@ pub struct EncDec {
     latin: Vec<bool>,
 }
 
-/// What the kinds differ in.
+/// The differences between the kinds.
 #[derive(Clone, Copy, Debug)]
 struct EncDecRules {
-    /// Full-width characters are taken for ASCII.
+    /// Full-width characters are read as ASCII.
     half_width: bool,
     /// Inside a word, tokens without Han begin with `##`.
     inner: bool,
     /// This id is dropped between two tokens without Han.
     dropped: Option<u32>,
-    /// A text of one token gives it twice.
+    /// The token of a text of one token is repeated.
     twice: bool,
 }
 
@@ -100,8 +100,8 @@ impl EncDec {
         })?;
         let latin = lexicon.tokens().iter().map(|token| !token.contains(is_han)).collect();
         let space = lexicon.id(SPACE.encode_utf8(&mut [0; 4]));
-        lexicon.take_for(' ', SPACE);
-        lexicon.take_for('\n', NEWLINE);
+        lexicon.treat_as(' ', SPACE);
+        lexicon.treat_as('\n', NEWLINE);
         let filtered = kind != EncDecKind::CpmT5;
         let published = spaces == EncDecSpaces::Published;
         let rules = EncDecRules {
@@ -138,7 +138,7 @@ impl EncDec {
         }
     }
 
-    /// The longest token at the beginning of what is left of a word.
+    /// The longest token at the beginning of the rest of a word.
     fn longest_inner(&self, rest: &str) -> Option<(usize, u32)> {
         if !self.rules.inner {
             return self.lexicon.longest(rest, |_| true);
@@ -155,7 +155,7 @@ impl EncDec {
                 !han
             })
         };
-        // What has Han is longer than what ends before it.
+        // A token with Han is longer than one that ends before it.
         plain.or_else(marked)
     }
 }
@@ -169,8 +169,8 @@ impl Tokenizer for EncDec {
         Box::new(EncDecEncoder { of: self, scratch: jieba::JiebaBuffers::default() })
     }
 
-    /// As the original: a space between two tokens without Han, for the encoder dropped one there,
-    /// or had none to begin with. The text is not always the one that was encoded.
+    /// As the original: a space between two tokens without Han, because the encoder dropped one
+    /// there, or there was none. The text is not always the one that was encoded.
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
         let vocab_size = self.vocab_size();
         let mut latin_before = false;
@@ -233,7 +233,7 @@ impl Tokenizer for EncDec {
         sum.update(&[u8::from(half_width), u8::from(inner), u8::from(twice)]);
         sum.update(&dropped.unwrap_or(u32::MAX).to_le_bytes());
         sum.update(&self.jieba.checksum().to_le_bytes());
-        self.lexicon.sum_into(&mut sum);
+        self.lexicon.add_to_checksum(&mut sum);
         format!("{:016x}", sum.value())
     }
 
@@ -254,7 +254,7 @@ struct Filter<'a> {
     latin: &'a [bool],
     rules: EncDecRules,
     ids: &'a mut Vec<u32>,
-    /// How many there were before the first.
+    /// The number of ids before the first.
     start: usize,
     latin_before: bool,
     /// An id to be dropped, if the next token has no Han either.
@@ -292,7 +292,7 @@ impl<'a> Filter<'a> {
     }
 }
 
-/// What the original calls Chinese.
+/// Whether the original considers a character Chinese.
 #[inline]
 fn is_han(char: char) -> bool {
     matches!(char, '\u{4e00}'..='\u{9fff}')
@@ -317,7 +317,7 @@ fn half_width(text: &str) -> Cow<'_, str> {
     Cow::Owned(narrow)
 }
 
-/// What a full-width character of these bytes is taken for.
+/// The ASCII character for a full-width character of these bytes.
 #[inline]
 fn ascii_of(first: u8, second: u8, third: u8) -> Option<char> {
     match (first, second) {

@@ -18,7 +18,7 @@ pub struct Gpt2 {
     files: Option<(String, String)>,
     /// As they were given.
     special_tokens: Vec<String>,
-    /// Those of them with ids behind the vocabulary.
+    /// Those of them with ids after the vocabulary.
     more: Vec<String>,
     specials: Added,
     keywords: Keywords,
@@ -34,7 +34,7 @@ impl Gpt2 {
     /// GPT-2's own vocabulary: 50,257 ids.
     ///
     /// # Errors
-    /// None today; it is fallible as its sister is.
+    /// None today; fallible like [`Gpt2::from_files`].
     pub fn built_in() -> Result<Self> {
         Ok(Gpt2::new(vocab::built_in(), None))
     }
@@ -155,7 +155,7 @@ impl Tokenizer for Gpt2 {
     }
 
     fn fingerprint(&self) -> String {
-        // All in one row first: a checksum of pieces costs more for each than for its bytes.
+        // All in one buffer first: many small checksum updates cost more than the bytes.
         let mut all = Vec::with_capacity(20 * self.vocab_size() as usize);
         for id in 0..self.vocab.size() {
             let token = self.vocab.token(id).unwrap_or_default();
@@ -189,7 +189,7 @@ impl Tokenizer for Gpt2 {
             "vocab_file": vocab,
             "merges_file": merges,
         });
-        self.keywords.tell(&mut identifiers);
+        self.keywords.add_to(&mut identifiers);
         identifiers
     }
 }

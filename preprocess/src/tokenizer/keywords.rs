@@ -1,11 +1,11 @@
-//! With which keywords Megatron would build one of Hugging Face's tokenizers.
+//! The keywords with which Megatron would build one of Hugging Face's tokenizers.
 
 use serde_json::Value;
 
 use super::TokenizerSpec;
 
-/// What has no effect on ids here, or has had it already, and is told in the identifiers, of which
-/// Megatron makes the names of its caches.
+/// Keywords without further effect on ids. They are part of the identifiers, from which Megatron
+/// makes the names of its caches.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Keywords {
     slow: bool,
@@ -22,8 +22,8 @@ impl Keywords {
         }
     }
 
-    /// Adds them, in the order and as the text that they have there.
-    pub(super) fn tell(self, identifiers: &mut Value) {
+    /// Adds them, in Megatron's order and spelling.
+    pub(super) fn add_to(self, identifiers: &mut Value) {
         identifiers["use_fast"] = python_bool(!self.slow);
         identifiers["trust_remote_code"] = python_bool(self.trust_remote_code);
         identifiers["include_special_tokens"] = python_bool(!self.without_special_tokens);

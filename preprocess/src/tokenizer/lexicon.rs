@@ -10,7 +10,7 @@ use super::read::parse_error;
 use super::vocab::read_text;
 use crate::{Error, Result};
 
-/// Begins a token that goes on with a word, in the vocabularies of BERT's kind.
+/// Begins a token that continues a word, in vocabularies of BERT's kind.
 pub(super) const INNER: &str = "##";
 
 /// The first labels of all keys in the trie.
@@ -79,7 +79,7 @@ impl Lexicon {
             keys.push(key(WHOLE, token));
             keys.extend(token.strip_prefix(INNER).map(|rest| key(INNER_ONLY, rest)));
         }
-        let bad = |got: String, due: &str| bad(file, None, got, due);
+        let bad = |found: String, expected: &str| bad(file, None, found, expected);
         if count > u32::from(u16::MAX) {
             return Err(bad(count.to_string(), "at most 65535 different characters"));
         }
@@ -96,8 +96,8 @@ impl Lexicon {
         Ok(Lexicon { tokens, labels, trie, whole, inner })
     }
 
-    /// From now on a character in a text is taken for another.
-    pub(super) fn take_for(&mut self, char: char, other: char) {
+    /// From now on a character of a text is treated as another.
+    pub(super) fn treat_as(&mut self, char: char, other: char) {
         self.labels.set(char, self.labels.of(other));
     }
 
@@ -118,8 +118,8 @@ impl Lexicon {
         (len == token.len()).then_some(id)
     }
 
-    /// The longest token at the beginning of a text: its bytes and its id. Every character passed
-    /// is asked about, and a token can end only behind one for which the answer is yes.
+    /// The longest token at the beginning of a text: its bytes and its id. `end` is called with
+    /// every character passed, and a token can end only after one for which it is true.
     #[inline]
     pub(super) fn longest(
         &self,
@@ -160,7 +160,7 @@ impl Lexicon {
         longest
     }
 
-    pub(super) fn sum_into(&self, sum: &mut Crc64) {
+    pub(super) fn add_to_checksum(&self, sum: &mut Crc64) {
         for token in &self.tokens {
             sum.update(&(token.len() as u64).to_le_bytes());
             sum.update(token.as_bytes());
@@ -169,7 +169,7 @@ impl Lexicon {
 }
 
 /// The lines as Python reads them: `\r`, `\n` and `\r\n` end one, and the white space around a
-/// token is not of it.
+/// token does not belong to it.
 fn line_tokens(text: &str, file: &str) -> Result<Vec<String>> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let text = text.strip_suffix('\n').unwrap_or(&text);
@@ -178,11 +178,11 @@ fn line_tokens(text: &str, file: &str) -> Result<Vec<String>> {
     for (line, number) in text.split('\n').zip(1..) {
         let token = line.trim_matches(is_python_space);
         if let Some(first) = lines.insert(token.to_owned(), number) {
-            let got = format!("'{token}' again after line {first}");
+            let found = format!("'{token}' again after line {first}");
             return Err(bad(
                 file,
                 Some(number),
-                got,
+                found,
                 "every token once, because its line is its id",
             ));
         }
@@ -199,9 +199,9 @@ fn json_tokens(text: &str, file: &str) -> Result<Vec<String>> {
     for (token, id) in ids {
         let place = id.as_u64().and_then(|id| tokens.get_mut(usize::try_from(id).ok()?));
         let place = place.filter(|place| place.is_none()).ok_or_else(|| {
-            let due =
+            let expected =
                 format!("each id from 0 to {} once for {count} tokens", count.saturating_sub(1));
-            bad(file, None, format!("id {id} for '{token}'"), &due)
+            bad(file, None, format!("id {id} for '{token}'"), &expected)
         })?;
         *place = Some(token);
     }
@@ -218,7 +218,7 @@ fn checked(tokens: Vec<String>, file: &str) -> Result<Vec<String>> {
     }
 }
 
-/// What Python's `str.isspace` says.
+/// As Python's `str.isspace`.
 pub(super) fn is_python_space(char: char) -> bool {
     char.is_whitespace() || matches!(char, '\x1c'..='\x1f')
 }

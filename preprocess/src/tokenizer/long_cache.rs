@@ -1,14 +1,14 @@
-//! Pieces too long for the cache that come again all the same: indents, rules of dashes, names.
+//! A cache of repeated pieces that are too long for the other one: indents, lines of dashes, names.
 
 /// 8,192 entries of 128 bytes are 1 MiB a worker.
 const ENTRY_COUNT: usize = 1 << 13;
 
-/// Longer pieces are too rare to be remembered.
+/// Longer pieces are too rare to be cached.
 pub(super) const BYTES_MAX: usize = 64;
 
 const IDS_MAX: usize = 15;
 
-/// A bounded memory of pieces of ASCII: each is in the one place that its bytes name.
+/// A bounded cache of pieces of ASCII: each is in the one place that its hash selects.
 #[derive(Debug)]
 pub(super) struct LongCache(Box<[LongCacheEntry; ENTRY_COUNT]>);
 
@@ -36,7 +36,7 @@ impl LongCache {
         (found == piece).then(|| &entry.ids[..usize::from(entry.count)])
     }
 
-    /// Remembers a piece, if it can be.
+    /// Caches a piece, if it fits.
     pub(super) fn put(&mut self, piece: &[u8], piece_ids: &[u32]) {
         if piece.len() > BYTES_MAX || piece_ids.len() > IDS_MAX {
             return;

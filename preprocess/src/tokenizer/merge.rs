@@ -47,17 +47,17 @@ pub(super) struct Merge {
 pub(super) struct Merger {
     byte_ids: [u32; 256],
     byte_pairs: BytePairs,
-    /// What the merge of each rank makes.
+    /// The result of the merge of each rank.
     merged: Vec<u32>,
     token_lens: Vec<u8>,
     pairs: PairRanks,
 }
 
-/// The memory of [`Merger::merge`] between calls.
+/// The buffers of [`Merger::merge`], reused between calls.
 #[derive(Debug, Default)]
 pub(super) struct MergeBuffers {
     nodes: Vec<MergeNode>,
-    /// Rank and position of pairs that may have gone since: the lowest rank first, then the
+    /// Rank and position of pairs, some of which may be stale: the lowest rank first, then the
     /// leftmost.
     heap: BinaryHeap<Reverse<(u32, u32)>>,
 }
@@ -72,8 +72,8 @@ struct MergeNode {
     next: u32,
 }
 
-/// Scratch is given back to the system when it is larger: 16 bytes a node, about as many for the
-/// heap, so a piece of 2 MiB keeps its memory.
+/// Larger scratch is freed after use: 16 bytes a node, about as many for the heap, so a piece of
+/// 2 MiB keeps its memory.
 const SCRATCH_NODES_KEPT_MAX: usize = 2 << 20;
 
 impl Merger {
@@ -86,8 +86,8 @@ impl Merger {
         Merger::ranked(byte_ids, &ranked, merged)
     }
 
-    /// Of pairs, left and right, and their ranks, which several may share, the lowest first;
-    /// `merged` is what each rank makes.
+    /// From pairs, left and right, and their ranks, which several may share, the lowest first;
+    /// `merged` is the result of each rank.
     pub(super) fn ranked(
         byte_ids: [u32; 256],
         pairs: &[(u32, u32, u32)],
@@ -100,19 +100,19 @@ impl Merger {
         Merger { byte_ids, byte_pairs, merged, token_lens, pairs }
     }
 
-    /// How many bytes each token has, by id; 0 for one that has 256 or more, or is made of what no
-    /// merge before it makes.
+    /// The number of bytes of each token, by id; 0 for a token with 256 or more, or of parts that
+    /// no merge before it makes.
     pub(super) fn token_lens(&self) -> &[u8] {
         &self.token_lens
     }
 
-    /// The two tokens that a token is made of, and its rank: what the merges of lower rank leave
-    /// of it, if that is two. If it is for every token of a vocabulary of ranks, then no other pair
-    /// that makes one can ever stand in a text. For suppose that x and y do, that xy is a token of
-    /// rank r, and that all merges below rank q have been applied. No merge has crossed the ends of
-    /// xy, so that they make x and y of xy alone as well. If q is at most r, those from q up to r
-    /// leave x and y as they are or make fewer than two of them, so that x and y are the two; and
-    /// if q is more than r, those up to r have made one token of xy, not two.
+    /// The two tokens that a token is merged from, and its rank: the result of the merges of lower
+    /// rank, if that is two tokens. If it is two for every token of a vocabulary of ranks, then no
+    /// other pair that makes a token can ever be in a text. For suppose that x and y are, that xy
+    /// is a token of rank r, and that all merges below rank q have been applied. No merge has
+    /// crossed the ends of xy, so that they make x and y of xy alone as well. If q is at most r,
+    /// those from q up to r leave x and y as they are or make fewer than two of them, so that x and
+    /// y are the two; and if q is more than r, those up to r have made one token of xy, not two.
     pub(super) fn halves(&self, token: &[u8], rank: u32) -> Option<(u32, u32, u32)> {
         let mut parts: Vec<u32> =
             token.iter().map(|&byte| self.byte_ids[usize::from(byte)]).collect();
@@ -205,7 +205,7 @@ impl Merger {
         }
     }
 
-    /// Ranks the pair whose left half is at `left` anew.
+    /// Updates the rank of the pair whose left half is at `left`.
     fn rank_pair(
         &self,
         nodes: &mut [MergeNode],
@@ -293,9 +293,9 @@ impl BytePairs {
 }
 
 /// From a pair of ids to its rank: buckets of four words, half a cache line, a third full. GPT-2's
-/// 50,000 merges take 1 MiB, which a core's second-level cache holds. What a full bucket has no
-/// room for is in the next, so that nearly every look is at one, without a branch that depends on
-/// what is there.
+/// 50,000 merges take 1 MiB, which a core's second-level cache holds. Pairs that do not fit a full
+/// bucket are in the next, so that nearly every lookup reads one, without a branch that depends on
+/// its contents.
 #[derive(Debug)]
 struct PairRanks {
     /// `left`, `right` and rank from the top bit down, or [`EMPTY`].
@@ -333,7 +333,7 @@ impl PairRanks {
         let pair = key(left, right);
         let mut bucket = self.bucket_of(pair);
         loop {
-            // Of the pair itself the rank is left; of another, more than any rank.
+            // The pair itself leaves its rank; another leaves more than any rank.
             let [a, b, c, d] = self.buckets[bucket].map(|slot| slot ^ pair);
             let found = a.min(b).min(c.min(d)).min(NONE.into());
             if found < NONE.into() || self.buckets[bucket][BUCKET - 1] == EMPTY {
@@ -350,7 +350,7 @@ impl PairRanks {
     }
 }
 
-/// A pair where it stands in a slot.
+/// A pair in the bits of a slot.
 #[inline]
 fn key(left: u32, right: u32) -> u64 {
     ((u64::from(left) << ID_BITS) | u64::from(right)) << RANK_BITS
@@ -408,17 +408,17 @@ mod tests {
                 let period = if next(2) == 0 { len } else { 1 + next(4) };
                 let repeated: Vec<u8> = (0..period).map(|_| next(3) as u8).collect();
                 let piece: Vec<u8> = repeated.into_iter().cycle().take(len).collect();
-                let due = by_definition(&merges, &piece);
+                let expected = by_definition(&merges, &piece);
                 let (mut ids, mut long_ids) = (Vec::new(), Vec::new());
                 merger.merge(&piece, &mut scratch, &mut ids);
                 merger.merge_long(&piece, &mut scratch, &mut long_ids);
-                assert_eq!(ids, due, "{merges:?} on {piece:?}");
-                assert_eq!(long_ids, due, "by heap, {merges:?} on {piece:?}");
+                assert_eq!(ids, expected, "{merges:?} on {piece:?}");
+                assert_eq!(long_ids, expected, "by heap, {merges:?} on {piece:?}");
                 for window_bytes in [1, 2, 3, 8, 40] {
                     let mut window_ids = vec![7];
                     merger.merge_windows(&piece, window_bytes, &mut scratch, &mut window_ids);
                     let windows = format!("windows of {window_bytes}");
-                    assert_eq!(window_ids[1..], due, "{windows}, {merges:?} {piece:?}");
+                    assert_eq!(window_ids[1..], expected, "{windows}, {merges:?} {piece:?}");
                 }
             }
         }

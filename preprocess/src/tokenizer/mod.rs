@@ -48,25 +48,25 @@ pub use words::JiebaWords;
 use crate::{Error, Result};
 use keywords::Keywords;
 
-/// Between text and the ids of one vocabulary. The same text gives the same ids everywhere.
+/// Converts text to ids of one vocabulary and back. The same text always gives the same ids.
 pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// Appends the ids of a text. Special tokens spelled in the text are ordinary text, except to
-    /// [`HuggingFace`] and to Megatron's files of [`Tiktoken`]'s kind, which mean them. For many
-    /// texts take a [`Tokenizer::encoder`], which remembers words.
+    /// [`HuggingFace`] and to Megatron's files of [`Tiktoken`]'s kind, which recognize them. For
+    /// many texts use a [`Tokenizer::encoder`], which caches words.
     fn encode(&self, text: &str, ids: &mut Vec<u32>);
 
-    /// Something that encodes many texts, one for each thread.
+    /// An encoder for many texts, one for each thread.
     fn encoder(&self) -> Box<dyn Encoder + '_>;
 
-    /// The part of a text that [`Tokenizer::encode`] cannot take: with [`Null`] what is no id, with
-    /// unigram models a word of more than 64 MiB. `None`: there is none.
+    /// The part of a text that [`Tokenizer::encode`] cannot encode: with [`Null`] anything but ids,
+    /// with unigram models a word of more than 64 MiB. `None`: there is none.
     fn refused(&self, text: &str) -> Option<EncodeError> {
         let _ = text;
         None
     }
 
-    /// Appends the bytes that the ids stand for. Those of a whole text are UTF-8; a part of them
-    /// may begin or end within a character.
+    /// Appends the bytes of the ids. Those of a whole text are UTF-8; a part of them may begin or
+    /// end within a character.
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id at or above [`Tokenizer::vocab_size`].
@@ -85,15 +85,15 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// The id that ends a document, if the vocabulary has one.
     fn eod(&self) -> Option<u32>;
 
-    /// What the command line calls it.
+    /// Its name on the command line.
     fn name(&self) -> &str;
 
-    /// A checksum of the whole vocabulary, in 16 hexadecimal digits: tokenizers that may give
-    /// different ids differ in it.
+    /// A checksum of the whole vocabulary, in 16 hexadecimal digits. It differs between tokenizers
+    /// that may encode a text as different ids.
     fn fingerprint(&self) -> String;
 
-    /// What Megatron writes for this tokenizer into the description of a cached sample order, which
-    /// is hashed to name the cache.
+    /// The entries of this tokenizer in Megatron's description of a cached sample order, which is
+    /// hashed to name the cache.
     fn identifiers(&self) -> serde_json::Value;
 }
 
@@ -138,17 +138,17 @@ pub struct TokenizerSpec {
     /// Of the kinds that read a `tokenizer.json`: put nothing around a text, as Megatron's
     /// `--tokenizer-hf-no-include-special-tokens`.
     pub without_special_tokens: bool,
-    /// Hugging Face's slow tokenizer, as Megatron's `--tokenizer-hf-no-use-fast`: told in the
+    /// Hugging Face's slow tokenizer, as Megatron's `--tokenizer-hf-no-use-fast`: recorded in the
     /// identifiers, without effect on ids.
     pub slow: bool,
-    /// As Megatron's `--trust-remote-code`: told in the identifiers; no code is ever run.
+    /// As Megatron's `--trust-remote-code`: recorded in the identifiers; no code is ever run.
     pub trust_remote_code: bool,
     /// More special tokens, as Megatron's `--tokenizer-special-tokens`.
     pub special_tokens: Vec<String>,
     /// The token that ends a document. None: the one that the files name.
     pub eod_token: Option<String>,
     /// The pre-tokenizer of a vocabulary of tiktoken's kind: Megatron's `v1` or `v2`, or the name
-    /// of a published vocabulary. None: told by the vocabulary, or `v2` for Megatron's files.
+    /// of a published vocabulary. None: detected by the vocabulary, or `v2` for Megatron's files.
     pub tiktoken_pattern: Option<String>,
     /// How many special tokens Megatron puts before such a vocabulary. None: 1000.
     pub tiktoken_num_special_tokens: Option<u32>,
@@ -157,8 +157,8 @@ pub struct TokenizerSpec {
     pub vocab_size: Option<u32>,
     /// The id that ends a document of ids. None: the last one.
     pub null_eod_id: Option<u32>,
-    /// Megatron's tokenizers of before core 0.15, as its `--legacy-tokenizer`: SentencePiece's got
-    /// tokens of their own, and Llama 2's a beginning before every text.
+    /// Megatron's tokenizers before core 0.15, as its `--legacy-tokenizer`: SentencePiece's had
+    /// tokens of their own, and Llama 2's put a beginning before every text.
     pub legacy: bool,
     /// How many `<extra_id_0>`, `<extra_id_1>` ... an older SentencePiece tokenizer has.
     pub vocab_extra_ids: u32,
@@ -190,7 +190,7 @@ fn open_kind(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
     }
 }
 
-/// As [`open_tokenizer`], for what only byte-level BPE has.
+/// As [`open_tokenizer`], for methods that only byte-level BPE has.
 ///
 /// # Errors
 /// As [`open_tokenizer`].
@@ -222,7 +222,7 @@ pub fn open_gpt2(spec: &TokenizerSpec) -> Result<Gpt2> {
     Ok(tokenizer.with_special_tokens(&spec.special_tokens)?.with_keywords(Keywords::of(spec)))
 }
 
-/// Tokens that would be left out in silence.
+/// Refuses special tokens that would be ignored silently.
 fn refuse_special_tokens(spec: &TokenizerSpec) -> Result<()> {
     if spec.special_tokens.is_empty() {
         return Ok(());

@@ -3,14 +3,14 @@ use serde_json::json;
 use super::{EncodeError, Encoder, Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
 
-/// What the command line and Megatron call it.
+/// Its names on the command line and in Megatron.
 pub(super) const KINDS: [&str; 2] = ["null", "NullTokenizer"];
 
 /// Ids are counted in an i32 when they are written.
 const VOCAB_SIZE_MAX: u32 = i32::MAX as u32;
 
-/// Texts that are ids already: numbers with white space between them. What Megatron's
-/// `NullTokenizer` reads, it reads; that one fails where two spaces meet.
+/// Texts that are ids already: numbers with white space between them. It reads all that Megatron's
+/// `NullTokenizer` reads, which fails at two adjacent spaces.
 #[derive(Debug)]
 pub struct Null {
     vocab_size: u32,
@@ -20,8 +20,8 @@ pub struct Null {
 }
 
 impl Null {
-    /// Of as many ids as a spec says, all of them: Megatron core 0.16 and older count one more, the
-    /// end, than they are given.
+    /// As many ids as a spec says, the end included: Megatron core 0.16 and older add one more for
+    /// the end.
     ///
     /// # Errors
     /// [`Error::BadOption`] for a spec that does not say how many, or with an end that is none of

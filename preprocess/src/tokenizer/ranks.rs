@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use super::merge::{ID_LIMIT, Merger};
 
-/// Every way to divide a token is looked at, so that their length must have a bound. The longest
-/// token of o200k has 128 bytes.
+/// Every way to divide a token is tried, so the length is limited. The longest token of o200k has
+/// 128 bytes.
 const TOKEN_BYTES_MAX: usize = 1024;
 
 /// Why tokens make no vocabulary of byte-level BPE.

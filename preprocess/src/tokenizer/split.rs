@@ -2,7 +2,7 @@
 //!
 //! Each is written by hand and equal, on every text, to repeated matches of the regular expression
 //! that its authors published; see [`Pattern`]. None needs backtracking beyond the run of
-//! characters that it stands in.
+//! characters at its position.
 
 mod block;
 mod cut;
@@ -48,7 +48,7 @@ pub enum Pattern {
     /// Three patterns, each on the parts, matched or not, of the one before: `\p{N}{1,3}`, then
     /// ``[一-龥\u3040-ゟ゠-ヿ]+``, then ``[!-/:-@\[-`{-~][A-Za-z]+|``
     /// `[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
-    /// and what no match takes is a part too.
+    /// and unmatched text is a part too.
     DeepSeekV3,
 }
 

@@ -1,8 +1,8 @@
 //! tiktoken's vocabularies: tokens with ranks, and no list of merges.
 //!
 //! Two files hold them. OpenAI's has a line `base64 rank` for each token, where the rank is the id;
-//! which pattern and which special tokens belong to it is not said in it, but told by the number of
-//! its tokens or by the user. Special tokens that are spelled in a text are ordinary text then.
+//! the pattern and the special tokens are not in it, but follow from the number of its tokens or
+//! are given by the user. Special tokens that are spelled in a text are ordinary text then.
 //! Megatron's `TikTokenizer` reads a list in JSON, the form of Mistral's Tekken, cuts it to the
 //! vocabulary's size, puts a thousand special tokens before it, and recognizes them in a text.
 
@@ -21,7 +21,7 @@ use super::split::Pattern;
 use super::{Encoder, Tokenizer, TokenizerSpec};
 use crate::{Error, Result};
 
-/// What the command line and Megatron call it.
+/// Its names on the command line and in Megatron.
 pub(super) const KINDS: [&str; 2] = ["tiktoken", "TikTokenizer"];
 
 /// A vocabulary of tiktoken's kind.
@@ -46,7 +46,7 @@ struct TiktokenEncoder<'a> {
     bpe: BpeEncoder<'a>,
 }
 
-/// A published vocabulary, which is told by the number of its tokens.
+/// A published vocabulary, which is recognized by the number of its tokens.
 struct Published {
     token_count: usize,
     pattern: Pattern,
@@ -62,7 +62,7 @@ const PUBLISHED: [Published; 6] = [
         specials: &[("<|endoftext|>", 50_256)],
         eod: 50_256,
     },
-    // p50k_base, whose tokens go on behind the special one
+    // p50k_base, whose tokens continue after the special one
     Published {
         token_count: 50_280,
         pattern: Pattern::Gpt2,
@@ -130,13 +130,13 @@ struct Listed {
     _token_str: Option<String>,
 }
 
-/// What a file says, before it is made an engine.
+/// The contents of a file, before the engine is built.
 #[derive(Debug, Default)]
 struct VocabParts {
     /// Ids and bytes.
     tokens: Vec<(u32, Vec<u8>)>,
     specials: Vec<AddedToken>,
-    /// Special tokens that are spelled in a text are meant.
+    /// Special tokens that are spelled in a text are recognized.
     recognized: bool,
     eod: Option<u32>,
     arguments: Vec<(&'static str, String)>,
@@ -191,8 +191,8 @@ impl Tiktoken {
                 return Err(bad(model, format!("id {id} twice"), "every id once"));
             }
         }
-        let looked_for = if parts.recognized { &*parts.specials } else { &[] };
-        let spelled = looked_for.iter().map(|special| (special, special.content.clone()));
+        let searched = if parts.recognized { &*parts.specials } else { &[] };
+        let spelled = searched.iter().map(|special| (special, special.content.clone()));
         let specials = Added::new(spelled)
             .map_err(|e| bad(model, format!("an error: {e}"), "searchable special tokens"))?;
         Ok(Tiktoken {
@@ -207,7 +207,7 @@ impl Tiktoken {
     }
 }
 
-/// What OpenAI's file says: the lines, and which vocabulary they are.
+/// The contents of OpenAI's file: the lines, and which vocabulary they are.
 fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabParts, Pattern)> {
     let text = str::from_utf8(bytes).map_err(|e| {
         bad(model, format!("invalid UTF-8 at byte {}", e.valid_up_to()), "UTF-8 text")
@@ -252,7 +252,7 @@ fn openai(model: &str, bytes: &[u8], asked: Option<Pattern>) -> Result<(VocabPar
     Ok((parts, pattern))
 }
 
-/// What Megatron's list says, with the special tokens that Megatron puts before it.
+/// The contents of Megatron's list, with the special tokens that Megatron puts before it.
 fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabParts> {
     let listed: Vec<Listed> = serde_json::from_slice(bytes)
         .map_err(|e| bad(model, parse_error(e), "a list of rank, token_bytes and token_str"))?;
@@ -261,9 +261,9 @@ fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabPart
     let names = special_names(spec, special_count, vocab_size)?;
     let count = (vocab_size - special_count) as usize; // checked with the names
     if listed.len() < count {
-        let due = format!("{count} tokens for a vocabulary of {vocab_size}");
+        let expected = format!("{count} tokens for a vocabulary of {vocab_size}");
         let size = listed.len() + special_count as usize;
-        return Err(bad(model, listed.len().to_string(), &due)
+        return Err(bad(model, listed.len().to_string(), &expected)
             .with_hint(format!("use --vocab-size {size}")));
     }
     let mut tokens = Vec::with_capacity(count);
@@ -275,11 +275,11 @@ fn megatron(model: &str, bytes: &[u8], spec: &TokenizerSpec) -> Result<VocabPart
                         && token.len() == 1)
         });
         let token = token.ok_or_else(|| {
-            let due = "tokens in base64 in rank order, the 256 bytes first";
+            let expected = "tokens in base64 in rank order, the 256 bytes first";
             bad(
                 model,
                 format!("'{}' with rank {} at index {place}", one.token_bytes, one.rank),
-                due,
+                expected,
             )
         })?;
         tokens.push((special_count + place as u32, token)); // fits: below vocab_size

@@ -1,7 +1,7 @@
 //! Vocabularies of byte-level BPE: GPT-2's, built in, and those in `vocab.json` and `merges.txt`.
 //!
-//! Both files spell a token in characters that each stand for one byte, so that white space and
-//! controls can be printed: 188 bytes stand for themselves, the others for U+0100 onwards.
+//! Both files spell a token in characters that each represent one byte, so that white space and
+//! controls can be printed: 188 bytes represent themselves, the others are U+0100 onwards.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -62,7 +62,7 @@ impl Vocab {
                 match spelled {
                     '"' | '\\' => json.extend(['\\', spelled]),
                     ' '..='~' => json.push(spelled),
-                    // fits: characters that stand for bytes are below U+0144
+                    // fits: characters that represent bytes are below U+0144
                     _ => write!(json, "\\u{:04x}", spelled as u32).expect("to a string"),
                 }
             }
@@ -87,7 +87,7 @@ impl Vocab {
         token.iter().map(|&byte| chars[usize::from(byte)]).collect()
     }
 
-    /// `ids` gives every token below its length an id of its own.
+    /// `ids` has a distinct id, below its length, for every token.
     fn new(ids: &HashMap<String, u32>, files: &VocabFiles<'_>) -> Result<Self> {
         let chars = byte_chars();
         let mut byte_ids = [0; 256];
@@ -121,7 +121,7 @@ pub(super) fn byte_chars() -> [char; 256] {
     let mut next_free = 0x100;
     std::array::from_fn(|byte| {
         let byte = byte as u32; // fits: below 256
-        let code = if stands_for_itself(byte) {
+        let code = if is_printable(byte) {
             byte
         } else {
             next_free += 1;
@@ -131,16 +131,15 @@ pub(super) fn byte_chars() -> [char; 256] {
     })
 }
 
-fn stands_for_itself(byte: u32) -> bool {
+fn is_printable(byte: u32) -> bool {
     matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff)
 }
 
-/// GPT-2's own: the bytes that stand for themselves, the other bytes, then what each merge makes.
+/// GPT-2's own: the printable bytes, the other bytes, then the result of each merge.
 pub(super) fn built_in() -> Vocab {
     let packed = include_bytes!("../../assets/gpt2/merges.bin.zst");
     let pairs = zstd::bulk::decompress(packed, BUILT_IN_BYTES).expect("the built-in file is valid");
-    let (first, rest): (Vec<u8>, Vec<u8>) =
-        (0..=255).partition(|&byte| stands_for_itself(byte.into()));
+    let (first, rest): (Vec<u8>, Vec<u8>) = (0..=255).partition(|&byte| is_printable(byte.into()));
     let mut bytes = [first, rest].concat();
     let mut byte_ids = [0; 256];
     for (&byte, id) in bytes.iter().zip(0..) {
@@ -163,7 +162,7 @@ pub(super) fn built_in() -> Vocab {
     Vocab { bytes, ends, byte_ids, merges, eod }
 }
 
-/// What stands in a `vocab.json` and a `merges.txt`.
+/// The vocabulary of a `vocab.json` and a `merges.txt`.
 pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
     let vocab = read_text(vocab_file)?;
     let text = read_text(merge_file)?;
@@ -176,8 +175,9 @@ pub(super) fn from_files(vocab_file: &str, merge_file: &str) -> Result<Vocab> {
     let mut taken = vec![false; ids.len()];
     for (token, &id) in &ids {
         let place = taken.get_mut(id as usize).filter(|taken| !**taken);
-        let due = || format!("each id from 0 to {} once for {} tokens", ids.len() - 1, ids.len());
-        *place.ok_or_else(|| files.vocab(format!("id {id} for '{token}'"), &due()))? = true;
+        let expected =
+            || format!("each id from 0 to {} once for {} tokens", ids.len() - 1, ids.len());
+        *place.ok_or_else(|| files.vocab(format!("id {id} for '{token}'"), &expected()))? = true;
     }
     Vocab::new(&ids, &files)
 }
@@ -234,8 +234,8 @@ fn merge_lines(text: &str) -> impl Iterator<Item = (u64, &str)> {
     })
 }
 
-/// A merge may use only bytes and what an earlier merge made. Else it could come into play before
-/// one of lower rank has been applied everywhere, and programs differ in what they do then.
+/// A merge may use only bytes and results of earlier merges. Otherwise it could apply before one of
+/// lower rank has been applied everywhere, and programs differ in that case.
 fn merges(
     ids: &HashMap<String, u32>,
     byte_ids: &[u32; 256],
@@ -248,7 +248,7 @@ fn merges(
     let mut merges = Vec::new();
     let mut seen = std::collections::HashSet::new();
     for (number, line) in merge_lines(files.text) {
-        let bad = |got: String, due: &str| files.merges(number, got, due);
+        let bad = |found: String, expected: &str| files.merges(number, found, expected);
         let (left, right) = line
             .split_once(' ')
             .filter(|(left, right)| !left.is_empty() && !right.is_empty() && !right.contains(' '))
@@ -281,7 +281,7 @@ fn merges(
 mod tests {
     use super::*;
 
-    /// The pairs that are built in say what the published text says, to its last byte.
+    /// The built-in pairs equal the published text, to its last byte.
     #[test]
     fn built_in_is_the_published_table() {
         let packed = include_bytes!("../../assets/gpt2/merges.txt.zst");

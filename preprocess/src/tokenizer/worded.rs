@@ -1,4 +1,4 @@
-//! Which of the tokenizers with a vocabulary of words a name and its files mean.
+//! Selects a tokenizer with a vocabulary of words by its name and files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(super) fn open(spec: &TokenizerSpec) -> Result<Option<Arc<dyn Tokenizer>>> {
     }
 }
 
-/// What a name of BERT's tokenizer means; `None` for the name of another.
+/// The rules for a name of BERT's tokenizer; `None` for another name.
 pub(super) fn wordpiece_rules(kind: &str) -> Option<(WordPieceCase, WordPieceRules)> {
     use WordPieceCase::{Kept, Lower};
     match kind {

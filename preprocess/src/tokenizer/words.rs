@@ -89,7 +89,7 @@ impl Tokenizer for JiebaWords {
         let mut sum = Crc64::new();
         sum.update(&self.jieba.checksum().to_le_bytes());
         sum.update(&self.unknown.to_le_bytes());
-        self.lexicon.sum_into(&mut sum);
+        self.lexicon.add_to_checksum(&mut sum);
         format!("{:016x}", sum.value())
     }
 

@@ -10,7 +10,7 @@ use crate::{Error, Result, ResumePolicy};
 /// Suffix of a manifest's name.
 pub(crate) const MANIFEST: &str = ".manifest.json";
 
-/// Fails if an output exists. If all are complete, they are those that a resumed run would make.
+/// Fails if an output exists: with [`Error::Complete`] if all are those of the run to be resumed.
 pub(crate) fn refuse_existing(
     store: &dyn Storage,
     plans: &[OutputPlan],
@@ -50,7 +50,7 @@ pub(crate) fn refuse_existing(
 }
 
 /// Removes all outputs of a run.
-pub(crate) fn take_back(
+pub(crate) fn roll_back(
     store: &dyn Storage,
     plans: &[OutputPlan],
     mut journal: Journal,

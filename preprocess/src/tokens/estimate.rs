@@ -11,7 +11,7 @@ use crate::tokens::outputs::Outputs;
 use crate::tokens::run::{Prepared, encode, prepare};
 use crate::{BadLine, Error, PreprocessOptions, Result};
 
-/// Documents from so many inputs, evenly chosen, are sampled.
+/// Inputs that are sampled at most, evenly spaced.
 const INPUTS_MAX: usize = 16;
 
 /// Bytes of JSON that are sampled, over all inputs: a second or two.
@@ -51,7 +51,7 @@ pub struct Estimate {
 /// As [`crate::run`], except those of writing.
 pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
     let Prepared { inputs, outputs, work, tokenizer, .. } = prepare(options)?;
-    // Of a shard, what it has of them.
+    // The inputs that this shard has a part of.
     let inputs: Vec<_> = inputs.into_iter().filter(|i| i.part_bytes() != Some(0)).collect();
     let stored_bytes: Option<u64> = inputs.iter().map(Input::part_bytes).sum();
     let sampled: Vec<Input> = match stored_bytes {
@@ -63,18 +63,18 @@ pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
     let (start, mut sums) = (Instant::now(), Sums::default());
     for input in sampled.clone() {
         let share = SAMPLE_BYTES / sampled.len() as u64;
-        let of_input = AtomicU64::new(0);
+        let bytes_before = AtomicU64::new(0);
         let name = input.name.clone();
-        let cutter = InputChunker::new(vec![input], 1 << 20, work.line_bytes_max);
-        let mut take = |parcel: &mut DocumentBatch| {
-            if let Some(stop) = parcel.stop.take() {
+        let chunker = InputChunker::new(vec![input], 1 << 20, work.line_bytes_max);
+        let mut take = |batch: &mut DocumentBatch| {
+            if let Some(stop) = batch.stop.take() {
                 return Err(stopped(&name, stop));
             }
-            sums.stored_bytes += parcel.stored_bytes - of_input.load(Ordering::Relaxed);
-            of_input.store(parcel.stored_bytes, Ordering::Relaxed);
-            sums.json_bytes += parcel.bytes.len() as u64;
-            sums.documents += parcel.documents.tally.documents;
-            for output in &parcel.documents.outputs {
+            sums.stored_bytes += batch.stored_bytes - bytes_before.load(Ordering::Relaxed);
+            bytes_before.store(batch.stored_bytes, Ordering::Relaxed);
+            sums.json_bytes += batch.bytes.len() as u64;
+            sums.documents += batch.documents.tally.documents;
+            for output in &batch.documents.outputs {
                 sums.bin_bytes += output.bytes.len() as u64;
                 sums.sequences += output.lens.len() as u64;
                 sums.tokens += output.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
@@ -82,7 +82,8 @@ pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
             if sums.json_bytes >= share { Err(Error::Stopped) } else { Ok(()) }
         };
         let never = AtomicBool::new(false);
-        let outcome = encode(cutter, &work, tokenizer.as_ref(), options.workers, &never, &mut take);
+        let outcome =
+            encode(chunker, &work, tokenizer.as_ref(), options.workers, &never, &mut take);
         match outcome {
             Ok(()) | Err(Error::Stopped) => {}
             Err(error) => return Err(error),
@@ -91,7 +92,7 @@ pub fn estimate(options: &PreprocessOptions) -> Result<Estimate> {
     Ok(sums.extrapolate(&inputs, stored_bytes, &outputs, start.elapsed().as_secs_f64()))
 }
 
-/// Of the sample.
+/// Totals of the sample.
 #[derive(Debug, Default)]
 struct Sums {
     stored_bytes: u64,

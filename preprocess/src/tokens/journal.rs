@@ -94,15 +94,15 @@ impl Journal {
 
     /// Checks that a record has no more outputs and inputs than the run.
     pub(crate) fn check(&self, record: &Record, outputs: usize, inputs: usize) -> Result<()> {
-        let speaks_of = |(idx, _): &(usize, InputReport)| idx.saturating_add(1);
-        let input_count = record.inputs.iter().map(speaks_of).max().unwrap_or(0);
-        let there = (record.builders.len(), input_count.max(record.input_idx));
-        if there.0 == outputs && there.1 <= inputs {
+        let count_to = |(idx, _): &(usize, InputReport)| idx.saturating_add(1);
+        let input_count = record.inputs.iter().map(count_to).max().unwrap_or(0);
+        let recorded = (record.builders.len(), input_count.max(record.input_idx));
+        if recorded.0 == outputs && recorded.1 <= inputs {
             return Ok(());
         }
         let words = |(outputs, inputs)| format!("{outputs} and {inputs}");
         let journal = self.store.display(&self.key);
-        Err(other_run(&journal, "outputs and inputs", words(there), words((outputs, inputs))))
+        Err(other_run(&journal, "outputs and inputs", words(recorded), words((outputs, inputs))))
     }
 
     /// Adds a record. On return it is durable, and a resumed run starts from it.
@@ -240,27 +240,30 @@ mod tests {
         for ops in certain[0].0..=sim.op_count() {
             for seed in 0..20 {
                 let after: Arc<dyn Storage> = Arc::new(sim.crash_at(ops, seed));
-                let left = Journal::resume(&after, &key, &run).unwrap().unwrap();
-                let (_, due) = certain.iter().rfind(|(at, _)| *at <= ops).unwrap();
-                let got = left.record.as_ref().map(|record| (record.input_idx, record.offset));
+                let state = Journal::resume(&after, &key, &run).unwrap().unwrap();
+                let (_, expected) = certain.iter().rfind(|(at, _)| *at <= ops).unwrap();
+                let found = state.record.as_ref().map(|record| (record.input_idx, record.offset));
                 // A record that was being written may have become durable.
-                assert!(got >= *due, "{ops} operations, seed {seed}: {got:?} after {due:?}");
-                assert_eq!(left.journal.has_record, got.is_some());
+                assert!(
+                    found >= *expected,
+                    "{ops} operations, seed {seed}: {found:?} after {expected:?}"
+                );
+                assert_eq!(state.journal.has_record, found.is_some());
             }
         }
         drop(journal);
-        let left = Journal::resume(&store, &key, &run).unwrap().unwrap();
-        let mut inputs = left.record.unwrap().inputs;
+        let state = Journal::resume(&store, &key, &run).unwrap().unwrap();
+        let mut inputs = state.record.unwrap().inputs;
         inputs.sort_by_key(|(idx, _)| *idx);
         let lines: Vec<_> = inputs.iter().map(|(idx, input)| (*idx, input.lines)).collect();
         assert_eq!(lines, [(0, 20), (1, 5)]);
-        let mut journal = left.journal;
+        let mut journal = state.journal;
         journal.discard().unwrap();
         assert!(Journal::resume(&store, &key, &run).unwrap().is_none());
     }
 
     #[test]
-    fn a_record_speaks_of_what_there_is() {
+    fn records_beyond_the_inputs_are_refused() {
         let store: Arc<dyn Storage> = Arc::new(FaultStore::new(1, FaultPlan::default()));
         let key = Key::new("a.journal").unwrap();
         let journal = Journal::create(&store, key, &json!({})).unwrap();

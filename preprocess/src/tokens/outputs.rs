@@ -1,4 +1,4 @@
-//! Which datasets a run writes, and what they are called.
+//! The datasets that a run writes, and their names.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ pub(crate) struct OutputPlan {
     pub(crate) prefix: Key,
     /// The key of its texts.
     pub(crate) key: String,
-    /// What it holds of them, as the manifest has it.
+    /// Its objective, as in the manifest.
     pub(crate) objective: &'static str,
     pub(crate) dtype: Dtype,
-    /// Documents are ended. CPM-2's own writer ends none.
+    /// Whether the document index is written; CPM-2's own writer leaves it empty.
     pub(crate) has_documents: bool,
 }
 
@@ -82,7 +82,7 @@ impl OutputPlan {
     }
 }
 
-/// Tokens that would be cut to 16 bits are refused before any is written.
+/// Refuses a type that cannot hold every id of the vocabulary.
 fn check_dtype(dtype: Dtype, vocab_size: u64) -> Result<()> {
     match dtype {
         Dtype::U16 if vocab_size <= 1 << 16 => Ok(()),

@@ -19,10 +19,10 @@ use crate::{Error, Result};
 const READ_BYTES: usize = 1 << 20;
 
 /// The end of a draft that is read again, if sync points allow: half a second at 500 MB/s. A crash
-/// of the machine damages what was written last.
+/// of the machine damages the bytes that were written last.
 const DRAFT_BYTES_MAX: u64 = 256 << 20;
 
-/// Compares the inputs with what the journal recorded of them, and returns the number of those that
+/// Compares the inputs with their records in the journal, and returns the number of those that
 /// cannot be compared. A finished input must be the same; of the one in progress, only the part
 /// that was read, so that a bad line after it may be repaired. An input is read again only if the
 /// store cannot show that it is unchanged.
@@ -97,7 +97,7 @@ impl InputCheck<'_> {
         Ok(true)
     }
 
-    /// Reads the input up to a byte of its content, and compares that with what was read before.
+    /// Reads the input up to a byte of its content, and compares it with the earlier read.
     fn compare_content(&self, end: u64) -> Result<()> {
         let InputReport { json_bytes, json_crc64, .. } = *self.before;
         let Some(crc64) = json_crc64 else {
@@ -149,8 +149,8 @@ fn bytes(count: u64) -> String {
     format!("{count} bytes")
 }
 
-/// Reads the end of the drafts of an output and compares it with what its sync points say. `marks`
-/// are those of all records, the last one last.
+/// Reads the end of the drafts of an output and compares it with their sync points. `marks` are
+/// those of all records, the last one last.
 pub(crate) fn check_drafts(
     store: &dyn Storage,
     prefix: &Key,
@@ -215,9 +215,9 @@ fn check_draft(draft: &dyn Object, from: SyncPoint, to: SyncPoint) -> Result<()>
 mod tests {
     use super::*;
 
-    /// A long draft is read from the earliest sync point that bounds what is read.
+    /// A long draft is read from the earliest sync point that limits the bytes read.
     #[test]
-    fn the_last_sync_points_bound_what_is_read() {
+    fn the_last_sync_points_limit_the_bytes_read() {
         let point = |mib: u64| SyncPoint { bytes: mib << 20, crc64: mib };
         let from = |earlier: &[u64], to| {
             let found = check_from(earlier.iter().copied().map(point), point(to));

@@ -59,7 +59,7 @@ pub fn run(
     run_until(options, &AtomicBool::new(false), progress)
 }
 
-/// As [`run`], but it stops when `stop` is true, after committing what is done by then.
+/// As [`run`], but it stops when `stop` is true, after committing the finished part.
 ///
 /// # Errors
 /// As [`run`]; [`Error::Stopped`] if it was stopped.
@@ -80,36 +80,36 @@ fn run_prepared(
     progress: &mut dyn FnMut(&PreprocessProgress),
 ) -> Result<Report> {
     let Prepared { mut inputs, outputs, work, tokenizer, block_bytes } = prepared;
-    let mut commit = OutputWriter::begin(options, outputs, tokenizer.as_ref(), &inputs, stop)?;
-    progress(&commit.progress());
-    let (input_idx, offset) = commit.place();
+    let mut writer = OutputWriter::begin(options, outputs, tokenizer.as_ref(), &inputs, stop)?;
+    progress(&writer.progress());
+    let (input_idx, offset) = writer.place();
     if let Some(input) = inputs.get_mut(input_idx) {
-        input.skipped_crc64 = commit.content_crc64(input_idx);
+        input.skipped_crc64 = writer.content_crc64(input_idx);
     }
-    let cutter = InputChunker::new(inputs, block_bytes, work.line_bytes_max)
+    let chunker = InputChunker::new(inputs, block_bytes, work.line_bytes_max)
         .ahead(options.workers)
         .start_at(Position { input_idx, offset });
-    let mut add = |parcel: &mut DocumentBatch| {
-        commit.add(parcel, start)?;
-        progress(&commit.progress());
+    let mut add = |batch: &mut DocumentBatch| {
+        writer.add(batch, start)?;
+        progress(&writer.progress());
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     };
-    let pumped = encode(cutter, &work, tokenizer.as_ref(), options.workers, stop, &mut add);
-    let pumped = match pumped {
-        Err(Error::Stopped) => commit.commit(start).and(Err(Error::Stopped)),
+    let encoded = encode(chunker, &work, tokenizer.as_ref(), options.workers, stop, &mut add);
+    let encoded = match encoded {
+        Err(Error::Stopped) => writer.commit(start).and(Err(Error::Stopped)),
         other => other,
     };
-    let finished = pumped.and_then(|()| commit.finish(options, tokenizer.as_ref(), start));
+    let finished = encoded.and_then(|()| writer.finish(options, tokenizer.as_ref(), start));
     match finished {
         Ok(report) => Ok(report),
-        Err(error) => match (commit.give_up(), error) {
+        Err(error) => match (writer.give_up(), error) {
             (true, error @ Error::Stopped) | (false, error) => Err(error),
             (true, source) => Err(Error::CanResume { source: Box::new(source) }),
         },
     }
 }
 
-/// A validated run before its first byte.
+/// A validated run, before its first byte is read.
 pub(crate) struct Prepared {
     pub(crate) inputs: Vec<Input>,
     pub(crate) outputs: Outputs,
@@ -201,7 +201,7 @@ fn inputs(options: &PreprocessOptions) -> Result<Vec<Input>> {
 }
 
 fn eod(options: &PreprocessOptions, tokenizer: &dyn Tokenizer) -> Result<Option<u32>> {
-    // CPM-2 ends every document of which it hides spans.
+    // CPM-2 ends every document in which it masks spans.
     let spans = matches!(options.objective, Objective::Spans(_));
     if !options.append_eod && !spans {
         return Ok(None);
@@ -241,7 +241,7 @@ fn block_bytes(inputs: &[Input], workers: usize) -> usize {
 
 /// Tokenizes the batches on all workers and passes them to `take`, in order.
 pub(crate) fn encode(
-    cutter: InputChunker,
+    chunker: InputChunker,
     work: &WorkerSettings,
     tokenizer: &dyn Tokenizer,
     workers: usize,
@@ -250,9 +250,9 @@ pub(crate) fn encode(
 ) -> Result<()> {
     let worker = || {
         let mut worker = TokenizeWorker::new(work, tokenizer);
-        move |parcel: &mut DocumentBatch| worker.encode(parcel)
+        move |batch: &mut DocumentBatch| worker.encode(batch)
     };
-    pump(cutter, workers, stop, worker, take)
+    pump(chunker, workers, stop, worker, take)
 }
 
 #[cfg(test)]
@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    /// The committer must not wait for a batch that a dead worker held.
+    /// The writer must not wait for the batch of a worker that panicked.
     #[test]
     #[should_panic(expected = "a thread of the pipeline panicked")]
     fn a_panic_ends_the_run() {
@@ -323,7 +323,7 @@ mod tests {
             line_bytes_max: 1 << 20,
             helpers: long_text::Helpers::new(1),
         };
-        let cutter = InputChunker::new(inputs, 100, 1 << 20);
-        let _ = encode(cutter, &work, &Broken, 3, &AtomicBool::new(false), &mut |_| Ok(()));
+        let chunker = InputChunker::new(inputs, 100, 1 << 20);
+        let _ = encode(chunker, &work, &Broken, 3, &AtomicBool::new(false), &mut |_| Ok(()));
     }
 }

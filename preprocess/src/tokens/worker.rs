@@ -38,7 +38,7 @@ pub(crate) struct WorkerSettings {
     pub(crate) helpers: long_text::Helpers,
 }
 
-/// What a text becomes.
+/// How a text becomes tokens.
 #[derive(Debug)]
 pub(crate) enum Task {
     Documents,
@@ -98,15 +98,15 @@ impl<'a> TokenizeWorker<'a> {
     }
 
     /// Encodes the lines of a batch, up to the first bad one that may not be skipped.
-    pub(crate) fn encode(&mut self, parcel: &mut DocumentBatch) {
-        parcel.documents.outputs.resize_with(self.work.dtypes.len(), Encoded::default);
-        let DocumentBatch { input_idx, shape, bytes, spans, documents, stop, .. } = parcel;
-        let mut records = Records::new(shape, bytes, spans, parcel.offset);
+    pub(crate) fn encode(&mut self, batch: &mut DocumentBatch) {
+        batch.documents.outputs.resize_with(self.work.dtypes.len(), Encoded::default);
+        let DocumentBatch { input_idx, shape, bytes, spans, documents, stop, .. } = batch;
+        let mut records = Records::new(shape, bytes, spans, batch.offset);
         while let Some(record) = records.next() {
             let offset = record.start;
-            let document = document_number(*input_idx, parcel.offset + offset as u64);
+            let document = document_number(*input_idx, batch.offset + offset as u64);
             documents.lines = records.lines_before();
-            // The block size decides whether a line that is too long gets here at all.
+            // Whether a line that is too long gets here depends on the block size.
             let is_long = record.bytes.len() > self.work.line_bytes_max;
             if let Err(fault) = self.encode_line(LineContext { shape, record, document }, documents)
             {
@@ -168,7 +168,7 @@ impl<'a> TokenizeWorker<'a> {
         let written = write_json(&example, keys, &mut json);
         let done = written.and_then(|()| self.encode_document(line, &json, documents));
         self.json = json;
-        // A place in that JSON is none in the file.
+        // An offset in that JSON is none in the file.
         done.map_err(|fault| LineFault { column: RECORD_HEADER_BYTES, ..fault })
     }
 
@@ -189,8 +189,8 @@ impl<'a> TokenizeWorker<'a> {
             ([self.bert.first(), self.bert.second()], self.tokenizer.vocab_size());
         if let Some(id) = segments.into_iter().flatten().find(|&&id| id >= vocab_size) {
             let hint = Some("choose the tokenizer of the file");
-            let due = format!("ids below the {vocab_size} of the tokenizer");
-            return Err(LineFault { hint, ..fault(format!("id {id}"), due) });
+            let expected = format!("ids below the {vocab_size} of the tokenizer");
+            return Err(LineFault { hint, ..fault(format!("id {id}"), expected) });
         }
         let (output, dtype) = (&mut documents.outputs[0], dtypes[0]);
         let is_random_next = self.bert.is_random_next;
@@ -444,7 +444,7 @@ impl Encoded {
     }
 }
 
-/// Where a document begins is the same in every run, for every number of workers and of shards.
+/// Identifies a document by its start, which does not depend on the number of workers and shards.
 fn document_number(input_idx: usize, offset: u64) -> u64 {
     (input_idx as u64) << 44 ^ offset
 }

@@ -14,7 +14,7 @@ use crate::batch::report::{Output, Stages};
 use crate::checksum::Checksum;
 use crate::input::Input;
 use crate::json::scanner::LineFault;
-use crate::tokens::cleanup::{MANIFEST, discard, discard_drafts, refuse_existing, take_back};
+use crate::tokens::cleanup::{MANIFEST, discard, discard_drafts, refuse_existing, roll_back};
 use crate::tokens::journal::{Journal, Record, ResumeState};
 use crate::tokens::outputs::{OutputPlan, Outputs};
 use crate::tokens::resume_check::{check_drafts, check_inputs};
@@ -79,18 +79,18 @@ impl OutputWriter {
             refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
             discard(store.as_ref(), &plans, &journal_key)?;
         }
-        let left = match options.interrupted {
+        let state = match options.interrupted {
             ResumePolicy::Resume => Journal::resume(&store, &journal_key, &run)?,
             ResumePolicy::Refuse | ResumePolicy::Restart => None,
         };
-        if left.as_ref().is_none_or(|left| left.record.is_none()) {
+        if state.as_ref().is_none_or(|state| state.record.is_none()) {
             refuse_existing(store.as_ref(), &plans, options.interrupted, &settings)?;
         }
-        let mut commit = match left {
+        let mut writer = match state {
             Some(ResumeState { journal, record: Some(record), marks }) => {
                 journal.check(&record, plans.len(), inputs.len())?;
                 let unverified = check_inputs(&record, inputs, options.workers, stop)?;
-                let resumed = OutputWriter::go_on(&store, plans, journal, record, &marks)?;
+                let resumed = OutputWriter::resume(&store, plans, journal, record, &marks)?;
                 OutputWriter { inputs_unverified: unverified, ..resumed }
             }
             Some(ResumeState { mut journal, record: None, .. }) => {
@@ -98,19 +98,19 @@ impl OutputWriter {
                 discard_drafts(store.as_ref(), &plans)?;
                 journal.discard()?;
                 drop(journal);
-                OutputWriter::anew(&store, plans, journal_key, &run)?
+                OutputWriter::create(&store, plans, journal_key, &run)?
             }
-            None => OutputWriter::anew(&store, plans, journal_key, &run)?,
+            None => OutputWriter::create(&store, plans, journal_key, &run)?,
         };
-        commit.add_inputs(inputs);
-        commit.commit_every = options.commit_every;
-        commit.settings = settings;
-        commit.shard_of_bytes = shard_of_bytes(options, inputs);
-        commit.stored_bytes_all = inputs.iter().map(Input::part_bytes).sum();
-        Ok(commit)
+        writer.add_inputs(inputs);
+        writer.commit_every = options.commit_every;
+        writer.settings = settings;
+        writer.shard_of_bytes = shard_of_bytes(options, inputs);
+        writer.stored_bytes_all = inputs.iter().map(Input::part_bytes).sum();
+        Ok(writer)
     }
 
-    fn anew(
+    fn create(
         store: &Arc<dyn Storage>,
         plans: Vec<OutputPlan>,
         journal: Key,
@@ -133,9 +133,9 @@ impl OutputWriter {
                 }
                 Err(error) => error.into(),
             };
-            let ours = &plans[..builders.len()];
+            let created = &plans[..builders.len()];
             drop(builders);
-            if let Err(error) = take_back(store.as_ref(), ours, journal) {
+            if let Err(error) = roll_back(store.as_ref(), created, journal) {
                 log::warn!("a failed run was not rolled back: {error}");
             }
             return Err(error);
@@ -143,7 +143,7 @@ impl OutputWriter {
         Ok(OutputWriter::new(store, plans, builders, journal))
     }
 
-    fn go_on(
+    fn resume(
         store: &Arc<dyn Storage>,
         plans: Vec<OutputPlan>,
         journal: Journal,
@@ -159,23 +159,23 @@ impl OutputWriter {
             check_drafts(store.as_ref(), &plan.prefix, &marks)?;
         }
         log::info!("resuming at byte {} of input {}", record.offset, record.input_idx);
-        let mut commit = OutputWriter::new(store, plans, builders, journal);
-        commit.tally = record.tally;
-        commit.tokens = commit.builders.iter().map(Builder::token_count).sum();
-        commit.place = (record.input_idx, record.offset);
-        commit.input_changed = record.input_idx;
-        commit.elapsed_before_s = record.elapsed_s;
+        let mut writer = OutputWriter::new(store, plans, builders, journal);
+        writer.tally = record.tally;
+        writer.tokens = writer.builders.iter().map(Builder::token_count).sum();
+        writer.place = (record.input_idx, record.offset);
+        writer.input_changed = record.input_idx;
+        writer.elapsed_before_s = record.elapsed_s;
         for (idx, report) in record.inputs {
-            if commit.inputs.len() <= idx {
-                commit.inputs.resize_with(idx + 1, InputReport::default);
+            if writer.inputs.len() <= idx {
+                writer.inputs.resize_with(idx + 1, InputReport::default);
             }
-            commit.inputs[idx] = report;
+            writer.inputs[idx] = report;
         }
-        Ok(commit)
+        Ok(writer)
     }
 
-    /// Adds the inputs that no record has. The one in progress may have changed after the place
-    /// that was reached, and the rest is read from what it is now.
+    /// Adds the inputs that no record has. The one in progress may have changed after the position
+    /// that was reached; its rest is read from the new version.
     fn add_inputs(&mut self, inputs: &[Input]) {
         let known = self.inputs.len();
         self.inputs.extend(inputs.iter().skip(known).map(InputReport::new));
@@ -222,15 +222,15 @@ impl OutputWriter {
         }
     }
 
-    /// The checksum of what was read of an input.
+    /// The checksum of the part of an input that was read.
     pub(crate) fn content_crc64(&self, input_idx: usize) -> Option<Checksum> {
         self.inputs.get(input_idx)?.json_crc64
     }
 
     /// Writes the documents of the next batch, or returns its error.
-    pub(crate) fn add(&mut self, parcel: &mut DocumentBatch, start: Instant) -> Result<()> {
+    pub(crate) fn add(&mut self, batch: &mut DocumentBatch, start: Instant) -> Result<()> {
         let begin = Instant::now();
-        let documents = &mut parcel.documents;
+        let documents = &mut batch.documents;
         for (output, builder) in documents.outputs.iter().zip(&mut self.builders) {
             let ended = self.plans[0].has_documents;
             self.tokens += add_all(builder, output, ended)?;
@@ -241,31 +241,31 @@ impl OutputWriter {
         let bad = std::mem::take(&mut documents.bad);
         let (documents_new, source_crc64) = (documents.tally.documents, documents.source_crc64);
         for SkippedLine { line, offset, fault } in bad {
-            let bad_line = self.bad_line(parcel, line, offset, fault);
+            let bad_line = self.bad_line(batch, line, offset, fault);
             if self.bad_lines.len() < BAD_LINES_LISTED_MAX {
                 let bad_line = storage::printable_message(&bad_line.to_string());
                 log::warn!("line skipped: {bad_line}");
                 self.bad_lines.push(bad_line);
             }
         }
-        let stop = parcel.stop.take().map(|stop| match stop {
+        let stop = batch.stop.take().map(|stop| match stop {
             BatchEnd::Input(error) => error,
             BatchEnd::Line { offset, fault } => {
-                let line = parcel.documents.lines;
-                Error::BadLine(Box::new(self.bad_line(parcel, line, offset, fault)))
+                let line = batch.documents.lines;
+                Error::BadLine(Box::new(self.bad_line(batch, line, offset, fault)))
             }
         });
         if let Some(error) = stop {
             return Err(error);
         }
-        let input = &mut self.inputs[parcel.input_idx];
+        let input = &mut self.inputs[batch.input_idx];
         input.documents += documents_new;
-        input.lines += parcel.documents.lines;
-        let bytes = parcel.bytes.len() as u64;
+        input.lines += batch.documents.lines;
+        let bytes = batch.bytes.len() as u64;
         input.json_bytes += bytes;
         input.json_crc64 = input.json_crc64.map(|before| before.then(source_crc64, bytes));
-        input.stored_bytes = parcel.stored_bytes;
-        self.place = (parcel.next.input_idx, parcel.next.offset);
+        input.stored_bytes = batch.stored_bytes;
+        self.place = (batch.next.input_idx, batch.next.offset);
         self.stages.write_ns += begin.elapsed().as_nanos() as u64;
         if self.committed.elapsed() >= self.commit_every {
             self.commit(start)?;
@@ -275,14 +275,14 @@ impl OutputWriter {
 
     fn bad_line(
         &self,
-        parcel: &DocumentBatch,
+        batch: &DocumentBatch,
         line: u64,
         offset: usize,
         fault: LineFault,
     ) -> BadLine {
-        let input = &self.inputs[parcel.input_idx];
-        let line = parcel.numbered.then_some(input.lines + line + 1);
-        parcel.bad_line(&input.name, line, offset, fault)
+        let input = &self.inputs[batch.input_idx];
+        let line = batch.numbered.then_some(input.lines + line + 1);
+        batch.bad_line(&input.name, line, offset, fault)
     }
 
     /// Commits everything so far: after a crash, a run resumes from here.
@@ -312,7 +312,7 @@ impl OutputWriter {
         let OutputWriter { store, plans, builders, journal, .. } = self;
         drop(builders);
         let keep = journal.has_record;
-        if !keep && let Err(error) = take_back(store.as_ref(), &plans, journal) {
+        if !keep && let Err(error) = roll_back(store.as_ref(), &plans, journal) {
             log::warn!("a failed run was not rolled back: {error}");
         }
         keep

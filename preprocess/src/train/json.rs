@@ -6,7 +6,7 @@ use super::pieces::{Piece, PieceKind, Vocabulary};
 use super::words::SPACE;
 use super::{ModelType, TrainOptions};
 
-/// Below the score of any path of characters: a token of a byte is no way to write its name.
+/// Below the score of any path of characters, so that text such as `<0x41>` is no byte token.
 const BYTE_SCORE: f64 = -1e6;
 
 /// `tokenizer.json`.
@@ -33,7 +33,7 @@ pub(super) fn tokenizer(options: &TrainOptions, vocabulary: &Vocabulary) -> Vec<
     bytes(&file)
 }
 
-/// What happens to a text before and after the model.
+/// The normalizer, pre-tokenizer and decoder.
 fn pipeline(options: &TrainOptions) -> (Value, Value, Value) {
     let byte_level = || {
         json!({ "type": "ByteLevel", "add_prefix_space": false,

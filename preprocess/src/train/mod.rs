@@ -24,13 +24,13 @@ pub use sample::SampleProgress;
 
 use crate::{Error, Result};
 
-/// What a training run does at the moment.
+/// The current step of a training run.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum TrainProgress {
     /// It reads the inputs.
     Reading(SampleProgress),
-    /// It trains on so many distinct words.
+    /// It trains, after reading.
     Training {
         /// Distinct words of the sample.
         words: u64,
@@ -74,8 +74,8 @@ pub fn train(
     progress: &mut dyn FnMut(TrainProgress),
 ) -> Result<TrainedTokenizer> {
     options.check()?;
-    let tell = &mut |read| progress(TrainProgress::Reading(read));
-    let sample = sample::draw(options, stop, tell)?;
+    let report = &mut |read| progress(TrainProgress::Reading(read));
+    let sample = sample::draw(options, stop, report)?;
     let words = words::count(options, &sample.texts)?;
     if stop.load(Ordering::Relaxed) {
         return Err(Error::Stopped);

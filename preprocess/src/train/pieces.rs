@@ -1,5 +1,5 @@
-//! Trains: byte-pair encoding and WordPiece by the trainer of the `tokenizers` crate, and a unigram
-//! model by `unigram`.
+//! Trains byte-pair encoding and WordPiece with the trainer of the `tokenizers` crate, and a
+//! unigram model with `unigram`.
 
 use std::collections::HashSet;
 
@@ -42,7 +42,7 @@ pub(super) struct Piece {
     pub(super) kind: PieceKind,
 }
 
-/// What a trainer made.
+/// The result of a trainer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Vocabulary {
     /// In the order of their ids.
@@ -156,7 +156,7 @@ fn bpe(options: &TrainOptions, words: Vec<(String, u64)>) -> Result<Vocabulary> 
     Ok(Vocabulary { pieces, merges })
 }
 
-/// The merges as the trainer found them; the library shows them in its file alone.
+/// The merges as the trainer found them; the library has them only in its serialized form.
 fn own_merges(model: &BPE) -> Vec<(String, String)> {
     let file = serde_json::to_value(model).expect("strings and numbers only");
     serde_json::from_value(file["merges"].clone()).expect("pairs of strings")

@@ -17,7 +17,7 @@ use crate::tfrecord::write_json;
 use crate::tokens::worker::not_utf8;
 use crate::{BadLine, Error, Result};
 
-/// A longer text is several: a draw takes one of them.
+/// Longer texts are divided into parts, which are sampled separately.
 const PART_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes read and cut at a time. The sample does not depend on it.
@@ -45,7 +45,7 @@ pub(super) struct DrawnTexts {
     pub(super) sample_bytes: u64,
 }
 
-/// A text and the number that decides whether it stays.
+/// A text and the number that decides whether it stays in the sample.
 #[derive(Debug)]
 struct Drawn {
     number: u64,
@@ -75,19 +75,19 @@ impl Ord for Drawn {
 /// A batch and its texts.
 #[derive(Debug, Default)]
 struct TextBatch {
-    parcel: DocumentBatch,
+    document_batch: DocumentBatch,
     texts: Vec<Drawn>,
     documents: u64,
     lines: u64,
 }
 
 impl PipelineItem for TextBatch {
-    fn parcel(&mut self) -> &mut DocumentBatch {
-        &mut self.parcel
+    fn document_batch(&mut self) -> &mut DocumentBatch {
+        &mut self.document_batch
     }
 
     fn reset(&mut self) {
-        self.parcel.reset();
+        self.document_batch.reset();
         self.texts.clear();
         (self.documents, self.lines) = (0, 0);
     }
@@ -103,7 +103,7 @@ pub(super) fn draw(
     let inputs = expand(&options.inputs, &options.input, &options.key)?;
     let stored_bytes_all: Option<u64> = inputs.iter().map(Input::part_bytes).sum();
     let line_bytes_max = options.line_bytes_max as usize; // fits: at most 1 GiB
-    let cutter =
+    let chunker =
         InputChunker::new(inputs.clone(), BLOCK_BYTES, line_bytes_max).ahead(options.workers);
     let mut kept = BinaryHeap::new();
     let mut sample = DrawnTexts { texts: Vec::new(), documents: 0, text_bytes: 0, sample_bytes: 0 };
@@ -120,7 +120,7 @@ pub(super) fn draw(
             sample.sample_bytes += drawn.text.len() as u64;
             kept.push(drawn);
         }
-        // One text stays however long it is: it is at most a part.
+        // One text always stays: it is at most one part.
         while sample.sample_bytes > options.sample_bytes && kept.len() > 1 {
             let Some(last) = kept.pop() else { break };
             sample.sample_bytes -= last.text.len() as u64;
@@ -129,7 +129,7 @@ pub(super) fn draw(
         progress(SampleProgress { stored_bytes, stored_bytes_all, documents });
         Ok(())
     };
-    pump(cutter, options.workers, stop, worker, &mut take)?;
+    pump(chunker, options.workers, stop, worker, &mut take)?;
     sample.texts = kept.into_sorted_vec().into_iter().map(|drawn| drawn.text).collect();
     Ok(sample)
 }
@@ -145,19 +145,19 @@ struct Lines {
 
 impl Lines {
     fn add(&mut self, inputs: &[Input], batch: &mut TextBatch) -> Result<()> {
-        let parcel = &mut batch.parcel;
-        if parcel.input_idx != self.input_idx {
+        let document_batch = &mut batch.document_batch;
+        if document_batch.input_idx != self.input_idx {
             self.stored_bytes_before = self.stored_bytes;
-            (self.input_idx, self.lines) = (parcel.input_idx, 0);
+            (self.input_idx, self.lines) = (document_batch.input_idx, 0);
         }
-        self.stored_bytes = self.stored_bytes_before + parcel.stored_bytes;
-        match parcel.stop.take() {
+        self.stored_bytes = self.stored_bytes_before + document_batch.stored_bytes;
+        match document_batch.stop.take() {
             None => {}
             Some(BatchEnd::Input(error)) => return Err(error),
             Some(BatchEnd::Line { offset, fault }) => {
                 let line = Some(self.lines + batch.lines + 1);
-                let name = &inputs[parcel.input_idx].name;
-                let bad_line: BadLine = parcel.bad_line(name, line, offset, fault);
+                let name = &inputs[document_batch.input_idx].name;
+                let bad_line: BadLine = document_batch.bad_line(name, line, offset, fault);
                 return Err(Error::BadLine(Box::new(bad_line)));
             }
         }
@@ -168,8 +168,8 @@ impl Lines {
 
 /// Finds the texts of a batch, up to the first bad line.
 fn read(batch: &mut TextBatch, finder: &mut TextFinder, options: &TrainOptions) {
-    let TextBatch { parcel, texts, documents, lines } = batch;
-    let DocumentBatch { input_idx, shape, bytes, spans, stop, offset, .. } = parcel;
+    let TextBatch { document_batch, texts, documents, lines } = batch;
+    let DocumentBatch { input_idx, shape, bytes, spans, stop, offset, .. } = document_batch;
     let (mut scratch, mut json) = (String::new(), String::new());
     let mut records = Records::new(shape, bytes, spans, *offset);
     while let Some(record) = records.next() {
@@ -213,7 +213,7 @@ struct Place {
 }
 
 impl Place {
-    /// Gives each part of a document its number.
+    /// Adds each part of a document with its number.
     fn draw(
         &self,
         value: Value<'_>,
@@ -241,7 +241,7 @@ impl Place {
     }
 }
 
-/// A text in parts of at most [`PART_BYTES_MAX`], cut behind a line end where there is one.
+/// A text in parts of at most [`PART_BYTES_MAX`], cut after a line end where there is one.
 fn parts(mut text: &str) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
         if text.is_empty() {

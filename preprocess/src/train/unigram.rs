@@ -18,7 +18,7 @@ use crate::tokenizer::Trie;
 /// The pieces that training begins with.
 const SEEDS_MAX: usize = 1_000_000;
 
-/// Strings of one length that are looked at, the most frequent ones: a bound of memory.
+/// Candidate strings of one length, the most frequent ones: a bound of memory.
 const STRINGS_MAX: usize = 4_000_000;
 
 /// Rounds of expectation and maximization between two prunings.
@@ -27,7 +27,7 @@ const ROUNDS: usize = 2;
 /// The part of the pieces that a pruning keeps.
 const KEPT: f64 = 0.75;
 
-/// Pruning ends with so many pieces for each that is wanted.
+/// Pruning ends at this many pieces per wanted piece.
 const SPARE: f64 = 1.1;
 
 /// A piece with a smaller expected count is dropped.
@@ -57,7 +57,7 @@ pub(super) fn train(
             let expected = lattice.expected(words, workers)?;
             lattice.maximize(&expected);
         }
-        pieces = lattice.alive(&pieces);
+        pieces = lattice.remaining(&pieces);
         if pieces.len() <= spare {
             break;
         }
@@ -67,7 +67,7 @@ pub(super) fn train(
         let mut nth = 0..;
         pieces.retain(|_| kept.contains(&nth.next().expect("it has no end")));
     }
-    // Characters first, as each must be there; then the most probable ones.
+    // Characters first, because all are required; then the most probable pieces.
     pieces.sort_by(|a, b| {
         (a.is_character(), a.score, &b.text)
             .partial_cmp(&(b.is_character(), b.score, &a.text))
@@ -137,7 +137,7 @@ fn seeds(words: &Words, characters: &[char], workers: usize) -> Result<Vec<Candi
     Ok(all.into_iter().map(|(text, times)| Candidate { text, score: score(times) }).collect())
 }
 
-/// The strings of so many characters in a word.
+/// The strings of `chars` characters in a word.
 fn strings(word: &str, chars: usize) -> impl Iterator<Item = &str> {
     let ends = word.char_indices().map(|(at, _)| at).chain([word.len()]).skip(chars);
     word.char_indices().zip(ends).map(|((start, _), end)| &word[start..end])
@@ -316,7 +316,7 @@ impl<'a> Lattice<'a> {
     }
 
     /// The pieces that were not dropped, with their new scores.
-    fn alive(&self, pieces: &[Candidate]) -> Vec<Candidate> {
+    fn remaining(&self, pieces: &[Candidate]) -> Vec<Candidate> {
         let scored = pieces.iter().zip(&self.scores).filter(|(_, score)| score.is_finite());
         scored.map(|(piece, &score)| Candidate { text: piece.text.clone(), score }).collect()
     }
@@ -381,15 +381,15 @@ mod tests {
         let paths = [0.4 * 0.3 * 0.3, 0.2 * 0.3, 0.4 * 0.05, 0.05];
         let all: f64 = paths.iter().sum();
         let share = |of: f64| 3.0 * of / all;
-        let due = [
+        let counts = [
             share(paths[0] + paths[2]),
             share(2.0 * paths[0] + paths[1]),
             share(paths[1]),
             share(paths[3]),
             share(paths[2]),
         ];
-        for (units, due) in expected.iter().zip(due) {
-            assert!((*units as f64 / UNITS - due).abs() < 1e-5, "{expected:?} {due}");
+        for (units, count) in expected.iter().zip(counts) {
+            assert!((*units as f64 / UNITS - count).abs() < 1e-5, "{expected:?} {count}");
         }
     }
 }

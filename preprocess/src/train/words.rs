@@ -1,7 +1,7 @@
-//! The words of a sample: what a trainer may join, and how often it is there.
+//! The words of a sample, within which a trainer may merge, and their counts.
 //!
-//! Distinct words are found by white space first, so that the rules that cut them further run once
-//! a word and not once an occurrence.
+//! Distinct words are found by white space first, so that the rules that split them further run
+//! once per word and not once per occurrence.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -18,10 +18,10 @@ use tokenizers::{
 use super::{ModelType, TrainOptions};
 use crate::{Error, Pattern, Result};
 
-/// Stands for a space, as in SentencePiece.
+/// Represents a space, as in SentencePiece.
 pub(super) const SPACE: char = '\u{2581}';
 
-/// A longer word is cut: it is no word, and the time of a trainer grows with its length.
+/// Longer words are cut: they are not real words, and a trainer's time grows with the length.
 const WORD_CHARS_MAX: usize = 256;
 
 /// Part of a text, and whether a space or the start of the text is before it.
@@ -47,7 +47,7 @@ fn add<K: Hash + Eq>(counts: &mut HashMap<K, u64>, key: K, times: u64) {
     *counts.entry(key).or_default() += times;
 }
 
-/// Adds what `each` finds in the items, on several threads.
+/// Adds the counts that `each` finds in the items, on several threads.
 pub(super) fn counted<'a, T: Sync, K: Hash + Eq + Send>(
     workers: usize,
     items: &'a [T],
@@ -141,7 +141,7 @@ fn cut(options: &TrainOptions, (spaced, run): Run<'_>, word: &mut dyn FnMut(&str
     }
 }
 
-/// The parts of one script each, as SentencePiece's pieces are; digits alone, if asked.
+/// Parts of one script each, as SentencePiece's pieces are; with `split_digits`, digits alone.
 fn scripts(run: &str, split_digits: bool) -> Vec<String> {
     let parts: Vec<String> = match run.is_ascii() {
         true => run
@@ -183,7 +183,7 @@ fn pre_tokenized(rule: &impl PreTokenizer, text: NormalizedString) -> Vec<String
     splits.into_iter().map(|(part, ..)| part.to_owned()).collect()
 }
 
-/// The character that stands for a byte in GPT-2's vocabularies.
+/// The character that represents a byte in GPT-2's vocabularies.
 pub(super) fn byte_character(byte: u8) -> char {
     match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
@@ -193,7 +193,7 @@ pub(super) fn byte_character(byte: u8) -> char {
     }
 }
 
-/// Leaves out the rarest characters: they get no token. A word ends before them, except in
+/// Removes the rarest characters: they get no token. A word ends before them, except in
 /// WordPiece, where a word with one of them is unknown as a whole.
 fn covered(options: &TrainOptions, words: Vec<(String, u64)>) -> Vec<(String, u64)> {
     let mut characters: HashMap<char, u64> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Which bands of which documents another document has too: the first of two passes.
+//! Finds the bands that several documents share: the first of two passes.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use crate::clean::dedup::text_spool::TextSpool;
 /// with 20 bands 640 KiB, and reads of 32 KiB.
 const BLOCK_ROWS: usize = 4096;
 
-/// Gathers the hashes of all bands of all documents in a temporary file: 8 bytes for each.
+/// Collects the hashes of all bands of all documents in a temporary file: 8 bytes for each.
 #[derive(Debug)]
 pub(in crate::clean) struct Bands {
     bands: usize,
     scratch: TextSpool,
-    /// Rows that wait for their block to be full, one after another.
+    /// Rows of the block that is not full yet, one after another.
     pending: Vec<u64>,
     rows: u64,
     sum: u64,
@@ -47,11 +47,11 @@ impl Bands {
         self.scratch.append(&bytes).map(drop)
     }
 
-    /// Sorts band by band, in 16 bytes a document, and marks what is there twice.
+    /// Sorts the hashes of each band, in 16 bytes a document, and marks those that occur twice.
     pub(in crate::clean) fn find(mut self) -> Result<DuplicateBands> {
         self.flush()?;
         let bands = self.bands as u64;
-        // fits: a bit each of what is sorted in memory below
+        // fits: a bit for each of the hashes that are sorted in memory below
         let marks = vec![0; (self.rows * bands).div_ceil(64) as usize];
         let mut twice = DuplicateBands { bands, marks, rows: self.rows, sum: self.sum };
         let mut column = Vec::new();
@@ -93,7 +93,7 @@ pub(in crate::clean) struct DuplicateBands {
     bands: u64,
     marks: Vec<u64>,
     pub(in crate::clean) rows: u64,
-    /// Of the documents that were seen, to know them again.
+    /// A hash of the documents of this pass, with which the second pass is compared.
     pub(in crate::clean) sum: u64,
 }
 
@@ -103,8 +103,8 @@ impl DuplicateBands {
         self.marks[(bit / 64) as usize] |= 1 << (bit % 64); // fits: within the marks
     }
 
-    /// Whether another document has this band too. Of rows that were not there it is not known,
-    /// and so they are looked at.
+    /// Whether another document has this band too. True for rows that the first pass did not have,
+    /// so that they are compared.
     pub(in crate::clean) fn has(&self, row: u64, band: usize) -> bool {
         let bit = row * self.bands + band as u64;
         let marks = usize::try_from(bit / 64).ok().and_then(|at| self.marks.get(at));
@@ -122,7 +122,7 @@ mod tests {
     use crate::clean::dedup::hash::scatter;
 
     #[test]
-    fn marks_what_is_there_twice() {
+    fn shared_bands_are_marked() {
         for row_count in [0, 1, 5, BLOCK_ROWS, 2 * BLOCK_ROWS + 7] {
             let mut bands = Bands::create(3, None).unwrap();
             let hash = |row: u64, band: u64| scatter(row * 3 + band) % (row_count as u64 + 2);
@@ -136,8 +136,8 @@ mod tests {
             let twice = bands.find().unwrap();
             for (nth, row) in rows.iter().enumerate() {
                 for band in 0..3 {
-                    let due = counts[row[band] as usize][band] > 1;
-                    assert_eq!(twice.has(nth as u64, band), due, "row {nth}, band {band}");
+                    let expected = counts[row[band] as usize][band] > 1;
+                    assert_eq!(twice.has(nth as u64, band), expected, "row {nth}, band {band}");
                 }
             }
         }

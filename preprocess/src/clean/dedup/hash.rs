@@ -1,9 +1,8 @@
-//! Hashes that are the same on every machine and in every version: what they choose ends up in
-//! files.
+//! Hashes that are the same on every machine and in every version: the outputs depend on them.
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// The fractional part of the golden ratio, as SplitMix64 takes it.
+/// The fractional part of the golden ratio, as in SplitMix64.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): a permutation of the numbers that looks random.
@@ -16,15 +15,15 @@ pub(in crate::clean) fn scatter(number: u64) -> u64 {
 }
 
 /// Both halves of a product of 128 bits, folded: as good as [`scatter`] on numbers that look random
-/// already, at half its price.
+/// already, at half its cost.
 #[inline]
 pub(in crate::clean) fn fold(number: u64, seed: u64) -> u64 {
     let product = u128::from(number ^ seed) * u128::from(GOLDEN);
     product as u64 ^ (product >> 64) as u64 // fits: both halves are wanted
 }
 
-/// A text in 128 bits (XXH3, whose values its author keeps for ever). Of n different texts any two
-/// share a value with a chance of n^2 / 2^129: at 10^9 documents 1.5e-21.
+/// The 128-bit hash of a text (XXH3, whose values are stable). Any two of n different texts share a
+/// value with probability n^2 / 2^129: at 10^9 documents 1.5e-21.
 pub(in crate::clean) fn of_text(text: &str) -> u128 {
     xxhash_rust::xxh3::xxh3_128(text.as_bytes())
 }
@@ -63,7 +62,7 @@ pub(in crate::clean) fn table_bytes<const WORDS: usize, V>(table: &HashTable<WOR
     places * (size_of::<(HashKey<WORDS>, V)>() as u64 + 1)
 }
 
-/// Takes the number it is given for its hash.
+/// Uses the number itself as its hash.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::clean) struct IdentityHasher(u64);
 
@@ -85,13 +84,12 @@ impl Hasher for IdentityHasher {
 mod tests {
     use super::*;
 
-    /// The first values of the generator from seed 1234567, as its authors and many ports give
-    /// them.
+    /// The first values of the generator from seed 1234567, as published by its authors.
     #[test]
     fn scatter_is_split_mix() {
-        let due = [6457827717110365317, 3203168211198807973, 9817491932198370423_u64];
-        let got = [0, 1, 2].map(|nth: u64| scatter(1_234_567 + GOLDEN.wrapping_mul(nth)));
-        assert_eq!(got, due);
+        let expected = [6457827717110365317, 3203168211198807973, 9817491932198370423_u64];
+        let found = [0, 1, 2].map(|nth: u64| scatter(1_234_567 + GOLDEN.wrapping_mul(nth)));
+        assert_eq!(found, expected);
     }
 
     /// From the reference implementation, `xxhsum -H2`.

@@ -1,10 +1,10 @@
-//! A text as a few numbers, of which two texts share as large a part as they share shingles.
+//! MinHash sketches: the share of equal numbers in two sketches estimates that of common shingles.
 //!
-//! MinHash by fast similarity sketching (Dahlgaard, Knudsen, Thorup, FOCS 2017): a round throws
-//! every shingle into one of the places, and a place keeps its least. Long texts fill all places in
-//! the first round, so that a shingle is hashed once and not a hundred times; short ones take more
-//! rounds, and a place keeps what an earlier round gave it. The share of equal places is the
-//! Jaccard index of the two sets in the mean, with no more spread than independent permutations.
+//! Fast similarity sketching (Dahlgaard, Knudsen, Thorup, FOCS 2017): a round assigns every shingle
+//! to one of the places, and a place keeps its smallest. Long texts fill all places in the first
+//! round, so that a shingle is hashed once and not a hundred times; short ones take more rounds,
+//! and a place keeps the value of an earlier round. The expected share of equal places is the
+//! Jaccard index of the two sets, with no more variance than independent permutations.
 
 use crate::clean::dedup::hash::{fold, scatter};
 use crate::clean::dedup::shingle::Shingler;
@@ -15,7 +15,7 @@ const HASH_BITS: u32 = 52;
 /// There are at most two rounds for every place.
 pub(in crate::clean) const PLACES_MAX: usize = 1 << (64 - HASH_BITS - 1);
 
-/// Makes the sketches of one text after another, and cuts them into bands.
+/// Computes the sketch of one text after another, and divides it into bands.
 #[derive(Debug)]
 pub(in crate::clean) struct MinHasher {
     shingler: Shingler,
@@ -48,7 +48,7 @@ impl MinHasher {
         let places = self.places.as_mut_slice();
         let count = places.len();
         places.fill(u64::MAX);
-        // In round `count + i` all shingles go to place i: then at the latest it is filled.
+        // In round `count + i` all shingles go to place i, so that it is filled.
         for round in 0..2 * count {
             let (seed, stamp) = (scatter(round as u64), (round as u64) << HASH_BITS);
             let mut any = false;
@@ -82,7 +82,7 @@ mod tests {
     use crate::clean::ShingleUnit;
 
     /// Sets of words with a known Jaccard index, large and small: the share of equal places is
-    /// within what a hundred sketches of 128 independent places may stray, six deviations.
+    /// within six standard deviations of a hundred sketches of 128 independent places.
     #[test]
     fn equal_places_estimate_the_jaccard_index() {
         let shingler = Shingler::new(ShingleUnit::Word, 1);
@@ -100,9 +100,12 @@ mod tests {
                 assert!(first.sketch(&text(1)) && second.sketch(&text(2)));
                 equal += first.places.iter().zip(&second.places).filter(|(a, b)| a == b).count();
             }
-            let got = equal as f64 / 12_800.0;
+            let estimate = equal as f64 / 12_800.0;
             let deviation = (jaccard * (1.0 - jaccard) / 12_800.0).sqrt();
-            assert!((got - jaccard).abs() <= 6.0 * deviation, "{common}+{own}: {got}, {jaccard}");
+            assert!(
+                (estimate - jaccard).abs() <= 6.0 * deviation,
+                "{common}+{own}: {estimate}, {jaccard}"
+            );
         }
     }
 

@@ -19,8 +19,8 @@ use crate::clean::{Measure, NearOptions};
 /// once. Six for the longest texts.
 const CACHE_BYTES_MAX: usize = 256 << 20;
 
-/// Of longer texts only a part of the shingles is compared, by their hash and so the same part of
-/// both: of a million the index strays by 0.001 in one of 20 texts. 40 MiB a set at most.
+/// Of longer texts only a part of the shingles is compared, selected by hash and so the same part
+/// of both: with a million, the index is off by 0.001 in one of 20 texts. 40 MiB a set at most.
 const SET_BYTES_LOG2_MAX: u32 = 20;
 
 /// A retained document, and where its text is.
@@ -131,7 +131,7 @@ impl NearDuplicateIndex {
             }
             let other = self.cache.get(nth).expect("put there above");
             self.compared += 1;
-            let jaccard = own.alike(other, self.measure);
+            let jaccard = own.similarity(other, self.measure);
             if jaccard >= self.jaccard {
                 return Ok(Some(NearMatch { document: kept.document, jaccard }));
             }
@@ -161,15 +161,15 @@ struct Set {
     zeros: u32,
 }
 
-/// The one hash that no table holds: another takes its place, which in 2^64 shingles is one.
+/// A free place of a table. The hash 0 is replaced by 1, which affects one of 2^64 shingles.
 const FREE: u64 = 0;
 
 impl Set {
     fn new(shingler: &Shingler, text: &str) -> Set {
         let len_log2 = usize::BITS - text.len().leading_zeros();
         let zeros = len_log2.saturating_sub(SET_BYTES_LOG2_MAX);
-        // A shingle takes a byte of the text at least; of the hashes left out there are as many as
-        // chance has it, for which the table can grow.
+        // A shingle takes at least a byte of the text. How many hashes are selected is random, so
+        // the table can grow.
         let mut set = Set { hashes: Vec::new(), table: vec![FREE; 64], zeros };
         set.grow(text.len() >> zeros);
         shingler.for_each(text, |hash| {
@@ -193,7 +193,7 @@ impl Set {
         }
     }
 
-    /// Makes room for so many.
+    /// Makes room for `count` hashes.
     #[cold]
     fn grow(&mut self, count: usize) {
         self.table = vec![FREE; (count * 2).next_power_of_two().max(64)];
@@ -217,8 +217,8 @@ impl Set {
         }
     }
 
-    /// What both have, divided as asked.
-    fn alike(&self, other: &Set, measure: Measure) -> f64 {
+    /// The number of common shingles, divided as `measure` says.
+    fn similarity(&self, other: &Set, measure: Measure) -> f64 {
         let zeros = self.zeros.max(other.zeros);
         let (own, others) = (self.count_below(zeros), other.count_below(zeros));
         let (small, large) = if own < others { (self, other) } else { (other, self) };
@@ -251,7 +251,7 @@ struct ShingleSetCache {
     bytes: usize,
 }
 
-/// More are not searched faster than they are made.
+/// Searching more would take as long as building them.
 const CACHE_SETS_MAX: usize = 64;
 
 impl ShingleSetCache {
@@ -294,36 +294,36 @@ mod tests {
 
     /// Numbers that a person can check: sets of 3 and 4 letters with 2 in common.
     #[test]
-    fn measures_divide_as_they_say() {
+    fn measures_have_different_denominators() {
         let shingler = Shingler::new(crate::clean::ShingleUnit::Char, 1);
         let (first, second) = (Set::new(&shingler, "aabbc"), Set::new(&shingler, "bcdec"));
-        assert_eq!(first.alike(&second, Measure::Union), 2.0 / 5.0);
-        assert_eq!(first.alike(&second, Measure::Min), 2.0 / 3.0);
-        assert_eq!(first.alike(&second, Measure::Max), 2.0 / 4.0);
+        assert_eq!(first.similarity(&second, Measure::Union), 2.0 / 5.0);
+        assert_eq!(first.similarity(&second, Measure::Min), 2.0 / 3.0);
+        assert_eq!(first.similarity(&second, Measure::Max), 2.0 / 4.0);
     }
 
-    /// What is dropped is never what others are dropped for.
+    /// No document is dropped for similarity to a dropped one.
     #[test]
-    fn chains_end_at_what_is_kept() {
+    fn chains_end_at_retained_documents() {
         let options = NearOptions { jaccard: 0.5, bands: 100, rows: 1, ..NearOptions::default() };
         let words: Vec<String> = (0..200).map(|nth| format!("word{nth}xyz")).collect();
         let text = |from: usize| words[from..from + 100].join(" ");
         let mut index = near(&options);
         assert_eq!(add(&mut index, &options, 0, &text(0)), None);
         assert_eq!(add(&mut index, &options, 1, &text(30)).unwrap().document, 0);
-        // Like document 1, which is gone, but not like document 0.
+        // Similar to document 1, which was dropped, but not to document 0.
         assert_eq!(add(&mut index, &options, 2, &text(60)), None);
         assert_eq!(add(&mut index, &options, 3, &text(90)).unwrap().document, 2);
     }
 
     #[test]
-    fn of_long_texts_a_part_is_compared() {
+    fn long_texts_are_compared_by_a_sample() {
         let shingler = Shingler::new(crate::clean::ShingleUnit::Word, 1);
         let text = |from: u32, to: u32| (from..to).map(|nth| format!("{nth} ")).collect::<String>();
         let (long, short) = (text(0, 1_500_000), text(900_000, 1_400_000));
         let (first, second) = (Set::new(&shingler, &long), Set::new(&shingler, &short));
         assert!(first.zeros > 0 && first.zeros > second.zeros, "{} {}", first.zeros, second.zeros);
-        let got = first.alike(&second, Measure::Union);
-        assert!((got - 1.0 / 3.0).abs() < 0.01, "{got}");
+        let jaccard = first.similarity(&second, Measure::Union);
+        assert!((jaccard - 1.0 / 3.0).abs() < 0.01, "{jaccard}");
     }
 }

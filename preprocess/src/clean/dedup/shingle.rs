@@ -1,4 +1,4 @@
-//! A text as the set of its shingles: all runs of so many characters or words, each as a hash.
+//! The shingles of a text: all runs of a fixed number of characters or words, each as a hash.
 
 use crate::clean::ShingleUnit;
 use crate::clean::dedup::hash::scatter;
@@ -6,7 +6,7 @@ use crate::clean::dedup::hash::scatter;
 /// Odd and without a pattern, so that every power of it moves all bits.
 const BASE: u64 = 0xd6e8_feb8_6659_fd93;
 
-/// Longer shingles than anybody takes: 13 words and 24 characters are the longest in use.
+/// More than is in use: the longest shingles in use are 13 words and 24 characters.
 pub(in crate::clean) const SHINGLE_UNITS_MAX: usize = 64;
 
 /// Makes shingles of a text.
@@ -26,25 +26,27 @@ impl Shingler {
         Shingler { unit, units, power }
     }
 
-    /// Hands on the hash of every shingle, in order and with repeats. A text that is shorter than
-    /// a shingle is one, and an empty one has none.
+    /// Calls `each` with the hash of every shingle, in order and with repeats. A text that is
+    /// shorter than a shingle is one, and an empty one has none.
     #[inline]
     pub(in crate::clean) fn for_each(&self, text: &str, each: impl FnMut(u64)) {
         match self.unit {
-            ShingleUnit::Char => self.roll(text.chars().map(|char| scatter(u64::from(char))), each),
-            ShingleUnit::Word => self.roll(words(text).map(of_word), each),
+            ShingleUnit::Char => {
+                self.hash_runs(text.chars().map(|char| scatter(u64::from(char))), each);
+            }
+            ShingleUnit::Word => self.hash_runs(words(text).map(of_word), each),
         }
     }
 
-    /// The hash of a run is a polynomial of its units' hashes, so that the next one costs two
-    /// products whatever the length.
+    /// A rolling hash: the hash of a run is a polynomial of its units' hashes, so that the next one
+    /// takes two multiplications for every length.
     #[inline]
-    fn roll(&self, values: impl Iterator<Item = u64>, mut each: impl FnMut(u64)) {
+    fn hash_runs(&self, values: impl Iterator<Item = u64>, mut each: impl FnMut(u64)) {
         let mut last = [0_u64; SHINGLE_UNITS_MAX];
         let (mut hash, mut place, mut count) = (0_u64, 0, 0_usize);
         for value in values {
-            let gone = last[place].wrapping_mul(self.power);
-            hash = hash.wrapping_mul(BASE).wrapping_add(value).wrapping_sub(gone);
+            let dropped = last[place].wrapping_mul(self.power);
+            hash = hash.wrapping_mul(BASE).wrapping_add(value).wrapping_sub(dropped);
             last[place] = value;
             place = if place + 1 == self.units { 0 } else { place + 1 };
             count += 1;

@@ -46,7 +46,7 @@ impl TextSpool {
         Ok(place)
     }
 
-    /// Reads what was appended, written or pending: an append is entirely in one of the two.
+    /// Reads an appended text from the file or the pending bytes: it is entirely in one of them.
     pub(in crate::clean) fn read(&self, place: u64, len: usize, bytes: &mut Vec<u8>) -> Result<()> {
         bytes.clear();
         if let Some(at) = place.checked_sub(self.written) {
@@ -64,9 +64,9 @@ impl TextSpool {
     }
 }
 
-fn failed(doing: &str, folder: &Path, source: io::Error) -> crate::Error {
-    let what = format!("a temporary file in {} (--scratch sets the folder)", folder.display());
-    storage::Error::from_io(doing, what, source).into()
+fn failed(operation: &str, folder: &Path, source: io::Error) -> crate::Error {
+    let object = format!("a temporary file in {} (--scratch sets the folder)", folder.display());
+    storage::Error::from_io(operation, object, source).into()
 }
 
 /// An anonymous file.
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_was_appended_and_leaves_no_name() {
+    fn appended_texts_are_read_and_no_file_name_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let mut scratch = TextSpool::create(Some(folder.path())).unwrap();
         let other = TextSpool::create(Some(folder.path())).unwrap();
@@ -105,7 +105,7 @@ mod tests {
             assert_eq!(&bytes, text);
         }
         assert_eq!(other.len_bytes(), 0);
-        let gone = TextSpool::create(Some(&folder.path().join("no"))).unwrap_err().to_string();
-        assert!(gone.contains("--scratch"), "{gone}");
+        let message = TextSpool::create(Some(&folder.path().join("no"))).unwrap_err().to_string();
+        assert!(message.contains("--scratch"), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! Texts made over, and lines that hold them.
+//! Rewrites texts, and the lines that contain them.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use crate::clean::filter::char_set::CharSet;
 
 /// As Megatron's `general_cleaning`, which replaces `  +|\b\n+ |\b\n+` by a space: runs of spaces,
-/// and newlines after a letter, digit or underscore with the space that may follow. False: nothing
-/// is to be done, and `fixed` is empty.
+/// and newlines after a letter, digit or underscore with the space that may follow. False: no
+/// change is needed, and `fixed` is empty.
 pub(in crate::clean) fn spaces(text: &str, fixed: &mut String) -> bool {
     fixed.clear();
     let (bytes, mut done, mut at) = (text.as_bytes(), 0, 0);
@@ -54,7 +54,7 @@ pub(in crate::clean) fn fold(text: &str, folded: &mut String) {
     }
 }
 
-/// Appends the line with another text where its own is; `span` is within the quotes.
+/// Appends the line with its text replaced; `span` is the text within the quotes.
 pub(in crate::clean) fn rewrite(line: &str, span: Range<usize>, text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(&line.as_bytes()[..span.start]);
     for part in text.split_inclusive(|char: char| char < ' ' || char == '"' || char == '\\') {
@@ -81,10 +81,10 @@ fn ends_special(part: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What Python's `re.sub(r"  +|\b\n+ |\b\n+", " ", text)` gives.
+    /// The results of Python's `re.sub(r"  +|\b\n+ |\b\n+", " ", text)`.
     #[test]
     fn spaces_are_those_of_the_expression() {
-        for (text, due) in [
+        for (text, expected) in [
             ("a  b", "a b"),
             ("a b", "a b"),
             ("a\nb", "a b"),
@@ -102,8 +102,8 @@ mod tests {
             ("का\nb", "का\nb"),
         ] {
             let mut fixed = String::new();
-            let got = if spaces(text, &mut fixed) { &fixed } else { text };
-            assert_eq!(got, due, "{text:?}");
+            let found = if spaces(text, &mut fixed) { &fixed } else { text };
+            assert_eq!(found, expected, "{text:?}");
         }
     }
 
@@ -115,15 +115,15 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_written_anew_is_the_same_but_for_the_text() {
+    fn rewriting_changes_only_the_text() {
         let line = r#"{"a": 1, "text" : "old", "b": NaN}"#;
         let start = line.find("old").unwrap();
         let text = "q\"b\\ \u{1}\n\té春\u{7f}";
         let mut out = Vec::new();
         rewrite(line, start..start + 3, text, &mut out);
         let out = String::from_utf8(out).unwrap();
-        let due = "{\"a\": 1, \"text\" : \"q\\\"b\\\\ \\u0001\\n\\té春\u{7f}\", \"b\": NaN}";
-        assert_eq!(out, due);
+        let expected = "{\"a\": 1, \"text\" : \"q\\\"b\\\\ \\u0001\\n\\té春\u{7f}\", \"b\": NaN}";
+        assert_eq!(out, expected);
         assert_eq!(crate::json::scanner::TextFinder::new("text").find(&out).unwrap(), text);
     }
 }

@@ -14,7 +14,7 @@ use super::{Filters, Reject};
 use crate::tokenizer::Encoder;
 use crate::{Error, Result, Tokenizer};
 
-/// Characters that a token has at most, taken over a text: as Megatron's `cleanup_dataset.py`.
+/// Most characters per token, averaged over a text: as Megatron's `cleanup_dataset.py` assumes.
 const CHARS_PER_TOKEN_MAX: u64 = 8;
 
 /// Why a document is dropped: the first cause that applies, in this order.
@@ -32,7 +32,7 @@ pub enum DropReason {
     RejectedWords,
     /// Too few of its characters are letters.
     FewLetters,
-    /// Too many of its characters stand for unreadable ones.
+    /// Too many of its characters are U+FFFD, the replacement of undecodable ones.
     Replacement,
     /// One character has too large a share.
     OneChar,
@@ -81,8 +81,8 @@ pub(super) struct FilterRules {
 
 impl FilterRules {
     /// # Errors
-    /// [`Error::BadOption`] for a script that Unicode does not know; what the tokenizer and the
-    /// list of URLs fail with.
+    /// [`Error::BadOption`] for a script that is not in Unicode; the errors of the tokenizer and
+    /// of the list of URLs.
     pub(super) fn new(filters: &Filters) -> Result<Self> {
         let with_share = |min: &super::ScriptMin| Ok((script(&min.script)?, min.share));
         let lower = |reject: &Reject| Reject { words: reject.words.to_lowercase(), ..*reject };
@@ -96,7 +96,7 @@ impl FilterRules {
         })
     }
 
-    pub(super) fn judge(&self) -> FilterWorker<'_> {
+    pub(super) fn worker(&self) -> FilterWorker<'_> {
         let encoder = self.tokenizer.as_ref().map(|tokenizer| tokenizer.encoder());
         FilterWorker { rules: self, encoder, ids: Vec::new(), counts: Counts::default() }
     }
@@ -177,7 +177,7 @@ impl FilterRules {
     }
 }
 
-/// How often what stands in a text, white space apart.
+/// Counts of the characters of a text, without white space.
 #[derive(Debug)]
 struct Counts {
     chars: u64,
@@ -224,8 +224,8 @@ impl Counts {
     }
 }
 
-/// The share of a text that is lines which it has already. Lines count trimmed, by their characters
-/// that are not white space.
+/// The share of a text in lines that repeat an earlier line. Lines are trimmed, and weighted by
+/// their characters that are not white space.
 fn repeated_lines(text: &str) -> f64 {
     let mut seen = HashSet::new();
     let (mut all, mut repeated) = (0_u64, 0_u64);
@@ -240,7 +240,7 @@ fn repeated_lines(text: &str) -> f64 {
 /// The characters of a script, such as `han`.
 fn script(name: &str) -> Result<CharSet> {
     let plain = name.chars().all(|char| char.is_ascii_alphabetic() || char == '_');
-    // Without the prefix `L` would be all letters, which is no script.
+    // Without the prefix, `L` would be all letters, which is no script.
     let set = plain.then(|| CharSet::new(&format!(r"\p{{script={name}}}"))).flatten();
     set.ok_or_else(|| Error::BadOption {
         name: "min-script",
@@ -267,12 +267,12 @@ mod tests {
 
     fn check(filters: &Filters, kept: &[&str], dropped: &[&str], cause: DropReason) {
         let rules = FilterRules::new(filters).unwrap();
-        let mut judge = rules.judge();
+        let mut worker = rules.worker();
         for text in kept {
-            assert_eq!(judge.cause(text, None), None, "{text:?}");
+            assert_eq!(worker.cause(text, None), None, "{text:?}");
         }
         for text in dropped {
-            assert_eq!(judge.cause(text, None), Some(cause), "{text:?}");
+            assert_eq!(worker.cause(text, None), Some(cause), "{text:?}");
         }
     }
 
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_what_is_no_white_space() {
+    fn shares_ignore_white_space() {
         let filters = Filters { letters_min: Some(0.5), ..Filters::default() };
         check(
             &filters,

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use crate::clean::UrlOptions;
 use crate::{Error, Result};
 
-/// A list that is longer is no list that somebody wrote; the largest in use have 5 million domains.
+/// A longer file is probably no list; the largest in use have 5 million domains.
 const LIST_BYTES_MAX: u64 = 1 << 30;
 
-/// What [`UrlOptions::file`] holds, sorted by kind.
+/// The entries of [`UrlOptions::file`], by kind.
 #[derive(Debug, Default)]
 pub(in crate::clean) struct UrlList {
     domains: HashSet<String>,
@@ -66,7 +66,7 @@ impl UrlList {
             if self.domains.contains(above) {
                 return true;
             }
-            // The last label is the country or kind, which no name stands for.
+            // Names are not compared with the last label, such as `com` or `uk`.
             let Some((label, rest)) = above.split_once('.') else { break };
             if self.names.contains(label) {
                 return true;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_line_matches_what_it_says() {
+    fn each_kind_of_entry_matches_its_urls() {
         let mut list = UrlList::default();
         for line in ["example.com", "amazon", ".JPG", "https://news.org/a/b/"] {
             list.add(line);

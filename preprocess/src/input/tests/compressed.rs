@@ -5,13 +5,13 @@ use super::*;
 /// Makes a compressed file.
 type Packer = fn(&[u8]) -> Vec<u8>;
 
-/// Tapes, block devices and some object stores pad files with zeros to a whole block. gzip and
-/// Python's gzip module skip them behind a member; Python also between members.
+/// Tapes, block devices and some object stores pad files with zeros to a full block. gzip and
+/// Python's gzip module skip them after a member; Python also between members.
 #[test]
-fn zeros_behind_gzip_members_are_skipped() {
+fn zeros_after_gzip_members_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = LINES.as_bytes().split_at(20);
-    let due = cut_bytes(&folder, "due.jsonl", LINES.as_bytes()).documents;
+    let expected = cut_bytes(&folder, "expected.jsonl", LINES.as_bytes()).documents;
     let packers: [Packer; 2] = [gzip, |bytes| bgzip(bytes, 13)];
     for pack in packers {
         for zeros in [1, 17, 512, 3 << 20] {
@@ -24,7 +24,7 @@ fn zeros_behind_gzip_members_are_skipped() {
                     let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
                     let cut = cut(InputChunker::new(inputs, block_bytes, 1 << 20).ahead(2));
                     assert!(cut.stop.is_none(), "{name}, {zeros} zeros: {:?}", cut.stop);
-                    assert_eq!(cut.documents, due, "{name}, {zeros} zeros");
+                    assert_eq!(cut.documents, expected, "{name}, {zeros} zeros");
                 }
                 check_resume(&[path], &InputOptions::default(), 7);
                 // What follows the zeros must be a member.
@@ -39,7 +39,7 @@ fn zeros_behind_gzip_members_are_skipped() {
 }
 
 #[test]
-fn a_padded_pipe_is_read_whole() {
+fn padded_pipes_are_read_to_their_end() {
     let folder = tempfile::tempdir().unwrap();
     let bytes = [&gzip(b"{}\n")[..], &[0; 300], &gzip(b"[]\n"), &[0; 5]].concat();
     assert_eq!(through_pipe(&folder, bytes).documents, ["{}", "[]"]);
@@ -96,23 +96,27 @@ fn bzip2_and_xz(text: &str) -> Vec<(&'static str, Vec<u8>)> {
 #[test]
 fn bzip2_and_xz_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    let due = cut_bytes(&folder, "due.jsonl", LINES.as_bytes()).documents;
+    let expected = cut_bytes(&folder, "expected.jsonl", LINES.as_bytes()).documents;
     let mut paths = Vec::new();
     for (name, bytes) in bzip2_and_xz(LINES) {
-        assert_eq!(through_pipe(&folder, bytes.clone()).documents, due, "{name} through a pipe");
+        assert_eq!(
+            through_pipe(&folder, bytes.clone()).documents,
+            expected,
+            "{name} through a pipe"
+        );
         let path = write(&folder, name, bytes);
         for block_bytes in [1, 5, 1 << 20] {
             let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
             let cut = cut(InputChunker::new(inputs, block_bytes, 1 << 20).ahead(2));
             assert!(cut.stop.is_none(), "{name}: {:?}", cut.stop);
             assert_eq!((cut.documents.len(), cut.lines), (5, 7), "{name}");
-            assert_eq!(cut.documents, due, "{name}");
+            assert_eq!(cut.documents, expected, "{name}");
         }
         check_resume(std::slice::from_ref(&path), &InputOptions::default(), 7);
         paths.push(path);
     }
     check_resume(&paths, &InputOptions::default(), 40);
-    // Each is in one shard, whole.
+    // Each file is in one shard.
     let inputs = find(&paths, &InputOptions::default());
     let whole = cut(InputChunker::new(inputs.clone(), 1000, 1000)).documents;
     let mut all = Vec::new();
@@ -156,12 +160,12 @@ fn damaged_bzip2_and_xz_are_refused() {
             let cut = cut_bytes(&folder, name, &[&first[..], tail].concat());
             assert!(matches!(cut.stop, Some(BatchEnd::Input(_))), "{name}: {tail:?}");
         }
-        let named_so = |bytes: &[u8]| {
+        let error_of = |bytes: &[u8]| {
             let path = write(&folder, name, bytes).display().to_string();
             expand(&[path], &InputOptions::default(), "text").unwrap_err().to_string()
         };
         assert!(
-            named_so(b"{}\n").contains("other data") && named_so(b"").contains("an empty file")
+            error_of(b"{}\n").contains("other data") && error_of(b"").contains("an empty file")
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What a folder or a pattern leaves out: it is refused if it was meant to be read.
+//! Entries of a folder or a pattern that are not read: those that look like documents are refused.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,7 +14,7 @@ fn refused(folder: &Path, wanted: &str, parts: &[&str]) {
 }
 
 #[test]
-fn endings_have_no_case() {
+fn endings_ignore_case() {
     let folder = tempfile::tempdir().unwrap();
     write(&folder, "A.JSONL", "{}");
     write(&folder, "B.Json.GZ", gzip(b"[{}]"));
@@ -36,7 +36,7 @@ fn names_that_are_not_utf8_are_refused() {
     refused(folder.path(), "@", &["unreadable entries (1)", "name is not UTF-8"]);
     refused(folder.path(), "@/*.jsonl", &["not UTF-8"]);
     refused(folder.path(), "@/**/*.jsonl", &["not UTF-8"]);
-    // What has no documents is left out.
+    // Entries without documents are skipped.
     assert_eq!(names(folder.path(), &["@/a*"]).unwrap(), ["a.jsonl"]);
     fs::rename(&bad, folder.path().join(OsStr::from_bytes(b"b\xff.md"))).unwrap();
     assert_eq!(names(folder.path(), &["@"]).unwrap(), ["a.jsonl"]);
@@ -59,7 +59,7 @@ fn links_are_followed_or_refused() {
     link("l.jsonl", &elsewhere.path().join("c.jsonl"));
     let all = ["a.jsonl", "l.jsonl", "x/b.jsonl"];
     assert_eq!(names(folder.path(), &["@"]).unwrap(), all);
-    // A link to a folder whose files are taken anyhow leaves nothing out.
+    // A link to a folder whose files are read anyway is skipped.
     link("latest", &folder.path().join("x"));
     assert_eq!(names(folder.path(), &["@"]).unwrap(), all);
     unlink("latest");
@@ -82,7 +82,7 @@ fn links_are_followed_or_refused() {
     unlink("loop.json");
     link("gone.md", &folder.path().join("none"));
     assert_eq!(names(folder.path(), &["@"]).unwrap(), ["a.jsonl", "x/b.jsonl"]);
-    // A file that a pattern names in every folder need not be in each.
+    // A file that a pattern names need not exist in every folder.
     assert_eq!(names(folder.path(), &["@/*/b.jsonl"]).unwrap(), ["x/b.jsonl"]);
 }
 

@@ -1,4 +1,4 @@
-//! Lines end where Python's universal newlines have them end: at `\n`, `\r\n` or a lone `\r`.
+//! Lines end as with Python's universal newlines: at `\n`, `\r\n` or a lone `\r`.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn text_lines_end_as_in_python() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in TEXTS {
         let lines = python_lines(bytes);
-        // What is behind the last line end counts if there is something.
+        // Text after the last line end counts as a line, if there is any.
         let count = lines.len() - usize::from(lines.last().is_some_and(String::is_empty));
         for (name, stored) in [("a.txt", bytes.into()), ("a.txt.gz", gzip(bytes.as_bytes()))] {
             let path = write(&folder, name, &stored);
@@ -47,12 +47,12 @@ fn text_lines_end_as_in_python() {
 #[test]
 fn blank_lines_may_end_with_returns() {
     let folder = tempfile::tempdir().unwrap();
-    let check = |bytes: &str, due: &[&str], lines: u64| {
+    let check = |bytes: &str, expected: &[&str], lines: u64| {
         let path = write(&folder, "a.txt", bytes);
         for block_bytes in 1..bytes.len() + 2 {
             let inputs = find(std::slice::from_ref(&path), &text("blank-line", None));
             let cut = cut(InputChunker::new(inputs, block_bytes, 1000));
-            assert_eq!(cut.documents, due, "{bytes:?}, blocks of {block_bytes}");
+            assert_eq!(cut.documents, expected, "{bytes:?}, blocks of {block_bytes}");
             assert_eq!(cut.lines, lines, "{bytes:?}, blocks of {block_bytes}");
         }
     };
@@ -61,15 +61,15 @@ fn blank_lines_may_end_with_returns() {
     check("\r\ra\r\r\r", &["a"], 5);
 }
 
-/// The shards of a file and the resumed runs have the documents of the whole, wherever a border
-/// falls: before, behind and within `\r\n`.
+/// The shards of a file and the resumed runs have all documents of the file, wherever a bound is:
+/// before, after and within `\r\n`.
 #[test]
-fn returns_are_ends_for_shards_and_resumed_runs() {
+fn shards_and_resumed_runs_split_at_returns() {
     let folder = tempfile::tempdir().unwrap();
     for (nth, bytes) in TEXTS.iter().enumerate() {
         let path = write(&folder, &format!("{nth}.txt"), bytes);
         let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
-        let due = documents(&python_lines(bytes));
+        let expected = documents(&python_lines(bytes));
         for n in 1..=bytes.len() as u64 + 2 {
             for block_bytes in [1, 2, 3, 1000] {
                 let mut all = Vec::new();
@@ -84,7 +84,7 @@ fn returns_are_ends_for_shards_and_resumed_runs() {
                     }
                     all.extend(shard.documents);
                 }
-                assert_eq!(all, due, "{bytes:?}, {n} shards, blocks of {block_bytes}");
+                assert_eq!(all, expected, "{bytes:?}, {n} shards, blocks of {block_bytes}");
             }
         }
     }
@@ -100,8 +100,11 @@ fn json_lines_end_with_returns() {
             let inputs = find(std::slice::from_ref(&path), &InputOptions::default());
             let cut = cut(InputChunker::new(inputs, block_bytes, 1000));
             // A `\r` before a `\n` is white space of the line.
-            let due = ["{\"a\":1}", "{\"a\":2}\r", "{\"a\":3}", "{\"a\":4}"];
-            assert_eq!((cut.documents.as_slice(), cut.lines), (&due.map(str::to_owned)[..], 5));
+            let expected = ["{\"a\":1}", "{\"a\":2}\r", "{\"a\":3}", "{\"a\":4}"];
+            assert_eq!(
+                (cut.documents.as_slice(), cut.lines),
+                (&expected.map(str::to_owned)[..], 5)
+            );
         }
     }
 }

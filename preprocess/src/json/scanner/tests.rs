@@ -1,25 +1,25 @@
 use super::*;
 
-/// What Python's `json.loads(line)["text"]` gives, or where and how we refuse.
+/// The result of Python's `json.loads(line)["text"]`, or the position and text of our error.
 #[track_caller]
-fn check(line: &str, due: Result<&str, (usize, &str)>) {
+fn check(line: &str, expected: Result<&str, (usize, &str)>) {
     let mut finder = TextFinder::new("text");
-    // Twice: nothing may stay behind from the line before.
+    // Twice: a line must not affect the next.
     for _ in 0..2 {
-        match (finder.find(line), due) {
-            (Ok(text), Ok(due)) => assert_eq!(text, due, "in {line}"),
+        match (finder.find(line), expected) {
+            (Ok(text), Ok(expected)) => assert_eq!(text, expected, "in {line}"),
             (Err(fault), Err((column, words))) => {
-                let said = format!("found {}, expected {}", fault.found, fault.expected);
-                assert!(said.contains(words), "of {line}: {said}");
-                assert_eq!(fault.column, column, "of {line}: {said}");
+                let message = format!("found {}, expected {}", fault.found, fault.expected);
+                assert!(message.contains(words), "of {line}: {message}");
+                assert_eq!(fault.column, column, "of {line}: {message}");
             }
-            (got, due) => panic!("{line}: got {got:?}, due {due:?}"),
+            (found, expected) => panic!("{line}: found {found:?}, expected {expected:?}"),
         }
     }
 }
 
 #[test]
-fn takes_what_python_takes() {
+fn accepts_lines_that_python_accepts() {
     check(r#"{"text":"a"}"#, Ok("a"));
     check(r#"  { "text" : "a" }  "#, Ok("a"));
     check("\t{\r\"text\":\"a\"\r}\r", Ok("a"));
@@ -33,7 +33,7 @@ fn takes_what_python_takes() {
     assert_eq!(once.find(r#"{"text":"a","te\u0078t":""}"#).unwrap_err().column, 12);
     assert_eq!(once.find(r#"{"a":1,"a":2,"text":{"text":1},"text":""}"#).unwrap_err().column, 31);
     assert_eq!(once.find(r#"{"a":1,"a":2,"b":{"text":1},"text":"c"}"#), Ok("c"));
-    // A key is what it stands for.
+    // Keys are compared with their escapes resolved.
     check(r#"{"te\u0078t":"a"}"#, Ok("a"));
     check(r#"{"te\u0078t\ud800":"b","text":"a"}"#, Ok("a"));
     check(r#"{"text":"\"\\\/\b\f\n\r\t"}"#, Ok("\"\\/\u{8}\u{c}\n\r\t"));
@@ -47,14 +47,14 @@ fn takes_what_python_takes() {
     );
     check(r#"{"text":"a","n":[NaN,Infinity,-Infinity,true,false,null]}"#, Ok("a"));
     check(r#"{"text":"a","n":[],"o":{},"p":[[],[{}],{"q":[]}]}"#, Ok("a"));
-    // Half a surrogate pair elsewhere harms nobody.
+    // Half a surrogate pair is accepted outside the text.
     check(r#"{"id":"\ud83d","text":"a"}"#, Ok("a"));
     let deep = format!(r#"{{"n":{}{},"text":"a"}}"#, "[".repeat(100_000), "]".repeat(100_000));
     check(&deep, Ok("a"));
 }
 
 #[test]
-fn refuses_with_the_place() {
+fn errors_have_a_position() {
     check("{", Err((1, "the end of the line, expected a key")));
     check(r#"{"text":"a""#, Err((11, "the end of the line, expected ',' or '}'")));
     check(r#"{"text":"a"#, Err((10, "the end of the line, expected '\"'")));
@@ -93,7 +93,7 @@ fn refuses_with_the_place() {
 }
 
 #[test]
-fn says_what_is_there_instead() {
+fn errors_name_the_found_value() {
     check(r#"{"text":12}"#, Err((8, "a number under the key 'text', expected a string")));
     check(r#"{"text": null}"#, Err((9, "null under the key 'text'")));
     check(r#"{"text":["a"]}"#, Err((8, "a list under")));
@@ -122,7 +122,7 @@ fn agrees_with_serde_json() {
         random ^= random << 17;
         (random >> 16) as usize % limit
     };
-    let (mut taken, mut refused) = (0, 0);
+    let (mut accepted, mut refused) = (0, 0);
     let mut finder = TextFinder::new("text");
     for round in 0..60_000 {
         let mut line = seed_lines[round % seed_lines.len()].as_bytes().to_vec();
@@ -141,7 +141,7 @@ fn agrees_with_serde_json() {
         match (finder.find(line), theirs) {
             (Ok(text), Ok(value)) => {
                 assert_eq!(Some(text), value["text"].as_str(), "in {line}");
-                taken += 1;
+                accepted += 1;
             }
             (Err(fault), Ok(value)) => {
                 assert!(!value["text"].is_string(), "{line}: {fault:?}");
@@ -156,6 +156,6 @@ fn agrees_with_serde_json() {
             (Err(_), Err(_)) => refused += 1,
         }
     }
-    assert!(taken > 1000, "{taken} lines taken tell little");
-    assert!(refused > 1000, "{refused} lines refused tell little");
+    assert!(accepted > 1000, "only {accepted} lines accepted");
+    assert!(refused > 1000, "only {refused} lines refused");
 }

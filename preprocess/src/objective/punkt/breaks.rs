@@ -1,4 +1,4 @@
-//! Where a sentence may end.
+//! Finds the places where a sentence may end.
 
 use memchr::{memchr3, memrchr3};
 
@@ -17,15 +17,15 @@ pub(super) struct SentenceBreak {
     pub(super) context_end: usize,
 }
 
-/// Calls back with each place of a text and the start of the word before it. Of places within one
-/// word it takes the last.
+/// Calls `found` with each place of a text and the start of the word before it. Of places within
+/// one word, it takes the last.
 pub(super) fn places(
     nltk: Nltk,
     newlines: Newlines,
     text: &str,
     found: &mut impl FnMut(&SentenceBreak, usize),
 ) {
-    // What was found last, and the word before it, from its start to the place's.
+    // The place found last, and the word before it, up to the start of the place.
     let mut last: Option<SentenceBreak> = None;
     let (mut word_start, mut word_end) = (0, 0);
     let mut at = 0;
@@ -35,7 +35,7 @@ pub(super) fn places(
     } {
         let between = &text.as_bytes()[word_end..place.start];
         let space = between.iter().rposition(|byte| byte.is_ascii_whitespace() || *byte == 0x0b);
-        // A space at the very first byte counts as none: so it is in the original.
+        // A space at the first byte does not count, as in the original.
         let start = match space {
             None | Some(0) => word_start,
             Some(space) => word_end + space + 1,
@@ -114,7 +114,7 @@ fn skip_space(nltk: Nltk, text: &str, at: usize) -> usize {
 
 fn skip_word(nltk: Nltk, text: &str, mut at: usize) -> usize {
     while let Some(&byte) = text.as_bytes().get(at) {
-        // Most of a text: what is in ASCII and above the space is none.
+        // The common case: printable ASCII is no space.
         if matches!(byte, b'!'..=b'~') {
             at += 1;
             continue;

@@ -1,5 +1,5 @@
-//! NLTK's Punkt: where the sentences of a text end, told by abbreviations, words that go together,
-//! words that begin sentences, and the cases that words were seen in.
+//! NLTK's Punkt: finds the ends of sentences by abbreviations, collocations, words that begin
+//! sentences, and the cases in which words were seen.
 //!
 //! A place where a sentence may end is a period, question or exclamation mark before a space or
 //! punctuation. The word it ends and the next one decide ([`Punkt::ends_sentence`]); closing quotes
@@ -19,7 +19,7 @@ use words::{is_initial, is_number, words};
 
 use crate::Result;
 
-/// Whose rules: NLTK's changed with its version 3.10.
+/// The version of NLTK whose rules apply; they changed with 3.10.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nltk {
     /// 3.6.6 to 3.9: closing quotes are those of ASCII.
@@ -29,17 +29,17 @@ pub enum Nltk {
     V3_10,
 }
 
-/// What becomes of the white space between two sentences.
+/// How white space between two sentences is treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Newlines {
-    /// It is of neither.
+    /// It belongs to neither.
     #[default]
     Drop,
-    /// It is of the sentence before, as with Megatron's `--keep-newlines`.
+    /// It belongs to the sentence before, as with Megatron's `--keep-newlines`.
     Keep,
 }
 
-/// What every number is to the parameters.
+/// The type of every number in the parameters.
 const NUMBER: &str = "##number##";
 
 /// Splits texts of one language.
@@ -50,17 +50,17 @@ pub(super) struct Punkt {
     newlines: Newlines,
 }
 
-/// A word, and what the word alone says of it.
+/// A word, and its properties without its context.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
-    /// It ends a sentence, if what follows does not say otherwise.
+    /// It ends a sentence, unless the next word decides otherwise.
     ends: bool,
     /// It is an abbreviation, or an ellipsis.
     is_short: bool,
 }
 
-/// What the next word says of whether it begins a sentence.
+/// Whether a word begins a sentence.
 #[derive(PartialEq)]
 enum Begins {
     Yes,
@@ -77,7 +77,7 @@ impl Punkt {
         Ok(Punkt { params: Params::from_folder(folder)?, nltk, newlines })
     }
 
-    /// Appends the sentences of a text, each as its bytes in the text of which this one begins at
+    /// Appends the sentences of a text, as byte ranges of a longer text in which this one begins at
     /// `base`.
     pub(super) fn split(&self, text: &str, base: usize, out: &mut Vec<Range<usize>>) {
         let mut sentences = Realign { nltk: self.nltk, text, base, before: None, skip: 0, out };
@@ -162,7 +162,7 @@ fn begins_sentence(word: &str, seen: u8) -> Begins {
     }
 }
 
-/// What a word is to the parameters.
+/// The type of a word in the parameters.
 fn type_of(word: &str) -> String {
     let lower = word.to_lowercase();
     if is_number(&lower) { NUMBER.to_owned() } else { lower }
@@ -172,14 +172,14 @@ fn without_period(word_type: &str) -> &str {
     word_type.strip_suffix('.').filter(|stem| !stem.is_empty()).unwrap_or(word_type)
 }
 
-/// Gives closing punctuation at the beginning of a sentence to the sentence before.
+/// Moves closing punctuation at the beginning of a sentence to the sentence before.
 struct Realign<'a> {
     nltk: Nltk,
     text: &'a str,
     base: usize,
-    /// A sentence whose end waits for the next one.
+    /// A sentence whose end depends on the next one.
     before: Option<Range<usize>>,
-    /// What its beginning has lost to the one before it.
+    /// Bytes at its start that belong to the sentence before it.
     skip: usize,
     out: &'a mut Vec<Range<usize>>,
 }
@@ -220,7 +220,7 @@ impl Realign<'_> {
         let rest = text.trim_start_matches(|char| self.nltk.closes(char));
         let bare = rest.trim_start_matches(|char| self.nltk.is_space(char));
         let (closers, all) = (text.len() - rest.len(), text.len() - bare.len());
-        let stands_apart = all > closers || rest.is_empty() || rest.starts_with("--");
-        (closers > 0 && stands_apart).then_some((closers, all))
+        let is_separate = all > closers || rest.is_empty() || rest.starts_with("--");
+        (closers > 0 && is_separate).then_some((closers, all))
     }
 }

@@ -1,4 +1,4 @@
-//! What Punkt learnt of a language, as NLTK's `punkt_tab` stores it.
+//! The trained parameters of Punkt for a language, as NLTK's `punkt_tab` stores them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,10 +19,10 @@ pub(super) mod seen {
 /// English has 238 KB, the largest of NLTK's languages 1.5 MB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Its length, uncompressed, and one more so that more would show.
+/// Its uncompressed length and one more, so that a longer file would be noticed.
 const BUILT_IN_BYTES_MAX: usize = 237_765;
 
-/// What Punkt knows of a language.
+/// The parameters of a language.
 #[derive(Debug, Default)]
 pub(super) struct Params {
     /// In lower case, without the last period.
@@ -73,8 +73,8 @@ impl Params {
                 let bits = bits.parse().ok().filter(|&bits: &u8| bits & !0x7e == 0)?;
                 Some((word.to_owned(), bits))
             });
-            let due = "a word, a tab and an even number of at most 126";
-            contexts.extend([parsed.ok_or_else(|| bad(&file, Some(number), line, due))?]);
+            let expected = "a word, a tab and an even number of at most 126";
+            contexts.extend([parsed.ok_or_else(|| bad(&file, Some(number), line, expected))?]);
         }
         Ok(Params { abbreviations, starters, collocations, contexts })
     }

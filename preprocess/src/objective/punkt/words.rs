@@ -1,4 +1,4 @@
-//! Punkt's words: what its pattern for them matches, by hand.
+//! Splits text into Punkt's words, by code equivalent to its pattern.
 
 use std::sync::OnceLock;
 
@@ -7,17 +7,17 @@ use regex_syntax::hir::{Class, HirKind};
 use super::Nltk;
 
 impl Nltk {
-    /// What `\s` matches: for Python's own engine the four separators of ASCII too.
+    /// Whether `\s` matches: with Python's own engine also the four separators of ASCII.
     pub(super) fn is_space(self, char: char) -> bool {
         char.is_whitespace() || (self == Nltk::V3_9 && matches!(char, '\x1c'..='\x1f'))
     }
 
-    /// Quotation marks beyond ASCII, which newer versions treat as they do those of ASCII.
+    /// Quotation marks beyond ASCII, which newer versions treat like those of ASCII.
     fn is_quote(self, char: char) -> bool {
         self == Nltk::V3_10 && matches!(char, '‘' | '’' | '“' | '”' | '«' | '»')
     }
 
-    /// What ends a word that it stands after.
+    /// Whether a character ends the word before it.
     pub(super) fn ends_word(self, char: char) -> bool {
         match char {
             ')' | '"' | ';' | '}' | ']' | '*' | ':' | '@' | '\'' | '(' | '{' | '[' | '?' | '!' => {
@@ -27,20 +27,19 @@ impl Nltk {
         }
     }
 
-    /// What belongs to the sentence before, if it stands at the beginning of one.
+    /// Whether a character at the start of a sentence belongs to the sentence before.
     pub(super) fn closes(self, char: char) -> bool {
         matches!(char, '"' | '\'' | ')' | ']' | '}') || self.is_quote(char)
     }
 }
 
-/// What `str.isspace` says.
+/// As `str.isspace`.
 pub(in super::super) fn is_python_space(char: char) -> bool {
     char.is_whitespace() || matches!(char, '\x1c'..='\x1f')
 }
 
-/// The words of a text, line by line: a multiple of hyphens or periods, or what begins with no
-/// punctuation and goes on to a space or to punctuation that is not within words, or else one
-/// character.
+/// The words of a text, line by line: a multiple of hyphens or periods; or text that begins without
+/// punctuation, up to a space or to punctuation that is not within words; or else one character.
 pub(super) fn words(nltk: Nltk, text: &str) -> impl Iterator<Item = &str> {
     let lines = text.split('\n').filter(|line| !line.chars().all(is_python_space));
     lines.flat_map(move |line| {
@@ -144,7 +143,7 @@ fn is_digit(char: char) -> bool {
     }
 }
 
-/// What `[^\W\d]` matches: the two engines differ in what a word's characters are.
+/// Whether `[^\W\d]` matches: the two engines differ in what a word's characters are.
 fn is_letter(nltk: Nltk, char: char) -> bool {
     static OLD: OnceLock<Vec<(char, char)>> = OnceLock::new();
     static NEW: OnceLock<Vec<(char, char)>> = OnceLock::new();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// tiktoken's vocabulary, of its tokens in the order of their ids.
+/// The tokens of a tiktoken vocabulary, in the order of their ids.
 fn tokens(theirs: &tiktoken_rs::CoreBPE, count: u32) -> Vec<(Vec<u8>, u32)> {
     let token = |id| Some((theirs.decode_bytes(&[id]).ok()?, id));
     (0..count).filter_map(token).collect()
@@ -10,8 +10,8 @@ fn from_ranks(tokens: &[(Vec<u8>, u32)], pattern: Pattern) -> Result<Bpe, Unfit>
     Bpe::from_ranks(tokens.iter().map(|(token, id)| (token.as_slice(), *id)), pattern)
 }
 
-/// Random text from few characters, so that all that a pattern tells apart meets.
-fn soup(state: &mut u64, chars: usize) -> String {
+/// Random text of few characters, so that all classes of a pattern meet.
+fn random_text(state: &mut u64, chars: usize) -> String {
     let few: Vec<char> = "aab BCsStTlLeE''''  \n\n\r\t123.,/!-中国的，。あー・éÉʰǅß\u{301}\
          \u{17f}\u{a0}\u{3000}\u{200d}\u{1}½😀"
         .chars()
@@ -24,7 +24,7 @@ fn soup(state: &mut u64, chars: usize) -> String {
 }
 
 #[test]
-fn ranks_give_what_tiktoken_gives() {
+fn ids_equal_those_of_tiktoken() {
     let vocabularies = [
         (tiktoken_rs::r50k_base().unwrap(), 50_256, Pattern::Gpt2),
         (tiktoken_rs::cl100k_base().unwrap(), 100_256, Pattern::Cl100k),
@@ -37,13 +37,13 @@ fn ranks_give_what_tiktoken_gives() {
         let mut encoder = ours.encoder();
         let mut state = 0x5eed_0007;
         for round in 0..2000 {
-            let text = soup(&mut state, 1 + round % 200);
-            let due = theirs.encode_ordinary(&text);
+            let text = random_text(&mut state, 1 + round % 200);
+            let expected = theirs.encode_ordinary(&text);
             let (mut ids, mut plain_ids) = (Vec::new(), Vec::new());
             encoder.encode(&text, &mut ids);
             ours.encode(&text, &mut plain_ids);
-            assert_eq!(ids, due, "{pattern:?} with its cache, on {text:?}");
-            assert_eq!(plain_ids, due, "{pattern:?} without a cache, on {text:?}");
+            assert_eq!(ids, expected, "{pattern:?} with its cache, on {text:?}");
+            assert_eq!(plain_ids, expected, "{pattern:?} without a cache, on {text:?}");
         }
     }
 }
@@ -73,7 +73,7 @@ fn unfit_vocabularies_are_refused() {
     assert!(unfit.found.contains("none for byte 0x00"), "{unfit:?}");
 }
 
-/// Both parts of a text that is cut where it may be give the ids of the whole.
+/// The two parts of a text that is cut at an allowed position give the ids of the whole.
 #[test]
 fn cuts_change_no_ids() {
     let theirs = tiktoken_rs::r50k_base().unwrap();
@@ -97,7 +97,7 @@ fn cuts_change_no_ids() {
             ids
         };
         for _ in 0..300 {
-            let text = soup(&mut state, 60);
+            let text = random_text(&mut state, 60);
             let whole = encode(&text);
             for at in 0..=text.len() {
                 let Some(cut) = bpe.cut_after(&text, at) else { continue };
@@ -116,9 +116,9 @@ fn cuts_change_no_ids() {
 }
 
 /// Chinese is merged by characters: with every vocabulary, and with merges of few kinds of bytes,
-/// so that they cross characters and reach far, it must be what merging the whole gives.
+/// so that they cross characters and reach far, the result must equal merging the whole.
 #[test]
-fn by_characters_is_as_by_bytes() {
+fn merging_by_characters_equals_merging_by_bytes() {
     let theirs = tiktoken_rs::cl100k_base().unwrap();
     let mut vocabularies = vec![from_ranks(&tokens(&theirs, 100_256), Pattern::Whole).unwrap()];
     let mut state = 0x5eed_000b_u64;
@@ -131,7 +131,7 @@ fn by_characters_is_as_by_bytes() {
         (0..len).map(|_| chars[next(chars.len())]).collect()
     };
     for _ in 0..60 {
-        // Tokens are parts of a text, at any byte, and all parts of them that halving gives.
+        // Tokens are parts of a text, at any byte, and all parts of them that result from halving.
         let mut all: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
         let sample = text(&mut next, 200);
         for _ in 0..40 {
@@ -155,11 +155,11 @@ fn by_characters_is_as_by_bytes() {
         for round in 0..60 {
             let len = 2 + next(if round == 0 { 3000 } else { 60 });
             let text = format!("中{}", text(&mut next, len));
-            let (mut by_char, mut due) = (Vec::new(), Vec::new());
-            bpe.merger.merge(text.as_bytes(), &mut scratch, &mut due);
+            let (mut by_char, mut expected) = (Vec::new(), Vec::new());
+            bpe.merger.merge(text.as_bytes(), &mut scratch, &mut expected);
             let parts = (&mut scratch, &mut memory);
             if bpe.by_char.merge(&bpe.merger, text.as_bytes(), parts, &mut by_char) {
-                assert_eq!(by_char, due, "on {text}");
+                assert_eq!(by_char, expected, "on {text}");
             } else {
                 assert!(by_char.is_empty());
             }

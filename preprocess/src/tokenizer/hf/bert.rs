@@ -1,7 +1,7 @@
 //! The `tokenizer.json` that `transformers` makes of a folder with BERT's `vocab.txt` and none of
-//! its own: special tokens are one id each where a text spells them, and `[CLS]` and `[SEP]` stand
-//! around it. Megatron core means this by its names of BERT's tokenizer; the program before it,
-//! whose tokenizer is [`WordPiece`](super::super::WordPiece), has neither.
+//! its own: special tokens are one id each where a text spells them, and `[CLS]` and `[SEP]` are
+//! put around it. Megatron core's names of BERT's tokenizer refer to this; the older program, whose
+//! tokenizer is [`WordPiece`](super::super::WordPiece), has neither.
 
 use serde_json::{Map, Value, json};
 
@@ -46,18 +46,18 @@ pub(super) fn tokenizer_json(prefix: &str, config: &Value) -> Result<String> {
     Ok(wordpiece_json(&lexicon, &normalizer).to_string())
 }
 
-/// What is done to a text before it is cut.
+/// How a text is normalized before it is cut.
 #[derive(Clone, Debug)]
 pub(super) struct BertNormalizer {
     pub(super) lowercase: bool,
     pub(super) handle_chinese_chars: bool,
-    /// Null: if they are made small.
+    /// Null: if letters are lower-cased.
     pub(super) strip_accents: Value,
     /// A longer word is one unknown token.
     pub(super) word_chars_max: usize,
 }
 
-/// A `tokenizer.json` of a vocabulary. Of the special tokens those that it has are one id each.
+/// A `tokenizer.json` of a vocabulary. The special tokens that it has are one id each.
 pub(super) fn wordpiece_json(lexicon: &Lexicon, normalizer: &BertNormalizer) -> Value {
     let specials = SPECIALS.iter().filter_map(|token| Some((token, lexicon.id(token)?)));
     let added: Value = specials.map(|(token, id)| added_token(token, id)).collect();
@@ -89,7 +89,7 @@ pub(super) fn wordpiece_json(lexicon: &Lexicon, normalizer: &BertNormalizer) -> 
     })
 }
 
-/// What BERT puts around two texts.
+/// The tokens that BERT puts around two texts.
 pub(super) fn pair() -> Value {
     let first = [around("[CLS]", 0), sequence("A", 0), around("[SEP]", 0)];
     first.into_iter().chain([sequence("B", 1), around("[SEP]", 1)]).collect()

@@ -1,11 +1,11 @@
-//! BPE over characters, with bytes for those that the vocabulary has not: the Llama 2 kind.
+//! BPE over characters, with bytes for those that the vocabulary lacks, as in Llama 2.
 //!
 //! There is no pre-tokenizer, so that a document is one piece. But where no merge joins the last
 //! character of one token to the first of another, there is a seam that nothing ever crosses, and
 //! the parts between seams, mostly words, are pieces like any others. Within a piece the engine of
-//! byte-level BPE serves: the first merges make characters from their bytes, and the rest are those
-//! of the vocabulary. A character that is not in it may be left half made, and is then told again
-//! by its bytes.
+//! byte-level BPE is used: the first merges make characters from their bytes, and the rest are
+//! those of the vocabulary. A character that is not in it may be merged only in part, and is then
+//! written as its bytes.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -17,7 +17,7 @@ use super::super::split::Pattern;
 use super::own::{Ids, Supported, merges};
 use super::tokens::byte_token;
 
-/// Stands for a space in the vocabulary.
+/// Represents a space in the vocabulary.
 pub(super) const META: char = '▁';
 
 /// The engine.
@@ -25,7 +25,7 @@ pub(super) const META: char = '▁';
 pub(super) struct Chars {
     bpe: Bpe,
     seams: Seams,
-    /// The ids from here up are beginnings of characters, and stand for the bytes in `parts`.
+    /// The ids from here on are beginnings of characters, whose byte ids are in `parts`.
     first_part: u32,
     parts: Vec<Vec<u32>>,
 }
@@ -46,7 +46,7 @@ pub(super) enum Space {
     Meta,
 }
 
-/// Whether a merge may join a space to what stands before it.
+/// Whether a merge may join a space to the character before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Words {
     Joined,
@@ -54,7 +54,7 @@ pub(super) enum Words {
 }
 
 impl Chars {
-    /// Of tokens and their ids, below the limit, and pairs of tokens in rank order.
+    /// From tokens and their ids, below the limit, and pairs of tokens in rank order.
     ///
     /// # Errors
     /// Why this vocabulary is not of the kind.
@@ -163,7 +163,7 @@ struct Building {
 }
 
 impl Building {
-    /// Lets the bytes of a character become its token, from the left.
+    /// Adds merges that make a character's token from its bytes, from the left.
     fn add_char(&mut self, bytes: &[u8], id: u32) {
         if let [byte] = bytes {
             self.byte_ids[usize::from(*byte)] = id;
@@ -237,7 +237,7 @@ impl Seams {
         self.wide.contains(&key(left, right))
     }
 
-    /// The first seam of a text that stands behind `before`.
+    /// The first seam of a text that follows `before`.
     #[inline]
     fn next(&self, text: &str, mut before: Option<char>) -> Option<usize> {
         for (at, char) in text.char_indices() {

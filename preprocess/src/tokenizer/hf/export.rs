@@ -26,7 +26,7 @@ const MODEL: &str = "tokenizer.model";
 /// Files beside a `tokenizer.json` that decide ids or prompts.
 const BESIDE: [&str; 3] = [SPECIALS, ADDED, "chat_template.jinja"];
 
-/// What the model says of its tokens.
+/// The model's settings for its tokens.
 #[derive(Clone, Debug, Default)]
 pub struct ModelTokens {
     /// Ids of special tokens, each with its key in `tokenizer_config.json`, such as `eos_token`.
@@ -42,7 +42,7 @@ pub struct ModelTokens {
 pub struct ExportedTokenizer {
     /// Name and contents of each.
     pub files: Vec<(String, Vec<u8>)>,
-    /// In which texts its ids may differ from ours.
+    /// The texts for which its ids may differ from those of this crate.
     pub differences: Option<&'static str>,
 }
 
@@ -123,7 +123,7 @@ fn of_folder(folder: &Folder, model: &ModelTokens) -> Result<ExportedTokenizer> 
     if folder.is_complete() {
         if let Value::Object(given) = folder.neighbours()?.config {
             config = given;
-            // Code of its own and a pre-tokenizer of its own are not what made the ids.
+            // Custom code and a custom pre-tokenizer did not make the ids.
             config.remove("auto_map");
             complete(&mut config, model);
         }

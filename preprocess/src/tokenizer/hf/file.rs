@@ -1,4 +1,4 @@
-//! What stands in a `tokenizer.json`.
+//! The contents of a `tokenizer.json`.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ pub(super) enum Vocab {
     Scores(Vec<(String, f64)>),
 }
 
-/// Two tokens that a merge makes one.
+/// Two tokens that a merge joins.
 #[derive(Debug)]
 pub(super) struct MergePair(pub(super) String, pub(super) String);
 

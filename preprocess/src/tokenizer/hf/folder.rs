@@ -1,4 +1,4 @@
-//! The files beside a `tokenizer.json`, and what they say of the end of a document.
+//! The files beside a `tokenizer.json`, and the end-of-document token that they name.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS};
 use super::{TOKENIZER, bert};
 use crate::{Error, Result};
 
-/// Names that end documents, where no file says which: what most often does comes first.
+/// Tokens that end documents, if no file names one: the most common first.
 const USUAL: [&str; 8] = [
     "<|endoftext|>",
     "</s>",
@@ -92,7 +92,7 @@ impl Folder {
         Err(bad(&self.model, "neither", expected).with_hint(hint))
     }
 
-    /// The id that ends a document: of `asked`, or of what the neighbours name, or of a usual name.
+    /// The id that ends a document: of `asked`, or as the neighbours name it, or of a usual name.
     pub(super) fn eod(
         &self,
         asked: Option<&str>,
@@ -115,8 +115,8 @@ impl Folder {
         let mut named = named.filter_map(|(key, value)| Some((key, token_in(value)?)));
         if let Some((key, token)) = named.next() {
             let id = id_of(token).ok_or_else(|| {
-                let due = format!("a token of {}", self.model);
-                bad(&format!("{}{CONFIG}", self.prefix), format!("{key} '{token}'"), &due)
+                let expected = format!("a token of {}", self.model);
+                bad(&format!("{}{CONFIG}", self.prefix), format!("{key} '{token}'"), &expected)
                     .with_hint("set another with --eod-token")
             })?;
             return Ok(Some(id));
@@ -138,7 +138,7 @@ impl Folder {
         self.file.is_none()
     }
 
-    /// In front of the names of the files beside the tokenizer.
+    /// The prefix of the names of the files beside the tokenizer.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }

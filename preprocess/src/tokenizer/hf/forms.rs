@@ -48,12 +48,12 @@ pub(super) fn apply(form: NormalForm, text: Cow<'_, str>) -> Cow<'_, str> {
     Cow::Owned(normal)
 }
 
-/// Whether a character neither changes nor has to do with the one before it.
+/// Whether a character neither changes nor combines with the one before it.
 pub(super) fn inert(form: NormalForm, char: char) -> bool {
     is_set(table(form), char)
 }
 
-/// Where, at or after `from`, the first character is that may change.
+/// The position of the first character at or after `from` that may change.
 fn first_not_inert(table: &[u64], text: &str, from: usize) -> Option<usize> {
     let mut at = from;
     loop {
@@ -66,8 +66,7 @@ fn first_not_inert(table: &[u64], text: &str, from: usize) -> Option<usize> {
     }
 }
 
-/// Of every character whether it is inert: a bit each, 136 KiB, made when first asked for. All of
-/// ASCII is.
+/// Whether each character is inert: a bit each, 136 KiB, built on first use. All of ASCII is.
 fn table(form: NormalForm) -> &'static [u64] {
     static TABLES: [OnceLock<Vec<u64>>; 4] = [const { OnceLock::new() }; 4];
     TABLES[form as usize].get_or_init(|| {
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_is_that_of_the_whole_text() {
+    fn forms_equal_those_of_the_whole_text() {
         for text in
             ["", "a", "e\u{301}", "\u{301}", "e\u{301}\u{323}x", "\u{1100}\u{1161}\u{11a8}a"]
         {

@@ -1,4 +1,4 @@
-//! Every other `tokenizer.json`: by Hugging Face's own library, exact and slower than ours.
+//! Every other `tokenizer.json`, by Hugging Face's own library: exact, but slower.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,19 +28,19 @@ impl LibraryTokenizer {
         more: &[AddedToken],
         with_specials: bool,
     ) -> Result<Self> {
-        check(parsed).map_err(|(got, due)| bad(file, got, due))?;
+        check(parsed).map_err(|(found, expected)| bad(file, found, expected))?;
         check_ids_differ(parsed)
             .map_err(|found| bad(file, found, "a different id for each token"))?;
         // The library trusts its input and may panic on what no trainer writes.
         let made = catch_unwind(|| Library::from_bytes(text.as_bytes()));
-        let due = "a tokenizer that the library `tokenizers` can load";
+        let expected = "a tokenizer that the library `tokenizers` can load";
         let mut library = match made {
-            Ok(made) => made.map_err(|e| bad(file, parse_error(e), due))?,
-            Err(_) => return Err(bad(file, "a panic of the library", due)),
+            Ok(made) => made.map_err(|e| bad(file, parse_error(e), expected))?,
+            Err(_) => return Err(bad(file, "a panic of the library", expected)),
         };
-        // What a call would be cut or filled to is no part of a corpus.
+        // Truncation and padding are for single calls, not for a corpus.
         library.with_padding(None);
-        library.with_truncation(None).map_err(|e| bad(file, format!("an error: {e}"), due))?;
+        library.with_truncation(None).map_err(|e| bad(file, format!("an error: {e}"), expected))?;
         let more = more.iter().map(|token| {
             tokenizers::AddedToken::from(&*token.content, true)
                 .single_word(token.single_word)
@@ -50,7 +50,7 @@ impl LibraryTokenizer {
         });
         library
             .add_special_tokens(more.collect::<Vec<_>>())
-            .map_err(|e| bad(file, format!("an error: {e}"), due))?;
+            .map_err(|e| bad(file, format!("an error: {e}"), expected))?;
         check_distinct(&library).map_err(|found| {
             bad(file, found, "added tokens that differ after normalization")
                 .with_hint("remove one of the two from the file")
@@ -58,7 +58,7 @@ impl LibraryTokenizer {
         Ok(LibraryTokenizer { library, with_specials })
     }
 
-    /// The id that the library gives a token, whatever the file says.
+    /// The id that the library assigns to a token, even if the file has another.
     pub(super) fn id_of(&self, token: &str) -> Option<u32> {
         self.library.token_to_id(token)
     }
@@ -78,8 +78,8 @@ impl LibraryTokenizer {
     }
 }
 
-/// That no two tokens of the vocabulary have one id: which of them it is decoded to would be the
-/// choice of a hash map, another in each process.
+/// Checks that no two tokens of the vocabulary share an id: which of them it decodes to would
+/// depend on a hash map, and differ between processes.
 fn check_ids_differ(file: &TokenizerJson) -> std::result::Result<(), String> {
     let mut seen: HashMap<u32, &str> = HashMap::new();
     for (token, id) in file.model.vocab.tokens() {
@@ -90,8 +90,8 @@ fn check_ids_differ(file: &TokenizerJson) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// That no two added tokens are looked for by the same text. The library keeps added tokens in a
-/// hash map, so of two with one text each process would choose another.
+/// Checks that no two added tokens match the same text. The library keeps added tokens in a hash
+/// map, so which of the two is found would differ between processes.
 fn check_distinct(library: &Library) -> std::result::Result<(), String> {
     let tokens = library.get_added_tokens_decoder();
     let mut tokens: Vec<_> = tokens.iter().filter(|(_, token)| token.normalized).collect();
@@ -109,7 +109,7 @@ fn check_distinct(library: &Library) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// That encoding will not fail, which it does for unknown words without an unknown token.
+/// Checks that encoding cannot fail, as it does for unknown words without an unknown token.
 fn check(file: &TokenizerJson) -> std::result::Result<(), (String, &'static str)> {
     let model = &file.model;
     let unknown = model.unk_token.as_deref();

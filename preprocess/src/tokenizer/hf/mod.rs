@@ -1,12 +1,11 @@
 //! Tokenizers in Hugging Face's format, `tokenizer.json`.
 //!
 //! A [`HuggingFace`] reads the file ([`mod@file`]) and its neighbours ([`folder`]). The kinds that
-//! language models use are encoded by our own engines ([`own`]): added tokens are cut out of the
-//! text ([`super::added`]), the rest is normalized ([`normalize`]) and goes to byte-level BPE, to
-//! BPE over characters ([`chars`]) or to the [`unigram`] model, and what the [`template`] says is
-//! put around the ids. [`export`] writes such files.
-//! Everything else goes to the library that the format belongs to, in a build with the feature
-//! `general`.
+//! language models use are encoded by native engines ([`own`]): added tokens are cut out of the
+//! text ([`super::added`]), the rest is normalized ([`normalize`]) and encoded by byte-level BPE,
+//! by BPE over characters ([`chars`]) or by the [`unigram`] model, and the ids of the [`template`]
+//! are put around the result. [`export`] writes such files. All other kinds are encoded by Hugging
+//! Face's own library, in a build with the feature `general`.
 
 mod bert;
 mod chars;
@@ -43,7 +42,7 @@ use super::read::{bad, parse_error};
 use super::{EncodeError, Encoder, Tokenizer, TokenizerSpec};
 use crate::Result;
 
-/// What the command line and Megatron call it.
+/// Its names on the command line and in Megatron.
 pub(super) const KINDS: [&str; 2] = ["hf", "HuggingFaceTokenizer"];
 
 /// The file in a folder.
@@ -71,8 +70,8 @@ enum HfEngine {
 
 impl HuggingFace {
     /// Reads the file, or the `tokenizer.json` of the folder, that a spec names as its model. Like
-    /// Megatron, it recognizes special tokens that are spelled in a text, and puts around every
-    /// text what the file's post-processor says, unless the spec says not to.
+    /// Megatron, it recognizes special tokens that are spelled in a text, and puts the ids of the
+    /// file's post-processor around every text, unless the spec disables them.
     ///
     /// # Errors
     /// [`crate::Error::BadOption`] for a spec without a model or with an end of document that is no
@@ -81,13 +80,13 @@ impl HuggingFace {
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
         let folder = folder::Folder::of(spec)?;
         let (name, text) = folder.read_tokenizer()?;
-        let due = "a tokenizer in Hugging Face's format";
+        let expected = "a tokenizer in Hugging Face's format";
         let mut file: TokenizerJson =
-            serde_json::from_str(&text).map_err(|e| bad(&name, parse_error(e), due))?;
+            serde_json::from_str(&text).map_err(|e| bad(&name, parse_error(e), expected))?;
         check_ids(&name, &file)?;
         if let Some(dropout) = file.model.dropout.filter(|&dropout| dropout != 0.0) {
-            let due = "no dropout, because the same text must always get the same ids";
-            return Err(bad(&name, format!("dropout {dropout}"), due));
+            let expected = "no dropout, because the same text must always get the same ids";
+            return Err(bad(&name, format!("dropout {dropout}"), expected));
         }
         let neighbours = folder.neighbours()?;
         let mut more = Vec::new();
@@ -107,17 +106,18 @@ impl HuggingFace {
         let engine = match NativeTokenizer::new(&file, with_specials) {
             Ok(own) => HfEngine::Own(Box::new(own)),
             #[cfg(feature = "general")]
-            Err(why) => {
+            Err(reason) => {
                 log::info!(
-                    "{name}: has {why}, which the fast engines do not support; using the general \
-                     engine"
+                    "{name}: has {reason}, which the fast engines do not support; using the \
+                     general engine"
                 );
                 let general = LibraryTokenizer::new(&name, &text, &file, &more, with_specials)?;
                 HfEngine::General(Box::new(general))
             }
             #[cfg(not(feature = "general"))]
-            Err(why) => {
-                return Err(bad(&name, why, "a tokenizer that the fast engines support").with_hint(
+            Err(reason) => {
+                let expected = "a tokenizer that the fast engines support";
+                return Err(bad(&name, reason, expected).with_hint(
                     "build the crate preprocess with the feature `general`, which supports every \
                      tokenizer",
                 ));
@@ -219,34 +219,34 @@ impl Tokenizer for HuggingFace {
             "merges_file": "None",
             "additional_special_tokens": repr_list(&self.special_tokens),
         });
-        self.keywords.tell(&mut identifiers);
+        self.keywords.add_to(&mut identifiers);
         identifiers
     }
 }
 
 /// Ids index tables, so that they must have a bound; the largest vocabularies have 2^18.
 fn check_ids(name: &str, file: &TokenizerJson) -> Result<()> {
-    let due = format!("1 to {} tokens, and ids below that", ID_LIMIT - 1);
+    let expected = format!("1 to {} tokens, and ids below that", ID_LIMIT - 1);
     let of_vocab: Box<dyn Iterator<Item = usize>> = match &file.model.vocab {
         Vocab::Ids(ids) => Box::new(ids.iter().map(|(_, id)| *id as usize)),
         Vocab::Scores(scores) => Box::new(0..scores.len()),
     };
     let of_added = file.added_tokens.iter().map(|token| token.id as usize);
     match of_vocab.chain(of_added).max() {
-        Some(id) if id >= ID_LIMIT - 1 => Err(bad(name, format!("id {id}"), &due)),
+        Some(id) if id >= ID_LIMIT - 1 => Err(bad(name, format!("id {id}"), &expected)),
         Some(_) => Ok(()),
-        None => Err(bad(name, "no tokens", &due)),
+        None => Err(bad(name, "no tokens", &expected)),
     }
 }
 
-/// What the post-processor puts around a text must be tokens too: it names ids of its own.
+/// The ids that the post-processor puts around a text must be tokens of the vocabulary.
 fn check_around(name: &str, file: &TokenizerJson) -> Result<()> {
     let Some(around) = PostProcessor::new(&file.post_processor) else { return Ok(()) };
     let size = size(file);
     match around.before.iter().chain(&around.after).find(|&&id| id >= size) {
         Some(id) => {
-            let got = format!("id {id} in the post-processor");
-            Err(bad(name, got, &format!("ids below {size}, the number of tokens")))
+            let found = format!("id {id} in the post-processor");
+            Err(bad(name, found, &format!("ids below {size}, the number of tokens")))
         }
         None => Ok(()),
     }
@@ -295,7 +295,7 @@ fn add_neighbours(file: &mut TokenizerJson, tokens: Vec<NeighbourToken>) -> Vec<
     changed
 }
 
-/// Special tokens to add to a tokenizer: those that it has not get the next ids.
+/// Special tokens to add to a tokenizer: those that it lacks get the next ids.
 fn more_tokens(file: &TokenizerJson, special_tokens: &[String]) -> Vec<AddedToken> {
     let mut next = size(file);
     let mut more: Vec<AddedToken> = Vec::new();
@@ -311,7 +311,7 @@ fn more_tokens(file: &TokenizerJson, special_tokens: &[String]) -> Vec<AddedToke
     more
 }
 
-/// All that ids depend on: not the order of the file, nor how it is laid out.
+/// A checksum of everything that ids depend on, but not of the file's order and layout.
 fn fingerprint(file: &TokenizerJson, with_specials: bool) -> String {
     let mut sum = Crc64::new();
     let mut add = |text: &str| {

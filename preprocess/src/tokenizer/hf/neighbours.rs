@@ -2,7 +2,7 @@
 //! folder: `added_tokens_decoder` and the special tokens of `tokenizer_config.json`, and, where it
 //! has no such decoder, `special_tokens_map.json` and `added_tokens.json`.
 //!
-//! What would change ids in another way is refused by its key.
+//! Other keys that would change ids are refused by name.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! What happens to a text before it is cut into pieces.
+//! Normalizes a text before it is cut into pieces.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ pub(super) enum NormalizeStep {
     },
     /// Two spaces and more become this.
     Spaces(String),
-    /// White space at the ends goes.
+    /// White space at the ends is removed.
     Strip(Ends),
-    /// Combining marks go.
+    /// Combining marks are removed.
     StripAccents,
     Lowercase,
     Precompiled(Arc<Charsmap>),
@@ -89,7 +89,7 @@ impl NormalizeStep {
 }
 
 impl Normalizer {
-    /// None for a normalizer that is not among ours.
+    /// None for a normalizer that is not supported here.
     pub(super) fn new(given: &Value) -> Option<Self> {
         let mut steps = Vec::new();
         if !given.is_null() {
@@ -102,7 +102,7 @@ impl Normalizer {
         (!steps.iter().any(empty)).then_some(Normalizer(steps))
     }
 
-    /// The text that is left, borrowed where nothing changes.
+    /// The normalized text, borrowed where nothing changes.
     #[inline]
     pub(super) fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.0.iter().fold(Cow::Borrowed(text), |text, step| match step {
@@ -119,7 +119,7 @@ impl Normalizer {
             NormalizeStep::StripAccents => {
                 text.chars().filter(|&char| !is_combining_mark(char)).collect::<String>().into()
             }
-            // Not `str::to_lowercase`, which looks at what stands beside a sigma.
+            // Not `str::to_lowercase`, which depends on the letters beside a sigma.
             NormalizeStep::Lowercase => {
                 text.chars().flat_map(char::to_lowercase).collect::<String>().into()
             }
@@ -127,7 +127,7 @@ impl Normalizer {
         })
     }
 
-    /// Whether what is left may begin further on than the text does.
+    /// Whether the beginning of a text may be removed.
     pub(super) fn may_drop_first(&self) -> bool {
         self.0.iter().any(|step| {
             matches!(
@@ -140,7 +140,7 @@ impl Normalizer {
         })
     }
 
-    /// Whether what is left of a text is what is left of its two halves.
+    /// Whether the normalized text is that of its two halves, concatenated.
     pub(super) fn may_cut(&self, text: &str, at: usize) -> bool {
         self.0.iter().all(|step| match step {
             NormalizeStep::Form(form) => {
@@ -158,7 +158,7 @@ impl Normalizer {
     }
 }
 
-/// None for a step that is not among ours.
+/// None for a step that is not supported here.
 fn collect(given: NormalizerJson, steps: &mut Vec<NormalizeStep>) -> Option<()> {
     steps.push(match given {
         NormalizerJson::Sequence { normalizers } => {
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_ours_is_told() {
+    fn unsupported_normalizers_are_rejected() {
         let given = |text: &str| Normalizer::new(&serde_json::from_str(text).unwrap());
         assert_eq!(given("null"), Some(Normalizer::default()));
         assert!(given(r#"{"type": "Sequence", "normalizers": [{"type": "NFC"}]}"#).is_some());
@@ -229,10 +229,10 @@ mod tests {
 
     #[test]
     fn steps_are_those_of_the_library() {
-        let check = |steps: &str, text: &str, due: &str| {
+        let check = |steps: &str, text: &str, expected: &str| {
             let given = format!(r#"{{"type": "Sequence", "normalizers": [{steps}]}}"#);
             let normalizer = Normalizer::new(&serde_json::from_str(&given).unwrap()).unwrap();
-            assert_eq!(normalizer.apply(text), due, "{steps} of {text:?}");
+            assert_eq!(normalizer.apply(text), expected, "{steps} of {text:?}");
         };
         let spaces = r#"{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "_"}"#;
         check(spaces, "a  b c   d    ", "a_b c_d_");

@@ -1,4 +1,4 @@
-//! The kinds of `tokenizer.json` that our own engines can do.
+//! The kinds of `tokenizer.json` that the native engines support.
 
 use std::collections::HashMap;
 
@@ -19,14 +19,14 @@ use super::tokens::{TokenDecoder, bytes_of_chars};
 use super::unigram::{PiecesEncoder, UnigramEngine};
 use crate::Result;
 
-/// A tokenizer whose text is encoded by an engine of ours.
+/// A tokenizer whose text is encoded by a native engine.
 #[derive(Debug)]
 pub(super) struct NativeTokenizer {
     around: PostProcessor,
-    /// Looked for in the text as it comes.
+    /// Searched in the original text.
     raw: Added,
     normalizer: Normalizer,
-    /// Looked for in what the normalizer made of the rest.
+    /// Searched in the normalized rest.
     normalized: Added,
     core: Core,
     prefix: Prefix,
@@ -150,7 +150,7 @@ impl NativeTokenizer {
                     self.normalized.split(&self.normalizer.apply(text), |part| {
                         match part {
                             TextPart::Token(id) => ids.push(id),
-                            TextPart::Text(text) if self.prefix.is_due(text, first) => {
+                            TextPart::Text(text) if self.prefix.applies_to(text, first) => {
                                 encode(&format!("{}{text}", self.prefix.text()), ids);
                             }
                             TextPart::Text(text) => encode(text, ids),
@@ -180,7 +180,7 @@ impl Encoder for OwnEncoder<'_> {
     }
 }
 
-/// Something of a kind of ours, or why it is not.
+/// A supported value, or why it is not supported.
 pub(super) type Supported<T> = std::result::Result<T, String>;
 
 /// Tokens by their spelling.
@@ -189,7 +189,7 @@ pub(super) type Ids<'a> = HashMap<&'a str, u32>;
 /// Pairs of tokens, in rank order.
 type Pairs<'a> = Vec<(&'a str, &'a str)>;
 
-/// The engine for a model of plain BPE, to which the last step of the normalizer may be left.
+/// The engine for a model of plain BPE, which may take over the last step of the normalizer.
 fn bpe(
     file: &TokenizerJson,
     plan: &EnginePlan,
@@ -204,7 +204,7 @@ fn bpe(
             if file.model.byte_fallback != Some(true) || file.model.ignore_merges == Some(true) {
                 return Err("a model without byte fallback".to_owned());
             }
-            // If nothing looks at the text between.
+            // Only if no added token is searched in the normalized text.
             if may_take && normalizer.0.last().is_some_and(NormalizeStep::is_meta) {
                 normalizer.0.pop();
                 space = Space::Meta;
@@ -284,7 +284,7 @@ fn bytes(
     Ok(Core::Bytes(Box::new(bpe)))
 }
 
-/// The added tokens, those of the text as it comes and those of the normalized text.
+/// The added tokens: those searched in the original and those searched in the normalized text.
 fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Added)> {
     let mut ids: Ids<'_> = file.model.vocab.tokens().collect();
     let vocab_count = ids.len() as u32; // fits: below the limit that was checked
@@ -297,7 +297,7 @@ fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Add
         let AddedToken { id, content, .. } = token;
         let fresh = next;
         let expected = *ids.entry(content).or_insert(fresh);
-        // What the library does with another id is its own affair.
+        // Other ids are left to the library.
         if expected != *id {
             return Err(format!("added token '{content}' with id {id} instead of {expected}"));
         }
@@ -321,7 +321,7 @@ fn added(file: &TokenizerJson, normalizer: &Normalizer) -> Supported<(Added, Add
     Ok((build(raw)?, build(normalized)?))
 }
 
-/// Names two added tokens that are looked for by one text.
+/// Names two added tokens with the same text, for a message.
 pub(super) fn twins((one, one_id): (&str, u32), (two, two_id): (&str, u32)) -> String {
     format!("added tokens '{one}' (id {one_id}) and '{two}' (id {two_id}) with the same text")
 }

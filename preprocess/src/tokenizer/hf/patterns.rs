@@ -1,4 +1,4 @@
-//! The pre-tokenizers that our own engines can do.
+//! The pre-tokenizers that the native engines support.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,7 +19,7 @@ pub(super) enum EnginePlan {
         words: Words,
         prefix: Prefix,
     },
-    /// What stands between white space, each with the sign for a space before it.
+    /// Words between white space, each with the sign for a space before it.
     Words,
 }
 
@@ -32,7 +32,7 @@ impl EnginePlan {
     }
 }
 
-/// What is put before a text between added tokens.
+/// The prefix of a text between added tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prefix {
     Never,
@@ -46,7 +46,7 @@ pub(super) enum Prefix {
 
 impl Prefix {
     #[inline]
-    pub(super) fn is_due(self, text: &str, first: bool) -> bool {
+    pub(super) fn applies_to(self, text: &str, first: bool) -> bool {
         match self {
             Prefix::Never => false,
             Prefix::Space => !text.starts_with(' '),
@@ -117,7 +117,7 @@ fn yes() -> bool {
     true
 }
 
-/// None for a pre-tokenizer that is not among ours.
+/// None for a pre-tokenizer that is not supported here.
 pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<EnginePlan> {
     let whole =
         EnginePlan::Chars { space: Space::AsItIs, words: Words::Joined, prefix: Prefix::Never };
@@ -131,7 +131,7 @@ pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<EnginePlan>
         [PreTokenizerJson::Split { pattern: SplitPattern::String(space), .. }]
             if space == " " && normalizer.0.last().is_some_and(NormalizeStep::is_meta) =>
         {
-            Some(whole) // for there is no space left to split at
+            Some(whole) // no space is left to split at
         }
         [
             PreTokenizerJson::Metaspace {
@@ -141,7 +141,7 @@ pub(super) fn plan(given: &Value, normalizer: &Normalizer) -> Option<EnginePlan>
                 split,
             },
         ] => {
-            // A scheme that contradicts the older flag is for the library to refuse.
+            // The library refuses a scheme that contradicts the older flag.
             let prefix = match (prepend_scheme.unwrap_or(Scheme::Always), add_prefix_space) {
                 (Scheme::Never, _) => Prefix::Never,
                 (_, Some(false)) => return None,
@@ -204,7 +204,7 @@ const O200K: &str = concat!(
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-/// Patterns that leave no part of a text out, as they are written in files. cl100k's own spelling,
+/// Patterns that match every part of a text, as they are written in files. cl100k's own spelling,
 /// with its `\s++$`, is not here: in the library's dialect `$` is the end of a line.
 const COMPLETE: [(&str, Pattern); 6] = [
     (GPT2, Pattern::Gpt2),
@@ -215,7 +215,7 @@ const COMPLETE: [(&str, Pattern); 6] = [
     (O200K, Pattern::O200k),
 ];
 
-/// DeepSeek's three, each of which cuts what the one before left.
+/// DeepSeek's three, each of which cuts the parts that the one before left.
 const DEEPSEEK_V3: [&str; 3] = [
     r"\p{N}{1,3}",
     "[一-龥\u{3040}-ゟ゠-ヿ]+",
@@ -246,8 +246,8 @@ fn pattern(splits: &[PreTokenizerJson]) -> Option<Pattern> {
         }
         [one, two, three] => {
             let same = [one, two, three].iter().zip(DEEPSEEK_V3).all(
-                |((regex, behavior, invert), due)| {
-                    regex == due && *behavior == Behavior::Isolated && !invert
+                |((regex, behavior, invert), expected)| {
+                    regex == expected && *behavior == Behavior::Isolated && !invert
                 },
             );
             same.then_some(Pattern::DeepSeekV3)

@@ -1,9 +1,9 @@
 //! SentencePiece's rules of replacement as Hugging Face's `Precompiled` applies them.
 //!
-//! What is replaced is a whole grapheme of at most five bytes by the shortest rule that it begins
-//! with, or else each of its characters by itself. Between two characters that combine with nothing
-//! there is always the end of a grapheme, so that only the stretches between need be looked at with
-//! Unicode's rules.
+//! A whole grapheme of at most five bytes is replaced by the shortest rule that it begins with;
+//! otherwise each of its characters is replaced alone. Between two characters that combine with
+//! nothing a grapheme always ends, so that Unicode's rules are needed only for the stretches
+//! between.
 
 use std::borrow::Cow;
 
@@ -49,7 +49,7 @@ pub(super) fn apply<'a>(charsmap: &Charsmap, text: Cow<'a, str>) -> Cow<'a, str>
 /// A text being copied.
 struct Replaced<'a> {
     text: &'a str,
-    /// So far it has been copied.
+    /// The text up to here has been copied.
     done: usize,
     out: String,
 }
@@ -94,7 +94,7 @@ fn stands_alone(char: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Whatever stands around two that stand alone, there is the end of a grapheme between them.
+    /// Between two characters that stand alone a grapheme ends, whatever is around them.
     #[test]
     fn stretches_end_where_graphemes_do() {
         let alone: Vec<char> = ('\0'..=char::MAX).filter(|&char| stands_alone(char)).collect();

@@ -1,4 +1,4 @@
-//! What a post-processor puts around the ids of a text.
+//! The ids that a post-processor puts around those of a text.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ struct Special {
 }
 
 impl PostProcessor {
-    /// None for a post-processor that is not among ours.
+    /// None for a post-processor that is not supported here.
     pub(super) fn new(given: &Value) -> Option<Self> {
         let mut around = PostProcessor::default();
         if !given.is_null() {
@@ -94,15 +94,15 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(given: &str, due: Option<(&[u32], &[u32])>) {
+    fn check(given: &str, expected: Option<(&[u32], &[u32])>) {
         let around = PostProcessor::new(&serde_json::from_str(given).unwrap());
-        let due =
-            due.map(|(before, after)| PostProcessor { before: before.into(), after: after.into() });
-        assert_eq!(around, due, "{given}");
+        let expected = expected
+            .map(|(before, after)| PostProcessor { before: before.into(), after: after.into() });
+        assert_eq!(around, expected, "{given}");
     }
 
     #[test]
-    fn what_stands_around() {
+    fn surrounding_ids_are_read() {
         check("null", Some((&[], &[])));
         check(r#"{"type": "ByteLevel", "trim_offsets": true}"#, Some((&[], &[])));
         check(r#"{"type": "BertProcessing", "sep": ["b", 2], "cls": ["a", 1]}"#, {

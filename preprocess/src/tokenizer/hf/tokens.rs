@@ -1,4 +1,4 @@
-//! What ids stand for.
+//! Decodes ids to the bytes of their tokens.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,13 +18,13 @@ pub(super) struct TokenDecoder {
     first: First,
 }
 
-/// What becomes of the spaces that a text begins with.
+/// How leading spaces of a text are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First {
     Kept,
     /// The first character is dropped if it is a space.
     OneDropped,
-    /// All that the first token's `▁` are.
+    /// All spaces of the first token are dropped.
     MetaDropped,
 }
 
@@ -58,7 +58,7 @@ enum Spelling {
 }
 
 impl TokenDecoder {
-    /// None for a decoder that is not among ours. All ids are below the limit that was checked.
+    /// None for a decoder that is not supported here. All ids are below the limit that was checked.
     pub(super) fn new(file: &TokenizerJson) -> Option<Self> {
         let spelling = spelling(&file.decoder)?;
         let of_vocab = file.model.vocab.tokens();
@@ -128,7 +128,7 @@ impl TokenDecoder {
         Ok(())
     }
 
-    /// Of an id that is known.
+    /// The bytes of a known id.
     fn bytes_of(&self, id: u32) -> &[u8] {
         let place = id as usize;
         let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -143,7 +143,7 @@ pub(super) fn bytes_of_chars() -> impl Fn(&str) -> Option<Vec<u8>> {
     move |token: &str| token.chars().map(|char| byte_of.get(&char).copied()).collect()
 }
 
-/// The byte that a token such as `<0x0A>` stands for.
+/// The byte of a token such as `<0x0A>`.
 pub(super) fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let valid = hex.len() == 2 && hex.bytes().all(|digit| digit.is_ascii_hexdigit());

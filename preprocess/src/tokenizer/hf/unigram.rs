@@ -1,7 +1,7 @@
-//! The unigram model as Hugging Face's library runs it: T5, XLM-RoBERTa, ALBERT and their like.
+//! The unigram model as Hugging Face's library runs it: T5, XLM-RoBERTa, ALBERT and similar ones.
 //!
-//! The engine is SentencePiece's ([`super::super::spm::unigram`]) with sums of 64 bits. What the
-//! library does otherwise: every token of the vocabulary is matched, `<s>` and `<unk>` among them;
+//! The engine is SentencePiece's ([`super::super::spm::unigram`]) with sums of 64 bits. The library
+//! differs in this: every token of the vocabulary is matched, `<s>` and `<unk>` among them;
 //! a run of unknown characters becomes one string, which is looked up again; and where the
 //! pre-tokenizer cuts words, the sums of each begin at 0.
 
@@ -17,7 +17,7 @@ use super::file::{ModelJson, Vocab};
 use super::own::Supported;
 use super::patterns::EnginePlan;
 
-/// Scratch is given back to the system when it is larger than for a text of so many bytes.
+/// Scratch for longer texts than this is freed after each text.
 const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
 
 /// The engine.
@@ -26,19 +26,19 @@ pub(super) struct UnigramEngine {
     unigram: Unigram<f64>,
     joins: PieceBoundaries,
     unk: u32,
-    /// By which unknown characters are written, if all of their bytes have one.
+    /// Ids of bytes for unknown characters, used if all of their bytes have one.
     byte_ids: Option<Box<[Option<u32>; 256]>>,
     cut: UnigramInput,
 }
 
-/// What the model is given at a time.
+/// The unit of text that the model is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UnigramInput {
     /// All of the text.
     Whole(Space),
     /// From each [`META`], for which spaces are taken, to the next.
     Meta,
-    /// The same after white space was taken out, and [`META`] put before what stood between.
+    /// The same after white space was removed, and [`META`] put before each word.
     Whitespace,
 }
 
@@ -92,7 +92,7 @@ impl UnigramEngine {
         PiecesEncoder { pieces: self, parts, text: Vec::new() }.encode(text, ids);
     }
 
-    /// Puts down what the model is given.
+    /// Writes the text that the model is given.
     fn spell(&self, text: &str, out: &mut Vec<u8>) {
         match self.cut {
             UnigramInput::Whole(Space::AsItIs) => out.extend_from_slice(text.as_bytes()),
@@ -154,7 +154,7 @@ fn as_read(score: f64) -> f64 {
     let digits = score.abs().to_string();
     let Some((whole, fraction)) = digits.split_once('.') else { return score };
     match format!("{whole}{fraction}").parse::<u64>() {
-        // So far powers of ten are exact.
+        // Up to 10^22, powers of ten are exact.
         Ok(number) if fraction.len() <= 22 => {
             let power = (0..fraction.len()).fold(1.0, |power, _| power * 10.0);
             (number as f64 / power).copysign(score)
@@ -171,7 +171,7 @@ impl PiecesEncoder<'_> {
         let pieces = self.pieces;
         let whole = &text[..word.end];
         let (mut sum, mut start) = (0.0, word.start);
-        // Where a run of unknown characters begins, which may go on in the next part.
+        // The start of a run of unknown characters, which may continue in the next part.
         let mut unknown: Option<usize> = None;
         while start < word.end {
             let part = start..pieces.joins.part_end(whole, start);
@@ -183,7 +183,7 @@ impl PiecesEncoder<'_> {
                 ids.extend_from_slice(known);
                 continue;
             }
-            for (id, range) in self.parts.look(&pieces.unigram, text, &part, &mut sum) {
+            for (id, range) in self.parts.segment(&pieces.unigram, text, &part, &mut sum) {
                 let at = part.start + range.start as usize;
                 if *id == pieces.unk {
                     unknown.get_or_insert(at);
@@ -227,8 +227,8 @@ mod tests {
     /// As `serde_json` without `float_roundtrip` reads them.
     #[test]
     fn scores_are_those_that_the_library_reads() {
-        for (score, due) in CASES {
-            assert_eq!(as_read(score), due, "{score}");
+        for (score, expected) in CASES {
+            assert_eq!(as_read(score), expected, "{score}");
         }
         assert_eq!(as_read(-13.475805282592773_f64).to_bits() >> 63, 1, "the sign stays");
     }

@@ -1,5 +1,5 @@
 //! The characters that jieba looks words up in: `[\u4E00-\u9FD5a-zA-Z0-9+#&._%-]`. A run of them is
-//! a block; what stands between blocks is cut into its characters.
+//! a block; the text between blocks is cut into its characters.
 
 /// The code of the first Han character. ASCII characters are their own codes.
 pub(super) const HAN: u16 = 128;

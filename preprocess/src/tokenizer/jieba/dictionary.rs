@@ -1,4 +1,4 @@
-//! Words and their frequencies: jieba's own, those of a file in their place, and a user's beside.
+//! Words and their frequencies: jieba's own or those of a file, and a user's in addition.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,13 +10,13 @@ use super::alphabet::code_of;
 use super::user;
 use crate::{Error, Result};
 
-/// Its length, uncompressed, and one, so that more would show.
+/// Its uncompressed length and one more, so that a longer file would be noticed.
 const BUILT_IN_BYTES_MAX: usize = 5_071_853;
 
 /// Above it a double does not hold every number, and a logarithm would be that of another one.
 const FREQUENCY_MAX: u64 = 1 << 53;
 
-/// What frequencies may add up to: 2^10 times the largest.
+/// The largest sum of frequencies: 2^10 times the largest frequency.
 const TOTAL_MAX: u64 = 1 << 63;
 
 /// The words that can occur in a block, and the logarithms of their shares of the whole.
@@ -24,7 +24,7 @@ const TOTAL_MAX: u64 = 1 << 63;
 pub(super) struct Dictionary {
     /// From the codes of a word to its place in `logs`.
     pub(super) trie: Trie,
-    /// The first is that of what is not in the dictionary.
+    /// The first is for words that are not in the dictionary.
     pub(super) logs: Vec<f64>,
     /// By the first of two ASCII characters: the second, for words of ASCII alone.
     pub(super) ascii_pairs: [u128; 128],
@@ -34,7 +34,7 @@ pub(super) struct Dictionary {
     pub(super) checksum: u64,
 }
 
-/// As they come from the files. The last entry of a word wins; all count for the total.
+/// As in the files. The last entry of a word wins; all count for the total.
 #[derive(Debug, Default)]
 pub(super) struct Words<'t> {
     pub(super) entries: Vec<(&'t str, u64)>,
@@ -52,8 +52,8 @@ impl Dictionary {
                 let mut fields = line.split(' ');
                 words.add(fields.next()?, frequency(fields.next()?)?)
             };
-            let due = "a word, a space and a frequency of at most 2^53, below 2^63 in total";
-            read().ok_or_else(|| bad_line(file, number, line, due))?;
+            let expected = "a word, a space and a frequency of at most 2^53, below 2^63 in total";
+            read().ok_or_else(|| bad_line(file, number, line, expected))?;
         }
         if words.total == 0 {
             return Err(bad_file(file, "none", "at least one word with a frequency"));
@@ -64,14 +64,14 @@ impl Dictionary {
             never = user::add(&mut words, &user_text, user)?;
         }
         words.build(never).ok_or_else(|| {
-            let got = format!("{} words", words.entries.len());
-            bad_file(user.unwrap_or(file), &got, "words with fewer than 2^24 prefixes in total")
+            let found = format!("{} words", words.entries.len());
+            bad_file(user.unwrap_or(file), &found, "words with fewer than 2^24 prefixes in total")
         })
     }
 }
 
 impl<'t> Words<'t> {
-    /// None: the frequencies have become too many.
+    /// None: the sum of the frequencies is too large.
     pub(super) fn add(&mut self, word: &'t str, frequency: u64) -> Option<()> {
         self.total = self.total.checked_add(frequency).filter(|&total| total < TOTAL_MAX)?;
         self.entries.push((word, frequency));
@@ -83,7 +83,7 @@ impl<'t> Words<'t> {
         let mut words: Vec<(std::ops::Range<usize>, u64)> = Vec::new();
         for &(word, frequency) in &self.entries {
             let start = codes.len();
-            // A word with another character stands in no block, and is never looked up.
+            // A word with another character is in no block, and never looked up.
             match word.chars().try_for_each(|char| code_of(char).map(|code| codes.push(code))) {
                 Some(()) if !word.is_empty() => words.push((start..codes.len(), frequency)),
                 _ => codes.truncate(start),

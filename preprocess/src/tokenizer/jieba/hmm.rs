@@ -1,5 +1,6 @@
-//! What cuts a run of Han characters of which the dictionary knows no words: each character begins
-//! a word, is in its middle, ends it, or is one alone, and the likeliest row of such states wins.
+//! Cuts a run of Han characters without dictionary words by a hidden Markov model: each character
+//! begins a word, is in its middle, ends it, or is a word alone, and the likeliest sequence of such
+//! states wins.
 
 use std::collections::HashMap;
 
@@ -7,8 +8,8 @@ use serde::Deserialize;
 
 use super::alphabet::{HAN, HAN_COUNT, code_of};
 
-/// What a character is in its word, in the order of the letters B, E, M and S, which decides where
-/// two rows are equally likely: the later one wins.
+/// The position of a character in its word, in the order of the letters B, E, M and S. Of two
+/// equally likely sequences, the later one in this order wins.
 type BmesTag = usize;
 const BEGIN: BmesTag = 0;
 const END: BmesTag = 1;
@@ -19,10 +20,10 @@ const LETTERS: [char; 4] = ['B', 'E', 'M', 'S'];
 /// Which two states can come before each state, the later one second.
 const BEFORE: [[BmesTag; 2]; 4] = [[END, SINGLE], [BEGIN, MIDDLE], [BEGIN, MIDDLE], [END, SINGLE]];
 
-/// Stands for the logarithm of zero. So far below all others that sums with it forget them.
+/// Represents the logarithm of zero: so low that adding others to it has no effect.
 const NEVER: f64 = -3.14e100;
 
-/// Uncompressed it is 899,353 bytes; a little over, so that more would show.
+/// Its uncompressed length, 899,353 bytes, and some more, so that a longer file would be noticed.
 const TABLES_BYTES_MAX: usize = 899_354;
 
 /// The model's tables, in natural logarithms.
@@ -35,10 +36,10 @@ pub(super) struct Hmm {
     emission: Vec<[f64; 4]>,
 }
 
-/// What one run needs, reused for the next.
+/// Buffers for one run, reused for the next.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// Bit s: the best row to state s comes from the second of its [`BEFORE`].
+    /// Bit s: the best sequence to state s comes from the second of its [`BEFORE`].
     from: Vec<u8>,
     states: Vec<BmesTag>,
 }
@@ -59,7 +60,7 @@ impl Hmm {
         let mut emission = vec![[NEVER; 4]; HAN_COUNT];
         for (state, letter) in LETTERS.iter().enumerate() {
             for (&char, &log) in &tables.emission[letter] {
-                // Characters outside blocks never come here.
+                // Characters outside blocks are never looked up here.
                 if let Some(code) = code_of(char).filter(|&code| code >= HAN) {
                     emission[usize::from(code - HAN)][state] = log;
                 }
@@ -74,7 +75,7 @@ impl Hmm {
         }
     }
 
-    /// Cuts a run of Han codes, not empty, into words of so many characters.
+    /// Cuts a run of Han codes, not empty, and calls `word` with the length of each word.
     pub(super) fn cut(&self, run: &[u16], rows: &mut Rows, mut word: impl FnMut(usize)) {
         self.likeliest(run, rows);
         let mut begin = 0;
@@ -88,7 +89,7 @@ impl Hmm {
         }
     }
 
-    /// Fills `states`. The sums are made in the order of the original, for they are rounded.
+    /// Fills `states`. Sums are computed in the order of the original, because they are rounded.
     fn likeliest(&self, run: &[u16], rows: &mut Rows) {
         let emission = |code: u16| &self.emission[usize::from(code - HAN)];
         let first = emission(run[0]);

@@ -1,7 +1,7 @@
 //! Chinese words, as Python's jieba 0.42.1 cuts them with `cut(text)`.
 //!
-//! A text is blocks of Han, Latin and a few signs ([`alphabet`]), and what stands between, which
-//! falls into characters. A block is cut so that the product of its words' shares in the
+//! A text is blocks of Han, Latin and a few signs ([`alphabet`]), and the text between, which is
+//! cut into characters. A block is cut so that the product of its words' shares in the
 //! [`dictionary`] is greatest; a run of single characters in that cut goes to [`hmm`], as far as
 //! it is Han. [`user`] is a user's own words.
 //!
@@ -27,7 +27,7 @@ pub struct Jieba {
     hmm: Hmm,
 }
 
-/// What cutting needs, reused from text to text.
+/// Buffers for cutting, reused from text to text.
 #[derive(Debug, Default)]
 pub(super) struct JiebaBuffers {
     /// Of the block.
@@ -70,7 +70,7 @@ impl Jieba {
         self.dictionary.checksum
     }
 
-    /// The first place at or after `at` that is between two words whatever stands around it.
+    /// The first position at or after `at` that is between two words in any context.
     pub(super) fn cut_after(text: &str, at: usize) -> Option<usize> {
         let start = (at..text.len()).find(|&place| text.is_char_boundary(place))?;
         let between = |&(_, char): &(usize, char)| char != '\r' && code_of(char).is_none();
@@ -105,7 +105,7 @@ impl Jieba {
         }
     }
 
-    /// Cuts the block that begins at `start`, and gives its end.
+    /// Cuts the block that begins at `start`, and returns its end.
     fn block<'t>(
         &self,
         text: &'t str,
@@ -197,7 +197,7 @@ impl Jieba {
         self.singles(&block[byte..], &codes[run..], rows, word);
     }
 
-    /// Cuts a run of characters that the dictionary has no words for, and gives its bytes.
+    /// Cuts a run of characters that the dictionary has no words for, and returns its bytes.
     fn singles<'t>(
         &self,
         text: &'t str,
@@ -206,14 +206,14 @@ impl Jieba {
         word: &mut impl FnMut(&'t str),
     ) -> usize {
         let mut byte = 0;
-        let mut give = |codes: &[u16]| {
+        let mut emit = |codes: &[u16]| {
             let len: usize = codes.iter().copied().map(len_bytes).sum();
             word(&text[byte..byte + len]);
             byte += len;
         };
-        // A word whose characters are likelier apart stays so.
+        // A word whose characters are likelier apart stays apart.
         if run.len() < 2 || self.dictionary.trie.get(run.iter().copied()).is_some() {
-            run.iter().for_each(|code| give(std::slice::from_ref(code)));
+            run.iter().for_each(|code| emit(std::slice::from_ref(code)));
             return byte;
         }
         for part in run.chunk_by(|&a, &b| (a < HAN) == (b < HAN)) {
@@ -221,7 +221,7 @@ impl Jieba {
             if part[0] < HAN {
                 while !rest.is_empty() {
                     let (codes, after) = rest.split_at(latin_len(rest));
-                    give(codes);
+                    emit(codes);
                     rest = after;
                 }
                 continue;
@@ -230,9 +230,9 @@ impl Jieba {
                 let (codes, after) = rest.split_at(len);
                 rest = after;
                 if self.dictionary.never.contains(codes) {
-                    codes.iter().for_each(|code| give(std::slice::from_ref(code)));
+                    codes.iter().for_each(|code| emit(std::slice::from_ref(code)));
                 } else {
-                    give(codes);
+                    emit(codes);
                 }
             });
         }
@@ -240,7 +240,7 @@ impl Jieba {
     }
 }
 
-/// The length of the first part of ASCII without words: `[a-zA-Z0-9]+(?:\.\d+)?%?`, or what stands
+/// The length of the first part of ASCII without words: `[a-zA-Z0-9]+(?:\.\d+)?%?`, or the text
 /// before the next such part.
 #[inline]
 fn latin_len<T: Copy + Into<u16>>(run: &[T]) -> usize {

@@ -1,5 +1,5 @@
 //! A user's words, as `jieba.load_userdict` takes them: `word [frequency] [tag]` a line. A word
-//! without a frequency gets one that makes it likelier than what it would be cut into.
+//! without a frequency gets one that makes it likelier than the parts it would be cut into.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use crate::Result;
 /// The work for a word without a frequency is the square of its length.
 const WORD_CHARS_MAX: usize = 4096;
 
-/// Adds the words of a file, and gives those with frequency 0, as codes.
+/// Adds the words of a file, and returns those with frequency 0, as codes.
 pub(super) fn add<'t>(
     words: &mut Words<'t>,
     text: &'t str,
@@ -22,7 +22,7 @@ pub(super) fn add<'t>(
     }
     let mut never = HashSet::new();
     for (number, line) in lines(text) {
-        let bad = |due: &str| bad_line(file, number, line, due);
+        let bad = |expected: &str| bad_line(file, number, line, expected);
         let line = line.trim_start_matches('\u{feff}');
         if line.is_empty() {
             continue;
@@ -44,8 +44,8 @@ pub(super) fn add<'t>(
     Ok(never)
 }
 
-/// The word and its frequency. The word is what is left when as much as can be is taken from the
-/// end for a tag and a frequency, and is not empty.
+/// The word and its frequency. A tag and a frequency are taken from the end if possible; the rest
+/// is the word, which is not empty.
 fn fields(line: &str) -> (&str, Option<&str>) {
     let cut = |line, of: fn(&u8) -> bool| -> Option<(&str, &str)> {
         let (before, last) = str::rsplit_once(line, ' ')?;
@@ -72,7 +72,7 @@ impl<'t> Known<'t> {
         }
     }
 
-    /// One more than what the parts that the word is cut into would be expected to be together.
+    /// One more than the expected frequency of the word's parts together.
     fn suggest(&self, word: &str, total: u64) -> u64 {
         let total = total as f64;
         let share = |part: &str| self.0.get(part).copied().unwrap_or(1) as f64 / total;

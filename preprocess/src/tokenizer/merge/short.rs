@@ -7,10 +7,10 @@ const POSITION_BITS: u32 = SHORT_BYTES_MAX.trailing_zeros();
 /// A rank and below it a position, of which this is the first without a rank.
 const UNRANKED: u64 = (NONE as u64) << POSITION_BITS;
 
-/// A piece on its way. Tokens stand where their first byte stood, and bit i of `alive` says that
-/// one stands at i. A pair's rank and, below it, its position are one number, so that the least of
-/// all numbers is the pair to merge. They are words of their own and no vector, which would have to
-/// wait for what was just written into a part of it.
+/// A piece being merged. A token is at the position of its first byte, and bit i of `alive` is set
+/// if there is one at i. A pair's rank and, below it, its position are one number, so that the
+/// smallest number is the pair to merge. They are separate words and no vector, whose load would
+/// stall on the store just made into a part of it.
 #[derive(Debug)]
 pub(super) struct Short<const BYTES: usize> {
     ids: [u32; BYTES],
@@ -19,7 +19,7 @@ pub(super) struct Short<const BYTES: usize> {
 }
 
 impl<const BYTES: usize> Short<BYTES> {
-    /// Of a piece of at most so many bytes.
+    /// From a piece of at most `BYTES` bytes.
     #[inline]
     pub(super) fn new(merger: &Merger, piece: &[u8]) -> Self {
         const { assert!(BYTES <= SHORT_BYTES_MAX && BYTES.is_power_of_two() && BYTES >= 4) };
@@ -47,8 +47,8 @@ impl<const BYTES: usize> Short<BYTES> {
         at[left] = merger.merged[rank];
         *alive &= !(1 << right);
         ranked[right] = UNRANKED;
-        // Where there is no neighbour, one that is in no pair stands in for it, and what is said of
-        // it is overwritten: ends come as they come, and no branch foresees them.
+        // A missing neighbour is replaced by an id that is in no pair, and its result is
+        // overwritten: a branch on the ends of a piece would be unpredictable.
         let after = next(*alive, left);
         let id_after = if after < BYTES { at[after % BYTES] } else { NO_ID };
         let below = *alive & ((1 << left) - 1);
@@ -80,7 +80,7 @@ fn rank_at(rank: u32, position: usize) -> u64 {
     (u64::from(rank) << POSITION_BITS) | position as u64
 }
 
-/// In four rows, so that none waits long for the one before.
+/// Four independent minima, so that none waits long for the one before.
 #[inline]
 fn lowest<const BYTES: usize>(ranked: &[u64; BYTES]) -> u64 {
     let mut rows = [UNRANKED; 4];

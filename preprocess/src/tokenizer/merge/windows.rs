@@ -1,22 +1,22 @@
 //! Merging of very long pieces, window by window, so that the memory for it does not grow with the
 //! piece.
 //!
-//! Two tokens may stand side by side if their bytes, merged as a text, are these two again. A row
-//! of tokens is what its bytes are merged into if every two neighbours may stand side by side, and
-//! each token is what its own bytes are merged into ([`super::super::by_char`] has the proof). So
-//! the tokens of a window up to the end of one of them, and those of a window that starts there,
-//! are the row of both, if the two tokens that meet may stand side by side. If they may not, the
-//! piece is merged again from an earlier end, in windows of twice the size.
+//! Two tokens may be adjacent if their bytes, merged as a text, are these two again. A sequence of
+//! tokens is the result of merging its bytes if every two neighbours may be adjacent, and each
+//! token is the result of merging its own bytes ([`super::super::by_char`] has the proof). So the
+//! tokens of a window up to the end of one of them, and those of a window that starts there, are
+//! the tokens of both, if the two that meet may be adjacent. If they may not, the piece is merged
+//! again from an earlier end, in windows of twice the size.
 //!
-//! The first tokens of a row are what their bytes are merged into. So the last tokens of a window,
-//! which depend on the bytes behind it, are left out without a further check.
+//! The first tokens of a sequence are the result of merging their bytes. So the last tokens of a
+//! window, which depend on the bytes after it, are left out without a further check.
 
 use std::ops::Range;
 
 /// Longer pieces are merged in windows. A window of bytes takes 8 MiB, of characters 12 MiB.
 pub(in super::super) const WINDOW_BYTES: usize = 256 << 10;
 
-/// The tokens in the last eighth of a window are left to the next one: the bytes behind a window
+/// The tokens in the last eighth of a window are left to the next one: the bytes after a window
 /// nearly always change them.
 const EDGE_PART: usize = 8;
 
@@ -40,7 +40,7 @@ pub(in super::super) trait WindowedMerge {
 
     fn mark(&self) -> Self::Mark;
 
-    /// Takes back what was written after a mark.
+    /// Removes the tokens written after a mark.
     fn rewind(&mut self, mark: Self::Mark);
 
     /// Writes a token.
@@ -61,7 +61,7 @@ impl<M> Border<M> {
     }
 }
 
-/// Merges a piece of so many bytes.
+/// Merges a piece of `len` bytes.
 pub(in super::super) fn merge_in_windows<W: WindowedMerge>(
     len: usize,
     mut window_bytes: usize,

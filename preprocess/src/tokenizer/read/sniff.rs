@@ -1,4 +1,4 @@
-//! What kind of tokenizer a file is, for the message about a file of another kind than asked for.
+//! Detects the kind of a tokenizer file, for the message about a file of an unexpected kind.
 
 use serde_json::Value;
 
@@ -51,7 +51,7 @@ const VOCAB_JSON: FileKind = FileKind {
     flags: "use it as --vocab-file, and its merges.txt as --merge-file",
 };
 
-/// The error with the kind of the file, if that is another than the one that was asked for.
+/// The error with the kind of the file, if that is not the requested one.
 pub(in super::super) fn explained(spec: &TokenizerSpec, error: Error) -> Error {
     if !matches!(error, Error::BadVocab { .. } | Error::Storage(_)) {
         return error;

@@ -57,9 +57,9 @@ impl ByteBlock {
         }
     }
 
-    /// Gives the bytes of characters beyond ASCII the classes that GPT-2's pattern knows, all of
-    /// one character the same. The place of the first that is not whole, or 64. The block begins
-    /// with a character.
+    /// Sets the classes of GPT-2's pattern for the bytes of characters beyond ASCII, the same for
+    /// all bytes of a character. Returns the position of the first incomplete character, or 64. The
+    /// block begins with a character.
     #[inline]
     pub(super) fn widen(&mut self, splitter: Splitter, bytes: &[u8; BYTES]) -> u32 {
         let mut leads = self.wide & !self.inside;

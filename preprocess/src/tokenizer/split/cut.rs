@@ -1,15 +1,15 @@
-//! Places where every pattern ends a piece, whatever stands before and behind.
+//! Positions where every pattern ends a piece, whatever is before and after.
 
 use super::super::classes::{Class, Set};
 use super::Splitter;
 
-/// Prose has such a place in every word or line; what has none for so long will not be cut.
+/// Prose has such a position in every word or line; a text without one for this long is not cut.
 const SEARCH_BYTES_MAX: usize = 1 << 20;
 
-/// The first place at or after `at` between a letter and white space, or a letter and punctuation
-/// that is no apostrophe. No branch of any pattern that has a letter goes on with either, and none
-/// looks back; the letter is not white space, so that it does not matter whether the text ends
-/// behind it.
+/// The first position at or after `at` between a letter and white space, or a letter and
+/// punctuation that is no apostrophe. No branch of any pattern that has a letter continues with
+/// either, and none looks back; the letter is not white space, so that it does not matter whether
+/// the text ends after it.
 pub(super) fn after(splitter: Splitter, bytes: &[u8], at: usize) -> Option<usize> {
     let is_inside = |byte: &u8| (0x80..0xc0).contains(byte);
     let mut at = at;

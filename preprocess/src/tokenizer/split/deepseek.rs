@@ -44,7 +44,7 @@ fn is_cjk_at(bytes: &[u8], at: usize) -> bool {
     bytes[at] >= 0xe3 && matches!(wide_char(bytes, at).0, 0x4e00..=0x9fa5 | 0x3040..=0x30ff)
 }
 
-/// A run of Chinese or Japanese, or what is between two of them, without numbers.
+/// A run of Chinese or Japanese, or the text between two of them, without numbers.
 #[derive(Clone, Copy)]
 struct ScriptRun<'a> {
     splitter: Splitter,
@@ -91,8 +91,8 @@ impl ScriptRun<'_> {
         newline.unwrap_or(if word_follows && last > start { last } else { end })
     }
 
-    /// What no branch matches, from a character that is in none: up to the next that goes with a
-    /// word after it, or is of another kind.
+    /// Text that no branch matches, from a character that is in none: up to the next that belongs
+    /// to a word after it, or is of another kind.
     fn gap_end(self, start: usize) -> usize {
         let (mut last, mut end) = (start, start);
         loop {

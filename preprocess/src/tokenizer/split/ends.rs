@@ -1,16 +1,16 @@
-//! The ends of many pieces at once, which is quicker than one by one: where pieces end and what
-//! they are are two loops, neither of which waits for the other.
+//! The ends of many pieces at once, which is faster than one by one: finding the ends and looking
+//! up the pieces are two loops, neither of which waits for the other.
 
 use super::block::{self, ByteBlock, below};
 use super::{Pattern, Splitter, gpt2, later, o200k};
 
-/// So many pieces are asked for at once. Their ends are 4 KiB.
+/// Pieces requested at once. Their ends are 4 KiB.
 pub(crate) const PIECES: usize = 512;
 
 /// Where pieces end, in order.
 #[derive(Debug)]
 pub(crate) struct Ends {
-    /// A block may give more than were asked for.
+    /// A block may return more than were requested.
     places: Box<[usize; PIECES + block::BYTES]>,
     count: usize,
 }
@@ -36,7 +36,7 @@ impl Ends {
     fn push_bits(&mut self, at: usize, mut bits: u64) {
         let count = bits.count_ones() as usize;
         let places = &mut self.places[self.count..];
-        // Eight, needed or not, are quicker than as many as there are.
+        // A fixed eight, needed or not, are faster than a variable number.
         for eight in places.as_chunks_mut::<8>().0 {
             for place in eight {
                 *place = at + bits.trailing_zeros() as usize;
@@ -83,8 +83,7 @@ impl Splitter {
         }
     }
 
-    /// By the block, as far as that goes, for most patterns as far as text is ASCII; what a block
-    /// does not settle, one by one.
+    /// By the block where possible, for most patterns where text is ASCII; other pieces one by one.
     #[inline(always)]
     fn ends_by_block(
         self,
@@ -163,8 +162,11 @@ mod tests {
                 while at < bytes.len() {
                     splitter.ends(pattern, bytes, at, &mut ends);
                     for &end in ends.as_slice() {
-                        let due = splitter.piece_end(pattern, bytes, at);
-                        assert_eq!(end, due, "{pattern:?} from {at} in round {round} of {text:?}");
+                        let expected = splitter.piece_end(pattern, bytes, at);
+                        assert_eq!(
+                            end, expected,
+                            "{pattern:?} from {at} in round {round} of {text:?}"
+                        );
                         at = end;
                     }
                 }

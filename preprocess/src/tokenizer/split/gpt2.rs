@@ -45,12 +45,12 @@ pub(super) fn starts(
     let ByteBlock { letter, number, space, blank, quote, .. } = block;
     let sign = block.sign();
     let same = (letter & (letter << 1)) | (number & (number << 1)) | (sign & (sign << 1));
-    // A blank goes with what follows it, so that a word's start is the blank before it; the last
+    // A blank belongs to the text after it, so that a word's start is the blank before it; the last
     // of several characters of white space starts a piece in any case.
     let mut starts = !space & !same & !(blank << 1);
     starts |= (space & !(space << 1)) | block.first_of(space & !(space >> 1));
-    // A contraction is behind its first apostrophe, and three characters long at most. So long is
-    // a character of white space too, whose first byte is told by what is behind its last.
+    // A contraction is at most three characters long, from its apostrophe. A white space character
+    // is that long, too, and its first byte is determined by what follows its last.
     let certain = whole.saturating_sub(3);
     let mut quotes = quote & (starts | 1) & below(certain);
     while quotes != 0 {

@@ -7,9 +7,9 @@ use super::{Splitter, contraction_len};
 const NUMBER: Set = Set::of(&[Class::Number]);
 const NEWLINE: Set = Set::of(&[Class::Newline]);
 
-/// What the patterns of the family differ in.
+/// The differences between the patterns of the family.
 pub(super) trait PatternRules {
-    /// What a word is made of.
+    /// The characters of a word.
     const WORD: Set = Set::LETTER;
     /// Digits in a piece at most.
     const NUMBERS_MAX: usize = 1;
@@ -66,7 +66,7 @@ pub(super) fn piece_end<R: PatternRules>(splitter: Splitter, bytes: &[u8], start
         return splitter.run_end_max(bytes, after, NUMBER, R::NUMBERS_MAX - 1);
     }
     let next = splitter.next(bytes, after);
-    // Any one character but a newline, a letter or a number goes with the word after it.
+    // Any one character but a newline, a letter or a number belongs to the word after it.
     if class != Class::Newline
         && let Some((next, after_next)) = next
         && R::WORD.has(next)
@@ -105,7 +105,7 @@ pub(super) fn starts<R: PatternRules>(block: &ByteBlock, bytes: &[u8; block::BYT
     (starts, certain)
 }
 
-/// Signs that start a piece alone, so that a word behind them goes on with it.
+/// Signs that start a piece alone, so that a word after them belongs to it.
 #[inline]
 fn lone_signs(block: &ByteBlock) -> u64 {
     let sign = block.sign();
@@ -136,12 +136,12 @@ pub(super) fn common_starts(block: &ByteBlock, numbers_max: usize) -> (u64, u32)
         }
     }
     // White space: up to the last newline of a run is one piece, the last character is one for
-    // itself or for the word behind, and what is between them is one.
+    // itself or for the word after it, and the text between them is one.
     let free = space & !sign_tails(block);
     starts |= free & !(free << 1);
     starts |= in_line & (newline << 1) & !down(newline, space);
     starts |= in_line & !(space >> 1);
-    // How a run that reaches the end of what is known goes on is not known.
+    // How a run continues that reaches the end of the known part is not known.
     let known = wide.trailing_zeros();
     let run = u64::BITS - (!space & below(known)).leading_zeros();
     (starts, known.saturating_sub(3).min(run + 1))

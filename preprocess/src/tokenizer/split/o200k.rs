@@ -1,4 +1,4 @@
-//! The pattern of o200k, which tells the cases of letters apart.
+//! The pattern of o200k, which distinguishes the cases of letters.
 
 use super::super::classes::{Class, Set};
 use super::block::{self, ByteBlock, below};
@@ -47,7 +47,7 @@ pub(super) fn piece_end<const TEKKEN: bool>(
 pub(super) fn starts(block: &ByteBlock, bytes: &[u8; block::BYTES]) -> (u64, u32) {
     let ByteBlock { letter, upper, quote, slash, .. } = *block;
     let (mut starts, certain) = later::common_starts(block, 3);
-    // A slash behind newlines that go with signs goes with them as well, and so may others.
+    // A slash after newlines that belong to signs belongs to them as well, and so may others.
     let slashes = slash & (later::sign_tails(block) << 1);
     let certain = certain.min(slashes.trailing_zeros());
     starts |= upper & ((letter & !upper) << 1);
@@ -56,7 +56,7 @@ pub(super) fn starts(block: &ByteBlock, bytes: &[u8; block::BYTES]) -> (u64, u32
     while quotes != 0 {
         let at = quotes.trailing_zeros() as usize;
         quotes &= quotes - 1;
-        // An apostrophe behind a contraction begins a word.
+        // An apostrophe after a contraction begins a word.
         if at == contraction_end {
             continue;
         }

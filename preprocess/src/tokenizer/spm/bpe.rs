@@ -2,8 +2,7 @@
 //! the highest score become that piece, the leftmost first, until no two make a piece.
 //!
 //! It begins with characters and user-defined pieces, which stay as they are. A character need not
-//! be a piece to be part of one. Pieces marked unused are merged too, and taken apart again at the
-//! end.
+//! be a piece to be part of one. Pieces marked unused are merged too, and split again at the end.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -12,13 +11,13 @@ use std::ops::Range;
 use super::joins::char_at;
 use super::trie::Trie;
 
-/// What a text is made of on the way: the pieces, by id, then characters that are no pieces.
+/// Symbols of a text during merging: the pieces, by id, then characters that are no pieces.
 type Symbol = u32;
 
 /// No symbol, no rank, no node.
 const NONE: u32 = u32::MAX;
 
-/// Up to so many symbols all pairs are looked at for each merge; beyond, a heap finds the next.
+/// Up to this many symbols, all pairs are scanned for each merge; beyond, a heap finds the next.
 const SCAN_MAX: usize = 40;
 
 /// A piece of the vocabulary as normalised texts have it.
@@ -45,30 +44,30 @@ pub(super) struct Bpe {
     unk: u32,
 }
 
-/// What becomes of a symbol that is left in the end.
+/// The output of a symbol that remains at the end.
 #[derive(Clone, Copy, Debug)]
 struct SymbolOutput {
     id: u32,
     /// Its length in bytes.
     len: u32,
-    /// It is taken apart instead.
+    /// It is split again instead.
     unused: bool,
 }
 
-/// The memory of [`Bpe::merge`] between calls, and its answer.
+/// The buffers of [`Bpe::merge`], and its result.
 #[derive(Debug, Default)]
 pub(super) struct Merged {
     nodes: Vec<SymbolNode>,
-    /// Rank, left node and what they make; some have gone since.
+    /// Rank, left node and the merged symbol; some entries are stale.
     heap: BinaryHeap<Reverse<(u32, u32, Symbol)>>,
-    /// For an unused symbol the two that were last seen to make it.
+    /// For an unused symbol the last two that could be merged to it.
     halves: HashMap<Symbol, (Symbol, Symbol)>,
     stack: Vec<(Symbol, usize)>,
     /// The pieces, first to last: ids, and the bytes of the part that they take.
     pub(super) pieces: Vec<(u32, Range<usize>)>,
 }
 
-/// A symbol in a list, and what it makes together with the next.
+/// A symbol in a list, and its merge with the next.
 #[derive(Clone, Copy, Debug)]
 struct SymbolNode {
     symbol: Symbol,
@@ -147,7 +146,7 @@ impl Bpe {
                 }
             }
         }
-        self.write_down(part.len(), merged);
+        self.write_pieces(part.len(), merged);
     }
 
     /// The symbols to begin with.
@@ -175,7 +174,7 @@ impl Bpe {
         }
     }
 
-    /// Makes one of two, and gives the nodes whose pairs are new.
+    /// Merges a node with its next, and returns the nodes whose pairs are new.
     fn join(&self, left: u32, merged: &mut Merged) -> [u32; 2] {
         let nodes = &mut merged.nodes;
         let SymbolNode { prev, next: right, makes, .. } = nodes[left as usize];
@@ -192,7 +191,7 @@ impl Bpe {
         [prev, left]
     }
 
-    /// What a node makes together with its next.
+    /// Looks up the merge of a node with its next.
     fn look_up(&self, left: u32, merged: &mut Merged) {
         let SymbolNode { symbol, next, .. } = merged.nodes[left as usize];
         let right = merged.nodes.get(next as usize).map(|right| right.symbol);
@@ -206,8 +205,8 @@ impl Bpe {
         (node.rank, node.makes) = found.unwrap_or((NONE, NONE));
     }
 
-    /// What is left are the pieces; unused ones are taken apart.
-    fn write_down(&self, len: usize, merged: &mut Merged) {
+    /// Writes the remaining symbols as pieces; unused ones are split again.
+    fn write_pieces(&self, len: usize, merged: &mut Merged) {
         let Merged { nodes, halves, stack, pieces, .. } = merged;
         pieces.clear();
         let mut at = 0;
@@ -247,7 +246,7 @@ fn lowest(nodes: &[SymbolNode]) -> Option<u32> {
 /// addressing, at most half full.
 #[derive(Debug)]
 struct SymbolPairs {
-    /// Left and right symbol, rank and what they make. An empty place holds [`NONE`] four times.
+    /// Left and right symbol, rank and merged symbol. An empty place holds [`NONE`] four times.
     slots: Vec<[u32; 4]>,
     shift: u32,
 }
@@ -302,7 +301,7 @@ impl SymbolPairs {
         SymbolPairs { slots, shift }
     }
 
-    /// The rank and what the two make.
+    /// The rank and the merged symbol of two.
     #[inline]
     fn get(&self, left: Symbol, right: Symbol) -> Option<(u32, Symbol)> {
         let mut at = slot(left, right, self.shift);
@@ -326,7 +325,7 @@ fn slot(left: Symbol, right: Symbol, shift: u32) -> usize {
     (mixed >> shift) as usize
 }
 
-/// By how many bytes were walked, less one: the value of what they spell.
+/// The value of each prefix, by its length less one.
 fn walk<'a>(trie: &Trie, bytes: impl ExactSizeIterator<Item = &'a u8>) -> Vec<Option<u32>> {
     let mut values = vec![None; bytes.len()];
     let mut state = trie.root();

@@ -1,4 +1,4 @@
-//! Parts of texts that were seen lately, and their ids.
+//! A cache of recent parts of texts and their ids.
 
 /// 2^14 sets of two entries of 64 bytes are 2 MiB a worker, about a core's second-level cache.
 const SETS_LOG: u32 = 14;
@@ -6,10 +6,10 @@ const SETS_LOG: u32 = 14;
 /// The last byte of a key is the part's length.
 pub(super) const PART_BYTES_MAX: usize = 31;
 
-/// A key is read whole, so there must be so many bytes from the start of a part.
+/// A key is read at once, so a text must have this many bytes from the start of each part.
 pub(crate) const PADDING: usize = 32;
 
-/// So many ids and a bound fill up a line with the key.
+/// With the key, this many ids and a bound fill a cache line.
 pub(super) const IDS_MAX: usize = 7;
 
 /// No id. Where there are fewer ids than [`IDS_MAX`] the rest are this.
@@ -18,7 +18,7 @@ const NONE: u32 = u32::MAX;
 /// A part as one word.
 pub(super) type Key = [u128; 2];
 
-/// A bounded memory of parts: each set holds the two that came last.
+/// A bounded cache of parts: each set holds its two most recent ones.
 #[derive(Debug)]
 pub(super) struct PartCache {
     sets: Vec<[PartCacheEntry; 2]>,
@@ -65,7 +65,7 @@ impl PartCache {
         self.sets[set_of(key)].iter().find(|entry| entry.key == key)
     }
 
-    /// Remembers a part, in the place of the older of its set.
+    /// Caches a part in place of the older of its set.
     #[inline]
     pub(super) fn put(&mut self, key: Key, ids: &[u32], start_max: f32) {
         let mut entry = PartCacheEntry { key, ids: [NONE; IDS_MAX], start_max };

@@ -6,7 +6,7 @@
 
 use crate::{Error, Result};
 
-/// What each of a set of strings is replaced with.
+/// The replacement of each of a set of strings.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Charsmap {
     units: Vec<Unit>,
@@ -16,7 +16,7 @@ pub(crate) struct Charsmap {
 /// The longest string that a rule may replace. Those of Unicode's normal forms are up to 12 bytes.
 const KEY_BYTES_MAX: usize = 256;
 
-/// The most that is walked in a double array. The largest in use, of case-folding NFKC, take a
+/// Maximum number of steps in a double array. The largest in use, of case-folding NFKC, take a
 /// twentieth.
 const STEPS_MAX: usize = 1 << 22;
 
@@ -89,7 +89,7 @@ impl Charsmap {
         Ok(charsmap)
     }
 
-    /// How many bytes the longest rule takes that the text begins with, and what they become.
+    /// The bytes that the longest rule at the beginning of the text replaces, and the replacement.
     #[inline]
     pub(super) fn longest(&self, text: &[u8]) -> Option<(usize, &str)> {
         let (len, start) = self.matches(text).last()?;
@@ -98,7 +98,7 @@ impl Charsmap {
 
     /// As [`Charsmap::longest`], but the shortest rule, as Hugging Face's `Precompiled` takes.
     pub(crate) fn shortest(&self, text: &[u8]) -> Option<(usize, &str)> {
-        // It looks at nothing from a NUL on.
+        // It ignores the text from a NUL on.
         let end = memchr::memchr(0, text).unwrap_or(text.len());
         let (len, start) = self.matches(&text[..end]).next()?;
         Some((len, self.replacement(start)?))

@@ -1,17 +1,17 @@
-//! Where a long text may be cut before it is encoded, so that several can work on it.
+//! Finds where a long text may be cut before it is encoded, so that several threads can encode it.
 
 use super::{SentencePiece, SpmEngine};
 
-/// A place is looked for in so many bytes.
-const LOOK_BYTES_MAX: usize = 4 << 10;
+/// Bytes that are searched for a position.
+const SEARCH_BYTES_MAX: usize = 4 << 10;
 
 impl SentencePiece {
-    /// A place at or after `at` where the ids of both sides make those of the whole.
+    /// A position at or after `at` where the ids of both sides are together those of the whole.
     ///
     /// Only with BPE: the unigram's sums go through the whole text. It is before a lone space
-    /// between two ASCII letters or digits, where no rule of the normalizer reaches across and no
-    /// piece. What the normalizer does to the second side's beginning must be what it does to the
-    /// space: either nothing, or to take it away and put one there.
+    /// between two ASCII letters or digits, which no rule of the normalizer and no piece crosses.
+    /// The normalizer must treat the beginning of the second side as it treats the space: either
+    /// leave it as it is, or remove the space and add one.
     pub(super) fn cut_after(&self, text: &str, at: usize) -> Option<usize> {
         let SpmEngine::Bpe(bpe) = &self.engine else { return None };
         let joins = self.joins.as_ref()?;
@@ -22,7 +22,7 @@ impl SentencePiece {
             return None;
         }
         let bytes = text.as_bytes();
-        let end = bytes.len().min(at.saturating_add(LOOK_BYTES_MAX));
+        let end = bytes.len().min(at.saturating_add(SEARCH_BYTES_MAX));
         let plain = |byte: u8| byte.is_ascii_alphanumeric() && self.normalizer.is_plain(byte);
         (at.max(1)..end.saturating_sub(1)).find(|&at| {
             let (left, right) = (bytes[at - 1], bytes[at + 1]);

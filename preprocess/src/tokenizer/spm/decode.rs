@@ -9,9 +9,9 @@ use crate::{Error, Result};
 pub(super) struct Decoder {
     pieces: Vec<VocabPiece>,
     unk_surface: String,
-    /// A space that begins a text was put there, or is not missed.
+    /// A space at the start of a text was added by the normalizer, or may be dropped.
     drops_first_space: bool,
-    /// So are all that follow it.
+    /// So were all that follow it.
     drops_leading_spaces: bool,
     denormalizer: Option<Normalizer>,
 }

@@ -1,4 +1,4 @@
-//! The way of a text through normalizer, cuts, memory and algorithm to ids.
+//! Encodes a text: normalizes it, cuts it into parts, and looks them up or segments them.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::trie::Trie;
 use super::unigram::Unigram;
 use super::{SentencePiece, SpmEngine};
 
-/// Scratch is given back to the system when it is larger than for a text of so many bytes.
+/// Scratch for longer texts than this is freed after each text.
 const SCRATCH_BYTES_KEPT_MAX: usize = 4 << 20;
 
 /// Encodes one text after another; holds 2 MiB of words.
@@ -29,7 +29,7 @@ pub(crate) struct SentencePieceEncoder<'a> {
     pub(super) part_ids: Vec<u32>,
 }
 
-/// What goes from one part to the next.
+/// State carried from one part to the next.
 #[derive(Clone, Copy, Debug, Default)]
 struct PartState {
     /// The sum of all scores so far.
@@ -110,7 +110,7 @@ impl<'a> SentencePieceEncoder<'a> {
             ids.extend_from_slice(known);
             return;
         }
-        for (id, range) in self.parts.look(unigram, text, &part, &mut carried.sum) {
+        for (id, range) in self.parts.segment(unigram, text, &part, &mut carried.sum) {
             let piece = &text[part.clone()][range.start as usize..range.end as usize];
             self.model.write(*id, piece, &mut carried.after_unknown, ids);
         }
@@ -141,7 +141,7 @@ impl<'a> SentencePieceEncoder<'a> {
     pub(super) fn merge_part(&mut self, part: &[u8], window_bytes: usize) {
         let SpmEngine::Bpe(bpe) = &self.model.engine else { return };
         self.part_ids.clear();
-        // Unused pieces are taken apart by what was seen of the whole text.
+        // Unused pieces are split again by the merges of the whole text.
         if part.len() > window_bytes && self.model.joins.is_some() {
             let (model, merged, ids) = (self.model, &mut self.merged, &mut self.part_ids);
             let mut long = LongPart { model, bpe, part, merged, after_unknown: false, ids };

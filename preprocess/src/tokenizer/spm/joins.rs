@@ -1,14 +1,14 @@
-//! Where a normalised text may be cut before it is looked at: between two characters that stand
-//! side by side in no piece.
+//! Finds where a normalised text may be cut before it is segmented: between two characters that
+//! are adjacent in no piece.
 //!
 //! A piece that reached across such a place would hold both characters side by side. So no edge of
 //! the unigram lattice crosses it, no merge of BPE ever does, and each side is cut into pieces as
-//! if the other were not there. (What the unigram sums are does depend on what came before;
-//! `unigram` says how that is kept.)
+//! if the other were not there. (The unigram sums do depend on the text before; `unigram` says how
+//! they are kept.)
 
 use super::super::EncodeError;
 
-/// The pairs of characters that stand side by side in some piece.
+/// The pairs of characters that are adjacent in some piece.
 #[derive(Debug)]
 pub(crate) struct PieceBoundaries {
     ascii: [u128; 128],
@@ -105,7 +105,7 @@ fn hash(left: u32, right: u32, shift: u32) -> usize {
     (mixed >> shift) as usize
 }
 
-/// The character that begins at a place, as a number of its own, and where the next one begins.
+/// The character at a position, as a unique number, and the position of the next one.
 #[inline]
 pub(super) fn char_at(text: &[u8], at: usize) -> (u32, usize) {
     let first = text[at];

@@ -1,4 +1,4 @@
-//! What Megatron makes of a model: today's tokenizer, and those that `--legacy-tokenizer` chose.
+//! Megatron's tokenizers of a model: today's, and those of `--legacy-tokenizer`.
 
 use serde_json::json;
 
@@ -24,7 +24,7 @@ pub(crate) enum Flavor {
     },
 }
 
-/// What the command line calls it: our name, and Megatron's.
+/// Its names on the command line: our own, and Megatron's.
 pub(crate) const KINDS: [&str; 4] =
     ["sentencepiece", "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"];
 
@@ -63,7 +63,7 @@ pub(crate) struct Megatron {
     model: SentencePiece,
     path: String,
     flavor: Flavor,
-    /// Of the older `SentencePieceTokenizer`: what is recognised, and its id, in its order.
+    /// Of the older `SentencePieceTokenizer`: the recognised tokens and their ids, in its order.
     specials: Vec<(String, u32)>,
     /// To the place of a special piece in that order.
     special_trie: Trie,

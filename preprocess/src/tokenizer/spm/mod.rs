@@ -1,11 +1,10 @@
 //! SentencePiece's `.model` files, with an engine of our own: the ids are those of the C++ library.
 //!
-//! In reading order: `wire` and `model` are the file, `charsmap` and `normalizer` what happens to a
-//! text before it is cut, `joins` where it may be cut without looking, `unigram` and `bpe` the two
-//! algorithms, `trie` what both look pieces up in, `cache` what was seen lately, `parts` the
-//! unigram with that memory, `long_part` merges long words in windows, `encoder` is the way of a
-//! text through all of them, `cut` where a long
-//! one may be divided, `decode` the way back, and `megatron` what Megatron makes of a model.
+//! In reading order: `wire` and `model` parse the file, `charsmap` and `normalizer` normalize a
+//! text, `joins` finds where it may be cut, `unigram` and `bpe` are the two algorithms, `trie`
+//! finds pieces for both, `cache` has recent parts, `parts` is the unigram algorithm with that
+//! cache, `long_part` merges long words in windows, `encoder` runs all of them, `cut` finds where a
+//! long text may be divided, `decode` converts ids to text, and `megatron` has Megatron's variants.
 
 mod bpe;
 mod cache;
@@ -48,7 +47,7 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 pub(crate) struct SentencePiece {
     normalizer: Normalizer,
     engine: SpmEngine,
-    /// None: parts of a text depend on each other, and it is never cut before it is looked at.
+    /// None: parts of a text depend on each other, and it is never cut before it is segmented.
     joins: Option<PieceBoundaries>,
     decoder: Decoder,
     unk: u32,
@@ -137,7 +136,7 @@ impl SentencePiece {
         })
     }
 
-    /// Appends the ids of a text. For many texts take a [`SentencePieceEncoder`], which remembers
+    /// Appends the ids of a text. For many texts use a [`SentencePieceEncoder`], which caches
     /// words.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         SentencePieceEncoder::without_memory(self).encode(text, ids);
@@ -151,7 +150,7 @@ impl SentencePiece {
         }
     }
 
-    /// Appends the bytes that the ids stand for.
+    /// Appends the bytes of the ids.
     ///
     /// # Errors
     /// [`Error::UnknownToken`] for an id that no piece has.

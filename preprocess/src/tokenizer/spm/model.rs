@@ -1,11 +1,11 @@
-//! What stands in a `.model`: pieces, how they were trained, and how a text is normalised.
+//! The contents of a `.model`: pieces, how they were trained, and how a text is normalised.
 
 use std::collections::HashMap;
 
 use super::wire::{Field, Fields};
 use crate::{Error, Result};
 
-/// The character that stands for a space in pieces.
+/// The character that represents a space in pieces.
 pub(super) const SPACE: &str = "\u{2581}";
 
 /// Ids, and those that characters get, are packed into 24 bits. The largest vocabularies have
@@ -15,7 +15,7 @@ const PIECES_MAX: usize = 1 << 22;
 /// The longest piece in bytes; trainers make them of 16 characters.
 const PIECE_BYTES_MAX: usize = 1 << 16;
 
-/// What a piece is for.
+/// The role of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PieceKind {
     Normal,
@@ -89,7 +89,7 @@ impl<'a> NormalizerSpec<'a> {
         }
     }
 
-    /// A field that comes twice: its last value counts, as everywhere in this format.
+    /// Of a repeated field the last value counts, as everywhere in this format.
     fn read(&mut self, mut fields: Fields<'a>) -> Result<()> {
         while let Some(field) = fields.next()? {
             match field.number {
@@ -179,8 +179,8 @@ impl<'a> Trainer<'a> {
                         3 => Algorithm::Word,
                         4 => Algorithm::Char,
                         other => {
-                            let due = "model type 1 (unigram), 2 (bpe), 3 (word) or 4 (char)";
-                            return Err(field.bad(&format!("model type {other}"), due));
+                            let expected = "model type 1 (unigram), 2 (bpe), 3 (word) or 4 (char)";
+                            return Err(field.bad(&format!("model type {other}"), expected));
                         }
                     }
                 }
@@ -230,8 +230,8 @@ fn read_piece(field: &Field<'_>) -> Result<VocabPiece> {
         }
     }
     if piece.text.is_empty() || piece.text.len() > PIECE_BYTES_MAX {
-        let got = format!("{} bytes", piece.text.len());
-        return Err(field.bad(&got, &format!("a piece of 1 to {PIECE_BYTES_MAX} bytes")));
+        let found = format!("{} bytes", piece.text.len());
+        return Err(field.bad(&found, &format!("a piece of 1 to {PIECE_BYTES_MAX} bytes")));
     }
     if !piece.score.is_finite() {
         return Err(
@@ -258,8 +258,8 @@ fn index(
             _ => reserved.insert(text.clone(), id),
         };
         if let Some(first) = known {
-            let got = format!("'{text}' as piece {first} and as piece {id}");
-            return Err(bad(got, "every piece once"));
+            let found = format!("'{text}' as piece {first} and as piece {id}");
+            return Err(bad(found, "every piece once"));
         }
         if *kind == PieceKind::Unknown
             && let Some(first) = unk.replace(id)
@@ -281,8 +281,8 @@ fn byte_ids(
     let mut ids = [None; 256];
     for (piece, id) in pieces.iter().zip(0..).filter(|(piece, _)| piece.kind == PieceKind::Byte) {
         if !byte_fallback {
-            let got = format!("byte piece '{}' without it", piece.text);
-            return Err(bad(got, "byte fallback"));
+            let found = format!("byte piece '{}' without it", piece.text);
+            return Err(bad(found, "byte fallback"));
         }
         let byte = byte_of(&piece.text);
         let byte =
@@ -294,13 +294,13 @@ fn byte_ids(
     }
     let mut found = [0; 256];
     for ((byte, id), found) in (0_u8..=255).zip(ids).zip(&mut found) {
-        let got = || format!("none for byte {byte:#04x}");
-        *found = id.ok_or_else(|| bad(got(), "256 byte pieces for byte fallback"))?;
+        let missing = || format!("none for byte {byte:#04x}");
+        *found = id.ok_or_else(|| bad(missing(), "256 byte pieces for byte fallback"))?;
     }
     Ok(found)
 }
 
-/// The byte that `<0xAB>` stands for.
+/// The byte of a piece such as `<0xAB>`.
 pub(super) fn byte_of(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let upper = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);

@@ -1,8 +1,8 @@
-//! What happens to a text before it is cut: characters replaced, white space collapsed, a space put
-//! in front or behind.
+//! Normalizes a text before it is cut: replaces characters, collapses white space, and puts a space
+//! before or after it.
 //!
-//! The library spells a space U+2581 in what it cuts. We spell it as one space, and a U+2581 that
-//! stands in the text too, which nothing after can tell apart. [`each_spelled`] goes back.
+//! The library spells a space as U+2581 in the text that it cuts. We spell it as one space, and so
+//! a U+2581 of the text, because no later step distinguishes them. [`each_spelled`] converts back.
 
 use super::charsmap::Charsmap;
 use super::model::{NormalizerSpec, SPACE};
@@ -13,7 +13,7 @@ use crate::Result;
 #[derive(Debug)]
 pub(super) struct Normalizer {
     charsmap: Charsmap,
-    /// User-defined pieces, as they stand in a text.
+    /// User-defined pieces, as spelled in a text.
     user_defined: Trie,
     /// By code point, one bit: a rule or a user-defined piece begins with it, or it is U+2581.
     touched: Vec<u64>,
@@ -35,7 +35,7 @@ pub(super) struct NormalizerOptions {
     pub(super) spaces_stand_alone: bool,
 }
 
-/// One step: so many bytes, and what they become if they do not stay.
+/// One step: a number of bytes, and their replacement if there is one.
 type Step<'a> = (usize, Option<&'a str>);
 
 impl Normalizer {
@@ -75,7 +75,7 @@ impl Normalizer {
         Ok(Normalizer { charsmap, user_defined, touched, plain, space_is_plain, options })
     }
 
-    /// Puts what becomes of a text into `out`, which it clears first.
+    /// Writes the normalized text to `out`, which it clears first.
     pub(super) fn normalize(&self, text: &str, out: &mut Vec<u8>) {
         out.clear();
         let NormalizerOptions { remove_extra_whitespaces: trim, .. } = self.options;
@@ -106,7 +106,7 @@ impl Normalizer {
         }
     }
 
-    /// From `at` to the end, leaving out white space after white space if that is asked.
+    /// From `at` to the end; drops white space after white space if extra white space is removed.
     fn body(&self, text: &str, mut at: usize, out: &mut Vec<u8>) {
         let bytes = text.as_bytes();
         let trim = self.options.remove_extra_whitespaces;
@@ -150,7 +150,7 @@ impl Normalizer {
     #[inline]
     fn plain_run(&self, bytes: &[u8]) -> usize {
         let run = bytes.iter().take_while(|&&byte| self.plain[usize::from(byte)]).count();
-        // The last of them may be changed together with what follows.
+        // The last of them may be changed together with the bytes after it.
         match bytes.get(run) {
             Some(byte) if byte.is_ascii() => run,
             _ => run.saturating_sub(1),
@@ -203,7 +203,7 @@ pub(super) fn spell_piece(piece: &str, escape_whitespaces: bool) -> Option<Strin
     }
 }
 
-/// Calls `each` with the bytes that the library would have in the place of ours.
+/// Calls `each` with the bytes in the library's spelling.
 pub(super) fn each_spelled(text: &[u8], escape_whitespaces: bool, mut each: impl FnMut(u8)) {
     for byte in text {
         match byte {

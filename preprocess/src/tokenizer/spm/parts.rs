@@ -1,4 +1,4 @@
-//! The parts of a text by the unigram model, and those that were seen lately from memory.
+//! Segments the parts of a text with the unigram model, or takes recent ones from a cache.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::unigram::{BestPath, Sum, Unigram};
 /// Cuts one part after another. Texts are followed by [`super::PADDING`] bytes of anything.
 #[derive(Debug)]
 pub(crate) struct UnigramSegmenter<S> {
-    /// None: every part is looked at anew.
+    /// None: every part is segmented again.
     pub(super) cache: Option<PartCache>,
     best: BestPath<S>,
     ids: Vec<u32>,
@@ -19,7 +19,7 @@ impl<S: Sum> UnigramSegmenter<S> {
         UnigramSegmenter { cache, best: BestPath::default(), ids: Vec::new() }
     }
 
-    /// Remembers parts in 2 MiB.
+    /// With a cache of 2 MiB.
     pub(crate) fn with_memory() -> Self {
         UnigramSegmenter::new(Some(PartCache::new()))
     }
@@ -28,7 +28,7 @@ impl<S: Sum> UnigramSegmenter<S> {
         UnigramSegmenter::new(None)
     }
 
-    /// The ids of a part after `sum`, none of them the unknown's, if they are remembered.
+    /// The ids of a part after `sum`, none of them the unknown's, if they are cached.
     #[inline]
     pub(crate) fn known(
         &self,
@@ -46,8 +46,8 @@ impl<S: Sum> UnigramSegmenter<S> {
         Some(known)
     }
 
-    /// Cuts a part after `sum`, and remembers it: ids, and the bytes of the part that they take.
-    pub(crate) fn look(
+    /// Segments a part after `sum`, and caches it: ids, and the bytes of the part that they take.
+    pub(crate) fn segment(
         &mut self,
         unigram: &Unigram<S>,
         text: &[u8],
@@ -60,7 +60,7 @@ impl<S: Sum> UnigramSegmenter<S> {
         if let (Some(key), Some(cache)) = (key(text, part), &mut self.cache)
             && best.start_max >= 0.0
             && best.pieces.len() <= IDS_MAX
-            // Their scores could not be added again, for one id may stand for several.
+            // Their scores could not be added again, because one id may represent several.
             && best.pieces.iter().all(|&(id, _)| id != unigram.unk())
         {
             self.ids.clear();
@@ -71,7 +71,7 @@ impl<S: Sum> UnigramSegmenter<S> {
     }
 }
 
-/// None for a part that is too long to be remembered.
+/// None for a part that is too long to be cached.
 #[inline]
 pub(super) fn key(text: &[u8], part: &Range<usize>) -> Option<Key> {
     let padded = text[part.start..].first_chunk().expect("the text is padded");

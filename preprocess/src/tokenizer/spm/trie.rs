@@ -1,11 +1,11 @@
 //! A set of byte strings, each with a value, that is walked one byte at a time.
 //!
-//! A double array: the child of a unit by a byte stands at `base ^ byte`. No two units have the
-//! same base, so that a unit belongs to the one that asks if and only if its label is the byte.
+//! A double array: the child of a unit by a byte is at `base ^ byte`. No two units have the
+//! same base, so that a unit is the child that was looked up if and only if its label is the byte.
 
 use std::collections::HashSet;
 
-/// Where a walk stands. It is the unit itself, so that nothing is loaded twice.
+/// The position of a walk. It is the unit itself, so that nothing is loaded twice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrieCursor(u64);
 
@@ -21,11 +21,11 @@ const BASE_SHIFT: u32 = 9;
 const BASE_BITS: u32 = 31;
 const VALUE_SHIFT: u32 = BASE_SHIFT + BASE_BITS;
 
-/// Units of one base stand in one block.
+/// Units of one base are in one block.
 const BLOCK: usize = 256;
 
-/// So many free places are looked at before a new block is begun. More is a little smaller and
-/// slower to make.
+/// Free places that are tried before a new block is started. More makes the array a little smaller
+/// and slower to build.
 const TRIES_MAX: usize = 128;
 
 impl TrieCursor {
@@ -42,8 +42,7 @@ impl Trie {
     pub(crate) fn new(mut entries: Vec<(&[u8], u32)>) -> Self {
         entries.sort_unstable();
         let mut builder = Builder::new();
-        // Ranges of entries that share their first `depth` bytes, and the unit that stands for
-        // these bytes.
+        // Ranges of entries that share their first `depth` bytes, and the unit of these bytes.
         let mut open = vec![(0, entries.len(), 0, 0)];
         while let Some((mut from, to, depth, unit)) = open.pop() {
             if from < to && entries[from].0.len() == depth {
@@ -76,7 +75,7 @@ impl Trie {
         TrieCursor(self.units[0])
     }
 
-    /// One byte further, if a string of the set goes on with it.
+    /// One byte further, if a string of the set continues with it.
     #[inline]
     pub(crate) fn step(&self, state: TrieCursor, byte: u8) -> Option<TrieCursor> {
         let base = (state.0 >> BASE_SHIFT) as usize & ((1 << BASE_BITS) - 1);
@@ -159,8 +158,8 @@ impl Builder {
         self.prev_free[next] = prev;
     }
 
-    /// Finds places for the children of a unit, and gives its base. The newest free places are
-    /// looked at first: the older ones were often found wanting.
+    /// Finds places for the children of a unit, and returns its base. The newest free places are
+    /// tried first: the older ones were often tried without success.
     fn place(&mut self, unit: usize, children: &[(u8, usize, usize)]) -> usize {
         let first = usize::from(children[0].0);
         let mut at = self.prev_free[0];

@@ -3,27 +3,27 @@
 //!
 //! The library adds 32-bit floats from the first byte of a text to its last, so what has been added
 //! before a word decides how the sums of the word are rounded, and now and then which of two nearly
-//! equal ways wins. Since its release 0.2.2 it also starts anew: where the best sum before a
-//! character is further from 0 than [`Sum::MAX`] that sum is taken off, there and from the sums
-//! that are already known behind it. (Releases before that went on adding, and compared sums
-//! unrounded with rounded ones; they cut some words of long texts differently.) We add and take off
+//! equal ways wins. Since its release 0.2.2 it also resets sums: where the best sum before a
+//! character is further from 0 than [`Sum::MAX`] that sum is subtracted, there and from the sums
+//! that are already known after it. (Releases before that did not reset, and compared sums
+//! unrounded with rounded ones; they cut some words of long texts differently.) We add and subtract
 //! the same numbers in the same order. Two things make that fast:
 //!
 //! A text is cut where no piece reaches across ([`super::joins`]). Every way passes there, so the
 //! best way to the cut is the beginning of the best way to anywhere after it, and its sum is all
 //! that the rest has to know.
 //!
-//! What a part was cut into can be remembered if no rounding could have changed it. At each place
+//! The pieces of a part can be cached if no rounding could have changed them. At each place
 //! on the best way let `gap` be how much the best sum is ahead of the second best. A sum that
 //! passes through `n` characters has at most `n` roundings, each by at most half a unit in the last
 //! place of the largest sum, `m`: a unit is at most `m * 2^-23`. Two computed sums thus differ from
 //! the true difference by at most `n * m * 2^-23`. If the gap is more than that now and more than
 //! that again at another starting sum, then the same way wins there. That bounds the starting sum
-//! ([`BestPath::start_max`]) up to which the part may be taken from memory; its scores are then
-//! added one by one as if it had been computed. No sum may be taken off in between, neither now nor
-//! then: the starting sum is also at least `n` scores and `n` roundings short of where that begins.
+//! ([`BestPath::start_max`]) up to which the part may be taken from the cache; its scores are then
+//! added one by one as if it had been computed. No sum may be reset in between, neither now nor
+//! then: the starting sum is also at least `n` scores and `n` roundings short of [`Sum::MAX`].
 //!
-//! Hugging Face's `Unigram` adds 64-bit floats and never starts anew, and its unknown character
+//! Hugging Face's `Unigram` adds 64-bit floats and never resets sums, and its unknown character
 //! costs 10 less than the least of all scores, those of control pieces among them.
 
 use std::ops::Range;
@@ -31,14 +31,14 @@ use std::ops::Range;
 use super::joins::char_at;
 use super::trie::Trie;
 
-/// What an unknown character costs more than the least score.
+/// How far the score of an unknown character is below the least score.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 /// The floats that are added.
 pub(crate) trait Sum: Copy + std::fmt::Debug + Default + Send + Sync + 'static {
     /// A unit in the last place is at most this part of a number.
     const UNIT: f64;
-    /// Where the best sum is further from 0 it starts anew.
+    /// A best sum that is further from 0 is reset.
     const MAX: f64;
     /// Rounds.
     fn round(value: f64) -> Self;
@@ -76,7 +76,7 @@ impl Sum for f64 {
 pub(crate) struct Unigram<S> {
     trie: Trie,
     piece_bytes_max: usize,
-    /// By id; the scores of user-defined pieces are what the library makes of their lengths.
+    /// By id; the library computes the scores of user-defined pieces from their lengths.
     scores: Vec<f64>,
     unk: u32,
     unk_score: f64,
@@ -95,7 +95,7 @@ struct PathNode<S> {
     id: u32,
 }
 
-/// Parts longer than this are cut with a window of so many nodes, of 16 bytes.
+/// Parts longer than this are cut with a window of this many nodes of 16 bytes.
 const WINDOW_BYTES: usize = 1 << 20;
 
 /// Of UTF-8.
@@ -104,7 +104,7 @@ const CHAR_BYTES_MAX: usize = 4;
 /// No way to this place is known yet.
 const NONE: u32 = u32::MAX;
 
-/// The memory of [`Unigram::best_path`] between calls, and its answer.
+/// The buffers of [`Unigram::best_path`], and its result.
 #[derive(Debug, Default)]
 pub(crate) struct BestPath<S> {
     nodes: Vec<PathNode<S>>,
@@ -113,12 +113,12 @@ pub(crate) struct BestPath<S> {
     /// The sum at the end.
     pub(crate) sum: S,
     /// The same part is cut in the same way after any sum that is not further from 0; negative if
-    /// that cannot be promised of any.
+    /// that cannot be guaranteed for any.
     pub(crate) start_max: f32,
 }
 
 impl<S: Sum> Unigram<S> {
-    /// `pieces` are what a text is matched with, and their ids; `scores` are by id.
+    /// `pieces` are the strings that a text is matched with, and their ids; `scores` are by id.
     ///
     /// # Panics
     /// If a piece comes twice or there are more than 2^24 - 2.
@@ -146,13 +146,13 @@ impl<S: Sum> Unigram<S> {
         self.trie.exact(piece)
     }
 
-    /// The sum after one piece more, if none is taken off.
+    /// The sum after one more piece, if it is not reset.
     #[inline]
     pub(super) fn add(&self, sum: S, id: u32) -> S {
         S::round(sum.wide() + self.scores[id as usize])
     }
 
-    /// Finds the best way to cut a part of a text, after what came before made `sum`. An id in it
+    /// Finds the best way to cut a part of a text, after the text before it made `sum`. An id in it
     /// may be the unknown's. Parts are whole characters, and no piece reaches across their ends.
     ///
     /// # Panics
@@ -177,9 +177,9 @@ impl<S: Sum> Unigram<S> {
         let roundings = f64::from(char_count + 1_u32) * S::UNIT;
         let spread = f64::from(char_count) * self.score_abs_max;
         let same_way_max = f64::from(gap) / roundings - sum.wide().abs() - 2.0 * spread;
-        let goes_on_max = S::MAX * (1.0 - roundings) - spread;
-        let goes_on = sum.wide().abs() <= goes_on_max;
-        let start_max = if goes_on { same_way_max.min(goes_on_max) } else { -1.0 };
+        let no_reset_max = S::MAX * (1.0 - roundings) - spread;
+        let no_reset = sum.wide().abs() <= no_reset_max;
+        let start_max = if no_reset { same_way_max.min(no_reset_max) } else { -1.0 };
         // Both conversions of a gap and this one are together less than the one rounding too many.
         best.start_max = start_max as f32;
     }
@@ -225,12 +225,12 @@ impl<S: Sum> Unigram<S> {
         best.pieces.reverse();
     }
 
-    /// Tries all pieces that begin at a place, whose node is the first, and gives the next place.
+    /// Tries all pieces that begin at a place, whose node is the first, and returns the next place.
     #[inline]
     fn extend(&self, part: &[u8], start: usize, nodes: &mut [PathNode<S>]) -> usize {
         let (_, next) = char_at(part, start);
         if nodes[0].sum.wide().abs() > S::MAX {
-            self.start_anew(nodes);
+            self.reset_sums(nodes);
         }
         let here = nodes[0].sum.wide();
         let mut char_is_known = false;
@@ -249,9 +249,9 @@ impl<S: Sum> Unigram<S> {
         next
     }
 
-    /// Takes the sum at the first place off, there and wherever a piece from before it ends.
+    /// Subtracts the sum at the first place, there and wherever a piece from before it ends.
     #[cold]
-    fn start_anew(&self, nodes: &mut [PathNode<S>]) {
+    fn reset_sums(&self, nodes: &mut [PathNode<S>]) {
         let sum = nodes[0].sum.wide();
         let ends = nodes.iter_mut().take(self.piece_bytes_max);
         for node in ends.filter(|node| node.start != NONE) {
@@ -267,14 +267,14 @@ impl<S: Sum> PathNode<S> {
         (end as u32).wrapping_sub(self.start) as u16
     }
 
-    /// Another way to here. The first of equals stays. Two floats of 24 bits added in 64 bits and
-    /// then rounded are what they are added in 32.
+    /// Considers another way to here. The first of equals stays. Two floats of 24 bits, added in 64
+    /// bits and then rounded, equal their sum in 32 bits.
     #[inline]
     fn offer(&mut self, sum: f64, start: usize, id: u32) {
         let sum = S::round(sum);
         let ahead = sum.wide() - self.sum.wide();
         if self.start == NONE || ahead > 0.0 {
-            // Whoever was second before is further behind than the one that is second now.
+            // The previous second best is further behind than the one that is second now.
             let gap = if self.start == NONE { f32::INFINITY } else { ahead as f32 };
             *self = PathNode { sum, gap, start: start as u32, id }; // fits: asserted
         } else {
@@ -283,7 +283,7 @@ impl<S: Sum> PathNode<S> {
     }
 }
 
-/// Writes down the pieces of the best way, and gives the least gap on it.
+/// Writes the pieces of the best way, and returns the least gap on it.
 fn trace_back<S>(nodes: &[PathNode<S>], pieces: &mut Vec<(u32, Range<u32>)>) -> f32 {
     pieces.clear();
     let mut gap = f32::INFINITY;
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// Also of sums that are taken off on the way.
+    /// Also with sums that are reset on the way.
     #[test]
     fn windows_change_no_piece_and_no_sum() {
         let mut random = Random(7);

@@ -11,7 +11,7 @@ pub(super) struct Fields<'a> {
     end: usize,
 }
 
-/// A field: what is in it, and where in the file that is.
+/// A field: its value, and its position in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Field<'a> {
     pub(super) number: u32,
@@ -87,15 +87,15 @@ impl<'a> Fields<'a> {
         match usize::try_from(len).ok().filter(|&len| len <= rest) {
             Some(len) => self.at += len,
             None => {
-                let got = format!("{len} bytes");
-                return Err(self.bad(self.at, &got, &format!("a value of at most {rest} bytes")));
+                let found = format!("{len} bytes");
+                return Err(self.bad(self.at, &found, &format!("a value of at most {rest} bytes")));
             }
         }
         Ok(())
     }
 
-    fn bad(&self, at: usize, got: &str, due: &str) -> Error {
-        bad(self.file, at, got, due)
+    fn bad(&self, at: usize, found: &str, expected: &str) -> Error {
+        bad(self.file, at, found, expected)
     }
 }
 
@@ -135,8 +135,8 @@ impl<'a> Field<'a> {
         Ok(self.varint()? != 0)
     }
 
-    pub(super) fn bad(&self, got: &str, due: &str) -> Error {
-        bad(self.file, self.at, got, due)
+    pub(super) fn bad(&self, found: &str, expected: &str) -> Error {
+        bad(self.file, self.at, found, expected)
     }
 
     fn wrong(&self, expected: &str) -> Error {

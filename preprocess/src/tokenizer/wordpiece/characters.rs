@@ -1,4 +1,4 @@
-//! What BERT's tokenizer does with each character. Hugging Face's `tokenizers` has categories of
+//! How BERT's tokenizer treats each character. Hugging Face's `tokenizers` has categories of
 //! Unicode 8 and decompositions of Unicode 12; the Python program has those of its interpreter,
 //! here Unicode 14 as in Python 3.11.
 
@@ -10,12 +10,12 @@ use unicode_normalization::UnicodeNormalization as _;
 use super::super::classes::ranges;
 use super::WordPieceRules;
 
-/// What is known of a character, a bit each.
+/// Properties of a character, a bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traits(u8);
 
 impl Traits {
-    /// A control or format character: as if it were not there.
+    /// A control or format character, which is removed.
     pub(super) const REMOVED: Traits = Traits(1);
     /// Between words.
     pub(super) const SPACE: Traits = Traits(2);
@@ -23,7 +23,7 @@ impl Traits {
     pub(super) const SIGN: Traits = Traits(4);
     /// A Han character, a word of its own.
     pub(super) const HAN: Traits = Traits(8);
-    /// An accent, which lower-casing takes away.
+    /// An accent, which lower-casing removes.
     pub(super) const ACCENT: Traits = Traits(16);
     /// Newer than the decompositions.
     pub(super) const NEW: Traits = Traits(32);
@@ -76,11 +76,11 @@ const FULL_TOKENIZER: Patterns = [
     (r"[\P{Age=14.0}]", Traits::NEW),
 ];
 
-/// The blocks that BERT's authors took Chinese to be.
-/// Where the Chinese characters of extension E begin; the port begins later, by a slip.
+/// The start of the Chinese characters of extension E; the port starts later, by mistake.
 const HAN_E: u32 = 0x2_b820;
 const HAN_E_IN_PORT: u32 = 0x2_b920;
 
+/// The blocks that BERT's authors treat as Chinese.
 const HAN: [(u32, u32); 8] = [
     (0x4e00, 0x9fff),
     (0x3400, 0x4dbf),
@@ -144,7 +144,7 @@ impl Characters {
         old.nfd().chain(Some(char).filter(|_| new))
     }
 
-    /// Appends what lower-casing makes of a text: without accents, in small letters.
+    /// Appends a text in lower case, without accents.
     pub(super) fn lower(&self, text: &str, out: &mut String) {
         let is_new = |char: char| self.of(char).has(Traits::NEW);
         let is_kept = |char: &char| !self.of(*char).has(Traits::ACCENT);
@@ -158,7 +158,7 @@ impl Characters {
                     let kept = old.nfd().chain(new.chars()).filter(is_kept);
                     out.extend(kept.flat_map(char::to_lowercase));
                 }
-                // Python knows no small letters of characters that it does not know.
+                // Python does not lower-case characters that are newer than its Unicode version.
                 WordPieceRules::FullTokenizer => {
                     let lower = old.chars().flat_map(char::to_lowercase).nfd();
                     out.extend(lower.filter(is_kept).chain(new.chars()));
@@ -168,9 +168,9 @@ impl Characters {
         }
     }
 
-    /// The text with words that have a capital sigma in small letters, for which Python looks at
-    /// the letters around it: at the end of a word it becomes another than within. A word is what
-    /// stands between spaces, Han and characters that Python does not know here.
+    /// The text with words that have a capital sigma in lower case, for which Python considers the
+    /// letters around it: at the end of a word it becomes another letter than within. Words are
+    /// separated by spaces, Han and characters that this Python version does not know.
     pub(super) fn with_small_sigmas<'a>(&self, text: &'a str) -> Cow<'a, str> {
         const SIGMA: char = '\u{3a3}';
         if !text.contains(SIGMA) {

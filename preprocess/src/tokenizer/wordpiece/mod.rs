@@ -3,8 +3,8 @@
 //!
 //! Ids are those of Hugging Face's `tokenizers` with the normalizer, pre-tokenizer and model of
 //! BERT, or those of the program that it is a port of ([`WordPieceRules`]). A text is cut, before
-//! anything is changed in it, at spaces, ASCII signs and Han, which nothing joins; only what is
-//! left with characters above ASCII takes the slow path through [`characters`].
+//! anything is changed in it, at spaces, ASCII signs and Han, which no token crosses; only parts
+//! with other characters above ASCII take the slow path through [`characters`].
 
 mod characters;
 
@@ -21,10 +21,10 @@ use super::{Encoder, Tokenizer};
 use crate::{Error, Result};
 use characters::{Characters, Traits};
 
-/// Whether letters are told apart by case and accent.
+/// Whether case and accents of letters are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordPieceCase {
-    /// All are made small, and lose their accents.
+    /// All are lower-cased, and lose their accents.
     Lower,
     /// All stay as they are.
     Kept,
@@ -155,7 +155,7 @@ impl WordPiece {
         }
     }
 
-    /// The length of what begins a text and reaches to the next space, ASCII sign or Han.
+    /// The length of the text up to the next space, ASCII sign or Han.
     #[inline]
     fn run_len(&self, text: &str) -> usize {
         let bytes = text.as_bytes();
@@ -217,7 +217,7 @@ impl WordPiece {
         }
     }
 
-    /// Fills `lower` with what the words of a run are looked up as.
+    /// Fills `lower` with the normalized words of a run.
     fn normalize(&self, run: &str, scratch: &mut WordPieceBuffers) {
         let WordPieceBuffers { clean, lower } = scratch;
         lower.clear();
@@ -236,7 +236,8 @@ impl WordPiece {
         }
     }
 
-    /// The longest token first, then again inside; unknown as a whole if a part is.
+    /// Appends the longest token first, then the longest inner ones; one unknown token if a part is
+    /// unknown.
     fn pieces(&self, word: &str, ids: &mut Vec<u32>) {
         if word.len() > self.word_chars_max && word.chars().nth(self.word_chars_max).is_some() {
             return ids.push(self.unknown);
@@ -268,7 +269,7 @@ impl Tokenizer for WordPiece {
         Box::new(WordPieceEncoder { of: self, cache, scratch })
     }
 
-    /// Words with a space between, for where there was one is not known.
+    /// Words with a space between, because the original spaces are not known.
     fn decode(&self, ids: &[u32], out: &mut Vec<u8>) -> Result<()> {
         let vocab_size = self.vocab_size();
         for (number, &id) in ids.iter().enumerate() {
@@ -311,7 +312,7 @@ impl Tokenizer for WordPiece {
         let mut sum = Crc64::new();
         let rules = u8::from(self.rules == WordPieceRules::FullTokenizer) << 1;
         sum.update(&[u8::from(self.case == WordPieceCase::Lower) | rules]);
-        self.lexicon.sum_into(&mut sum);
+        self.lexicon.add_to_checksum(&mut sum);
         format!("{:016x}", sum.value())
     }
 
@@ -330,7 +331,7 @@ impl Tokenizer for WordPiece {
             "vocab_file": self.vocab_file,
             "merges_file": "None",
         });
-        self.keywords.tell(&mut identifiers);
+        self.keywords.add_to(&mut identifiers);
         identifiers
     }
 }

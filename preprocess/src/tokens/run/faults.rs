@@ -41,7 +41,7 @@ impl Fixture {
         }
         let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let mut options = PreprocessOptions::new(NAMES.map(at).to_vec(), at("out"));
-        // Texts that are ids need no vocabulary to be made, hundreds of times.
+        // The null tokenizer needs no vocabulary, which would be built hundreds of times.
         options.tokenizer =
             TokenizerSpec { kind: "null".into(), vocab_size: Some(1000), ..Default::default() };
         options.keys = ["text", "title"].map(str::to_owned).to_vec();
@@ -80,22 +80,23 @@ impl Fixture {
     fn check_visible(&self, store: &FaultStore, case: &str) {
         let visible = visible(store);
         for (name, bytes) in &visible {
-            let due = self.expected.iter().find(|(due, _)| due == name);
-            let (_, due) = due.unwrap_or_else(|| panic!("{case}: {name} is under a final name"));
+            let expected = self.expected.iter().find(|(file, _)| file == name);
+            let (_, expected) =
+                expected.unwrap_or_else(|| panic!("{case}: unexpected file {name}"));
             // A manifest records that the run was resumed.
             if let Some(prefix) = name.strip_suffix(".manifest.json") {
                 let is_there =
                     |end: &&str| visible.iter().any(|(name, _)| *name == format!("{prefix}{end}"));
-                let whole = [".bin", ".idx", ".crc"].iter().all(is_there);
-                assert!(whole, "{case}: {name} is too early");
+                let is_complete = [".bin", ".idx", ".crc"].iter().all(is_there);
+                assert!(is_complete, "{case}: {name} is visible before its files");
             } else {
-                assert!(bytes == due, "{case}: {name} is under a final name and not whole");
+                assert!(bytes == expected, "{case}: {name} is visible but incomplete");
             }
         }
     }
 
-    /// Resumes the run; its outputs are those of an undisturbed one.
-    fn go_on(&self, store: &FaultStore, case: &str) {
+    /// Resumes the run; its outputs are those of an uninterrupted one.
+    fn resume(&self, store: &FaultStore, case: &str) {
         match self.run(store, ResumePolicy::Resume) {
             Ok(_) | Err(Error::Complete { .. }) => {}
             Err(error) => panic!("{case}: resumed with: {error}"),
@@ -114,7 +115,7 @@ fn visible(store: &FaultStore) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
+fn failed_writes_leave_no_partial_outputs() {
     let fixture = Fixture::new();
     for (how, words) in
         [(FaultKind::Io, "Input/output error"), (FaultKind::NoSpace, "no space left")]
@@ -131,14 +132,18 @@ fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
             let case = format!("{how:?} at operation {op}");
             fixture.check_visible(&store, &case);
             if let Err(error) = outcome {
-                let said = one_line(&error);
-                assert!(said.contains(words) && said.contains("sim:/"), "{case}: {said}");
-                let goes_on = said.contains("--resume continues from it");
-                assert!(goes_on || store.raw_paths().is_empty(), "{case}: {:?}", store.raw_paths());
+                let message = one_line(&error);
+                assert!(message.contains(words) && message.contains("sim:/"), "{case}: {message}");
+                let can_resume = message.contains("--resume continues from it");
+                assert!(
+                    can_resume || store.raw_paths().is_empty(),
+                    "{case}: {:?}",
+                    store.raw_paths()
+                );
                 failures += 1;
             }
             // Some have a power cut before they are resumed.
-            fixture.go_on(&if op % 3 == 0 { store.crash(op as u64) } else { store }, &case);
+            fixture.resume(&if op % 3 == 0 { store.crash(op as u64) } else { store }, &case);
             op += 1;
         }
         assert!(op > 60 && failures > op / 2, "{failures} of {op} operations failed a run");
@@ -147,7 +152,7 @@ fn a_failed_write_anywhere_leaves_nothing_that_is_not_whole() {
 
 /// For each byte that a disk cannot read, and each way an input is stored.
 #[test]
-fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
+fn failed_reads_are_reported_and_the_run_resumes() {
     let fixture = Fixture::new();
     for (input_idx, name) in NAMES.into_iter().enumerate() {
         let len = fixture.inputs.open(&Key::new(name).unwrap()).unwrap().len_bytes();
@@ -157,19 +162,19 @@ fn a_failed_read_anywhere_is_told_and_nothing_is_lost() {
                 Arc::new(ReadFaultLayer::new(Arc::clone(&fixture.inputs), 1, faults));
             let store = FaultStore::new(4, FaultPlan::default());
             let case = format!("{name} broken at {at}");
-            // All before it are read from a disk that is sound.
+            // The other inputs are read from a disk without faults.
             let disks: Vec<_> = (0..NAMES.len())
                 .map(|idx| if idx == input_idx { &faulty } else { &fixture.inputs })
                 .collect();
             let outcome = fixture.run_on(&disks, &store, ResumePolicy::Refuse);
-            let said = one_line(&outcome.unwrap_err());
-            assert!(said.contains(&format!("of sim:/{name}: Input/output error")), "{said}");
-            assert!(said.starts_with("cannot read "), "{said}");
+            let message = one_line(&outcome.unwrap_err());
+            assert!(message.contains(&format!("of sim:/{name}: Input/output error")), "{message}");
+            assert!(message.starts_with("cannot read "), "{message}");
             assert_eq!(visible(&store), [], "{case}");
-            if !said.contains("--resume continues from it") {
+            if !message.contains("--resume continues from it") {
                 assert_eq!(store.raw_paths(), Vec::<String>::new(), "{case}: leftover");
             }
-            fixture.go_on(&store, &case);
+            fixture.resume(&store, &case);
         }
     }
 }
